@@ -51,10 +51,14 @@ def resolve(runtime: Runtime) -> Compute:
             )
         torch.cuda.set_device(index)
         device = f"cuda:{index}"
-    # float32 is that of IEEE 754: torch's default for convolutions on a GPU keeps 10 of its 23 bits (TF32).
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    forbid_tf32()
     torch.set_num_threads(runtime.threads or default_threads(device, local_size))
     return Compute(runtime, torch.device(device), runtime.workers or default_workers(device, local_size))
+
+
+def forbid_tf32() -> None:
+    """Let float32 be that of IEEE 754: torch's default for convolutions on a GPU keeps 10 of its 23 bits (TF32)."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def default_threads(device: str, processes: int) -> int:

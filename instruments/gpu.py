@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import torchvision
 from tabulate import tabulate
 from torch import nn
 
+from regbench.benchmark.compute import forbid_tf32
 from regbench.benchmark.machine import environment
 from regbench.benchmark.meters import Stopwatch
 from regbench.benchmark.rundir.directory import run_directory
@@ -62,7 +64,7 @@ class Bench:
 
 
 def measure_losses(bench: Bench) -> str:
-    """Measure as `regbench cost` does; TF32 is off, because losses are computed in float32."""
+    """Measure as `regbench cost` does."""
     sizes: dict[str, Any] = {"n": (256, 2048, 8192), "q": (2048, 8192, 32768), "budget_s": 150.0}
     if bench.small:
         sizes = {"n": (32, 64), "q": (32, 64), "budget_s": 20.0}
@@ -71,27 +73,23 @@ def measure_losses(bench: Bench) -> str:
     return f"{losses.table(rows, 'github')}\n\n{losses.LEGEND}"
 
 
-def measure_training(bench: Bench) -> str:
-    """Train two epochs of each network from JPEG files, and the same network in plain PyTorch on one batch."""
-    networks = ("resnet18",) if bench.small else ("resnet18", "resnet50")
+def measure_training(network: str, bench: Bench) -> str:
+    """Train two epochs of a network from JPEG files, and the same network in plain PyTorch on one batch."""
     batch, q = (16, 64) if bench.small else (256, 2048)
     images = bench.images()
-    rows = []
-    for network in networks:
-        record = train(bench, images, network, batch, q)
-        cost, last = record.cost, record.history[-1]
-        # Loading is part of an epoch. The first epoch also waits for memory, algorithms and workers.
-        rate = last["images"] / last["epoch_s"]
-        torch.set_num_threads(record.environment["threads"])  # more would wait for each other on a busy CPU
-        bare = bare_img_per_s(bench, network, batch, q, images.dataset.image_size)
-        row = [network, rate, bare, rate / bare]
-        row += [getattr(cost, part) for part in PARTS]
-        row.append((cost.peak_memory_bytes or 0) / 2**30)
-        images_seen = sum(epoch["images"] for epoch in record.history)
-        row.append(None if cost.energy_gpu_joules is None else cost.energy_gpu_joules / images_seen)
-        rows.append(row)
-    heads = ["network", "img/s", "bare loop", "ratio", *PARTS, "peak GiB", "J/image"]
-    return f"""{tabulate(rows, heads, "github", floatfmt=".3g")}
+    record = train(bench, images, network, batch, q)
+    cost, last = record.cost, record.history[-1]
+    # Loading is part of an epoch. The first epoch also waits for memory, algorithms and workers.
+    rate = last["images"] / last["epoch_s"]
+    torch.set_num_threads(record.environment["threads"])  # more would wait for each other on a busy CPU
+    bare = bare_img_per_s(bench, network, batch, q, images.dataset.image_size)
+    row = [rate, bare, rate / bare]
+    row += [getattr(cost, part) for part in PARTS]
+    row.append((cost.peak_memory_bytes or 0) / 2**30)
+    images_seen = sum(epoch["images"] for epoch in record.history)
+    row.append(None if cost.energy_gpu_joules is None else cost.energy_gpu_joules / images_seen)
+    heads = ["img/s", "bare loop", "ratio", *PARTS, "peak GiB", "J/image"]
+    return f"""{tabulate([row], heads, "github", floatfmt=".3g")}
 
 Batches of {batch} images of {images.dataset.image_size} px in bf16, two views; loading is part of img/s, of the last
 epoch, and the parts are medians over steps. Peak: {cost.peak_memory_kind}. Threads: {torch.get_num_threads()}.
@@ -150,7 +148,12 @@ def measure_loaders(bench: Bench) -> str:
     return f"```\n{loader_speed.tables(lines)}\n```\n\n{loader_speed.LEGEND}"
 
 
-ALL = {"Losses": measure_losses, "Training": measure_training, "Loaders": measure_loaders}
+ALL: dict[str, Callable[[Bench], str]] = {
+    "Losses": measure_losses,
+    "Training of ResNet-18": partial(measure_training, "resnet18"),
+    "Training of ResNet-50": partial(measure_training, "resnet50"),
+    "Loaders": measure_loaders,
+}
 
 
 def describe_machine(device: torch.device) -> str:
@@ -172,6 +175,7 @@ def write_page(device: torch.device, out: Path, parts: Mapping[str, Callable[[Be
     Returns:
         Whether all parts could be measured.
     """
+    forbid_tf32()  # which the description names
     page = f"# What a device does\n\n{describe_machine(device)}\n"
     if device.type == "cpu":
         page += "\n**Sizes are small: the figures say that everything runs, not how fast.**\n"
@@ -192,7 +196,8 @@ def write_page(device: torch.device, out: Path, parts: Mapping[str, Callable[[Be
 
 
 def open_bench(here: Place, device: torch.device, folder: str) -> Bench:
-    """Make the state of a part's process."""
+    """Make the state of a part's process, which computes as trainings do: without TF32."""
+    forbid_tf32()
     return Bench(device, Path(folder))
 
 

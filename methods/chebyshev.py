@@ -13,6 +13,9 @@ from torch import Tensor
 def chebyshev_series(coefficients: Sequence[float], s: Tensor) -> Tensor:
     """Compute Σ_k c_k T_k(s), by Clenshaw's recurrence: three tensors, whatever the degree, and differentiable.
 
+    The last terms are left out if their sum is less than a sixteenth of the rounding of the largest one in the dtype of
+    s. Two operations are made for each of the others.
+
     Args:
         coefficients: c_0, c_1, …, at least one.
         s: Points in [−1, 1], any shape.
@@ -29,16 +32,24 @@ def series_derivative(coefficients: Sequence[float]) -> tuple[float, ...]:
     return tuple(np.polynomial.chebyshev.chebder(coefficients).tolist())
 
 
+def _felt(coefficients: Sequence[float], precision: float) -> Sequence[float]:
+    """Leave out the last coefficients whose magnitudes add up to less than so much of the largest one."""
+    sizes = np.abs(coefficients)
+    left_N = np.cumsum(sizes[::-1])[::-1]
+    return coefficients[: max(1, int((left_N > precision * sizes.max()).sum()))]
+
+
 # Through the recurrence autograd would keep tensors of every degree; here it keeps s alone.
 class _Chebyshev(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, s: Tensor, coefficients: tuple[float, ...]) -> Tensor:
         ctx.save_for_backward(s)
         ctx.coefficients = coefficients
+        first, *others = _felt(coefficients, torch.finfo(s.dtype).eps / 16)
         last, before = torch.zeros_like(s), torch.zeros_like(s)
-        for coefficient in reversed(coefficients[1:]):
-            last, before = (2 * s * last).sub_(before).add_(coefficient), last
-        return (s * last).sub_(before).add_(coefficients[0])
+        for coefficient in reversed(others):
+            last, before = torch.rsub(before, coefficient).addcmul_(s, last, value=2), last
+        return torch.rsub(before, first).addcmul_(s, last)
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None]:

@@ -9,11 +9,14 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.polynomial import Chebyshev
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
+from regbench.methods.chebyshev import chebyshev_series
 from regbench.methods.kernel import KernelEnergy, legendre_series
 from regbench.methods.spectrum import Array, log_harmonics, quadrature
+from regbench.methods.spherical_kl import log_heat_kernel
 from regbench.spaces import Range, Space
 
 # Weights below this share of the largest are lost in a float64 sum, whose rounding is 1e-16.
@@ -104,8 +107,53 @@ class SphericalDiscrepancy(KernelEnergy):
             for k, c in enumerate(_susreg_series(q), 1):
                 below_one = below_one + c * (t - 1) ** k
             return self.regularization_weight * (1 + below_one)
+        if self._is_fitted:
+            log_heat, factor, _, constant = _fit(self.statistic, self.diffusion_time, q)
+            value = chebyshev_series(log_heat, t).exp() * chebyshev_series(factor, t)
+            return self.regularization_weight * (value - constant)
         coefficients = _coefficients(self.statistic, self.spectrum, self.diffusion_time, self.order, q)
         return self.regularization_weight * legendre_series(coefficients, t, q)
+
+    @property
+    def _is_fitted(self) -> bool:
+        # For shorter times the fit is not exact, see `log_heat_kernel`.
+        return self.spectrum == "heat" and self.diffusion_time >= 1
+
+    def kernel_and_derivative(self, t: Tensor, q: int) -> tuple[Tensor, Tensor]:
+        """Compute both of a fit from its three series; in another way by autograd."""
+        if not self._is_fitted:
+            return super().kernel_and_derivative(t, q)
+        log_heat, factor, slope, constant = _fit(self.statistic, self.diffusion_time, q)
+        heat = chebyshev_series(log_heat, t).exp_().mul_(self.regularization_weight)
+        value = (heat * chebyshev_series(factor, t)).sub_(self.regularization_weight * constant)
+        return value, heat.mul_(chebyshev_series(slope, t))
+
+
+@lru_cache(maxsize=64)
+def _fit(
+    statistic: str, diffusion_time: float, q: int
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...], float]:
+    """Write a heat kernel as φ A − c and its derivative as φ B, where log φ, A and B are short Chebyshev series.
+
+    The Legendre series itself has hundreds of terms at large q. With L = log φ, φ(1) = 1, an MMD has A = 1/(1 − b_0)
+    and c = b_0/(1 − b_0), b_0 being the mean of φ. A KSD has A ∝ (t² − 1) (L″ + L′²) + (q − 1) t L′, by Legendre's
+    differential equation, and c = 0. B = A L′ + A′.
+    """
+    log_heat = Chebyshev(log_heat_kernel(q, diffusion_time))
+    log_heat -= log_heat(1.0)
+    slope = log_heat.deriv()
+    if statistic == "mmd":
+        logarithms = _heat_logarithms(diffusion_time, q, _last_order(diffusion_time, q))
+        # The logarithms begin with that of the first weight, which is 1.
+        weights = np.exp(logarithms - logarithms.max())
+        mean = float(weights[0] / weights.sum())
+        factor, constant = Chebyshev([1 / (1 - mean)]), mean / (1 - mean)
+    else:
+        t = Chebyshev([0.0, 1.0])
+        factor, constant = (t**2 - 1) * (slope.deriv() + slope**2) + (q - 1) * t * slope, 0.0
+        factor /= factor(1.0)
+    of_derivative = factor * slope + factor.deriv()
+    return tuple(log_heat.coef.tolist()), tuple(factor.coef.tolist()), tuple(of_derivative.coef.tolist()), constant
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from regbench.benchmark.compute import forbid_tf32
 from regbench.benchmark.settings.sweep import load_dataset
 from regbench.datasets.prepare import prepare
 from regbench.instruments.cost.images import photo
@@ -21,6 +22,7 @@ CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no G
     params=[pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=[pytest.mark.gpu, CUDA])],
 )
 def device(request: pytest.FixtureRequest) -> torch.device:
+    forbid_tf32()
     return torch.device(request.param)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from regbench import RegbenchError
+from regbench.benchmark.machine import environment
 from regbench.instruments.gpu import ALL, Bench, write_page
 
 
@@ -21,7 +22,9 @@ def test_every_part_measures_on_a_cpu(title: str, tmp_path: Path) -> None:
     assert f"## {title}" in (tmp_path / "gpu.md").read_text()
 
 
-def test_the_page_goes_on_after_what_breaks(tmp_path: Path) -> None:
+def test_the_page_goes_on_after_what_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # torch's default
+
     def breaks(bench: Bench) -> NoReturn:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
@@ -30,7 +33,7 @@ def test_the_page_goes_on_after_what_breaks(tmp_path: Path) -> None:
         raise RegbenchError("nothing fits")
 
     def measures(bench: Bench) -> str:
-        assert bench.small
+        assert bench.small and not environment(bench.device)["tf32"]
         return "| a | b |"
 
     parts = {"Breaks": breaks, "Refuses": refuses, "Measures": measures}
@@ -39,4 +42,5 @@ def test_the_page_goes_on_after_what_breaks(tmp_path: Path) -> None:
     assert "## Breaks\n\n**Failed: rank 0 was ended by signal 9**" in page
     assert "## Refuses\n\n**Failed: nothing fits**" in page
     assert "## Measures\n\n| a | b |" in page
+    assert "- tf32: False" in page
     assert "hostname" not in page and f"torch: {torch.__version__.partition('+')[0]}" in page

@@ -44,8 +44,7 @@ def two_steps(cell: Cell, device: torch.device) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("network", "more"), [("resnet_tiny", ()), ("vit_tiny_28", TRANSFORMER)])
 def test_a_step_is_that_of_the_cpu(network: str, more: tuple[str, ...], device: torch.device) -> None:
-    """In float32, without TF32."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    """In float32."""
     cell, _ = load_run([*SETTINGS, f"network={network}", "optimizer.base_lr=0.01", *more])
     here, there = two_steps(cell, torch.device("cpu")), two_steps(cell, device)
     assert max(map(relative, there, here)) <= 1e-3
