@@ -1,0 +1,270 @@
+"""How many plausible mistakes the audit finds: `python -m regbench.instruments.audit.recall [METHOD...]`.
+
+A mutant is a method's published formula with one line of it wrong: While the formula runs, each torch call is looked
+at, and those that one line of `methods/` makes are replaced. The audit gets the mutant as a black box with the claim to
+be the method. Mutants that cannot run are dropped, and so are those whose values and gradients are the original's.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+import torch
+from tabulate import tabulate
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from regbench import methods
+from regbench.audit import audit
+from regbench.files import write_text
+from regbench.instruments.audit.explain import textbook
+from regbench.instruments.audit.probes import PROBES
+from regbench.instruments.loss_checks import draw_views, evaluate, relative
+
+PER_METHOD = 20
+"""The most mutants of one method; they are drawn evenly from the mistakes that its formula allows."""
+
+ORIGINAL, TWIN = -1, -2
+"""In place of a mistake's number: the method as it is, and three times that plus one. Neither is a defect."""
+
+SAME = 1e-9
+"""Relative difference of values and gradients in float64 up to which a mutant counts as the original."""
+
+Arguments = tuple[Any, ...]
+Replacement = Callable[[Any, Arguments, dict[str, Any]], Any]
+
+
+def _other_axis(call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    if "dim" in kwargs and isinstance(kwargs["dim"], int):
+        return call(*args, **{**kwargs, "dim": -1 - kwargs["dim"] if kwargs["dim"] < 0 else 1 - kwargs["dim"]})
+    if len(args) > 1 and isinstance(args[1], int):
+        return call(args[0], -1 - args[1] if args[1] < 0 else 1 - args[1], *args[2:], **kwargs)
+    return call(*args, **kwargs)
+
+
+def _other_correction(call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    biased = kwargs.get("correction") == 0 or kwargs.get("unbiased") is False
+    kept = {key: value for key, value in kwargs.items() if key not in ("correction", "unbiased")}
+    return call(*args, **kept, correction=1 if biased else 0)
+
+
+def _other_divisor(call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    if len(args) == 2 and isinstance(args[1], int):
+        return call(args[0], args[1] + 1, **kwargs)
+    return call(*args, **kwargs)
+
+
+def _without_factor(call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    if len(args) == 2 and isinstance(args[1], float):
+        return args[0].clone()
+    return call(*args, **kwargs)
+
+
+def _without_divisor(call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    if len(args) == 2 and isinstance(args[1], Tensor):
+        return args[0].clone()
+    return call(*args, **kwargs)
+
+
+def _detached(call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    found = call(*args, **kwargs)
+    return found.detach() if isinstance(found, Tensor) else found
+
+
+def _in_half(call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    found = call(*args, **kwargs)
+    return found.half().to(found.dtype)
+
+
+def _first(call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    return args[0].clone()
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A kind of mistake.
+
+    Attributes:
+        name: What a reader of the table calls it.
+        calls: Names of the torch functions that it may befall.
+        instead: What is done in their place.
+    """
+
+    name: str
+    calls: tuple[str, ...]
+    instead: Replacement
+
+
+MINUS = ("sub", "__sub__", "rsub", "__rsub__")
+DIVIDE = ("div", "__truediv__", "true_divide")
+MISTAKES = (
+    Mistake("a wrong sign", MINUS, lambda call, args, kwargs: args[0] + args[1]),
+    Mistake("a missing minus", ("neg", "__neg__"), _first),
+    Mistake("a wrong axis", ("mean", "sum", "var", "std", "logsumexp", "softmax", "log_softmax", "norm"), _other_axis),
+    Mistake("n for n − 1", ("var", "std"), _other_correction),
+    Mistake("n for n − 1", DIVIDE, _other_divisor),
+    Mistake("a missing factor or temperature", ("mul", "__mul__", "__rmul__", *DIVIDE), _without_factor),
+    Mistake("a missing normalisation", ("normalize",), _first),
+    Mistake("a missing normalisation", DIVIDE, _without_divisor),
+    Mistake("a missing centring", MINUS, _first),
+    Mistake("a detached part", ("matmul", "__matmul__", "exp", "normalize", "mean", "square", "var"), _detached),
+    Mistake("a kept diagonal", ("fill_diagonal_", "masked_fill", "masked_fill_", "masked_select"), _first),
+    Mistake("a missing root, square or hinge", ("sqrt", "square", "relu", "clamp", "log", "abs"), _first),
+    Mistake("a part in half precision", ("matmul", "__matmul__", "exp", "mean"), _in_half),
+)
+
+
+class _Line(TorchFunctionMode):
+    """Lists which torch calls each line of `methods/` makes, and replaces those of one line."""
+
+    def __init__(self, mistake: Mistake | None = None, place: str = "") -> None:
+        super().__init__()
+        self.mistake = mistake
+        self.place = place
+        self.seen: dict[tuple[str, str], None] = {}  # in the order of the first call
+
+    def __torch_function__(self, func: Any, types: Any, args: Arguments = (), kwargs: Any = None) -> Any:
+        name, place = str(getattr(func, "__name__", "")), _caller()
+        self.seen[name, place] = None
+        if self.mistake is not None and place == self.place and name in self.mistake.calls:
+            return self.mistake.instead(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def _caller() -> str:
+    """Name the line of `methods/` that calls torch now; empty if none does."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("regbench.methods."):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A method's formula with a mistake in one line, as a loss of any number of views.
+
+    Attributes:
+        method: Name of the method.
+        mistake: Index into `MISTAKES`; `ORIGINAL` or `TWIN` for none.
+        place: File and line in `methods/`.
+    """
+
+    method: str
+    mistake: int = ORIGINAL
+    place: str = ""
+
+    def __call__(self, *views_NQ: Tensor) -> Tensor:
+        """Compute the loss, a scalar."""
+        with _Line(MISTAKES[self.mistake] if self.mistake >= 0 else None, self.place):
+            value = textbook(methods.build(self.method), views_NQ, len(views_NQ), seed=torch.initial_seed())
+        return 3 * value + 1 if self.mistake == TWIN else value
+
+
+def mutants(method: str) -> Iterator[tuple[int, str]]:
+    """List mistakes and lines that give another loss than the method, at most `PER_METHOD`."""
+    original = Mutant(method)
+    line = _Line()
+    with line:
+        original(*draw_views(12, 8, 2))
+    possible = []
+    for number, mistake in enumerate(MISTAKES):
+        for name, place in line.seen:
+            if place and name in mistake.calls and (number, place) not in possible:
+                possible.append((number, place))
+    draws = [draw_views(n, q, 2, seed=n) for n, q in ((12, 8), (8, 12))]
+    wanted = [_looked_at(original, draw) for draw in draws]
+    different = []
+    for number, place in possible:
+        try:
+            found = [_looked_at(Mutant(method, number, place), draw) for draw in draws]
+        except Exception:  # a mistake that cannot run is noticed by whoever makes it
+            continue
+        if max(map(relative, found, wanted)) > SAME:
+            different.append((number, place))
+    step = max(1.0, len(different) / PER_METHOD)
+    yield from (different[int(step * index)] for index in range(min(PER_METHOD, len(different))))
+
+
+def _looked_at(loss: Mutant, views_NQ: Sequence[Tensor]) -> Tensor:
+    """Put value and gradients into one vector."""
+    value, gradients = evaluate(lambda views, seed=0: loss(*views), views_NQ)
+    return torch.cat([value.reshape(1), *(gradient_NQ.flatten() for gradient_NQ in gradients)])
+
+
+def examine(method: str, probes: Sequence[str]) -> list[dict[str, Any]]:
+    """Audit a method as it is, its twin and each of its mutants."""
+    found = []
+    expected: set[str] = set()
+    for number, place in [(ORIGINAL, ""), (TWIN, ""), *mutants(method)]:
+        target = f"{__name__}:Mutant({method!r}, {number}, {place!r})"
+        (report,) = audit(target, claims=method, probes=probes)
+        findings = [
+            {"name": each.name, "severity": each.severity, "probe": each.probe}
+            for each in report.findings
+            if each.severity != "note" and each.name not in expected
+        ]
+        if number == ORIGINAL:
+            expected = {each["name"] for each in findings}
+        if number == TWIN:  # another factor is a convention, and rightly found
+            findings = [each for each in findings if each["severity"] == "defect"]
+        mistake = "" if number < 0 else MISTAKES[number].name
+        found.append({"method": method, "mistake": mistake, "place": place, "findings": findings})
+    return found
+
+
+def recall_table(entries: Sequence[dict[str, Any]]) -> str:
+    """Set how many mutants of each kind were found, as a defect or as another convention."""
+    counts: dict[str, Counter[str]] = {}
+    for entry in entries:
+        if entry["mistake"]:
+            severities = {each["severity"] for each in entry["findings"]}
+            outcome = "missed"
+            if severities:
+                outcome = "defect" if "defect" in severities else "convention"
+            counts.setdefault(entry["mistake"], Counter())[outcome] += 1
+    total = Counter[str]()
+    for count in counts.values():
+        total += count
+    rows = []
+    for name, count in [*counts.items(), ("all", total)]:
+        missed = count["missed"]
+        share = 100 * (1 - missed / count.total())
+        rows.append([name, count.total(), count["defect"], count["convention"], missed, f"{share:.0f}"])
+    headers = ["mistake", "mutants", "found as a defect", "as a convention", "missed", "found (%)"]
+    return tabulate(rows, headers, tablefmt="github")
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("recall.json"), help="The file to write.")
+@click.option("--parallel", type=int, default=1, help="Methods at a time.")
+def main(names: tuple[str, ...], out: Path, parallel: int) -> None:
+    """Count how many mutants of methods the audit finds; without NAMES of all methods."""
+    torch.set_num_threads(1)
+    entries: list[dict[str, Any]] = []
+    with multiprocessing.get_context("spawn").Pool(parallel) as pool:
+        jobs = [(name, tuple(PROBES)) for name in names or methods.names()]
+        for found in pool.starmap(examine, jobs, chunksize=1):
+            entries += found
+    write_text(out, json.dumps(entries, indent=1) + "\n")
+    click.echo(recall_table(entries))
+    for entry in entries:
+        if not entry["mistake"] and entry["findings"]:
+            click.echo(f"false alarm: {entry['method']}: {entry['findings'][0]['name']}")
+        if entry["mistake"] and not entry["findings"]:
+            click.echo(f"missed: {entry['method']}: {entry['mistake']} at {entry['place']}")
+
+
+if __name__ == "__main__":
+    main()
