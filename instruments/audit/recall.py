@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regbench import methods
-from regbench.audit import audit
 from regbench.files import write_text
 from regbench.instruments.audit.explain import textbook
-from regbench.instruments.audit.probes import PROBES
+from regbench.instruments.audit.probes import PROBES, run_probe
+from regbench.instruments.audit.target import Target
 from regbench.instruments.loss_checks import draw_views, evaluate, relative
 
 PER_METHOD = 20
@@ -207,13 +207,13 @@ def examine(method: str, probes: Sequence[str]) -> list[dict[str, Any]]:
     found = []
     expected: set[str] = set()
     for number, place in [(ORIGINAL, ""), (TWIN, ""), *mutants(method)]:
-        target = f"{__name__}:Mutant({method!r}, {number}, {place!r})"
-        (report,) = audit(target, claims=method, probes=probes)
-        findings = [
-            {"name": each.name, "severity": each.severity, "probe": each.probe}
-            for each in report.findings
-            if each.severity != "note" and each.name not in expected
-        ]
+        expression = f"{__name__}:Mutant({method!r}, {number}, {place!r})"
+        target = Target(name=f"{method} {place}", expression=expression, claims=method)
+        findings = []
+        for probe in probes:
+            for each in run_probe(target, probe):
+                if each.severity != "note" and each.name not in expected:
+                    findings.append({"name": each.name, "severity": each.severity, "probe": probe})
         if number == ORIGINAL:
             expected = {each["name"] for each in findings}
         if number == TWIN:  # another factor is a convention, and rightly found
