@@ -27,6 +27,7 @@ from regbench.files import write_atomically
 # FFCV's numbers of the modes of an image, and of the types of a field.
 JPEG, RAW = 0, 1
 _INT_FIELD, _IMAGE_FIELD = 1, 2
+# As FFCV numbers its format.
 _VERSION = 2
 # The least page size of FFCV's own writer.
 MIN_PAGE_BYTES = 1 << 21

@@ -57,6 +57,7 @@ def write_report(runs: Path | Sequence[Path], out: Path) -> WrittenReport:
         contents, text = report_contents(found)
         try:
             for name, content in contents.items():
+                # The tidy files are large, so they are written as they are made.
                 if callable(content):
                     write_atomically(out / name, content)
                 else:

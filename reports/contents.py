@@ -126,6 +126,7 @@ def _terminal_text(summary: Summary, tables: Mapping[str, Table]) -> str:
         lines.append(leaderboard.warning)
     lines += [to_terminal(leaderboard), *map(_note, ["* stands for bold.", *leaderboard.notes])]
     for slug, table in tables.items():
+        # The other tables are in the files: a terminal has room for few.
         if slug.startswith("factors"):
             lines += ["", table.title, to_terminal(table), *map(_note, table.notes)]
     return "\n".join(lines)

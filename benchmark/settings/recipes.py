@@ -82,6 +82,7 @@ def paper_numbers() -> tuple[PublishedNumber, ...]:
     return tuple(number for number in _all_numbers() if not number.preset)
 
 
+# Each row of a report looks through all of them.
 @functools.cache
 def _all_numbers() -> tuple[PublishedNumber, ...]:
     found = []

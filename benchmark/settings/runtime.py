@@ -52,8 +52,10 @@ class Runtime:
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     loss_form: Literal["auto", "textbook", "gram", "covariance"] = "auto"
     compile: bool = False
+    # A kill then costs five minutes of training on average.
     checkpoint_minutes: NonNegative = 10.0
     checkpoint_epochs: AtLeastOne = 1
+    # A network file system may show a sign of life many seconds late.
     lease_s: Positive = 60.0
     parallel: AtLeastZero = 0
     sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()

@@ -129,6 +129,7 @@ class ImageFiles(Source):
 
     resize_px: AtLeastOne | None = None
     resize_side: Literal["shorter", "longer"] = "shorter"
+    # Pillow advises against more: files grow, and the images hardly change.
     jpeg_quality: Annotated[int, Field(ge=1, le=100)] = 95
 
     def __post_init__(self) -> None:

@@ -41,6 +41,7 @@ _BLOCK = 128
 _GARMENT_SHARE = 0.875
 # Without a rough background a few principal components of the pixels hold it, and what is left is the garment.
 _ROUGHNESS = 0.3
+# No number is farther from all fractions, so no other spreads its multiples as evenly.
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 _SPLIT_NUMBERS = {"train": 0, "tuning": 1, "test": 2}
 # Random numbers of a scene, and of each distractor after them, so that without distractors all else is the same.

@@ -141,6 +141,7 @@ def regbench_epoch_s(images: PreparedImages, precision: str) -> float:
         *("method=sfrik_l3", f"precision={precision}", "epochs=2", "optimizer.base_lr=0.01"),
         *("optimizer.warmup_epochs=0", "evaluation.protocols=[]", "runtime.device=cpu"),
     ]
+    # Two epochs, because the first also compiles and fills caches.
     with tempfile.TemporaryDirectory() as runs:
         cell, runtime = load_run([*settings, f"runtime.runs_dir={runs}"])
         record = run_cell(cell, runtime, "speed")
@@ -158,6 +159,7 @@ def main() -> None:
         images = make_images(scenario, Path(name))
         files, stored = Path(name) / "files" / "made", Beton(images.file)
         files.mkdir(parents=True)
+        # The other side reads the same JPEGs, as files.
         for i in range(count):
             (files / f"{i}.jpg").write_bytes(stored.stored_bytes(i).tobytes())
         turns: dict[str, Callable[[], float]] = {"as released": ReleasedTrainer(files.parent, cores).epoch_s}

@@ -24,6 +24,7 @@ from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.sweep import load_run
 from regbench.spaces import Range
 
+# Two losses of kernels, and a contrastive one, one of variances and one of spectra.
 METHODS = ("sfrik_l3", "auh", "simclr", "vicreg", "frossl")
 COMMON: list[str] = yaml.safe_load(preset_files("sweep")["fashion_mnist_search"].read_text())["common"]
 POSITIONS = (0.25, 0.5, 0.75)

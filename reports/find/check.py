@@ -112,5 +112,6 @@ def image_misfits(records: Sequence[Record]) -> Iterator[str]:
             if len(seen) > 1:
                 listed = []
                 for sha256, paths in sorted(seen.items()):
+                    # Twelve digits are enough to tell a few contents apart.
                     listed.append(f"{sha256:.12} in {len(paths)} records, first {paths[0]}")
                 yield f"data set {dataset}: the {split} split has {len(seen)} contents: {'; '.join(listed)}"

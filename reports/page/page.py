@@ -30,6 +30,7 @@ from regbench.reports.tables.table import Table
 
 # The tables of a task beside its leaderboard, in the order of the page.
 _PARTS = ("accuracy", "cost", "significance", "effort", "indicators")
+# What is left out by the hundred has one cause; the page names the command that lists all.
 _SKIPPED_SHOWN = 20
 _PROTOCOLS_SHOWN = 3
 

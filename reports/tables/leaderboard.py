@@ -158,6 +158,7 @@ def _seeds(row: Row) -> str:
     runs = f"{len(row.records)} of {len(row.records) + row.missing}" if row.missing else str(len(row.records))
     if not row.repeated:
         return runs
+    # A record without a search counts as none.
     searches = len({record.search for record in row.records} - {None})
     return f"{runs} in {searches}"
 
@@ -208,6 +209,7 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
 
 
 def _settings(summary: Summary, label: str, settings: dict[str, str]) -> dict[str, object]:
+    # In a column of numbers what is not known stays empty.
     known = {name: value for name, value in settings.items() if value != DASH}
     return {"sweep": summary.name, "label": label, **dict.fromkeys(settings), **known}
 

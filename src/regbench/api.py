@@ -222,6 +222,7 @@ def report(
 
     if not sweeps:
         raise RegbenchError("what shall be reported? Give names of sweeps or paths of folders")
+    # `Runtime` reads the environment variable when it is made.
     runs = Path(Runtime().runs_dir if runs_dir is None else runs_dir)
     folders = [report_folder(runs, sweep) for sweep in sweeps]
     return write_report(folders, folders[0] / "report" if out is None else Path(out))

@@ -103,6 +103,7 @@ def logs(folder: Path, cell: str, lines: int) -> None:
 
     path = find_log(folder, cell)
     click.echo(f"{path}:", err=True)  # not in what a pipe gets
+    # With 0 the slice begins at the first line.
     click.echo("\n".join(path.read_text(errors="replace").splitlines()[-lines:]))
 
 
