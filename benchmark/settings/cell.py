@@ -16,13 +16,14 @@ from regbench.datasets.config import AugmentationConfig, DatasetConfig, decisive
 from regbench.errors import RegbenchError
 from regbench.files import cell_id
 from regbench.methods import METHODS, Regularizer
+from regbench.methods.labelled import LOSSES_OF_LABELS
 from regbench.settings import AtLeastOne, AtLeastTwo, AtLeastZero, from_plain, plain, settings
 from regbench.wording import PlugIn, shown
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 """A seed: seeds of steps are multiples of it and must fit in 64 bits."""
 
-BASELINES = {"raw_pixels": "raw pixels", "pca": "PCA of pixels", "supervised": "supervised"}
+BASELINES = {"raw_pixels": "raw pixels", "pca": "PCA of pixels", "supervised": "supervised", "supcon": "SupCon"}
 """Rows beside the methods, and what tables call them: trivial representations below, and labels above."""
 
 
@@ -146,7 +147,7 @@ class Cell:
         evaluation: What is measured on the representation, and how.
         baseline: What stands in the place of a method: "raw_pixels" and "pca" (their whitened principal components) are
             evaluated in place of the network; "supervised" trains the backbone and one linear layer by cross-entropy
-            with the labels; null: a method.
+            with the labels, "supcon" the network by the supervised contrastive loss; null: a method.
     """
 
     method: Annotated[Regularizer, METHODS.setting("method.")]
@@ -165,7 +166,7 @@ class Cell:
     evaluation: Annotated[EvaluationConfig, PlugIn(_read_evaluation, _plain_evaluation)] = field(
         default_factory=lambda: _read_evaluation({})
     )
-    baseline: Literal["raw_pixels", "pca", "supervised"] | None = None
+    baseline: Literal["raw_pixels", "pca", "supervised", "supcon"] | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that do not fit each other."""
@@ -173,8 +174,8 @@ class Cell:
             raise RegbenchError(f"micro_batch_size={self.micro_batch_size} must divide batch_size={self.batch_size}")
         if self.baseline in ("raw_pixels", "pca") and self.epochs:
             raise RegbenchError(f"baseline={self.baseline} is not trained; set epochs=0 with it")
-        if self.baseline == "supervised" and not self.epochs:
-            raise RegbenchError("baseline=supervised is trained; set epochs=1 or more with it")
+        if self.is_supervised and not self.epochs:
+            raise RegbenchError(f"baseline={self.baseline} is trained; set epochs=1 or more with it")
         if self.baseline is None:
             refuse_unmet_needs(self.network, self.method)
         elif self.network.is_asymmetric:
@@ -195,7 +196,7 @@ class Cell:
     @property
     def is_supervised(self) -> bool:
         """Whether labels train the cell instead of a method."""
-        return self.baseline == "supervised"
+        return self.baseline in LOSSES_OF_LABELS
 
     @property
     def is_method(self) -> bool:
@@ -205,9 +206,9 @@ class Cell:
     @property
     def output_dim(self) -> int:
         """Width of the network's output: the embedding's, a score of each prototype, or a logit of each class."""
-        if self.is_supervised:
+        if self.baseline == "supervised":
             return self.dataset.num_classes
-        return self.method.prototypes or self.embedding_dim
+        return self.embedding_dim if self.is_supervised else self.method.prototypes or self.embedding_dim
 
     def is_evaluated_after(self, epoch: int) -> bool:
         """Tell whether there is an evaluation while training after an epoch, counted from 1."""

@@ -32,8 +32,9 @@ def build_network(cell: Cell, device: torch.device, state: Mapping[str, Any] | N
     """Build the network of a cell, with the weights of a checkpoint or as its seed initialises it."""
     config, width, prototypes = cell.network, cell.embedding_dim, cell.method.prototypes
     if cell.is_supervised:
-        config = replace(config, projector=ProjectorConfig(depth=1, bias=True))
         width, prototypes = cell.output_dim, 0
+    if cell.baseline == "supervised":
+        config = replace(config, projector=ProjectorConfig(depth=1, bias=True))
     image = cell.dataset.input_channels, cell.dataset.image_size
     network = SiameseNetwork(config, width, *image, cell.seed, prototypes=prototypes)
     if state is not None:
@@ -105,7 +106,7 @@ def build_step(
         global_views=cell.augmentation.global_views,
         micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world.size,
         mark=mark,
-        is_supervised=cell.is_supervised,
+        labelled=cell.baseline,
         is_asymmetric=cell.network.is_asymmetric,
         teacher=teacher,
         done=done,

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -20,6 +18,7 @@ from torch.optim import Optimizer
 from regbench.benchmark.meters import peak_extra_bytes
 from regbench.benchmark.training.teacher import Teacher
 from regbench.methods import Engine, Regularizer
+from regbench.methods.labelled import LOSSES_OF_LABELS
 from regbench.methods.targets import loss_of_targets
 
 PARTS = ("forward", "loss", "backward", "optimizer")
@@ -52,8 +51,7 @@ class Step:
         global_views: The number of global views, which come first.
         micro_batch_size: Images of this rank that pass the network at a time; None: all.
         mark: Returns a moment, for timing.
-        is_supervised: Whether cross-entropy with the labels, (N,) int64, takes the place of the method. The network's
-            output is then one logit for each class.
+        labelled: The name of the loss of labels, (N,) int64, that takes the place of the method; None: the method.
         is_asymmetric: Whether each view's prediction is compared with a target, see `loss_of_targets`, instead of the
             views' embeddings with each other.
         teacher: Makes the targets; None: they are the embeddings, and the gradient flows through them too.
@@ -68,14 +66,14 @@ class Step:
     global_views: int = 2
     micro_batch_size: int | None = None
     mark: Callable[[], Any] = lambda: None
-    is_supervised: bool = False
+    labelled: str | None = None
     is_asymmetric: bool = False
     teacher: Teacher | None = None
     done: Callable[[], float] = lambda: 0.0
 
     def __call__(self, *batch: Tensor) -> Stepped:
         """Update the network once; gradients are gone afterwards."""
-        views_NCHW, labels_N = (batch[:-1], batch[-1]) if self.is_supervised else (batch, None)
+        views_NCHW, labels_N = (batch[:-1], batch[-1]) if self.labelled else (batch, None)
         parts = self._parts(views_NCHW)
         # The states of the random generators before each part, for the second pass.
         states: list[list[Tensor]] = []
@@ -117,7 +115,7 @@ class Step:
         first_NQ = torch.randn(n, q, generator=generator)
         others_NQ = (first_NQ + 0.5 * torch.randn(n, q, generator=generator) for _ in range(views - 1))
         leaves_NQ = [z_NQ.to(device).requires_grad_() for z_NQ in (first_NQ, *others_NQ)]
-        labels_N = torch.zeros(n, dtype=torch.int64, device=device) if self.is_supervised else None
+        labels_N = torch.zeros(n, dtype=torch.int64, device=device) if self.labelled else None
         targets_NQ = None if self.teacher is None else [z_NQ.detach() for z_NQ in leaves_NQ[: self.global_views]]
         return peak_extra_bytes(lambda: self._loss(leaves_NQ, targets_NQ, labels_N, views)[1], device)
 
@@ -137,24 +135,15 @@ class Step:
         count: int,
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """Return the loss's addends and its gradient with respect to each leaf; the last of them are of the views."""
-        if labels_N is not None:
-            loss = torch.stack([F.cross_entropy(leaf_NQ, labels_N) for leaf_NQ in leaves_NQ]).mean()
-            return {"cross_entropy": self._mean_over_ranks(loss)}, torch.autograd.grad(loss, leaves_NQ)
-        if self.is_asymmetric:
+        if self.labelled is not None and labels_N is not None:
+            loss, terms = LOSSES_OF_LABELS[self.labelled](leaves_NQ, labels_N, self.engine)
+        elif self.is_asymmetric:
             targets_NQ = leaves_NQ[: self.global_views] if targets_NQ is None else targets_NQ
             loss, terms = loss_of_targets(self.method, leaves_NQ[-count:], targets_NQ, self.engine)
         else:
             loss, terms = self.method(*leaves_NQ, engine=self.engine, global_views=self.global_views)
         # Beside a predictor, the embeddings of local views are no targets.
         return terms, torch.autograd.grad(loss, leaves_NQ, materialize_grads=self.is_asymmetric)
-
-    def _mean_over_ranks(self, loss: Tensor) -> Tensor:
-        """Return a value of the whole batch; ranks have equally many images."""
-        mean = loss.detach().clone()
-        if self.engine.group is not None:
-            dist.all_reduce(mean, group=self.engine.group)
-            mean /= dist.get_world_size(self.engine.group)
-        return mean
 
     def _parts(self, views_NCHW: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """Cut the batch into parts, each with all views of some images."""

@@ -71,7 +71,7 @@ class PretrainingLoader(EpochLoader):
         # An image without a label has a negative one.
         if labels and beton.labels[self._indices].min() < 0:
             raise RegbenchError(
-                f"data set {dataset.name!r} trains on images without labels; leave out baseline=supervised"
+                f"data set {dataset.name!r} trains on images without labels; leave out baseline, which needs them"
             )
         views = list_views(augmentation.kinds(dataset.image_size))
         interpolation = augmentation.interpolation

@@ -284,9 +284,10 @@ class Summary:
     def tukey(self, name: str) -> Tukey:
         """Fit the test of all pairs of rows by a test score."""
         if name not in self._tukey:
-            # Labels are no method's competitor: with that row in it, the test would be of labels against the rest.
-            labels = self.supervised(name)
-            scores: list[dict[int, float]] = [{} if row is labels else row.by_unit(name) for row in self.rows]
+            # Labels are no method's competitor: with such a row in it, the test would be of labels against the rest.
+            scores: list[dict[int, float]] = []
+            for row in self.rows:
+                scores.append({} if row.is_reference and not row.untrained else row.by_unit(name))
             self._tukey[name] = Tukey(scores)
         return self._tukey[name]
 
@@ -318,9 +319,9 @@ class Summary:
         return max(found, key=lambda row: sign * mean_of(row, name), default=None)
 
     def supervised(self, name: str) -> Row | None:
-        """Find the row that was trained with labels, if it has a test score."""
+        """Find the row that was trained by cross-entropy with labels, if it has a test score."""
         for row in self.rows:
-            if row.is_reference and not row.untrained and row.score(name) is not None:
+            if row.first.cell.get("baseline") == "supervised" and row.score(name) is not None:
                 return row
         return None
 

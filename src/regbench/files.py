@@ -173,10 +173,11 @@ def cell_id(cell: Mapping[str, Any]) -> str:
             deciding.pop(name, None)
         if "measures" not in deciding.get("evaluation", {}).get("protocols", ()):
             deciding.pop("augmentation", None)
-    # Labels take the place of the method and its embeddings.
+    # Labels take the place of the method, and logits that of embeddings.
+    if deciding.get("baseline") in ("supervised", "supcon"):
+        deciding.pop("method")
     if deciding.get("baseline") == "supervised":
-        for name in ("method", "embedding_dim"):
-            deciding.pop(name)
+        deciding.pop("embedding_dim")
     return digest(deciding)[:12]
 
 

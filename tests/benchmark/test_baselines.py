@@ -237,6 +237,28 @@ def test_labels_train_the_network(tiny: list[str]) -> None:
     assert record.history[-1]["loss"] < 0.5 * math.log(3)
 
 
+def test_labels_train_embeddings(tiny: list[str]) -> None:
+    """The classes of stripes come together: the loss falls below that of embeddings spread without regard to them."""
+    settings = (*tiny, "baseline=supcon", "network=resnet_mini", "epochs=8", "optimizer=adamw")
+    record = run_cell(*load_run([*settings, "optimizer.base_lr=0.02"]), "manual")
+    assert record is not None
+    assert record.label == "SupCon"
+    assert record.is_reference
+    assert set(record.history[-1]["terms"]) == {"alignment", "uniformity"}
+    assert record.history[-1]["loss"] < record.history[0]["loss"] - 0.5
+
+
+def test_a_supcon_cell_knows_nothing_of_methods() -> None:
+    cells = [
+        load_run([*SCENES, "epochs=1", "baseline=supcon", *changes])[0]
+        for changes in ([], ["method=dino"], ["embedding_dim=32"])
+    ]
+    assert cells[0].id == cells[1].id != cells[2].id
+    assert [cell.output_dim for cell in cells] == [16, 16, 32]
+    with pytest.raises(RegbenchError, match="baseline=supcon is trained; set epochs=1 or more"):
+        load_run([*SCENES, "baseline=supcon"])
+
+
 def test_a_supervised_cell_knows_nothing_of_methods_and_embeddings() -> None:
     cells = [
         load_run([*SCENES, "epochs=1", "baseline=supervised", *changes])[0]

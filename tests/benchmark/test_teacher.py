@@ -32,6 +32,7 @@ REFUSED = {
     "method=simsiam network.teacher=stop_gradient": "set network.predictor.depth=2",
     f"method=moco_v3 {PREDICTOR}": "set network.teacher=ema",
     "baseline=supervised network.teacher=ema": "baseline=supervised has no use for a predictor or a teacher; set",
+    "baseline=supcon network.teacher=ema": "baseline=supcon has no use for a predictor or a teacher; set",
     f"baseline=supervised {PREDICTOR}": "baseline=supervised has no use for a predictor",
     "method=vicreg network.predictor.hidden_dim=8": "is without effect: there is no predictor; set network.pred",
     "method=vicreg network.momentum=0.9": "is without effect with network.teacher=none; set network.teacher=ema too",

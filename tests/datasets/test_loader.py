@@ -371,6 +371,8 @@ def test_stl10_pretrains_on_the_unlabeled(tmp_path: Path, stl_source: Path) -> N
     assert x1.shape == (4, 3, 64, 64)
     bank = EvalLoader(config, "train", data_dir=tmp_path, batch_size=4, device=CPU, backend="torchvision")
     assert bank.num_samples == 20
+    with pytest.raises(RegbenchError, match="trains on images without labels; leave out baseline"):
+        PretrainingLoader(config, AugmentationConfig(), data_dir=tmp_path, batch_size=4, device=CPU, labels=True)
 
 
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")

@@ -904,6 +904,19 @@ def test_labels_are_no_competitor_of_methods(beside: Summary) -> None:
     assert "supervised" not in grid(cost_table(beside))
 
 
+def test_contrast_by_labels_is_neither_a_competitor_nor_the_end_of_the_way(runs: Path, record: Make) -> None:
+    for seed in range(3):
+        record("SupCon", seed, linear=95.0 + seed, cell={"baseline": "supcon"})
+        record("supervised", seed, linear=90.0 + seed, cell={"baseline": "supervised"})
+        record("untrained", seed, linear=60.0 + seed, cell={"epochs": 0})
+        record("VICReg", seed, linear=75.0 + seed)
+    rows = grid(leaderboard(task(runs)))
+    assert {
+        label: row["share of the way (%)"] for label, row in rows.items() if row["share of the way (%)"] != "–"
+    } == {"VICReg": "50"}
+    assert [label for label, row in rows.items() if row[LINEAR].startswith("**")] == ["VICReg"]
+
+
 def test_a_task_on_which_pixels_win_measures_no_representation_learning(runs: Path, record: Make) -> None:
     record("VICReg", linear=60.0)
     record("untrained", linear=50.0, cell={"epochs": 0})
