@@ -100,6 +100,8 @@ class Regularizer(ABC):
     """Whether `terms` draws from torch's generator of the embeddings' device. All ranks draw the same then."""
     needs: ClassVar[tuple[str, ...]] = ()
     """What has to keep the network from collapsing as the loss does not: `predictor`, `stop_gradient` or `ema`."""
+    of_training: ClassVar[tuple[str, ...]] = ()
+    """Settings that only act in a training with a teacher, see `target_transform`, and not at their default, 0."""
     space: ClassVar[Space | None] = None
     """The hyperparameters that a tuning searches, and where: none if it is empty. None means that nobody stated it."""
 
@@ -133,8 +135,15 @@ class Regularizer(ABC):
         """Number of the network's prototypes; their scores, (n, prototypes), take the embeddings' place. 0: none."""
         return 0
 
-    def target_transform(self) -> nn.Module | None:
-        """Make what turns a teacher's embeddings into targets and has a state, such as DINO's `Centering`; or None."""
+    def target_transform(self, q: int) -> nn.Module | None:
+        """Make what has a state or follows the training, such as DINO's `Centering`; None if there is no such thing.
+
+        It maps the teacher's embeddings of this rank, the predictions, the share of the training that is done, and the
+        ranks to the loss of this step and its targets.
+
+        Args:
+            q: Width of the embeddings.
+        """
         return None
 
     @property

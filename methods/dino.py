@@ -68,7 +68,7 @@ class DINO(Regularizer):
         self.require(0 <= self.warmup <= 1, "warmup must be from 0 to 1")
         self.require(0 <= self.center_momentum < 1, "center_momentum must be from 0 to below 1")
 
-    def target_transform(self) -> nn.Module:
+    def target_transform(self, q: int) -> nn.Module:
         """Center the teacher's scores, see `Centering`."""
         return Centering(self)
 
@@ -95,11 +95,18 @@ class Centering(nn.Module):
         # As a buffer it is part of checkpoints.
         self.register_buffer("center", torch.zeros(method.prototypes))
 
-    def forward(self, views_NQ: Sequence[Tensor], done: float, group: dist.ProcessGroup | None) -> list[Tensor]:
-        """Return the centred scores, scaled as if the temperature was that of the training's end.
+    def forward(
+        self,
+        views_NQ: Sequence[Tensor],
+        predictions_NQ: Sequence[Tensor],
+        done: float,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[DINO, list[Tensor]]:
+        """Return the method and the centred scores, scaled as if the temperature was that of the training's end.
 
         Args:
             views_NQ: This rank's scores of each global view, shape (n, prototypes).
+            predictions_NQ: Not used.
             done: Share of the training that is done, on which the temperature depends.
             group: The ranks, whose mean the center follows.
         """
@@ -115,4 +122,4 @@ class Centering(nn.Module):
             mean_Q /= dist.get_world_size(group)
         # The scores of a step count from the next step on, as in the authors' code.
         self.center.lerp_(mean_Q, 1 - method.center_momentum)
-        return centred
+        return method, centred

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.pairwise import normalize
@@ -26,10 +28,13 @@ class MaximumEntropyCoding(Regularizer):
     Attributes:
         distortion: ε².
         order: K, the terms of the series.
+        warmup: Share of the training in which 1/λ falls from eight times its value, so that the series converges before
+            the embeddings have spread; 0: none.
     """
 
     distortion: float = 64.0
     order: int = 4
+    warmup: float = 0.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="MEC",
@@ -41,16 +46,22 @@ class MaximumEntropyCoding(Regularizer):
         time="O(n q min(n, q))",
         memory="O(min(n, q)²)",
         published="ε² = 64, order 4, q = 2048, batch 1024, ResNet-50 on ImageNet (released command)",
-        limitation="λ of the original rises from an eighth of its value in the first ten epochs; its predictor and "
-        "momentum teacher are network.predictor.depth=2 network.teacher=ema",
+        limitation="as published with method.warmup=0.1 (10 of 100 epochs) network.predictor.depth=2 "
+        "network.teacher=ema network.projector.last_norm=plain_batch; λ then rises from an eighth of its value",
         scale_invariant=True,
         rotation_invariant=True,
     )
+    of_training: ClassVar[tuple[str, ...]] = ("warmup",)
     space: ClassVar[Space] = {"distortion": Range(6, 600)}
 
     def __post_init__(self) -> None:
-        """Refuse a distortion that is not positive and an empty series."""
+        """Refuse a distortion that is not positive, an empty series, and a warm-up beyond the training."""
         self.require(self.distortion > 0 and self.order >= 1, "distortion must be > 0 and order >= 1")
+        self.require(0 <= self.warmup <= 1, "warmup must be from 0 to 1")
+
+    def target_transform(self, q: int) -> nn.Module | None:
+        """Let λ rise, see `RisingScale`."""
+        return RisingScale(self) if self.warmup else None
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute the term of the first order, which is the alignment of the views, and the others."""
@@ -66,3 +77,24 @@ class MaximumEntropyCoding(Regularizer):
             rest = rest + (-1) ** k / k * trace
             power = power @ base if k < self.order else power
         return {"alignment": alignment, "coding rate": rest / (n * scale)}
+
+
+class RisingScale(nn.Module):
+    """Lets λ of MEC rise with the training; it has no state."""
+
+    def __init__(self, method: MaximumEntropyCoding) -> None:
+        """Begin with λ/8, as the authors' code."""
+        super().__init__()
+        self._method = method
+
+    def forward(
+        self,
+        targets_NQ: Sequence[Tensor],
+        predictions_NQ: Sequence[Tensor],
+        done: float,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[MaximumEntropyCoding, Sequence[Tensor]]:
+        """Return MEC at this λ, and the targets as they are; see `Regularizer.target_transform`."""
+        risen = min(done / self._method.warmup, 1.0)
+        # 1/λ is a multiple of ε².
+        return replace(self._method, distortion=self._method.distortion * (8 - 7 * risen)), targets_NQ

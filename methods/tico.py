@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
-from regbench.methods.base import Metadata, register
+from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.decomposed import Addends
 from regbench.methods.engine import Shard
 from regbench.methods.kernel import KernelEnergy
+from regbench.methods.pairwise import normalize
 from regbench.spaces import Range, Space
 
 
@@ -23,14 +27,17 @@ class TiCo(KernelEnergy):
     kernel, ρ n⁻² Σᵢⱼ (zᵢ·zⱼ)², and its gradient, which comes by one of its two factors, half of that kernel's.
 
     The original keeps C ← β C + (1 − β) C_batch over the steps, with β = 0.9, and compares with the embeddings of a
-    momentum network, through which no gradient flows. This is β = 0, which needs no state, and the mean over the views;
-    `network.teacher=ema` is the momentum network.
+    momentum network, `network.teacher=ema`, through which no gradient flows. By default β = 0, which needs no state,
+    and the second term is the mean over the views. With β > 0, beside a teacher, the second term is ρ mean pᵢᵀ C pᵢ of
+    the predictions p alone, in both orders of the views: `CovarianceContrast`.
 
     Attributes:
         covariance_weight: ρ >= 0.
+        covariance_momentum: β, the share of C that stays in each step, below 1.
     """
 
     covariance_weight: float = 8.0
+    covariance_momentum: float = 0.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="TiCo",
@@ -42,17 +49,23 @@ class TiCo(KernelEnergy):
         time="O(n² q) or O(n q²)",
         memory="O(1) or O(q²)",
         published="ρ = 8, β = 0.9",
-        limitation="the covariance is that of the batch, not a running mean over the steps; the original's momentum "
-        "encoder is network.teacher=ema",
+        limitation="as published with method.covariance_momentum=0.9 network.teacher=ema; by default the covariance is "
+        "that of the batch, not a running mean over the steps",
         scale_invariant=True,
         rotation_invariant=True,
         exact_gradient=False,
     )
+    of_training: ClassVar[tuple[str, ...]] = ("covariance_momentum",)
     space: ClassVar[Space] = {"covariance_weight": Range(0.3, 300, balances=True)}
 
     def __post_init__(self) -> None:
-        """Refuse a negative weight."""
+        """Refuse a negative weight and a momentum out of bounds."""
         self.require(self.covariance_weight >= 0, "covariance_weight must be >= 0")
+        self.require(0 <= self.covariance_momentum < 1, "covariance_momentum must be from 0 to below 1")
+
+    def target_transform(self, q: int) -> nn.Module | None:
+        """Follow the covariance over the steps, see `RunningCovariance`."""
+        return RunningCovariance(self, q) if self.covariance_momentum else None
 
     def alignment_scale(self, q: int) -> float:
         """Return ½ q: 1 − cos is half of a squared distance, which is not divided by q."""
@@ -76,3 +89,57 @@ class TiCo(KernelEnergy):
         """Compute it in Gram or covariance form, see `Decomposed.add_regularizer`."""
         # The share scales the gradient alone, not the value.
         return super().add_regularizer(z_NQ, inverse_N, gradient_NQ, 0.5 * share, shard, form)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CovarianceContrast(Regularizer):
+    """1 − mean p̄ᵢ·t̄ᵢ + ρ mean p̄ᵢᵀ C p̄ᵢ of unit predictions and targets, with a given C: TiCo in one step.
+
+    Attributes:
+        covariance_weight: ρ.
+        covariance_QQ: C.
+    """
+
+    covariance_weight: float
+    covariance_QQ: Tensor
+    metadata: ClassVar[Metadata] = TiCo.metadata
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        """Compute the alignment of predictions z1 with targets z2, and the energy of z1 in C."""
+        u1_NQ, u2_NQ = normalize(z1_NQ), normalize(z2_NQ)
+        energy = (u1_NQ @ self.covariance_QQ * u1_NQ).sum(dim=1).mean()
+        return {"alignment": 1 - (u1_NQ * u2_NQ).sum(dim=1).mean(), "uniformity": self.covariance_weight * energy}
+
+
+class RunningCovariance(nn.Module):
+    """Keeps the mean of unit predictions' second moments over the steps.
+
+    Attributes:
+        covariance: C, shape (q, q).
+    """
+
+    covariance: Tensor
+
+    def __init__(self, method: TiCo, q: int) -> None:
+        """Begin with zeros."""
+        super().__init__()
+        self._method = method
+        # As a buffer it is part of checkpoints.
+        self.register_buffer("covariance", torch.zeros(q, q))
+
+    def forward(
+        self,
+        targets_NQ: Sequence[Tensor],
+        predictions_NQ: Sequence[Tensor],
+        done: float,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[CovarianceContrast, Sequence[Tensor]]:
+        """Return TiCo with the C of this step, and the targets as they are; see `Regularizer.target_transform`."""
+        u_NQ = normalize(torch.cat(list(predictions_NQ)))
+        moment_QQ = u_NQ.T @ u_NQ / len(u_NQ)
+        if group is not None:
+            dist.all_reduce(moment_QQ, group=group)
+            moment_QQ /= dist.get_world_size(group)
+        self.covariance.lerp_(moment_QQ, 1 - self._method.covariance_momentum)
+        weight = self._method.covariance_weight
+        return CovarianceContrast(covariance_weight=weight, covariance_QQ=self.covariance), targets_NQ

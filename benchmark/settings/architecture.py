@@ -135,6 +135,12 @@ def refuse_unmet_needs(network: NetworkConfig, method: Regularizer) -> None:
     unmet = [_MET_BY[need] for need in method.needs if not has[need]]
     if unmet:
         raise RegbenchError(f"{method.label} collapses without {' and '.join(method.needs)}; set {' '.join(unmet)}")
+    for name in method.of_training:
+        value = getattr(method, name)
+        if value and network.teacher == "none":
+            raise RegbenchError(
+                f"method.{name}={value} is without effect with network.teacher=none; set network.teacher=ema too"
+            )
     if method.prototypes and has["predictor"]:
         raise RegbenchError(
             f"{method.label} compares scores of prototypes, not predictions; set network.predictor.depth=0"

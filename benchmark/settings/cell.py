@@ -242,6 +242,9 @@ class Cell:
         # So do those from before there were predictors and teachers.
         for name in self.network.unused:
             del data["network"][name]
+        for name in self.method.of_training:
+            if not getattr(self.method, name):
+                del data["method"][name]
         for group in (data, *data["evaluation"].values()):
             dataset = group.get("dataset") if isinstance(group, dict) else None
             if isinstance(dataset, dict):

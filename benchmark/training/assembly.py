@@ -48,7 +48,7 @@ def build_teacher(cell: Cell, network: SiameseNetwork) -> Teacher | None:
     """Build the teacher of a network as it is now; None if the cell has none."""
     if cell.network.teacher == "none":
         return None
-    transform = cell.method.target_transform()
+    transform = cell.method.target_transform(cell.output_dim)
     device = next(network.parameters()).device
     return Teacher(network, cell.network, transform and transform.to(device))
 

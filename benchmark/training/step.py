@@ -6,6 +6,7 @@ Shapes: N = images of this rank, C = channels, H, W = pixels, Q = embedding dime
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -83,16 +84,19 @@ class Step:
         # Embeddings of each view, then the predictions if there is a predictor.
         outputs_NQ = self._embed(*views_NCHW) if len(parts) == 1 else self._embed_without_graph(parts, states)
         values_NQ = [z_NQ.detach().float() for z_NQ in outputs_NQ]
+        method = self.method
         if self.teacher is not None:
             targets_NQ = values_NQ[: self.global_views] if targets_NQ is None else targets_NQ
             if self.teacher.transform is not None:
-                targets_NQ = self.teacher.transform(targets_NQ, self.done(), self.engine.group)
+                method, targets_NQ = self._transformed(
+                    self.teacher.transform, targets_NQ, values_NQ[-len(views_NCHW) :]
+                )
         marks.append(self.mark())
         # Beside targets, nothing but the last outputs has a gradient.
         used = slice(0 if targets_NQ is None else -len(views_NCHW), None)
         # The loss gets leaves of its own, so that its backward pass is timed apart from the network's.
         leaves_NQ = [value_NQ.detach().requires_grad_() for value_NQ in values_NQ[used]]
-        terms, gradients = self._loss(leaves_NQ, targets_NQ, labels_N, len(views_NCHW))
+        terms, gradients = self._loss(method, leaves_NQ, targets_NQ, labels_N, len(views_NCHW))
         marks.append(self.mark())
         if len(parts) == 1:
             torch.autograd.backward(outputs_NQ[used], [g_NQ.to(outputs_NQ[0].dtype) for g_NQ in gradients])
@@ -117,7 +121,20 @@ class Step:
         leaves_NQ = [z_NQ.to(device).requires_grad_() for z_NQ in (first_NQ, *others_NQ)]
         labels_N = torch.zeros(n, dtype=torch.int64, device=device) if self.labelled else None
         targets_NQ = None if self.teacher is None else [z_NQ.detach() for z_NQ in leaves_NQ[: self.global_views]]
-        return peak_extra_bytes(lambda: self._loss(leaves_NQ, targets_NQ, labels_N, views)[1], device)
+        method = self.method
+        if self.teacher is not None and self.teacher.transform is not None and targets_NQ is not None:
+            # A copy, so that the training finds its state as it was.
+            method, _ = self._transformed(copy.deepcopy(self.teacher.transform), targets_NQ, leaves_NQ)
+        return peak_extra_bytes(lambda: self._loss(method, leaves_NQ, targets_NQ, labels_N, views)[1], device)
+
+    @torch.no_grad()
+    def _transformed(
+        self, transform: nn.Module, targets_NQ: Sequence[Tensor], predictions_NQ: Sequence[Tensor]
+    ) -> tuple[Regularizer, Sequence[Tensor]]:
+        """Return the loss of this step and its targets, see `Regularizer.target_transform`."""
+        found: tuple[Regularizer, Sequence[Tensor]]
+        found = transform(targets_NQ, predictions_NQ, self.done(), self.engine.group)
+        return found
 
     @torch.no_grad()
     def _taught(self, parts: list[tuple[Tensor, ...]]) -> Sequence[Tensor] | None:
@@ -129,6 +146,7 @@ class Step:
 
     def _loss(
         self,
+        method: Regularizer,
         leaves_NQ: Sequence[Tensor],
         targets_NQ: Sequence[Tensor] | None,
         labels_N: Tensor | None,
@@ -139,9 +157,9 @@ class Step:
             loss, terms = LOSSES_OF_LABELS[self.labelled](leaves_NQ, labels_N, self.engine)
         elif self.is_asymmetric:
             targets_NQ = leaves_NQ[: self.global_views] if targets_NQ is None else targets_NQ
-            loss, terms = loss_of_targets(self.method, leaves_NQ[-count:], targets_NQ, self.engine)
+            loss, terms = loss_of_targets(method, leaves_NQ[-count:], targets_NQ, self.engine)
         else:
-            loss, terms = self.method(*leaves_NQ, engine=self.engine, global_views=self.global_views)
+            loss, terms = method(*leaves_NQ, engine=self.engine, global_views=self.global_views)
         # Beside a predictor, the embeddings of local views are no targets.
         return terms, torch.autograd.grad(loss, leaves_NQ, materialize_grads=self.is_asymmetric)
 

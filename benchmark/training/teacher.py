@@ -23,7 +23,7 @@ class Teacher(nn.Module):
     The state is that of the copy and of the transform, and empty without both.
 
     Attributes:
-        transform: What turns embeddings into targets; None: they are the targets.
+        transform: What turns embeddings into targets and the method into the loss of a step; None: they are both.
         network: The copy, without the predictor; None: the targets are the network's own embeddings.
     """
 
@@ -33,7 +33,7 @@ class Teacher(nn.Module):
         Args:
             student: On its device, with layers that can be copied: those of several processes cannot.
             config: Its settings.
-            transform: What turns embeddings into targets, see `Regularizer.target_transform`.
+            transform: See `Regularizer.target_transform`.
         """
         super().__init__()
         self.transform = transform

@@ -55,7 +55,9 @@ def _of_quadratic(method: Mapping[str, Any], q: int) -> CommonTerms:
     return CommonTerms(_QUADRATIC, method["alignment_weight"], 1.0)
 
 
-def _of_tico(method: Mapping[str, Any], q: int) -> CommonTerms:
+def _of_tico(method: Mapping[str, Any], q: int) -> CommonTerms | None:
+    if method.get("covariance_momentum"):
+        return None
     # No gradient flows through one of the kernel's two factors. 1 − cos is half of a squared distance.
     return CommonTerms(_QUADRATIC, q / method["covariance_weight"], method["covariance_weight"] / 2)
 

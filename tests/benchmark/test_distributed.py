@@ -43,6 +43,7 @@ CASES = {
     "bf16": ("epochs=4", "precision=bf16"),
     "teacher": ("epochs=4", "method=byol", "network.predictor.depth=2", "network.teacher=ema", "network.momentum=0.5"),
     "centred": ("epochs=4", "method=dino", "method.prototypes=24", "network.teacher=ema", "network.momentum=0.5"),
+    "memory": ("epochs=3", "method=tico", "method.covariance_momentum=0.5", "network.teacher=stop_gradient"),
     "labels": ("epochs=3", "baseline=supcon"),
     # The last, as evaluations that fail leave the other ranks alone with what follows.
     "micro": (
@@ -117,7 +118,7 @@ def one(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
 @pytest.mark.parametrize(
     ("size", "names"),
     [
-        (2, ["plain", "stopped", "micro", "teacher", "labels"]),
+        (2, ["plain", "stopped", "micro", "teacher", "labels", "memory"]),
         pytest.param(2, ["random", "bf16", "centred"], marks=pytest.mark.slow),
         pytest.param(4, list(CASES), marks=pytest.mark.slow),
     ],

@@ -434,6 +434,8 @@ ADAMW = ("optimizer=adamw", "optimizer.warmup_steps=2", "optimizer.clip_grad_nor
 HEURISTICS = {
     "byol": ("method=byol", "network.predictor.depth=2", "network.teacher=ema", "network.momentum=0.9"),
     "dino": ("method=dino", "method.prototypes=24", "network.teacher=ema", "network.momentum=0.9"),
+    "tico": ("method=tico", "method.covariance_momentum=0.9", "network.teacher=ema", "network.momentum=0.9"),
+    "supcon": ("baseline=supcon",),
 }
 
 

@@ -37,6 +37,10 @@ REFUSED = {
     "method=vicreg network.predictor.hidden_dim=8": "is without effect: there is no predictor; set network.pred",
     "method=vicreg network.momentum=0.9": "is without effect with network.teacher=none; set network.teacher=ema too",
     "method=vicreg network.teacher=ema network.momentum=1.5": "network.momentum=1.5 must be",
+    "method=tico method.covariance_momentum=0.9": "method.covariance_momentum=0.9 is without effect with network.tea",
+    f"method=mec method.warmup=0.1 {PREDICTOR}": "method.warmup=0.1 is without effect with network.teacher=none; set",
+    "method=mec method.warmup=1.5 network.teacher=ema": "warmup must be from 0 to 1",
+    "method=tico method.covariance_momentum=1.0 network.teacher=ema": "covariance_momentum must be from 0 to below 1",
     "method=vicreg network.teacher=mean": "network.teacher=mean must be",
 }
 
@@ -56,6 +60,16 @@ def test_cells_hold_no_more_than_they_use() -> None:
         assert Cell.stored(cell.plain()) == cell
     assert held == {"none": set(), "stop_gradient": {"teacher"}, "ema": {"teacher", "momentum"}}
     assert load_run(["method=vicreg"])[0].id == "4c8dcc173a5e"
+
+
+@pytest.mark.parametrize(("method", "setting"), [("tico", "covariance_momentum"), ("mec", "warmup")])
+def test_cells_hold_what_acts_beside_a_teacher_alone_only_where_it_acts(method: str, setting: str) -> None:
+    plain, _ = load_run([f"method={method}"])
+    acting, _ = load_run([f"method={method}", f"method.{setting}=0.5", "network.teacher=ema"])
+    assert setting not in plain.plain()["method"]
+    assert acting.plain()["method"][setting] == 0.5
+    assert [Cell.stored(cell.plain()) for cell in (plain, acting)] == [plain, acting]
+    assert plain.id == {"tico": "f7bbeed02cfb", "mec": "7758a57909e3"}[method]
 
 
 def config(teacher: str, depth: int = 0, momentum: float = 0.996) -> NetworkConfig:
@@ -158,7 +172,8 @@ def trained(method: Regularizer, teacher: str, depth: int, steps: int, *, centre
     """Train on pictures of stripes; return effective rank and feature spread of the last batch's embeddings."""
     settings = config(teacher, depth, momentum=0.9 if teacher == "ema" else 0.996)
     network = SiameseNetwork(settings, 16, 3, 16, 0, prototypes=method.prototypes)
-    own = None if teacher == "none" else Teacher(network, settings, method.target_transform() if centred else None)
+    transform = method.target_transform(method.prototypes) if centred else None
+    own = None if teacher == "none" else Teacher(network, settings, transform)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
     step = step_of(network, settings, own, method=method, optimizer=optimizer)
     pictures = [np.asarray(stripes(number % 3, number))[:16, :16] for number in range(96)]

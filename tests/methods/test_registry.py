@@ -95,7 +95,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "kcl_imq": KCL | {"kernel": "imq"},
     "kcl_riesz": KCL | {"kernel": "riesz", "scale": -1.0},
     # Liu et al. (NeurIPS 2022), the released command.
-    "mec": {"distortion": 64.0, "order": 4},
+    "mec": {"distortion": 64.0, "order": 4, "warmup": 0.0},
     # Kuang et al. (2026), on ImageNet-100.
     "rdmreg": {
         **{"alignment_weight": 25.0, "regularization_weight": 125.0, "directions": 8192},
@@ -111,7 +111,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     # Akbar (2026); the weight is ours.
     "weak_sigreg": {"regularization_weight": 1.0, "sketch_dim": 64},
     # Zhu et al. (2022).
-    "tico": {"covariance_weight": 8.0},
+    "tico": {"covariance_weight": 8.0, "covariance_momentum": 0.0},
     # Lee and Aune (2021), the code.
     "vibcreg": VICREG | {"covariance_weight": 200.0},
     # Zhang et al. (ICML 2024), the released command.

@@ -9,10 +9,11 @@ import lightly.loss
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from regbench import methods
 from regbench.methods import Engine
+from regbench.methods.base import Loss
 from regbench.methods.targets import loss_of_targets
 
 assert_close = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-12)
@@ -40,6 +41,12 @@ def assert_same(name: str, wanted: Tensor, predictions: Sequence[Tensor], target
         assert_close(torch.autograd.grad(loss.total, predictions), gradients)
 
 
+def loss_of_step(transform: nn.Module, predictions: Sequence[Tensor], targets: Sequence[Tensor], done: float) -> Loss:
+    """Compute what a step does of a method with a state, or one that follows the training."""
+    method, found = transform(targets, [p.detach() for p in predictions], done, None)
+    return loss_of_targets(method, predictions, found, Engine())
+
+
 def test_byol_and_simsiam_of_lightly() -> None:
     """Lightly has the negative cosine, of which BYOL's sum over both orders is an affine function."""
     (p1, p2), (t1, t2) = predictions, targets = of_two_views()
@@ -64,17 +71,61 @@ def test_dino_of_lightly(done: float, temperature: float) -> None:
     # Lightly has the temperature in single precision.
     temperatures = {"first_teacher_temperature": 1 / 32, "teacher_temperature": 3 / 32}
     method = methods.build("dino", prototypes=7, warmup=0.5, **temperatures)
-    theirs, centering = lightly.loss.DINOLoss(output_dim=7, warmup_teacher_temp_epochs=1), method.target_transform()
+    theirs, centering = lightly.loss.DINOLoss(output_dim=7, warmup_teacher_temp_epochs=1), method.target_transform(7)
     assert centering is not None
     theirs.double(), centering.double()
     for _ in range(2):
         predictions, targets = of_two_views()
         wanted = theirs(targets, predictions, teacher_temp=temperature)
-        found = loss_of_targets(method, predictions, centering(targets, done, None), Engine())
+        found = loss_of_step(centering, predictions, targets, done)
         assert_close(found.total, wanted)
         assert_close(torch.autograd.grad(found.total, predictions), torch.autograd.grad(wanted, predictions))
         assert_close(centering.center, theirs.center.flatten())
     assert torch.any(theirs.center != 0)
+
+
+def test_tico_over_the_steps_is_that_of_released_codes() -> None:
+    """On the batch of both orders of the views; C begins at zero and is a constant of each step.
+
+    sayannag/TiCo-pytorch lets the gradient flow through the batch's share of C too; lightly does not.
+    """
+    beta, rho = 0.75, 3.0
+    running = methods.build("tico", covariance_weight=rho, covariance_momentum=beta).target_transform(7)
+    assert running is not None
+    running.double()
+    library, covariance = lightly.loss.TiCoLoss(beta=beta, rho=rho), torch.zeros(7, 7, dtype=torch.float64)
+    for n in (12, 13, 14):
+        p1, p2, t1, t2 = draw(4, n)
+        predictions = [p1.requires_grad_(), p2.requires_grad_()]
+        found = loss_of_step(running, predictions, [t1, t2], 0.0)
+        z1, z2 = F.normalize(torch.cat([p1, p2]), dim=1), F.normalize(torch.cat([t2, t1]), dim=1)
+        covariance = beta * covariance + (1 - beta) * z1.detach().T @ z1.detach() / len(z1)
+        released = 1 - (z1 * z2).sum(dim=1).mean() + rho * (z1 @ covariance * z1).sum(dim=1).mean()
+        for wanted in (released, library(z1, z2)):
+            assert_close(found.total, wanted)
+            gradients = torch.autograd.grad(wanted, predictions, retain_graph=True)
+            assert_close(torch.autograd.grad(found.total, predictions, retain_graph=True), gradients)
+        assert_close(running.covariance, covariance)
+    assert not running.covariance.requires_grad
+
+
+@pytest.mark.parametrize(("done", "times"), [(0.0, 8.0), (0.05, 4.5), (0.1, 1.0), (0.7, 1.0)])
+def test_mec_in_training_is_that_of_the_released_code(done: float, times: float) -> None:
+    """`loss_func` of xinliu20/MEC, with its `lamda_inv` of the step."""
+    predictions, targets = of_two_views()
+    n, q = predictions[0].shape
+    inverse = times * n * 3.0 / q
+
+    def traces(p: Tensor, z: Tensor) -> Tensor:
+        c = F.normalize(p, dim=1) @ F.normalize(z, dim=1).T / inverse
+        return torch.stack([(-1) ** (k + 1) / k * torch.linalg.matrix_power(c, k).trace() for k in range(1, 5)]).sum()
+
+    wanted = -0.5 * inverse / n * (traces(targets[0], predictions[1]) + traces(targets[1], predictions[0]))
+    rising = methods.build("mec", distortion=3.0, warmup=0.1).target_transform(q)
+    assert rising is not None
+    found = loss_of_step(rising, predictions, targets, done)
+    assert_close(found.total, wanted)
+    assert_close(torch.autograd.grad(found.total, predictions), torch.autograd.grad(wanted, predictions))
 
 
 def test_swav_of_lightly() -> None:
