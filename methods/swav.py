@@ -46,7 +46,8 @@ class SwAV(Regularizer):
         memory="O(n k)",
         published="3000 prototypes, τ = 0.1, ε = 0.05, 3 iterations, batch 4096, ResNet-50 on ImageNet",
         views="the same paper, Eq. (6)",
-        limitation="the original keeps the prototypes as they are in the first steps, and small batches have a queue",
+        limitation="the original keeps the prototypes as they are in the first steps; its queue, for batches of fewer "
+        "images than prototypes, is left out: it holds earlier embeddings, and this loss sees their scores alone",
         symmetric=False,
         ordered=False,
     )
