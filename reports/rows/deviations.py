@@ -1,10 +1,11 @@
-"""How far scores scatter: means with their deviations, and what of these is of the seed and of the search."""
+"""How far scores scatter: means with their deviations, and what of these is of the seed, the search and the machine."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -63,14 +64,24 @@ class Components:
 
 
 def components(rows: Iterable[Mapping[int, Sequence[float]]]) -> Components | None:
-    """Estimate both components from rows given as search -> scores of its final seeds.
+    """Estimate both components from rows given as search -> scores of its final seeds; None as `nested_deviations`."""
+    found = nested_deviations(rows)
+    return None if found is None else Components(*found)
 
-    The analysis of variance of seeds nested in searches nested in rows, which may be unbalanced (Searle, Casella and
-    McCulloch, Variance Components, 1992, chapter 3): the mean square between searches has the expectation
-    σ²_seed + n₀ σ²_search.
+
+def nested_deviations(rows: Iterable[Mapping[Any, Sequence[float]]]) -> tuple[float, float] | None:
+    """Estimate how far scores scatter within the groups of a row, and how far its groups do.
+
+    The analysis of variance of runs nested in groups nested in rows, which may be unbalanced (Searle, Casella and
+    McCulloch, Variance Components, 1992, chapter 3): the mean square between groups has the expectation
+    σ²_within + n₀ σ²_group. A group is a search, or a machine.
+
+    Args:
+        rows: Of each row, group -> scores of its runs.
 
     Returns:
-        None without a row of two searches, or without a search of two seeds.
+        The standard deviations σ_within and σ_group; None without a row of two groups, or without a group of two runs
+        in such a row.
     """
     within = between = size = 0.0
     within_freedom = between_freedom = 0
@@ -80,16 +91,16 @@ def components(rows: Iterable[Mapping[int, Sequence[float]]]) -> Components | No
         if len(row) < 2:
             continue
         for scores in row.values():
-            # NumPy's variance divides by n, so this is the sum of squares about the search's mean.
+            # NumPy's variance divides by n, so this is the sum of squares about the group's mean.
             within += float(np.var(scores)) * len(scores)
         within_freedom += int(counts.sum()) - len(row)
         between += float(counts @ (means - np.average(means, weights=counts)) ** 2)
         between_freedom += len(row) - 1
-        # The sum of n₀, each with its degrees of freedom: n₀ is the number of seeds where all searches have as many.
+        # The sum of n₀, each with its degrees of freedom: n₀ is the number of runs where all groups have as many.
         size += float(counts.sum() - np.square(counts).sum() / counts.sum())
     if not within_freedom or not between_freedom:
         return None
-    of_seed = within / within_freedom
-    of_search = (between / between_freedom - of_seed) / (size / between_freedom)
-    # A difference of two estimates, which is below 0 by chance where searches hardly differ.
-    return Components(math.sqrt(of_seed), math.sqrt(max(0.0, of_search)))
+    of_run = within / within_freedom
+    of_group = (between / between_freedom - of_run) / (size / between_freedom)
+    # A difference of two estimates, which is below 0 by chance where groups hardly differ.
+    return math.sqrt(of_run), math.sqrt(max(0.0, of_group))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 
 from regbench.benchmark.rundir.record import Record
-from regbench.reports.rows.deviations import components
-from regbench.reports.rows.significance import LEVEL, POWER
+from regbench.reports.rows.deviations import components, nested_deviations
+from regbench.reports.rows.significance import LEVEL, POWER, images_for
 from regbench.reports.rows.summary import Summary
 
 # A note is one paragraph below a table: of what is listed in it, a reader sees the first few and how many more.
@@ -34,6 +35,7 @@ def task_notes(summary: Summary) -> list[str]:
         *_missing_notes(summary),
         *_origin_notes(summary),
         *search_notes(summary),
+        *machine_notes(summary),
     ]
 
 
@@ -237,7 +239,7 @@ def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
 
 
 def power_notes(summary: Summary) -> list[str]:
-    """Say which differences of the headline score these rows and seeds can find, and what smaller ones would take."""
+    """Say which differences of the headline score can be found here, and how many seeds and images others take."""
     headline = summary.headline
     if headline is None or summary.scores[headline].unit != "%":
         return []
@@ -248,11 +250,15 @@ def power_notes(summary: Summary) -> list[str]:
     title, found = summary.scores[headline].title, tukey.power.detectable(tukey.seeds)
     one, half = tukey.power.seeds_for(1.0), tukey.power.seeds_for(0.5)
     plural = UNITS[summary.unit]
+    accuracy = fmean(tukey.means.values())
+    many, more = images_for(accuracy, 1.0), images_for(accuracy, 0.5)
     return [
         f"What this comparison can tell: with {tukey.seeds} {plural} of each of {tukey.rows} rows, a true difference "
         f"of {found:.2g} points of {title} is found with {100 * POWER:.0f} % power at {100 * LEVEL:.0f} % (Tukey's "
         f"test with its spread; normal approximation). A difference of 1 point takes {one} {plural}, one of 0.5 points "
-        f"{half}."
+        f"{half}. All {plural} have the same test images, whose own error they do not average out: it is below half of "
+        f"such a difference with {many:,} and {more:,} test images (binomial variance at the rows' mean of "
+        f"{accuracy:.0f} %; fewer are enough, as methods share the images)."
     ]
 
 
@@ -275,6 +281,45 @@ def search_notes(summary: Summary) -> list[str]:
                 "variance of a single run (estimated over all rows)."
             )
     return notes
+
+
+def machine_notes(summary: Summary) -> list[str]:
+    """Say how much of the variance is the machine's, where runs of a row were done on processors of several models."""
+    notes = []
+    methods = [row for row in summary.rows if not row.is_reference]
+    for name in summary.leading:
+        models: set[str] = set()
+        groups = []
+        for row in methods:
+            # Runs of one search are compared, so that what the search gives does not count as the machine's.
+            searches: dict[int | None, dict[str, list[float]]] = {}
+            own = set()
+            for record in row.records:
+                value = record.score(name, "test")
+                if value is not None:
+                    own.add(processor(record))
+                    searches.setdefault(record.search, {}).setdefault(processor(record), []).append(value)
+            if len(own) > 1:
+                models |= own
+                groups += list(searches.values())
+        if not models:
+            continue
+        title, listed = summary.scores[name].title, "; ".join(sorted(models))
+        found = nested_deviations(groups)
+        if found is None:
+            rest = "seed's and the search's" if summary.unit == "search" else "seed's"
+            return [f"Runs of a row come from several machines ({listed}): too few to tell their part from the {rest}."]
+        seed, of_machine = found
+        notes.append(
+            f"Standard deviation of {title} between machines ({listed}) within a row and search: {of_machine:.2f} "
+            f"points, beside {seed:.2f} from the seed on one machine (over all rows with runs on several)."
+        )
+    return notes
+
+
+def processor(record: Record) -> str:
+    """Name the model of the GPU or CPU that a record comes from, without the number of its cores."""
+    return str(record.environment.get("hardware")).rpartition(" cores of ")[2]
 
 
 def machine(record: Record) -> str:

@@ -164,6 +164,21 @@ class Power:
         return seeds
 
 
+def images_for(accuracy: float, difference: float) -> int:
+    """Return how many test images are enough for their own error to be below half of a difference of two methods.
+
+    An accuracy p on m images has the binomial variance p (1 − p) / m. The difference of two methods of accuracy p has
+    2 p (1 − p) (1 − ρ) / m, where ρ correlates which images they get right. Methods share the test images, and an image
+    that is hard for one is hard for the other: this assumes ρ ≥ 0 and takes 0, which gives m = 8 p (1 − p) / δ². A mean
+    over seeds varies less between images than one run, so that m is enough for it too.
+
+    Args:
+        accuracy: Accuracy of both methods in per cent.
+        difference: Their difference δ in percentage points.
+    """
+    return math.ceil(2 * accuracy * (100 - accuracy) / (difference / 2) ** 2)
+
+
 def own_weight(rows: int) -> float:
     """Return the weight of a pair's own variance: two rows have one between them, which is not added to itself."""
     return max(rows - 2, 0) / max(rows - 1, 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from regbench.reports.rows.deviations import components
+from regbench.reports.rows.notes import machine_notes
 from regbench.reports.rows.significance import LEVEL, Tukey, best
 from regbench.reports.rows.summary import Configuration
 from regbench.reports.tables.details import accuracy_table
@@ -114,3 +117,36 @@ def test_a_row_stands_for_all_of_its_searches(runs: Path, record: Make) -> None:
     assert f"{split.seed:.2f} points from the final seed and {split.search:.2f} from the search" in notes
     assert "searches as blocks" in notes
     assert "with 3 searches of each of 2 rows" in notes
+
+
+@pytest.mark.parametrize("searches", [1, 3])
+def test_the_machines_part_of_the_variance_is_told_where_rows_ran_on_several(
+    runs: Path, record: Make, searches: int
+) -> None:
+    """Half of the seeds ran on another processor, two points off; searches are five points apart."""
+    rng = np.random.default_rng(0)
+    for label, search, seed in itertools.product(("VICReg", "AUH"), range(searches), range(6)):
+        environment = {"hardware": f"{seed + 1} cores of {'slow' if seed % 2 else 'fast'} CPU"}
+        linear = 70 + 5 * search + 2 * (seed % 2) + 0.1 * rng.normal()
+        how = {"hyperparameters": GIVEN | {"sha256": label, "search": search if searches > 1 else None}}
+        method = {"name": label.lower(), "alignment_weight": 10.0 + search}
+        cell, more = {"method": method}, {"choice": how, "environment": environment}
+        record(label, 1000 * search + seed, cell=cell, linear=linear, tuning=60.0, **more)
+    _, of_linear = machine_notes(task(runs))
+    told = "Standard deviation of linear top-1 between machines (fast CPU; slow CPU) within a row and search: "
+    assert of_linear.startswith(told)
+    machine, seed = map(float, re.findall(r"(\d\.\d\d) ?(?:points|from)", of_linear))
+    assert machine == pytest.approx(math.sqrt(2), abs=0.05)  # two machines that are two points apart
+    assert seed == pytest.approx(0.1, abs=0.05)
+
+
+def test_machines_are_not_told_from_seeds_where_each_has_one_and_not_named_where_there_is_one(
+    runs: Path, record: Make
+) -> None:
+    record("VICReg", environment={"hardware": "1 cores of one CPU"})
+    record("VICReg", 1, environment={"hardware": "2 cores of one CPU"})
+    record("SimCLR", environment={"hardware": "another CPU"})
+    assert machine_notes(task(runs)) == []
+    record("SimCLR", 1, environment={"hardware": "2 cores of one CPU"})
+    (note,) = machine_notes(task(runs))
+    assert note.endswith("(another CPU; one CPU): too few to tell their part from the seed's.")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 from scipy.stats import studentized_range
 
 from regbench.reports.rows.notes import power_notes
-from regbench.reports.rows.significance import LEVEL, POWER, Best, Tukey, best
+from regbench.reports.rows.significance import LEVEL, POWER, Best, Tukey, best, images_for
 from regbench.reports.tables.leaderboard import leaderboard
 from tests.reports.reading import Make, task
 
@@ -100,13 +101,30 @@ def test_the_leaderboard_says_what_it_can_tell(runs: Path, record: Make) -> None
         for label, linear in zip(LABELS, scores, strict=True):
             record(label, seed, linear=linear)
     summary = task(runs)
-    test = summary.tukey("linear_top1").power
+    tukey = summary.tukey("linear_top1")
+    test, mean = tukey.power, np.mean(list(tukey.means.values()))
     (note,) = power_notes(summary)
     assert leaderboard(summary).notes[-1] == note
     assert (
         f"with 3 seeds of each of 3 rows, a true difference of {test.detectable(3):.2g} points of linear top-1" in note
     )
     assert f"1 point takes {test.seeds_for(1)} seeds, one of 0.5 points {test.seeds_for(0.5)}." in note
+    assert f"with {images_for(mean, 1):,} and {images_for(mean, 0.5):,} test images" in note
+
+
+def test_so_many_images_keep_the_error_of_a_difference_below_half_of_it() -> None:
+    """Two methods of 70 %, simulated: of each image they share how hard it is, or nothing at all."""
+    assert images_for(50.0, 1.0) == 20_000
+    number = images_for(70.0, 2.0)
+    rng = np.random.default_rng(0)
+    shared, own = rng.normal(size=(400, 1, number)), rng.normal(size=(400, 2, number))
+    errors = []
+    for part in (0.0, 0.5):
+        hits = math.sqrt(part) * shared + math.sqrt(1 - part) * own < NormalDist().inv_cdf(0.7)
+        accuracies = 100 * hits.mean(axis=2)
+        errors.append(np.std(accuracies[:, 0] - accuracies[:, 1]))
+    assert errors[0] == pytest.approx(1.0, abs=3 / math.sqrt(800))  # three standard errors of a deviation
+    assert errors[1] < 0.9
 
 
 def test_without_a_spread_nothing_is_promised(runs: Path, record: Make) -> None:
