@@ -25,7 +25,6 @@ from torch.overrides import TorchFunctionMode
 
 from regbench import methods
 from regbench.files import write_text
-from regbench.instruments.audit.explain import textbook
 from regbench.instruments.audit.probes import PROBES, run_probe
 from regbench.instruments.audit.target import Target
 from regbench.instruments.loss_checks import draw_views, evaluate, relative
@@ -167,7 +166,8 @@ class Mutant:
     def __call__(self, *views_NQ: Tensor) -> Tensor:
         """Compute the loss, a scalar."""
         with _Line(MISTAKES[self.mistake] if self.mistake >= 0 else None, self.place):
-            value = textbook(methods.build(self.method), views_NQ, len(views_NQ), seed=torch.initial_seed())
+            terms = methods.build(self.method).view_terms(views_NQ, len(views_NQ))
+            value = torch.stack(list(terms.values())).sum()
         return 3 * value + 1 if self.mistake == TWIN else value
 
 
