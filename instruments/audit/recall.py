@@ -27,7 +27,7 @@ from regbench import methods
 from regbench.files import write_text
 from regbench.instruments.audit.probes import PROBES, run_probe
 from regbench.instruments.audit.target import Target
-from regbench.instruments.loss_checks import draw_views, evaluate, relative
+from regbench.instruments.loss_checks import draw_views, evaluate, relative, seeded
 
 PER_METHOD = 20
 """The most mutants of one method; they are drawn evenly from the mistakes that its formula allows."""
@@ -198,7 +198,8 @@ def mutants(method: str) -> Iterator[tuple[int, str]]:
 
 def _looked_at(loss: Mutant, views_NQ: Sequence[Tensor]) -> Tensor:
     """Put value and gradients into one vector."""
-    value, gradients = evaluate(lambda views, seed=0: loss(*views), views_NQ)
+    with seeded(0):
+        value, gradients = evaluate(lambda views, seed=0: loss(*views), views_NQ)
     return torch.cat([value.reshape(1), *(gradient_NQ.flatten() for gradient_NQ in gradients)])
 
 
