@@ -40,6 +40,11 @@ class Features:
     x_ND: Tensor
     y_N: Tensor
 
+    @property
+    def even(self) -> Features:
+        """Those of every second image, from the first on."""
+        return Features(self.x_ND[::2], self.y_N[::2])
+
 
 @dataclass(frozen=True)
 class Encoder:

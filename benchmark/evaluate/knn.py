@@ -7,6 +7,7 @@ C = classes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,7 +69,13 @@ class KNN(Evaluation):
     def select(self, name: str, subject: Subject) -> Scores:
         """Return the scores on the selection split."""
         splits = subject.task.splits(name)
-        return self._scores(splits[0], subject) if splits else []
+        if not splits:
+            return []
+        top1, *others = self._scores(splits[0], subject)
+        bank, queries = (subject.features(split, self.interpolation) for split in ("train", splits[0]))
+        num_classes, device = subject.task.dataset.num_classes, subject.compute.device
+        found = weighted_knn(bank, queries.even, [self.k], self.temperature, num_classes, device)
+        return [replace(top1, even=found[self.k][0]), *others]
 
     def run(self, name: str, subject: Subject) -> Scores:
         """Return the scores on the test split; none if that chose."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -138,6 +139,10 @@ class LinearProbe(Evaluation):
         scores: Scores = []
         for split, of_heads in found.items():
             scores += accuracy_scores(score, title, of_heads[chosen], split, protocol)
+        # Features of a data set of its own are not kept, and hyperparameters are not chosen by it.
+        if self.dataset is None and found and scores[0].split == subject.task.select_on:
+            half = subject.features(scores[0].split, self.interpolation).even
+            scores[0] = replace(scores[0], even=heads.accuracies(half)[chosen][0])
         return scores
 
     def _protocol(self, rate: str) -> str:

@@ -167,7 +167,9 @@ def _mean_score(scores: Scores, split: str) -> Score:
     names = " and ".join(score.name for score in scores)
     titles = " and ".join(score.title.removesuffix(" top-1") for score in scores)
     mean = sum(score.value for score in scores) / len(scores)
-    return Score("selection_top1", mean, split, f"mean of {names}", f"mean of {titles} top-1")
+    halves = [score.even for score in scores if score.even is not None]
+    even = sum(halves) / len(scores) if len(halves) == len(scores) else None
+    return Score("selection_top1", mean, split, f"mean of {names}", f"mean of {titles} top-1", even=even)
 
 
 def selection_splits(config: EvaluationConfig, task: Task) -> list[str]:

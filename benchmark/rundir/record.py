@@ -34,6 +34,7 @@ class Score:
         title: Its name in tables, without the unit, such as "linear top-1".
         unit: The unit, such as "%"; empty for a pure number.
         higher_is_better: None where no value is the best.
+        even: The value on every second image of the split, from the first on, where hyperparameters are chosen by it.
     """
 
     name: str
@@ -43,11 +44,18 @@ class Score:
     title: str
     unit: str = "%"
     higher_is_better: bool | None = True
+    even: Number | None = None
 
     @property
     def head(self) -> str:
         """The title with the unit, for the head of a column."""
         return f"{self.title} ({self.unit})" if self.unit else self.title
+
+    @property
+    def halves(self) -> tuple[float, float] | None:
+        """The values on the images of even and of odd index; None where they are not known."""
+        # The value is the mean of both where they have as many images; with one more in the first it is nearly so.
+        return None if self.even is None else (self.even, 2 * self.value - self.even)
 
     @property
     def text(self) -> str:

@@ -3,6 +3,7 @@
 It is the exact mean over all sets of k trials (Dodge, Gururangan, Card, Schwartz and Smith, Show Your Work, EMNLP 2019,
 but without replacement). So it takes trials as drawn at random, though later ones of a search look around the best.
 Compared are trainings of equal length: a search trains more configurations for a part of the epochs than for all.
+Where records have the score on each half of the images, one half chooses and the other scores.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from statistics import fmean
 
 import numpy as np
 
-from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.tuning_choice import APART
 from regbench.reports.rows.summary import Configuration, Row, Summary, of_same_seeds
 
@@ -33,9 +34,13 @@ class Effort:
     expected: tuple[float, ...]
 
 
-def expected_best(scores: Sequence[float]) -> list[float]:
-    """Return the mean of the best of k scores over all sets of k of them, for k = 1 to all; none of none."""
-    ordered, n = np.sort(scores), len(scores)
+def expected_best(scores: Sequence[float], chosen_by: Sequence[float] | None = None) -> list[float]:
+    """Return the mean of the best of k scores over all sets of k of them, for k = 1 to all; none of none.
+
+    The best is the one with the highest number in `chosen_by`, or without that the highest score.
+    """
+    n = len(scores)
+    ordered = np.array(scores)[np.argsort(scores if chosen_by is None else chosen_by, kind="stable")]
     below = np.arange(n)
     # The share of the sets whose best has i scores below it: C(i, k − 1) / C(n, k).
     share = np.full(n, 1 / max(n, 1))
@@ -68,6 +73,7 @@ def efforts(summary: Summary) -> list[Effort]:
             own.setdefault(number, []).append(record)
         for number, records in own.items():
             searches.setdefault(number, []).append(Configuration(tuple(records)))
+    halved = has_halves(summary)
     found = []
     for row in summary.rows:
         lengths = {} if row.is_reference else groups.get(row.place(keys), {})
@@ -77,7 +83,12 @@ def efforts(summary: Summary) -> list[Effort]:
             continue
         # The length of most trials, and of equally many the longer one.
         epochs = max(lengths, key=lambda length: (sum(map(len, lengths[length].values())), length))
-        curves = [expected_best(_scores(trials, summary)) for trials in lengths[epochs].values()]
+        curves = []
+        for trials in lengths[epochs].values():
+            even, odd = np.reshape(_scores(trials, summary, halved=halved), (-1, 2)).T
+            # Either half chooses and the other scores. Without halves both are the same, and so are the two curves.
+            by_odd, by_even = expected_best(even, odd), expected_best(odd, even)
+            curves.append(np.mean([by_odd, by_even], axis=0).tolist())
         # A mean over the searches takes a k that all of them have reached.
         most = min(map(len, curves))
         if most > 1:
@@ -86,16 +97,40 @@ def efforts(summary: Summary) -> list[Effort]:
     return found
 
 
-def _scores(trials: Sequence[Configuration], summary: Summary) -> list[float]:
-    """Return the score of each trial, over the seeds that all have."""
+def has_halves(summary: Summary) -> bool:
+    """Tell whether all trials have the score that chose on each half of the images."""
+    for configuration in (*summary.configurations, *summary.short):
+        for record in configuration.records:
+            score = _selection(record, summary)
+            if score is not None and score.halves is None and not configuration.is_reference:
+                return False
+    return True
+
+
+def _selection(record: Record, summary: Summary) -> Score | None:
+    """Return the score of a record that chose among configurations."""
+    for score in record.scores:
+        if (score.name, score.split) == (summary.selection, summary.selection_split):
+            return score
+    return None
+
+
+def _scores(trials: Sequence[Configuration], summary: Summary, *, halved: bool) -> list[tuple[float, float]]:
+    """Return the score of each trial on both halves of the images, or twice that on all, over the seeds all have."""
     scores = []
     for trial in of_same_seeds(trials):
-        found = trial.score(summary.selection, summary.selection_split)
+        known = []
+        for record in trial.records:
+            score = _selection(record, summary)
+            if score is not None:
+                halves = score.halves if halved else None
+                known.append(halves or (score.value, score.value))
         # Whoever tunes pays for a trial that diverges. To leave it out would make an unstable method look cheap.
         if trial.diverged:
-            scores.append(0.0)
-        elif found is not None:
-            scores.append(found.mean)
+            scores.append((0.0, 0.0))
+        elif known:
+            even, odd = zip(*known, strict=True)
+            scores.append((fmean(even), fmean(odd)))
     return scores
 
 

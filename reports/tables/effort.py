@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from regbench.reports.rows.expected_best import Effort, efforts, luck
+from regbench.reports.rows.expected_best import Effort, efforts, has_halves, luck
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.table import Column, Filled, Table, table_of_rows
 
@@ -32,16 +32,22 @@ def effort_table(summary: Summary) -> Table | None:
         "Trials are trainings of equal length; of a search those of the length that most were trained for. They count "
         "as drawn at random, though later ones of a search look around the best. One that diverged counts 0.",
     ]
+    optimistic = "The best is optimistic, as the same images and seeds choose and score it."
+    if has_halves(summary):
+        optimistic = (
+            "Every second image of the split chooses the best and the others score it, and the other way round. The "
+            "same seeds choose and score it, and the learning rate of a probe is chosen on all of these images."
+        )
     # It is known only where final runs with seeds of their own were scored on the split that chose.
     optimism = luck(summary)
     if optimism is not None:
         direction = "less" if optimism >= 0 else "more"
         notes.append(
-            "The best is optimistic, as the same images and seeds choose and score it. On the same split, the chosen "
-            f"configurations score {abs(optimism):.2f} points {direction} with other seeds (mean over the rows)."
+            f"{optimistic} On the same split, the chosen configurations score {abs(optimism):.2f} points {direction} "
+            "with other seeds (mean over the rows)."
         )
     else:
-        notes.append("The best is optimistic, as the same images and seeds choose and score it.")
+        notes.append(optimistic)
     return table_of_rows(summary, "effort", "Score against tuning budget", columns, notes)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ from regbench import RegbenchError
 from regbench.benchmark.compute import Compute, resolve
 from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.base import EVALUATIONS, Task
-from regbench.benchmark.evaluate.features import Encoder, Images
+from regbench.benchmark.evaluate.features import Encoder, Features, Images
 from regbench.benchmark.evaluate.finetune import FineTuning
-from regbench.benchmark.evaluate.knn import KNN
+from regbench.benchmark.evaluate.knn import KNN, weighted_knn
 from regbench.benchmark.evaluate.linear import LinearHeads, LinearProbe, shuffled
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.evaluate.subject import Subject, selection_splits
@@ -114,6 +115,26 @@ def test_several_k_are_scored_in_one_pass(make: Make, cell: Cell) -> None:
     assert list(scores) == [(name, split) for split in ("tuning", "test") for name in names]
     alone = make("alone", knn=KNN(k=20)).run("knn")
     assert scores["knn_k20_top1", "test"] == named(alone)["knn_top1", "test"]
+
+
+def test_what_chooses_is_scored_on_both_halves_of_the_tuning_split(make: Make) -> None:
+    """Both evaluations and their mean; those that choose nothing have no halves."""
+    subject = make("halves", knn=KNN(k=5), probe=probing(features="cached"), select_by=("knn", "probe"))
+    scores = {score.name: score for score in subject.select()}
+    train, tuning = (subject.features(split, "bicubic") for split in ("train", "tuning"))
+    odd = Features(tuning.x_ND[1::2], tuning.y_N[1::2])
+    rate = subject.choices.entries["probe_learning_rate"]["chosen"]
+    heads: LinearHeads = subject.once("probe", LinearHeads)
+    by_odd = {
+        "knn_top1": weighted_knn(train, odd, [5], 0.07, 3)[5][0],
+        "linear_top1": heads.accuracies(odd)[(0.001, 0.1).index(rate)][0],
+    }
+    by_odd["selection_top1"] = fmean(by_odd.values())
+    for name, accuracy in by_odd.items():
+        halves = scores[name].halves
+        assert halves is not None
+        assert halves[1] == pytest.approx(accuracy)
+    assert {score.even for score in subject.run("knn")} == {None} == {scores["knn_top5"].even}
 
 
 def test_hyperparameters_may_be_chosen_by_the_mean_of_knn_and_linear_probing(

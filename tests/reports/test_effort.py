@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -116,6 +117,26 @@ def test_repeated_searches_are_taken_one_by_one(runs: Path, record: Make) -> Non
         entries.append(chosen("VICReg", ranked(name), setting=setting))
     tuning_choice(runs / "quickstart", *entries)
     assert only(runs).expected == pytest.approx(((65 + 72) / 2, (70 + 80) / 2))
+
+
+def test_one_half_of_the_images_chooses_and_the_other_scores(runs: Path, record: Make) -> None:
+    halves = ((60.0, 70.0), (80.0, 66.0), (70.0, 75.0))
+    for weight, (even, odd) in enumerate(halves):
+        of_trial = replace(score("knn_top1", (even + odd) / 2, "tuning"), even=even)
+        status = "done" if not weight else "tuned"
+        record(cell={"method": {"name": "vicreg", "alignment_weight": 1.0 + weight}}, status=status, scores=(of_trial,))
+    by_hand = []
+    for k in (1, 2, 3):
+        bests = []
+        for tried in itertools.combinations(halves, k):
+            bests += [max(tried)[1], max(tried, key=lambda trial: trial[1])[0]]
+        by_hand.append(fmean(bests))
+    assert only(runs).expected == pytest.approx(by_hand)
+    table = effort_table(task(runs))
+    assert table is not None
+    assert "Every second image of the split chooses the best and the others score it" in table.notes[-1]
+    trial(record, 9, 72.6)  # a record without halves, as they were: all are then taken on all images
+    assert only(runs).expected[-1] == 73.0
 
 
 def test_one_trial_has_no_such_table(runs: Path, record: Make) -> None:
