@@ -9,6 +9,7 @@ import pytest
 
 from regbench.benchmark.rundir.lease import read_attempts
 from regbench.benchmark.rundir.record import read_record
+from regbench.benchmark.rundir.tuning_choice import read_choice
 from regbench.slurm import manage
 from regbench.slurm.queue import submissions
 from tests.slurm.testbed import Testbed, wait_for
@@ -58,6 +59,30 @@ def test_a_tuning_chooses_and_tests_what_it_chose(user: User) -> None:
     assert sorted(status.state for status in manage.statuses(user.sweep)) == ["done"] * 4 + ["tuned"] * 2
     stages = [entry["stages"] for entry in submissions(user.sweep)]
     assert sorted(stages) == [["pretrain", "tune"], ["pretrain", "tune", "final"]]
+
+
+def test_a_repeated_tuning_chooses_in_each_search_and_scores_each_choice(user: User) -> None:
+    user.write("method=vicreg method.alignment_weight=10,20")
+    tune = ("tune", "own.yaml", "--repeats", "2", "--seeds", "0,1", *OPTIONS)
+    assert "the same command goes on" in user.run(*tune)
+    wait_for(lambda: user.states() == {"tuned"}, "both searches", 600)
+    assert len(manage.statuses(user.sweep)) == 4
+    user.run(*tune, "--wait", "--report")
+    choice = read_choice(user.sweep)
+    assert choice is not None
+    assert [entry.search for entry in choice.choices] == [0, 1]
+    finals = []
+    for status in manage.statuses(user.sweep):
+        record = read_record(status.directory)
+        if record is not None:
+            finals.append((record.search, record.seed))
+            weight = record.cell["method"]["alignment_weight"]
+            entry = choice.choices[record.search or 0]
+            assert weight == entry.ranking[0].hyperparameters["method.alignment_weight"]
+    assert sorted(finals) == [(0, 0), (0, 1), (1, 1000), (1, 1001)]
+    assert "| 4 in 2 " in (user.sweep / "report" / "leaderboard.md").read_text()
+    again = user.run(*tune, "--wait")
+    assert "0 to run" in again
 
 
 def test_stages_follow_each_other_without_anybody_waiting(user: User, slurm: Testbed) -> None:
