@@ -85,7 +85,7 @@ def efforts(summary: Summary) -> list[Effort]:
         epochs = max(lengths, key=lambda length: (sum(map(len, lengths[length].values())), length))
         curves = []
         for trials in lengths[epochs].values():
-            even, odd = np.reshape(_scores(trials, summary, halved=halved), (-1, 2)).T
+            even, odd = np.reshape(_scores(trials, summary, halved=halved), (-1, 2)).T.tolist()
             # Either half chooses and the other scores. Without halves both are the same, and so are the two curves.
             by_odd, by_even = expected_best(even, odd), expected_best(odd, even)
             curves.append(np.mean([by_odd, by_even], axis=0).tolist())

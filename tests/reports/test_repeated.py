@@ -135,9 +135,9 @@ def test_the_machines_part_of_the_variance_is_told_where_rows_ran_on_several(
     _, of_linear = machine_notes(task(runs))
     told = "Standard deviation of linear top-1 between machines (fast CPU; slow CPU) within a row and search: "
     assert of_linear.startswith(told)
-    machine, seed = map(float, re.findall(r"(\d\.\d\d) ?(?:points|from)", of_linear))
-    assert machine == pytest.approx(math.sqrt(2), abs=0.05)  # two machines that are two points apart
-    assert seed == pytest.approx(0.1, abs=0.05)
+    of_machine, of_seed = map(float, re.findall(r"(\d\.\d\d) ?(?:points|from)", of_linear))
+    assert of_machine == pytest.approx(math.sqrt(2), abs=0.05)  # two machines that are two points apart
+    assert of_seed == pytest.approx(0.1, abs=0.05)
 
 
 def test_machines_are_not_told_from_seeds_where_each_has_one_and_not_named_where_there_is_one(
