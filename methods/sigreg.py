@@ -76,8 +76,10 @@ class SIGReg(Sliced):
         frequencies = torch.linspace(0, self.largest_frequency, self.knots, dtype=torch.float64)
         normals = (-(frequencies**2) / 2).exp().tolist()
         for knot, (frequency, normal) in enumerate(zip(frequencies.tolist(), normals, strict=True)):
+            if knot == 0:
+                continue  # both functions are 1 at 0
             angles_NK = projections_NK * frequency
             error_K = (angles_NK.cos().mean(dim=0) - normal).square() + angles_NK.sin().mean(dim=0).square()
             # The trapezoid rule halves its two ends. All is doubled because the integrand is even.
-            total = total + (step if knot in (0, self.knots - 1) else 2 * step) * normal * error_K
+            total = total + (step if knot == self.knots - 1 else 2 * step) * normal * error_K
         return len(projections_NK) * total.mean()

@@ -75,10 +75,11 @@ class SUSReg(Sliced):
         projections_NK = u_NQ @ directions_QK
         step = self.largest_frequency / (self.knots - 1)
         total = projections_NK.new_zeros(projections_NK.shape[1])
-        for knot in range(self.knots):
+        # At the first knot, frequency 0, both functions are 1.
+        for knot in range(1, self.knots):
             frequency = knot * step
             # The trapezoid rule halves its two ends. All is doubled because the integrand is even.
-            weight = (1 if knot in (0, self.knots - 1) else 2) * step * math.exp(-(frequency**2) / 2)
+            weight = (1 if knot == self.knots - 1 else 2) * step * math.exp(-(frequency**2) / 2)
             # From both 1 is taken off, which they are close to as projections are about 1/√q: cos x − 1 = −2 sin²(x/2).
             uniform = _characteristic_less_one(frequency, u_NQ.shape[1])
             real_K = -2 * (projections_NK * (frequency / 2)).sin().square().mean(dim=0) - uniform

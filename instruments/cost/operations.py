@@ -1,0 +1,64 @@
+"""Count the operations that a loss gives a GPU, without one: `python -m regbench.instruments.cost.operations`.
+
+A GPU's host takes some microseconds to start each of them, which small losses wait for.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from regbench import methods
+from regbench.methods import Engine
+from regbench.methods.pairwise import panels_of
+
+SIZES = ((256, 8192), (4096, 2048), (2048, 32768))
+# They only describe memory, or take it.
+_WITHOUT_WORK = {"detach", "alias", "_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty"}
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations that work on a device other than the CPU; views are none.
+
+    Attributes:
+        count: The number of them.
+    """
+
+    def __init__(self) -> None:
+        """Begin at 0."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count an operation."""
+        out = func(*args, **(kwargs or {}))
+        works = not func.is_view and func.overloadpacket.__name__ not in _WITHOUT_WORK
+        on_device = any(isinstance(each, Tensor) and each.device.type != "cpu" for each in tree_leaves(out))
+        self.count += works and on_device
+        return out
+
+
+def count_operations(name: str, n: int, q: int) -> int:
+    """Count those of a loss's value and gradient for two views, on tensors that have a shape but no data."""
+    z1, z2 = (torch.empty(n, q, device="meta", requires_grad=True) for _ in range(2))
+    with panels_of("cuda"), Operations() as operations:
+        methods.build(name).loss(z1, z2, engine=Engine(draw_seed=lambda: 0)).backward()
+    return operations.count
+
+
+def main() -> None:
+    """Print a table of the losses that are named, or of all."""
+    rows = []
+    for name in sys.argv[1:] or methods.names():
+        rows.append([name, *(count_operations(name, n, q) for n, q in SIZES)])
+    print(tabulate(rows, ["loss", *(f"{n} × {q}" for n, q in SIZES)], "github"))
+
+
+if __name__ == "__main__":
+    main()
