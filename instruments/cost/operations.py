@@ -23,7 +23,7 @@ SIZES = ((256, 8192), (4096, 2048), (2048, 32768))
 _WITHOUT_WORK = {"detach", "alias", "_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty"}
 
 
-class Operations(TorchDispatchMode):
+class LaunchCounter(TorchDispatchMode):
     """Counts operations that work on a device other than the CPU; views are none.
 
     Attributes:
@@ -47,7 +47,7 @@ class Operations(TorchDispatchMode):
 def count_operations(name: str, n: int, q: int) -> int:
     """Count those of a loss's value and gradient for two views, on tensors that have a shape but no data."""
     z1, z2 = (torch.empty(n, q, device="meta", requires_grad=True) for _ in range(2))
-    with panels_of("cuda"), Operations() as operations:
+    with panels_of("cuda"), LaunchCounter() as operations:
         methods.build(name).loss(z1, z2, engine=Engine(draw_seed=lambda: 0)).backward()
     return operations.count
 
