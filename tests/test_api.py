@@ -28,7 +28,7 @@ def test_the_package_is_quick_to_import() -> None:
 def test_what_is_public_is_there() -> None:
     for name in regbench.__all__:
         assert getattr(regbench, name)
-    for function in ("train", "evaluate", "sweep", "tune", "report", "load_records"):
+    for function in ("train", "evaluate", "sweep", "tune", "challenge", "report", "load_records"):
         assert getattr(regbench, function).__doc__
     assert not hasattr(regbench, "trane")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from regbench.api import evaluate, load_records, report, sweep, train, tune
+from regbench.api import challenge, evaluate, load_records, report, sweep, train, tune
 from regbench.errors import RegbenchError
 from regbench.version import __version__
 
@@ -18,6 +18,7 @@ __all__ = [
     "RegbenchError",
     "__version__",
     "audit",
+    "challenge",
     "evaluate",
     "load_records",
     "methods",

@@ -1,4 +1,4 @@
-"""What the commands do, as functions: train, evaluate, sweep, tune, report, and the records as a table.
+"""What the commands do, as functions: train, evaluate, sweep, tune, challenge, report, and the records as a table.
 
 A setting is given as on the command line, `["method=vicreg", "epochs=2"]`, or by keyword, `method="vicreg", epochs=2`.
 A keyword takes numbers, text, lists and None; a dictionary sets members of a group: `optimizer={"base_lr": 0.5}`,
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from regbench.benchmark.rundir.record import Record, Score
     from regbench.benchmark.settings.sweep import Sweep
     from regbench.reports import WrittenReport
+    from regbench.tracks.placing import Placing
+    from regbench.tracks.track import Track
 
-__all__ = ["evaluate", "load_records", "report", "sweep", "train", "tune"]
+__all__ = ["challenge", "evaluate", "load_records", "report", "sweep", "train", "tune"]
 
 
 def train(
@@ -197,6 +199,34 @@ def tune(
     assert final is not None  # `follow` waits for Slurm
     refuse_unfinished(run_stages(final, STAGES, follow), final)
     return _rows(final)
+
+
+def challenge(
+    loss: object, overrides: str | Sequence[str] = (), *, track: str | Track = "scenes", **settings: Any
+) -> Placing:
+    """Place a new loss among the rows of a track, as `regbench challenge`, and wait for the end.
+
+    Args:
+        loss: `my_loss.py`, `my_loss.py:NAME`, or a class or function that is defined in a file. In a script that
+            defines it, the call stands under `if __name__ == "__main__":`, because other processes import the file.
+        overrides: Settings of the runtime and the cluster; all others are the track's.
+        track: Name of a track, or one of your own.
+        **settings: Settings by keyword, see the module.
+
+    Returns:
+        The place with the verdict beside each row; printed, it is what the command prints.
+
+    Raises:
+        RegbenchError: If the file holds no loss, a setting is the track's, or cells have not finished.
+    """
+    from regbench.slurm.manage import follow
+    from regbench.tracks.challenge import prepared
+    from regbench.tracks.track import track_of
+
+    with prepared(loss, track_of(track), _overrides(overrides, settings)) as begun:
+        placing = begun.run(follow)
+    assert placing is not None  # `follow` waits for Slurm
+    return placing
 
 
 def report(

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("methods", "datasets", "benchmark", "slurm", "reports")
+FOLDERS = ("methods", "datasets", "benchmark", "slurm", "reports", "tracks")
 # Prints where `datasets` would be imported from.
 WHOSE_DATASETS = "from importlib.util import find_spec; print(find_spec('datasets').origin)"
 # Imports both packages, and prints a name that only Hugging Face's has.

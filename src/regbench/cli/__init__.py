@@ -8,6 +8,7 @@ when it runs, so that `--help` is quick.
 from regbench.cli import (  # noqa: F401
     auditing,
     catalogue,
+    challenging,
     data,
     doctor,
     jobs,

@@ -47,8 +47,9 @@ def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> No
     metavar="K",
     help="Compute K cells again, chosen by the bundle's hash.",
 )
+@click.option("--loss", help="File of the loss that a challenge was made with. It runs, so read it before.")
 @click.pass_context
-def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: int) -> None:
+def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: int, loss: str | None) -> None:
     r"""Check a bundle of results.
 
     Prints a line for each thing that does not fit, and exits with 1 if there is any.
@@ -61,6 +62,11 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
       regbench verify results/our-lab.zip
       regbench verify results/our-lab.zip --recompute 3 runtime.data_dir=/scratch/data
     """
+    if loss is not None:
+        from regbench.tracks.own_loss import LossFile
+
+        folder = ctx.with_resource(tempfile.TemporaryDirectory())
+        ctx.with_resource(LossFile.of(loss).plugged_in(Path(folder)))
     from regbench.instruments import recompute as again
     from regbench.reports.bundle.again import differences, drawn_cells
     from regbench.reports.bundle.bundle import read_bundle, unpack_weights

@@ -1,0 +1,217 @@
+"""Challenges on a tiny track: a copy of a row and a plain function, from the file to the verified bundle."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import regbench
+from regbench import RegbenchError
+from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.settings.sweep import load_sweep
+from regbench.cli import main
+from regbench.methods import METHODS
+from regbench.reports.bundle.bundle import read_bundle
+from regbench.reports.bundle.pack import submit
+from regbench.tracks.challenge import prepared
+from regbench.tracks.own_loss import LossFile
+from regbench.tracks.track import TRACKS, Track, configurations
+from tests.conftest import TINY
+
+TWIN = """
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from regbench.methods.base import register
+from regbench.methods.vicreg import VICReg
+from regbench.spaces import Choice
+
+
+@register("twin")
+@dataclass(frozen=True, kw_only=True)
+class Twin(VICReg):
+    metadata = replace(VICReg.metadata, title="Twin")
+    space: ClassVar = {"alignment_weight": Choice((10.0, 20.0))}
+"""
+
+PULL = """
+import torch
+
+
+def _normal(z):
+    return torch.nn.functional.normalize(z, dim=1)
+
+
+def pull(z1, z2, weight=10, power: int = 2, hard=False):
+    z1, z2 = _normal(z1), _normal(z2)
+    return {"loss": weight * (z1 - z2).norm(dim=1).pow(power).mean() - (z1 - z1.mean(dim=0)).square().mean()}
+"""
+
+MODULE = """
+from torch import nn
+
+
+class Far(nn.Module):
+    def __init__(self, margin=2.0):
+        super().__init__()
+        self.margin = margin
+
+    def forward(self, z1, z2):
+        return (self.margin - (z1 - z2).norm(dim=1)).relu().mean()
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, str], Path]:
+    def written(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return written
+
+
+def test_a_plain_function_is_a_method_of_this_process_and_of_others_for_as_long(
+    write: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    before, paths = METHODS.names(), os.environ.get("PYTHONPATH")
+    file = LossFile.of(write("my_loss.py", PULL))
+    with file.plugged_in(tmp_path / "plug_in") as method:
+        assert METHODS.plain(method) == {"name": "my_loss", "weight": 10.0, "power": 2, "hard": False}
+        assert METHODS.build("my_loss", weight=3.0) == replace(method, weight=3.0)  # type: ignore[call-arg]
+        z1, z2 = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True)
+        loss = method(z1, z2)
+        scope: dict[str, object] = {}
+        exec(PULL, scope)
+        assert loss.total == scope["pull"](z1, z2)["loss"]  # type: ignore[operator]
+        assert str(tmp_path / "plug_in") in os.environ["PYTHONPATH"]
+    assert METHODS.names() == before
+    assert os.environ.get("PYTHONPATH") == paths and str(tmp_path / "plug_in") not in sys.path
+
+
+def test_a_module_is_made_with_its_hyperparameters(write: Callable[[str, str], Path], tmp_path: Path) -> None:
+    with LossFile.of(f"{write('losses.py', PULL + MODULE)}:Far").plugged_in(tmp_path / "plug_in") as method:
+        z1, z2 = torch.zeros(4, 3), torch.zeros(4, 3)
+        assert method(z1, z2).total == 2.0
+        assert replace(method, margin=5.0)(z1, z2).total == 5.0  # type: ignore[call-arg]
+        assert configurations(method, 5, 4, 3) == [{"margin": 2.0 * factor} for factor in (1 / 16, 1 / 4, 1, 4, 16)]
+
+
+@pytest.mark.parametrize(
+    "text, refusal",
+    [
+        ("x = 1", "it must hold one loss of two embeddings, and holds none; give FILE:NAME"),
+        (PULL + "def second(z1, z2): ...", "and holds pull, second; give FILE:NAME"),
+        ("def f(z1, z2, weight): ...", "f: the default of weight must be a number, a switch or text"),
+        ("import nothing_of_this_name", "cannot be loaded: ModuleNotFoundError: No module named 'nothing_of"),
+        (TWIN.replace('@register("twin")', ""), r"must register one method with @register\(NAME\), and registers none"),
+        (TWIN.replace('"twin"', '"vicreg"'), "method name 'vicreg' of my_loss_.* is taken by regbench.methods.vicreg"),
+    ],
+)
+def test_what_is_no_loss_is_refused_and_leaves_nothing(
+    text: str, refusal: str, write: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    before = METHODS.names()
+    file = LossFile.of(write("my_loss.py", text))
+    with pytest.raises(RegbenchError, match=refusal), file.plugged_in(tmp_path / "plug_in"):
+        pass
+    assert METHODS.names() == before
+
+
+def test_a_loss_with_parameters_is_refused(write: Callable[[str, str], Path], tmp_path: Path) -> None:
+    text = MODULE.replace("self.margin = margin", "self.margin = nn.Parameter(__import__('torch').tensor(margin))")
+    with (
+        LossFile.of(write("my_loss.py", text)).plugged_in(tmp_path / "plug_in") as method,
+        pytest.raises(RegbenchError, match="Far has parameters, which nobody would train"),
+    ):
+        method(torch.zeros(4, 3), torch.zeros(4, 3))
+
+
+def test_an_edited_file_is_another_challenge(write: Callable[[str, str], Path]) -> None:
+    first = LossFile.of(write("my_loss.py", PULL)).module
+    assert LossFile.of(write("my_loss.py", PULL)).module == first
+    assert LossFile.of(write("my_loss.py", PULL + "\n")).module != first
+
+
+def test_a_space_is_filled_evenly_and_a_loss_without_hyperparameters_has_one_configuration() -> None:
+    vicreg = METHODS.build("vicreg")
+    assert configurations(vicreg, 3, 128, 512) == [{"alignment_weight": value} for value in (0.5, 15.8, 500.0)]
+    assert configurations(replace(vicreg, epsilon=0.1), 1, 128, 512) == [{"alignment_weight": 0.5}]
+
+
+def test_the_settings_of_the_scenes_track_are_those_of_its_rows() -> None:
+    """A preset that changes would compare the challenger with rows of another task."""
+    track = TRACKS["scenes"]
+    shipped = {record.cell_id for record in read_bundle(track.bundle).records}
+    assert {cell.id for cell in load_sweep(track.sweep).cells} <= shipped
+
+
+@pytest.fixture(scope="module")
+def track(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Track:
+    """A track of two methods with two configurations each."""
+    folder = tmp_path_factory.mktemp("track")
+    own = [*TINY, "epochs=1", "optimizer.warmup_epochs=0", "seed=0", "evaluation.select_by=[knn,probe]"]
+    file = folder / "tiny_tuning.yaml"
+    rows = ["method=vicreg method.alignment_weight=10,20", "method=auh method.alignment_weight=100,200"]
+    content = {"description": "tiny", "common": own, "final_seeds": [0, 1, 2]}
+    file.write_text(json.dumps({**content, "cells": ["method=sfrik epochs=0", "baseline=supervised", *rows]}))
+    regbench.tune(file, runtime={"data_dir": str(tiny_data_dir), "runs_dir": str(folder / "runs")})
+    submit([folder / "runs" / "tiny_tuning"], folder / "tiny.zip")
+    return Track("tiny", str(file), folder / "tiny.zip")
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_row_is_not_told_from_its_twin_and_its_bundle_is_accepted(
+    track: Track, tiny_data_dir: Path, write: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    file = write("twin.py", TWIN)
+    overrides = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"]
+    said: list[str] = []
+    with prepared(file, track, overrides) as begun:
+        assert "2 shipped cells again, 2 configurations of Twin, 2 further seeds" in begun.plan()
+        placing = begun.run(None, said.append)
+    assert placing is not None
+    twin = next(verdict for verdict in placing.verdicts if verdict.label == "VICReg")
+    # On the same machine a copy gives the same scores, and so do the repeated cells.
+    assert (twin.words, twin.difference, placing.shifts) == ("not told from", 0.0, (0.0, 0.0))
+    assert {verdict.label for verdict in placing.verdicts} == {"VICReg", "AUH", "untrained"}
+    assert "not told from" in str(placing) and "VICReg" in placing.page.read_text()
+    folder = placing.bundle.parent
+    trained = [path for path in folder.glob("*/record.json") if Record.read(path).method == "twin"]
+    assert len(trained) == placing.seeds
+    bundle = read_bundle(placing.bundle)
+    assert {record.label for record in bundle.records} == {"Twin"}
+    assert next(iter(bundle.choices.values())).budget == 2
+    accepted = CliRunner().invoke(main, ["verify", str(placing.bundle), "--loss", str(file)])
+    assert accepted.exit_code == 0, accepted.output
+    # Without its loss nobody can tell whether the settings are any.
+    assert CliRunner().invoke(main, ["verify", str(placing.bundle)]).exit_code == 1
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json") if path.name != "sweep.json"}
+    again = regbench.challenge(file, overrides, track=track)
+    assert again == placing
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+@pytest.mark.slow
+def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(
+    track: Track, write: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    runs = f"runtime.runs_dir={tmp_path / 'runs'}"
+    with (
+        pytest.raises(RegbenchError, match="'VICReg' is a row of the track; give it another title"),
+        prepared(write("twin.py", TWIN.replace('title="Twin"', 'title="VICReg"')), track, [runs]),
+    ):
+        pass
+    with (
+        pytest.raises(RegbenchError, match="epochs=2: the track tiny decides it"),
+        prepared(write("twin.py", TWIN), track, [runs, "epochs=2"]),
+    ):
+        pass

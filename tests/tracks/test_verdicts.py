@@ -1,0 +1,81 @@
+"""The sequential test: how often noise is told from noise, and that a gain is found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from regbench.tracks.verdicts import MOST_SEEDS, Verdict, unclear, verdicts
+
+# Rows that scatter as unequally as those of the quickstart.
+UNEQUAL = (0.4, 1.6, 2.4, 3.4, 2.2, 2.0, 0.7, 1.6)
+
+
+def challenged(
+    rng: np.random.Generator, deviations: tuple[float, ...], own: float, gain: float, *, machine: float = 0.0
+) -> tuple[list[Verdict], set[str]]:
+    """Let a challenger come to its end; returns the last verdicts, and all words that were true at any look."""
+    trained = {str(place): rng.normal(0, deviation, 3) for place, deviation in enumerate(deviations)}
+    untrained = {"untrained": rng.normal(0, 0.5, 3), "pixels": rng.normal(0, 0.001, 3)}
+    shift = rng.normal(0, machine)
+    shifts = rng.normal(shift, machine / 2, 2)
+    scores = list(rng.normal(gain + shift, own, 3))
+    said: set[str] = set()
+    while True:
+        found = verdicts(scores, trained, untrained, shifts)
+        said |= {verdict.words for verdict in found}
+        if not unclear(found, len(scores)):
+            return found, said
+        scores.append(rng.normal(gain + shift, own))
+
+
+@pytest.mark.parametrize(
+    "deviations, own, machine",
+    [(UNEQUAL, 1.0, 0.0), (UNEQUAL, 3.5, 0.0), ((1.0,) * 8, 3.0, 0.0), ((1.0,) * 8, 1.0, 2.0), ((0.3, 0.3), 1.0, 0.0)],
+)
+def test_noise_comes_out_as_better_in_five_of_a_hundred_challenges_at_most(
+    deviations: tuple[float, ...], own: float, machine: float
+) -> None:
+    rng, count = np.random.default_rng(0), 1000
+    better = sum("better than" in challenged(rng, deviations, own, 0.0, machine=machine)[1] for _ in range(count))
+    assert better <= 0.05 * count
+
+
+def test_a_gain_of_two_points_is_found() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        found, said = challenged(rng, (0.2,) * 8, 0.2, 2.0)
+        assert [verdict.words for verdict in found[:8]] == ["better than"] * 8
+        assert "worse than" not in said
+
+
+def test_without_the_machines_difference_a_shift_of_it_would_be_taken_for_a_gain() -> None:
+    rows = {str(place): [10.0, 10.2, 10.4] for place in range(8)}
+    scores = [12.0, 12.2, 12.4]
+    assert {verdict.words for verdict in verdicts(scores, rows, {}, [0.0, 0.0])} == {"better than"}
+    assert {verdict.words for verdict in verdicts(scores, rows, {}, [2.0, 2.1])} == {"not told from"}
+
+
+def test_a_twin_is_not_told_and_asks_for_no_further_seed() -> None:
+    rows = {"twin": [10.0, 10.2, 10.4], "other": [4.0, 4.2, 4.4]}
+    found = verdicts(rows["twin"], rows, {}, [0.0, 0.0])
+    assert [verdict.words for verdict in found] == ["not told from", "better than"]
+    assert found[0].seeds is None
+    assert unclear(found, 3) == []
+
+
+def test_the_seeds_that_are_said_to_suffice_do() -> None:
+    """Scores whose mean and deviation stay as they are get a seed after the other."""
+    rows = {"row": [10.0, 10.3, 10.6], **{str(place): [0.0, 0.3, 0.6] for place in range(7)}}
+
+    def of(seeds: int) -> Verdict:
+        place = np.linspace(-1, 1, seeds)
+        return verdicts(list(11.5 + 0.3 * place / place.std(ddof=1)), rows, {}, [0.0])[0]
+
+    asked = of(3).seeds
+    assert asked is not None and asked > 3
+    assert of(3).words == "not told from"
+    # The degrees of freedom grow with the seeds, so that one fewer may do too.
+    assert of(asked).words == "better than"
+    assert unclear([of(3)], 3) == ([of(3)] if asked <= MOST_SEEDS else [])
+    assert unclear([of(3)], MOST_SEEDS) == []

@@ -1,0 +1,208 @@
+"""A challenge: a new loss is tuned and trained as the rows of a track were, and placed among them.
+
+Everything lies in one folder below the runs folder, so that the same call goes on where an earlier one was stopped:
+
+- `plug_in/`: the copy of the loss.
+- `track/shipped/`: the rows of the track, unpacked.
+- `track/machine/repeated/`: two shipped cells, trained again on this machine.
+- `<name>.yaml` and all else: the challenger's tuning, as of `regbench tune`.
+- `report/`, `<name>.zip`: the page, with the rows, and the bundle of the challenger's cells.
+
+What lies in `track/` is too deep to be found as cells of the challenge.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from regbench.benchmark.compute import usable_cpus
+from regbench.benchmark.rundir.record import Record, read_record
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.runtime import STAGES
+from regbench.benchmark.settings.sweep import Sweep, load_grid, load_sweep
+from regbench.errors import RegbenchError
+from regbench.reports import write_report
+from regbench.reports.bundle.bundle import read_bundle
+from regbench.reports.bundle.pack import submit
+from regbench.reports.find.records import read_records
+from regbench.reports.rows.grouping import summarize
+from regbench.reports.rows.significance import MIN_PAIRS
+from regbench.reports.rows.summary import Summary
+from regbench.slurm.execute import Wait, refuse_unfinished, run_grid, run_stages, run_tuning
+from regbench.tracks.own_loss import LossFile
+from regbench.tracks.placing import Placing
+from regbench.tracks.track import Track, unpack, write_sweep
+from regbench.tracks.verdicts import MOST_SEEDS, unclear, verdicts
+
+log = logging.getLogger("regbench")
+
+_REPEATED = 2
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """A challenge that was prepared.
+
+    Attributes:
+        folder: Where it lies.
+        label: Name of the challenger's row.
+        overrides: Settings of the runtime and the cluster.
+        tuning: The challenger's configurations.
+        shipped: Finished cells of the best rows, which are trained again here.
+        repeated: The same cells, as a sweep of this machine.
+    """
+
+    folder: Path
+    label: str
+    overrides: Sequence[str]
+    tuning: Sweep
+    shipped: Sequence[Record]
+    repeated: Sweep
+
+    def plan(self) -> str:
+        """Say how many trainings it takes, and how long."""
+        finals = max(len(self.tuning.final_seeds) - 1, 0)  # the tuning has trained one of them
+        further = MOST_SEEDS - len(self.tuning.final_seeds)
+        phases = [len(self.repeated.cells), len(self.tuning.cells), finals]
+        parallel = self.tuning.runtime.parallel or usable_cpus()
+        rounds = sum(math.ceil(count / parallel) for count in phases)
+        minutes = sum(record.cost.train_s or 0 for record in self.shipped) / len(self.shipped) / 60
+        return (
+            f"{phases[0]} shipped cells again, {phases[1]} configurations of {self.label}, {finals} further seeds of "
+            f"the best: {sum(phases)} trainings; then up to {further} seeds while a verdict is open.\n"
+            f"The shipped rows took {minutes:.1f} minutes a training ({self.shipped[0].environment.get('hardware')}). "
+            f"At that speed, {parallel} at a time, it is {rounds * minutes:.0f} to "
+            f"{(rounds + further) * minutes:.0f} minutes."
+        )
+
+    def run(self, wait: Wait | None, say: Callable[[str], None] = log.info) -> Placing | None:
+        """Go from wherever an earlier call was stopped to the place among the rows.
+
+        Args:
+            wait: Waits for cells that Slurm has; None: return when they are in the queue.
+            say: Takes a line on what was done.
+
+        Returns:
+            The place; None if Slurm goes on with the cells.
+
+        Raises:
+            Unfinished: If cells have ended without a record.
+        """
+        again = run_grid(self.repeated, wait, say, oversized=False)
+        refuse_unfinished(again, self.repeated)
+        options = {"final_seeds": None, "leading": None, "trials": None, "repeats": None}
+        path = self.folder / f"{self.folder.name}.yaml"
+        final = run_tuning(str(path), self.overrides, wait, say, **options, unequal=False, oversized=False)
+        if again is None or final is None:
+            return None
+        while True:
+            statuses = run_stages(final, STAGES, wait, say)
+            refuse_unfinished(statuses, final)
+            if statuses is None:
+                return None
+            placing = self._place()
+            still = unclear(placing.verdicts, placing.seeds)
+            if not still:
+                break
+            names = ", ".join(verdict.label for verdict in still)
+            say(f"{placing.seeds} seeds do not tell {self.label} from {names}; one more may")
+            seed = max(cell.seed for cell in final.cells) + 1
+            cells = (*final.cells, replace(final.cells[0], seed=seed))
+            final = replace(final, cells=cells, clusters=(*final.clusters, final.clusters[0]))
+        write_report([self.folder, self.folder / "track" / "shipped"], placing.page.parent)
+        submit([self.folder], placing.bundle)
+        return placing
+
+    def _place(self) -> Placing:
+        """Read what is finished and compare it with the rows."""
+        summary = _summary([self.folder / "track" / "shipped", self.folder])
+        own = next((row for row in summary.rows if row.label == self.label), None)
+        if own is None:
+            raise RegbenchError(
+                f"{self.folder}: the settings of the shipped rows are not those of this version's track"
+            )
+        name = summary.headline
+        if own.diverged or name is None:
+            raise RegbenchError(
+                f"{self.label} diverged with {own.diverged} of its seeds, and has no place; {self.folder}"
+            )
+        trained, untrained = {}, {}
+        for row in summary.rows:
+            scores = list(row.by_unit(name).values())
+            if row is own or len(scores) < MIN_PAIRS:
+                continue
+            if row.untrained:
+                untrained[row.name] = scores
+            elif not row.is_reference:
+                trained[row.name] = scores
+        shifts = []
+        for record in self.shipped:
+            here = read_record(Path(self.repeated.runtime.runs_dir) / self.repeated.name / record.cell_id)
+            before, now = record.score(name, "test"), here and here.score(name, "test")
+            if before is None or now is None:
+                raise RegbenchError(f"{record.label} diverged here, and not where the rows are from; {self.folder}")
+            shifts.append(now - before)
+        scores = list(own.by_unit(name).values())
+        found = verdicts(scores, trained, untrained, shifts)
+        return Placing(
+            label=self.label,
+            score=summary.scores[name].title,
+            values=tuple(scores),
+            verdicts=tuple(found),
+            rivals=tuple(trained),
+            shifts=tuple(shifts),
+            share=summary.share(own, name),
+            effective_rank=own.at_end("effective_rank"),
+            alignment=own.at_end("alignment"),
+            step_ms=own.cost("step_ms"),
+            loss_ms=own.cost("loss_ms"),
+            page=self.folder / "report" / "index.html",
+            bundle=self.folder / f"{self.folder.name}.zip",
+        )
+
+
+@contextmanager
+def prepared(loss: object, track: Track, overrides: Sequence[str]) -> Iterator[Challenge]:
+    """Prepare a challenge, or find one that has begun. The loss is a method for as long as the context lasts.
+
+    Args:
+        loss: `my_loss.py`, `my_loss.py:Name`, or a class or function that is defined in a file.
+        track: The track.
+        overrides: Settings of the runtime and the cluster; all others are the track's.
+
+    Raises:
+        RegbenchError: If the file holds no loss, its name is that of a row, or a setting is the track's.
+    """
+    for override in overrides:
+        if not override.startswith(("runtime.", "cluster")):
+            raise RegbenchError(f"{override}: the track {track.name} decides it; give runtime.* and cluster.* alone")
+    file = LossFile.of(loss)
+    folder = Path(load_grid(overrides).runtime.runs_dir) / f"{track.name}_{file.module}"
+    bundle = read_bundle(track.bundle)
+    with file.plugged_in(folder / "plug_in") as method:
+        if method.label in {record.label for record in bundle.records}:
+            raise RegbenchError(f"{file.path}: {method.label!r} is a row of the track; give it another title")
+        unpack(bundle, folder / "track" / "shipped")
+        path = folder / f"{folder.name}.yaml"
+        budget = max(choice.budget for choice in bundle.choices.values())
+        write_sweep(track, method, budget, path)
+        tuning = load_sweep(str(path), overrides)
+        rows = [row for row in _summary([folder / "track" / "shipped"]).rows if not row.is_reference]
+        shipped = [min(row.records, key=lambda record: record.seed) for row in rows[:_REPEATED]]
+        cells = tuple(Cell.stored(record.cell) for record in shipped)
+        machine = replace(tuning.runtime, runs_dir=str(folder / "machine"))
+        repeated = replace(
+            tuning, name="repeated", cells=cells, runtime=machine, clusters=tuning.clusters[:1] * len(cells)
+        )
+        yield Challenge(folder, method.label, overrides, tuning, shipped, repeated)
+
+
+def _summary(folders: Sequence[Path]) -> Summary:
+    """Read the rows of a track, and of a challenger if it is of the same task."""
+    found = read_records(folders)
+    return summarize(found.records, found.missing, found.choices)[0]

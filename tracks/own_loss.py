@@ -1,0 +1,235 @@
+"""A loss in a file of its own, as a plug-in: a regularizer, or a plain function or `nn.Module` of two embeddings.
+
+The processes of a sweep find methods by entry points. So the file is copied into a folder that looks like an installed
+distribution, and the folder is put on Python's path. The copy stays as it is when the file is edited.
+
+Shapes: N = images in the batch (n), Q = embedding dimension (q).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from regbench.errors import RegbenchError
+from regbench.files import write_text
+from regbench.instruments.audit.target import scalar
+from regbench.methods import METHODS
+from regbench.methods.base import Metadata, Regularizer, register
+from regbench.processes import one_line
+
+_FOOTER = """
+
+# Added by `regbench challenge`.
+from regbench.tracks.own_loss import enter as _enter
+
+_enter(__name__, {name!r}, {chosen!r})
+"""
+
+
+@dataclass(frozen=True)
+class LossFile:
+    """A file with a loss.
+
+    Attributes:
+        path: The file.
+        chosen: Name of the function or class in it; empty where there is one.
+        source: Its text when it was read.
+    """
+
+    path: Path
+    chosen: str
+    source: str
+
+    @classmethod
+    def of(cls, loss: object) -> LossFile:
+        """Read the file of a loss, given as `my_loss.py`, `my_loss.py:Name`, or as a class or function.
+
+        Raises:
+            RegbenchError: If there is no such file.
+        """
+        if isinstance(loss, str | Path):
+            name, _, chosen = str(loss).partition(":")
+        else:
+            chosen = getattr(loss, "__name__", "")
+            try:
+                name = inspect.getfile(loss)  # type: ignore[arg-type]
+            except (OSError, TypeError) as error:
+                raise RegbenchError(f"{loss!r} is in no file; save it in one, and give that") from error
+        path = Path(name)
+        if path.suffix != ".py" or not path.is_file():
+            raise RegbenchError(f"there is no file {name}; give my_loss.py, or my_loss.py:Name")
+        return cls(path, chosen, path.read_text())
+
+    @property
+    def name(self) -> str:
+        """The name of the method, for what is not registered in the file."""
+        return re.sub(r"\W", "_", self.chosen or self.path.stem).lower()
+
+    @property
+    def module(self) -> str:
+        """The name of the copy, another for each text: what an edited file trains is no run of the former one."""
+        sha256 = hashlib.sha256(f"{self.chosen}\n{self.source}".encode()).hexdigest()
+        return f"{self.name}_{sha256[:8]}"
+
+    @contextmanager
+    def plugged_in(self, folder: Path) -> Iterator[Regularizer]:
+        """Make the loss a method of this process, and of those that it starts, for as long as the context lasts.
+
+        Args:
+            folder: Where the copy is put.
+
+        Yields:
+            The method with its defaults.
+
+        Raises:
+            RegbenchError: If the file holds no loss, or several.
+        """
+        footer = _FOOTER.format(name=self.name, chosen=self.chosen)
+        write_text(folder / f"{self.module}.py", self.source + footer)
+        info = folder / f"{self.module}-1.0.dist-info"
+        write_text(info / "METADATA", f"Metadata-Version: 2.1\nName: {self.module}\nVersion: 1.0\n")
+        write_text(info / "entry_points.txt", f"[regbench.methods]\n{self.name} = {self.module}\n")
+        before, paths = set(METHODS.names()), os.environ.get("PYTHONPATH")
+        place = str(folder.resolve())
+        sys.path.insert(0, place)
+        # Jobs of Slurm get the environment, and not this process's `sys.path`.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [place, paths]))
+        try:
+            importlib.invalidate_caches()
+            yield self._loaded(before)
+        finally:
+            for name in {METHODS.name(METHODS.build(name)) for name in set(METHODS.names()) - before}:
+                METHODS.unregister(name)
+            sys.modules.pop(self.module, None)
+            sys.path.remove(place)
+            del os.environ["PYTHONPATH"]
+            if paths is not None:
+                os.environ["PYTHONPATH"] = paths
+
+    def _loaded(self, before: set[str]) -> Regularizer:
+        try:
+            importlib.import_module(self.module)
+        except RegbenchError as error:
+            raise RegbenchError(f"{self.path}: {error}") from error
+        except Exception as error:  # whatever a file of somebody else raises
+            raise RegbenchError(f"{self.path} cannot be loaded: {one_line(error)}") from error
+        new = sorted(set(METHODS.names()) - before)
+        if len(new) != 1:
+            found = ", ".join(new) or "none"
+            raise RegbenchError(f"{self.path} must register one method with @register(NAME), and registers {found}")
+        return METHODS.build(new[0])
+
+
+class Plain(Regularizer):
+    """A function of two embeddings, or an `nn.Module` that is made anew for each batch.
+
+    Attributes:
+        loss_of: The function, or the class of the module.
+    """
+
+    loss_of: ClassVar[Callable[..., Any]]
+    random = True  # nothing says that it draws no random numbers
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        """Compute the loss, whose one addend is itself."""
+        settings = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
+        if inspect.isclass(self.loss_of):
+            module = self.loss_of(**settings).to(z1_NQ)
+            if list(module.parameters()):
+                raise RegbenchError(f"{self.label} has parameters, which nobody would train; a loss must have none")
+            return {"loss": scalar(module(z1_NQ, z2_NQ))}
+        return {"loss": scalar(self.loss_of(z1_NQ, z2_NQ, **settings))}
+
+
+def enter(module_name: str, name: str, chosen: str) -> None:
+    """Register the loss in a module under a name, unless it has registered itself; the copy of a file ends with this.
+
+    Raises:
+        RegbenchError: If the module holds none, or several.
+    """
+    module = sys.modules[module_name]
+    own = _own(module)
+    if chosen:
+        own = {key: value for key, value in own.items() if key == chosen}
+    kinds = (
+        [value for value in own.values() if inspect.isclass(value) and issubclass(value, Regularizer)],
+        [value for value in own.values() if inspect.isclass(value) and issubclass(value, nn.Module)],
+        [value for value in own.values() if inspect.isfunction(value)],
+    )
+    regularizers, *plain = kinds
+    if regularizers:
+        return
+    losses = next(filter(None, plain), [])
+    if len(losses) != 1:
+        names = ", ".join(loss.__name__ for loss in losses) or "none"
+        raise RegbenchError(f"it must hold one loss of two embeddings, and holds {names}; give FILE:NAME")
+    register(name)(_wrapped(losses[0]))
+
+
+def _own(module: ModuleType) -> dict[str, Any]:
+    """Return what a module defines itself, without what it imports and what begins with an underscore."""
+    found = {}
+    for key, value in vars(module).items():
+        if getattr(value, "__module__", None) == module.__name__ and not key.startswith("_"):
+            found[key] = value
+    return found
+
+
+def _wrapped(loss: Any) -> type[Regularizer]:
+    """Make the regularizer of a function, or of a class of modules: its hyperparameters are those with a default."""
+    parameters = list(inspect.signature(loss).parameters.values())
+    # The embeddings come first; those of a module are arguments of its call.
+    settings = parameters if inspect.isclass(loss) else parameters[2:]
+    fields = []
+    for parameter in settings:
+        kind = type(parameter.default)
+        if kind not in (bool, int, float, str):
+            what = f"{loss.__name__}: the default of {parameter.name}"
+            raise RegbenchError(f"{what} must be a number, a switch or text, so that it is a hyperparameter")
+        default = parameter.default
+        # `weight=25` is no statement that only whole numbers make sense; `weight: int = 25` is.
+        if kind is int and parameter.annotation not in (int, "int"):
+            kind, default = float, float(default)
+        fields.append((parameter.name, kind, default))
+    metadata = Metadata(
+        title=loss.__name__,
+        reference="unpublished",
+        url="",
+        formula=f"the code of {loss.__name__}",
+        time="unknown",
+        memory="unknown",
+        published="none; the defaults are those of its signature",
+        symmetric=False,
+        ordered=False,
+    )
+    lines = [f"    {name}: A parameter of {loss.__name__}." for name, _, _ in fields]
+    attributes = ["", "Attributes:", *lines] if fields else []
+    made = dataclasses.make_dataclass(
+        loss.__name__,
+        fields,
+        bases=(Plain,),
+        frozen=True,
+        kw_only=True,
+        namespace={
+            "__module__": loss.__module__,
+            "__doc__": "\n".join([f"The loss {loss.__name__}.", *attributes]),
+            "loss_of": staticmethod(loss),
+            "metadata": metadata,
+            "space": getattr(loss, "space", None),
+        },
+    )
+    return made

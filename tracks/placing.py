@@ -1,0 +1,119 @@
+"""The outcome of a challenge, and its words."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tabulate import tabulate
+
+from regbench.reports.rows.deviations import Stat
+from regbench.reports.rows.significance import LEVEL
+from regbench.tracks.verdicts import MOST_SEEDS, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placing:
+    """The place of a challenger among the rows of a track.
+
+    Attributes:
+        label: Name of its row.
+        score: The score in words.
+        values: The score of each seed, in percent.
+        verdicts: What is known beside each row but the one with labels.
+        rivals: Names of the rows of methods: those that have places.
+        shifts: How much more the repeated cells scored on this machine.
+        share: Percent of the way from the best row without training to labels.
+        effective_rank: Of the embeddings, at the end.
+        alignment: Of the views, at the end.
+        step_ms: Time of a training step.
+        loss_ms: Time of the loss in it.
+        page: The report.
+        bundle: The bundle of its cells.
+    """
+
+    label: str
+    score: str
+    values: Sequence[float]
+    verdicts: Sequence[Verdict]
+    rivals: Sequence[str]
+    shifts: Sequence[float]
+    share: float | None
+    effective_rank: Stat | None
+    alignment: Stat | None
+    step_ms: Stat | None
+    loss_ms: Stat | None
+    page: Path
+    bundle: Path
+
+    @property
+    def seeds(self) -> int:
+        """The number of its seeds."""
+        return len(self.values)
+
+    @property
+    def place(self) -> int:
+        """Its place by the means, 1 for the best."""
+        return 1 + sum(verdict.difference < 0 for verdict in self._of_rivals)
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """The best and the worst place that the verdicts leave open."""
+        ahead = sum(verdict.words == "worse than" for verdict in self._of_rivals)
+        behind = sum(verdict.words == "better than" for verdict in self._of_rivals)
+        return 1 + ahead, 1 + len(self.rivals) - behind
+
+    @property
+    def _of_rivals(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if verdict.label in self.rivals]
+
+    @property
+    def claim(self) -> str:
+        """What may be claimed."""
+        beaten = [verdict.label for verdict in self.verdicts if verdict.words == "better than"]
+        held = f"{self.label} is better than {', '.join(beaten)}" if beaten else "better than no row"
+        return f"{held} (all verdicts together hold in {100 - 100 * LEVEL:.0f} of 100 challenges)"
+
+    @property
+    def next_claim(self) -> str:
+        """What it would take to tell one more row; empty if all are told."""
+        untold = [verdict for verdict in self.verdicts if verdict.words == "not told from"]
+        possible = [(verdict.seeds, verdict.label) for verdict in untold if verdict.seeds is not None]
+        if possible:
+            seeds, label = min(possible)
+            return f"with the means as they are, about {seeds - self.seeds} more seeds tell it from {label}"
+        if untold:
+            return "no number of its seeds tells another row: the rows' own seeds and the machines are too uncertain"
+        return ""
+
+    def __str__(self) -> str:
+        """Lay it out for a terminal."""
+        rows = []
+        for verdict in self.verdicts:
+            low, high = verdict.difference - verdict.half_width, verdict.difference + verdict.half_width
+            rows.append([verdict.words, verdict.label, f"{verdict.difference:+.2f}", f"{low:+.2f} to {high:+.2f}"])
+        table = tabulate(rows, [self.label + " is", "row", "points", "interval"], disable_numparse=True)
+        best, worst = self.places
+        mean = statistics.fmean(self.values)
+        shifts = ", ".join(f"{shift:+.2f}" for shift in self.shifts)
+        lines = [
+            f"place {self.place} of {len(self.rivals) + 1}, by its verdicts {best} to {worst}",
+            f"{self.score}: {mean:.2f} % over {self.seeds} seeds, of {MOST_SEEDS} at most",
+            f"claim: {self.claim}",
+            f"next: {self.next_claim}" if self.next_claim else "",
+            f"share of the way to labels: {self.share:.0f} %" if self.share is not None else "",
+            _line("effective rank", self.effective_rank, ""),
+            _line("alignment", self.alignment, ""),
+            _line("step", self.step_ms, " ms"),
+            _line("of it the loss", self.loss_ms, " ms"),
+            f"repeated cells scored {shifts} points more here than where the rows are from; it is in the intervals",
+            f"report: {self.page}",
+            f"bundle: {self.bundle}",
+        ]
+        return "\n".join([table, "", *filter(None, lines)])
+
+
+def _line(name: str, found: Stat | None, unit: str) -> str:
+    return f"{name}: {found.mean:.3g}{unit}" if found is not None else ""

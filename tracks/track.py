@@ -1,0 +1,127 @@
+"""Tracks, and what a challenge begins with: its folder, the shipped rows in it, and the challenger's sweep."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regbench.benchmark.rundir.directory import write_config
+from regbench.benchmark.settings.sweep import read_rows
+from regbench.errors import RegbenchError
+from regbench.files import write_bytes, write_text
+from regbench.methods import METHODS
+from regbench.methods.base import Regularizer
+from regbench.reports.bundle.bundle import Bundle
+from regbench.spaces import Range, Space, spread
+from regbench.wording import unknown, written
+
+# The values around a default weight reach so far down and up: five of them lie a factor of 4 apart.
+_AROUND = 16.0
+
+
+@dataclass(frozen=True)
+class Track:
+    """A frozen sweep: of all rows but the challenger's the cells are in a bundle.
+
+    Attributes:
+        name: What a user writes.
+        sweep: The preset or file of the tuning that gave the rows. What its cells have in common is the challenger's.
+        bundle: The finished cells.
+    """
+
+    name: str
+    sweep: str
+    bundle: Path
+
+
+TRACKS = {"scenes": Track("scenes", "quickstart_tuning", Path(__file__).with_name("scenes.zip"))}
+"""The tracks that come with regbench."""
+
+
+def track_of(track: str | Track) -> Track:
+    """Return a track by its name; refuse an unknown one."""
+    if isinstance(track, Track):
+        return track
+    if track not in TRACKS:
+        raise RegbenchError(unknown("track", track, TRACKS))
+    return TRACKS[track]
+
+
+def unpack(bundle: Bundle, folder: Path) -> None:
+    """Write the cells of a bundle below a folder, as the sweeps that they are from left them."""
+    choices = {}
+    for record in bundle.records:
+        stated = record.choice.get("hyperparameters", {})
+        if stated.get("sha256") in bundle.choices:
+            choices[folder / stated["record"]] = bundle.choices[stated["sha256"]]
+        place = folder / record.path
+        if place.exists():  # it is written last
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_config(place.parent, record.cell)
+        if record.metrics is not None:
+            write_bytes(place.with_name(record.metrics.file), bundle.histories[record.cell_id])
+        write_text(place, record.text())
+    for path, choice in choices.items():
+        write_text(path, choice.text())
+
+
+def write_sweep(track: Track, method: Regularizer, budget: int, path: Path) -> None:
+    """Write the file of the challenger's tuning: the settings of the track, and as many configurations as others had.
+
+    Args:
+        track: The track.
+        method: The challenger with its defaults.
+        budget: The number of configurations.
+        path: The file.
+    """
+    file = read_rows(track.sweep, ())
+    lines = []
+    for values in configurations(method, budget, *_sizes(track)):
+        settings = [f"method.{key}={written(value)}" for key, value in values.items()]
+        lines.append(" ".join([f"method={METHODS.name(method)}", *settings]))
+    description = f"{method.label} on the track {track.name}"
+    content: dict[str, Any] = {"description": description, "common": file.common, "final_seeds": file.final_seeds}
+    # JSON is YAML.
+    write_text(path, json.dumps({**content, "cells": lines}, indent=1))
+
+
+def configurations(method: Regularizer, budget: int, n: int, q: int) -> list[dict[str, Any]]:
+    """List the configurations of a challenger: evenly over its search space, or around its default weight.
+
+    Args:
+        method: The challenger with its defaults.
+        budget: How many. A method without a hyperparameter has one.
+        n: The batch size.
+        q: The embedding dimension.
+    """
+    stated = around_default(method) if method.space is None else method.space
+    space = {name: each.at(n=n, q=q) for name, each in stated.items()}
+    if not space:
+        return [{}]
+    found = []
+    for index in range(budget):
+        # Along one hyperparameter a grid is more even than the first points of a sequence.
+        point = [index / max(budget - 1, 1)] if len(space) == 1 else spread(index, len(space))
+        found.append({name: each.value(at) for (name, each), at in zip(space.items(), point, strict=True)})
+    return found
+
+
+def around_default(method: Regularizer) -> Space:
+    """Return a range around the first hyperparameter that is a positive number; none without such."""
+    for each in dataclasses.fields(method):  # type: ignore[arg-type]
+        value = getattr(method, each.name)
+        if isinstance(value, float) and value > 0:
+            return {each.name: Range(value / _AROUND, value * _AROUND)}
+    return {}
+
+
+def _sizes(track: Track) -> Sequence[int]:
+    from regbench.benchmark.settings.sweep import load_sweep
+
+    first = load_sweep(track.sweep).cells[0]
+    return first.batch_size, first.embedding_dim

@@ -1,0 +1,106 @@
+"""What seeds say of a challenger beside finished rows, looked at after each further seed.
+
+The rows have their few seeds and get no more, so that a challenger's seeds narrow its own part of a difference alone.
+The test is of two samples: Student's t, where the variance of a row is that of all trained rows plus its own, as in
+`Tukey`. Its level is shared equally (Bonferroni) by all rows and by all looks. So no false claim is made in 95 of 100
+challenges, whatever decides when to stop.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from regbench.reports.rows.significance import LEVEL, MIN_PAIRS, own_weight
+
+MOST_SEEDS = 6
+"""Seeds of a challenger, at most. A look takes its share of the level whether it is taken or not."""
+
+LOOKS = MOST_SEEDS - MIN_PAIRS + 1
+
+# Beyond it, a difference is none that anybody will train seeds for.
+_MANY = 1000
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of a challenger beside one row.
+
+    Attributes:
+        label: Name of the row.
+        difference: Mean of the challenger minus the row's, in the unit of the score.
+        half_width: Half of the width of the difference's interval. All intervals of a challenge hold together.
+        seeds: Seeds of the challenger that would tell such a difference; None if no number would, because the row's
+            own seeds, or the difference between the machines, are too uncertain for it.
+    """
+
+    label: str
+    difference: float
+    half_width: float
+    seeds: int | None
+
+    @property
+    def words(self) -> str:
+        """The verdict: "better than", "worse than" or "not told from"."""
+        if abs(self.difference) <= self.half_width:
+            return "not told from"
+        return "better than" if self.difference > 0 else "worse than"
+
+
+def verdicts(
+    challenger: Sequence[float],
+    trained: Mapping[str, Sequence[float]],
+    untrained: Mapping[str, Sequence[float]],
+    shifts: Sequence[float],
+) -> list[Verdict]:
+    """Compare a challenger with each row.
+
+    Args:
+        challenger: Its scores, one for each seed, `MIN_PAIRS` at least. More is better.
+        trained: Scores of each row that was trained, in the order of the verdicts.
+        untrained: The same of rows that nothing was trained for. They scatter less, so that the common spread is not
+            taken from them.
+        shifts: How much repeated cells scored more on this machine than where the rows are from.
+    """
+    samples = [np.asarray(challenger), *map(np.asarray, trained.values())]
+    freedom = sum(len(sample) - 1 for sample in samples)
+    squares = sum(float(sample.var(ddof=1)) * (len(sample) - 1) for sample in samples)
+    rows = {**trained, **untrained}
+    critical = _critical(freedom, len(rows))
+    weight = own_weight(len(samples))
+
+    def variance(scores: Sequence[float]) -> float:
+        return squares / freedom + weight * float(np.var(scores, ddof=1))
+
+    # What the machines do is the same for all seeds of the challenger, so no number of seeds averages it away.
+    machine = float(np.mean(np.square(shifts)))
+    own = variance(challenger)
+    found = []
+    for label, scores in rows.items():
+        difference = float(np.mean(challenger) - np.mean(scores))
+        fixed = variance(scores) / len(scores) + machine
+        half_width = critical * math.sqrt(own / len(challenger) + fixed)
+        # The number of seeds at which the interval's end reaches 0; below `fixed`, none does.
+        left = (difference / critical) ** 2 - fixed
+        seeds = math.floor(own / left) + 1 if left > own / _MANY else None
+        found.append(Verdict(label, difference, half_width, seeds))
+    return found
+
+
+def unclear(found: Sequence[Verdict], seeds: int) -> list[Verdict]:
+    """Return the verdicts that more seeds, up to `MOST_SEEDS`, would change if the means stayed as they are."""
+    if seeds >= MOST_SEEDS:
+        return []
+    untold = [verdict for verdict in found if verdict.words == "not told from"]
+    return [verdict for verdict in untold if verdict.seeds is not None and verdict.seeds <= MOST_SEEDS]
+
+
+@functools.cache
+def _critical(freedom: int, rows: int) -> float:
+    from scipy.stats import t  # takes longer to import than a report of a few cells
+
+    return float(t.ppf(1 - LEVEL / (2 * rows * LOOKS), freedom))
