@@ -36,8 +36,10 @@ from regbench.reports.rows.summary import Summary
 from regbench.slurm.execute import Wait, refuse_unfinished, run_grid, run_stages, run_tuning
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
-from regbench.tracks.track import Track, unpack, write_sweep
+from regbench.tracks.smoke import SMOKE, SmokeTest, smoke_test
+from regbench.tracks.track import TRACKS, Track, unpack, write_sweep
 from regbench.tracks.verdicts import MOST_SEEDS, unclear, verdicts
+from regbench.wording import unknown
 
 log = logging.getLogger("regbench")
 
@@ -167,12 +169,12 @@ class Challenge:
 
 
 @contextmanager
-def prepared(loss: object, track: Track, overrides: Sequence[str]) -> Iterator[Challenge]:
+def prepared(loss: object, track: str | Track, overrides: Sequence[str]) -> Iterator[Challenge | SmokeTest]:
     """Prepare a challenge, or find one that has begun. The loss is a method for as long as the context lasts.
 
     Args:
         loss: `my_loss.py`, `my_loss.py:Name`, or a class or function that is defined in a file.
-        track: The track.
+        track: The track, or its name; `minute` is that of a smoke test.
         overrides: Settings of the runtime and the cluster; all others are the track's.
 
     Raises:
@@ -180,8 +182,16 @@ def prepared(loss: object, track: Track, overrides: Sequence[str]) -> Iterator[C
     """
     for override in overrides:
         if not override.startswith(("runtime.", "cluster")):
-            raise RegbenchError(f"{override}: the track {track.name} decides it; give runtime.* and cluster.* alone")
+            raise RegbenchError(f"{override}: the track decides it; give runtime.* and cluster.* alone")
     file = LossFile.of(loss)
+    if isinstance(track, str):
+        if track == SMOKE:
+            with smoke_test(file, overrides) as begun:
+                yield begun
+            return
+        if track not in TRACKS:
+            raise RegbenchError(unknown("track", track, [*TRACKS, SMOKE]))
+        track = TRACKS[track]
     folder = Path(load_grid(overrides).runtime.runs_dir) / f"{track.name}_{file.module}"
     bundle = read_bundle(track.bundle)
     with file.plugged_in(folder / "plug_in") as method:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from regbench.benchmark.rundir.directory import write_config
-from regbench.benchmark.settings.sweep import read_rows
-from regbench.errors import RegbenchError
+from regbench.benchmark.settings.sweep import load_sweep, read_rows
 from regbench.files import write_bytes, write_text
 from regbench.methods import METHODS
 from regbench.methods.base import Regularizer
 from regbench.reports.bundle.bundle import Bundle
 from regbench.spaces import Range, Space, spread
-from regbench.wording import unknown, written
+from regbench.wording import written
 
 # The values around a default weight reach so far down and up: five of them lie a factor of 4 apart.
 _AROUND = 16.0
@@ -39,16 +38,7 @@ class Track:
 
 
 TRACKS = {"scenes": Track("scenes", "quickstart_tuning", Path(__file__).with_name("scenes.zip"))}
-"""The tracks that come with regbench."""
-
-
-def track_of(track: str | Track) -> Track:
-    """Return a track by its name; refuse an unknown one."""
-    if isinstance(track, Track):
-        return track
-    if track not in TRACKS:
-        raise RegbenchError(unknown("track", track, TRACKS))
-    return TRACKS[track]
+"""The tracks that come with regbench, but that of the smoke test."""
 
 
 def unpack(bundle: Bundle, folder: Path) -> None:
@@ -121,7 +111,5 @@ def around_default(method: Regularizer) -> Space:
 
 
 def _sizes(track: Track) -> Sequence[int]:
-    from regbench.benchmark.settings.sweep import load_sweep
-
     first = load_sweep(track.sweep).cells[0]
     return first.batch_size, first.embedding_dim

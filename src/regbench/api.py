@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from regbench.benchmark.settings.sweep import Sweep
     from regbench.reports import WrittenReport
     from regbench.tracks.placing import Placing
+    from regbench.tracks.smoke import Smoke
     from regbench.tracks.track import Track
 
 __all__ = ["challenge", "evaluate", "load_records", "report", "sweep", "train", "tune"]
@@ -203,30 +204,29 @@ def tune(
 
 def challenge(
     loss: object, overrides: str | Sequence[str] = (), *, track: str | Track = "scenes", **settings: Any
-) -> Placing:
+) -> Placing | Smoke:
     """Place a new loss among the rows of a track, as `regbench challenge`, and wait for the end.
 
     Args:
         loss: `my_loss.py`, `my_loss.py:NAME`, or a class or function that is defined in a file. In a script that
             defines it, the call stands under `if __name__ == "__main__":`, because other processes import the file.
         overrides: Settings of the runtime and the cluster; all others are the track's.
-        track: Name of a track, or one of your own.
+        track: Name of a track, or one of your own; `minute` is a smoke test.
         **settings: Settings by keyword, see the module.
 
     Returns:
-        The place with the verdict beside each row; printed, it is what the command prints.
+        The place with the verdict beside each row, or what a smoke test found; printed, it is what the command prints.
 
     Raises:
         RegbenchError: If the file holds no loss, a setting is the track's, or cells have not finished.
     """
     from regbench.slurm.manage import follow
     from regbench.tracks.challenge import prepared
-    from regbench.tracks.track import track_of
 
-    with prepared(loss, track_of(track), _overrides(overrides, settings)) as begun:
-        placing = begun.run(follow)
-    assert placing is not None  # `follow` waits for Slurm
-    return placing
+    with prepared(loss, track, _overrides(overrides, settings)) as begun:
+        outcome = begun.run(follow)
+    assert outcome is not None  # `follow` waits for Slurm
+    return outcome
 
 
 def report(

@@ -100,6 +100,7 @@ class Registry(Generic[P]):
     def unregister(self, name: str) -> None:
         """Forget a name and its presets, as if its class had not been registered; for notebooks and tests."""
         settings.validated_json.cache_clear()
+        Registry._plain_defaults.cache_clear()
         cls = self._classes.pop(name)
         self._presets = {preset: entry for preset, entry in self._presets.items() if entry[0] is not cls}
 

@@ -15,16 +15,21 @@ from click.testing import CliRunner
 
 import regbench
 from regbench import RegbenchError
-from regbench.benchmark.rundir.record import Record
-from regbench.benchmark.settings.sweep import load_sweep
+from regbench.benchmark.rundir.record import Record, Score
+from regbench.benchmark.rundir.record_parts import NamedFile
+from regbench.benchmark.settings.sweep import Sweep, load_sweep
 from regbench.cli import main
+from regbench.files import write_text
 from regbench.methods import METHODS
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.bundle.pack import submit
-from regbench.tracks.challenge import prepared
+from regbench.tracks.challenge import Challenge, prepared
 from regbench.tracks.own_loss import LossFile
+from regbench.tracks.placing import Placing
+from regbench.tracks.smoke import Smoke
 from regbench.tracks.track import TRACKS, Track, configurations
 from tests.conftest import TINY
+from tests.records import made
 
 TWIN = """
 from dataclasses import dataclass, replace
@@ -162,7 +167,7 @@ def track(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Trac
     file = folder / "tiny_tuning.yaml"
     rows = ["method=vicreg method.alignment_weight=10,20", "method=auh method.alignment_weight=100,200"]
     content = {"description": "tiny", "common": own, "final_seeds": [0, 1, 2]}
-    file.write_text(json.dumps({**content, "cells": ["method=sfrik epochs=0", "baseline=supervised", *rows]}))
+    file.write_text(json.dumps({**content, "cells": ["method=sfrik epochs=0", *rows]}))
     regbench.tune(file, runtime={"data_dir": str(tiny_data_dir), "runs_dir": str(folder / "runs")})
     submit([folder / "runs" / "tiny_tuning"], folder / "tiny.zip")
     return Track("tiny", str(file), folder / "tiny.zip")
@@ -176,9 +181,10 @@ def test_a_copy_of_a_row_is_not_told_from_its_twin_and_its_bundle_is_accepted(
     overrides = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"]
     said: list[str] = []
     with prepared(file, track, overrides) as begun:
+        assert isinstance(begun, Challenge)
         assert "2 shipped cells again, 2 configurations of Twin, 2 further seeds" in begun.plan()
         placing = begun.run(None, said.append)
-    assert placing is not None
+    assert isinstance(placing, Placing)
     twin = next(verdict for verdict in placing.verdicts if verdict.label == "VICReg")
     # On the same machine a copy gives the same scores, and so do the repeated cells.
     assert (twin.words, twin.difference, placing.shifts) == ("not told from", 0.0, (0.0, 0.0))
@@ -211,7 +217,43 @@ def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(
     ):
         pass
     with (
-        pytest.raises(RegbenchError, match="epochs=2: the track tiny decides it"),
+        pytest.raises(RegbenchError, match="epochs=2: the track decides it"),
         prepared(write("twin.py", TWIN), track, [runs, "epochs=2"]),
     ):
         pass
+
+
+def test_a_smoke_test_tells_a_loss_from_none(
+    write: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training is made up: what is measured of it is compared, and the loss itself is checked."""
+    overrides = [f"runtime.runs_dir={tmp_path / 'runs'}"]
+
+    def outcome(text: str, linear: float, rank: float) -> Smoke:
+        def trained(grid: Sweep, *_: object, **__: object) -> list[object]:
+            assert [cell.epochs for cell in grid.cells] == [0, 8]
+            for cell, value in zip(grid.cells, (15.0, linear), strict=True):
+                folder = tmp_path / "runs" / grid.name / cell.id
+                record = made(cell.plain(), scores=(Score("linear_top1", value, "test", "", "linear top-1"),))
+                if cell.epochs:
+                    row = json.dumps({"epoch": 8, "effective_rank": rank}) + "\n"
+                    record = replace(record, metrics=NamedFile("metrics.jsonl", "0" * 64))
+                    write_text(folder / "metrics.jsonl", row)
+                write_text(folder / "record.json", record.text())
+            return []
+
+        monkeypatch.setattr("regbench.tracks.smoke.run_grid", trained)
+        with prepared(write("my_loss.py", text), "minute", overrides) as begun:
+            found = begun.run(None, str)
+        assert isinstance(found, Smoke)
+        return found
+
+    good = outcome(PULL, 20.0, 30.0)
+    assert good.ok, str(good)
+    assert [name for ok, name, _ in outcome(PULL, 14.0, 1.2).findings if not ok] == [
+        "not collapsed",
+        "more linear top-1 than untrained",
+    ]
+    # It takes the views of other images for those of the same, and its gradient is not that of its value.
+    broken = "def broken(z1, z2, weight=1.0):\n    return -weight * (z1.detach() - z2).square().mean()\n"
+    assert {"gradient", "views matter"} <= {name for ok, name, _ in outcome(broken, 20.0, 30.0).findings if not ok}

@@ -15,10 +15,10 @@ def challenged(
     rng: np.random.Generator, deviations: tuple[float, ...], own: float, gain: float, *, machine: float = 0.0
 ) -> tuple[list[Verdict], set[str]]:
     """Let a challenger come to its end; returns the last verdicts, and all words that were true at any look."""
-    trained = {str(place): rng.normal(0, deviation, 3) for place, deviation in enumerate(deviations)}
-    untrained = {"untrained": rng.normal(0, 0.5, 3), "pixels": rng.normal(0, 0.001, 3)}
+    trained = {str(place): rng.normal(0, deviation, 3).tolist() for place, deviation in enumerate(deviations)}
+    untrained = {"untrained": rng.normal(0, 0.5, 3).tolist(), "pixels": rng.normal(0, 0.001, 3).tolist()}
     shift = rng.normal(0, machine)
-    shifts = rng.normal(shift, machine / 2, 2)
+    shifts = rng.normal(shift, machine / 2, 2).tolist()
     scores = list(rng.normal(gain + shift, own, 3))
     said: set[str] = set()
     while True:

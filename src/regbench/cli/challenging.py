@@ -15,10 +15,11 @@ from regbench.text import printable
 @main.command(epilog=OVERRIDES_HELP)
 @click.argument("loss")
 @overrides_and_runs_dir
-@click.option("--track", default="scenes", show_default=True, help="Rows to be placed among.")
+@click.option("--track", default="scenes", show_default=True, help="Rows to be placed among; minute: a smoke test.")
 @click.option("--plan", is_flag=True, help="Show what it will take; run nothing.")
 @click.option("--wait", is_flag=True, help="With cluster=slurm: stay and show how the cells stand until the end.")
-def challenge(loss: str, overrides: Sequence[str], track: str, plan: bool, wait: bool) -> None:
+@click.pass_context
+def challenge(ctx: click.Context, loss: str, overrides: Sequence[str], track: str, plan: bool, wait: bool) -> None:
     r"""Place a new loss among the rows of a track.
 
     LOSS is a file with a regularizer, or with a plain function or nn.Module of two embeddings: my_loss.py, or
@@ -27,21 +28,15 @@ def challenge(loss: str, overrides: Sequence[str], track: str, plan: bool, wait:
     the intervals. The same command goes on where it was stopped. docs/challenge.md says what a verdict takes.
 
     \b
+      regbench challenge my_loss.py --track minute    is it sound, and does it learn? exits with 1 if not
       regbench challenge my_loss.py --plan
       regbench challenge my_loss.py
-      regbench challenge my_loss.py runtime.parallel=2
     """
     from regbench.tracks.challenge import prepared
-    from regbench.tracks.track import track_of
+    from regbench.tracks.smoke import Smoke
 
-    with prepared(loss, track_of(track), overrides) as begun:
-        if plan:
-            click.echo(printable_lines(begun.plan()))
-            return
-        placing = begun.run(watch if wait else None, click.echo)
-    click.echo("when they have ended, the same command goes on" if placing is None else printable_lines(str(placing)))
-
-
-def printable_lines(text: str) -> str:
-    """Return text, in which names of others may stand, as lines that can be printed."""
-    return "\n".join(map(printable, text.split("\n")))
+    with prepared(loss, track, overrides) as begun:
+        outcome = begun.plan() if plan else begun.run(watch if wait else None, click.echo)
+    for line in str(outcome or "when they have ended, the same command goes on").split("\n"):
+        click.echo(printable(line))
+    ctx.exit(1 if isinstance(outcome, Smoke) and not outcome.ok else 0)

@@ -1,0 +1,111 @@
+"""The track `minute`: whether a loss keeps the rules of losses and learns anything, before a challenge of an hour."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tabulate import tabulate
+
+from regbench.benchmark.rundir.record import Record, read_record
+from regbench.benchmark.settings.sweep import Sweep, load_grid, load_rows, read_rows
+from regbench.instruments.conformance import run_check
+from regbench.methods import METHODS, Regularizer
+from regbench.slurm.execute import Wait, refuse_unfinished, run_grid
+from regbench.tracks.own_loss import LossFile
+
+log = logging.getLogger("regbench")
+
+SMOKE = "minute"
+"""The track and its preset: a row of the untrained network, and then one in whose place the loss is trained."""
+
+# The checks of conformance that say whether a loss is one. The others are about what its metadata claim.
+_RULES = ("gradient", "order of images", "views matter", "float32", "half precision", "finite")
+
+# An effective rank of 1 is a single point or line.
+_COLLAPSED = 2.0
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """The outcome of the track `minute`.
+
+    Attributes:
+        findings: For each thing that was looked at whether it is well, its name, and the numbers.
+    """
+
+    findings: Sequence[tuple[bool, str, str]]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is well."""
+        return all(ok for ok, _, _ in self.findings)
+
+    def __str__(self) -> str:
+        """Lay it out for a terminal."""
+        rows = [["ok" if ok else "FAILS", name, text] for ok, name, text in self.findings]
+        return tabulate(rows, tablefmt="plain", disable_numparse=True)
+
+
+@dataclass(frozen=True)
+class SmokeTest:
+    """A smoke test that was prepared.
+
+    Attributes:
+        method: The loss with its defaults.
+        grid: The untrained network, and the loss.
+    """
+
+    method: Regularizer
+    grid: Sweep
+
+    def plan(self) -> str:
+        """Say what it takes."""
+        return f"{len(_RULES)} checks and one training of {self.method.label}, a minute or so"
+
+    def run(self, wait: Wait | None, say: Callable[[str], None] = log.info) -> Smoke | None:
+        """Check the loss and train it; None if Slurm goes on with that.
+
+        Raises:
+            Unfinished: If the training has ended without a record.
+        """
+        findings = []
+        for rule in _RULES:
+            result = run_check(self.method, rule)
+            if result is not None:
+                found = f"deviation {result.error:.2g}, {result.bound:g} is allowed ({result.where})"
+                findings.append((result.ok, rule, found))
+        statuses = run_grid(self.grid, wait, say, oversized=False)
+        refuse_unfinished(statuses, self.grid)
+        if statuses is None:
+            return None
+        folder = Path(self.grid.runtime.runs_dir) / self.grid.name
+        before, after = (read_record(folder / cell.id) for cell in self.grid.cells)
+        assert before is not None and after is not None
+        return Smoke([*findings, *_learned(before, after)])
+
+
+def _learned(before: Record, after: Record) -> Iterator[tuple[bool, str, str]]:
+    """Compare the trained loss with the untrained network."""
+    rank = after.at_end.get("effective_rank", 0.0)
+    yield after.status == "done" and rank > _COLLAPSED, "not collapsed", f"{after.status}, effective rank {rank:.1f}"
+    for score in before.scores:
+        if score.name in ("knn_top1", "linear_top1") and score.split == "test":
+            value = after.score(score.name, "test") or 0.0
+            found = f"{value:.2f} %, the untrained network {score.value:.2f} %"
+            yield value > score.value, f"more {score.title} than untrained", found
+
+
+@contextmanager
+def smoke_test(file: LossFile, overrides: Sequence[str]) -> Iterator[SmokeTest]:
+    """Prepare a smoke test of a loss, with settings of the runtime and the cluster."""
+    runs_dir = Path(load_grid(overrides).runtime.runs_dir)
+    name = f"{SMOKE}_{file.module}"
+    with file.plugged_in(runs_dir / name / "plug_in") as method:
+        preset = read_rows(SMOKE, overrides)
+        untrained, trained = preset.rows
+        rows = [untrained, [*trained, f"method={METHODS.name(method)}"]]
+        yield SmokeTest(method, replace(load_rows(preset, rows), name=name))
