@@ -139,7 +139,7 @@ def test_contributing_example_is_a_method(tmp_path: Path, monkeypatch: pytest.Mo
 RUN = {
     "python": {
         **{"README.md": 1, "docs/python.md": 4, "docs/tutorials/add_a_regularizer.md": 1, "CONTRIBUTING.md": 4},
-        **{"docs/audit.md": 1, "docs/reports.md": 1},
+        **{"docs/audit.md": 1, "docs/challenge.md": 1, "docs/reports.md": 1},
     },
     "yaml": {
         **{"docs/tutorials/own_images.md": 1, "docs/tutorials/cluster.md": 1, "docs/cluster.md": 1},

@@ -22,8 +22,8 @@ log = logging.getLogger("regbench")
 SMOKE = "minute"
 """The track and its preset: a row of the untrained network, and then one in whose place the loss is trained."""
 
-# The checks of conformance that say whether a loss is one. The others are about what its metadata claim.
-_RULES = ("gradient", "order of images", "views matter", "float32", "half precision", "finite")
+RULES = ("gradient", "order of images", "views matter", "float32", "half precision", "finite")
+"""The checks of conformance that say whether a loss is one. The others are about what its metadata claim."""
 
 # An effective rank of 1 is a single point or line.
 _COLLAPSED = 2.0
@@ -64,7 +64,7 @@ class SmokeTest:
 
     def plan(self) -> str:
         """Say what it takes."""
-        return f"{len(_RULES)} checks and one training of {self.method.label}, a minute or so"
+        return f"{len(RULES)} checks and one training of {self.method.label}, a minute or so"
 
     def run(self, wait: Wait | None, say: Callable[[str], None] = log.info) -> Smoke | None:
         """Check the loss and train it; None if Slurm goes on with that.
@@ -73,7 +73,7 @@ class SmokeTest:
             Unfinished: If the training has ended without a record.
         """
         findings = []
-        for rule in _RULES:
+        for rule in RULES:
             result = run_check(self.method, rule)
             if result is not None:
                 found = f"deviation {result.error:.2g}, {result.bound:g} is allowed ({result.where})"

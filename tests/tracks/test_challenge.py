@@ -20,16 +20,18 @@ from regbench.benchmark.rundir.record_parts import NamedFile
 from regbench.benchmark.settings.sweep import Sweep, load_sweep
 from regbench.cli import main
 from regbench.files import write_text
+from regbench.instruments.conformance import run_check
 from regbench.methods import METHODS
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.bundle.pack import submit
 from regbench.tracks.challenge import Challenge, prepared
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
-from regbench.tracks.smoke import Smoke
+from regbench.tracks.smoke import RULES, Smoke
 from regbench.tracks.track import TRACKS, Track, configurations
 from tests.conftest import TINY
 from tests.records import made
+from tests.test_documentation import blocks
 
 TWIN = """
 from dataclasses import dataclass, replace
@@ -138,6 +140,14 @@ def test_a_loss_with_parameters_is_refused(write: Callable[[str, str], Path], tm
         pytest.raises(RegbenchError, match="Far has parameters, which nobody would train"),
     ):
         method(torch.zeros(4, 3), torch.zeros(4, 3))
+
+
+def test_the_loss_of_the_page_keeps_the_rules(write: Callable[[str, str], Path], tmp_path: Path) -> None:
+    (text,) = blocks("docs/challenge.md", "python")
+    with LossFile.of(write("my_loss.py", text)).plugged_in(tmp_path / "plug_in") as method:
+        for rule in RULES:
+            result = run_check(method, rule)
+            assert result is not None and result.ok, result
 
 
 def test_an_edited_file_is_another_challenge(write: Callable[[str, str], Path]) -> None:
