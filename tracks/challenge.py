@@ -145,7 +145,7 @@ class Challenge:
         shifts = []
         for record in self.shipped:
             here = read_record(Path(self.repeated.runtime.runs_dir) / self.repeated.name / record.cell_id)
-            before, now = record.score(name, "test"), here and here.score(name, "test")
+            before, now = record.score(name, "test"), None if here is None else here.score(name, "test")
             if before is None or now is None:
                 raise RegbenchError(f"{record.label} diverged here, and not where the rows are from; {self.folder}")
             shifts.append(now - before)

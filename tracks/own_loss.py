@@ -148,7 +148,8 @@ class Plain(Regularizer):
         """Compute the loss, whose one addend is itself."""
         settings = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
         if inspect.isclass(self.loss_of):
-            module = self.loss_of(**settings).to(z1_NQ)
+            made: Any = self.loss_of(**settings)
+            module = made.to(z1_NQ)
             if list(module.parameters()):
                 raise RegbenchError(f"{self.label} has parameters, which nobody would train; a loss must have none")
             return {"loss": scalar(module(z1_NQ, z2_NQ))}
@@ -165,7 +166,7 @@ def enter(module_name: str, name: str, chosen: str) -> None:
     own = _own(module)
     if chosen:
         own = {key: value for key, value in own.items() if key == chosen}
-    kinds = (
+    kinds: tuple[list[Any], ...] = (
         [value for value in own.values() if inspect.isclass(value) and issubclass(value, Regularizer)],
         [value for value in own.values() if inspect.isclass(value) and issubclass(value, nn.Module)],
         [value for value in own.values() if inspect.isfunction(value)],

@@ -93,7 +93,7 @@ def test_a_plain_function_is_a_method_of_this_process_and_of_others_for_as_long(
     file = LossFile.of(write("my_loss.py", PULL))
     with file.plugged_in(tmp_path / "plug_in") as method:
         assert METHODS.plain(method) == {"name": "my_loss", "weight": 10.0, "power": 2, "hard": False}
-        assert METHODS.build("my_loss", weight=3.0) == replace(method, weight=3.0)  # type: ignore[call-arg]
+        assert METHODS.build("my_loss", weight=3.0) == replace(method, weight=3.0)  # type: ignore[type-var]
         z1, z2 = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True)
         loss = method(z1, z2)
         scope: dict[str, object] = {}
@@ -108,7 +108,7 @@ def test_a_module_is_made_with_its_hyperparameters(write: Callable[[str, str], P
     with LossFile.of(f"{write('losses.py', PULL + MODULE)}:Far").plugged_in(tmp_path / "plug_in") as method:
         z1, z2 = torch.zeros(4, 3), torch.zeros(4, 3)
         assert method(z1, z2).total == 2.0
-        assert replace(method, margin=5.0)(z1, z2).total == 5.0  # type: ignore[call-arg]
+        assert replace(method, margin=5.0)(z1, z2).total == 5.0  # type: ignore[type-var]
         assert configurations(method, 5, 4, 3) == [{"margin": 2.0 * factor} for factor in (1 / 16, 1 / 4, 1, 4, 16)]
 
 
@@ -156,10 +156,9 @@ def test_an_edited_file_is_another_challenge(write: Callable[[str, str], Path]) 
     assert LossFile.of(write("my_loss.py", PULL + "\n")).module != first
 
 
-def test_a_space_is_filled_evenly_and_a_loss_without_hyperparameters_has_one_configuration() -> None:
+def test_a_space_is_filled_evenly() -> None:
     vicreg = METHODS.build("vicreg")
     assert configurations(vicreg, 3, 128, 512) == [{"alignment_weight": value} for value in (0.5, 15.8, 500.0)]
-    assert configurations(replace(vicreg, epsilon=0.1), 1, 128, 512) == [{"alignment_weight": 0.5}]
 
 
 def test_the_settings_of_the_scenes_track_are_those_of_its_rows() -> None:
@@ -254,7 +253,7 @@ def test_a_smoke_test_tells_a_loss_from_none(
 
         monkeypatch.setattr("regbench.tracks.smoke.run_grid", trained)
         with prepared(write("my_loss.py", text), "minute", overrides) as begun:
-            found = begun.run(None, str)
+            found = begun.run(None, print)
         assert isinstance(found, Smoke)
         return found
 
