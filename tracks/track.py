@@ -57,7 +57,8 @@ def unpack(bundle: Bundle, folder: Path) -> None:
             write_bytes(place.with_name(record.metrics.file), bundle.histories[record.cell_id])
         write_text(place, record.text())
     for path, choice in choices.items():
-        write_text(path, choice.text())
+        if not path.exists():
+            write_text(path, choice.text())
 
 
 def write_sweep(track: Track, method: Regularizer, budget: int, path: Path) -> None:
