@@ -93,7 +93,7 @@ def _learned(before: Record, after: Record) -> Iterator[tuple[bool, str, str]]:
     rank = after.at_end.get("effective_rank", 0.0)
     yield after.status == "done" and rank > _COLLAPSED, "not collapsed", f"{after.status}, effective rank {rank:.1f}"
     for score in before.scores:
-        if score.name in ("knn_top1", "linear_top1") and score.split == "test":
+        if score.name == "linear_top1" and score.split == "test":
             value = after.score(score.name, "test") or 0.0
             found = f"{value:.2f} %, the untrained network {score.value:.2f} %"
             yield value > score.value, f"more {score.title} than untrained", found

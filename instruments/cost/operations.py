@@ -49,7 +49,7 @@ def count_operations(name: str, n: int, q: int) -> int:
     z1, z2 = (torch.empty(n, q, device="meta", requires_grad=True) for _ in range(2))
     with panels_of("cuda"), LaunchCounter() as operations:
         methods.build(name).loss(z1, z2, engine=Engine(draw_seed=lambda: 0)).backward()
-    return operations.count
+    return int(operations.count)
 
 
 def main() -> None:

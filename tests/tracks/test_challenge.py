@@ -240,12 +240,12 @@ def test_a_smoke_test_tells_a_loss_from_none(
 
     def outcome(text: str, linear: float, rank: float) -> Smoke:
         def trained(grid: Sweep, *_: object, **__: object) -> list[object]:
-            assert [cell.epochs for cell in grid.cells] == [0, 8]
+            assert [cell.epochs > 0 for cell in grid.cells] == [False, True]
             for cell, value in zip(grid.cells, (15.0, linear), strict=True):
                 folder = tmp_path / "runs" / grid.name / cell.id
                 record = made(cell.plain(), scores=(Score("linear_top1", value, "test", "", "linear top-1"),))
                 if cell.epochs:
-                    row = json.dumps({"epoch": 8, "effective_rank": rank}) + "\n"
+                    row = json.dumps({"epoch": cell.epochs, "effective_rank": rank}) + "\n"
                     record = replace(record, metrics=NamedFile("metrics.jsonl", "0" * 64))
                     write_text(folder / "metrics.jsonl", row)
                 write_text(folder / "record.json", record.text())
