@@ -119,9 +119,9 @@ def explain_random(target: Target, method: Regularizer, count: int = 2, global_v
     return Finding("another value in the mean", "defect", ratio, text)
 
 
-def textbook(method: Regularizer, views: Views, global_views: int) -> Tensor:
-    """Compute a method's published formula, always with the same draws."""
-    with seeded(0):
+def textbook(method: Regularizer, views: Views, global_views: int, *, seed: int = 0) -> Tensor:
+    """Compute a method's published formula; what it draws follows from the seed."""
+    with seeded(seed):
         return torch.stack(list(method.view_terms(views, global_views).values())).sum()
 
 
