@@ -335,7 +335,7 @@ def test_adapters_are_read() -> None:
         "pytorch-metric-learning": 2,
         "stable-pretraining": 4,
         "solo-learn": 4,
-        "lejepa": 1,
+        "lejepa": 2,
         "jepa-science": 1,
         "info-nce-pytorch": 1,
         "emp-ssl-pytorch": 1,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("methods", "datasets", "benchmark", "slurm", "reports", "tracks")
+FOLDERS = ("methods", "datasets", "benchmark", "instruments", "sweeps", "slurm", "reports", "tracks")
 # Prints where `datasets` would be imported from.
 WHOSE_DATASETS = "from importlib.util import find_spec; print(find_spec('datasets').origin)"
 # Imports both packages, and prints a name that only Hugging Face's has.
@@ -35,7 +35,7 @@ def sources() -> dict[str, Path]:
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):
             name = path.relative_to(ROOT)
-            ours = name.parts[:2] == ("benchmark", "speed")  # what measures this project for its documents
+            ours = name.parts[:2] == ("instruments", "speed")  # what measures this project for its documents
             if path.is_file() and not ours and not any(part.startswith((".", "__pycache__")) for part in name.parts):
                 files[f"regbench/{name}"] = path
     return files
@@ -71,7 +71,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     tree.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
-    for name in ("src", *FOLDERS):
+    for name in ("src", "results", *FOLDERS):  # tracks/ has links to bundles
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*")
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignored)
     code = "import sys, setuptools.build_meta as backend; print('built', backend.build_{}(sys.argv[1]))"
@@ -136,7 +136,7 @@ def test_wheel_holds_every_source_file_and_no_other_package(built: Built) -> Non
     assert contents == {name: path.read_bytes() for name, path in expected.items()}
     # Whatever else changes, these must be there: data that no import would miss.
     conf = ("benchmark/conf/sweep/quickstart.yaml", "benchmark/conf/published.csv")
-    data = ("py.typed", "datasets/sources/imagenet100.txt", *conf)
+    data = ("py.typed", "datasets/sources/imagenet100.txt", "tracks/scenes.zip", *conf)
     assert {f"regbench/{name}" for name in data} <= names
 
 
