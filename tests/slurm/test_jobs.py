@@ -438,9 +438,9 @@ def test_an_error_of_one_rank_ends_the_job_and_a_kill_does_not(user: User, fault
     assert code is not None
     assert code > 0
     first, second = read_attempts(directory)
-    assert first["ended"] in (None, "failed")
+    # Slurm may end the first rank before it has heard of what befell the other; the job's own note says it in any case.
+    assert first["ended"] in ("failed", "interrupted", None)
     assert second["progress"]["began"]["step"] == 3
-    # Slurm may end the first rank before it has heard of the other's error; the job's own note says it in any case.
     assert second["ended"] in ("failed", "interrupted", None)
     if second["ended"] == "failed":
         assert "rank 1: ValueError: the true error" in second["error"]
