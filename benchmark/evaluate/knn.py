@@ -69,34 +69,29 @@ class KNN(Evaluation):
     def select(self, name: str, subject: Subject) -> Scores:
         """Return the scores on the selection split."""
         splits = subject.task.splits(name)
-        if not splits:
-            return []
-        top1, *others = self._scores(splits[0], subject)
-        bank, queries = (subject.features(split, self.interpolation) for split in ("train", splits[0]))
-        num_classes, device = subject.task.dataset.num_classes, subject.compute.device
-        found = weighted_knn(bank, queries.even, [self.k], self.temperature, num_classes, device)
-        return [replace(top1, even=found[self.k][0]), *others]
+        return self._scores(splits[0], subject, halved=True) if splits else []
 
     def run(self, name: str, subject: Subject) -> Scores:
         """Return the scores on the test split; none if that chose."""
         return [] if "test" in subject.task.splits(name) else self._scores("test", subject)
 
-    def _scores(self, split: str, subject: Subject) -> Scores:
+    def _scores(self, split: str, subject: Subject, *, halved: bool = False) -> Scores:
         bank = subject.features("train", self.interpolation)
         queries = subject.features(split, self.interpolation)
         num_classes, device = subject.task.dataset.num_classes, subject.compute.device
-        found = weighted_knn(bank, queries, self.all_k, self.temperature, num_classes, device)
+        hits = _hits_of_all(bank, queries, self.all_k, self.temperature, num_classes, device)
         scores = []
-        for k, accuracies in found.items():
+        for k, hits_Q2 in hits.items():
             protocol = f"weighted kNN, k={k}, temperature={self.temperature:g}"
             name, title = "knn", "kNN"
             if k != self.k:
                 name, title = f"knn_k{k}", f"kNN (k = {k})"
-            scores += accuracy_scores(name, title, accuracies, split, protocol)
+            scores += accuracy_scores(name, title, _accuracies(hits_Q2), split, protocol)
+        if halved:
+            scores[0] = replace(scores[0], even=_accuracies(hits[self.k][::2])[0])
         return scores
 
 
-@torch.no_grad()
 def weighted_knn(
     bank: Features,
     queries: Features,
@@ -133,21 +128,38 @@ def weighted_knn(
     Returns:
         k -> (top-1, top-5).
     """
+    hits = _hits_of_all(bank, queries, neighbours, temperature, num_classes, device, blocks)
+    return {k: _accuracies(hits_Q2) for k, hits_Q2 in hits.items()}
+
+
+@torch.no_grad()
+def _hits_of_all(
+    bank: Features,
+    queries: Features,
+    neighbours: Sequence[int],
+    temperature: float,
+    num_classes: int,
+    device: torch.device | None,
+    blocks: tuple[int, int] = (QUERY_BLOCK, BANK_BLOCK),
+) -> dict[int, Tensor]:
+    """Tell of each query whether its label is the first answer and whether it is among five: k -> (Q, 2) bool."""
     device = device or queries.x_ND.device
-    correct = {k: torch.zeros(2, dtype=torch.int64, device=device) for k in neighbours}
+    hits: dict[int, list[Tensor]] = {k: [] for k in neighbours}
     steps = -(-len(queries.y_N) // blocks[0]) * -(-len(bank.y_N) // blocks[1])
     bar: tqdm[Any] = tqdm(total=steps, desc="nearest neighbours", disable=None, leave=False)
     with bar:
         for x_QD, y_Q in zip(queries.x_ND.split(blocks[0]), queries.y_N.split(blocks[0]), strict=True):
             similarity_QK, index_QK = _nearest(bank.x_ND, x_QD.to(device), max(neighbours), blocks[1], bar)
             voters_QK = bank.y_N[index_QK.to(bank.y_N.device)].to(device)
-            for k in neighbours:
-                correct[k] += _hits(similarity_QK[:, :k], voters_QK[:, :k], y_Q.to(device), temperature, num_classes)
-    accuracies = {}
-    for k, hits in correct.items():
-        top1, top5 = hits.tolist()
-        accuracies[k] = (100 * top1 / len(queries.y_N), 100 * top5 / len(queries.y_N))
-    return accuracies
+            for k, found in hits.items():
+                found.append(_hits(similarity_QK[:, :k], voters_QK[:, :k], y_Q.to(device), temperature, num_classes))
+    return {k: torch.cat(found) for k, found in hits.items()}
+
+
+def _accuracies(hits_Q2: Tensor) -> tuple[float, float]:
+    """Return top-1 and top-5 accuracy in per cent."""
+    top1, top5 = hits_Q2.sum(dim=0).tolist()
+    return 100 * top1 / len(hits_Q2), 100 * top5 / len(hits_Q2)
 
 
 def _nearest(bank_ND: Tensor, x_QD: Tensor, k: int, block: int, bar: tqdm[Any]) -> tuple[Tensor, Tensor]:
@@ -178,7 +190,7 @@ def _turn(bits: Tensor) -> Tensor:
 
 
 def _hits(similarity_QK: Tensor, neighbours_QK: Tensor, y_Q: Tensor, temperature: float, num_classes: int) -> Tensor:
-    """Count the queries whose label has the greatest score, and those whose label is among the five greatest."""
+    """Tell of each query whether its label has the greatest score, and whether it is among the five greatest."""
     # Relative to the nearest neighbour, so that no temperature is too low; sums in double precision.
     weights_QK = ((similarity_QK - similarity_QK[:, :1]).double() / temperature).exp()
     scores_QC = weights_QK.new_zeros(len(y_Q), num_classes).scatter_add_(1, neighbours_QK, weights_QK)
@@ -187,4 +199,4 @@ def _hits(similarity_QK: Tensor, neighbours_QK: Tensor, y_Q: Tensor, temperature
     ahead_QC |= (scores_QC == own_Q1) & (torch.arange(num_classes, device=y_Q.device) < y_Q[:, None])
     rank_Q = ahead_QC.sum(dim=1)
     voted_Q = (neighbours_QK == y_Q[:, None]).any(dim=1)
-    return torch.stack([(voted_Q & (rank_Q < top)).sum() for top in (1, 5)])
+    return torch.stack([voted_Q & (rank_Q < top) for top in (1, 5)], dim=1)
