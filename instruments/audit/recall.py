@@ -8,7 +8,6 @@ be the method. Mutants that cannot run are dropped, and so are those whose value
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +21,11 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from tqdm import tqdm
 
 from regbench import methods
 from regbench.files import write_text
+from regbench.instruments.audit.explain import textbook
 from regbench.instruments.audit.probes import PROBES, run_probe
 from regbench.instruments.audit.target import Target
 from regbench.instruments.loss_checks import draw_views, evaluate, relative, seeded
@@ -43,11 +44,16 @@ Replacement = Callable[[Any, Arguments, dict[str, Any]], Any]
 
 
 def _other_axis(call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
-    if "dim" in kwargs and isinstance(kwargs["dim"], int):
-        return call(*args, **{**kwargs, "dim": -1 - kwargs["dim"] if kwargs["dim"] < 0 else 1 - kwargs["dim"]})
+    if isinstance(kwargs.get("dim"), int):
+        return call(*args, **{**kwargs, "dim": _other(kwargs["dim"])})
     if len(args) > 1 and isinstance(args[1], int):
-        return call(args[0], -1 - args[1] if args[1] < 0 else 1 - args[1], *args[2:], **kwargs)
+        return call(args[0], _other(args[1]), *args[2:], **kwargs)
     return call(*args, **kwargs)
+
+
+def _other(dim: int) -> int:
+    """Return the other axis of a matrix."""
+    return -1 - dim if dim < 0 else 1 - dim
 
 
 def _other_correction(call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
@@ -166,8 +172,8 @@ class Mutant:
     def __call__(self, *views_NQ: Tensor) -> Tensor:
         """Compute the loss, a scalar."""
         with _Line(MISTAKES[self.mistake] if self.mistake >= 0 else None, self.place):
-            terms = methods.build(self.method).view_terms(views_NQ, len(views_NQ))
-            value = torch.stack(list(terms.values())).sum()
+            # The seed is the one that the audit has just set.
+            value = textbook(methods.build(self.method), views_NQ, len(views_NQ), seed=torch.initial_seed())
         return 3 * value + 1 if self.mistake == TWIN else value
 
 
@@ -249,15 +255,12 @@ def recall_table(entries: Sequence[dict[str, Any]]) -> str:
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("recall.json"), help="The file to write.")
-@click.option("--parallel", type=int, default=1, help="Methods at a time.")
-def main(names: tuple[str, ...], out: Path, parallel: int) -> None:
+def main(names: tuple[str, ...], out: Path) -> None:
     """Count how many mutants of methods the audit finds; without NAMES of all methods."""
     torch.set_num_threads(1)
     entries: list[dict[str, Any]] = []
-    with multiprocessing.get_context("spawn").Pool(parallel) as pool:
-        jobs = [(name, tuple(PROBES)) for name in names or methods.names()]
-        for found in pool.starmap(examine, jobs, chunksize=1):
-            entries += found
+    for name in tqdm(names or methods.names(), unit="method", disable=None):
+        entries += examine(name, tuple(PROBES))
     write_text(out, json.dumps(entries, indent=1) + "\n")
     click.echo(recall_table(entries))
     for entry in entries:
