@@ -126,7 +126,7 @@ def write_bundle(contents: BundleContents, out: Path) -> None:
     for name, lines in zip(_LISTS, lists, strict=True):
         members[name] = "".join(f"{line}\n" for line in lines).encode()
         files[name] = hashlib.sha256(members[name]).hexdigest()
-    weights = {f"weights/{sha256}.pt": sha256 for sha256 in sorted(contents.weights)}
+    weights = {f"weights/{sha256}.pt": sha256 for sha256 in contents.weights}
     manifest = BundleManifest(files=files | weights).text().encode()
 
     def write(file: IO[bytes]) -> None:

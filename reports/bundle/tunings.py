@@ -145,15 +145,11 @@ def _budget_misfits(choice: TuningChoice) -> Iterator[Misfit]:
         statuses: set[str] = set()
         for entry in entries:
             statuses.update(ranked.status for ranked in entry.ranking)
-        if "stopped" not in statuses:
-            what = "configurations"
-            counts = {entry.label: len(entry.ranking) for entry in entries}
-        elif "diverged" not in statuses:
-            what = "images"
-            counts = {entry.label: entry.images for entry in entries}
-        else:
-            continue
-        if len(set(counts.values())) > 1:
+        what, counts = "configurations", {entry.label: len(entry.ranking) for entry in entries}
+        if "stopped" in statuses:
+            what, counts = "images", {entry.label: entry.images for entry in entries}
+        is_known = not statuses.issuperset(("stopped", "diverged"))
+        if is_known and len(set(counts.values())) > 1:
             listed = ", ".join(f"{label} {count:,}" for label, count in counts.items())
             yield _of_choice(f"the methods had unequal budgets, in {what}: {listed}")
 

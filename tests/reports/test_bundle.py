@@ -119,6 +119,15 @@ def test_a_cell_of_two_sweeps_is_not_packed_twice(tmp_path: Path) -> None:
     done = run("submit", "mine", "other", "--runs-dir", tmp_path / "runs", "--out", tmp_path / "lab.zip")
     assert done.exit_code == 2
     assert "leave one of the two sweeps out" in done.stderr
+    next(tmp_path.glob("runs/mine/*/record.json")).write_text("{}")
+    done = run("submit", "mine", "other", "--runs-dir", tmp_path / "runs", "--out", tmp_path / "lab.zip")
+    assert "; `regbench report mine other --check` tells all" in done.stderr
+
+
+def test_weights_of_any_size_are_packed(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a plain zip, whose members have 4 GiB at most, held ten bytes."""
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 10)
+    assert submit([honest.parent / "runs" / "mine"], tmp_path / "large.zip", weights=True).cells == 6
 
 
 Change = Callable[[Parts], Any]
@@ -349,7 +358,10 @@ FORGERIES: dict[str, tuple[Change, str]] = {
     "a configuration of another method": (_lent, "ranked for AUH, is of VICReg"),
     "a full training called stopped": (_stopped, "as stopped, trained for 2 epochs"),
     "a later evaluation of no cell": (_others_evaluation, "voc07 of cell 000000000000, which has no record"),
-    "a later evaluation chosen on test": (_evaluation_on_test, "chosen on the test split, which the record was not"),
+    "a later evaluation chosen on test": (
+        _evaluation_on_test,
+        "evaluations.jsonl: chosen on the test split, which the record was not",
+    ),
     "no word on when it ended": (
         lambda p: _set(p.final[0]["attempts"][-1], "finished", None),
         "its last attempt ended at no time",

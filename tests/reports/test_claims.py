@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.bundle.claims import claim_misfits
 from regbench.reports.bundle.pack import submit
@@ -31,10 +32,13 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(change: Change, honest: Path, folder: Path) -> list[str]:
-    """What does not fit, without the files' paths."""
+    """What does not fit, without the paths, which are of files of the bundle."""
     parts = Parts(honest)
     change(parts)
-    return [line.partition(": ")[2] for line in claim_misfits(read_bundle(parts.write(folder / "changed.zip")))]
+    bundle = read_bundle(parts.write(folder / "changed.zip"))
+    lines = [line.partition(": ") for line in claim_misfits(bundle)]
+    assert {path for path, _, _ in lines} <= {TUNING_CHOICE, *(str(record.path) for record in bundle.records)}
+    return [reason for _, _, reason in lines]
 
 
 def _entry(parts: Parts) -> Json:
@@ -261,6 +265,10 @@ NO_COMMAND = ["is no command of regbench alone"]
 NO_RUN = "holds what no run writes"
 
 MISFITS: dict[str, tuple[Change, list[str]]] = {
+    "no word on what was chosen": (
+        lambda parts: parts.final[0]["choice"].clear(),
+        ["nothing says how its hyperparameters were chosen", "the tuning mine has not chosen it"],
+    ),
     "another program's command": (lambda parts: _command(parts, "curl train"), NO_COMMAND),
     "a command with an open quote": (lambda parts: _command(parts, "regbench 'train"), NO_COMMAND),
     "a command in unusual spelling": (lambda parts: _command(parts, "regbench  train"), NO_COMMAND),
