@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import multiprocessing
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +15,7 @@ from regbench.benchmark.rundir.record import Record, finite_numbers
 from regbench.errors import RegbenchError
 from regbench.reports.bundle.bundle import Bundle, read_bundle
 from regbench.reports.bundle.claims import claim_misfits
-from regbench.reports.garbage import without_garbage_collection
 from regbench.text import printable
-
-_LARGE_BYTES = 5 * 2**20
-"""Of all bundles together, for which it is worth to start processes, which takes them a second or two."""
 
 OF_EMBEDDINGS = ("effective_rank", "alignment")
 """Of the last epoch, what the site shows."""
@@ -89,22 +81,13 @@ def gather(folder: Path) -> Gathered:
     """
     # In the order of names, so that the same folder makes the same site.
     paths = sorted(filter(Path.is_file, folder.rglob("*.zip")))
-    names, size_bytes = [], 0
-    for path in paths:
-        names.append(str(path.relative_to(folder).with_suffix("")))
-        size_bytes += path.stat().st_size
-    with contextlib.ExitStack() as stack:
-        run: Callable[..., Iterable[CheckedBundle | tuple[str, str]]] = map
-        if size_bytes > _LARGE_BYTES and len(paths) > 1:
-            spawn = multiprocessing.get_context("spawn")  # this process may have threads
-            run = stack.enter_context(ProcessPoolExecutor(mp_context=spawn)).map
-        bundles, refused = [], []
-        read = run(_read, paths, names)
-        for one in tqdm(read, total=len(paths), desc="bundles", unit="", leave=False, disable=None):
-            if isinstance(one, CheckedBundle):
-                bundles.append(one)
-            else:
-                refused.append(one)
+    bundles, refused = [], []
+    for path in tqdm(paths, desc="bundles", unit="", leave=False, disable=None):
+        one = _read(path, str(path.relative_to(folder).with_suffix("")))
+        if isinstance(one, CheckedBundle):
+            bundles.append(one)
+        else:
+            refused.append(one)
     if not bundles:
         why = f"; the first of {len(refused)} was refused: {refused[0][1]}" if refused else ""
         raise RegbenchError(f"no bundle in {folder}{why}; make one with `regbench submit`")
@@ -114,15 +97,15 @@ def gather(folder: Path) -> Gathered:
 def _read(path: Path, name: str) -> CheckedBundle | tuple[str, str]:
     """Read and check a bundle; return its name and the first reason if it is refused."""
     name = printable(name)  # a stranger's text, which goes to a terminal and into pages
-    with without_garbage_collection():
-        try:
-            bundle = read_bundle(path)
-            if not (misfits := claim_misfits(bundle)):
-                return CheckedBundle(name, bundle.sha256, _slim(bundle), _short(bundle))
-        except RegbenchError as error:
-            return name, str(error)
-        more = f" (and {len(misfits) - 1} more)" if len(misfits) > 1 else ""
-        return name, f"{misfits[0]}{more}"
+    try:
+        bundle = read_bundle(path)
+    except RegbenchError as error:
+        return name, str(error)
+    misfits = claim_misfits(bundle)
+    if not misfits:
+        return CheckedBundle(name, bundle.sha256, _slim(bundle), _short(bundle))
+    more = f" (and {len(misfits) - 1} more)" if len(misfits) > 1 else ""
+    return name, f"{misfits[0]}{more}"
 
 
 def _short(bundle: Bundle) -> frozenset[str]:

@@ -61,6 +61,7 @@ def _several_sizes(parts: Parts, out: Path) -> None:
         record["cell"] |= {"embedding_dim": q, "batch_size": n, "seed": 7}
         record["cell"]["optimizer"]["base_lr"] = rate
         record["cost"] |= {"loss_ms": q * n / 1000, "loss_extra_bytes": q * n * 2**10}
+        record["attempts"][-1]["finished"] = f"2026-11-{22 + q // 64}T07:30:00+00:00"
         for split in ("tuning", "test"):
             parts.score(record, split=split)["value"] = 60.0 + q / 64 - (rate != 0.4)
         rank = {"name": "rankme", "value": q / 4, "unit": "", "split": "tuning", "higher_is_better": None}
@@ -174,6 +175,9 @@ def test_a_method_of_several_sizes(bundles: Path, tmp_path: Path) -> None:
     )
     heads = ("setting", "knn_top1 (%)", "place", "tuned among", "loss (ms/step)", "loss memory (MiB)")
     assert found["Results"] == [common | dict(zip(heads, row, strict=True)) for row in rows]
+    start = tables_in(tmp_path / "site" / "index.html")
+    assert [(row["methods"], row["newest"]) for row in start["Tasks"]] == [("1", "2026-11-24")]
+    assert [tuple(row.values())[2:] for row in start["Methods"]] == [("1", "1", "3")]  # tasks, firsts, cells
     (task,) = (tmp_path / "site" / "tasks").iterdir()
     tables = tables_in(task)
     ranks = [row["knn_top1, tuning"] for row in tables["Accuracy"]]
@@ -194,14 +198,19 @@ def test_the_same_cell_from_two_labs(site: Path) -> None:
 
 
 def test_runs_of_a_cell_differ_by_as_much_as_the_score_that_differs_most(bundles: Path, tmp_path: Path) -> None:
-    """Here kNN's by 2 points, where linear probing's differs by 0.75."""
+    """Here kNN's by 2 points, where linear probing's differs by 0.75. Those of another cell differ by a point."""
     shutil.copy(bundles / "lab-a.zip", tmp_path)
     parts = Parts(bundles / "other" / "lab-b.zip")
     parts.score(parts.records[0])["value"] -= 2.0
     parts.write(tmp_path / "lab-b.zip")
+    parts = Parts(bundles / "lab-a.zip")
+    for record in parts.final:
+        parts.score(record, "linear_top1")["value"] += record["method"] == "auh"
+    parts.write(tmp_path / "lab-c.zip")
     (page,) = pages(tmp_path, "tasks")
-    differences = {runs[0]["differs"] for runs in cells_of_site(page.parents[1]).values()}
-    assert differences == {2.0, None}
+    differences = [runs[0]["differs"] for runs in cells_of_site(page.parents[1]).values()]
+    assert sorted(differences, key=str) == [1.0, 1.0, 2.0, None, None, None]
+    assert "The largest difference of a leading score is 2.00 points" in (page.parents[1] / "index.html").read_text()
 
 
 def test_a_cell_has_all_its_runs(site: Path) -> None:
@@ -294,6 +303,18 @@ def test_runs_of_a_cell_are_together_in_the_order_of_their_ends(bundles: Path, t
     assert vars(runs[0].record)["at_end"] == {"effective_rank": 30.0}
 
 
+def test_the_names_of_bundles_do_not_order_runs_of_the_same_second(bundles: Path, tmp_path: Path) -> None:
+    orders = []
+    for names in ("ab", "ba"):
+        for name, points in zip(names, (0.0, 1.0), strict=True):
+            parts = Parts(bundles / "other" / "lab-b.zip")
+            parts.score(parts.records[0])["value"] -= points
+            parts.write(tmp_path / f"{name}.zip")
+        (runs,) = gather(tmp_path).cells.values()
+        orders.append([run.record.sha256 for run in runs])
+    assert orders[0] == orders[1]
+
+
 def test_the_first_final_run_stands_for_a_cell_though_its_tuning_was_finished_before(
     bundles: Path, tmp_path: Path
 ) -> None:
@@ -314,6 +335,8 @@ def test_the_first_final_run_stands_for_a_cell_though_its_tuning_was_finished_be
     (page,) = pages(tmp_path, "tasks")
     rows = {row["method"]: (row["n"], row["linear_top1 (%)"]) for row in tables_in(page)["Leaderboard"]}
     assert rows == dict.fromkeys(("AUH", "VICReg"), ("2", "**65.00 ± 0.00**"))
+    days = {row["bundle"]: row["finished"] for row in tables_in(page.parents[1] / "index.html")["Bundles"]}
+    assert days == {"afterwards": "2026-11-23", "before": "2026-11-22", "lab-a": "2026-11-22"}
 
 
 def test_later_evaluations_count_from_whichever_bundle_has_them(bundles: Path, tmp_path: Path) -> None:
@@ -346,12 +369,15 @@ def test_places_in_a_score_of_which_less_is_better(bundles: Path, tmp_path: Path
     parts = Parts(bundles / "lab-a.zip")
     for record in parts.final:
         tuned = [each for each in record["scores"] if each["split"] == "tuning"]
-        error = 30.0 if record["method"] == "vicreg" else 20.0
+        error = 20.0 if record["method"] == "vicreg" else 30.0
         how = {"name": "error", "title": "error", "unit": "nats", "higher_is_better": False}
         record["scores"] = [*tuned, {**parts.score(record), **how, "value": error}]
     parts.write(tmp_path / "errors.zip")
     places = {page.stem: tables_in(page)["Results"][0]["place"] for page in pages(tmp_path, "methods")}
-    assert places == {"auh": "1 of 2", "vicreg": "2 of 2"}
+    assert places == {"auh": "2 of 2", "vicreg": "1 of 2"}
+    start = tables_in(tmp_path / "site" / "index.html")
+    assert [row["best row"] for row in start["Tasks"]] == ["VICReg"]
+    assert [(row["method"], row["first in"]) for row in start["Methods"]] == [("AUH", "0"), ("VICReg", "1")]
 
 
 def test_tasks_of_one_name_have_pages_of_their_own(bundles: Path, tmp_path: Path) -> None:
