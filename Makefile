@@ -23,7 +23,7 @@ ifndef HERE
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: benchmark clean docs format gpu help install lint test test-all test-slow test-slurm
+.PHONY: benchmark clean docs format gpu gpu-bundle help install lint test test-all test-slow test-slurm
 
 benchmark: $(RUNTIME) ## Train the SFRIK paper's methods on generated scenes, print the leaderboard, write the report
 	@$(BIN)/regbench sweep quickstart --report
@@ -42,6 +42,9 @@ test-all: $(TOOLS) ## Run all tests, the slow ones and those that need Slurm too
 
 gpu: $(TOOLS) ## Hold this machine's GPU against the CPU, measure it and write docs/results/gpu.md, in some ten minutes
 	@$(BIN)/python -m pytest -m gpu tests/gpu; tested=$$?; $(BIN)/python -m regbench.instruments.gpu --out docs/results && exit $$tested
+
+gpu-bundle: $(TOOLS) ## Pack the same for a machine without a network, into regbench-gpu.tar.gz
+	@$(BIN)/python .ci/gpu_bundle.py
 
 lint: $(TOOLS) ## Check style, formatting and types
 	@$(BIN)/ruff check .
@@ -62,7 +65,7 @@ clean: ## Remove .venv and caches; data and runs stay
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # FFCV is compiled while PyTorch is unpacked. Where that fails regbench works with its torchvision loader, except in CI,
 # which has to test both.

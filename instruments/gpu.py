@@ -1,8 +1,9 @@
 """Measure a GPU and write a page of it: `python -m regbench.instruments.gpu --out docs/results`.
 
 Measured are losses beside their matrix products, trainings beside a bare loop, and loaders. The page is written anew
-after each part; a part that fails is named there and does not stop the others. With `--device cpu` everything runs on
-small sizes, which shows that it works, not how fast.
+after each part; a part that fails is named there and does not stop the others. `--only Losses` measures one part, and
+the page keeps what earlier calls measured on the same machine. With `--device cpu` everything runs on small sizes,
+which shows that it works, not how fast.
 """
 
 from __future__ import annotations
@@ -150,8 +151,8 @@ def measure_loaders(bench: Bench) -> str:
 
 ALL: dict[str, Callable[[Bench], str]] = {
     "Losses": measure_losses,
-    "Training of ResNet-18": partial(measure_training, "resnet18"),
-    "Training of ResNet-50": partial(measure_training, "resnet50"),
+    "ResNet-18": partial(measure_training, "resnet18"),
+    "ResNet-50": partial(measure_training, "resnet50"),
     "Loaders": measure_loaders,
 }
 
@@ -176,9 +177,10 @@ def write_page(device: torch.device, out: Path, parts: Mapping[str, Callable[[Be
         Whether all parts could be measured.
     """
     forbid_tf32()  # which the description names
-    page = f"# What a device does\n\n{describe_machine(device)}\n"
+    head = f"# What a device does\n\n{describe_machine(device)}\n"
     if device.type == "cpu":
-        page += "\n**Sizes are small: the figures say that everything runs, not how fast.**\n"
+        head += "\n**Sizes are small: the figures say that everything runs, not how fast.**\n"
+    sections = earlier_sections(out / "gpu.md", head)
     all_measured = True
     for title, measure in parts.items():
         with (
@@ -189,10 +191,25 @@ def write_page(device: torch.device, out: Path, parts: Mapping[str, Callable[[Be
                 (found,) = one.ask(measure)
             except WorkFailed as error:
                 found, all_measured = f"**Failed: {error}**", False
-        page += f"\n## {title}\n\n{found}\n"
-        write_text(out / "gpu.md", page)
+        sections[title] = found
+        written = [f"\n## {title}\n\n{text}\n" for title, text in sections.items()]
+        write_text(out / "gpu.md", head + "".join(written))
         print(f"{title}: {'failed' if found.startswith('**Failed') else 'measured'}")
     return all_measured
+
+
+def earlier_sections(page: Path, head: str) -> dict[str, str]:
+    """Read what earlier calls measured on the same machine, by title; nothing where the page describes another one."""
+    if not page.exists():
+        return {}
+    before, *sections = page.read_text().split("\n## ")
+    if before != head:
+        return {}
+    found = {}
+    for section in sections:
+        title, text = section.split("\n\n", 1)
+        found[title] = text.rstrip("\n")
+    return found
 
 
 def open_bench(here: Place, device: torch.device, folder: str) -> Bench:
@@ -206,11 +223,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--only", choices=ALL, nargs="+", default=list(ALL), help="parts; without it, all of them")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("torch sees no GPU here; try it on small sizes: --device cpu")
     options.out.mkdir(parents=True, exist_ok=True)
-    sys.exit(0 if write_page(torch.device(options.device), options.out, ALL) else 1)
+    parts = {title: ALL[title] for title in options.only}
+    sys.exit(0 if write_page(torch.device(options.device), options.out, parts) else 1)
 
 
 if __name__ == "__main__":

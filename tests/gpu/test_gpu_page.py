@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -44,3 +45,21 @@ def test_the_page_goes_on_after_what_breaks(tmp_path: Path, monkeypatch: pytest.
     assert "## Measures\n\n| a | b |" in page
     assert "- tf32: False" in page
     assert "hostname" not in page and f"torch: {torch.__version__.partition('+')[0]}" in page
+
+
+def test_calls_for_single_parts_come_together_on_a_page_of_one_machine(tmp_path: Path) -> None:
+    here = torch.device("cpu")
+
+    assert write_page(here, tmp_path, {"One": partial(say, "first\n\n### below"), "Two": partial(say, "second")})
+    assert write_page(here, tmp_path, {"Two": partial(say, "second again")})
+    page = (tmp_path / "gpu.md").read_text()
+    assert page.endswith("\n## One\n\nfirst\n\n### below\n\n## Two\n\nsecond again\n")
+    assert page.count("## Two") == 1
+
+    (tmp_path / "gpu.md").write_text(page.replace("- torch: ", "- torch: another "))
+    assert write_page(here, tmp_path, {"Two": partial(say, "elsewhere")})
+    assert "first" not in (tmp_path / "gpu.md").read_text()
+
+
+def say(text: str, bench: Bench) -> str:
+    return text

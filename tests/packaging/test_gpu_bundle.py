@@ -1,0 +1,30 @@
+"""The archive for a GPU machine without a network."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_the_bundle_is_small_and_holds_what_a_machine_with_pytorch_lacks(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    unwanted = shutil.ignore_patterns(".git", ".venv", "runs", "data", "build", "site", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, tree, symlinks=True, ignore=unwanted)
+    subprocess.run([sys.executable, ".ci/gpu_bundle.py"], cwd=tree, check=True)
+
+    bundle = tree / "regbench-gpu.tar.gz"
+    assert bundle.stat().st_size <= 60 * 2**20
+    with tarfile.open(bundle) as archive:
+        names = {Path(name).relative_to("regbench-gpu") for name in archive.getnames()}
+    assert {Path("run.sh"), Path("pyproject.toml"), Path("tests/gpu/test_gpu_losses.py")} <= names
+    wheels = {path.name.partition("-")[0].lower() for path in names if path.suffix == ".whl"}
+    assert {"regbench", "hydra_core", "antlr4_python3_runtime", "pydantic_core", "submitit", "pytest"} <= wheels
+    assert not wheels & {"torch", "numpy", "nvidia_cublas", "ffcv"}
