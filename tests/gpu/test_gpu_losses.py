@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import warnings
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,6 +17,8 @@ from regbench import methods
 from regbench.instruments.conformance import value_and_gradients
 from regbench.instruments.loss_checks import draw_views, relative
 from regbench.methods import Engine, Regularizer
+from regbench.methods.engine import LOCAL_ROWS
+from regbench.processes import Place, Processes
 
 BOUNDS = {torch.float64: 1e-7, torch.float32: 1e-3}
 
@@ -79,6 +83,36 @@ def test_a_compiled_kernel_is_the_textbook_of_the_cpu(device: torch.device) -> N
     views = draw_views(192, 384, 2)
     there = [view.to(device, torch.float32) for view in views]
     assert largest_error(methods.build("sfrik_l3"), views, there, Engine(form="gram", compile=True)) <= 1e-3
+
+
+@pytest.mark.parametrize(("backend", "size"), [("gloo", 2), ("nccl", 1)])
+def test_ranks_that_share_a_device_have_the_gradients_of_one_process(
+    backend: str, size: int, device: torch.device
+) -> None:
+    """NCCL wants a GPU for each of its ranks, so on one GPU it has a single one."""
+    if backend == "nccl" and device.type == "cpu":
+        pytest.skip("NCCL is for GPUs")
+    with Processes(size, join, backend, device) as ranks:
+        for name in methods.names():
+            assert max(ranks.ask(difference_from_one, name)) <= BOUNDS[torch.float64], name
+
+
+def join(here: Place, backend: str, device: torch.device) -> torch.device:
+    warnings.filterwarnings("ignore", LOCAL_ROWS)  # one process's value is what the ranks are compared with
+    here.join(backend)
+    return device
+
+
+def difference_from_one(device: torch.device, name: str) -> float:
+    method, rank, size = methods.build(name), dist.get_rank(), dist.get_world_size()
+    views = [view.to(device) for view in draw_views(24, 12, 2)]
+    (value, *gradients), _ = value_and_gradients(method, views, Engine())
+    mine = slice(24 * rank // size, 24 * (rank + 1) // size)
+    engine, shares = Engine(group=dist.group.WORLD), [view[mine] for view in views]
+    found, _ = value_and_gradients(method, shares, engine, seed=rank)
+    # DistributedDataParallel takes the mean of the ranks' gradients.
+    wanted = [value, *(size * gradient[mine] for gradient in gradients)]
+    return max(relative(a, b, floor=1e-12) for a, b in zip(found, wanted, strict=True))
 
 
 @pytest.mark.parametrize("name", [name for name in methods.names() if methods.build(name).random])

@@ -25,7 +25,7 @@ from regbench.datasets.loading.photometric import chains, photometric
 from regbench.instruments.cost.images import photo
 from regbench.instruments.loss_checks import relative
 from regbench.instruments.plan import predict
-from tests.gpu.training import SETTINGS, losses_of, run_regbench, state_of, step_of
+from tests.gpu.training import SETTINGS, as_loaded, losses_of, run_regbench, state_of, step_of
 from tests.waiting import wait_for
 
 TRANSFORMER = ("optimizer=adamw", "optimizer.lr_scaling=none")
@@ -35,7 +35,8 @@ def two_steps(cell: Cell, device: torch.device) -> tuple[Tensor, Tensor]:
     """Take two steps on random views; the second one sees what the first one changed."""
     step = step_of(cell, device)
     generator = torch.Generator().manual_seed(0)
-    views = [torch.randn(cell.batch_size, 3, 32, 32, generator=generator).to(device) for _ in range(2)]
+    drawn = [torch.randn(cell.batch_size, 3, 32, 32, generator=generator) for _ in range(2)]
+    views = as_loaded(cell, drawn, device)
     stepped = [step(*views) for _ in range(2)]
     losses = [sum(each.terms.values(), torch.zeros((), device=device)) for each in stepped]
     embeddings = [z_NQ for each in stepped for z_NQ in each.views_NQ]
@@ -61,7 +62,7 @@ def test_a_step_never_makes_the_host_wait(method: str, device: torch.device) -> 
     """On a CPU nothing can be seen of it but that the steps are taken."""
     cell, _ = load_run([*SETTINGS, f"method={method}", "precision=bf16"])
     step = step_of(cell, device)
-    views = [torch.randn(cell.batch_size, 3, 32, 32, device=device) for _ in range(2)]
+    views = as_loaded(cell, [torch.randn(cell.batch_size, 3, 32, 32) for _ in range(2)], device)
     step(*views)  # what is made once may wait
     if device.type == "cuda":
         torch.cuda.set_sync_debug_mode("error")
@@ -99,7 +100,7 @@ def test_a_plan_is_within_a_tenth_of_the_peak(network: str, small: str, device: 
 
     def train() -> list[Tensor]:
         step = step_of(cell, device)
-        views = [torch.zeros(batch, 3, px, px, device=device) for _ in range(2)]
+        views = as_loaded(cell, [torch.zeros(batch, 3, px, px) for _ in range(2)], device)
         for _ in range(2):
             step(*views)
         return []

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
 from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.training.network import SiameseNetwork
+from regbench.benchmark.training.assembly import build_network
 from regbench.benchmark.training.step import Step
 from regbench.methods import Engine
 
@@ -24,14 +25,18 @@ SETTINGS = (
 
 
 def step_of(cell: Cell, device: torch.device) -> Step:
-    network = SiameseNetwork(
-        cell.network, cell.embedding_dim, cell.dataset.channels, cell.dataset.image_size, cell.seed
-    ).to(device)
+    network = build_network(cell, device)
     optimizer = cell.optimizer.build_clipping(network.parameters())
     for group in optimizer.param_groups:
         group["lr"] = cell.optimizer.base_lr
     engine = Engine(even=True)
     return Step(network=network, optimizer=optimizer, method=cell.method, engine=engine, precision=cell.precision)
+
+
+def as_loaded(cell: Cell, views_NCHW: list[Tensor], device: torch.device) -> list[Tensor]:
+    """Lay out views as the loader delivers them."""
+    dtype = torch.bfloat16 if cell.precision == "bf16" else torch.float32
+    return [view.to(device, dtype, memory_format=torch.channels_last) for view in views_NCHW]
 
 
 def run_regbench(*arguments: str, ranks: int = 1) -> None:
