@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regbench.instruments.audit.finding import Finding, in_words
 from regbench.instruments.audit.target import Target
-from regbench.instruments.audit.variants import Hypothesis, Terms, hypotheses
+from regbench.instruments.audit.variants import SCALES, Hypothesis, Terms, hypotheses
 from regbench.instruments.loss_checks import MEAN_SEEDS, Views, chance, draw_views, mean_value, relative, seeded
 from regbench.methods import Regularizer
 from regbench.methods.pairwise import normalize
@@ -220,14 +220,14 @@ def _worded(hypothesis: Hypothesis, fit: _Fit) -> Finding:
 
 def _fitted(fit: _Fit) -> Finding:
     """Name the factors and the constant; the text goes on after what the loss equals."""
-    constant = f", plus a constant ({_by_size(fit.constants)})" if any(fit.constants.values()) else ""
+    constant = f", plus a constant ({in_n_and_q(fit.constants)})" if any(fit.constants.values()) else ""
     if fit.kind == "equal":
         return Finding("", "note", math.nan, "")
     if fit.kind == "shift":
         return Finding("shift", "convention", next(iter(fit.constants.values())), constant)
     firsts = {name: next(iter(by_size.values())) for name, by_size in fit.factors.items()}
     if fit.kind in ("factor", "both"):
-        text = f" times {_by_size(fit.factors[''])}{constant}"
+        text = f" times {in_n_and_q(fit.factors[''])}{constant}"
         if firsts[""] < 0:
             return Finding("wrong sign", "defect", firsts[""], text)
         return Finding("factor", "convention", firsts[""], text)
@@ -239,7 +239,7 @@ def _fitted(fit: _Fit) -> Finding:
             return Finding("missing term", "defect", 0.0, f" without its {name}{constant}")
         if any(abs(factor - 1) > 1e-5 for factor in by_size.values()):
             odd.append(name)
-    changed = [f"{name} times {_by_size(fit.factors[name])}" for name in odd]
+    changed = [f"{name} times {in_n_and_q(fit.factors[name])}" for name in odd]
     text = f" with {' and '.join(changed)}{constant}"
     for name in odd:
         if firsts[name] < 0:
@@ -247,9 +247,15 @@ def _fitted(fit: _Fit) -> Finding:
     return Finding("weight of a term", "convention", firsts[odd[0]] if odd else 1.0, text)
 
 
-def _by_size(values: Mapping[Size, float]) -> str:
-    named = {}
-    for (n, q), value in values.items():
-        if not math.isnan(value):
-            named[f"n={n} q={q}"] = value
-    return in_words(named)
+def in_n_and_q(values: Mapping[Size, float], tolerance: float = 1e-5) -> str:
+    """Write a number that is always the same once, else as a form of n and q and with its cases; empty if it is NaN."""
+    known = {size: value for size, value in values.items() if not math.isnan(value)}
+    if not known:
+        return ""
+    words = in_words({f"n={n} q={q}": value for (n, q), value in known.items()}, tolerance)
+    if len(known) > 1 and " at " in words:
+        for form, scale in SCALES.items():
+            constant = in_words({str(size): value / scale(*size) for size, value in known.items()}, tolerance)
+            if " at " not in constant:
+                return f"{form} ({words})" if constant == "1" else f"{constant} · {form} ({words})"
+    return words

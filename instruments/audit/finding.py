@@ -89,11 +89,11 @@ def size(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3g}"
 
 
-def in_words(values: Mapping[str, float]) -> str:
+def in_words(values: Mapping[str, float], tolerance: float = 1e-5) -> str:
     """Write a number that is the same in all cases once, as a fraction if it is one, else with its cases."""
     first, *others = values.values()
-    if all(math.isclose(first, other, rel_tol=1e-5) for other in others):
+    if all(math.isclose(first, other, rel_tol=tolerance) for other in others):
         # Conventions differ by small whole numbers and their quotients, so a fraction shows what was done.
         fraction = Fraction(first).limit_denominator(64)
-        return str(fraction) if math.isclose(first, fraction, rel_tol=1e-5) else f"{first:.6g}"
+        return str(fraction) if math.isclose(first, fraction, rel_tol=tolerance) else f"{first:.6g}"
     return ", ".join(f"{value:.4g} at {case}" for case, value in values.items())

@@ -14,6 +14,7 @@ from regbench.instruments.audit.explain import explain, explain_random, textbook
 from regbench.instruments.audit.finding import Finding, Severity
 from regbench.instruments.audit.many_views import Layout, left_out, order, values
 from regbench.instruments.audit.target import SIZE, Target
+from regbench.instruments.audit.weights import weights
 from regbench.instruments.loss_checks import (
     Views,
     chance,
@@ -260,6 +261,7 @@ def state(target: Target) -> list[Finding]:
 
 PROBES: dict[str, Probe] = {
     "value": value,
+    "weights": weights,
     "gradient": gradient,
     "views": views,
     "symmetry": symmetry,

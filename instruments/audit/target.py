@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,7 +76,7 @@ class Target:
     Attributes:
         name: What the user wrote, such as `lightly:NTXentLoss`.
         expression: `package.module:Expression` or `path/file.py:Expression`. It is evaluated in the module and gives
-            the loss, its class, or a function. It may use n (rows of this process), q and views (how many).
+            the loss, its class, or a function. It may use n (rows of this process), q, views (how many) and weights.
         call: A name of `CALLS`, or a function.
         claims: The regularizer that the loss says it is, with settings, such as `simclr(temperature=0.5)`; empty if
             there is none to compare with.
@@ -84,6 +84,8 @@ class Target:
         views: The numbers of views that it takes.
         local_views: Whether it is told how many of the views are global; `call` has to be a function then.
         detaches: What it says it detaches, so that its gradient is not that of its value; empty if nothing.
+        weights: Its arguments that are weights, with their values and the settings of the claimed regularizer that they
+            correspond to. The expression takes them as `**weights`; the name `loss` is a factor of the whole loss.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Target:
     views: tuple[int, ...] = (2,)
     local_views: bool = False
     detaches: str = ""
+    weights: Mapping[str, tuple[float, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what names no way to call and no regularizer."""
@@ -116,8 +119,9 @@ class Target:
     def make(self, n: int, q: int, dtype: torch.dtype, views: int = 2) -> Any:
         """Make the loss anew, so that nothing is left of earlier calls."""
         module, expression = _load(self.expression)
+        weights = {argument: value for argument, (value, _) in self.weights.items() if argument != "loss"}
         try:
-            loss = eval(expression, {**vars(module), "n": n, "q": q, "views": views})
+            loss = eval(expression, {**vars(module), "n": n, "q": q, "views": views, "weights": weights})
             if inspect.isclass(loss):
                 loss = loss()
         except Exception as error:
@@ -140,8 +144,9 @@ class Target:
         call = self.call
         if isinstance(call, str):
             call = CALLS[call]
+        factor, _ = self.weights.get("loss", (1.0, ""))
         with seeded(seed):
-            return scalar(call(loss, Batch(list(views_NQ), global_views or count, first)))
+            return factor * scalar(call(loss, Batch(list(views_NQ), global_views or count, first)))
 
     @functools.cached_property
     def dtype(self) -> torch.dtype:

@@ -27,12 +27,14 @@ from regbench.methods.views import mean_squared_spread
 Addends = Mapping[str, Tensor]
 Terms = Callable[[Views], Addends]
 """From the views to the addends of a loss."""
-# What a sum in place of a mean does to a setting, and the reverse.
-_SCALES: dict[str, Callable[[int, int], float]] = {
+SCALES: dict[str, Callable[[int, int], float]] = {
     "n": lambda n, q: n,
     "1/n": lambda n, q: 1 / n,
     "q": lambda n, q: q,
+    "1/q": lambda n, q: 1 / q,
+    "(n − 1)²/n²": lambda n, q: (1 - 1 / n) ** 2,
 }
+"""What other divisors do to a setting, by how it is written: a sum for a mean, the reverse, n − 1 for n."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def hypotheses(method: Regularizer) -> Iterator[Hypothesis]:
         text = f"{ours} with {name} = {value:.6g} in place of {getattr(method, name):.6g}"
         yield Hypothesis(partial(_textbook, other), "another setting", text, size=value)
     for name in _real_settings(method):
-        for form, scale in _SCALES.items():
+        for form, scale in SCALES.items():
             text = f"{ours} with {name} times {form}"
             terms = partial(_scaled_setting, method, name, scale)
             yield Hypothesis(terms, "a setting that depends on the batch", text, "defect")

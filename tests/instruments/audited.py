@@ -73,6 +73,15 @@ def vicreg(
     return loss
 
 
+def published_vicreg(z1: Tensor, z2: Tensor, lambd: float, mu: float, nu: float) -> Tensor:
+    """Eqs. (1) to (6) of the publication: distances are sums over the coordinates, and no term is halved."""
+    loss = lambd * (z1 - z2).square().sum(dim=1).mean()
+    for z in (z1, z2):
+        hinge = F.relu(1 - (z.var(dim=0) + 1e-4).sqrt()).mean()
+        loss = loss + mu * hinge + nu * off_diagonal(torch.cov(z.T)).square().sum() / z.shape[1]
+    return loss
+
+
 def rbf(z1: Tensor, z2: Tensor, diagonal: float = 1.0) -> Tensor:
     """The kernel exp(−2‖u − v‖²) and alignment with weight 100."""
     u1, u2 = (F.normalize(z, dim=1) for z in (z1, z2))

@@ -172,12 +172,12 @@ def test_a_random_loss_that_prefers_a_view_is_found_with_two_views_too() -> None
 def test_the_text_names_the_factor() -> None:
     texts = {loss: run_probe(target(loss, SIMCLR), "value")[0].text for loss in ("half", "summed", "constant")}
     assert texts["half"].endswith("times 1/2")
-    assert texts["summed"].endswith("times 8 at n=8 q=4, 12 at n=12 q=3, 6 at n=6 q=9")
+    assert texts["summed"].endswith("times n (8 at n=8 q=4, 12 at n=12 q=3, 6 at n=6 q=9)")
     assert texts["constant"].endswith("plus a constant (2)")
     (setting,) = run_probe(target("another_temperature", SIMCLR), "value")
     assert "temperature = 0.25 in place of 0.5" in setting.text
     (kept,) = run_probe(target("without_diagonal", "rbf"), "value")
-    assert kept.text.endswith("plus a constant (-0.125 at n=8 q=4, -0.08333 at n=12 q=3, -0.1667 at n=6 q=9)")
+    assert kept.text.endswith("(-1 · 1/n (-0.125 at n=8 q=4, -0.08333 at n=12 q=3, -0.1667 at n=6 q=9))")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,103 @@
+"""By which factor a weight of a loss is multiplied to be the textbook's, and to be the publication's.
+
+A weight w of the loss is x times a setting of the textbook's if halving w changes value and gradient of the loss as
+halving the setting x w changes those of the textbook. So other terms, and constants, do not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import optimize
+from torch import Tensor
+
+from regbench.instruments.audit.explain import SIZES, Size, in_n_and_q, textbook
+from regbench.instruments.audit.finding import Finding
+from regbench.instruments.audit.target import Target
+from regbench.instruments.loss_checks import LossOfViews, Views, evaluate
+from regbench.methods import Regularizer
+from regbench.methods.barlow_twins import BarlowTwins
+from regbench.methods.pairwise import normalize
+from regbench.methods.sigreg import SIGReg
+from regbench.methods.vicreg import VICReg
+
+# The publication's weight as a function of the setting, n and q, where that is not the setting itself.
+PUBLISHED: Mapping[tuple[type[Regularizer], str], Callable[[float, int, int], float]] = {
+    # Its distance is a sum over q.
+    (VICReg, "alignment_weight"): lambda weight, n, q: weight / q,
+    # It sums the variance term over the two views, and the official code takes the mean.
+    (VICReg, "variance_weight"): lambda weight, n, q: weight / 2,
+    # The published distance is a sum over q, the code's a mean: λ / (1 − λ) there is q times that here.
+    (SIGReg, "regularization_weight"): lambda weight, n, q: q * weight / (1 + (q - 1) * weight),
+    # The publication has no such factor.
+    (BarlowTwins, "scale"): lambda weight, n, q: math.nan,
+}
+# What another ε under a root changes, and what is left of it in single precision.
+_CLOSE, _SINGLE = 2e-4, 5e-3
+
+
+def weights(target: Target) -> list[Finding]:
+    """Tell the factor of each weight that the loss has, at several sizes."""
+    method = target.claimed
+    if method is None or not target.weights:
+        return []
+    told, plain = [], True
+    for argument, (weight, setting) in target.weights.items():
+        ours: dict[Size, float] = {}
+        published: dict[Size, float] = {}
+        convert = PUBLISHED.get((type(method), setting), lambda weight, n, q: weight)
+        for size in SIZES:
+            ours[size] = factor = _factor(target, method, argument, size)
+            published[size] = convert(factor * weight, *size) / weight
+        if any(math.isnan(factor) for factor in ours.values()):
+            told.append(f"{argument} is no multiple of {setting}")
+            plain = False
+            continue
+        words = [in_n_and_q(factors, _CLOSE) for factors in (ours, published)]
+        theirs = f"× {words[1]} = the publication's" if words[1] else "the publication has none"
+        told.append(f"{argument} × {words[0]} = {setting}, {theirs}")
+        plain = plain and words[0] == "1" and words[1] in ("1", "")
+    return [Finding("weights", "note" if plain else "convention", len(told), "; ".join(told))]
+
+
+def _factor(target: Target, method: Regularizer, argument: str, size: Size) -> float:
+    """Find the factor of one weight; NaN if it is no multiple of the setting."""
+    weight, setting = target.weights[argument]
+    views = target.draw(2, size=size)
+    exact = [z_NQ.double() for z_NQ in views]
+
+    def of_loss(weight: float) -> LossOfViews:
+        loss = replace(target, weights={**target.weights, argument: (weight, setting)}).value
+        # `value` tells whether the loss normalises.
+        return partial(_of_unit, loss) if method.metadata.scale_invariant else loss
+
+    def of_textbook(weight: float) -> LossOfViews:
+        return partial(textbook, replace(method, **{setting: weight}), global_views=2)  # type: ignore[type-var]
+
+    gradients = not target.detaches
+    wanted = _change(of_loss, weight, views, gradients)
+    solved: Any = optimize.least_squares(
+        lambda factors: (_change(of_textbook, factors[0] * weight, exact, gradients) - wanted).numpy(), [1.0]
+    )
+    close = np.linalg.norm(solved.fun) <= (_SINGLE if target.single else _CLOSE) * wanted.norm().item()
+    return float(solved.x[0]) if close else math.nan
+
+
+def _of_unit(loss: LossOfViews, views: Views, seed: int = 0) -> Tensor:
+    return loss([normalize(z_NQ) for z_NQ in views], seed=seed)
+
+
+def _change(loss_at: Callable[[float], LossOfViews], weight: float, views: Views, gradients: bool) -> Tensor:
+    """Compute what halving a weight changes of the value and, unless some are detached, of the gradients."""
+    found = []
+    for given in (weight, weight / 2):
+        value, slopes = evaluate(loss_at(given), views)
+        parts = [value.reshape(1), *(slope_NQ.flatten() for slope_NQ in slopes if gradients)]
+        found.append(torch.cat(parts).double())
+    return found[0] - found[1]
