@@ -173,15 +173,19 @@ def finite(target: Target) -> list[Finding]:
 
 
 def precision(target: Target) -> list[Finding]:
-    """Compare gradients in float32, bfloat16 and under autocast with those in a higher precision."""
+    """Compare gradients in float32, bfloat16 and under autocast with those in a higher precision; look for jumps."""
+    findings: list[Finding] = []
+    # The numbers of float32 are 1e-7 apart, those of half precision 1e-3.
+    if not target.single and (jump := _jump(target)) > 1e-10:
+        text = f"the value jumps by {jump:.1g} of itself between embeddings that are equal to ten digits"
+        findings.append(Finding("rounds within", "defect" if jump > 1e-6 else "note", jump, text))
     single = [z.float() for z in draw_views(16, 8, 2)]
     if target.claimed is not None and target.claimed.metadata.scale_invariant:
         single = [torch.nn.functional.normalize(z, dim=1) for z in single]
     if isinstance(_gradients(target, single), Exception):  # which other probes report
-        return []
+        return findings
     half = [z.bfloat16() for z in single]
     rounded = [z.float() for z in half]
-    findings: list[Finding] = []
     random = _is_random(target)  # then other precisions draw other numbers
     # float32 has seven digits, so three are lost by cancellation or overflow only. bfloat16 has two,
     # so that a good loss keeps 95 %, too. Autocast is told apart, since it casts products only.
@@ -202,6 +206,32 @@ def precision(target: Target) -> list[Finding]:
             if loss >= bound:
                 findings.append(Finding(title, severity, loss, f"{name} loses {loss:.2g} of the gradient"))
     return findings
+
+
+def _jump(target: Target) -> float:
+    """Find the largest jump of the value along some lines, as a share of it; 0 if it has none."""
+    largest = 0.0
+    for seed in range(5):
+        views, directions = target.draw(2, seed), target.draw(2, 100 + seed)
+
+        def at(steps: float, views: Views = views, directions: Views = directions) -> float:
+            moved = [z + 1e-4 * steps * d for z, d in zip(views, directions, strict=True)]
+            return target.value(moved).item()
+
+        values = torch.tensor([at(steps) for steps in range(12)], dtype=torch.float64)
+        scale, roughness = values.abs().max().item(), values.diff(n=4).abs()
+        if not roughness.max() > 1e-11 * scale:  # not so for NaN
+            continue
+        # Bisection tells a jump from a kink, of which nothing is left over a short way.
+        slope = values.diff().median().item()
+        low = float(roughness.argmax())
+        high = low + 4
+        for _ in range(30):
+            middle = (low + high) / 2
+            first, second = (abs(at(b) - at(a) - slope * (b - a)) for a, b in ((low, middle), (middle, high)))
+            low, high = (low, middle) if first > second else (middle, high)
+        largest = max(largest, abs(at(high) - at(low)) / scale)
+    return largest
 
 
 def _gradients(target: Target, views: Views) -> Tensor | Exception:

@@ -205,6 +205,16 @@ def rounds(z1: Tensor, z2: Tensor) -> Tensor:
     return simclr(low1, low2)
 
 
+def rounds_a_product(z1: Tensor, z2: Tensor) -> Tensor:
+    """As under autocast: value and gradient are those of a step function."""
+    return simclr(z1, z2) + (z1 @ z2.T).half().to(z1.dtype).square().mean()
+
+
+def has_kinks(z1: Tensor, z2: Tensor) -> Tensor:
+    """Continuous, and a step of 1e-3 meets a kink."""
+    return simclr(z1, z2) + (1e3 * z1).sin().abs().mean()
+
+
 def cubic_memory(z1: Tensor, z2: Tensor) -> Tensor:
     differences = (z1[:, None] - z2).square()
     return simclr(z1, z2) + 0 * differences.exp().sum()

@@ -68,6 +68,7 @@ def crops(loss: Any, batch: Batch) -> Any:
         ("weighs_by_position", SIMCLR, "symmetry", "order of images", "defect"),
         ("divides_by_distances", SIMCLR, "finite", "not finite", "defect"),
         ("rounds", SIMCLR, "precision", "loses precision", "defect"),
+        ("rounds_a_product", SIMCLR, "precision", "rounds within", "defect"),
         ("overflows", SIMCLR, "precision", "loses precision", "defect"),
         ("cubic_memory", SIMCLR, "memory", "memory grows cubically", "note"),
         ("Counts", SIMCLR, "state", "keeps a state", "note"),
@@ -77,6 +78,10 @@ def test_a_planted_defect_is_found_by_its_name(loss: str, claims: str, probe: st
     found = run_probe(target(loss, claims), probe)
     assert (found[0].name, found[0].severity) == (name, severity), found
     assert all(finding.severity == "note" for finding in found[1:]), found
+
+
+def test_a_kink_is_no_jump() -> None:
+    assert "rounds within" not in [finding.name for finding in run_probe(target("has_kinks"), "precision")]
 
 
 @pytest.mark.parametrize(
