@@ -16,6 +16,7 @@ from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.scoring import images_record
 from regbench.benchmark.settings.stored import load_config
 from regbench.datasets.manifest import Manifest
+from regbench.datasets.prepare import prepare_all
 from regbench.errors import RegbenchError
 
 SMALL_S = 600.0
@@ -44,7 +45,8 @@ class Recomputed:
 def recompute(record: Record, folder: Path, *, weights: bool, overrides: Sequence[str] = ()) -> Recomputed:
     """Compute the scores of a finished cell again: the whole run where that is small, else from its weights.
 
-    It computes as the record says that it was computed (threads, loader, form of the loss) but for the overrides.
+    It computes as the record says that it was computed (threads, loader, form of the loss) but for the overrides. Data
+    that can be generated or downloaded are prepared where they are missing.
 
     Args:
         record: Record of the cell.
@@ -53,8 +55,8 @@ def recompute(record: Record, folder: Path, *, weights: bool, overrides: Sequenc
         overrides: `runtime.…=value`, as for the command line.
 
     Raises:
-        RegbenchError: If the data here are other images, the cell is too large to be trained again and has no weights,
-            or an override is no setting of the runtime.
+        RegbenchError: If the data are not to be had or are other images here, the cell is too large to be trained
+            again and has no weights, or an override is no setting of the runtime.
     """
     for override in overrides:
         if not override.startswith("runtime."):
@@ -70,6 +72,7 @@ def recompute(record: Record, folder: Path, *, weights: bool, overrides: Sequenc
     compute = resolve(runtime)
     # A GPU adds up in an order of its own.
     on_cpu = compute.device.type == "cpu"
+    prepare_all(cell.datasets, compute.data_dir)
     _refuse_other_images(record, Manifest.load(compute.data_dir, cell.dataset))
     small = record.cost.train_s is not None and record.cost.train_s <= SMALL_S
     # Hours of training are nothing to begin unasked.

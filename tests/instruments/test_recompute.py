@@ -10,7 +10,9 @@ from click.testing import CliRunner, Result
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
+from regbench.datasets.prepare import prepare
 from regbench.instruments import recompute
+from regbench.reports.bundle.pack import submit
 from tests.conftest import TINY
 from tests.reports.forging import Parts
 
@@ -47,6 +49,20 @@ def test_honest_cells_come_out_the_same(trained: Path, tiny_data_dir: Path, monk
     assert (done.exit_code, done.stdout.count("evaluated again from its weights, equal to the last bit")) == (0, 1)
     done = verify(trained, tiny_data_dir, "runtime.threads=2")  # other numbers, by the last bits
     assert (done.exit_code, done.stdout.count("equal to the last bit")) == (0, 0), done.output
+
+
+def test_data_that_can_be_generated_are_prepared_where_they_are_missing(tmp_path: Path) -> None:
+    sizes = {"foreground": "digits", "train_images": 64, "tuning_images": 20, "test_images": 30}
+    settings = ["dataset=scenes", *(f"dataset.source.{name}={value}" for name, value in sizes.items())]
+    settings += ["augmentation=small_color", "network=resnet_mini", "embedding_dim=16", "batch_size=32", "epochs=1"]
+    settings += ["optimizer.warmup_epochs=0", "evaluation.protocols=[knn]", "runtime.loader=torchvision"]
+    there, runs = tmp_path / "there", tmp_path / "runs"
+    cell, runtime = load_run([*settings, f"runtime.data_dir={there}", f"runtime.runs_dir={runs}"])
+    prepare(cell.dataset, there, progress=False)
+    run_cell(cell, runtime, "scenes")
+    submit([runs / "scenes"], tmp_path / "lab.zip")
+    done = verify(tmp_path / "lab.rows.json", tmp_path / "here")
+    assert (done.exit_code, done.stdout.count("trained again, equal to the last bit")) == (0, 1), done.output
 
 
 def test_a_raised_score_is_found_from_the_weights(
