@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from regbench.benchmark.rundir.record import Record, finite_numbers
 from regbench.errors import RegbenchError
 from regbench.reports.bundle.bundle import Bundle, read_bundle
 from regbench.reports.bundle.claims import claim_misfits
+from regbench.reports.bundle.rows_file import SUFFIX, beside, entered_bundle, read_rows_file
 from regbench.text import printable
 
 OF_EMBEDDINGS = ("effective_rank", "alignment")
@@ -73,20 +75,26 @@ def key_of(record: Record) -> Key:
     return record.cell_id, record.data.content_sha256.get("test", "")
 
 
+def gathered(bundle: Bundle) -> Gathered:
+    """Return what a bundle that has checked out holds, as if it were alone in a folder."""
+    only = CheckedBundle(bundle.path.stem, bundle.sha256, bundle.records, _short(bundle))
+    return Gathered((only,), (), _by_cell([only]))
+
+
 def gather(folder: Path) -> Gathered:
-    """Read all bundles in a folder, and check them by the rule of `claim_misfits`.
+    """Read all bundles in a folder, fetch those that rows files name, and check all by the rule of `claim_misfits`.
 
     Raises:
         RegbenchError: If there is none that can be taken.
     """
     # In the order of names, so that the same folder makes the same site.
-    paths = sorted(filter(Path.is_file, folder.rglob("*.zip")))
+    paths = sorted(filter(Path.is_file, (*folder.rglob("*.zip"), *folder.rglob(f"*{SUFFIX}"))))
     bundles, refused = [], []
     for path in tqdm(paths, desc="bundles", unit="", leave=False, disable=None):
-        one = _read(path, str(path.relative_to(folder).with_suffix("")))
+        one = _read(path, str(path.relative_to(folder)).removesuffix(".zip").removesuffix(SUFFIX))
         if isinstance(one, CheckedBundle):
             bundles.append(one)
-        else:
+        elif one is not None:
             refused.append(one)
     if not bundles:
         why = f"; the first of {len(refused)} was refused: {refused[0][1]}" if refused else ""
@@ -94,11 +102,21 @@ def gather(folder: Path) -> Gathered:
     return Gathered(tuple(bundles), tuple(refused), _by_cell(bundles))
 
 
-def _read(path: Path, name: str) -> CheckedBundle | tuple[str, str]:
-    """Read and check a bundle; return its name and the first reason if it is refused."""
+def _read(path: Path, name: str) -> CheckedBundle | tuple[str, str] | None:
+    """Read and check a bundle, or that of a rows file; return its name and the first reason if it is refused.
+
+    A rows file that lies beside its bundle gives None: the bundle is read by itself.
+    """
     name = printable(name)  # a stranger's text, which goes to a terminal and into pages
     try:
-        bundle = read_bundle(path)
+        if path.suffix == ".zip":
+            bundle = read_bundle(path)
+        else:
+            file = read_rows_file(path)
+            if not file.url and beside(path).exists():
+                return None
+            with tempfile.TemporaryDirectory() as temporary:
+                bundle = entered_bundle(path, file, Path(temporary))
     except RegbenchError as error:
         return name, str(error)
     misfits = claim_misfits(bundle)

@@ -10,8 +10,11 @@ from pathlib import Path
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.errors import RegbenchError
+from regbench.files import write_text
+from regbench.reports.board.entered import entered_rows
 from regbench.reports.bundle.bundle import BundleContents, one_line, read_bundle, write_bundle
 from regbench.reports.bundle.claims import claim_misfits
+from regbench.reports.bundle.rows_file import SUFFIX, RowsFile
 from regbench.reports.find.check import check_records
 from regbench.reports.find.runs import Found, find_missing, find_runs
 
@@ -22,23 +25,25 @@ class Submitted:
 
     Attributes:
         sha256: SHA-256 of the bundle.
+        rows: Its rows file.
         cells: Number of cells in it.
         missing: Number of planned or begun cells that are not in it, because they are not finished.
         size_bytes: Size of the file.
     """
 
     sha256: str
+    rows: Path
     cells: int
     missing: int
     size_bytes: int
 
 
 def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Submitted:
-    """Pack the finished cells of some sweeps into a bundle.
+    """Pack the finished cells of some sweeps into a bundle, and write its rows file beside it.
 
     Args:
         folders: Folders of the sweeps.
-        out: The file to write.
+        out: The bundle to write.
         weights: Whether to pack the final weights too.
 
     Raises:
@@ -64,10 +69,13 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
         if misfits:
             _refuse(misfits, "docs/leaderboard.md says what is checked")
         size_bytes = written.stat().st_size
+        rows = out.with_name(out.name.removesuffix(".zip") + SUFFIX)
+        write_text(place / rows.name, RowsFile(bundle.sha256, entered_rows(bundle)).text())
         written.replace(out)
+        (place / rows.name).replace(rows)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    return Submitted(bundle.sha256, len(bundle.records), len(find_missing(found)), size_bytes)
+    return Submitted(bundle.sha256, rows, len(bundle.records), len(find_missing(found)), size_bytes)
 
 
 def _contents(found: Found, *, weights: bool) -> BundleContents:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +25,7 @@ from regbench.instruments.conformance import run_check
 from regbench.methods import METHODS
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.bundle.pack import submit
+from regbench.reports.bundle.rows_file import SUFFIX
 from regbench.tracks.challenge import Challenge, prepared
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
@@ -209,10 +211,26 @@ def test_a_copy_of_a_row_is_not_told_from_its_twin_and_its_bundle_is_accepted(
     assert accepted.exit_code == 0, accepted.output
     # Without its loss nobody can tell whether the settings are any.
     assert CliRunner().invoke(main, ["verify", str(placing.bundle)]).exit_code == 1
-    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json") if path.name != "sweep.json"}
+    _enter(placing.bundle, file, tmp_path / "results")
+    again_written = ("sweep.json", placing.bundle.with_suffix(SUFFIX).name)
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json") if path.name not in again_written}
     again = regbench.challenge(file, overrides, track=track)
     assert again == placing
     assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+def _enter(bundle: Path, loss: Path, results: Path) -> None:
+    """Enters a challenge as a pull request does, under another name, and makes the leaderboard."""
+    results.mkdir()
+    shutil.copy(bundle, results / "twin.zip")
+    shutil.copy(bundle.with_suffix(SUFFIX), results / "twin.rows.json")
+    entered = CliRunner().invoke(main, ["verify", str(results / "twin.rows.json"), "--loss", str(loss)])
+    assert entered.exit_code == 0, entered.output
+    command = ["leaderboard", str(results), "--out", str(results / "site")]
+    assert "no bundle in" in CliRunner().invoke(main, command).stderr
+    shown = CliRunner().invoke(main, [*command, "--loss", str(loss)])
+    assert (shown.exit_code, shown.stderr) == (0, ""), shown.output
+    assert [page.stem for page in (results / "site" / "methods").iterdir()] == ["twin"]
 
 
 @pytest.mark.slow

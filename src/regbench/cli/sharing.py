@@ -13,6 +13,19 @@ from regbench.cli.group import main
 from regbench.cli.options import folder_name, runs_dir_option
 from regbench.text import printable
 
+_losses_option = click.option(
+    "--loss", "losses", multiple=True, help="File of a challenge's loss; may be repeated. It runs, so read it before."
+)
+
+
+def _plug_in(ctx: click.Context, losses: Sequence[str]) -> None:
+    """Make the losses of challenges methods until the command ends."""
+    for loss in losses:
+        from regbench.tracks.own_loss import LossFile
+
+        folder = ctx.with_resource(tempfile.TemporaryDirectory())
+        ctx.with_resource(LossFile.of(loss).plugged_in(Path(folder)))
+
 
 @main.command()
 @click.argument("names", nargs=-1, required=True, shell_complete=complete_started, callback=folder_name)
@@ -22,8 +35,8 @@ from regbench.text import printable
 def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> None:
     r"""Pack finished cells into a file that others can check.
 
-    NAMES are sweeps; the file is a bundle. Refuses what `regbench report --check` or `regbench verify` would refuse.
-    docs/leaderboard.md says what is in it.
+    NAMES are sweeps; the file is a bundle. Its rows are written beside it. Refuses what `regbench report --check` or
+    `regbench verify` would refuse. docs/leaderboard.md says what is in it.
 
     \b
       regbench submit quickstart --out results/our-lab.zip
@@ -33,6 +46,7 @@ def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> No
 
     done = submit([runs_dir / name for name in names], out, weights=weights)
     click.echo(f"{out}: {done.cells} cells, {done.size_bytes / done.cells / 1000:.1f} kB each; sha256 {done.sha256}")
+    click.echo(f"{done.rows}: its rows, for a pull request")
     if done.missing:
         click.echo(f"{done.missing} cells are not finished, and not in it", err=True)
 
@@ -47,10 +61,10 @@ def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> No
     metavar="K",
     help="Compute K cells again, chosen by the bundle's hash.",
 )
-@click.option("--loss", help="File of the loss that a challenge was made with. It runs, so read it before.")
+@_losses_option
 @click.pass_context
-def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: int, loss: str | None) -> None:
-    r"""Check a bundle of results.
+def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: int, losses: Sequence[str]) -> None:
+    r"""Check a bundle of results, or a file of rows and its bundle.
 
     Prints a line for each thing that does not fit, and exits with 1 if there is any.
 
@@ -60,20 +74,24 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
 
     \b
       regbench verify results/our-lab.zip
+      regbench verify results/our-lab.rows.json
       regbench verify results/our-lab.zip --recompute 3 runtime.data_dir=/scratch/data
     """
-    if loss is not None:
-        from regbench.tracks.own_loss import LossFile
-
-        folder = ctx.with_resource(tempfile.TemporaryDirectory())
-        ctx.with_resource(LossFile.of(loss).plugged_in(Path(folder)))
+    _plug_in(ctx, losses)
     from regbench.instruments import recompute as again
+    from regbench.reports.board.entered import rows_misfits
     from regbench.reports.bundle.again import differences, drawn_cells
     from regbench.reports.bundle.bundle import read_bundle, unpack_weights
     from regbench.reports.bundle.claims import claim_misfits
+    from regbench.reports.bundle.rows_file import entered_bundle, read_rows_file
 
-    read = read_bundle(bundle)
-    misfits = claim_misfits(read)
+    if bundle.suffix == ".json":
+        file = read_rows_file(bundle)
+        read = entered_bundle(bundle, file, Path(ctx.with_resource(tempfile.TemporaryDirectory())))
+        misfits = claim_misfits(read) or list(rows_misfits(bundle, file, read))
+    else:
+        read = read_bundle(bundle)
+        misfits = claim_misfits(read)
     # What does not fit itself need not be computed again.
     for record in [] if misfits else drawn_cells(read, recompute):
         saved = record.checkpoint
@@ -103,8 +121,10 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write the site to."
 )
-def leaderboard(folder: Path, out: Path) -> None:
-    r"""Make a site of all bundles in FOLDER.
+@_losses_option
+@click.pass_context
+def leaderboard(ctx: click.Context, folder: Path, out: Path, losses: Sequence[str]) -> None:
+    r"""Make a site of all bundles in FOLDER, and of those that files of rows there have the address of.
 
     It shows tasks, methods, cells, and those that several labs ran. The site needs no server and loads nothing from
     elsewhere: open its index.html from a disk. A bundle that does not check out is left out and named.
@@ -114,6 +134,7 @@ def leaderboard(folder: Path, out: Path) -> None:
     """
     from regbench.reports.board.site import write_site
 
+    _plug_in(ctx, losses)
     site = write_site(folder, out)
     for name, reason in site.refused:
         click.echo(printable(f"left out: {name}: {reason}"), err=True)

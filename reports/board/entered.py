@@ -1,0 +1,75 @@
+"""The rows that a bundle enters into a leaderboard, and whether a rows file states them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from regbench.benchmark.rundir.record import Record
+from regbench.reports.board.by_task import tasks_of
+from regbench.reports.board.gather import gathered
+from regbench.reports.bundle.bundle import Bundle
+from regbench.reports.bundle.rows_file import EnteredRow, RowsFile
+from regbench.reports.garbage import without_garbage_collection
+from regbench.reports.rows.summary import Row, Summary
+
+
+def entered_rows(bundle: Bundle) -> tuple[EnteredRow, ...]:
+    """Make the rows of the methods in a bundle that has checked out, as a leaderboard of it alone shows them."""
+    rows = []
+    with without_garbage_collection():
+        for summary in tasks_of(gathered(bundle)).values():
+            rows += [_entered(summary, row) for row in summary.rows if not row.is_reference]
+    return tuple(rows)
+
+
+def rows_misfits(path: Path, file: RowsFile, bundle: Bundle) -> Iterator[str]:
+    """Yield a line for each thing that a rows file states and its bundle, which has checked out, does not hold."""
+    held = {(row.task, row.row): row for row in entered_rows(bundle)}
+    stated = {(row.task, row.row): row for row in file.rows}
+    if len(stated) < len(file.rows):
+        yield f"{path}: a row is in it twice"
+    for key in dict.fromkeys([*stated, *held]):
+        name = f"{path}: {key[1]} on {key[0]}"
+        if key not in held:
+            yield f"{name}: the bundle has no such row"
+        elif key not in stated:
+            yield f"{name}: the bundle holds this row, and the file does not; a bundle is entered with all its rows"
+        else:
+            says, holds = stated[key].claims(), held[key].claims()
+            for what in dict.fromkeys([*says, *holds]):
+                one, other = says.get(what, "missing"), holds.get(what, "missing")
+                if one != other:
+                    yield f"{name}: {what} is {one} in the file and {other} in the bundle"
+
+
+def _entered(summary: Summary, row: Row) -> EnteredRow:
+    tried = _tried(summary, row)
+    # Searches that were repeated have chosen different ones.
+    chosen = set.intersection(*(set(_hyperparameters(record).items()) for record in row.records))
+    settings = {}
+    for name, value in sorted(chosen):
+        if name.startswith("method.") or any(other.get(name) != value for other in tried):
+            settings[name] = value
+    scores = {}
+    for score in summary.leading:
+        scores[score] = {str(record.seed): record.score(score, "test") for record in row.records}
+    different = {tuple(each.items()) for each in tried}
+    return EnteredRow(summary.name, row.name, settings, max(len(different), row.tried), scores)
+
+
+def _tried(summary: Summary, row: Row) -> list[dict[str, str]]:
+    """List the hyperparameters of all configurations of a row, those too that a search stopped early."""
+    shared = [key for key in summary.varying if key != "epochs"]
+    whole = [each for each in summary.configurations if each.place(summary.varying) == row.place(summary.varying)]
+    stopped = [each for each in summary.short if each.place(shared) == row.place(shared)]
+    return [_hyperparameters(each.first) for each in (*whole, *stopped)]
+
+
+def _hyperparameters(record: Record) -> dict[str, str]:
+    found = {}
+    for name, value in record.settings.items():
+        # A search that trains for a part of the epochs warms up for the same part of it.
+        if name.startswith(("method.", "optimizer.")) and name != "optimizer.warmup_epochs":
+            found[name] = value
+    return found

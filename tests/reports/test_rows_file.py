@@ -1,0 +1,195 @@
+"""Rows files: what a bundle enters into a leaderboard, and what is refused of one that states something else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from regbench.cli import main
+from regbench.reports.board.entered import entered_rows
+from regbench.reports.board.gather import gather
+from regbench.reports.bundle.bundle import read_bundle
+from tests.reports.forging import Json, Parts, tuned_sweep
+
+TASK = "fashion_mnist, resnet_tiny"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+@pytest.fixture(scope="module")
+def submitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the bundle of a tuning and its rows file."""
+    folder = tmp_path_factory.mktemp("submitted")
+    tuned_sweep(folder / "runs")
+    done = run("submit", "mine", "--runs-dir", folder / "runs", "--out", folder / "results" / "lab.zip")
+    assert done.exit_code == 0, done.stderr
+    return folder / "results"
+
+
+@pytest.fixture
+def results(submitted: Path, tmp_path: Path) -> Path:
+    """The folder, to be changed."""
+    return shutil.copytree(submitted, tmp_path / "results")
+
+
+def change(path: Path, how: Callable[[Json], object]) -> None:
+    content = json.loads(path.read_text())
+    how(content)
+    path.write_text(json.dumps(content))
+
+
+def test_submit_writes_the_rows_of_a_bundle(submitted: Path) -> None:
+    content = json.loads((submitted / "lab.rows.json").read_text())
+    assert (content["url"], content["sha256"]) == ("", read_bundle(submitted / "lab.zip").sha256)
+    auh, vicreg = content["rows"]
+    assert (auh["task"], auh["row"], vicreg["row"]) == (TASK, "AUH", "VICReg")
+    assert vicreg["tried"] == 2
+    assert vicreg["scores"] == {"knn_top1": {"0": 70.0, "1": 70.0}, "linear_top1": {"0": 65.0, "1": 65.0}}
+    assert vicreg["settings"].pop("optimizer.base_lr") == "0.5"
+    assert all(name.startswith("method.") for name in vicreg["settings"])
+    done = run("verify", submitted / "lab.rows.json")
+    assert (done.exit_code, done.output.partition(";")[0]) == (0, "6 cells check out")
+
+
+def _rows(change_rows: Callable[[list[Json]], object]) -> Callable[[Json], object]:
+    return lambda content: change_rows(content["rows"])
+
+
+FORGERIES: dict[str, tuple[Callable[[Json], Any], str]] = {
+    "a score": (
+        _rows(lambda rows: rows[1]["scores"]["knn_top1"].update({"1": 70.01})),
+        f"VICReg on {TASK}: knn_top1 of seed 1 is 70.01 in the file and 70.0 in the bundle",
+    ),
+    "a seed left out": (
+        _rows(lambda rows: rows[0]["scores"]["linear_top1"].pop("0")),
+        f"AUH on {TASK}: linear_top1 of seed 0 is missing in the file and 65.0 in the bundle",
+    ),
+    "fewer tries": (
+        _rows(lambda rows: rows[1].update(tried=1)),
+        f"VICReg on {TASK}: number of configurations tried is 1 in the file and 2 in the bundle",
+    ),
+    "another choice": (
+        _rows(lambda rows: rows[1]["settings"].update({"optimizer.base_lr": "0.3"})),
+        f"VICReg on {TASK}: optimizer.base_lr is 0.3 in the file and 0.5 in the bundle",
+    ),
+    "an unknown method": (
+        _rows(lambda rows: rows.append({**rows[0], "row": "Marvel"})),
+        f"Marvel on {TASK}: the bundle has no such row",
+    ),
+    "a row left out": (
+        _rows(lambda rows: rows.pop()),
+        f"VICReg on {TASK}: the bundle holds this row, and the file does not; a bundle is entered with all its rows",
+    ),
+    "a row twice": (_rows(lambda rows: rows.append(rows[0])), "a row is in it twice"),
+}
+
+
+@pytest.mark.parametrize("what", FORGERIES)
+def test_rows_that_are_not_those_of_the_bundle_are_refused(what: str, results: Path) -> None:
+    how, reason = FORGERIES[what]
+    path = results / "lab.rows.json"
+    change(path, how)
+    done = run("verify", path)
+    assert (done.exit_code, done.output) == (1, f"{path}: {reason}\n1 misfit in 6 cells\n")
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("{", "lab.rows.json cannot be read ("),
+        ('{"sha256": "0"}', "rows is missing"),
+        ('{"sha256": "0", "rows": [{"task": "a"}]}', "rows.0.row is missing"),
+        ('{"sha256": "00", "rows": []}', "it is of another bundle (sha256 00) than "),
+        ('{"sha256": "0", "rows": [], "url": "file:///etc/passwd"}', "it must begin with https://"),
+        (
+            '{"sha256": "0", "rows": [], "url": "http://localhost:9/lab.zip"}',
+            "cannot be fetched from 'http://localhost:9",
+        ),
+    ],
+)
+def test_what_is_no_rows_file_of_a_bundle_is_refused_in_a_line(text: str, reason: str, results: Path) -> None:
+    path = results / "lab.rows.json"
+    path.write_text(text)
+    done = run("verify", path)
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert reason in done.stderr
+
+
+def test_a_bundle_that_is_missing_is_refused_and_named_by_the_leaderboard(results: Path) -> None:
+    shutil.copy(results / "lab.zip", results / "other.zip")
+    (results / "lab.zip").unlink()
+    reason = f"{results}/lab.rows.json: its bundle {results}/lab.zip is missing; put it there, or state its address"
+    done = run("verify", results / "lab.rows.json")
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert reason in done.stderr
+    ((name, why),) = gather(results).refused
+    assert name == "lab" and why.startswith(reason)
+
+
+def test_a_forged_bundle_is_refused_before_its_rows_are_made(results: Path) -> None:
+    parts = Parts(results / "lab.zip")
+    parts.score(parts.final[0])["value"] = 99.0
+    parts.write(results / "lab.zip")
+    change(results / "lab.rows.json", lambda content: content.update(sha256=read_bundle(results / "lab.zip").sha256))
+    done = run("verify", results / "lab.rows.json")
+    assert done.exit_code == 1
+    assert "more than its top-5" in done.output and "in the file" not in done.output
+
+
+def test_every_configuration_counts_once_however_long_it_was_trained(results: Path) -> None:
+    """A search trains some for a part of the epochs, and with a shorter warm-up."""
+    parts = Parts(results / "lab.zip")
+    tuned = next(each for each in parts.records if (each["status"], each["method"]) == ("tuned", "vicreg"))
+    parts.shorten(tuned)
+    counted = {row.row: row.tried for row in entered_rows(read_bundle(parts.write(results / "lab.zip")))}
+    assert counted == {"VICReg": 2, "AUH": 2}
+    parts.shorten(tuned, base_lr=0.7)
+    counted = {row.row: row.tried for row in entered_rows(read_bundle(parts.write(results / "lab.zip")))}
+    assert counted == {"VICReg": 3, "AUH": 2}
+
+
+def test_a_seed_that_diverged_is_in_the_row(results: Path) -> None:
+    parts = Parts(results / "lab.zip")
+    record = next(each for each in parts.final if (each["seed"], each["method"]) == (1, "auh"))
+    record |= {"status": "diverged", "scores": []}
+    (row,) = (row for row in entered_rows(read_bundle(parts.write(results / "lab.zip"))) if row.row == "AUH")
+    assert row.scores == {"knn_top1": {"0": 71.0, "1": None}, "linear_top1": {"0": 65.0, "1": None}}
+
+
+class _Silent(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def address(submitted: Path) -> Iterator[str]:
+    """Where a server has the bundle."""
+    with ThreadingHTTPServer(("localhost", 0), partial(_Silent, directory=submitted)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://localhost:{server.server_port}/lab.zip"
+        server.shutdown()
+
+
+def test_a_bundle_that_lies_elsewhere_is_fetched(results: Path, address: str) -> None:
+    path = results / "lab.rows.json"
+    change(path, lambda content: content.update(url=address))
+    (results / "lab.zip").unlink()
+    done = run("verify", path)
+    assert (done.exit_code, done.output.partition(";")[0]) == (0, "6 cells check out")
+    found = gather(results)
+    assert [(bundle.name, len(bundle.records)) for bundle in found.bundles] == [("lab", 6)]
+    change(path, lambda content: content.update(url=address.replace("lab", "none")))
+    done = run("verify", path)
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert "lab.rows.json: its bundle cannot be fetched from " in done.stderr and "404" in done.stderr
