@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
+import zipfile
 from itertools import combinations
 from pathlib import Path
 
@@ -12,6 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from regbench.cli import main
+from regbench.reports.board.entered import entered_rows
+from regbench.reports.bundle.bundle import read_bundle
+from regbench.reports.bundle.rows_file import SUFFIX, read_rows_file
 from regbench.reports.rows.significance import LEVEL, Tukey
 from regbench.reports.rows.tasks import compare_over
 
@@ -20,15 +25,32 @@ RESULTS, PAGES = ROOT / "results", ROOT / "docs" / "results"
 BUNDLES = sorted(path.name for path in RESULTS.glob("*.zip"))
 
 
+def rows_beside(bundle: Path) -> Path:
+    return bundle.with_suffix(SUFFIX)
+
+
 def test_the_list_names_each_bundle() -> None:
     lines = (RESULTS / "README.md").read_text().splitlines()
     assert [line.split("`")[1] for line in lines if line.startswith("| `")] == BUNDLES
 
 
+@pytest.mark.parametrize("name", BUNDLES)
+def test_rows_are_of_the_bundle_beside_them(name: str) -> None:
+    with zipfile.ZipFile(RESULTS / name) as archive:
+        manifest = json.loads(archive.read("manifest.json"))
+    assert read_rows_file(rows_beside(RESULTS / name)).sha256 == manifest["sha256"]
+
+
+def test_the_rows_of_the_quickstart_are_those_of_its_bundle() -> None:
+    """They are made anew by `regbench submit`, or from the bundle alone by these two functions and `RowsFile.text`."""
+    bundle = RESULTS / "quickstart.zip"
+    assert read_rows_file(rows_beside(bundle)).rows == entered_rows(read_bundle(bundle))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BUNDLES)
-def test_bundles_check_out(name: str) -> None:
-    done = CliRunner().invoke(main, ["verify", str(RESULTS / name)])
+def test_rows_and_bundles_check_out(name: str) -> None:
+    done = CliRunner().invoke(main, ["verify", str(rows_beside(RESULTS / name))])
     assert (done.exit_code, "check out" in done.output) == (0, True), done.output
 
 
