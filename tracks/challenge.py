@@ -43,6 +43,7 @@ from regbench.wording import unknown
 
 log = logging.getLogger("regbench")
 
+# One cell could be an exception, and each further one costs a training.
 _REPEATED = 2
 
 
@@ -97,6 +98,7 @@ class Challenge:
         """
         again = run_grid(self.repeated, wait, say, oversized=False)
         refuse_unfinished(again, self.repeated)
+        # The file states them, as it does for the rows: a challenger may not take more.
         options = {"final_seeds": None, "leading": None, "trials": None, "repeats": None}
         path = self.folder / f"{self.folder.name}.yaml"
         final = run_tuning(str(path), self.overrides, wait, say, **options, unequal=False, oversized=False)
@@ -136,6 +138,7 @@ class Challenge:
         trained, untrained = {}, {}
         for row in summary.rows:
             scores = list(row.by_unit(name).values())
+            # A row of fewer seeds has no spread to compare with.
             if row is own or len(scores) < MIN_PAIRS:
                 continue
             if row.untrained:

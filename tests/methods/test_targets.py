@@ -47,6 +47,16 @@ def loss_of_step(transform: nn.Module, predictions: Sequence[Tensor], targets: S
     return loss_of_targets(method, predictions, found, Engine())
 
 
+@pytest.mark.parametrize("name", [name for name in methods.names() if methods.build(name).metadata.symmetric])
+def test_a_stopped_gradient_alone_halves_the_gradient_of_a_symmetric_loss(name: str) -> None:
+    views = [z.requires_grad_() for z in draw(2)]
+    engine = Engine(draw_seed=lambda: 0)
+    plain = torch.autograd.grad(methods.build(name)(*views, engine=engine).total, views)
+    stopped = loss_of_targets(methods.build(name), views, [z.detach() for z in views], engine)
+    for found, wanted in zip(torch.autograd.grad(stopped.total, views), plain, strict=True):
+        assert_close(found, wanted / 2)
+
+
 def test_byol_and_simsiam_of_lightly() -> None:
     """Lightly has the negative cosine, of which BYOL's sum over both orders is an affine function."""
     (p1, p2), (t1, t2) = predictions, targets = of_two_views()
