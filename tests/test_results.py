@@ -15,8 +15,7 @@ from click.testing import CliRunner
 
 from regbench.cli import main
 from regbench.reports.board.entered import entered_rows
-from regbench.reports.bundle.bundle import read_bundle
-from regbench.reports.bundle.rows_file import SUFFIX, read_rows_file
+from regbench.reports.bundle.rows_file import SUFFIX, read_entered
 from regbench.reports.rows.significance import LEVEL, Tukey
 from regbench.reports.rows.tasks import compare_over
 
@@ -38,13 +37,15 @@ def test_the_list_names_each_bundle() -> None:
 def test_rows_are_of_the_bundle_beside_them(name: str) -> None:
     with zipfile.ZipFile(RESULTS / name) as archive:
         manifest = json.loads(archive.read("manifest.json"))
-    assert read_rows_file(rows_beside(RESULTS / name)).sha256 == manifest["sha256"]
+    assert json.loads(rows_beside(RESULTS / name).read_text())["sha256"] == manifest["sha256"]
 
 
-def test_the_rows_of_the_quickstart_are_those_of_its_bundle() -> None:
-    """They are made anew by `regbench submit`, or from the bundle alone by these two functions and `RowsFile.text`."""
-    bundle = RESULTS / "quickstart.zip"
-    assert read_rows_file(rows_beside(bundle)).rows == entered_rows(read_bundle(bundle))
+def test_the_rows_of_the_quickstart_are_those_of_its_bundle(tmp_path: Path) -> None:
+    """What is entered of a bundle is `RowsFile(bundle.sha256, entered_rows(bundle)).text()`."""
+    path = rows_beside(RESULTS / "quickstart.zip")
+    file, bundle = read_entered(path, tmp_path)
+    assert file.rows == entered_rows(bundle)
+    assert file.text() == path.read_text()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from regbench.benchmark.rundir.record import Record, finite_numbers
 from regbench.errors import RegbenchError
 from regbench.reports.bundle.bundle import Bundle, read_bundle
 from regbench.reports.bundle.claims import claim_misfits
-from regbench.reports.bundle.rows_file import SUFFIX, beside, entered_bundle, read_rows_file
+from regbench.reports.bundle.rows_file import SUFFIX, beside, read_entered
 from regbench.text import printable
 
 OF_EMBEDDINGS = ("effective_rank", "alignment")
@@ -82,19 +82,20 @@ def gathered(bundle: Bundle) -> Gathered:
 
 
 def gather(folder: Path) -> Gathered:
-    """Read all bundles in a folder, fetch those that rows files name, and check all by the rule of `claim_misfits`.
+    """Read all bundles in a folder, fetch those of rows files alone, and check all by the rule of `claim_misfits`.
 
     Raises:
         RegbenchError: If there is none that can be taken.
     """
+    alone = [path for path in folder.rglob(f"*{SUFFIX}") if not beside(path).exists()]
     # In the order of names, so that the same folder makes the same site.
-    paths = sorted(filter(Path.is_file, (*folder.rglob("*.zip"), *folder.rglob(f"*{SUFFIX}"))))
+    paths = sorted(filter(Path.is_file, (*folder.rglob("*.zip"), *alone)))
     bundles, refused = [], []
     for path in tqdm(paths, desc="bundles", unit="", leave=False, disable=None):
         one = _read(path, str(path.relative_to(folder)).removesuffix(".zip").removesuffix(SUFFIX))
         if isinstance(one, CheckedBundle):
             bundles.append(one)
-        elif one is not None:
+        else:
             refused.append(one)
     if not bundles:
         why = f"; the first of {len(refused)} was refused: {refused[0][1]}" if refused else ""
@@ -102,21 +103,12 @@ def gather(folder: Path) -> Gathered:
     return Gathered(tuple(bundles), tuple(refused), _by_cell(bundles))
 
 
-def _read(path: Path, name: str) -> CheckedBundle | tuple[str, str] | None:
-    """Read and check a bundle, or that of a rows file; return its name and the first reason if it is refused.
-
-    A rows file that lies beside its bundle gives None: the bundle is read by itself.
-    """
+def _read(path: Path, name: str) -> CheckedBundle | tuple[str, str]:
+    """Read and check a bundle, or that of a rows file; return its name and the first reason if it is refused."""
     name = printable(name)  # a stranger's text, which goes to a terminal and into pages
     try:
-        if path.suffix == ".zip":
-            bundle = read_bundle(path)
-        else:
-            file = read_rows_file(path)
-            if not file.url and beside(path).exists():
-                return None
-            with tempfile.TemporaryDirectory() as temporary:
-                bundle = entered_bundle(path, file, Path(temporary))
+        with tempfile.TemporaryDirectory() as temporary:
+            bundle = read_bundle(path) if path.suffix == ".zip" else read_entered(path, Path(temporary))[1]
     except RegbenchError as error:
         return name, str(error)
     misfits = claim_misfits(bundle)

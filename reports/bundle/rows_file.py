@@ -58,7 +58,7 @@ class RowsFile:
     Attributes:
         sha256: SHA-256 of the bundle, as `regbench verify` prints it.
         rows: All rows of the bundle.
-        url: Address of the bundle; empty if it lies beside the file.
+        url: Address of the bundle, for where it does not lie beside the file.
     """
 
     sha256: str
@@ -71,48 +71,37 @@ class RowsFile:
         return f'{{\n "url": {json.dumps(self.url)},\n "sha256": "{self.sha256}",\n "rows": [\n  {rows}\n ]\n}}\n'
 
 
-def read_rows_file(path: Path) -> RowsFile:
-    """Read a rows file; refuse what is none."""
-    return read_json(path, RowsFile, "`regbench submit` writes it beside the bundle")
-
-
 def beside(path: Path) -> Path:
-    """Return the place of a bundle that lies beside its rows file."""
+    """Return the place of the bundle beside a rows file."""
     return path.with_name(path.name.removesuffix(".json").removesuffix(".rows") + ".zip")
 
 
-def entered_bundle(path: Path, file: RowsFile, folder: Path) -> Bundle:
-    """Read the bundle of a rows file.
+def read_entered(path: Path, folder: Path) -> tuple[RowsFile, Bundle]:
+    """Read a rows file and its bundle: the one beside it, or else the one at its address.
 
     Args:
         path: The rows file.
-        file: What it holds.
-        folder: Folder to fetch the bundle into, if it lies elsewhere.
+        folder: Folder to fetch the bundle into.
 
     Raises:
-        RegbenchError: If it is not to be had, is no bundle, or has another SHA-256.
+        RegbenchError: If the file is none, or its bundle is not to be had, is none or has another SHA-256.
     """
+    file = read_json(path, RowsFile, "`regbench submit` writes it beside the bundle")
     place = beside(path)
-    if file.url:
+    if not place.exists():
+        # Other schemes would read files of this machine.
+        if not file.url.startswith(("https://", "http://")):
+            raise RegbenchError(f"{path}: there is no {place}; put it there, or give its https:// address as url")
         place = folder / place.name
-        _fetch(path, file.url, place)
-    elif not place.exists():
-        raise RegbenchError(f"{path}: its bundle {place} is missing; put it there, or state its address as url")
+        try:
+            with urllib.request.urlopen(file.url, timeout=_PATIENCE_S) as reply, place.open("wb") as content:
+                shutil.copyfileobj(reply, content)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise RegbenchError(f"{path}: its bundle cannot be fetched from {file.url!r:.200}: {error}") from error
     bundle = read_bundle(place)
     if bundle.sha256 != file.sha256:
         raise RegbenchError(
-            f"{path}: it is of another bundle (sha256 {file.sha256:.12}) than {file.url or place} ({bundle.sha256:.12})"
-            "; take both from one `regbench submit`"
+            f"{path}: it is of another bundle (sha256 {file.sha256:.12}) than {place.name} ({bundle.sha256:.12}); take "
+            "both from one `regbench submit`"
         )
-    return bundle
-
-
-def _fetch(path: Path, url: str, place: Path) -> None:
-    # Other schemes would read files of this machine.
-    if not url.startswith(("https://", "http://")):
-        raise RegbenchError(f"{path}: url is {url!r:.200}; it must begin with https://")
-    try:
-        with urllib.request.urlopen(url, timeout=_PATIENCE_S) as reply, place.open("wb") as file:
-            shutil.copyfileobj(reply, file)
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise RegbenchError(f"{path}: its bundle cannot be fetched from {url!r:.200}: {error}") from error
+    return file, bundle

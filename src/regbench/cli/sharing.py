@@ -83,11 +83,10 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
     from regbench.reports.bundle.again import differences, drawn_cells
     from regbench.reports.bundle.bundle import read_bundle, unpack_weights
     from regbench.reports.bundle.claims import claim_misfits
-    from regbench.reports.bundle.rows_file import entered_bundle, read_rows_file
+    from regbench.reports.bundle.rows_file import read_entered
 
     if bundle.suffix == ".json":
-        file = read_rows_file(bundle)
-        read = entered_bundle(bundle, file, Path(ctx.with_resource(tempfile.TemporaryDirectory())))
+        file, read = read_entered(bundle, Path(ctx.with_resource(tempfile.TemporaryDirectory())))
         misfits = claim_misfits(read) or list(rows_misfits(bundle, file, read))
     else:
         read = read_bundle(bundle)
