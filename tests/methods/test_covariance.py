@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from regbench import RegbenchError, methods
 from regbench.methods.logdet import log_det_identity_plus
+from regbench.methods.pairwise import normalize
 from tests.methods.forms import evaluate
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -344,6 +347,14 @@ def test_w_mse(n: int, q: int) -> None:
         assert loss("w_mse", z1, z2, epsilon=epsilon) == pytest.approx(w_mse(z1, z2, epsilon), rel=1e-10)
 
 
+def test_w_mse_of_more_dimensions_than_a_block_has() -> None:
+    z1, z2 = draw(5, 300)
+    for epsilon in (1.0, 0.3, 1e-3):
+        assert loss("w_mse", z1, z2, epsilon=epsilon) == pytest.approx(w_mse(z1, z2, epsilon), rel=1e-10)
+    with pytest.raises(torch.linalg.LinAlgError):
+        loss("w_mse", z1, z2, epsilon=0.0)
+
+
 def test_w_mse_takes_all_pairs_of_views_alike() -> None:
     """Which are global does not matter: the authors' code has one kind of views."""
     (z1, z2), (z3, _) = draw(12, 3, seed=4), draw(12, 3, seed=5)
@@ -435,6 +446,53 @@ def test_the_gradient_of_mmcr_is_alike_for_images_that_are_alike() -> None:
     methods.build("mmcr").loss(leaf, z2, engine=methods.Engine(form="covariance")).backward()
     assert leaf.grad is not None
     torch.testing.assert_close(leaf.grad[:20], leaf.grad[20:], rtol=1e-7, atol=1e-9)
+
+
+# Both sides of n = q
+
+
+def matrix_ssl_of_covariances(z1: Tensor, z2: Tensor) -> Tensor:
+    """The loss of μ = 0.5 and order 3 as it is published, by q × q matrices."""
+    u1, u2 = (normalize(z) - normalize(z).mean(dim=0) for z in (z1, z2))
+    identity = torch.eye(z1.shape[1], dtype=z1.dtype)
+
+    def shifted(a: Tensor, b: Tensor) -> Tensor:
+        return a.T @ b / len(a) + 0.5 * identity
+
+    def log(m: Tensor) -> Tensor:
+        x = m - identity
+        return x - x @ x / 2 + x @ x @ x / 3
+
+    total = torch.trace(shifted(u1, u1) @ log(shifted(u2, u2))) + torch.trace(shifted(u2, u2) @ log(shifted(u1, u1)))
+    return -torch.trace(log(shifted(u1, u2))) - total / 2
+
+
+def w_mse_of_a_factor(z1: Tensor, z2: Tensor) -> Tensor:
+    """The loss of ε = 0.01 as it is published, by q × q matrices."""
+    whitened = []
+    for z in (z1, z2):
+        factor = torch.linalg.cholesky(0.99 * torch.cov(z.T) + 0.01 * torch.eye(z.shape[1], dtype=z.dtype))
+        whitened.append(normalize(torch.linalg.solve(factor, (z - z.mean(dim=0)).T).T))
+    return (whitened[0] - whitened[1]).square().sum() / len(z1)
+
+
+@pytest.mark.parametrize(("n", "q"), [(261, 260), (260, 260), (259, 260), (20, 520)])
+@pytest.mark.parametrize(
+    ("method", "published"),
+    [
+        (methods.build("matrix_ssl", shift=0.5, order=3), matrix_ssl_of_covariances),
+        (methods.build("w_mse", epsilon=0.01), w_mse_of_a_factor),
+    ],
+)
+def test_value_and_gradient_are_those_of_covariances(
+    method: methods.Regularizer, published: Callable[[Tensor, Tensor], Tensor], n: int, q: int
+) -> None:
+    leaves = [torch.from_numpy(z).requires_grad_() for z in draw(n, q)]
+    wanted, found = published(*leaves), method.loss(*leaves)
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-10)
+    gradients = torch.autograd.grad(found, leaves), torch.autograd.grad(wanted, leaves)
+    for ours, theirs in zip(*gradients, strict=True):
+        assert (ours - theirs).norm() <= 1e-10 * theirs.norm()
 
 
 # What all of them claim
