@@ -235,7 +235,7 @@ class Regularizer(ABC):
         has_autocast = torch.amp.is_autocast_available(kind)
         with torch.autocast(kind, enabled=False) if has_autocast else nullcontext():
             if engine.form == "textbook":
-                shard = Shard.of(views_NQ[0], engine)
+                shard = Shard.of_loss(views_NQ[0], engine, self.label)
                 gathered_NQ = [shard.gather_with_gradient(z_NQ.to(dtype)) for z_NQ in views_NQ]
                 with drawing(self.random, shard, engine, views_NQ[0].device):
                     terms = self.view_terms(gathered_NQ, global_views)
@@ -254,7 +254,7 @@ class Regularizer(ABC):
                 what = z_NQ.dtype if isinstance(z_NQ, Tensor) else type(z_NQ).__name__
                 raise RegbenchError(f"{self.label}: embeddings must be tensors of real numbers, not {what}")
         shapes = {tuple(z_NQ.shape) for z_NQ in views_NQ}
-        # A rank among several may have a single row; `ValueWithGradient` refuses n < 2 once it knows their sum.
+        # A rank among several may have a single row; `Shard.of_loss` refuses n < 2 once it knows their sum.
         lone = engine.group is None and any(shape[0] < 2 for shape in shapes if shape)
         if len(views_NQ) < 2 or len(shapes) > 1 or views_NQ[0].ndim != 2 or lone:
             raise RegbenchError(

@@ -83,6 +83,18 @@ class Shard:
         object.__setattr__(self, "n", sum(self.sizes))
 
     @staticmethod
+    def of_loss(z_NQ: Tensor, engine: Engine, label: str) -> Shard:
+        """Find the share of this rank, see `of`, of a loss that is called `label`.
+
+        Raises:
+            RegbenchError: If n < 2 over all ranks.
+        """
+        shard = Shard.of(z_NQ, engine)
+        if shard.n < 2:
+            raise RegbenchError(f"{label}: embeddings must have n >= 2 rows over all ranks, not {shard.n}")
+        return shard
+
+    @staticmethod
     def of(z_NQ: Tensor, engine: Engine) -> Shard:
         """Find the share of this rank, whose rows are `z_NQ`; ranks may have different numbers of rows."""
         group = engine.group
@@ -178,7 +190,10 @@ def drawing(random: bool, shard: Shard, engine: Engine, device: torch.device) ->
         return
     seed = _first_ranks_seed(shard) if engine.draw_seed is None else engine.draw_seed()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        # torch.manual_seed would also seed GPUs of others, whose generators are not put back.
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index].manual_seed(seed)
         yield
 
 

@@ -63,9 +63,7 @@ class ValueWithGradient(torch.autograd.Function):
         Raises:
             RegbenchError: If n < 2 over all ranks.
         """
-        shard = Shard.of(views_NQ[0], engine)
-        if shard.n < 2:
-            raise RegbenchError(f"{method.label}: embeddings must have n >= 2 rows over all ranks, not {shard.n}")
+        shard = Shard.of_loss(views_NQ[0], engine, method.label)
         form = method.form_at(engine.form, shard.n, views_NQ[0].shape[1])
         own_NQ = [z_NQ.detach().to(dtype) for z_NQ in views_NQ]
         with drawing(method.random, shard, engine, views_NQ[0].device), fusing(engine.compile):

@@ -283,15 +283,14 @@ def quadratic_energy(
     of uᵢ, which `to_embedding_gradient` removes.
     """
     constant, linear, quadratic = coefficients
-    n_local, q = z_NQ.shape
-    moment_QQ = second_moment(z_NQ, inverse_N, shard) if quadratic else z_NQ.new_zeros(q, q)
+    moment_QQ = second_moment(z_NQ, inverse_N, shard) if quadratic else None
     sum_Q = shard.sum(inverse_N @ z_NQ)
-    total = torch.full((), constant * n_local * (shard.n - 1), dtype=torch.float64, device=z_NQ.device)
+    total = torch.full((), constant * len(z_NQ) * (shard.n - 1), dtype=torch.float64, device=z_NQ.device)
     for rows in chunks(z_NQ):
         u_PQ = z_NQ[rows] * inverse_N[rows, None]
         squared_length_P = u_PQ.square().sum(dim=1)
         total += linear * (u_PQ @ sum_Q - squared_length_P).sum()
-        if quadratic:
+        if moment_QQ is not None:
             product_PQ = u_PQ @ moment_QQ
             total += quadratic * ((product_PQ * u_PQ).sum(dim=1) - squared_length_P.square()).sum()
             gradient_NQ[rows].add_(product_PQ, alpha=2 * quadratic)

@@ -53,15 +53,18 @@ class Encoder:
     Attributes:
         module: Images (n, c, h, w) to representations (n, dim).
         dim: Width of the representation.
+        precision: "bf16" (autocast) or "fp32".
     """
 
     module: nn.Module
     dim: int
+    precision: str = "fp32"
 
     @torch.no_grad()
     def represent(self, x_NCHW: Tensor) -> Tensor:
         """Return the representations (n, dim) of normalised images, float32, in evaluation mode."""
-        features: Tensor = self.module.eval()(x_NCHW)
+        with torch.autocast(x_NCHW.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            features: Tensor = self.module.eval()(x_NCHW)
         return features.float()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -53,8 +53,11 @@ class Subject:
     _kept: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Freeze the backbone."""
+        """Freeze the backbone, and let it compute in the precision of the evaluations."""
         self.encoder.module.requires_grad_(False)
+        self.encoder = replace(self.encoder, precision=self.config.precision)
+        if self.embedder is not None:
+            self.embedder = replace(self.embedder, precision=self.config.precision)
         self.backend = self.compute.runtime.loader
 
     @property

@@ -45,6 +45,7 @@ class EvaluationOptions:
         select_by: The evaluations whose top-1 on that split hyperparameters are chosen by: [knn], as in the paper, or
             several, such as [knn,probe]: their mean.
         batch_size: Images a step of feature extraction.
+        precision: In what the frozen network computes features: "fp32" or "bf16" (autocast). All else is in float32.
         while_training: The evaluations, of those that `select_by` may name, whose top-1 on that split is also measured
             while training, for curves of accuracy.
         every_epochs: Epochs between those; the last epoch always has one.
@@ -54,6 +55,7 @@ class EvaluationOptions:
     select_on: Literal["tuning", "test"] = "tuning"
     select_by: Annotated[tuple[str, ...], Field(min_length=1)] = ("knn",)
     batch_size: AtLeastOne = 256
+    precision: Literal["fp32", "bf16"] = "fp32"
     while_training: tuple[str, ...] = ()
     every_epochs: AtLeastOne = 1
 
@@ -124,6 +126,9 @@ def _plain_evaluation(config: EvaluationConfig) -> dict[str, Any]:
     # Without them no curve is drawn, and cells from before there were curves keep their ids.
     if not config.while_training:
         del data["while_training"], data["every_epochs"]
+    # Nor do those from before there was a choice change theirs.
+    if config.precision == "fp32":
+        del data["precision"]
     return data
 
 

@@ -174,6 +174,15 @@ def test_settings_of_evaluations_that_are_not_asked_for_are_not_part_of_the_id()
     assert cell_of("method=sfrik", "evaluation.protocols=[knn,probe,voc07]").id != BASE.id
 
 
+def test_the_precision_of_evaluations_is_kept_where_it_is_not_the_default() -> None:
+    assert cell_of("method=sfrik", "evaluation.precision=fp32").id == BASE.id
+    rounded = cell_of("method=sfrik", "evaluation.precision=bf16")
+    assert rounded.plain()["evaluation"]["precision"] == "bf16"
+    assert Cell.stored(rounded.plain()) == rounded
+    assert rounded.id != BASE.id
+    assert refusal("method=sfrik", "evaluation.precision=fp8").startswith("evaluation.precision")
+
+
 def test_measures_of_an_untrained_network_look_at_augmented_views() -> None:
     protocols = "evaluation.protocols=[measures]"
     untrained = ("epochs=0", "optimizer.warmup_epochs=0", protocols)

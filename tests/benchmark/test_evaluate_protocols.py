@@ -108,6 +108,34 @@ def named(scores: list[Score]) -> dict[tuple[str, str], float]:
     return {(score.name, score.split): score.value for score in scores}
 
 
+def test_features_in_bf16_are_those_of_fp32_but_for_its_rounding(make: Make) -> None:
+    subjects = [make("default"), make("exact", precision="fp32"), make("rounded", precision="bf16")]
+    found = []
+    for subject in subjects:
+        views_NVD = subject.views("tuning", images=6, views=2)
+        found.append((subject.features("tuning", "bicubic").x_ND, views_NVD))
+    for default, exact, rounded in zip(*found, strict=True):
+        assert torch.equal(default, exact)
+        assert rounded.dtype == torch.float32
+        # bf16 has 8 bits, and the roundings of several layers add up.
+        assert 0 < (rounded - exact).norm() < 0.03 * exact.norm()
+
+
+def test_a_probe_of_augmented_images_computes_in_the_precision_of_the_evaluations(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precisions = []
+    represent = Encoder.represent
+
+    def watched(self: Encoder, x_NCHW: torch.Tensor) -> torch.Tensor:
+        precisions.append(self.precision)
+        return represent(self, x_NCHW)
+
+    monkeypatch.setattr(Encoder, "represent", watched)
+    make("rounded", precision="bf16", probe=probing(features="augmented", epochs=1, milestones=())).run("probe")
+    assert set(precisions) == {"bf16"}
+
+
 def test_several_k_are_scored_in_one_pass(make: Make, cell: Cell) -> None:
     several = make("several", knn=KNN(k=5, other_k=(1, 20)))
     scores = {**named(several.select()), **named(several.run("knn"))}

@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from regbench import RegbenchError, methods
+from regbench.instruments.conformance import value_and_gradients
 from regbench.methods.logdet import log_det_identity_plus
 from regbench.methods.pairwise import normalize
+from regbench.processes import Place, Processes
 from tests.methods.forms import evaluate
+from tests.methods.test_engine import joined
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -493,6 +497,27 @@ def test_value_and_gradient_are_those_of_covariances(
     gradients = torch.autograd.grad(found, leaves), torch.autograd.grad(wanted, leaves)
     for ours, theirs in zip(*gradients, strict=True):
         assert (ours - theirs).norm() <= 1e-10 * theirs.norm()
+
+
+def of_half_the_rows(here: Place) -> list[list[Tensor]]:
+    """Value and gradients of both methods on a rank that has one half of the images."""
+    rows, engine = slice(4 * here.rank, 4 * here.rank + 4), methods.Engine(group=dist.group.WORLD)
+    views = [torch.from_numpy(z)[rows] for z in draw(8, 300)]
+    return [value_and_gradients(methods.build(name), views, engine)[0] for name in ("matrix_ssl", "w_mse")]
+
+
+def test_two_ranks_with_fewer_images_than_dimensions_give_the_same_as_one() -> None:
+    views = [torch.from_numpy(z) for z in draw(8, 300)]
+    with Processes(2, joined) as ranks:
+        answers = ranks.ask(of_half_the_rows)
+    for number, name in enumerate(("matrix_ssl", "w_mse")):
+        value, *gradients = value_and_gradients(methods.build(name), views)[0]
+        for rank, answer in enumerate(answers):
+            found, *parts = answer[number]
+            assert found.item() == pytest.approx(value.item(), rel=1e-12)
+            for part, whole in zip(parts, gradients, strict=True):
+                # The mean over ranks, which DistributedDataParallel takes, is the gradient of the whole batch.
+                torch.testing.assert_close(part / 2, whole[4 * rank : 4 * rank + 4], rtol=1e-9, atol=1e-12)
 
 
 # What all of them claim

@@ -234,6 +234,31 @@ def test_a_rank_may_have_no_rows() -> None:
             assert found == pytest.approx(methods.build("simclr").loss(z1, z2).item(), rel=1e-6)
 
 
+@pytest.mark.parametrize("form", ["auto", "textbook"])
+def test_one_row_over_all_ranks_is_refused(form: str, tmp_path: Path) -> None:
+    joined(Place(0, 1, str(tmp_path / "store")))
+    try:
+        with pytest.raises(RegbenchError, match=r"SimCLR: embeddings must have n >= 2 rows over all ranks, not 1"):
+            methods.build("simclr").loss(*draw(1, 3), engine=Engine(form=form, group=dist.group.WORLD))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_random_loss_on_the_cpu_seeds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The generators of GPUs that it does not compute on would not be put back."""
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    methods.build("sigreg", directions=8).loss(*draw(6, 4))
+    assert not seeded
+
+
+def test_the_covariance_form_of_a_linear_kernel_makes_no_matrix() -> None:
+    z1, z2 = draw(20, 100, torch.float32)
+    with LargestTensor() as largest:
+        gradients("sfrik_l1", z1, z2, "covariance")
+    assert largest.elements == 20 * 100
+
+
 @pytest.mark.parametrize("wrong", [torch.ones(4, 3, dtype=torch.int64), torch.ones(4, 3) > 0, [[1.0, 2.0]]], ids=str)
 @pytest.mark.parametrize("form", ["auto", "textbook"])
 def test_embeddings_that_are_no_real_numbers_are_refused(wrong: Any, form: str) -> None:
