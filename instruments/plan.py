@@ -5,7 +5,7 @@ rank 0 of as many ranks as asked for, whose collectives do nothing. Every alloca
 up to the 512 bytes of PyTorch's CUDA allocator; the peak is that of the second step, when the optimizer has its state.
 What is assumed:
 
-- The views are on the device in float32; the uint8 crops that they were made of are free again.
+- The views are on the device, in bf16 if that is the precision; the uint8 crops that they were made of are free again.
 - DistributedDataParallel cannot run on fake tensors. Under it the gradients stay between steps, because `Step` only
   sets them to zero: they are there from the beginning, and autograd adds to them. With `gradient_as_bucket_view` they
   are views of DDP's buckets; otherwise the buckets are one more copy.
@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.training.assembly import build_teacher
+from regbench.benchmark.training.assembly import build_teacher, new_network, views_dtype
 from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetwork
 from regbench.benchmark.training.step import PARTS, Step
 from regbench.benchmark.training.teacher import Teacher
@@ -107,13 +107,15 @@ def predict(
             global_views=cell.augmentation.global_views,
             micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world_size,
             mark=accounts.mark,
+            labelled=cell.baseline,
             is_asymmetric=cell.network.is_asymmetric,
             teacher=teacher,
         )
         images, channels = cell.batch_size // world_size, cell.dataset.input_channels
         sides_px = cell.augmentation.sizes_px(cell.dataset.image_size)
-        views = [torch.empty(images, channels, side_px, side_px) for side_px in sides_px]
-        accounts.file("images", views)
+        views = [torch.empty(images, channels, side_px, side_px, dtype=views_dtype(cell)) for side_px in sides_px]
+        labels = [torch.empty(images, dtype=torch.int64)] if cell.is_supervised else []
+        accounts.file("images", [*views, *labels])
         ddp_gradients = [torch.zeros_like(p) for p in parameters] if group is not None else []
         accounts.file("gradients", ddp_gradients)
         # The name keeps them alive: what is freed does not count.
@@ -126,7 +128,7 @@ def predict(
             for p, gradient in zip(parameters, ddp_gradients, strict=False):
                 p.grad = gradient
             accounts.begin()
-            step(*views)
+            step(*views, *labels)
             for state in optimizer.state.values():
                 accounts.file("optimizer state", _tensors(state))
         # The all-reduce of the gradients, which DDP would do in backward.
@@ -147,14 +149,7 @@ def predict(
 
 def _networks(cell: Cell, accounts: Accounts, *, plain: bool, in_group: bool) -> tuple[SiameseNetwork, Teacher | None]:
     """Build the network and its teacher, if it has one; in a group of ranks, count what BatchNorm sends."""
-    network = (PlainSiameseNetwork if plain else SiameseNetwork)(
-        cell.network,
-        cell.embedding_dim,
-        cell.dataset.input_channels,
-        cell.dataset.image_size,
-        cell.seed,
-        prototypes=cell.method.prototypes,
-    )
+    network = new_network(cell, PlainSiameseNetwork if plain else SiameseNetwork)
     accounts.file("weights", network.state_dict().values())
     layers = list(network.modules())
     teacher = build_teacher(cell, network)

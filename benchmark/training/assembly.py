@@ -28,15 +28,20 @@ if _BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameter
     _BUFFERS = "broadcast_buffers"
 
 
-def build_network(cell: Cell, device: torch.device, state: Mapping[str, Any] | None = None) -> SiameseNetwork:
-    """Build the network of a cell, with the weights of a checkpoint or as its seed initialises it."""
+def new_network(cell: Cell, kind: type[SiameseNetwork] = SiameseNetwork) -> SiameseNetwork:
+    """Build the network of a cell as its seed initialises it."""
     config, width, prototypes = cell.network, cell.embedding_dim, cell.method.prototypes
     if cell.is_supervised:
         width, prototypes = cell.output_dim, 0
     if cell.baseline == "supervised":
         config = replace(config, projector=ProjectorConfig(depth=1, bias=True))
     image = cell.dataset.input_channels, cell.dataset.image_size
-    network = SiameseNetwork(config, width, *image, cell.seed, prototypes=prototypes)
+    return kind(config, width, *image, cell.seed, prototypes=prototypes)
+
+
+def build_network(cell: Cell, device: torch.device, state: Mapping[str, Any] | None = None) -> SiameseNetwork:
+    """Build the network of a cell on its device, with the weights of a checkpoint or as its seed initialises it."""
+    network = new_network(cell)
     if state is not None:
         network.load_state_dict(state["network"])
     # Evaluations need the layout of the training: the last bits of features depend on it. On a CPU it saves a quarter
@@ -51,6 +56,12 @@ def build_teacher(cell: Cell, network: SiameseNetwork) -> Teacher | None:
     transform = cell.method.target_transform(cell.output_dim)
     device = next(network.parameters()).device
     return Teacher(network, cell.network, transform and transform.to(device))
+
+
+def views_dtype(cell: Cell) -> torch.dtype:
+    """Return the dtype of the views of a training."""
+    # Autocast would make bfloat16 of them anyway; this takes half the memory.
+    return torch.bfloat16 if cell.precision == "bf16" else torch.float32
 
 
 def build_loader(cell: Cell, compute: Compute, world: World) -> PretrainingLoader:
@@ -68,8 +79,7 @@ def build_loader(cell: Cell, compute: Compute, world: World) -> PretrainingLoade
         world_size=world.size,
         parts=cell.batch_size // (cell.micro_batch_size or cell.batch_size),
         labels=cell.is_supervised,
-        # Autocast would make bfloat16 of them anyway; this takes half the memory.
-        dtype=torch.bfloat16 if cell.precision == "bf16" else torch.float32,
+        dtype=views_dtype(cell),
     )
 
 

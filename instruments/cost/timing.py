@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regbench import methods
+from regbench.benchmark.compute import forbid_tf32
 from regbench.benchmark.meters import Stopwatch, peak_extra_bytes
 from regbench.instruments.cost.harness import median, ratios, take_turns
 from regbench.methods.engine import LOCAL_ROWS, Engine
@@ -77,6 +78,7 @@ def join(place: Place, device: str, limit_bytes: int) -> torch.device:
         device: Kind of device.
         limit_bytes: What a GPU, or all processes on a CPU, may allocate from now on: more fails as if there were none.
     """
+    forbid_tf32()  # as in a training
     here = torch.device("cuda", place.rank) if device == "cuda" else torch.device("cpu")
     if here.type == "cuda":
         torch.cuda.set_device(here)

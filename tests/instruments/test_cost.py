@@ -23,12 +23,13 @@ from regbench.instruments.cost.losses import Grid, cases, measure, table
 from regbench.instruments.cost.timing import (
     LossCost,
     draw_embeddings,
+    join,
     measure_rows,
     value_and_gradient,
     with_times,
 )
 from regbench.methods.engine import Engine
-from regbench.processes import Processes, WorkFailed
+from regbench.processes import Place, Processes, WorkFailed
 from regbench.reports.page.cost_curves import cost_png
 
 CPU = torch.device("cpu")
@@ -121,6 +122,15 @@ def test_what_is_timed_is_the_loss() -> None:
 
 
 # ------------------------------------------------------------------ the grid
+
+
+def test_losses_are_measured_without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    for backend in (torch.backends.cudnn, torch.backends.cuda.matmul):
+        monkeypatch.setattr(backend, "allow_tf32", True)
+    monkeypatch.setattr(timing.resource, "setrlimit", lambda *_: None)
+    join(Place(0, 1, ""), "cpu", 2**30)
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_the_cases_are_complete_and_in_order() -> None:

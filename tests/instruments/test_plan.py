@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from regbench import RegbenchError
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
+from regbench.benchmark.training.assembly import build_network
 from regbench.instruments import plan
 from regbench.instruments.plan import Accounts, Needs, largest, predict, savings, table
 from regbench.methods import Engine, Regularizer
@@ -232,6 +233,18 @@ def test_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert largest(cell, 100, "batch_size") is None
 
 
+def test_what_labels_train_is_counted_as_it_is_trained() -> None:
+    """One linear layer of a logit for each class; the same network under the loss of the labels."""
+    cells = {name: small_cell(f"baseline={name}") for name in ("supervised", "supcon")}
+    for name, cell in cells.items():
+        network = build_network(cell, torch.device("cpu"))
+        trained = sum(parameters.numel() for parameters in network.parameters())
+        assert predict(cell, world_size=2).parameters == trained, name
+    # An int64 for each image.
+    labels_bytes = 512
+    assert predict(cells["supcon"]).parts_bytes["images"] == 2 * 32 * 28**2 * 2 + labels_bytes
+
+
 def test_refusals() -> None:
     with pytest.raises(RegbenchError, match="batch_size=32 cannot be shared equally by 3 GPUs; choose a multiple"):
         predict(small_cell(), world_size=3)
@@ -241,8 +254,10 @@ def test_refusals() -> None:
 
 def test_views_of_their_own_size_are_counted() -> None:
     two, many = (predict(small_cell(*views)) for views in ((), ("augmentation=small_grey_crops",)))
-    side_px, images = 28, 32
-    assert two.parts_bytes["images"] == 2 * images * side_px**2 * 4
-    assert many.parts_bytes["images"] == images * (2 * side_px**2 + 6 * 16**2) * 4
+    side_px, images, of_bf16 = 28, 32, 2
+    assert two.parts_bytes["images"] == 2 * images * side_px**2 * of_bf16
+    assert many.parts_bytes["images"] == images * (2 * side_px**2 + 6 * 16**2) * of_bf16
+    in_float32 = predict(small_cell("precision=fp32"))
+    assert in_float32.parts_bytes["images"] == 2 * two.parts_bytes["images"]
     # Two views and six of a third of their pixels; the projector and the loss take all of them alike.
     assert 1.5 < many.flop_per_step / two.flop_per_step < 4
