@@ -154,7 +154,7 @@ def _waits(configurations: Sequence[Configuration]) -> bool:
 
 
 def _choose(configurations: Sequence[Configuration], score: str, split: str) -> Configuration | None:
-    """Find the configuration with the best score for selection; None if there are several and not all have one."""
+    """Find the first configuration with the best score for selection; None if several are and not all have one."""
     # Where all diverged, any one stands for the method, so that the table says that it did.
     alive = [configuration for configuration in configurations if configuration.final] or configurations[:1]
     if len(alive) == 1:
@@ -164,7 +164,7 @@ def _choose(configurations: Sequence[Configuration], score: str, split: str) -> 
         found = configuration.score(score, split)
         if found is None:
             return None
-        if found.mean >= highest:
+        if found.mean > highest:
             best, highest = configuration, found.mean
     return best
 

@@ -423,6 +423,15 @@ def test_diverged_cells_are_marked_and_counted_and_not_chosen(runs: Path, record
     assert any("VICReg (1 of 2 cells), SimCLR (1 of 1 cells)" in note for note in table.notes)
 
 
+def test_of_equally_good_configurations_the_first_stands_for_the_method(runs: Path, record: Make) -> None:
+    found = {}
+    for number in range(3):
+        linear = 61.0 + number
+        found[record("AUH", tuning=65.0, linear=linear, cell=weight(1.0 + number))] = linear
+    # Cells are read in the order of their folders.
+    assert f"{found[min(found)]:.2f}" in grid(leaderboard(task(runs)))["AUH"][LINEAR]
+
+
 def test_effective_rank_and_alignment_are_those_at_the_end(runs: Path, record: Make) -> None:
     def history(rank: float, alignment: float) -> list[dict[str, float]]:
         return [
