@@ -48,7 +48,6 @@ class World:
         rank: The number of this process.
         size: The number of processes.
         local_rank: The number of this process on its machine.
-        local_size: The number of processes on its machine.
         group: Exchanges tensors on the training device; None for a single process.
         control: Exchanges numbers that steer the loop, over the CPU, so that a GPU does not wait.
     """
@@ -56,7 +55,6 @@ class World:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    local_size: int = 1
     group: dist.ProcessGroup | None = None
     control: dist.ProcessGroup | None = None
 
@@ -152,7 +150,7 @@ def connect(device: torch.device) -> Iterator[World]:
     # The first error of a process ends all of them. It leaves its message in torch's store, because
     # the others notice only that a connection is closed. With NCCL they do not notice even that, so
     # a thread watches for the message.
-    rank, size, local_rank, local_size = environment_ranks()
+    rank, size, local_rank, _ = environment_ranks()
     if size == 1:
         yield World()
         return
@@ -166,7 +164,7 @@ def connect(device: torch.device) -> Iterator[World]:
         assert isinstance(control, dist.ProcessGroup)
         watch = threading.Thread(target=_watch, args=(store, group, is_over, threading.get_ident()), daemon=True)
         watch.start()
-        yield World(rank, size, local_rank, local_size, group, control)
+        yield World(rank, size, local_rank, group, control)
     except Exception as error:
         is_over.set()
         failed = True

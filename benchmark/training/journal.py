@@ -115,7 +115,8 @@ class Journal:
         row: dict[str, Any] = {
             "epoch": len(progress.history) + 1,
             "loss": sum(terms.values()),
-            **spread_metrics(*views_NQ),
+            # The first rank writes the history; the others save the eigenvalues.
+            **(spread_metrics(*views_NQ) if self._world.rank == 0 else {}),
             "learning_rate": learning_rate,
             "epoch_s": progress.epoch_s,
             "images": steps * cell.batch_size,
