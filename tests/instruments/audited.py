@@ -135,9 +135,9 @@ def decoupled(z1: Tensor, z2: Tensor) -> Tensor:
     return methods.build("dcl", temperature=0.5).loss(z1, z2)
 
 
-def raw_embeddings(z1: Tensor, z2: Tensor) -> Tensor:
+def raw_embeddings(z1: Tensor, z2: Tensor, temperature: float = 0.5) -> Tensor:
     z = torch.cat([z1, z2])
-    logits = (z @ z.T / 0.5).masked_fill(mask(z), -torch.inf)
+    logits = (z @ z.T / temperature).masked_fill(mask(z), -torch.inf)
     return F.cross_entropy(logits, torch.arange(2 * len(z1)).roll(len(z1)))
 
 

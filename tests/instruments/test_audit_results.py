@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from regbench import RegbenchError
+from regbench.instruments.audit import adapters
+from regbench.instruments.audit.probes import run_probe
+from regbench.instruments.audit.target import SIZE
 from tests.waiting import PATIENCE_S
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "audit.md"
@@ -91,3 +95,48 @@ def test_conventions_of_more_than_two_views() -> None:
     pooled, times_the_views, all_positives, pairs = numbers("SlicedEppsPulley(64)")
     assert pooled == pytest.approx(times_the_views, rel=1e-4)
     assert abs(all_positives - pairs) > 0.01 * pairs
+
+
+def table_of_weights() -> dict[tuple[str, str], tuple[str, str]]:
+    """Read the factors of the page by loss and argument; those of the others are 1."""
+    (section,) = re.findall(r"^## Weights\n(.*?)^## ", PAGE.read_text(), re.M | re.S)
+    factors = {}
+    for line in section.splitlines():
+        if line.startswith("|"):
+            weights, ours, published = (cell.strip() for cell in line.strip("|").split("|"))
+            for loss, argument in re.findall(r"`([\w-]+:\w+)\.(\w+)`", weights):
+                factors[loss, argument] = (ours, published)
+    return factors
+
+
+FACTORS = table_of_weights()
+
+
+WEIGHTED = {loss.name: loss for losses in adapters.libraries().values() for loss in losses.values() if loss.weights}
+
+
+def test_the_page_names_weights_of_adapters() -> None:
+    known = {(name, argument) for name, loss in WEIGHTED.items() for argument in loss.weights}
+    assert FACTORS and set(FACTORS) <= known
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # libraries import what others have deprecated
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_weights_are_what_the_page_says(name: str) -> None:
+    """Needs the library, and a checkout of solo-learn and of lejepa in PYTHONPATH."""
+    loss = WEIGHTED[name]
+    try:
+        loss.make(*SIZE, loss.dtype)
+    except RegbenchError as error:
+        pytest.skip(str(error))
+    (finding,) = run_probe(loss, "weights")
+    told = re.sub(r" \(\d[^)]*\)", "", finding.text).split("; ")  # without the numbers behind a form of n and q
+    wanted = []
+    for argument, (_, setting) in loss.weights.items():
+        ours, published = FACTORS.get((name, argument), ("1", "1"))
+        theirs = "the publication has none" if published == "none" else f"× {published} = the publication's"
+        wanted.append(f"{argument} × {ours} = {setting}, {theirs}")
+        if ours == "no multiple":
+            wanted[-1] = f"{argument} is no multiple of {setting}"
+    assert told == wanted

@@ -69,6 +69,14 @@ def told(expression: str, claims: str, weights: Weights, detaches: str = "") -> 
             "convention",
             "scale × 2 = temperature, × 2 = the publication's",
         ),
+        # Whether the loss normalises is another matter.
+        (
+            "lambda z1, z2: raw_embeddings(z1, z2, **weights)",
+            SIMCLR,
+            {"temperature": (0.5, "temperature")},
+            "note",
+            "temperature × 1 = temperature, × 1 = the publication's",
+        ),
         ("rbf", "rbf", {"loss": (100.0, "alignment_weight")}, "convention", "loss is no multiple of alignment_weight"),
         (
             "lambda z1, z2: Ours('barlow_twins', **weights)(z1, z2)",
