@@ -303,15 +303,22 @@ def test_runs_of_a_cell_are_together_in_the_order_of_their_ends(bundles: Path, t
     assert vars(runs[0].record)["at_end"] == {"effective_rank": 30.0}
 
 
-def test_the_names_of_bundles_do_not_order_runs_of_the_same_second(bundles: Path, tmp_path: Path) -> None:
+def test_the_names_of_bundles_order_neither_runs_of_the_same_second_nor_rows_of_the_same_score(
+    bundles: Path, tmp_path: Path
+) -> None:
     orders = []
-    for names in ("ab", "ba"):
-        for name, points in zip(names, (0.0, 1.0), strict=True):
-            parts = Parts(bundles / "other" / "lab-b.zip")
+    for names in ("abc", "cba"):
+        for name, method, points in zip(names, ("vicreg", "vicreg", "auh"), (0.0, 1.0, 0.0), strict=True):
+            parts = Parts(bundles / "lab-a.zip")
+            parts.records = [next(record for record in parts.final if record["method"] == method)]
+            parts.choices.clear()
+            parts.records[0]["choice"]["hyperparameters"] = GIVEN
             parts.score(parts.records[0])["value"] -= points
             parts.write(tmp_path / f"{name}.zip")
-        (runs,) = gather(tmp_path).cells.values()
-        orders.append([run.record.sha256 for run in runs])
+        found = gather(tmp_path)
+        runs = {key: [run.record.sha256 for run in of_cell] for key, of_cell in found.cells.items()}
+        (task,) = tasks_of(found).values()
+        orders.append((runs, [row.label for row in task.rows]))
     assert orders[0] == orders[1]
 
 
@@ -363,6 +370,11 @@ def test_the_untrained_network_takes_no_place(bundles: Path, tmp_path: Path) -> 
     parts.write(tmp_path / "lab.zip")
     (page,) = pages(tmp_path, "methods")
     assert [row["place"] for row in tables_in(page)["Results"]] == ["1 of 1"]
+    parts.records = [untrained]
+    parts.write(tmp_path / "lab.zip")
+    pages(tmp_path, "tasks")
+    (row,) = tables_in(tmp_path / "site" / "index.html")["Tasks"]
+    assert (row["methods"], row["best row"], row["its score"]) == ("0", "–", "–")
 
 
 def test_places_in_a_score_of_which_less_is_better(bundles: Path, tmp_path: Path) -> None:

@@ -156,6 +156,9 @@ def test_a_tunings_choice(runs: Path, record: Make) -> None:
     assert any("chosen in another version of" in line for line in misfits)
     assert any("000000000000, chosen for VICReg, is not in its ranking" in line for line in misfits)
     record("AUH")
+    (runs / "quickstart" / "tuning_choice.json").write_text("{")  # to which a record refers
+    (line,) = check_records([runs]).misfits
+    assert "tuning_choice.json: not valid JSON" in line
     shutil.rmtree(path.parent)
     write()
     (line,) = check_records([runs]).misfits

@@ -240,12 +240,15 @@ def test_the_test_split_may_choose_a_later_evaluation_of_what_it_chose(runs: Pat
     [
         ({"cell_id": "0" * 12}, "of cell 000000000000"),
         ({"choice": {"learning_rate": {"selected_on": "test"}}}, "chosen on the test split"),
+        ({}, "not valid JSON"),
     ],
 )
 def test_an_evaluation_that_does_not_fit_is_set_aside(
     runs: Path, record: Make, changes: dict[str, Any], reason: str
 ) -> None:
     path = later(record(), score("voc07_map", 80.0), **changes)
+    if not changes:
+        path.write_text("{")
     found = read_records(runs)
     assert found.records[0].score("voc07_map", "test") is None
     assert [s.path for s in found.skipped] == [path]

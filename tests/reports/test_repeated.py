@@ -119,6 +119,16 @@ def test_a_row_stands_for_all_of_its_searches(runs: Path, record: Make) -> None:
     assert "with 3 searches of each of 2 rows" in notes
 
 
+def test_a_search_is_no_counterpart_of_another_rows_seed(runs: Path, record: Make) -> None:
+    for number in range(3):
+        how = {"hyperparameters": GIVEN | {"sha256": "0", "search": number}}
+        record("VICReg", 1000 * number, linear=70.0 + number, choice=how)
+        record("AUH", number, linear=75.0 + number)
+    summary = task(runs)
+    (found,) = summary.tukey("linear_top1").compare(0, [1])
+    assert (found.pairs, summary.unit) == (0, "seed")
+
+
 @pytest.mark.parametrize("searches", [1, 3])
 def test_the_machines_part_of_the_variance_is_told_where_rows_ran_on_several(
     runs: Path, record: Make, searches: int

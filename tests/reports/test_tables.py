@@ -626,6 +626,16 @@ def test_missing_cells_show_as_missing(runs: Path, record: Make) -> None:
     assert frame["n_missing"].to_dict() == {"VICReg": 2, "AUH": 0, "SimCLR": 3}
 
 
+def test_a_missing_cell_counts_in_the_row_that_its_plan_fits_alone(runs: Path, record: Make) -> None:
+    for q in (512, 1024):
+        record("VICReg", cell={"embedding_dim": q})
+    sizes = ({"embedding_dim": 1024}, {"embedding_dim": 2048}, {})
+    planned(runs, *({"id": f"{i:012x}", "label": "VICReg", "seed": 1, **size} for i, size in enumerate(sizes)))
+    head, *rows = texts(leaderboard(task(runs)))
+    shown = {row[head.index("q")]: row[head.index("n")] for row in rows}
+    assert shown == {"512": "1", "1024": "1 of 2", "2048": "0 of 1"}
+
+
 def test_a_cell_whose_plan_fits_two_tasks_is_in_neither(runs: Path, record: Make) -> None:
     evaluation = settings("VICReg")["evaluation"]
     for k in (5, 200):
@@ -893,6 +903,10 @@ def test_a_row_has_come_a_share_of_the_way_from_the_best_trivial_row_to_labels(b
     assert frame["knn_top1_share_percent"].tolist()[0] == pytest.approx(100 / 29)  # by kNN, PCA is the best trivial row
     assert any("0 is raw pixels" in note for note in table.notes)
     assert table.warning == "Not better than raw pixels by linear top-1: SFRIK (L=1)."
+    beside.scores["linear_top1"] = dataclasses.replace(beside.scores["linear_top1"], higher_is_better=False)
+    lowest = beside.best_trivial("linear_top1")
+    assert lowest is not None and lowest.label == "untrained"
+    assert beside.share(beside.rows[0], "linear_top1") is None  # labels do no better than it
 
 
 def test_a_report_of_rows_that_are_no_methods_is_written(beside: Summary, runs: Path, record: Make) -> None:

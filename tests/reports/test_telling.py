@@ -54,15 +54,22 @@ def test_the_spread_and_the_hours_are_those_of_the_records_at_hand(tiny: list[st
     rng = np.random.default_rng(0)
     scores: dict[str, dict[int, float]] = {}
     for cell in grid.cells:
-        value = 50 + float(rng.normal())
+        value, plain = 50 + float(rng.normal()), cell.plain()
         scores.setdefault(cell.label, {})[cell.seed] = value
-        fields = {"label": cell.label, "seed": cell.seed, "method": cell.plain()["method"]["name"], "sweep": "other"}
-        record = made(cell.plain(), scores=(score("linear_top1", value),), cost=COST, **fields)
-        write_text(tmp_path / "runs" / "other" / cell.id / "record.json", record.text())
-        write_text(tmp_path / "runs" / "other" / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
+        fields = {"label": cell.label, "seed": cell.seed, "method": plain["method"]["name"]}
+        # Neither another data set counts, nor a task that knows the spread from fewer rows.
+        elsewhere = plain | {"dataset": plain["dataset"] | {"name": "elsewhere"}}
+        other_k = plain | {"evaluation": plain["evaluation"] | {"knn": plain["evaluation"]["knn"] | {"k": 7}}}
+        of_sweeps = {"elsewhere": (elsewhere, value / 2), "few": (other_k, value / 3), "other": (plain, value)}
+        for sweep, (settings, linear) in of_sweeps.items():
+            record = made(settings, scores=(score("linear_top1", linear),), cost=COST, sweep=sweep, **fields)
+            if sweep != "few" or cell.label != "TCR":
+                write_text(tmp_path / "runs" / sweep / record.cell_id / "record.json", record.text())
+                write_text(tmp_path / "runs" / sweep / record.cell_id / "config.yaml", yaml.safe_dump(settings))
     spread, origin = known_spread(grid)
     assert (spread.seed, spread.search) == pytest.approx((Tukey(list(scores.values())).deviation, ASSUMED.search))
     assert origin == "the former by linear top-1 in other, the latter assumed"
+    assert known_spread(replace(grid, name="few"))[1].startswith("the former by linear top-1 in few")
     planned = plan(replace(grid, name="other"))
     assert {row["GPU hours"] for row in rows(planned)} == {"–"}  # nothing is left to run
     text = tell(planned, 1.0, spread, origin, None)

@@ -474,7 +474,7 @@ def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, ca
     own.write(good)  # the bad cell is taken out of the file
     second = CliRunner().invoke(main, [*command, "--report"])
     assert second.exit_code == 0, second.stderr
-    assert "sweep own: 1 cells, 1 done, 0 to run" in caplog.text
+    assert "sweep own: 1 cells, 1 done, 0 to run, 1 at a time" in caplog.text
     assert "VICReg" in second.stdout
     page = Path(re.findall(r"report: (\S+)", second.stdout)[0])
     assert "VICReg" in page.read_text()

@@ -273,6 +273,8 @@ def test_refusals(
     score(folder, cells[2], 50.0)
     choose(folder)
     refused("has made its choice among other cells", cells)
+    write_text(tmp_path / "runs" / "ended" / "0123456789ab" / "record.json", made(status="diverged").text())
+    tune.begin(cells, tmp_path / "runs" / "ended", tiny_data_dir, unequal=False)
     tested = made(scores=(knn_top1(50.0), knn_top1(50.0, "test")))
     write_text(tmp_path / "runs" / "tested" / "0123456789ab" / "record.json", tested.text())
     with pytest.raises(RegbenchError, match="holds runs that were scored on the test split already"):
@@ -421,9 +423,32 @@ def test_no_seeds_at_all_are_those_of_the_grid_and_not_those_of_the_file(
         assert final is not None and {cell.seed for cell in final.cells} == seeds
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_what_slurm_goes_on_with_has_no_choice_yet(
+    tmp_path: Path, settings: list[str], folder: Path, complete: bool
+) -> None:
+    """Of a grid, or of a search that has more to try."""
+    asked = []
+
+    def run(sweep: Sweep, stages: Sequence[str]) -> bool:
+        asked.append(stages)
+        return False
+
+    grid = load_sweep(str(sweep_file(tmp_path, GRID, settings)))
+    proposed = Proposed(grid, complete, None if complete else {"tried": []})
+
+    def propose_next() -> Proposed:
+        pytest.fail("nothing follows from scores that are not there yet")
+
+    assert tune.tune(proposed, propose_next, run, final_seeds=[0], leading=None, unequal=False) is None
+    assert asked == [("pretrain", "tune")]
+    assert compared_ids(folder) == sorted(cell.id for cell in grid.cells)
+    assert (folder / "search.json").exists() == (not complete)
+
+
 def test_final_runs_get_the_machines_of_their_row(tmp_path: Path, settings: list[str], folder: Path) -> None:
-    """The seeds of the final runs are others than that of the grid."""
-    rows = ["method=vicreg seed=3", "method=simclr seed=3 cluster.gpus=8 cluster.mem_gib=400"]
+    """The seeds of the final runs are others than that of the grid, which may be any where a tuning is not repeated."""
+    rows = ["method=vicreg seed=1003", "method=simclr seed=1003 cluster.gpus=8 cluster.mem_gib=400"]
     final = tune_grid(sweep_file(tmp_path, rows, settings), folder)
     assert final is not None
     found = {(cell.label, cell.seed, at.gpus) for cell, at in zip(final.cells, final.clusters, strict=True)}
@@ -587,6 +612,7 @@ def test_a_short_training_warms_up_as_much_shorter(tmp_path: Path, settings: lis
     whole = [*settings, "epochs=8", *warm_up, "evaluation.while_training=[knn]", "evaluation.every_epochs=8"]
     (entry,) = search(sweep_file(tmp_path, ["method=tcr"], whole), folder, 3, peak(100.0)).choices
     assert len(entry.ranking) == 4  # all in one setting
+    assert not any("warmup" in name for name in entry.ranking[0].hyperparameters)  # which nobody chose
     found = {
         cell.epochs: (cell.optimizer.warmup_epochs, cell.optimizer.warmup_steps, cell.evaluation.while_training)
         for cell in tried(folder, "TCR")
@@ -785,12 +811,13 @@ def test_a_grid_whose_best_lies_at_its_end_says_so(cells: tuple[Cell, ...], fold
     [
         ("method=mmcr method.local_weight=0,0.01,0.1", "local_weight", -1),
         ("method=auh method.scale=10,15,20", "scale", 1),
+        ("method=sfrik_l2 method.regularize_local=false,true", "regularize_local", 1),
     ],
 )
 def test_a_value_that_none_lies_beyond_is_no_edge(
     tmp_path: Path, settings: list[str], folder: Path, row: str, name: str, sign: int
 ) -> None:
-    """The smallest of its method, or the largest."""
+    """The smallest of its method, or the largest; or one that is no number."""
     grid = load_sweep(str(sweep_file(tmp_path, [row], settings)))
     tune.begin(grid.cells, folder, Path(grid.runtime.data_dir), unequal=False)
     for cell in grid.cells:
