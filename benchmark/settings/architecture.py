@@ -63,6 +63,8 @@ class NetworkConfig:
             the network's.
         momentum: Share of its own weights that an EMA teacher keeps in the first step; it rises to 1 along a cosine.
         statistics: Images that BN's statistics are taken over: those of each "view", or of all views of one "size".
+        checkpointing: Whether a transformer keeps the inputs of its blocks only, and the backward pass computes each
+            block again (Chen et al., 2016): less memory, about a third more work, equal results.
     """
 
     backbone: Annotated[Backbone, BACKBONES.setting("network.backbone.")]
@@ -71,6 +73,7 @@ class NetworkConfig:
     teacher: Literal["none", "stop_gradient", "ema"] = "none"
     momentum: Fraction = _MOMENTUM
     statistics: Literal["view", "size"] = "view"
+    checkpointing: bool = False
 
     def __post_init__(self) -> None:
         """Refuse settings that are without effect.
@@ -99,6 +102,7 @@ class NetworkConfig:
         """Names of settings that decide nothing here, which cells leave out."""
         used = {"predictor": self.predictor.depth > 0, "teacher": self.teacher != "none"}
         used["momentum"] = self.teacher == "ema"
+        used["checkpointing"] = self.checkpointing
         return [name for name, is_used in used.items() if not is_used]
 
     @property

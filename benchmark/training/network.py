@@ -51,6 +51,8 @@ class SiameseNetwork(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.backbone, self.representation_dim = config.backbone.build(channels, image_size)
+            if config.checkpointing:
+                _compute_blocks_again(self.backbone, config.architecture)
             self.projector = _projector(config.projector, self.representation_dim, embedding_dim)
             if prototypes:
                 self.projector.append(Prototypes(embedding_dim, prototypes))
@@ -112,6 +114,21 @@ class Prototypes(nn.Module):
     def forward(self, z_NQ: Tensor) -> Tensor:
         """Return the scores."""
         return F.linear(F.normalize(z_NQ, dim=1), F.normalize(self.weight, dim=1))
+
+
+def _compute_blocks_again(backbone: nn.Module, name: str) -> None:
+    """Let the backward pass compute the activations within each block of a backbone of timm again.
+
+    Raises:
+        RegbenchError: If the backbone cannot, or has BN, whose running statistics the second pass would change again.
+    """
+    has_statistics = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in backbone.modules())
+    if has_statistics or not hasattr(backbone, "set_grad_checkpointing"):
+        raise RegbenchError(
+            f"network.checkpointing=true: {name} is no model of timm without batch norm; set it to false, or choose a "
+            "transformer, such as network=vit_tiny"
+        )
+    backbone.set_grad_checkpointing(True)  # type: ignore[operator]
 
 
 def _projector(config: ProjectorConfig, representation_dim: int, embedding_dim: int) -> nn.Sequential:

@@ -174,6 +174,13 @@ def test_settings_of_evaluations_that_are_not_asked_for_are_not_part_of_the_id()
     assert cell_of("method=sfrik", "evaluation.protocols=[knn,probe,voc07]").id != BASE.id
 
 
+def test_checkpointing_is_part_of_the_id_where_it_is_on() -> None:
+    assert cell_of("method=sfrik", "network.checkpointing=false").id == BASE.id
+    again = cell_of("method=sfrik", "network=vit_tiny_28", "network.checkpointing=true")
+    assert again.id != cell_of("method=sfrik", "network=vit_tiny_28").id
+    assert Cell.stored(again.plain()) == again
+
+
 def test_the_precision_of_evaluations_is_kept_where_it_is_not_the_default() -> None:
     assert cell_of("method=sfrik", "evaluation.precision=fp32").id == BASE.id
     rounded = cell_of("method=sfrik", "evaluation.precision=bf16")

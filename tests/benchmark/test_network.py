@@ -12,8 +12,11 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from regbench import RegbenchError
 from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.settings.architecture import NetworkConfig, ProjectorConfig
+from regbench.benchmark.settings.sweep import load_run
+from regbench.benchmark.training.assembly import build_network
 from regbench.benchmark.training.layers import SmallLinear
 from regbench.benchmark.training.network import SiameseNetwork
+from regbench.instruments.plan import predict
 
 
 def build(
@@ -141,6 +144,34 @@ def test_building_leaves_the_global_generator_alone() -> None:
     state = torch.random.get_rng_state()
     build("resnet_tiny", seed=1)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_transformer_that_computes_its_blocks_again_gives_equal_bits(precision: str) -> None:
+    found, peaks = [], []
+    dropping = ("network=vit_tiny_28", "network.backbone.drop_path_rate=0.5", "precision=fp32")
+    for checkpointing in (False, True):
+        (cell, _) = load_run([*dropping, "embedding_dim=32", f"network.checkpointing={checkpointing}"])
+        network = build_network(cell, torch.device("cpu"))
+        torch.manual_seed(0)
+        views = torch.randn(2, 6, 1, 28, 28)
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            embeddings = network(*views)
+        torch.stack(embeddings).float().square().sum().backward()
+        gradients = [parameters.grad for parameters in network.parameters()]
+        found.append([*embeddings, *gradients, *network.buffers()])
+        peaks.append(predict(cell).peak_bytes)
+    assert all(torch.equal(kept, again) for kept, again in zip(*found, strict=True))
+    assert peaks[1] < 0.5 * peaks[0]
+
+
+@pytest.mark.parametrize("backbone", ["network=resnet_tiny", "network.backbone=timm network.backbone.model=resnet10t"])
+def test_a_network_with_bn_does_not_compute_its_blocks_again(backbone: str) -> None:
+    (cell, _) = load_run([*backbone.split(), "network.checkpointing=true"])
+    with pytest.raises(
+        RegbenchError, match=r"network\.checkpointing=true: resnet\w+ is no model of timm without batch"
+    ):
+        build_network(cell, torch.device("cpu"))
 
 
 def test_the_small_stem_keeps_the_resolution() -> None:
