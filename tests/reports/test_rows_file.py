@@ -49,6 +49,10 @@ def change(path: Path, how: Callable[[Json], object]) -> None:
     path.write_text(json.dumps(content))
 
 
+def set_url(path: Path, url: str) -> None:
+    change(path, lambda content: content.update(url=url))
+
+
 def test_submit_writes_the_rows_of_a_bundle(submitted: Path) -> None:
     content = json.loads((submitted / "lab.rows.json").read_text())
     assert (content["url"], content["sha256"]) == ("", read_bundle(submitted / "lab.zip").sha256)
@@ -127,7 +131,7 @@ def test_a_bundle_that_is_missing_is_refused_and_named_by_the_leaderboard(result
     path = results / "lab.rows.json"
     reason = f"{path}: there is no {results}/lab.zip; put it there, or give its https:// address as url"
     for url in ("", f"file://{results}/other.zip"):
-        change(path, lambda content, url=url: content.update(url=url))
+        set_url(path, url)
         done = run("verify", path)
         assert (done.exit_code, done.stderr) == (2, f"regbench: {reason}\n")
     assert gather(results).refused == (("lab", reason),)
@@ -179,14 +183,14 @@ def address(submitted: Path) -> Iterator[str]:
 
 def test_a_bundle_that_lies_elsewhere_is_fetched(results: Path, address: str) -> None:
     path = results / "lab.rows.json"
-    change(path, lambda content: content.update(url=address))
+    set_url(path, address)
     (results / "lab.zip").unlink()
     done = run("verify", path)
     assert (done.exit_code, done.output.partition(";")[0]) == (0, "6 cells check out")
     found = gather(results)
     assert [(bundle.name, len(bundle.records)) for bundle in found.bundles] == [("lab", 6)]
     for other, why in ((address.replace("lab", "none"), "404"), ("http://localhost:9/lab.zip", "refused")):
-        change(path, lambda content, url=other: content.update(url=url))
+        set_url(path, other)
         done = run("verify", path)
         assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
         assert f"lab.rows.json: its bundle cannot be fetched from '{other}'" in done.stderr and why in done.stderr
