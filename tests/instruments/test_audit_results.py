@@ -65,11 +65,6 @@ def test_conventions_of_lightly_and_stable_pretraining() -> None:
 
 
 @pytest.mark.slow
-def test_ntxent_of_pytorch_metric_learning_keeps_n_cubed_numbers() -> None:
-    assert numbers("kept_mib(lambda") == pytest.approx([64, 18, 128, 144, 256, 1152], rel=0.06)
-
-
-@pytest.mark.slow
 def test_lejepa_of_stable_pretraining_drops_the_mean_over_ranks() -> None:
     together, alone, whole = numbers("import EppsPulley", processes=2)
     assert together == pytest.approx(2 * alone, rel=1e-4)
@@ -92,8 +87,9 @@ def test_the_coding_rate_of_emp_ssl_pytorch_falls_with_the_batch() -> None:
 
 @pytest.mark.slow
 def test_conventions_of_more_than_two_views() -> None:
-    pooled, times_the_views, all_positives, pairs = numbers("SlicedEppsPulley(64)")
+    pooled, times_the_views, weight, all_positives, pairs = numbers("SlicedEppsPulley(64)")
     assert pooled == pytest.approx(times_the_views, rel=1e-4)
+    assert weight == pytest.approx(0.08, rel=1e-4)
     assert abs(all_positives - pairs) > 0.01 * pairs
 
 
@@ -140,3 +136,12 @@ def test_weights_are_what_the_page_says(name: str) -> None:
         if ours == "no multiple":
             wanted[-1] = f"{argument} is no multiple of {setting}"
     assert told == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "growth"), [("pytorch-metric-learning:NTXentLoss", "n^3.0 q^0.0"), ("lightly:MMCRLoss", "n^1.1 q^1.9")]
+)
+def test_losses_that_keep_cubes_for_backward(name: str, growth: str) -> None:
+    (found,) = run_probe(WEIGHTED[name], "memory")
+    assert found.text.endswith(f"growing as {growth}")
