@@ -51,10 +51,10 @@ def weights(target: Target) -> list[Finding]:
     for argument, (weight, setting) in target.weights.items():
         ours: dict[Size, float] = {}
         published: dict[Size, float] = {}
-        convert = PUBLISHED.get((type(method), setting), lambda weight, n, q: weight)
+        convert = PUBLISHED.get((type(method), setting))
         for size in SIZES:
             ours[size] = factor = _factor(target, method, argument, size)
-            published[size] = convert(factor * weight, *size) / weight
+            published[size] = convert(factor * weight, *size) / weight if convert else factor
         if any(math.isnan(factor) for factor in ours.values()):
             told.append(f"{argument} is no multiple of {setting}")
             plain = False
