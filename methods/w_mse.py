@@ -15,7 +15,7 @@ from regbench.methods.base import Metadata, Native, register
 from regbench.methods.pairwise import normalize
 from regbench.spaces import Range, Space
 
-NARROW = 256
+NARROW = 1024
 """Dimensions up to which L is formed whatever n is, and the least that a block has: smaller ones would be many."""
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import re
+import resource
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -126,7 +127,7 @@ def test_what_is_timed_is_the_loss() -> None:
 
 def test_losses_are_measured_without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # torch's default
-    monkeypatch.setattr(timing.resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
     join(Place(0, 1, ""), "cpu", 2**30)
     assert not torch.backends.cudnn.allow_tf32
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regbench import RegbenchError, methods
 from regbench.instruments.conformance import value_and_gradients
+from regbench.methods import w_mse as whitening
 from regbench.methods.logdet import log_det_identity_plus
 from regbench.methods.pairwise import normalize
 from regbench.processes import Place, Processes
@@ -351,11 +352,12 @@ def test_w_mse(n: int, q: int) -> None:
         assert loss("w_mse", z1, z2, epsilon=epsilon) == pytest.approx(w_mse(z1, z2, epsilon), rel=1e-10)
 
 
-def test_w_mse_of_more_dimensions_than_a_block_has() -> None:
-    z1, z2 = draw(5, 300)
+def test_w_mse_of_more_dimensions_than_a_block_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whitening, "NARROW", 4)
+    z1, z2 = draw(5, 23)
     for epsilon in (1.0, 0.3, 1e-3):
         assert loss("w_mse", z1, z2, epsilon=epsilon) == pytest.approx(w_mse(z1, z2, epsilon), rel=1e-10)
-    with pytest.raises(torch.linalg.LinAlgError):
+    with pytest.raises(RuntimeError, match="cholesky"):
         loss("w_mse", z1, z2, epsilon=0.0)
 
 
@@ -480,7 +482,7 @@ def w_mse_of_a_factor(z1: Tensor, z2: Tensor) -> Tensor:
     return (whitened[0] - whitened[1]).square().sum() / len(z1)
 
 
-@pytest.mark.parametrize(("n", "q"), [(261, 260), (260, 260), (259, 260), (20, 520)])
+@pytest.mark.parametrize(("n", "q"), [(21, 20), (20, 20), (19, 20), (9, 60)])
 @pytest.mark.parametrize(
     ("method", "published"),
     [
@@ -489,8 +491,13 @@ def w_mse_of_a_factor(z1: Tensor, z2: Tensor) -> Tensor:
     ],
 )
 def test_value_and_gradient_are_those_of_covariances(
-    method: methods.Regularizer, published: Callable[[Tensor, Tensor], Tensor], n: int, q: int
+    method: methods.Regularizer,
+    published: Callable[[Tensor, Tensor], Tensor],
+    n: int,
+    q: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(whitening, "NARROW", 4)
     leaves = [torch.from_numpy(z).requires_grad_() for z in draw(n, q)]
     wanted, found = published(*leaves), method.loss(*leaves)
     assert found.item() == pytest.approx(wanted.item(), rel=1e-10)
@@ -502,12 +509,12 @@ def test_value_and_gradient_are_those_of_covariances(
 def of_half_the_rows(here: Place) -> list[list[Tensor]]:
     """Value and gradients of both methods on a rank that has one half of the images."""
     rows, engine = slice(4 * here.rank, 4 * here.rank + 4), methods.Engine(group=dist.group.WORLD)
-    views = [torch.from_numpy(z)[rows] for z in draw(8, 300)]
+    views = [torch.from_numpy(z)[rows] for z in draw(8, 1100)]
     return [value_and_gradients(methods.build(name), views, engine)[0] for name in ("matrix_ssl", "w_mse")]
 
 
 def test_two_ranks_with_fewer_images_than_dimensions_give_the_same_as_one() -> None:
-    views = [torch.from_numpy(z) for z in draw(8, 300)]
+    views = [torch.from_numpy(z) for z in draw(8, 1100)]
     with Processes(2, joined) as ranks:
         answers = ranks.ask(of_half_the_rows)
     for number, name in enumerate(("matrix_ssl", "w_mse")):
