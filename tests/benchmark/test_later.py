@@ -151,6 +151,16 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
     assert (folder / "voc07.json").read_bytes() == written
 
 
+def test_a_later_evaluation_of_features_in_bf16_says_so(tiny: list[str], finished: Path) -> None:
+    given = ("evaluation.precision=bf16", *MEASURES, "--only", "measures")
+    result = call(str(finished), *own(tiny), *given)
+    assert result.exit_code == 0, result.output
+    assert "evaluation.precision=bf16" in LaterEvaluation.read(finished / "evaluations" / "measures.json").command
+    refused = call(str(finished), *own(tiny), "evaluation.precision=half")
+    assert refused.exit_code == 2
+    assert "evaluation.precision" in refused.stderr.splitlines()[0]
+
+
 def all_files(directory: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
