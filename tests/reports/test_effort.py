@@ -101,6 +101,18 @@ def test_trials_of_a_search_are_compared_at_the_length_that_most_have(runs: Path
     assert (only(runs).epochs, only(runs).expected) == (3, (72.5, 75.0)), "of equally many the longer ones"
 
 
+def test_rows_of_two_lengths_have_trials_of_their_own(runs: Path, record: Make) -> None:
+    """A step of the longer search is as long as trainings of the shorter row, and none of its trials."""
+    for epochs in (3, 6):
+        trial(record, 10, 60.0 + epochs, cell={"epochs": epochs})
+        trial(record, 20, 70.0 + epochs, final=True, cell={"epochs": epochs})
+    short = trial(record, 30, 99.0, cell={"epochs": 3})
+    (runs / "quickstart" / "sweep.json").write_text('{"cells": []}')
+    (runs / "quickstart" / "search.json").write_text(json.dumps({"short": {short: 6}}))
+    found = {(one.row.settings["epochs"], one.epochs): one.expected for one in efforts(task(runs))}
+    assert found == {("3", 3): (68.0, 73.0), ("6", 6): (71.0, 76.0)}
+
+
 def test_repeated_searches_are_taken_one_by_one(runs: Path, record: Make) -> None:
     """The second search tries a weight that the first one tried too, and has no more to do with it."""
     choices = []

@@ -38,6 +38,8 @@ def test_so_many_searches_find_the_difference_in_four_of_five_simulated_tables(t
     assert found is not None
     searches, finals, trainings = (int(each.replace(",", "")) for each in found.groups())
     assert trainings == 2 * searches * (9 + finals)
+    # The variance of a row's mean, times what a search takes with its final runs.
+    assert finals == min(range(1, 50), key=lambda number: (0.5**2 + 1 / number) * (9 + number))
     rng, hits = np.random.default_rng(0), []
     for _ in range(400):
         means = 0.5 * rng.normal(size=(2, searches)) + rng.normal(size=(2, searches, finals)).mean(axis=2)
@@ -83,3 +85,5 @@ def test_one_row_has_nothing_to_be_told_from(tiny: list[str]) -> None:
     grid: Sweep = load_grid([*tiny, "method=vicreg", "seed=0,1"])
     with pytest.raises(RegbenchError, match="there is one; give a sweep of several methods"):
         tell(unplanned(grid), 1.0, ASSUMED, "", None)
+    untrained = load_grid([*tiny, "epochs=0", "optimizer.warmup_epochs=0"])
+    assert "between any two of 2 rows" in tell(unplanned(grid) + unplanned(untrained), 1.0, ASSUMED, "", None)
