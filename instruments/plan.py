@@ -107,7 +107,7 @@ def predict(
             global_views=cell.augmentation.global_views,
             micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world_size,
             mark=accounts.mark,
-            labelled=cell.baseline,
+            labelled=cell.baseline if cell.is_supervised else None,
             is_asymmetric=cell.network.is_asymmetric,
             teacher=teacher,
         )

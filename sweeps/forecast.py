@@ -153,9 +153,10 @@ def _switches(runtime: Runtime, cluster: Cluster) -> dict[str, Any]:
 def _shape(cell: Cell, processes: int) -> Any:
     """Return what the needs of a step depend on; a grid has many seeds, rates and hyperparameters, which do not."""
     method = methods.registry_name(cell.method)
-    widths = (cell.embedding_dim, cell.method.prototypes)
-    sizes = (*widths, cell.batch_size, cell.micro_batch_size, cell.precision, processes)
-    return (method, cell.method.forms, *sizes, cell.network, cell.dataset.image_size, cell.dataset.channels)
+    sizes = (cell.embedding_dim, cell.output_dim, cell.batch_size, cell.micro_batch_size, cell.precision, processes)
+    views = (*cell.augmentation.sizes_px(cell.dataset.image_size), cell.dataset.channels)
+    trained = (cell.network, cell.dataset.image_size, type(cell.optimizer), cell.baseline)
+    return (method, cell.method.forms, sizes, views, trained)
 
 
 def _times(runs: Path) -> _Times:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,17 @@ def test_cells_of_another_precision_are_not_alike(tiny: list[str], tmp_path: Pat
     ran(tmp_path / "runs", [*tiny, "method=vicreg", "precision=fp32"], cost=Cost(train_s=60.0, evaluate_s=0.0))
     alike, other = plan(load_grid([*tiny, "method=vicreg", "seed=7", "precision=fp32,bf16"]))
     assert (alike.gpu_hours is None, other.gpu_hours is None) == (False, True)
+
+
+def test_cells_of_other_views_optimizers_or_labels_are_predicted_apart(tiny: list[str]) -> None:
+    common, warmup = [*tiny, "method=vicreg", "epochs=2"], "optimizer.warmup_epochs=1"
+    alone = []
+    for other in ([], ["augmentation=small_grey_crops"], ["optimizer=adamw", warmup], ["baseline=supervised"]):
+        grid = load_grid([*common, *other])
+        alone.append(grid.cells[0])
+    together = plan(replace(load_grid(common), cells=tuple(alone), clusters=load_grid(common).clusters * len(alone)))
+    peaks = [entry.needs.peak_bytes for entry in together if entry.needs is not None]
+    assert len(set(peaks)) == len(alone)
 
 
 def test_two_checkpoints_lie_side_by_side(tiny: list[str]) -> None:
