@@ -112,3 +112,29 @@ def test_the_page_of_a_study_has_the_means_of_its_scores(name: str) -> None:
         both = list(scores[label].values())
         expected = (len(both), f"{statistics.fmean(both):.2f}", f"{statistics.stdev(both):.2f}")
         assert (int(seeds), mean, deviation) == expected, label
+
+
+def test_the_page_of_heuristics_has_the_means_of_its_rows() -> None:
+    parts = ("", "teacher=stop_gradient", "teacher=stop_gradient, predictor depth=2", "teacher=ema")
+    columns = (*parts, "teacher=ema, predictor depth=2")
+    linear = {}
+    for row in json.loads((RESULTS / "heuristics.rows.json").read_text())["rows"]:
+        settings = [each for each in row["row"].split(", ")[1:] if not each.startswith("projector")]
+        values = list(row["scores"]["linear_top1"].values())
+        linear[row["row"].split(",")[0], ", ".join(settings)] = values
+
+    text = (PAGES / "heuristics.md").read_text()
+    number = re.compile(r"([\d.]+) ± ([\d.]+)(?: ‡)?(?: \(\**([+−][\d.]+)\**\))?")
+    regularizers = 0
+    for label in sorted({label for label, _ in linear}):
+        (line,) = re.findall(rf"^\| {re.escape(label)} \|.* ± .*$", text, re.MULTILINE)
+        shown = number.findall(line)
+        rows = [linear[label, column] for column in columns if (label, column) in linear]
+        assert len(shown) == len(rows)
+        regularizers += len(rows) == len(columns)
+        for (mean, deviation, gain), values in zip(shown, rows, strict=True):
+            assert (mean, deviation) == (f"{statistics.fmean(values):.2f}", f"{statistics.stdev(values):.2f}"), line
+            if gain:
+                expected = statistics.fmean(values) - statistics.fmean(rows[0])
+                assert float(gain.replace("−", "-")) == pytest.approx(expected, abs=0.051), line
+    assert regularizers == 5
