@@ -60,7 +60,7 @@ class NetworkConfig:
         predictor: Network from the embedding of a view to its prediction of another view's; none by default.
         teacher: Source of the embeddings that a view is compared with: "none": the network, through which the gradient
             flows; "stop_gradient": the network, without a gradient; "ema": a copy, whose weights are a moving mean of
-            the network's.
+            the network's. Evaluations are of the network itself.
         momentum: Share of its own weights that an EMA teacher keeps in the first step; it rises to 1 along a cosine.
         statistics: Images that BN's statistics are taken over: those of each "view", or of all views of one "size".
         checkpointing: Whether a transformer keeps the inputs of its blocks only, and the backward pass computes each
