@@ -56,6 +56,8 @@ def main() -> None:
     """Collect wheels, tests and the script in a folder, and pack it."""
     names = closure("regbench", "pytest") - {"regbench"}
     sources = {"antlr4-python3-runtime"}  # published without a wheel, but of Python alone
+    # setuptools would pack what an earlier call left there, files that are gone included.
+    shutil.rmtree(ROOT / "build", ignore_errors=True)
     platforms = [f"--platform={platform}" for platform in PLATFORMS]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "regbench-gpu"

@@ -15,7 +15,15 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from regbench.benchmark.rundir.record_parts import LARGEST, Cost, ImageSource, NamedFile, Number, PastAttempt, Saved
+from regbench.benchmark.rundir.record_parts import (
+    Cost,
+    ImageSource,
+    NamedFile,
+    Number,
+    PastAttempt,
+    Saved,
+    finite_numbers,
+)
 from regbench.benchmark.rundir.signed_file import SignedFile
 from regbench.files import parse_json
 
@@ -285,17 +293,6 @@ class Record(SignedFile):
 
     def _metrics_lines(self) -> list[bytes]:
         return self.place(self.metrics).read_bytes().splitlines() if self.metrics is not None else []
-
-
-def finite_numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a row of a history that means can be taken of, by name."""
-    found = {}
-    for name, value in row.items():
-        # To Python, True is an int.
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and abs(value) <= LARGEST:
-            found[name] = float(value)
-    return found
 
 
 def read_record(directory: Path) -> Record | None:

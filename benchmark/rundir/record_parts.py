@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat
 
@@ -114,3 +115,14 @@ class PastAttempt:
     error: str | None = None
     hostname: str | None = None
     from_step: int | None = None
+
+
+def finite_numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a row of a history that means can be taken of, by name."""
+    found = {}
+    for name, value in row.items():
+        # To Python, True is an int.
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and abs(value) <= LARGEST:
+            found[name] = float(value)
+    return found

@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 from tqdm import tqdm
 
-from regbench.benchmark.rundir.record import Record, finite_numbers
+from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.rundir.record_parts import finite_numbers
 from regbench.errors import RegbenchError
 from regbench.reports.bundle.bundle import Bundle, read_bundle
 from regbench.reports.bundle.claims import claim_misfits
