@@ -158,7 +158,7 @@ def minimum(method: Regularizer) -> Outcome:
     """
     q = 8
     frames = [torch.linalg.qr(draw_views(q, q, 1, seed)[0])[0] for seed in range(4)]
-    uniform = math.sqrt(q) * torch.cat([part for frame in frames for part in (frame, -frame)])
+    uniform = math.sqrt(q) * torch.cat([*frames, *(-frame for frame in frames)])
     half = uniform.clone()
     half[:, q // 2 :] = 0
     half *= math.sqrt(q) / half.norm(dim=1, keepdim=True)

@@ -44,10 +44,9 @@ def documentation(method: Regularizer) -> Outcome:
     # A setting that a base class brings is documented there.
     inherited = "\n".join(base.__doc__ or "" for base in type(method).__mro__)
     shapes = all(name.endswith("_NQ") for name in inspect.signature(method.terms).parameters)
-    wanted = {
-        f"metadata.{name}": getattr(data, name)
-        for name in ("title", "reference", "formula", "time", "memory", "published")
-    }
+    wanted = {}
+    for name in ("title", "reference", "formula", "time", "memory", "published"):
+        wanted[f"metadata.{name}"] = getattr(data, name)
     wanted["metadata.url with https://"] = data.url.startswith("https://") or not published
     wanted['a year, or "unpublished", in metadata.reference'] = year.search(data.reference) or not published
     wanted["the source with its year in the docstring"] = year.search(text) or not published

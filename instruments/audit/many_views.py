@@ -65,9 +65,9 @@ def order(target: Target, layout: Layout) -> list[Finding]:
         return []
     method = target.claimed
     if method is not None:
-        wanted, turned_wanted = (
-            textbook(method, [z.double() for z in each], global_views).item() for each in (views, turned)
-        )
+        exact, turned_exact = ([z_NQ.double() for z_NQ in each] for each in (views, turned))
+        wanted = textbook(method, exact, global_views).item()
+        turned_wanted = textbook(method, turned_exact, global_views).item()
         if abs(wanted - turned_wanted) > 1e-8 * abs(wanted):
             return []
     text = f"{_with(layout)} the value changes by {size:.2g} when their order is turned round"

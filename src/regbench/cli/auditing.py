@@ -90,6 +90,8 @@ def audit(
     machine = f"{hardware(torch.device('cpu'))}; {packages}."
     write_text(out / "audit.json", plain(reports, machine))
     click.echo(f"written: {out / 'audit.json'}")
-    defects = sum(finding.severity == "defect" for report in reports for finding in report.findings)
+    defects = 0
+    for report in reports:
+        defects += sum(finding.severity == "defect" for finding in report.findings)
     if defects:
         raise click.ClickException(f"defects: {defects}; losses: {len(losses)}")
