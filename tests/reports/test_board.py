@@ -124,6 +124,7 @@ def test_the_start_page(site: Path, bundles: Path) -> None:
     ]
     text = (site / "index.html").read_text()
     assert 'href="tasks/fashion-mnist-resnet-tiny.html"' in text
+    assert 'href="methods/auh.html"' in text
     assert "1 cell was run by more than one lab. The largest difference of a leading score is 0.75 points" in text
     assert '<span class="id">forged</span>' in text
     assert "6 cells of 3 bundles." in text

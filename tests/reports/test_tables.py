@@ -585,6 +585,11 @@ def test_failures_of_many_kinds_are_counted(runs: Path, record: Make) -> None:
     (note,) = (note for note in leaderboard(task(runs)).notes if note.startswith("Failed, 7 in all"))
     assert note.count("reason") == 5
     assert note.endswith("; and 2 more kinds.")
+    for i in (6, 7):
+        path = runs / "quickstart" / f"{i:012x}" / "attempts" / "0001.json"
+        path.write_text(json.dumps({"ended": "failed", "error": "reason 5"}))
+    (note,) = (note for note in leaderboard(task(runs)).notes if note.startswith("Failed, 7 in all"))
+    assert "VICReg, 3 cells (reason 5); " in note and "more kinds" not in note
 
 
 @pytest.mark.parametrize("measured", [True, False])
@@ -731,7 +736,8 @@ def test_the_papers_numbers_stand_beside_rows_that_were_chosen_alike(runs: Path,
     sizes = {"embedding_dim": 8192, "batch_size": 2048, "epochs": 100}
     evaluation = settings("VICReg")["evaluation"]
     for split in ("tuning", "test"):
-        record("SFRIK (L=3)", history=[], cell={**in20, **sizes, "evaluation": evaluation | {"select_on": split}})
+        cell = {**in20, **sizes, "evaluation": evaluation | {"select_on": split}}
+        record("SFRIK (L=3)", history=[], sweep=split, cell=cell)  # what the test split chose comes last all the same
     column = "paper: linear top-1 (%)"
     assert [grid(leaderboard(each))["SFRIK (L=3)"][column] for each in tasks(runs)] == ["47.5", "47.6"]
 

@@ -59,10 +59,13 @@ def test_the_spread_and_the_hours_are_those_of_the_records_at_hand(tiny: list[st
         value, plain = 50 + float(rng.normal()), cell.plain()
         scores.setdefault(cell.label, {})[cell.seed] = value
         fields = {"label": cell.label, "seed": cell.seed, "method": plain["method"]["name"]}
-        # Neither another data set counts, nor a task that knows the spread from fewer rows.
+        # Neither another data set counts, nor a task that knows the spread from fewer rows; of equals the first does.
         elsewhere = plain | {"dataset": plain["dataset"] | {"name": "elsewhere"}}
-        other_k = plain | {"evaluation": plain["evaluation"] | {"knn": plain["evaluation"]["knn"] | {"k": 7}}}
-        of_sweeps = {"elsewhere": (elsewhere, value / 2), "few": (other_k, value / 3), "other": (plain, value)}
+        few, twin = (
+            plain | {"evaluation": plain["evaluation"] | {"knn": plain["evaluation"]["knn"] | {"k": k}}} for k in (7, 9)
+        )
+        of_sweeps = {"elsewhere": (elsewhere, value / 2), "few": (few, value / 3)}
+        of_sweeps |= {"other": (plain, value), "twin": (twin, value / 4)}
         for sweep, (settings, linear) in of_sweeps.items():
             record = made(settings, scores=(score("linear_top1", linear),), cost=COST, sweep=sweep, **fields)
             if sweep != "few" or cell.label != "TCR":

@@ -586,6 +586,9 @@ def test_runs_take_the_gpus_that_the_shell_allows(
     run_sweep(load_sweep(str(tmp_path / "own.yaml"), overrides))
     assert seen == [*expected, expected[0]]
     assert cpus == {max(1, usable_cpus() // 2)}
+    seen.clear()
+    run_sweep(load_sweep(str(tmp_path / "own.yaml"), [*overrides, "runtime.parallel=1"]))
+    assert seen == 3 * expected[:1]
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == shell
 
 
