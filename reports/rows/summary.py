@@ -168,8 +168,6 @@ class Row(Configuration):
             how = record.choice.get("hyperparameters")
             if how:
                 edges |= how.get("edges", {})
-                if record.search is None:
-                    break  # the other seeds say the same
         return edges
 
     @functools.cached_property
