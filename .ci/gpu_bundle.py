@@ -62,7 +62,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "regbench-gpu"
         into = ["-q", "--no-deps", f"--constraint={ROOT / 'constraints.txt'}"]
-        where = f"{folder / 'wheels'}"
+        where = str(folder / "wheels")
         wheels = ["--only-binary=:all:", "--python-version=3.12", "--implementation=cp", *platforms]
         pip("download", *into, *wheels, "-d", where, *sorted(names - sources))
         pip("wheel", *into, "-w", where, *sorted(names & sources), str(ROOT))

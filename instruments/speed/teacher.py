@@ -17,8 +17,8 @@ from torch import Tensor
 
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.sweep import load_run
-from regbench.benchmark.training.assembly import build_network, build_teacher
-from regbench.benchmark.training.step import Step
+from regbench.benchmark.training.assembly import build_network, build_step, build_teacher, views_dtype
+from regbench.benchmark.training.distributed import World
 from regbench.instruments.cost.harness import in_words, machine, median, number, ratios, span, take_turns
 from regbench.methods import Engine
 
@@ -33,18 +33,20 @@ KINDS = {
 }
 
 
-def build_step(settings: str) -> Callable[[list[Tensor]], float]:
+def timed_step(settings: str) -> Callable[[list[Tensor]], float]:
     """Return a function that takes a training step on views and returns its processor time in seconds."""
     cell, _ = load_run([*" ".join(COMMON).split(), "method=vicreg", *settings.split()])
     network = build_network(cell, torch.device("cpu")).train()
-    step = Step(
+    step = build_step(
+        cell,
+        World(),
+        torch.device("cpu"),
         network=network,
         optimizer=cell.optimizer.build_clipping(network.parameters()),
-        method=cell.method,
         engine=Engine(even=True),
-        precision=cell.precision,
+        mark=time.process_time,
         teacher=build_teacher(cell, network),
-        is_asymmetric=cell.network.is_asymmetric,
+        done=lambda: 0.0,
     )
 
     def timed(views_NCHW: list[Tensor]) -> float:
@@ -59,10 +61,9 @@ def main() -> None:
     """Measure and print a table."""
     torch.set_num_threads(1)
     cell, _ = load_run(" ".join(COMMON).split())
-    dtype = torch.bfloat16 if cell.precision == "bf16" else torch.float32
     shape = (cell.batch_size, 3, cell.dataset.image_size, cell.dataset.image_size)
-    views = [torch.randn(shape).to(dtype, memory_format=torch.channels_last) for _ in range(2)]
-    turns = {name: partial(build_step(settings), views) for name, settings in KINDS.items()}
+    views = [torch.randn(shape).to(views_dtype(cell), memory_format=torch.channels_last) for _ in range(2)]
+    turns = {name: partial(timed_step(settings), views) for name, settings in KINDS.items()}
     take_turns(turns, 2)  # to warm up
     seconds = take_turns(turns, ROUNDS)
     print(in_words(machine("cpu", rounds=ROUNDS, batch=cell.batch_size)))

@@ -108,8 +108,11 @@ def _read(path: Path, name: str) -> CheckedBundle | tuple[str, str]:
     """Read and check a bundle, or that of a rows file; return its name and the first reason if it is refused."""
     name = printable(name)  # a stranger's text, which goes to a terminal and into pages
     try:
-        with tempfile.TemporaryDirectory() as temporary:
-            bundle = read_bundle(path) if path.suffix == ".zip" else read_entered(path, Path(temporary))[1]
+        if path.suffix == ".zip":
+            bundle = read_bundle(path)
+        else:
+            with tempfile.TemporaryDirectory() as temporary:
+                _, bundle = read_entered(path, Path(temporary))
     except RegbenchError as error:
         return name, str(error)
     misfits = claim_misfits(bundle)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
 from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.training.assembly import build_network
+from regbench.benchmark.training.assembly import build_network, views_dtype
 from regbench.benchmark.training.step import Step
 from regbench.methods import Engine
 
@@ -35,8 +35,7 @@ def step_of(cell: Cell, device: torch.device) -> Step:
 
 def as_loaded(cell: Cell, views_NCHW: list[Tensor], device: torch.device) -> list[Tensor]:
     """Lay out views as the loader delivers them."""
-    dtype = torch.bfloat16 if cell.precision == "bf16" else torch.float32
-    return [view.to(device, dtype, memory_format=torch.channels_last) for view in views_NCHW]
+    return [view.to(device, views_dtype(cell), memory_format=torch.channels_last) for view in views_NCHW]
 
 
 def run_regbench(*arguments: str, ranks: int = 1) -> None:
