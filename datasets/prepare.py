@@ -57,7 +57,6 @@ def prepare(
         done = None if force else _prepared(config, data_dir)
         if done is not None:
             return done
-        # Nobody else writes here now, so they are of killed processes.
         # Whatever temporary file is here is of a killed process: the lock keeps others out.
         remove_leftovers(folder)
         contents = open_source(config, source_dir, data_dir / ".downloads")
