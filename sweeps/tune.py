@@ -123,10 +123,8 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
     """
     _refuse_incomparable(cells, data_dir, unequal=unequal)
     _refuse_more(cells, folder)
+    _refuse_tested(folder)
     path = folder / COMPARED
-    if not path.exists():
-        # Only at the beginning: once a choice is made, this same folder gets final records.
-        _refuse_tested(folder)
     with locked(folder):
         # A grid may grow until the choice is made, so cells are added to those that are there.
         ids = set(compared_ids(folder)) if path.exists() else set()
@@ -158,11 +156,12 @@ def _refuse_incomparable(cells: Sequence[Cell], data_dir: Path, *, unequal: bool
 
 
 def _refuse_tested(folder: Path) -> None:
-    """Refuse to begin a tuning where the test split was opened before."""
+    """Refuse to choose where the test split was opened before, as it is once a choice that was made is removed."""
     for path in folder.glob("*/record.json"):
         record = read_record(path.parent)
         splits = {score.split for score in record.scores} if record is not None else set()
-        if "test" in splits:
+        # Final records follow their choice, which another process may just have made.
+        if "test" in splits and not (folder / TUNING_CHOICE).exists():
             raise RegbenchError(
                 f"{folder} holds runs that were scored on the test split already; choose another name for the tuning"
             )

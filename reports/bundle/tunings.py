@@ -132,8 +132,8 @@ def _mean(scores: Sequence[float | None]) -> float | None:
 def _budget_misfits(choice: TuningChoice) -> Iterator[Misfit]:
     """Check that the methods of each setting were chosen from equally much, and from as much as is claimed.
 
-    A grid gives all methods equally many configurations. A search, which stops some early, trains all on equally many
-    images; where a run diverged it saw fewer.
+    A grid gives all methods equally many configurations. A search, which stops some early, plans equally many epochs
+    for all, whether a run diverged or not.
     """
     most = max((len(entry.ranking) for entry in choice.choices), default=0)
     if choice.budget != most:
@@ -147,9 +147,8 @@ def _budget_misfits(choice: TuningChoice) -> Iterator[Misfit]:
             statuses.update(ranked.status for ranked in entry.ranking)
         what, counts = "configurations", {entry.label: len(entry.ranking) for entry in entries}
         if "stopped" in statuses:
-            what, counts = "images", {entry.label: entry.images for entry in entries}
-        is_known = not statuses.issuperset(("stopped", "diverged"))
-        if is_known and len(set(counts.values())) > 1:
+            what, counts = "epochs", {entry.label: sum(ranked.epochs for ranked in entry.ranking) for entry in entries}
+        if len(set(counts.values())) > 1:
             listed = ", ".join(f"{label} {count:,}" for label, count in counts.items())
             yield _of_choice(f"the methods had unequal budgets, in {what}: {listed}")
 

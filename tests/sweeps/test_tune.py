@@ -132,6 +132,10 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     # Other seeds of what was chosen may be tested, too.
     (again,) = tune.final_cells(choice, folder, two, [5], None)
     assert (again.seed, final_run(again, runtime).status) == (5, "done")  # type: ignore[union-attr]
+    # Whoever removes the choice gets no second one.
+    (folder / TUNING_CHOICE).unlink()
+    with pytest.raises(RegbenchError, match="holds runs that were scored on the test split already"):
+        tune.begin(two, folder, tiny_data_dir, unequal=False)
 
 
 def test_the_choice_may_be_by_knn_and_linear_probing(
