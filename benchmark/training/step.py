@@ -104,8 +104,12 @@ class Step:
             self._backward_in_parts(parts, gradients, states)
         marks.append(self.mark())
         self.optimizer.step()
-        # DistributedDataParallel keeps the gradients in its buckets, so they are zeroed; others are freed.
-        self.optimizer.zero_grad(set_to_none=not isinstance(self.network, DistributedDataParallel))
+        # DistributedDataParallel keeps the gradients in its buckets, so they are zeroed; others are freed. For LARS,
+        # `zero_grad` would take an operation for each tensor.
+        if isinstance(self.network, DistributedDataParallel):
+            torch._foreach_zero_([p.grad for p in self.network.parameters() if p.grad is not None])
+        else:
+            self.optimizer.zero_grad()
         if self.teacher is not None:
             self.teacher.follow(self.done())
         marks.append(self.mark())

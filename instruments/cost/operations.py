@@ -26,6 +26,9 @@ _WITHOUT_WORK = {"detach", "alias", "_unsafe_view", "empty", "empty_like", "empt
 class LaunchCounter(TorchDispatchMode):
     """Counts operations that work on a device other than the CPU; views are none.
 
+    An operation on several lists of tensors counts as many times as a list is long if their shapes differ: torch has a
+    common kernel for equal shapes only.
+
     Attributes:
         count: The number of them.
     """
@@ -38,10 +41,23 @@ class LaunchCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count an operation."""
         out = func(*args, **(kwargs or {}))
-        works = not func.is_view and func.overloadpacket.__name__ not in _WITHOUT_WORK
-        on_device = any(isinstance(each, Tensor) and each.device.type != "cpu" for each in tree_leaves(out))
-        self.count += works and on_device
+        name = func.overloadpacket.__name__
+        # Operations that change a list of tensors return nothing.
+        changed = args[0] if name.startswith("_foreach_") else out
+        on_device = any(isinstance(each, Tensor) and each.device.type != "cpu" for each in tree_leaves(changed))
+        if on_device and not func.is_view and name not in _WITHOUT_WORK:
+            self.count += len(args[0]) if name.startswith("_foreach_") and _shapes_differ(args) else 1
         return out
+
+
+def _shapes_differ(args: tuple[Any, ...]) -> bool:
+    """Tell whether the tensors of an operation's lists differ in shape from one list to the next."""
+    first, *others = [arg for arg in args if isinstance(arg, list | tuple)]
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            if isinstance(b, Tensor) and a.shape != b.shape:
+                return True
+    return False
 
 
 def count_operations(name: str, n: int, q: int) -> int:

@@ -249,7 +249,7 @@ def test_a_launcher_that_says_half_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_two_processes_share_is_as_one_has_it() -> None:
-    """BN of unequal batches; losses; agreement; a transformer and clipping."""
+    """BN of unequal batches; losses; the operations of an update; agreement; a transformer and clipping."""
     code = """
 import sys, torch, warnings
 import torch.distributed as dist
@@ -259,6 +259,7 @@ from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.settings.architecture import NetworkConfig, ProjectorConfig
 from regbench.benchmark.training.distributed import Agreement, connect, synchronize_batch_norm
 from regbench.benchmark.training.network import SiameseNetwork
+from regbench.benchmark.training.optimizers.lars import LARSConfig
 from regbench.benchmark.training.optimizers.sgd import SGDConfig
 from regbench.benchmark.training.step import Step
 from regbench.benchmark.training.sync_batch_norm import Kernels, SyncBatchNorm
@@ -372,6 +373,32 @@ def random_directions(world):
     with warnings.catch_warnings(action="ignore"):  # of the one that is alone
         close(shared, method.loss(z1, z2, engine=Engine(draw_seed=lambda: 5)))
 
+def update(world):
+    # It takes no operation for each of the tensors, whose gradients lie in buckets.
+    from torch.utils._python_dispatch import TorchDispatchMode
+    operations = []
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            operations.append(func)
+            return func(*args, **(kwargs or {}))
+    config = NetworkConfig(backbone=BACKBONES.build("resnet18"), projector=ProjectorConfig(norm="layer"))
+    network = SiameseNetwork(config, 16, 1, 28, 0)
+    marks = []
+    step = Step(
+        network=DDP(network, gradient_as_bucket_view=True, static_graph=True),
+        optimizer=LARSConfig().build_clipping(network.parameters()),
+        method=build("vicreg"),
+        engine=Engine(group=world.group, even=True),
+        precision="fp32",
+        mark=lambda: marks.append(sum(not func.is_view for func in operations)),
+    )
+    for _ in range(2):  # the first one makes the momentum
+        with Operations():
+            step(*(draw(i, 4, 1, 28, 28) for i in range(2)))
+    tensors = [*network.parameters()]
+    assert 0 < marks[-1] - marks[-2] < 25 < len(tensors), (marks[-1] - marks[-2], len(tensors))
+    assert all(p.grad is not None and not p.grad.any() for p in tensors)
+
 def agreement(world):
     # Answers come to all ranks one call later, or at once where that is asked; what was answered is done.
     agree, mine = Agreement(world), float(world.rank)
@@ -399,7 +426,7 @@ def transformer(world):
         close(mine, theirs)
 
 with connect(cpu) as world:
-    checks = batch_norm, batch_norm_kernels, equal_shares, random_directions, agreement, transformer
+    checks = batch_norm, batch_norm_kernels, equal_shares, random_directions, update, agreement, transformer
     for check in checks:
         check(world)
 """
