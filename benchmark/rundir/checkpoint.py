@@ -35,9 +35,9 @@ def save_checkpoint(directory: Path, attempt: int, step: int, state: dict[str, A
     return save_tensors(directory, "checkpoint", attempt, step, state)
 
 
-def load_checkpoint(directory: Path, map_location: Any = "cpu") -> tuple[dict[str, Any], Saved] | None:
+def load_checkpoint(directory: Path) -> tuple[dict[str, Any], Saved] | None:
     """Load the newest checkpoint that is whole; see `load_tensors`."""
-    return load_tensors(directory, "checkpoint", map_location)
+    return load_tensors(directory, "checkpoint")
 
 
 def save_tensors(directory: Path, kind: str, attempt: int, number: int, state: dict[str, Any]) -> Saved:
@@ -90,8 +90,8 @@ def read_tensors(file: TensorFile, map_location: Any = "cpu") -> tuple[dict[str,
     return state, Saved(file.path.name, sha256, file.number)
 
 
-def read_saved(directory: Path, saved: Saved, map_location: Any = "cpu") -> dict[str, Any]:
-    """Read the file of tensors that another process wrote or read, or that a record names.
+def read_saved(directory: Path, saved: Saved) -> dict[str, Any]:
+    """Read the file of tensors that a record names.
 
     Raises:
         Damaged: If it is not there, or is not what it was then.
@@ -99,7 +99,7 @@ def read_saved(directory: Path, saved: Saved, map_location: Any = "cpu") -> dict
     kind = saved.file.partition("-")[0]
     files = [file for file in tensor_files(directory, kind) if file.path.name == saved.file]
     try:
-        state, found = read_tensors(files[0], map_location)
+        state, found = read_tensors(files[0])
     except (IndexError, FileNotFoundError) as error:
         raise Damaged("it is not there") from error
     if found != saved:

@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from regbench.benchmark.training.sync_batch_norm import Kernels, SyncBatchNorm
 from regbench.errors import RegbenchError
@@ -81,6 +82,21 @@ class World:
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self.control)
         return box[0]
+
+    def state_from_first(self, state: Any, device: torch.device) -> Any:
+        """Return the state, on the CPU, that the first rank gives; its tensors pass through the device one by one."""
+        if self.group is None:
+            return state
+        # To pickle the tensors themselves would take several times their memory on every rank.
+        outline = self.from_first(tree_map_only(Tensor, lambda tensor: tensor.to("meta"), state))
+        if self.rank > 0:
+            state = tree_map_only(Tensor, lambda tensor: torch.empty_like(tensor, device="cpu"), outline)
+        for tensor in tree_leaves(state):
+            if isinstance(tensor, Tensor):
+                on_device = tensor.to(device)
+                dist.broadcast(on_device, src=0, group=self.group)
+                tensor.copy_(on_device)
+        return state
 
 
 class Agreement:

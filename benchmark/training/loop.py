@@ -17,7 +17,7 @@ from tqdm import tqdm
 from regbench.benchmark.compute import Compute
 from regbench.benchmark.evaluate.features import NotFinite
 from regbench.benchmark.evaluate.monitor import Monitor
-from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved
+from regbench.benchmark.rundir.checkpoint import load_checkpoint
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import Attempt, LeaseLost
 from regbench.benchmark.rundir.record import Score
@@ -123,18 +123,12 @@ class _Training:
                 self.teacher.compile()
 
     def _resume(self) -> None:
-        """Go on from the last checkpoint; every rank reads the same file."""
-        directory, device = self.directory, self.compute.device
-        loaded = load_checkpoint(directory, device) if self.world.rank == 0 else None
-        saved: Saved | None = self.world.from_first(loaded and loaded[1])
-        if saved is None:
+        """Go on from the last checkpoint, which the first rank reads for all."""
+        loaded = load_checkpoint(self.directory) if self.world.rank == 0 else None
+        loaded = self.world.state_from_first(loaded, self.compute.device)
+        if loaded is None:
             return
-        try:
-            state = loaded[0] if loaded else read_saved(directory, saved, device)
-        except Damaged as error:
-            raise RegbenchError(
-                f"{directory}: not all ranks see {saved.file} as the first does ({error}); is the folder shared?"
-            ) from error
+        state, saved = loaded
         self.network.load_state_dict(state["network"])
         if self.teacher is not None:
             self.teacher.load_state_dict(state["teacher"])

@@ -77,7 +77,8 @@ class Meter:
         return {"cpu": 10.0 * self.looks, "gpu": (rank + 1.0) * self.looks}
 journal.EnergyMeter = Meter
 if rank:
-    journal.spread_metrics = None  # the first rank alone finds what its history needs
+    # The first rank alone finds what its history needs, and reads the checkpoint of "stopped" for all.
+    journal.spread_metrics = torch.load = None
 PeakMemory.read_bytes = lambda self: 1000 * (rank + 1)
 PeakMemory.read_reserved_bytes = lambda self: 3000 * (size - rank)
 step, steps = Step.__call__, 0
@@ -91,7 +92,7 @@ def counted(self, *views):
     assert len(set(seeds)) == size  # stochastic layers do not drop the same images on all ranks
     return step(self, *views)
 Step.__call__ = counted
-for name, overrides in json.loads(sys.argv[1]).items():
+for name, overrides in json.loads(sys.argv[1]):
     os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)  # the first rank may still hold the last
     cell, runtime = load_run(overrides)
     interruption, steps = Interruption(), 0
@@ -128,7 +129,10 @@ def one(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
 def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int, names: list[str]) -> None:
     cases = {name: [*tiny, *STEPS, *CASES[name]] for name in names}
     refused = {name: [*tiny, "method=vicreg", *overrides] for name, (overrides, _) in REFUSED.items()}
-    for process in launch(size, DRIVER, json.dumps(refused | cases)):
+    lives = [*refused.items(), *cases.items()]
+    if "stopped" in cases:  # twice, so that the second life goes on from the first
+        lives.append(("stopped", cases["stopped"]))
+    for process in launch(size, DRIVER, json.dumps(lives)):
         assert process.returncode == 0, process.stderr
         told = dict(line.split(" ", 1) for line in process.stdout.splitlines())
         assert told.keys() == REFUSED.keys() | ({"stopped"} & set(names))
@@ -140,7 +144,7 @@ def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int,
         if name == "stopped":  # by all ranks, whose one checkpoint serves any number of them
             resumed = run_cell(*load_run(cases[name]), name)
             assert resumed is not None
-            assert [attempt.from_step for attempt in resumed.attempts] == [None, 2]
+            assert [attempt.from_step for attempt in resumed.attempts] == [None, 2, 3]
         record = record_of(tiny, name)
         rows, expected = all_digits(record), all_digits(record_of(one, name))
         # bf16 rounds what is summed in another order; float32 does so ten thousand times less, and training amplifies.
@@ -249,7 +253,7 @@ def test_a_launcher_that_says_half_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_two_processes_share_is_as_one_has_it() -> None:
-    """BN of unequal batches; losses; the operations of an update; agreement; a transformer and clipping."""
+    """BN of unequal batches; losses; states; the operations of an update; agreement; a transformer and clipping."""
     code = """
 import sys, torch, warnings
 import torch.distributed as dist
@@ -373,6 +377,17 @@ def random_directions(world):
     with warnings.catch_warnings(action="ignore"):  # of the one that is alone
         close(shared, method.loss(z1, z2, engine=Engine(draw_seed=lambda: 5)))
 
+def states(world):
+    # The first rank alone has one.
+    weights = {"w": draw(0, 5, 4, 3, 3).contiguous(memory_format=torch.channels_last), "b": draw(1, 6).bfloat16()}
+    given = {"network": weights, "optimizer": {0: {"step": torch.tensor(3)}}}, "the name"
+    state, name = world.state_from_first(given if world.rank == 0 else None, cpu)
+    assert name == "the name" and list(state) == ["network", "optimizer"] and state["optimizer"][0]["step"] == 3
+    for key, tensor in weights.items():
+        found = state["network"][key]
+        assert found.dtype == tensor.dtype and found.stride() == tensor.stride() and torch.equal(found, tensor)
+    assert world.state_from_first(None, cpu) is None
+
 def update(world):
     # It takes no operation for each of the tensors, whose gradients lie in buckets.
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -426,7 +441,7 @@ def transformer(world):
         close(mine, theirs)
 
 with connect(cpu) as world:
-    checks = batch_norm, batch_norm_kernels, equal_shares, random_directions, update, agreement, transformer
+    checks = batch_norm, batch_norm_kernels, equal_shares, random_directions, states, update, agreement, transformer
     for check in checks:
         check(world)
 """
