@@ -30,16 +30,11 @@ from regbench.benchmark.rundir.tuning_choice import (
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.stored import load_cell
 from regbench.errors import RegbenchError
-from regbench.files import Name, read_json, read_signed, write_new
+from regbench.files import Name, configuration_id, read_json, read_signed, write_new
 from regbench.spaces import Range
 
 COMPARED = "tune.json"
 """The file that lists the cells of a tuning; it closes the test split for all cells of the folder."""
-
-
-def configuration_id(cell: Cell) -> str:
-    """Return what the cells of a configuration share, whatever their seeds."""
-    return replace(cell, seed=0).id
 
 
 def compared_ids(folder: Path) -> list[str]:
@@ -66,7 +61,7 @@ def grouped(cells: Iterable[Cell], full_epochs: Mapping[str, int]) -> dict[str, 
         if cell.is_method:
             setting = _setting(cell, full_epochs.get(cell.id, cell.epochs))
             configurations = groups.setdefault(cell.label, {}).setdefault(setting, {})
-            configurations.setdefault(configuration_id(cell), []).append(cell)
+            configurations.setdefault(configuration_id(cell.plain()), []).append(cell)
     named = {}
     for label, settings in groups.items():
         for number, configurations in enumerate(settings.values(), 1):

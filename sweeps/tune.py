@@ -37,8 +37,8 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.stored import load_cell
 from regbench.benchmark.settings.sweep import Sweep
 from regbench.errors import RegbenchError
-from regbench.files import signed, write_text
-from regbench.sweeps.choose import COMPARED, choose, compared_ids, configuration_id, grouped
+from regbench.files import configuration_id, signed, write_text
+from regbench.sweeps.choose import COMPARED, choose, compared_ids, grouped
 from regbench.sweeps.search import Proposed
 from regbench.sweeps.status import locked
 
@@ -87,8 +87,10 @@ def tune(
         sweep, complete, search, _ = propose_next()
     cells = final_cells(choose(folder, repeats), folder, sweep.cells, seeds, leading)
     # Final runs have other seeds than what was tried, and go where its configuration went.
-    clusters = dict(zip(map(configuration_id, sweep.cells), sweep.clusters, strict=True))
-    places = tuple(clusters.get(configuration_id(cell), sweep.clusters[0]) for cell in cells)
+    clusters = {}
+    for cell, cluster in zip(sweep.cells, sweep.clusters, strict=True):
+        clusters[configuration_id(cell.plain())] = cluster
+    places = tuple(clusters.get(configuration_id(cell.plain()), sweep.clusters[0]) for cell in cells)
     return replace(sweep, cells=tuple(cells), clusters=places)
 
 
@@ -194,7 +196,7 @@ def how_chosen(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:
     choice = read_choice(folder)
     if choice is not None and choice.repeated:
         found["search"] = cell.seed // APART
-    chosen = choice.find(configuration_id(cell), cell.seed) if choice else None
+    chosen = choice.find(configuration_id(cell.plain()), cell.seed) if choice else None
     if choice is not None and chosen is not None:
         found |= {name: getattr(choice, name) for name in ("selected_on", "score", "budget", "sha256")}
         found["record"] = f"{folder.name}/{TUNING_CHOICE}"  # as the folder of runs may lie anywhere

@@ -18,6 +18,7 @@ from regbench.errors import RegbenchError
 from regbench.reports.bundle.bundle import Bundle, read_bundle
 from regbench.reports.bundle.claims import claim_misfits
 from regbench.reports.bundle.rows_file import SUFFIX, beside, read_entered
+from regbench.reports.find.check import first_of
 from regbench.text import printable
 
 OF_EMBEDDINGS = ("effective_rank", "alignment")
@@ -116,10 +117,9 @@ def _read(path: Path, name: str) -> CheckedBundle | tuple[str, str]:
     except RegbenchError as error:
         return name, str(error)
     misfits = claim_misfits(bundle)
-    if not misfits:
-        return CheckedBundle(name, bundle.sha256, _slim(bundle), _short(bundle))
-    more = f" (and {len(misfits) - 1} more)" if len(misfits) > 1 else ""
-    return name, f"{misfits[0]}{more}"
+    if misfits:
+        return name, first_of(misfits)
+    return CheckedBundle(name, bundle.sha256, _slim(bundle), _short(bundle))
 
 
 def _short(bundle: Bundle) -> frozenset[str]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from regbench.benchmark.rundir.record import Record, Score
-from regbench.files import cell_id
+from regbench.files import configuration_id
 from regbench.reports.bundle.bundle import Bundle
 
 # The same weights evaluated on another machine give a score in per cent that differs by so much at most.
@@ -78,19 +76,18 @@ def _tolerance(score: Score, *, trained: bool, noise: Mapping[tuple[str, str], f
 
 def _noise(records: Sequence[Record]) -> dict[tuple[str, str], float]:
     """Find how much each score varies from seed to seed: the standard deviation pooled over configurations."""
-    groups: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    import pandas as pd  # takes longer to import than most bundles to verify
+
+    rows = []
     for record in records:
-        configuration = cell_id({**record.cell, "seed": 0})
+        configuration = configuration_id(record.cell)
         for score in record.scores:
-            groups[score.name, score.split][configuration].append(score.value)
-    noise = {}
-    for key, configurations in groups.items():
-        squares, freedom = 0.0, 0
-        for values in configurations.values():
-            if len(values) > 1:
-                # Seeds of one configuration share its mean, so each gives one degree of freedom less than it has seeds.
-                squares += statistics.variance(values) * (len(values) - 1)
-                freedom += len(values) - 1
-        if freedom:
-            noise[key] = math.sqrt(squares / freedom)
+            rows.append((score.name, score.split, configuration, score.value))
+    names = ["name", "split", "configuration"]
+    # A single seed has no variance, and drops out.
+    found = pd.DataFrame(rows, columns=[*names, "value"]).groupby(names)["value"].agg(["var", "count"]).dropna()
+    # Seeds of one configuration share its mean, so each gives one degree of freedom less than it has seeds.
+    freedom = found["count"] - 1
+    squares = (found["var"] * freedom).groupby(names[:2]).sum()
+    noise: dict[tuple[str, str], float] = (squares / freedom.groupby(names[:2]).sum()).pow(0.5).to_dict()
     return noise

@@ -15,7 +15,7 @@ from regbench.reports.board.entered import entered_rows
 from regbench.reports.bundle.bundle import BundleContents, one_line, read_bundle, write_bundle
 from regbench.reports.bundle.claims import claim_misfits
 from regbench.reports.bundle.rows_file import SUFFIX, RowsFile
-from regbench.reports.find.check import check_records
+from regbench.reports.find.check import check_records, first_of
 from regbench.reports.find.runs import Found, find_missing, find_runs
 
 
@@ -114,5 +114,4 @@ def _contents(found: Found, *, weights: bool) -> BundleContents:
 
 
 def _refuse(misfits: Sequence[str], remedy: str) -> None:
-    more = f" (and {len(misfits) - 1} more)" if len(misfits) > 1 else ""
-    raise RegbenchError(f"what does not check out cannot be submitted: {misfits[0]}{more}; {remedy}")
+    raise RegbenchError(f"what does not check out cannot be submitted: {first_of(misfits)}; {remedy}")

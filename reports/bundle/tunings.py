@@ -16,7 +16,7 @@ from regbench.benchmark.rundir.tuning_choice import (
     RankedConfiguration,
     TuningChoice,
 )
-from regbench.files import cell_id
+from regbench.files import configuration_id
 from regbench.reports.bundle.bundle import Bundle
 from regbench.reports.find.judging import Misfit
 
@@ -30,7 +30,7 @@ def choice_misfits(bundle: Bundle) -> Iterator[Misfit]:
     """Compare what tunings chose with the records of what they tried, and final records with what was chosen."""
     configurations: dict[str, list[Record]] = defaultdict(list)
     for record in bundle.records:
-        configurations[_configuration(record)].append(record)
+        configurations[configuration_id(record.cell)].append(record)
     tuned_sweeps: set[str] = set()
     for choice in bundle.choices.values():
         for entry in choice.choices:
@@ -41,11 +41,6 @@ def choice_misfits(bundle: Bundle) -> Iterator[Misfit]:
     for record in bundle.records:
         if record.status == "done" and not record.is_reference and "external" not in record.cell:
             yield from _final_misfits(record, bundle.choices, tuned_sweeps)
-
-
-def _configuration(record: Record) -> str:
-    """Return what the cells of a record's configuration share: the id without the seed."""
-    return cell_id({**record.cell, "seed": 0})
 
 
 def _final_misfits(record: Record, choices: Mapping[str, TuningChoice], tuned_sweeps: set[str]) -> Iterator[Misfit]:
@@ -65,7 +60,7 @@ def _final_misfits(record: Record, choices: Mapping[str, TuningChoice], tuned_sw
     if chosen.budget != stated.get("budget") or chosen.score != stated.get("score"):
         claimed = f"it claims a choice among {stated.get('budget')} by {stated.get('score')}"
         yield say(f"{claimed}, its tuning chose among {chosen.budget} by {chosen.score}")
-    if chosen.find(_configuration(record), record.seed) is None:
+    if chosen.find(configuration_id(record.cell), record.seed) is None:
         yield say("its tuning has chosen other hyperparameters")
     starts = [attempt.started for attempt in record.attempts if attempt.started]
     began = max(starts, default="")

@@ -19,23 +19,31 @@ from regbench.text import printable
 
 @dataclass(frozen=True)
 class Check:
-    """The result of `check_records`.
+    """What came out of a check.
 
     Attributes:
-        records: Number of records that were looked at, the damaged ones included.
+        count: Number of things that were looked at, the damaged ones included.
         misfits: One line for each thing that does not fit, "path: what".
+        noun: The thing that is counted.
     """
 
-    records: int
+    count: int
     misfits: tuple[str, ...]
+    noun: str = "record"
 
     def __str__(self) -> str:
         """List the misfits for a terminal, or say that there are none."""
-        counted = f"{self.records} {'record' if self.records == 1 else 'records'}"
+        counted = f"{self.count} {self.noun}{'s' * (self.count != 1)}"
         if not self.misfits:
-            return f"{counted} {'check' if self.records > 1 else 'checks'} out"
-        noun = "misfit" if len(self.misfits) == 1 else "misfits"
-        return "\n".join([*map(printable, self.misfits), f"{len(self.misfits)} {noun} in {counted}"])
+            return f"{counted} check{'s' * (self.count == 1)} out"
+        number = len(self.misfits)
+        return "\n".join([*map(printable, self.misfits), f"{number} misfit{'s' * (number != 1)} in {counted}"])
+
+
+def first_of(misfits: Sequence[str]) -> str:
+    """Name the first misfit, and how many more there are."""
+    more = len(misfits) - 1
+    return misfits[0] + f" (and {more} more)" * (more > 0)
 
 
 def check_records(folders: Sequence[Path]) -> Check:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.tuning_choice import ChosenConfiguration, TuningChoice
-from regbench.files import cell_id
+from regbench.files import configuration_id
 from regbench.reports.find.runs import Missing, MissingRow
 from regbench.reports.rows.deviations import Stat, stat
 from regbench.reports.rows.significance import Best, Tukey, best
@@ -301,8 +301,7 @@ class Summary:
 
     def chosen(self, row: Row) -> ChosenConfiguration | None:
         """Find what a tuning says of a row's choice; None if it was given, or its tuning is not there."""
-        # The id of a configuration is that of its cell with seed 0, as the choice has it.
-        own = {cell_id({**record.cell, "seed": 0}) for record in row.records}
+        own = {configuration_id(record.cell) for record in row.records}
         for choice in self.choices.values():
             for entry in choice.choices:
                 if entry.configuration in own:

@@ -181,6 +181,11 @@ def cell_id(cell: Mapping[str, Any]) -> str:
     return digest(deciding)[:12]
 
 
+def configuration_id(cell: Mapping[str, Any]) -> str:
+    """Return what the cells of a configuration share, whatever their seeds: the id of that with seed 0."""
+    return cell_id({**cell, "seed": 0})
+
+
 def signed(data: Mapping[str, Any]) -> str:
     """Write plain data as JSON with the digest of its content, by which a reader can tell that nobody changed it."""
     # As a reader gets them: tuples have become lists.

@@ -84,6 +84,7 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
     from regbench.reports.bundle.bundle import read_bundle, unpack_weights
     from regbench.reports.bundle.claims import claim_misfits
     from regbench.reports.bundle.rows_file import read_entered
+    from regbench.reports.find.check import Check
 
     if bundle.suffix == ".json":
         file, read = read_entered(bundle, Path(ctx.with_resource(tempfile.TemporaryDirectory())))
@@ -107,11 +108,8 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
         if found:
             verdict = "not the same"
         click.echo(printable(f"{record.cell_id} ({record.label}, seed {record.seed}): {how}, {verdict}"))
-    for misfit in misfits:
-        click.echo(printable(misfit))
-    counted = f"{len(read.records)} {'cell' if len(read.records) == 1 else 'cells'}"
-    noun = "misfit" if len(misfits) == 1 else "misfits"
-    click.echo(f"{len(misfits)} {noun} in {counted}" if misfits else f"{counted} check out; sha256 {read.sha256}")
+    checked = Check(len(read.records), tuple(misfits), "cell")
+    click.echo(checked if misfits else f"{checked}; sha256 {read.sha256}")
     ctx.exit(1 if misfits else 0)
 
 
