@@ -24,6 +24,7 @@ from regbench.instruments.loss_checks import (
     TINY,
     Outcome,
     Views,
+    cast,
     corner_cases,
     draw_views,
     errors,
@@ -114,8 +115,7 @@ def gradient(method: Regularizer) -> Outcome:
     for n, q, count, global_views in ((4, 3, 2, 2), (3, 5, 2, 2), (2, 2, 2, 2), (4, 3, 3, 1)):
         views = draw_views(n, q, count)
         tried = slopes(partial(_total, method, global_views=global_views), views, step=3e-5)
-        found = torch.tensor([slope.found for slope in tried], dtype=torch.float64)
-        wanted = torch.tensor([slope.wanted for slope in tried], dtype=torch.float64)
+        _, found, wanted = torch.tensor(tried, dtype=torch.float64).T
         # Below it the differences' own rounding would be measured; a loss may be 0 whatever two images it has.
         floor = max(1e-3 * _size(_evaluate(method, views, global_views=global_views)), 1e-15)
         error = (found - wanted).abs().max().item() / max(wanted.abs().max().item(), floor)
@@ -184,7 +184,7 @@ def float32(method: Regularizer) -> Outcome:
     for n, q in ((64, 32), (32, 64)):
         views = draw_views(n, q, 2)
         wanted, size = value_and_gradients(method, views)
-        found, _ = value_and_gradients(method, [z.float() for z in views])
+        found, _ = value_and_gradients(method, cast(views, torch.float32))
         outcomes += errors(found, wanted, f" at n={n}, q={q}", size)
     return worst(outcomes)
 
@@ -193,8 +193,8 @@ def half_precision(method: Regularizer) -> Outcome:
     """Return the relative difference of 16-bit embeddings under autocast from the same numbers in float32."""
     outcomes: list[Outcome] = []
     for dtype in (torch.bfloat16, torch.float16):
-        views = [z.to(dtype) for z in draw_views(16, 8, 2)]
-        wanted, _ = value_and_gradients(method, [z.float() for z in views])
+        views = cast(draw_views(16, 8, 2), dtype)
+        wanted, _ = value_and_gradients(method, cast(views, torch.float32))
         with torch.autocast("cpu", torch.bfloat16):
             found, _ = value_and_gradients(method, views)
         if found[0].dtype != torch.float32 or found[1].dtype != dtype:

@@ -55,9 +55,14 @@ def draw_views(n: int, q: int, count: int, seed: int = 0) -> list[Tensor]:
     return views
 
 
+def cast(views: Views, dtype: torch.dtype) -> list[Tensor]:
+    """Return the embeddings of all views in a dtype."""
+    return [z_NQ.to(dtype) for z_NQ in views]
+
+
 def corner_cases() -> dict[str, list[Tensor]]:
     """Make two views' embeddings that training can meet and formulas forget, float32."""
-    z1, z2 = (z.float() for z in draw_views(6, 4, 2))
+    z1, z2 = cast(draw_views(6, 4, 2), torch.float32)
     zero_row = z1.clone()
     zero_row[2] = 0
     duplicates = z1[[0, 0, 0, 3, 4, 4]]
@@ -114,7 +119,7 @@ def evaluate(loss: LossOfViews, views: Views, seed: int = 0) -> tuple[Tensor, li
     leaves = [z_NQ.detach().clone().requires_grad_() for z_NQ in views]
     value = loss(leaves, seed=seed)
     if not value.requires_grad:
-        return value, [torch.zeros_like(leaf) for leaf in leaves]
+        return value, list(map(torch.zeros_like, leaves))
     gradients = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
     return value.detach(), list(gradients)
 
@@ -160,7 +165,7 @@ def slopes(loss: LossOfViews, views: Views, step: float) -> list[Slope]:
             length = direction_NQ.norm().item()
             if length == 0:
                 continue
-            directions = [torch.zeros_like(z_NQ) for z_NQ in views]
+            directions = list(map(torch.zeros_like, views))
             directions[view] = direction_NQ / length
             wanted = slope(loss, views, directions, step)
             found.append(Slope(view, (gradient_NQ * directions[view]).sum().item(), wanted))

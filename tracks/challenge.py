@@ -162,10 +162,12 @@ class Challenge:
             rivals=tuple(trained),
             shifts=tuple(shifts),
             share=summary.share(own, name),
-            effective_rank=own.at_end("effective_rank"),
-            alignment=own.at_end("alignment"),
-            step_ms=own.cost("step_ms"),
-            loss_ms=own.cost("loss_ms"),
+            measured={
+                "effective rank": (own.at_end("effective_rank"), ""),
+                "alignment": (own.at_end("alignment"), ""),
+                "step": (own.cost("step_ms"), " ms"),
+                "of it the loss": (own.cost("loss_ms"), " ms"),
+            },
             page=self.folder / "report" / "index.html",
             bundle=self.folder / f"{self.folder.name}.zip",
         )
@@ -205,8 +207,8 @@ def prepared(loss: object, track: str | Track, overrides: Sequence[str]) -> Iter
         budget = max(choice.budget for choice in bundle.choices.values())
         write_sweep(track, method, budget, path)
         tuning = load_sweep(str(path), overrides)
-        rows = [row for row in _summary([folder / "track" / "shipped"]).rows if not row.is_reference]
-        shipped = [min(row.records, key=lambda record: record.seed) for row in rows[:_REPEATED]]
+        best = _summary([folder / "track" / "shipped"]).methods[:_REPEATED]
+        shipped = [min(row.records, key=lambda record: record.seed) for row in best]
         cells = tuple(Cell.stored(record.cell) for record in shipped)
         machine = replace(tuning.runtime, runs_dir=str(folder / "machine"))
         repeated = replace(

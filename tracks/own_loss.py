@@ -146,7 +146,7 @@ class Plain(Regularizer):
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute the loss, whose one addend is itself."""
-        settings = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
+        settings = dataclasses.asdict(self)  # type: ignore[call-overload]
         if inspect.isclass(self.loss_of):
             made: Any = self.loss_of(**settings)
             module = made.to(z1_NQ)

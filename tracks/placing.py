@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +26,7 @@ class Placing:
         rivals: Names of the rows of methods: those that have places.
         shifts: How much more the repeated cells scored on this machine.
         share: Percent of the way from the best row without training to labels.
-        effective_rank: Of the embeddings, at the end.
-        alignment: Of the views, at the end.
-        step_ms: Time of a training step.
-        loss_ms: Time of the loss in it.
+        measured: What else was measured of its row, with the unit, by name.
         page: The report.
         bundle: The bundle of its cells.
     """
@@ -41,10 +38,7 @@ class Placing:
     rivals: Sequence[str]
     shifts: Sequence[float]
     share: float | None
-    effective_rank: Stat | None
-    alignment: Stat | None
-    step_ms: Stat | None
-    loss_ms: Stat | None
+    measured: Mapping[str, tuple[Stat | None, str]]
     page: Path
     bundle: Path
 
@@ -104,16 +98,9 @@ class Placing:
             f"claim: {self.claim}",
             f"next: {self.next_claim}" if self.next_claim else "",
             f"share of the way to labels: {self.share:.0f} %" if self.share is not None else "",
-            _line("effective rank", self.effective_rank, ""),
-            _line("alignment", self.alignment, ""),
-            _line("step", self.step_ms, " ms"),
-            _line("of it the loss", self.loss_ms, " ms"),
+            *[f"{name}: {found.mean:.3g}{unit}" for name, (found, unit) in self.measured.items() if found is not None],
             f"repeated cells scored {shifts} points more here than where the rows are from; it is in the intervals",
             f"report: {self.page}",
             f"bundle: {self.bundle}",
         ]
         return "\n".join([table, "", *filter(None, lines)])
-
-
-def _line(name: str, found: Stat | None, unit: str) -> str:
-    return f"{name}: {found.mean:.3g}{unit}" if found is not None else ""

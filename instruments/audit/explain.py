@@ -19,7 +19,7 @@ from torch import Tensor
 from regbench.instruments.audit.finding import Finding, in_words
 from regbench.instruments.audit.target import Target
 from regbench.instruments.audit.variants import SCALES, Hypothesis, Terms, hypotheses
-from regbench.instruments.loss_checks import MEAN_SEEDS, Views, chance, draw_views, mean_value, relative, seeded
+from regbench.instruments.loss_checks import MEAN_SEEDS, Views, cast, chance, draw_views, mean_value, relative, seeded
 from regbench.methods import Regularizer
 from regbench.methods.pairwise import normalize
 
@@ -61,7 +61,7 @@ def _sample(target: Target) -> _Samples:
         draws = [target.draw(2, seed, size) for seed in range(DRAWS)]
         try:
             found = [target.value(views).item() for views in draws]
-            unit_found = [target.value([normalize(z) for z in views]).item() for views in draws]
+            unit_found = [target.value(list(map(normalize, views))).item() for views in draws]
         except Exception as error:
             refusal = error
             continue
@@ -109,7 +109,7 @@ def explain(target: Target, method: Regularizer) -> Finding | None:
 def explain_random(target: Target, method: Regularizer, count: int = 2, global_views: int = 2) -> Finding | None:
     """Compare the means over random numbers of a loss and of the textbook, where they draw different ones."""
     views = draw_views(16, 4, count)
-    found = mean_value(partial(target.value, global_views=global_views), [z.float() for z in views])
+    found = mean_value(partial(target.value, global_views=global_views), cast(views, torch.float32))
     wanted = mean_value(partial(textbook, method, global_views=global_views), views)
     if abs(found[0] - wanted[0]) <= chance(found, wanted) + 1e-6 * abs(wanted[0]):
         return None
@@ -146,7 +146,7 @@ def _columns(terms: Terms, samples: _Samples, method: Regularizer, count: int) -
     for views in itertools.chain(*samples.views[:count]):
         try:
             with seeded(0):
-                rows.append(terms([z.to(dtype) for z in views]))
+                rows.append(terms(cast(views, dtype)))
         except Exception:  # such as a setting that the method refuses
             return {}
     found = {name: torch.stack([row[name].double() for row in rows]).view(count, -1) for name in rows[0]}

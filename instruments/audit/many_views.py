@@ -20,7 +20,7 @@ from torch import Tensor
 from regbench.instruments.audit.explain import explain_random, least_squares, textbook
 from regbench.instruments.audit.finding import Finding, Severity, in_words
 from regbench.instruments.audit.target import SIZE, Target
-from regbench.instruments.loss_checks import Views, chance, draw_views, mean_value, seeded
+from regbench.instruments.loss_checks import Views, cast, chance, draw_views, mean_value, seeded
 from regbench.methods import Regularizer
 from regbench.methods.decomposed import Decomposed
 from regbench.methods.pairwise import normalize
@@ -65,7 +65,7 @@ def order(target: Target, layout: Layout) -> list[Finding]:
         return []
     method = target.claimed
     if method is not None:
-        exact, turned_exact = ([z_NQ.double() for z_NQ in each] for each in (views, turned))
+        exact, turned_exact = cast(views, torch.float64), cast(turned, torch.float64)
         wanted = textbook(method, exact, global_views).item()
         turned_wanted = textbook(method, turned_exact, global_views).item()
         if abs(wanted - turned_wanted) > 1e-8 * abs(wanted):
@@ -81,8 +81,11 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
         # The loss draws numbers of its own, or has another value with two views already.
         if not method.random or explain_random(target, method) is not None:
             return []
-        by_chance = [explain_random(target, method, *layout) for layout in target.layouts]
-        return [finding for finding in by_chance if finding is not None][:1]
+        for layout in target.layouts:
+            by_chance = explain_random(target, method, *layout)
+            if by_chance is not None:
+                return [by_chance]
+        return []
     # An addend that is not there with two views was found there.
     usual = {term.name: term.factor for term in two if abs(term.factor) > term.tolerance}
     # A loss of pairs of whose publication nothing is known but two views may be continued to more as one likes.
@@ -147,8 +150,8 @@ def _weights(target: Target, method: Regularizer, layout: Layout) -> list[_Term]
     for seed in range(_DRAWS):
         views = draw_views(*SIZE, count, seed)
         if method.metadata.scale_invariant:
-            views = [normalize(z) for z in views]  # two views tell whether the loss normalises
-        found.append(target.value([z.to(target.dtype) for z in views], global_views=global_views).item())
+            views = list(map(normalize, views))  # two views tell whether the loss normalises
+        found.append(target.value(cast(views, target.dtype), global_views=global_views).item())
         wanted.append(textbook(method, views, global_views).item())
         for key, value in _parts(method, views, global_views).items():
             columns.setdefault(key, []).append(value.item())

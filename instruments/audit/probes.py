@@ -17,6 +17,7 @@ from regbench.instruments.audit.target import SIZE, Target
 from regbench.instruments.audit.weights import weights
 from regbench.instruments.loss_checks import (
     Views,
+    cast,
     chance,
     corner_cases,
     draw_views,
@@ -66,25 +67,25 @@ def _against_differences(target: Target, layout: Layout) -> list[Finding]:
     # In single precision, differences over a smaller step would be rounding.
     step, tolerance = (1e-2, 0.02) if target.single else (1e-4, 1e-5)
     loss, views = partial(target.value, global_views=global_views), target.draw(count)
-    found = slopes(loss, views, step)
-    scale = max(abs(slope.wanted) for slope in found) or 1.0
-    errors = [abs(slope.found - slope.wanted) / scale for slope in found]
+    tried = slopes(loss, views, step)
+    _, found, wanted = torch.tensor(tried, dtype=torch.float64).T
+    scale = wanted.abs().max().item() or 1.0
+    worst = (found - wanted).abs().max().item() / scale
     # Along no direction may it be off, since a wrong addend can hide along one.
-    if all(error <= tolerance for error in errors):  # not so for NaN
+    if worst <= tolerance:  # not so for NaN
         return []
     _, gradients = evaluate(loss, views)
     stopped = [view for view, gradient_NQ in enumerate(gradients) if not gradient_NQ.any()]
     if stopped:
-        missing = [abs(slope.wanted) for slope in found if slope.view in stopped]
+        missing = [abs(slope.wanted) for slope in tried if slope.view in stopped]
         share = max(missing) / scale
         text = f"view {stopped[0] + 1} gets no gradient, although the value depends on it: it is detached"
         return [Finding("detached view", "defect", share, text)]
-    ratios = [slope.found / slope.wanted for slope in found if abs(slope.wanted) > 1e-2 * scale]
+    ratios = [slope.found / slope.wanted for slope in tried if abs(slope.wanted) > 1e-2 * scale]
     if ratios and max(ratios) - min(ratios) < 1e-3 * abs(ratios[0]):
         text = f"the gradient is {ratios[0]:.4g} times that of the value"
         return [Finding("gradient's factor", "defect", ratios[0], text)]
     why = target.detaches or "something is detached, or rounds"
-    worst = max(errors)
     text = f"the gradient is off by {worst:.2g} of the derivative of the value: {why}"
     severity: Severity = "convention" if target.detaches else "defect"
     return [Finding("gradient not the value's", severity if target.claimed else "note", worst, text)]
@@ -100,7 +101,7 @@ def _against_textbook(target: Target, layout: Layout) -> list[Finding]:
     tolerance = 1e-2 if target.single else 1e-5
     if abs(value.item() - wanted_value.item()) > tolerance * abs(wanted_value.item()):
         return []  # the gradient of another value is another, and `value` says so
-    error = max(relative(a, b) for a, b in zip(found, wanted, strict=True))
+    error = max(map(relative, found, wanted))
     if error <= tolerance:
         return []
     text = f"the value is {method.label}'s, the gradient differs from the textbook's by {error:.2g}"
@@ -179,18 +180,18 @@ def precision(target: Target) -> list[Finding]:
     if not target.single and (jump := _jump(target)) > 1e-10:
         text = f"the value jumps by {jump:.1g} of itself between embeddings that are equal to ten digits"
         findings.append(Finding("rounds within", "defect" if jump > 1e-6 else "note", jump, text))
-    single = [z.float() for z in draw_views(16, 8, 2)]
+    single = cast(draw_views(16, 8, 2), torch.float32)
     if target.claimed is not None and target.claimed.metadata.scale_invariant:
         single = [torch.nn.functional.normalize(z, dim=1) for z in single]
     if isinstance(_gradients(target, single), Exception):  # which other probes report
         return findings
-    half = [z.bfloat16() for z in single]
-    rounded = [z.float() for z in half]
+    half = cast(single, torch.bfloat16)
+    rounded = cast(half, torch.float32)
     random = _is_random(target)  # then other precisions draw other numbers
     # float32 has seven digits, so three are lost by cancellation or overflow only. bfloat16 has two,
     # so that a good loss keeps 95 %, too. Autocast is told apart, since it casts products only.
     tries: tuple[tuple[str, Views, Views, float, str, Severity], ...] = (
-        ("float32", single, [z.double() for z in single], 1e-3, "loses precision", "defect"),
+        ("float32", single, cast(single, torch.float64), 1e-3, "loses precision", "defect"),
         ("bfloat16", half, rounded, 0.05, "coarse in bfloat16", "note"),
         ("autocast", rounded, rounded, 0.05, "coarse in autocast", "note"),
     )

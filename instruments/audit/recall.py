@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -68,16 +69,9 @@ def _other_divisor(call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     return call(*args, **kwargs)
 
 
-def _without_factor(call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
-    if len(args) == 2 and isinstance(args[1], float):
-        return args[0].clone()
-    return call(*args, **kwargs)
-
-
-def _without_divisor(call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
-    if len(args) == 2 and isinstance(args[1], Tensor):
-        return args[0].clone()
-    return call(*args, **kwargs)
+def _without(kind: type, call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Leave out the second operand, if it is of a kind."""
+    return args[0].clone() if len(args) == 2 and isinstance(args[1], kind) else call(*args, **kwargs)
 
 
 def _detached(call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
@@ -117,9 +111,9 @@ MISTAKES = (
     Mistake("a wrong axis", ("mean", "sum", "var", "std", "logsumexp", "softmax", "log_softmax", "norm"), _other_axis),
     Mistake("n for n − 1", ("var", "std"), _other_correction),
     Mistake("n for n − 1", DIVIDE, _other_divisor),
-    Mistake("a missing factor or temperature", ("mul", "__mul__", "__rmul__", *DIVIDE), _without_factor),
+    Mistake("a missing factor or temperature", ("mul", "__mul__", "__rmul__", *DIVIDE), partial(_without, float)),
     Mistake("a missing normalisation", ("normalize",), _first),
-    Mistake("a missing normalisation", DIVIDE, _without_divisor),
+    Mistake("a missing normalisation", DIVIDE, partial(_without, Tensor)),
     Mistake("a missing centring", MINUS, _first),
     Mistake("a detached part", ("matmul", "__matmul__", "exp", "normalize", "mean", "square", "var"), _detached),
     Mistake("a kept diagonal", ("fill_diagonal_", "masked_fill", "masked_fill_", "masked_select"), _first),
@@ -233,16 +227,13 @@ def examine(method: str, probes: Sequence[str]) -> list[dict[str, Any]]:
 def recall_table(entries: Sequence[dict[str, Any]]) -> str:
     """Set how many mutants of each kind were found, as a defect or as another convention."""
     counts: dict[str, Counter[str]] = {}
+    total = Counter[str]()
     for entry in entries:
         if entry["mistake"]:
-            severities = {each["severity"] for each in entry["findings"]}
-            outcome = "missed"
-            if severities:
-                outcome = "defect" if "defect" in severities else "convention"
-            counts.setdefault(entry["mistake"], Counter())[outcome] += 1
-    total = Counter[str]()
-    for count in counts.values():
-        total += count
+            # Of the severities the worse one, "defect", comes later in the alphabet.
+            outcome = max((each["severity"] for each in entry["findings"]), default="missed")
+            for count in (counts.setdefault(entry["mistake"], Counter()), total):
+                count[outcome] += 1
     rows = []
     for name, count in [*counts.items(), ("all", total)]:
         missed = count["missed"]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from regbench import methods, wording
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
-from regbench.instruments.loss_checks import Views, draw_views, seeded
+from regbench.instruments.loss_checks import Views, cast, draw_views, seeded
 from regbench.methods import Regularizer
 
 # More images than dimensions, so that covariances have full rank; few enough for losses that
@@ -164,7 +164,7 @@ class Target:
 
     def draw(self, count: int = 2, seed: int = 7, size: tuple[int, int] = SIZE) -> list[Tensor]:
         """Draw views in the loss's dtype."""
-        return [z_NQ.to(self.dtype) for z_NQ in draw_views(*size, count, seed)]
+        return cast(draw_views(*size, count, seed), self.dtype)
 
     @functools.cached_property
     def claimed(self) -> Regularizer | None:

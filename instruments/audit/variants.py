@@ -79,7 +79,7 @@ def hypotheses(method: Regularizer) -> Iterator[Hypothesis]:
         text = f"{ours} on unit embeddings only: the caller has to normalise"
         yield Hypothesis(partial(_textbook, method), "does not normalise", text, on_unit_embeddings=True)
     else:
-        unit: Terms = lambda views: _textbook(method, [normalize(z_NQ) for z_NQ in views])  # noqa: E731
+        unit: Terms = lambda views: _textbook(method, list(map(normalize, views)))  # noqa: E731
         yield Hypothesis(unit, "normalises", f"{ours} on normalised embeddings")
 
 
@@ -89,15 +89,14 @@ def _textbook(method: Regularizer, views: Views) -> Addends:
 
 def _real_settings(method: Regularizer) -> dict[str, float]:
     """Return the settings that are positive real numbers."""
-    values = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}  # type: ignore[arg-type]
+    values = dataclasses.asdict(method)  # type: ignore[call-overload]
     return {name: value for name, value in values.items() if isinstance(value, float) and value > 0}
 
 
 def _settings(method: Regularizer) -> Iterator[tuple[str, float, Regularizer]]:
     """Vary each setting that is a switch or a real number, as releases do."""
     real = _real_settings(method)
-    for field in dataclasses.fields(method):  # type: ignore[arg-type]
-        name, old = field.name, getattr(method, field.name)
+    for name, old in dataclasses.asdict(method).items():  # type: ignore[call-overload]
         tried: tuple[float, ...] = (not old,) if isinstance(old, bool) else ()
         if name in real:
             # Conventions about ½, a deviation given for a variance and the reverse, a temperature for a

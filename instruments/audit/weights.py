@@ -20,7 +20,7 @@ from torch import Tensor
 from regbench.instruments.audit.explain import SIZES, Size, in_n_and_q, textbook
 from regbench.instruments.audit.finding import Finding
 from regbench.instruments.audit.target import Target
-from regbench.instruments.loss_checks import LossOfViews, Views, evaluate
+from regbench.instruments.loss_checks import LossOfViews, Views, cast, evaluate
 from regbench.methods import Regularizer
 from regbench.methods.barlow_twins import BarlowTwins
 from regbench.methods.pairwise import normalize
@@ -55,7 +55,7 @@ def weights(target: Target) -> list[Finding]:
         for size in SIZES:
             ours[size] = factor = _factor(target, method, argument, size)
             published[size] = convert(factor * weight, *size) / weight if convert else factor
-        if any(math.isnan(factor) for factor in ours.values()):
+        if any(map(math.isnan, ours.values())):
             told.append(f"{argument} is no multiple of {setting}")
             plain = False
             continue
@@ -70,7 +70,7 @@ def _factor(target: Target, method: Regularizer, argument: str, size: Size) -> f
     """Find the factor of one weight; NaN if it is no multiple of the setting."""
     weight, setting = target.weights[argument]
     views = target.draw(2, size=size)
-    exact = [z_NQ.double() for z_NQ in views]
+    exact = cast(views, torch.float64)
 
     def of_loss(weight: float) -> LossOfViews:
         loss = replace(target, weights={**target.weights, argument: (weight, setting)}).value
@@ -90,7 +90,7 @@ def _factor(target: Target, method: Regularizer, argument: str, size: Size) -> f
 
 
 def _of_unit(loss: LossOfViews, views: Views, seed: int = 0) -> Tensor:
-    return loss([normalize(z_NQ) for z_NQ in views], seed=seed)
+    return loss(list(map(normalize, views)), seed=seed)
 
 
 def _change(loss_at: Callable[[float], LossOfViews], weight: float, views: Views, gradients: bool) -> Tensor:

@@ -19,7 +19,7 @@ def entered_rows(bundle: Bundle) -> tuple[EnteredRow, ...]:
     rows = []
     with without_garbage_collection():
         for summary in tasks_of(gathered(bundle)).values():
-            rows += [_entered(summary, row) for row in summary.rows if not row.is_reference]
+            rows += [_entered(summary, row) for row in summary.methods]
     return tuple(rows)
 
 

@@ -91,9 +91,8 @@ class _Pages:
         self.differences: dict[Key, float] = {}
         """How much the runs of a cell differ, where several labs ran it."""
         for slug, summary in tasks.items():
-            for place, row in enumerate(summary.rows):
-                if not row.is_reference:
-                    self.rows.setdefault(row.label, []).append((slug, place))
+            for place, row in enumerate(summary.methods):
+                self.rows.setdefault(row.label, []).append((slug, place))
             for key in map(key_of, all_records(summary)):
                 if (differs := difference(summary, found.cells[key])) is not None:
                     self.differences[key] = differs
@@ -167,7 +166,7 @@ class _Pages:
                 best = summary.best(name)
                 shown = Entry(spread(row.score(name), 2), place in best.rows, best.reason(place))
                 line[summary.scores[name].head] = shown
-            line["place"] = f"{place + 1} of {sum(not row.is_reference for row in summary.rows)}"
+            line["place"] = f"{place + 1} of {len(summary.methods)}"
             line["n"] = str(len(row.records))
             line["tuned among"] = str(summary.budget(row) or DASH)
             line |= _measured(row)
@@ -198,7 +197,7 @@ class _Pages:
         lines = []
         for slug, summary in self.tasks.items():
             records, head = all_records(summary), summary.headline
-            labels = {row.label for row in summary.rows if not row.is_reference}
+            labels = {row.label for row in summary.methods}
             days = [record.finished[:10] for record in records]
             line: dict[str, Entry | str] = {
                 "task": Linked(summary.name, address=f"tasks/{slug}.html"),

@@ -115,9 +115,9 @@ def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
     for key in CURVES:
         title = "training loss, scaled" if key == "loss" else key.replace("_", " ")
         curves = []
-        for place, row in enumerate(summary.rows[:DRAWN_CURVES]):
-            # The loss of a row that is no method compares with no other.
-            by_epoch = [] if row.is_reference else _logged(row, key)
+        # The loss of a row that is no method compares with no other.
+        for place, row in enumerate(summary.methods[:DRAWN_CURVES]):
+            by_epoch = _logged(row, key)
             if by_epoch:
                 epoch, last = by_epoch[-1]
                 tooltip = f"{stat_text(last)} in epoch {epoch}, n = {last.n}"
@@ -164,8 +164,8 @@ def accuracy_drawings(summary: Summary, style: Styles) -> list[Drawing]:
     drawings = []
     for name, score in curve_scores(summary).items():
         found = {}
-        for place, row in enumerate(summary.rows[:DRAWN_CURVES]):
-            points = [] if row.is_reference else curve(row, name)
+        for place, row in enumerate(summary.methods[:DRAWN_CURVES]):
+            points = curve(row, name)
             if points:
                 found[place] = points
         if not found:
@@ -212,8 +212,8 @@ def effort_drawings(summary: Summary, style: Styles) -> list[Drawing]:
 def spectrum_drawings(summary: Summary, style: Styles) -> list[Drawing]:
     """Draw the coefficients b_ℓ of each kernel from ℓ = 1, where they are positive; at most one figure."""
     kernels: dict[tuple[str, tuple[float, ...]], list[int]] = {}
-    for place, row in enumerate(summary.rows):
-        if row.first.spectrum and not row.is_reference:
+    for place, row in enumerate(summary.methods):
+        if row.first.spectrum:
             kernels.setdefault((row.label, row.first.spectrum), []).append(place)
     curves, degrees, highest, labels = [], 0, 0.0, []
     for label, b in kernels:
@@ -279,9 +279,9 @@ def _size_curves(
 ) -> list[Curve]:
     """Join the rows that differ in one size alone."""
     groups: dict[str, dict[int, tuple[int, Stat]]] = {}
-    for place, row in enumerate(summary.rows):
+    for place, row in enumerate(summary.methods):
         value, size = of(row), row.first.cell[setting]
-        if row.is_reference or value is None or size is None:  # weights from elsewhere have no batch
+        if value is None or size is None:  # weights from elsewhere have no batch
             continue
         name = row.label
         for key, text in row.settings.items():

@@ -97,12 +97,11 @@ def render_page(
 def section(summary: Summary, tables: Mapping[str, Table], number: int, style: Styles) -> dict[str, Any]:
     """Prepare a task for the templates; `number` is its place on the page, from 1."""
     prefix = f"s{number}"
-    keys, places, labels = {}, {}, set()
+    keys, places = {}, {}
     for place, row in enumerate(summary.rows):
         keys[row.label] = _key(row, style)
         places[row.label, *row.settings.values()] = place
-        if not row.is_reference:
-            labels.add(row.label)
+    labels = {row.label for row in summary.methods}
     # The first cells of a table's row, label and settings, say which row of the leaderboard it is about.
     width = 1 + len(summary.rows[0].settings) if summary.rows else 1
     shown = {slug: table_for_page(table, prefix, keys, places, width) for slug, table in tables.items()}
@@ -204,9 +203,8 @@ def methods_of(summaries: Iterable[Summary]) -> dict[str, Record]:
     """Find a record of each method by label, for what its authors say of it."""
     found: dict[str, Record] = {}
     for summary in summaries:
-        for row in summary.rows:
-            # Weights from elsewhere have no regularizer.
-            if not row.is_reference and row.first.regularizer:
+        for row in summary.methods:
+            if row.first.regularizer:  # weights from elsewhere have none
                 found.setdefault(row.label, row.first)
     return dict(sorted(found.items(), key=lambda item: item[0].casefold()))
 

@@ -75,8 +75,8 @@ def efforts(summary: Summary) -> list[Effort]:
             searches.setdefault(number, []).append(Configuration(tuple(records)))
     halved = has_halves(summary)
     found = []
-    for row in summary.rows:
-        lengths = {} if row.is_reference else groups.get(row.place(keys), {})
+    for row in summary.methods:
+        lengths = groups.get(row.place(keys), {})
         if by_epochs and lengths:
             lengths = {epochs: each for epochs, each in lengths.items() if epochs == row.first.cell["epochs"]}
         if not lengths:
@@ -140,11 +140,11 @@ def luck(summary: Summary) -> float | None:
     for choice in summary.choices.values():
         chose.update(choice.seeds)
     gaps = []
-    for row in summary.rows:
+    for row in summary.methods:
         scores: dict[bool, list[float]] = {True: [], False: []}
         for record in row.records:
             score = record.score(summary.selection, summary.selection_split)
-            if score is not None and not row.is_reference:
+            if score is not None:
                 scores[record.seed in chose].append(score)
         if scores[True] and scores[False]:
             gaps.append(fmean(scores[True]) - fmean(scores[False]))

@@ -148,9 +148,8 @@ def _budget_notes(summary: Summary) -> list[str]:
     """Say whether every method had the same chance to be tuned."""
     budgets: dict[int | None, dict[str, None]] = {}
     per_searched: dict[int | None, set[int | None]] = {}
-    for row in summary.rows:
-        # Nobody says how much published weights were tuned.
-        if not row.is_reference and "external" not in row.first.cell:
+    for row in summary.methods:
+        if "external" not in row.first.cell:  # nobody says how much published weights were tuned
             budget, entry = summary.budget(row), summary.chosen(row)
             budgets.setdefault(budget, {})[row.name] = None
             per_searched.setdefault(entry.setting.get("searched") if entry else None, set()).add(budget)
@@ -178,10 +177,11 @@ def _few(names: Sequence[str]) -> str:
 
 def _view_notes(summary: Summary) -> list[str]:
     """Say what rows of unequal numbers of views have in common: images seen, forward passes or neither."""
-    methods = [row.first.cell for row in summary.rows if not row.is_reference]
-    trained = [cell for cell in methods if "external" not in cell]
     views, teachers, epochs, passes = set(), set(), set(), set()
-    for cell in trained:
+    for row in summary.methods:
+        cell = row.first.cell
+        if "external" in cell:
+            continue
         kinds = cell["augmentation"]["views"].values()
         number = sum(kind["count"] for kind in kinds)
         is_taught = cell["network"].get("teacher") == "ema"
@@ -271,7 +271,7 @@ def search_notes(summary: Summary) -> list[str]:
         "final seeds. So they hold for the outcome of tuning and training, and not for one set of hyperparameters. n: "
         "final runs, and in how many searches."
     ]
-    methods = [row for row in summary.rows if row.repeated and not row.is_reference]
+    methods = [row for row in summary.methods if row.repeated]
     for name in summary.leading:
         found = components(row.samples(name) for row in methods)
         if found is not None:
@@ -286,11 +286,10 @@ def search_notes(summary: Summary) -> list[str]:
 def machine_notes(summary: Summary) -> list[str]:
     """Say how much of the variance is the machine's, where runs of a row were done on processors of several models."""
     notes = []
-    methods = [row for row in summary.rows if not row.is_reference]
     for name in summary.leading:
         models: set[str] = set()
         groups = []
-        for row in methods:
+        for row in summary.methods:
             # Runs of one search are compared, so that what the search gives does not count as the machine's.
             searches: dict[int | None, dict[str, list[float]]] = {}
             own = set()

@@ -100,9 +100,9 @@ def common_terms(method: Any, q: int) -> CommonTerms | None:
 def same_losses(summary: Summary) -> list[Pair]:
     """Find the pairs of rows with different names that are one loss, in one setting of the table."""
     written = []
-    for row in summary.rows:
+    for row in summary.methods:
         cell = row.first.cell
-        terms = None if row.is_reference else common_terms(cell.get("method"), cell["embedding_dim"])
+        terms = common_terms(cell.get("method"), cell["embedding_dim"])
         if terms is not None:
             written.append((row, terms))
     pairs = []

@@ -221,6 +221,11 @@ class Summary:
         """Whether the test split chose: such numbers do not compare with those of other summaries."""
         return self.records[0].on_test
 
+    @property
+    def methods(self) -> list[Row]:
+        """The rows of methods, best first, at the places that they have in `rows`."""
+        return [row for row in self.rows if not row.is_reference]
+
     @functools.cached_property
     def scores(self) -> dict[str, Score]:
         """One score of each name, for what most share, in the order of the records; what has no best comes last."""
@@ -258,8 +263,7 @@ class Summary:
     @property
     def unit(self) -> str:
         """What rows are repeated by, in words: the seed, or the search where all rows of methods have several."""
-        methods = [row for row in self.rows if not row.is_reference]
-        return "search" if methods and all(row.repeated for row in methods) else "seed"
+        return "search" if self.methods and all(row.repeated for row in self.methods) else "seed"
 
     @functools.cached_property
     def selection(self) -> str:

@@ -89,9 +89,8 @@ def over_tasks(summaries: Sequence[Summary]) -> Comparison | None:
         if summary.on_test or headline is None or summary.scores[headline].unit != "%":
             continue
         rows_in: dict[str, dict[str, ByRun]] = {}
-        for row in summary.rows:
-            if not row.is_reference:
-                rows_in.setdefault(row.setting, {})[row.label] = row.by_unit(headline)
+        for row in summary.methods:
+            rows_in.setdefault(row.setting, {})[row.label] = row.by_unit(headline)
         task = tasks.setdefault(summary.name, {})
         for setting, rows in rows_in.items():
             # A setting that few methods have compares nothing, and would leave no run that all have.

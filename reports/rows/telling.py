@@ -43,7 +43,7 @@ def known_spread(grid: Sweep) -> tuple[Components, str]:
     # Records of the sweep itself come before others, and then those that know the spread best.
     _, _, name, summary = max(found, key=lambda each: each[:2])
     origin = f"by {summary.scores[name].title} in {summary.name}"
-    methods = [row for row in summary.rows if row.repeated and not row.is_reference]
+    methods = [row for row in summary.methods if row.repeated]
     split = components(row.samples(name) for row in methods)
     if split is not None:
         return split, origin

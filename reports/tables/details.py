@@ -77,8 +77,7 @@ def significance_frame(summary: Summary) -> pd.DataFrame:
     """
     out: list[dict[str, Any]] = []
     for name in reversed(summary.leading):
-        methods = [i for i, row in enumerate(summary.rows) if not row.is_reference]
-        places = [i for i in methods if summary.rows[i].by_unit(name)]
+        places = [i for i, row in enumerate(summary.methods) if row.by_unit(name)]
         # One call for each row, of it with all below: hundreds of rows have tens of thousands of pairs.
         while len(places) > 1:
             one = places.pop(0)
@@ -91,8 +90,7 @@ def significance_frame(summary: Summary) -> pd.DataFrame:
 def significance_table(summary: Summary) -> Table:
     """Set the p-values of all pairs of rows by the score that orders the leaderboard."""
     name = summary.headline or ""
-    methods = [i for i, row in enumerate(summary.rows) if not row.is_reference]
-    scored = [i for i in methods if summary.rows[i].score(name)]
+    scored = [i for i, row in enumerate(summary.methods) if row.score(name)]
     # Most rows of a tuning have the one seed that they were tuned with.
     rows = [i for i in scored if len(summary.rows[i].by_unit(name)) >= MIN_PAIRS]
     shown = rows[:SIGNIFICANCE_ROWS]

@@ -95,14 +95,13 @@ def table_of_rows(
     heads = [*text_columns("method"), *number_columns(*settings)]
     heads += [column for column, _ in columns]
     body, same = [], same_loss_marks(summary)
-    for row in summary.rows:
-        if whole or not row.is_reference:
-            marked = row.label + " †" * bool(row.diverged) + " ‡" * bool(row.edges)
-            # A row holds a dict and has no hash, so marks are by its id.
-            if id(row) in same:
-                marked += f" {same[id(row)]}"
-            filled = [fill(row) for _, fill in columns]
-            body.append(entries(marked, *row.settings.values(), *filled))
+    for row in summary.rows if whole else summary.methods:
+        marked = row.label + " †" * bool(row.diverged) + " ‡" * bool(row.edges)
+        # A row holds a dict and has no hash, so marks are by its id.
+        if id(row) in same:
+            marked += f" {same[id(row)]}"
+        filled = [fill(row) for _, fill in columns]
+        body.append(entries(marked, *row.settings.values(), *filled))
     for absent in summary.missing if whole else ():
         known = {"method": absent.label, **absent.settings, "n": f"0 of {absent.seeds}"}
         texts = [known.get(column.name, DASH) for column in heads]
