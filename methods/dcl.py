@@ -25,7 +25,7 @@ class DCL(Contrastive):
     """
 
     temperature: float = 0.1
-    cross_view: ClassVar[str] = "others"
+    cross_view: ClassVar[str] = "others"  # which leaves out the positive pair: the decoupling
 
     metadata: ClassVar[Metadata] = Metadata(
         title="DCL",

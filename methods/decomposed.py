@@ -128,6 +128,7 @@ class Decomposed(Regularizer):
         addends, gradients_NQ = [], []
         for view, (z_NQ, inverse_N) in enumerate(zip(views_NQ, inverses_N, strict=True)):
             if view >= seen:
+                # Such a view is aligned with the others and not regularized.
                 gradients_NQ.append(torch.zeros_like(z_NQ))
                 continue
             if form == "textbook":

@@ -59,6 +59,7 @@ class FroSSL(Native):
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute alignment and entropy."""
+        # The column as it was tells what of the centred one is rounding.
         z_VNQ = torch.stack([normalize_columns(self._center(z_NQ), z_NQ) for z_NQ in views_NQ])
         count, n, _ = z_VNQ.shape
         return {

@@ -114,6 +114,7 @@ class KernelContrastive(Regularizer):
         return -torch.where(squared > tiny, squared.clamp_min(tiny) ** (-self.scale / 2), 0.0)
 
     def _energy_and_slope(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        # By autograd, or each of the four kernels would bring a derivative to get wrong.
         with torch.enable_grad():
             leaf = t.detach().requires_grad_()
             value = self._of_products(leaf)

@@ -33,6 +33,7 @@ def cross_entropy(views_NQ: Sequence[Tensor], labels_N: Tensor, engine: Engine) 
         This rank's total, whose gradients DistributedDataParallel averages, and the addend of the whole batch.
     """
     total = torch.stack([F.cross_entropy(view_NQ, labels_N) for view_NQ in views_NQ]).mean()
+    # A copy, as the all-reduce would write into the total of this rank.
     mean = total.detach().clone()
     if engine.group is not None:
         dist.all_reduce(mean, group=engine.group)
@@ -60,6 +61,7 @@ def supervised_contrastive(views_NQ: Sequence[Tensor], labels_N: Tensor, engine:
     positive_MM = (labels_M[:, None] == labels_M).to(u_MQ.dtype)
     positive_MM.fill_diagonal_(0)
     logits_MM = u_MQ @ u_MQ.T / TEMPERATURE
+    # No row is divided by 0: another view of the image is of its class.
     alignment = -((positive_MM * logits_MM).sum(dim=1) / positive_MM.sum(dim=1)).mean()
     uniformity = mask_diagonal(logits_MM).logsumexp(dim=1).mean()
     terms = {"alignment": alignment.detach(), "uniformity": uniformity.detach()}

@@ -75,6 +75,7 @@ class MaximumEntropyCoding(Regularizer):
             # tr(A B) is the sum of the products of A and Bᵀ: one matrix product fewer.
             trace = (power * base.T).sum()
             rest = rest + (-1) ** k / k * trace
+            # The product after the last term would be thrown away.
             power = power @ base if k < self.order else power
         return {"alignment": alignment, "coding rate": rest / (n * scale)}
 

@@ -25,8 +25,8 @@ class MoCoV3(Contrastive):
     """
 
     temperature: float = 1.0
-    own_view: ClassVar[bool] = False
-    anchors: ClassVar[int] = 1
+    own_view: ClassVar[bool] = False  # the candidates are the targets alone
+    anchors: ClassVar[int] = 1  # a prediction looks for its target, never the reverse
 
     metadata: ClassVar[Metadata] = Metadata(
         title="MoCo v3",

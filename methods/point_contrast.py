@@ -103,6 +103,7 @@ class HardestContrastive(Regularizer):
         squared_NN = square1_N[:, None] + square2_N - 2 * (z1_NQ @ z2_NQ.T)
         others_NN = squared_NN.masked_fill(torch.eye(len(z1_NQ), dtype=torch.bool, device=z1_NQ.device), torch.inf)
         positive = ((z1_NQ - z2_NQ).square().sum(dim=1) - self.positive_margin).relu().mean()
+        # Rows are the first view in search of the second, columns the reverse.
         negative = 0.5 * (self._below_margin(others_NN.amin(dim=0)) + self._below_margin(others_NN.amin(dim=1)))
         return {"alignment": positive, "uniformity": self.negative_weight * negative}
 

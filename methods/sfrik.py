@@ -81,6 +81,7 @@ class SFRIK(KernelRegularizer):
     def kernel(self, t: Tensor, q: int) -> Tensor:
         """Compute Σ_ℓ b_ℓ P_ℓ(q; t), same shape as t."""
         total = torch.zeros_like(t)
+        # The order 0 is a constant, which has no weight.
         for weight, polynomial in zip(self.weights, legendre(self.order, t, q)[1:], strict=True):
             total = total + weight * polynomial
         return total
@@ -94,5 +95,5 @@ class SFRIK(KernelRegularizer):
         """Return the coefficients of b_1 t + b_2 (q t² − 1)/(q − 1) for L <= 2."""
         if self.order > 2:
             return None
-        b1, b2 = (*self.weights, 0.0)[:2]
+        b1, b2 = (*self.weights, 0.0)[:2]  # of L = 1 there is no b_2
         return -b2 / (q - 1), b1, b2 * q / (q - 1)

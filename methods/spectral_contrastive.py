@@ -66,6 +66,7 @@ class SpectralContrastive(Regularizer):
 
     def _factors(self, z_NQ: Tensor) -> Tensor:
         radius = self.mu**0.5
+        # Embeddings within the ball keep their length: their factor is 1.
         factor_N: Tensor = radius / torch.linalg.vector_norm(z_NQ, dim=1).clamp_min(radius)
         return factor_N
 

@@ -65,6 +65,7 @@ class TiCo(KernelEnergy):
 
     def target_transform(self, q: int) -> nn.Module | None:
         """Follow the covariance over the steps, see `RunningCovariance`."""
+        # Without momentum nothing is kept from step to step, and the streamed forms serve.
         return RunningCovariance(self, q) if self.covariance_momentum else None
 
     def alignment_scale(self, q: int) -> float:
@@ -107,6 +108,7 @@ class CovarianceContrast(Regularizer):
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute the alignment of predictions z1 with targets z2, and the energy of z1 in C."""
         u1_NQ, u2_NQ = normalize(z1_NQ), normalize(z2_NQ)
+        # Of U C Uᵀ the diagonal alone is asked for: the whole would take n² numbers.
         energy = (u1_NQ @ self.covariance_QQ * u1_NQ).sum(dim=1).mean()
         return {"alignment": 1 - (u1_NQ * u2_NQ).sum(dim=1).mean(), "uniformity": self.covariance_weight * energy}
 
@@ -137,6 +139,7 @@ class RunningCovariance(nn.Module):
         """Return TiCo with the C of this step, and the targets as they are; see `Regularizer.target_transform`."""
         u_NQ = normalize(torch.cat(list(predictions_NQ)))
         moment_QQ = u_NQ.T @ u_NQ / len(u_NQ)
+        # C is that of the whole batch, the same on every rank.
         if group is not None:
             dist.all_reduce(moment_QQ, group=group)
             moment_QQ /= dist.get_world_size(group)

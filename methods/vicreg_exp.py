@@ -63,6 +63,7 @@ class VICRegExp(VarianceCovariance):
         """Compute them with the rows of x as variables, shape (variables, observations)."""
         observations = x.shape[1]
         hinge = self.hinge(x.var(dim=1))
+        # The diagonal holds variances, which are the matter of the hinge.
         covariance = mask_diagonal(x @ x.T / (self.temperature * (observations - 1))).logsumexp(dim=1).mean()
         # The factor 2 of the second term alone is that of `VICReg`.
         return {
@@ -117,4 +118,5 @@ class VICRegCtr(VICRegExp):
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute μ v and 2 ν c_exp of the transposed view."""
         mean = u_NQ.mean(dim=0) if self.centering == "batch" else u_NQ.mean(dim=1, keepdim=True)
+        # Not transposed: here the images take the place of the variables.
         return self._of_rows(u_NQ - mean)

@@ -116,6 +116,7 @@ class WMSE(Native):
             half_NB = torch.linalg.solve_triangular(before_factor_NN, block_NB, upper=False)
             rest_NB = torch.linalg.solve_triangular(before_factor_NN.T, half_NB, upper=True)
             identity_BB = torch.eye(block_NB.shape[1], dtype=block_NB.dtype, device=block_NB.device)
+            # A product with its own transpose stays symmetric, however it is rounded.
             factor_BB = torch.linalg.cholesky(scale * (half_NB.T @ half_NB) + self.epsilon * identity_BB)
             whitened_BN.append(torch.linalg.solve_triangular(factor_BB, rest_NB.T, upper=False))
             before_NN = before_NN + scale / self.epsilon * (block_NB @ block_NB.T)

@@ -66,6 +66,7 @@ class WeakSIGReg(Decomposed):
     def regularizer_of_step(self, like_NQ: Tensor) -> Callable[[Tensor], Addends]:
         """Draw the sketch of a step, in one precision on each device: a seed gives the same one whatever the dtype."""
         q = like_NQ.shape[1]
+        # A covariance that is no larger than its sketch needs none.
         if q <= self.sketch_dim:
             return self._distance
         dtype = torch.float64 if like_NQ.device.type == "cpu" else torch.float32

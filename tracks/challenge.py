@@ -102,6 +102,7 @@ class Challenge:
         options = {"final_seeds": None, "leading": None, "trials": None, "repeats": None}
         path = self.folder / f"{self.folder.name}.yaml"
         final = run_tuning(str(path), self.overrides, wait, say, **options, unequal=False, oversized=False)
+        # Slurm works on both at the same time, so both were begun before this.
         if again is None or final is None:
             return None
         while True:
@@ -125,6 +126,7 @@ class Challenge:
     def _place(self) -> Placing:
         """Read what is finished and compare it with the rows."""
         summary = _summary([self.folder / "track" / "shipped", self.folder])
+        # Rows of another task are in another summary, so a challenger of other settings is not in this one.
         own = next((row for row in summary.rows if row.label == self.label), None)
         if own is None:
             raise RegbenchError(
@@ -200,6 +202,7 @@ def prepared(loss: object, track: str | Track, overrides: Sequence[str]) -> Iter
     folder = Path(load_grid(overrides).runtime.runs_dir) / f"{track.name}_{file.module}"
     bundle = read_bundle(track.bundle)
     with file.plugged_in(folder / "plug_in") as method:
+        # Rows of one label would be put together, and their seeds taken for those of one method.
         if method.label in {record.label for record in bundle.records}:
             raise RegbenchError(f"{file.path}: {method.label!r} is a row of the track; give it another title")
         unpack(bundle, folder / "track" / "shipped")

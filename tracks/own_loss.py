@@ -31,6 +31,7 @@ from regbench.methods import METHODS
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.processes import one_line
 
+# A process of a sweep imports nothing but entry points, so the copy enters the loss by itself.
 _FOOTER = """
 
 # Added by `regbench challenge`.
@@ -109,9 +110,11 @@ class LossFile:
         # Jobs of Slurm get the environment, and not this process's `sys.path`.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [place, paths]))
         try:
+            # Python may have listed the folder before the copy was in it.
             importlib.invalidate_caches()
             yield self._loaded(before)
         finally:
+            # Another file may hold a loss of the same name.
             for name in {METHODS.name(METHODS.build(name)) for name in set(METHODS.names()) - before}:
                 METHODS.unregister(name)
             sys.modules.pop(self.module, None)
@@ -149,7 +152,7 @@ class Plain(Regularizer):
         settings = dataclasses.asdict(self)  # type: ignore[call-overload]
         if inspect.isclass(self.loss_of):
             made: Any = self.loss_of(**settings)
-            module = made.to(z1_NQ)
+            module = made.to(z1_NQ)  # buffers too have to be where the embeddings are
             if list(module.parameters()):
                 raise RegbenchError(f"{self.label} has parameters, which nobody would train; a loss must have none")
             return {"loss": scalar(module(z1_NQ, z2_NQ))}
@@ -174,6 +177,7 @@ def enter(module_name: str, name: str, chosen: str) -> None:
     regularizers, *plain = kinds
     if regularizers:
         return
+    # Functions beside a module are its helpers.
     losses = next(filter(None, plain), [])
     if len(losses) != 1:
         names = ", ".join(loss.__name__ for loss in losses) or "none"

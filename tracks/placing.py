@@ -55,6 +55,7 @@ class Placing:
     @property
     def places(self) -> tuple[int, int]:
         """The best and the worst place that the verdicts leave open."""
+        # A row that is not told from it may stand on either side.
         ahead = sum(verdict.words == "worse than" for verdict in self._of_rivals)
         behind = sum(verdict.words == "better than" for verdict in self._of_rivals)
         return 1 + ahead, 1 + len(self.rivals) - behind
@@ -76,7 +77,7 @@ class Placing:
         untold = [verdict for verdict in self.verdicts if verdict.words == "not told from"]
         possible = [(verdict.seeds, verdict.label) for verdict in untold if verdict.seeds is not None]
         if possible:
-            seeds, label = min(possible)
+            seeds, label = min(possible)  # the row that takes the fewest seeds
             return f"with the means as they are, about {seeds - self.seeds} more seeds tell it from {label}"
         if untold:
             return "no number of its seeds tells another row: the rows' own seeds and the machines are too uncertain"
@@ -88,6 +89,7 @@ class Placing:
         for verdict in self.verdicts:
             low, high = verdict.difference - verdict.half_width, verdict.difference + verdict.half_width
             rows.append([verdict.words, verdict.label, f"{verdict.difference:+.2f}", f"{low:+.2f} to {high:+.2f}"])
+        # Else tabulate would take "+0.10" for a number, and print 0.1.
         table = tabulate(rows, [self.label + " is", "row", "points", "interval"], disable_numparse=True)
         best, worst = self.places
         mean = statistics.fmean(self.values)

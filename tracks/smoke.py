@@ -90,6 +90,7 @@ class SmokeTest:
 
 def _learned(before: Record, after: Record) -> Iterator[tuple[bool, str, str]]:
     """Compare the trained loss with the untrained network."""
+    # A run that diverged in its first epoch has logged no rank.
     rank = after.at_end.get("effective_rank", 0.0)
     yield after.status == "done" and rank > _COLLAPSED, "not collapsed", f"{after.status}, effective rank {rank:.1f}"
     for score in before.scores:
@@ -107,5 +108,6 @@ def smoke_test(file: LossFile, overrides: Sequence[str]) -> Iterator[SmokeTest]:
     with file.plugged_in(runs_dir / name / "plug_in") as method:
         preset = read_rows(SMOKE, overrides)
         untrained, trained = preset.rows
+        # The preset cannot name a loss that it does not know.
         rows = [untrained, [*trained, f"method={METHODS.name(method)}"]]
         yield SmokeTest(method, replace(load_rows(preset, rows), name=name))

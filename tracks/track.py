@@ -106,6 +106,7 @@ def around_default(method: Regularizer) -> Space:
     """Return a range around the first hyperparameter that is a positive number; none without such."""
     for each in dataclasses.fields(method):  # type: ignore[arg-type]
         value = getattr(method, each.name)
+        # A whole number counts something, such as the terms of a series, and is no weight.
         if isinstance(value, float) and value > 0:
             return {each.name: Range(value / _AROUND, value * _AROUND)}
     return {}

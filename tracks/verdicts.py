@@ -103,4 +103,5 @@ def unclear(found: Sequence[Verdict], seeds: int) -> list[Verdict]:
 def _critical(freedom: int, rows: int) -> float:
     from scipy.stats import t  # takes longer to import than a report of a few cells
 
+    # Two-sided, and shared by all rows and all looks.
     return float(t.ppf(1 - LEVEL / (2 * rows * LOOKS), freedom))

@@ -110,11 +110,13 @@ class FineTuning(Evaluation):
                 is_best = choose(found, labels[: number + 1])[0] == number
                 best = tuned.state_dict() if is_best else state.data["best"]
                 done = f"{number + 1} of {len(pairs)} pairs of learning rates"
+                # The next pair begins at its first epoch.
                 state.save(done, last=True, tried=number + 1, found=found, best=best, epoch=0)
         chosen, selected_on, candidates = choose(found, labels)
         rates = dict(zip(("backbone", "head"), pairs[chosen], strict=True))
         subject.note(f"{name}_learning_rates", selected_on=selected_on, chosen=rates, candidates=candidates)
         results = {split: found[split][chosen] for split in splits}
+        # Where the test split chose, it has its scores already.
         if "test" not in results:
             tuned = network(chosen)
             tuned.network.load_state_dict(state.data["best"])

@@ -117,6 +117,7 @@ class _Training:
         )
         self.journal = Journal(cell, self.progress, compute.device, world, self.engine, attempt)
         self.agreement = Agreement(world)
+        # In place, so that weights have the same names in a checkpoint of a run without it.
         if compute.runtime.compile:
             self.network.compile()
             if self.teacher is not None:
@@ -234,6 +235,7 @@ class _Training:
             teacher=self.teacher,
             done=lambda: progress.step / (cell.epochs * len(loader)),
         )
+        # A resumed run has it from its checkpoint.
         if not progress.loss_extra_bytes:
             size = cell.batch_size // self.world.size, cell.output_dim, cell.augmentation.count
             (extra,) = self.world.maximum(step.loss_extra_bytes(*size, self.compute.device))

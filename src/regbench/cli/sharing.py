@@ -77,6 +77,7 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
       regbench verify results/our-lab.rows.json
       regbench verify results/our-lab.zip --recompute 3 runtime.data_dir=/scratch/data
     """
+    # Before the bundle is read, whose cells have to be cells of known methods.
     _plug_in(ctx, losses)
     from regbench.instruments import recompute as again
     from regbench.reports.board.entered import rows_misfits
