@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired
 
@@ -333,7 +334,7 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
         )
     # Columns that are empty throughout are left out, but not those that every status has.
     heads = [head for head in _HEADS if head in ("cell", "state", "") or any(row[head] for row in rows)]
-    table = tabulate([[row[head] for head in heads] for row in rows], heads, disable_numparse=True)
+    table = tabulate(map(itemgetter(*heads), rows), heads, disable_numparse=True)
     hidden = len(statuses) - len(shown)
     more = f"; {hidden} not listed (--all)" if hidden else ""
     return f"{table}\n\n{len(statuses)} cells: {counts(statuses)}{more}"

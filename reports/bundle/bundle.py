@@ -277,7 +277,7 @@ def _lines(archive: zipfile.ZipFile, manifest: BundleManifest, name: str) -> lis
     content = _content(archive, name)
     if hashlib.sha256(content).hexdigest() != manifest.files[name]:
         raise ValueError(f"{name} is not what the manifest's SHA-256 was taken of; it was changed or damaged")
-    return [line for line in content.split(b"\n") if line]
+    return list(filter(None, content.split(b"\n")))
 
 
 def _content(archive: zipfile.ZipFile, name: str) -> bytes:

@@ -86,8 +86,8 @@ def nested_deviations(rows: Iterable[Mapping[Any, Sequence[float]]]) -> tuple[fl
     within = between = size = 0.0
     within_freedom = between_freedom = 0
     for row in rows:
-        counts = np.array([len(scores) for scores in row.values()])
-        means = np.array([np.mean(scores) for scores in row.values()])
+        counts = np.array(list(map(len, row.values())))
+        means = np.array(list(map(np.mean, row.values())))
         if len(row) < 2:
             continue
         for scores in row.values():

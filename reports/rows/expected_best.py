@@ -89,10 +89,9 @@ def efforts(summary: Summary) -> list[Effort]:
             # Either half chooses and the other scores. Without halves both are the same, and so are the two curves.
             by_odd, by_even = expected_best(even, odd), expected_best(odd, even)
             curves.append(np.mean([by_odd, by_even], axis=0).tolist())
-        # A mean over the searches takes a k that all of them have reached.
-        most = min(map(len, curves))
-        if most > 1:
-            expected = tuple(fmean(curve[k] for curve in curves) for k in range(most))
+        # A mean over the searches takes a k that all of them have reached, where zip ends.
+        expected = tuple(map(fmean, zip(*curves, strict=False)))
+        if len(expected) > 1:
             found.append(Effort(row, epochs, expected))
     return found
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from regbench.reports.rows.significance import LEVEL, critical_range
@@ -148,9 +149,7 @@ def _means(tasks: Mapping[str, Mapping[str, ByRun]], labels: Sequence[str]) -> d
     """Return each method's mean over the runs that all share, (methods,), for each task with such runs."""
     found = {}
     for name, scores in tasks.items():
-        runs = [set(scores[label]) for label in labels]
-        shared = sorted(set.intersection(*runs)) if runs else []
-        if shared:
-            columns = [[scores[label][run] for run in shared] for label in labels]
-            found[name] = np.mean(columns, axis=1)
+        shared = pd.DataFrame(scores, columns=labels).dropna()
+        if len(shared):
+            found[name] = shared.to_numpy().mean(axis=0)
     return found
