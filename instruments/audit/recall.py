@@ -230,8 +230,10 @@ def recall_table(entries: Sequence[dict[str, Any]]) -> str:
     total = Counter[str]()
     for entry in entries:
         if entry["mistake"]:
-            # Of the severities the worse one, "defect", comes later in the alphabet.
-            outcome = max((each["severity"] for each in entry["findings"]), default="missed")
+            severities = {each["severity"] for each in entry["findings"]}
+            outcome = "missed"
+            if severities:
+                outcome = "defect" if "defect" in severities else "convention"
             for count in (counts.setdefault(entry["mistake"], Counter()), total):
                 count[outcome] += 1
     rows = []
