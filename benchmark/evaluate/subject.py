@@ -38,7 +38,7 @@ class Subject:
         choices: Record of how the hyperparameters were chosen; choices of the evaluations are added to it.
         seed: Seed of all random numbers that evaluations draw.
         embedder: From images to embeddings; None where there is no projector, as with raw pixels.
-        backend: Library that read the images ("ffcv" or "torchvision"), once some were read.
+        backend: What read the images ("ffcv", "torchvision" or "resident"), once some were read.
     """
 
     config: EvaluationConfig

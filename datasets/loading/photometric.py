@@ -1,6 +1,7 @@
 """The photometric part of the augmentation, in batches on the training device, with parameters drawn per image.
 
-With FFCV on a CPU the same is done image by image in `kernels_photometric.finish`.
+With FFCV on a CPU the same is done image by image in `kernels_photometric.finish`. With `runtime.compile` it is
+`augment_all`, of which torch.compile makes few kernels.
 
 Every operation works on (N, C, H, W) float32 with values in [0, 255] and is defined as the torchvision function of the
 same name, without the rounding to whole levels between operations. Images are touched only by what they drew.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -165,7 +167,7 @@ def _steps(chain: npt.NDArray[np.float64]) -> list[_Step]:
     return [step for step in steps if len(step.rows)]
 
 
-def _on_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+def on_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """Copy without waiting for what the device is doing."""
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
@@ -185,9 +187,9 @@ def photometric(crops: Tensor, chain: npt.NDArray[np.float64]) -> Tensor:
     x = planes.to(torch.float32, memory_format=torch.contiguous_format)
     # One transfer for the rows and one for the values of all steps.
     lengths = [len(step.rows) for step in steps]
-    all_rows = _on_device(np.concatenate([step.rows for step in steps]), x.device).split(lengths)
+    all_rows = on_device(np.concatenate([step.rows for step in steps]), x.device).split(lengths)
     values = np.concatenate([step.values for step in steps]).astype(np.float32)
-    all_values = _on_device(values, x.device).split(lengths)
+    all_values = on_device(values, x.device).split(lengths)
     for step, rows, value in zip(steps, all_rows, all_values, strict=True):
         if len(step.rows) == len(x):
             # Where it is for all images, nothing has to be picked and put back.
@@ -213,7 +215,50 @@ class Normalize:
 
     def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Normalise (N, C, H, W) float32, which is written over; the result is `channels_last` with three channels."""
-        layout = torch.channels_last if x.shape[1] == 3 else torch.contiguous_format
         # A GPU shifts, rounds and reorders in one pass.
-        out = torch.empty_like(x, dtype=dtype, memory_format=layout)
+        out = torch.empty_like(x, dtype=dtype, memory_format=_layout(x))
         return torch.add(x.mul_(self._scale), self._shift, out=out)
+
+    def in_one(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Do the same in one expression, whose layout the compiler keeps."""
+        return (x * self._scale + self._shift).to(dtype, memory_format=_layout(x))
+
+
+def _layout(x: Tensor) -> torch.memory_format:
+    return torch.channels_last if x.shape[1] == 3 else torch.contiguous_format
+
+
+@cache
+def compiled_augmentation() -> Callable[..., Tensor]:
+    """Return `augment_all` with kernels of its own for each shape: those for any shape would be slower."""
+    return torch.compile(augment_all, dynamic=False)
+
+
+def augment_all(crops: Tensor, chain: Tensor, normalize: Normalize, dtype: torch.dtype, *, blurs: bool) -> Tensor:
+    """Do what `photometric` and `normalize` do: every operation for all images, kept for those that drew it.
+
+    What is done does not depend on the draws, so it is compiled once.
+
+    Args:
+        crops: (N, H, W, C) uint8.
+        chain: (N, 11) float32, on their device.
+        normalize: Applied at the end.
+        dtype: Of the result.
+        blurs: Whether images of this view may be blurred.
+    """
+    x = crops.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+    is_colour = x.shape[1] == 3
+    possible = _JITTER if is_colour else _JITTER[:2]
+    for place in range(len(possible)):
+        before = x
+        for number, operation in enumerate(possible):
+            chosen = _per_image(chain[:, place] == number)
+            x = torch.where(chosen, operation(before.clone(), chain[:, 4 + number]), x)
+    if is_colour:
+        x = torch.where(_per_image(chain[:, 8] > 0), grey(x), x)
+    if blurs:
+        sigma = chain[:, 9]
+        # Images without a blur get one that is not used.
+        blurred = gaussian_blur(x, torch.where(sigma > 0, sigma, 1.0))
+        x = torch.where(_per_image(sigma > 0), blurred, x)
+    return normalize.in_one(solarize(x, chain[:, 10]), dtype)

@@ -16,6 +16,9 @@ from regbench.datasets.beton import Beton
 from regbench.datasets.loading.crops import Boxes, Chains, CropShape, CropStream, Ints
 from regbench.errors import RegbenchError
 
+RESAMPLE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+"""The filters that are Pillow's."""
+
 
 # The matrices depend on two sizes only, and random crops meet the same sizes again and again.
 @lru_cache(maxsize=4096)
@@ -41,7 +44,7 @@ def resize(image: npt.NDArray[np.uint8], height: int, width: int, interpolation:
         pixels = np.floor(pixels + 0.5)
         pixels = np.einsum("yh,hxc->yxc", _area_weights(image.shape[0], height), pixels, optimize=True)
         return np.floor(pixels + 0.5).astype(np.uint8)
-    resample = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}[interpolation]
+    resample = RESAMPLE[interpolation]
     grey = image.shape[2] == 1
     picture = Image.fromarray(image[:, :, 0] if grey else image)
     # There are two calls because the order of the passes within one differs between Pillow's versions.
