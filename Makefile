@@ -7,7 +7,8 @@ TORCH ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONSTRAINTS := -c $(if $(TORCH),.venv/constraints.txt,constraints.txt)
-INSTALL := $(PIP) install $(CONSTRAINTS)
+# Python compiles what is imported. To compile all that is installed would take a fifth of the installation.
+INSTALL := $(PIP) install --no-compile $(CONSTRAINTS)
 # FFCV is compiled with OpenCV's description of itself, or with ours where that is not installed.
 OPENCV := pkg-config --exists opencv4 2>/dev/null || export PKG_CONFIG_PATH="$$PKG_CONFIG_PATH:$(CURDIR)/.ci/ffcv-build"
 # Written last, so that an interrupted installation is taken up by the next run.
