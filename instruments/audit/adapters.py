@@ -29,9 +29,33 @@ def _halves(loss: Any, batch: Batch) -> Any:
 
 
 def _both_orders(loss: Any, batch: Batch) -> Any:
-    """Call a loss that regularizes its first view only with either view first: the mean is that of both."""
-    z1_NQ, z2_NQ = batch.views_NQ
-    return (loss(z1_NQ, z2_NQ) + loss(z2_NQ, z1_NQ)) / 2
+    """Call a loss that keeps a state once, with both orders of two views."""
+    return loss(torch.cat(batch.views_NQ), torch.cat(batch.targets_NQ[::-1]))
+
+
+def _with_teacher(loss: Any, batch: Batch) -> Any:
+    """Call a loss of the teacher's distributions, which it makes itself, and let its center follow."""
+    scores = torch.stack(batch.targets_NQ)
+    value = loss(torch.stack(batch.views_NQ), loss.softmax_center_teacher(scores, 0.07))
+    loss.update_center(scores)
+    return value
+
+
+def _with_prototypes(loss: Any, batch: Batch) -> Any:
+    """Call a loss of features and prototypes, both of length 1, so that the scores are those of the batch."""
+    scores = torch.cat(batch.views_NQ)
+    length = 2 * scores.detach().norm(dim=1).max().clamp_min(1e-12)
+    # Their inner products with the first axes are the scores over this length, as are the temperatures.
+    coordinates = scores / length
+    rest = (1 - coordinates.square().sum(dim=1, keepdim=True)).sqrt()
+    features = torch.cat([coordinates, rest], dim=1)
+    axes = torch.nn.Linear(features.shape[1], scores.shape[1], bias=False)
+    axes.weight.data = torch.eye(*axes.weight.shape, dtype=scores.dtype)
+    usual = loss.temperature, loss.epsilon
+    loss.temperature, loss.epsilon = (float(each / length) for each in usual)
+    value = loss(*features.chunk(len(batch.views_NQ)), axes)
+    loss.temperature, loss.epsilon = usual
+    return value
 
 
 def _drawing(loss: Any, views: Tensor) -> Any:
@@ -50,6 +74,13 @@ _CALLS: dict[str, Call] = {
     "global_and_local": _global_and_local,
     "halves": _halves,
     "both_orders": _both_orders,
+    "teacher_first": lambda loss, batch: loss(batch.targets_NQ, batch.views_NQ),
+    "both_orders_of_output": lambda loss, batch: _both_orders(loss, batch).loss,
+    "with_teacher": _with_teacher,
+    "with_prototypes": _with_prototypes,
+    "global_then_local": lambda loss, batch: loss(
+        batch.views_NQ[: batch.global_views], batch.views_NQ[batch.global_views :]
+    ),
     "reference": lambda loss, batch: loss(batch.views_NQ[0], ref_emb=batch.views_NQ[1]),
     "stacked_at_a_step": lambda loss, batch: _drawing(loss, torch.stack(batch.views_NQ)),
     "concatenated_at_a_step": lambda loss, batch: _drawing(loss, torch.cat(batch.views_NQ)),

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from regbench.instruments.audit.finding import Finding, in_words
 from regbench.instruments.audit.target import Target
+from regbench.instruments.audit.textbook import textbook
 from regbench.instruments.audit.variants import SCALES, Hypothesis, Terms, hypotheses
-from regbench.instruments.loss_checks import MEAN_SEEDS, Views, cast, chance, draw_views, mean_value, relative, seeded
+from regbench.instruments.loss_checks import MEAN_SEEDS, cast, chance, draw_views, mean_value, relative, seeded
 from regbench.methods import Regularizer
 from regbench.methods.pairwise import normalize
 
@@ -117,12 +118,6 @@ def explain_random(target: Target, method: Regularizer, count: int = 2, global_v
     text = f"is {ratio:.4g} times {method.label}'s textbook in the mean over {MEAN_SEEDS} draws, ± {spread:.1g}"
     text += f", with {count} views" if count > 2 else ""
     return Finding("another value in the mean", "defect", ratio, text)
-
-
-def textbook(method: Regularizer, views: Views, global_views: int, *, seed: int = 0) -> Tensor:
-    """Compute a method's published formula; what it draws follows from the seed."""
-    with seeded(seed):
-        return torch.stack(list(method.view_terms(views, global_views).values())).sum()
 
 
 def least_squares(basis: Sequence[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:

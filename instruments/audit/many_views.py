@@ -17,9 +17,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regbench.instruments.audit.explain import explain_random, least_squares, textbook
+from regbench.instruments.audit.explain import explain_random, least_squares
 from regbench.instruments.audit.finding import Finding, Severity, in_words
 from regbench.instruments.audit.target import SIZE, Target
+from regbench.instruments.audit.textbook import has_targets, is_own_target, step_of, textbook
 from regbench.instruments.loss_checks import Views, cast, chance, draw_views, mean_value, seeded
 from regbench.methods import Regularizer
 from regbench.methods.decomposed import Decomposed
@@ -36,16 +37,18 @@ Part = tuple[int, ...]
 def left_out(target: Target, layout: Layout) -> list[Finding]:
     """Replace one view after the other: the value has to change."""
     count, global_views = layout
-    views = target.draw(count)
-    (other_NQ,) = target.draw(1, seed=19)
+    views = target.draw(count, global_views=global_views)
+    other_NQ, *_ = target.draw(1, seed=19)
     value = target.value(views, global_views=global_views).item()
     changes = []
-    for view in range(count):
+    # No target but its own is there for the prediction of a global view that is alone.
+    unused = 1 if target.has_targets and global_views == 1 else 0
+    for view in range(unused, len(views)):
         changed = list(views)
         changed[view] = other_NQ
         changes.append(abs(target.value(changed, global_views=global_views).item() - value))
     least = (1e-5 if target.single else 1e-9) * max(abs(value), *changes)
-    forgotten = [str(view + 1) for view, change in enumerate(changes) if change <= least]
+    forgotten = [str(view + 1) for view, change in enumerate(changes, unused) if change <= least]
     if not forgotten:
         return []
     text = f"{_with(layout)} the value does not depend on view {', '.join(forgotten)}"
@@ -55,8 +58,8 @@ def left_out(target: Target, layout: Layout) -> list[Finding]:
 def order(target: Target, layout: Layout) -> list[Finding]:
     """Turn the order of the global views round, and that of the local ones."""
     count, global_views = layout
-    views = target.draw(count)
-    turned = [*views[:global_views][::-1], *views[global_views:][::-1]]
+    views = target.draw(count, global_views=global_views)
+    turned = [*views[:global_views][::-1], *views[global_views:count][::-1], *views[count:][::-1]]
     loss = partial(target.value, global_views=global_views)
     value, other = mean_value(loss, views), mean_value(loss, turned)
     scale = max(abs(value[0]), 1e-12)
@@ -148,7 +151,7 @@ def _weights(target: Target, method: Regularizer, layout: Layout) -> list[_Term]
     columns: dict[tuple[str, Part], list[float]] = {}
     found, wanted = [], []
     for seed in range(_DRAWS):
-        views = draw_views(*SIZE, count, seed)
+        views = draw_views(*SIZE, count + (global_views if target.has_targets else 0), seed)
         if method.metadata.scale_invariant:
             views = list(map(normalize, views))  # two views tell whether the loss normalises
         found.append(target.value(cast(views, target.dtype), global_views=global_views).item())
@@ -182,7 +185,13 @@ def _parts(method: Regularizer, views: Views, global_views: int) -> dict[tuple[s
     pairs = list(itertools.combinations(range(len(views)), 2))
     parts: dict[tuple[str, Part], Tensor] = {}
     with seeded(0):
-        if isinstance(method, Decomposed):
+        if has_targets(method) or is_own_target(method):
+            step, predictions, targets = step_of(method, views, global_views)
+            for v, g in itertools.product(range(len(predictions)), range(global_views)):
+                if v != g:
+                    terms = step.terms(predictions[v], targets[g])
+                    parts["loss", (v, g)] = torch.stack(list(terms.values())).sum()
+        elif isinstance(method, Decomposed):
             units = [normalize(z_NQ) if method.unit else z_NQ for z_NQ in views]
             regularizer = method.regularizer_of_step(units[0])
             scale = method.alignment_scale(units[0].shape[1])

@@ -10,17 +10,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regbench.instruments.audit.explain import explain, explain_random, textbook
+from regbench.instruments.audit.explain import explain, explain_random
 from regbench.instruments.audit.finding import Finding, Severity
 from regbench.instruments.audit.many_views import Layout, left_out, order, values
 from regbench.instruments.audit.target import SIZE, Target
+from regbench.instruments.audit.textbook import is_own_target, keeps_state, textbook
 from regbench.instruments.audit.weights import weights
 from regbench.instruments.loss_checks import (
     Views,
     cast,
     chance,
     corner_cases,
-    draw_views,
     evaluate,
     mean_value,
     not_finite,
@@ -55,7 +55,7 @@ def gradient(target: Target, layout: Layout = (2, 2)) -> list[Finding]:
     """Compare the gradient with differences of the loss's own value, or the textbook's if it detaches something."""
     method = target.claimed
     try:
-        if method is None or method.metadata.exact_gradient:
+        if method is None or (method.metadata.exact_gradient and not is_own_target(method)):
             return _against_differences(target, layout)
         return _against_textbook(target, layout)
     except Exception as error:
@@ -66,7 +66,12 @@ def _against_differences(target: Target, layout: Layout) -> list[Finding]:
     count, global_views = layout
     # In single precision, differences over a smaller step would be rounding.
     step, tolerance = (1e-2, 0.02) if target.single else (1e-4, 1e-5)
-    loss, views = partial(target.value, global_views=global_views), target.draw(count)
+    drawn = target.draw(count, global_views=global_views)
+    views, targets = drawn[:count], drawn[count:]
+
+    def loss(views: Views, *, seed: int = 0) -> Tensor:
+        return target.value([*views, *targets], seed=seed, global_views=global_views)
+
     tried = slopes(loss, views, step)
     _, found, wanted = torch.tensor(tried, dtype=torch.float64).T
     scale = wanted.abs().max().item() or 1.0
@@ -95,17 +100,31 @@ def _against_textbook(target: Target, layout: Layout) -> list[Finding]:
     method = target.claimed
     assert method is not None
     count, global_views = layout
-    views = target.draw(count)
+    views = target.draw(count, global_views=global_views)
     value, found = evaluate(partial(target.value, global_views=global_views), views)
     wanted_value, wanted = evaluate(partial(textbook, method, global_views=global_views), views)
     tolerance = 1e-2 if target.single else 1e-5
     if abs(value.item() - wanted_value.item()) > tolerance * abs(wanted_value.item()):
         return []  # the gradient of another value is another, and `value` says so
-    error = max(map(relative, found, wanted))
+    # What targets get is another matter.
+    error = max(map(relative, found[:count], wanted[:count]))
     if error <= tolerance:
         return []
     text = f"the value is {method.label}'s, the gradient differs from the textbook's by {error:.2g}"
     return [Finding("gradient not the textbook's", "defect", error, text)]
+
+
+def targets(target: Target) -> list[Finding]:
+    """Take the gradient with respect to the targets: a teacher must get none."""
+    if not target.has_targets:
+        return []
+    _, gradients = evaluate(target.value, target.draw())
+    into = torch.stack(gradients[2:]).norm().item()
+    if into == 0:
+        return []
+    share = into / torch.stack(gradients).norm().item()
+    text = f"{share:.2g} of the gradient flows to the targets: the caller has to detach them"
+    return [Finding("gradient of targets", "convention", share, text)]
 
 
 def views(target: Target) -> list[Finding]:
@@ -127,15 +146,16 @@ def views(target: Target) -> list[Finding]:
 
 def symmetry(target: Target) -> list[Finding]:
     """Permute the images and exchange the views; whether lengths matter shows in the value."""
-    z1, z2 = pair = target.draw()
-    wanted = mean_value(target.value, pair)
-    floor = max(abs(wanted[0]), abs(target.value([z1, z2.roll(1, dims=0)]).item()), 1e-12)
+    z1, z2, *targets = views = target.draw()
+    wanted = mean_value(target.value, views)
+    floor = max(abs(wanted[0]), abs(target.value([z1, z2.roll(1, dims=0), *targets]).item()), 1e-12)
     method = target.claimed
     tries: list[tuple[str, Severity, str, list[Tensor]]] = [
-        ("order of images", "defect", "the images of the batch are permuted", permuted(pair))
+        ("order of images", "defect", "the images of the batch are permuted", permuted(views))
     ]
-    if method is None or method.metadata.symmetric:
-        tries.append(("order of views", "defect" if method else "note", "the views are exchanged", [z2, z1]))
+    if method is None or method.metadata.symmetric or targets or is_own_target(method):
+        exchanged = [z2, z1, *targets[::-1]]
+        tries.append(("order of views", "defect" if method else "note", "the views are exchanged", exchanged))
     findings = []
     for name, severity, what, other in tries:
         found = mean_value(target.value, other)
@@ -152,9 +172,11 @@ def finite(target: Target) -> list[Finding]:
     hopeless: list[str] = []
     refused: list[str] = []
     cases = corner_cases()
+    if target.claimed is not None and target.claimed.prototypes:
+        del cases["large"]  # scores of prototypes are cosines
     for name, pair in cases.items():
         try:
-            what = not_finite(target.value, pair)
+            what = not_finite(target.value, pair * 2 if target.has_targets else pair)
         except Exception as error:
             refused.append(f"{name} ({type(error).__name__})")
             continue
@@ -180,7 +202,7 @@ def precision(target: Target) -> list[Finding]:
     if not target.single and (jump := _jump(target)) > 1e-10:
         text = f"the value jumps by {jump:.1g} of itself between embeddings that are equal to ten digits"
         findings.append(Finding("rounds within", "defect" if jump > 1e-6 else "note", jump, text))
-    single = cast(draw_views(16, 8, 2), torch.float32)
+    single = cast(target.draw(seed=0, size=(16, 8)), torch.float32)
     if target.claimed is not None and target.claimed.metadata.scale_invariant:
         single = [torch.nn.functional.normalize(z, dim=1) for z in single]
     if isinstance(_gradients(target, single), Exception):  # which other probes report
@@ -266,7 +288,7 @@ def memory(target: Target) -> list[Finding]:
 
 
 def _kept_bytes(target: Target, n: int, q: int) -> int:
-    views = [z.float().requires_grad_() for z in draw_views(n, q, 2)]
+    views = [z.float().requires_grad_() for z in target.draw(seed=0, size=(n, q))]
     storages: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -280,7 +302,9 @@ def _kept_bytes(target: Target, n: int, q: int) -> int:
 
 
 def state(target: Target) -> list[Finding]:
-    """Call one instance twice with the same embeddings and the same random numbers."""
+    """Call one instance twice with the same embeddings and the same random numbers, unless a state is published."""
+    if target.claimed is not None and keeps_state(target.claimed):
+        return []
     loss = target.make(*SIZE, target.dtype)
     first, second = (target.value(target.draw(), loss=loss).item() for _ in range(2))
     if first == second:
@@ -294,6 +318,7 @@ PROBES: dict[str, Probe] = {
     "value": value,
     "weights": weights,
     "gradient": gradient,
+    "targets": targets,
     "views": views,
     "symmetry": symmetry,
     "finite": finite,

@@ -113,7 +113,7 @@ def _look(target: Target, rows: Sequence[int], rank: int) -> Answer:
     first = sum(rows[:rank])
     mine = slice(first, first + rows[rank])
     shares = [z[mine] for z in views]
-    directions = [d[mine] for d in directions_of(views)]
+    directions = [d[mine] for d in directions_of(target, views)]
 
     def loss(views: Views, *, seed: int = 0) -> Tensor:
         return target.value(views, seed=seed, first=first)
@@ -139,11 +139,14 @@ def whole_batch(target: Target, rows: Sequence[int]) -> list[Tensor]:
     return target.draw(max(target.views), seed=5, size=(sum(rows), _Q))
 
 
-def directions_of(views: Views) -> list[Tensor]:
-    """Draw the direction along which slopes are taken, of the whole batch."""
+def directions_of(target: Target, views: Views) -> list[Tensor]:
+    """Draw the direction along which slopes are taken, of the whole batch; targets stay where they are."""
     # The same on all ranks, like the batch: each takes its own rows of it.
     generator = torch.Generator().manual_seed(11)
-    return [torch.randn(z.shape, generator=generator, dtype=torch.float64).to(z.dtype) for z in views]
+    directions = [torch.randn(z.shape, generator=generator, dtype=torch.float64).to(z.dtype) for z in views]
+    if target.has_targets:
+        directions[len(views) // 2 :] = [torch.zeros_like(z) for z in views[len(views) // 2 :]]
+    return directions
 
 
 def ranks(target: Target, group: Ranks) -> list[Finding]:
@@ -207,7 +210,7 @@ class _Split:
 
     def judge(self) -> list[Finding]:
         """Find what is wrong with values, gradients and draws."""
-        if self.world > 1 and self._are_alone():
+        if self.world > 1 and self._are_alone() and not self._share_targets():
             return self._judge_alone()
         findings = self._judge_value()
         if self.world > 1:
@@ -229,9 +232,18 @@ class _Split:
                 return False
         return True
 
+    def _own_values(self) -> list[float]:
+        """Compute what one process finds of each rank's rows."""
+        shares = [[z[part] for z in self.views] for part in self.parts]
+        firsts = [part.start for part in self.parts]
+        return [self.target.value(share, first=first).item() for share, first in zip(shares, firsts, strict=True)]
+
+    def _share_targets(self) -> bool:
+        """Tell whether other ranks' targets count, now or in a state, which slopes along predictions do not show."""
+        return self.target.has_targets and not all(map(self.same, self.values, self._own_values()))
+
     def _judge_alone(self) -> list[Finding]:
-        for part, value in zip(self.parts, self.values, strict=True):
-            own = self.target.value([z[part] for z in self.views], first=part.start).item()
+        for value, own in zip(self.values, self._own_values(), strict=True):
             if not self.same(value, own):
                 why = "no rank's value depends on another's rows, although it changes with the number of ranks"
                 return [Finding("dropped collective result", "defect", value / own, f"{self.where} {why}")]
@@ -268,7 +280,7 @@ class _Split:
         It is the sum of the slopes of all ranks' values. Where a loss detaches something, so that its gradient is not
         that of its value, it is the gradient of the single process; None if the value is not that one's either.
         """
-        directions = directions_of(self.views)
+        directions = directions_of(self.target, self.views)
         _, gradients = evaluate(self.target.value, self.views)
         products = [g * d for g, d in zip(gradients, directions, strict=True)]
         found = sum(product.sum().item() for product in products)

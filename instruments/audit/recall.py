@@ -26,9 +26,9 @@ from tqdm import tqdm
 
 from regbench import methods
 from regbench.files import write_text
-from regbench.instruments.audit.explain import textbook
 from regbench.instruments.audit.probes import PROBES, run_probe
-from regbench.instruments.audit.target import Target
+from regbench.instruments.audit.target import Batch, Target
+from regbench.instruments.audit.textbook import has_targets, textbook
 from regbench.instruments.loss_checks import draw_views, evaluate, relative, seeded
 
 PER_METHOD = 20
@@ -151,7 +151,7 @@ def _caller() -> str:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A method's formula with a mistake in one line, as a loss of any number of views.
+    """A method's formula with a mistake in one line, as a loss of two views, and of their targets if it has any.
 
     Attributes:
         method: Name of the method.
@@ -167,22 +167,23 @@ class Mutant:
         """Compute the loss, a scalar."""
         with _Line(MISTAKES[self.mistake] if self.mistake >= 0 else None, self.place):
             # The seed is the one that the audit has just set.
-            value = textbook(methods.build(self.method), views_NQ, len(views_NQ), seed=torch.initial_seed())
+            value = textbook(methods.build(self.method), views_NQ, 2, seed=torch.initial_seed())
         return 3 * value + 1 if self.mistake == TWIN else value
 
 
 def mutants(method: str) -> Iterator[tuple[int, str]]:
     """List mistakes and lines that give another loss than the method, at most `PER_METHOD`."""
     original = Mutant(method)
+    tensors = 4 if has_targets(methods.build(method)) else 2
     line = _Line()
     with line:
-        original(*draw_views(12, 8, 2))
+        original(*draw_views(12, 8, tensors))
     possible = []
     for number, mistake in enumerate(MISTAKES):
         for name, place in line.seen:
             if place and name in mistake.calls and (number, place) not in possible:
                 possible.append((number, place))
-    draws = [draw_views(n, q, 2, seed=n) for n, q in ((12, 8), (8, 12))]
+    draws = [draw_views(n, q, tensors, seed=n) for n, q in ((12, 8), (8, 12))]
     wanted = [_looked_at(original, draw) for draw in draws]
     different = []
     for number, place in possible:
@@ -209,7 +210,7 @@ def examine(method: str, probes: Sequence[str]) -> list[dict[str, Any]]:
     expected: set[str] = set()
     for number, place in [(ORIGINAL, ""), (TWIN, ""), *mutants(method)]:
         expression = f"{__name__}:Mutant({method!r}, {number}, {place!r})"
-        target = Target(name=f"{method} {place}", expression=expression, claims=method)
+        target = Target(name=f"{method} {place}", expression=expression, call=_at_once, claims=method)
         findings = []
         for probe in probes:
             for each in run_probe(target, probe):
@@ -222,6 +223,10 @@ def examine(method: str, probes: Sequence[str]) -> list[dict[str, Any]]:
         mistake = "" if number < 0 else MISTAKES[number].name
         found.append({"method": method, "mistake": mistake, "place": place, "findings": findings})
     return found
+
+
+def _at_once(loss: Any, batch: Batch) -> Any:
+    return loss(*batch.views_NQ, *batch.targets_NQ)
 
 
 def recall_table(entries: Sequence[dict[str, Any]]) -> str:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from regbench import methods, wording
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
+from regbench.instruments.audit.textbook import earlier_batches, has_targets, keeps_state
 from regbench.instruments.loss_checks import Views, cast, draw_views, seeded
 from regbench.methods import Regularizer
 
@@ -38,18 +39,36 @@ class Batch:
     """What a loss is called with.
 
     Attributes:
-        views_NQ: This rank's embeddings of each view, shape (n, q), the global views first.
+        views_NQ: This rank's embeddings or predictions of each view, shape (n, q), the global views first.
+        targets_NQ: The targets of the global views, same shape; none if the loss compares views with each other.
         global_views: How many views are global.
         first: Number of the first row in the batch of all ranks.
     """
 
     views_NQ: list[Tensor]
+    targets_NQ: list[Tensor]
     global_views: int
     first: int
+
+    @property
+    def sides(self) -> list[list[Tensor]]:
+        """The views, and the targets if there are any."""
+        return [self.views_NQ, self.targets_NQ] if self.targets_NQ else [self.views_NQ]
 
 
 Call = Callable[[Any, Batch], Any]
 """How a loss is called with a batch."""
+
+
+def _arguments(loss: Any, batch: Batch) -> Any:
+    if not batch.targets_NQ:
+        return loss(*batch.views_NQ)
+    values = []
+    for g, target_NQ in enumerate(batch.targets_NQ):
+        for v, view_NQ in enumerate(batch.views_NQ):
+            if v != g:
+                values.append(scalar(loss(view_NQ, target_NQ)))
+    return torch.stack(values).mean()
 
 
 def _labelled(loss: Any, batch: Batch) -> Any:
@@ -58,15 +77,18 @@ def _labelled(loss: Any, batch: Batch) -> Any:
 
 
 CALLS: dict[str, Call] = {
-    "arguments": lambda loss, batch: loss(*batch.views_NQ),
-    "list": lambda loss, batch: loss(batch.views_NQ),
-    "stacked": lambda loss, batch: loss(torch.stack(batch.views_NQ)),
-    "concatenated": lambda loss, batch: loss(torch.cat(batch.views_NQ)),
+    "arguments": _arguments,
+    "list": lambda loss, batch: loss(*batch.sides),
+    "stacked": lambda loss, batch: loss(*map(torch.stack, batch.sides)),
+    "concatenated": lambda loss, batch: loss(*map(torch.cat, batch.sides)),
     "labelled": _labelled,
     "each": lambda loss, batch: torch.stack([scalar(loss(view_NQ)) for view_NQ in batch.views_NQ]).mean(),
 }
 """loss(z1, z2, …); loss([z1, z2, …]); loss of one tensor (V, n, q); of one (V n, q); of one (V n, q) with the images'
-numbers as labels; the mean over views of loss(z)."""
+numbers as labels; the mean over views of loss(z).
+
+With targets t beside predictions p: the mean of loss(p_v, t_g) over v ≠ g; loss([p1, p2, …], [t1, t2]); and likewise of
+two tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +138,11 @@ class Target:
             layouts += [(max(many), 1), (max(many), 2)]
         return layouts
 
+    @property
+    def has_targets(self) -> bool:
+        """Whether it gets targets beside the views, see `textbook.has_targets`."""
+        return self.claimed is not None and has_targets(self.claimed)
+
     def make(self, n: int, q: int, dtype: torch.dtype, views: int = 2) -> Any:
         """Make the loss anew, so that nothing is left of earlier calls."""
         module, expression = _load(self.expression)
@@ -134,25 +161,35 @@ class Target:
     def value(
         self, views_NQ: Views, *, seed: int = 0, first: int = 0, global_views: int | None = None, loss: Any = None
     ) -> Tensor:
-        """Compute the loss, a scalar, of this rank's rows.
+        """Compute the loss, a scalar, of this rank's rows; after earlier batches if it is to keep a state.
 
-        `first` is the number of the first row in the batch of all ranks, `loss` one that was made already.
+        The targets, if there are any, come after the views. `first` is the number of the first row in the batch of all
+        ranks, `loss` one that was made already.
         """
         count, (n, q) = len(views_NQ), views_NQ[0].shape
-        if loss is None:
-            loss = self.make(n, q, views_NQ[0].dtype, count)
+        if self.has_targets:
+            global_views = global_views or count // 2
+            count -= global_views
         call = self.call
         if isinstance(call, str):
             call = CALLS[call]
+        batches = [views_NQ]
+        if loss is None:
+            loss = self.make(n, q, views_NQ[0].dtype, count)
+            if self.claimed is not None and keeps_state(self.claimed):
+                batches = [*earlier_batches(views_NQ, first), views_NQ]
         factor, _ = self.weights.get("loss", (1.0, ""))
         with seeded(seed):
-            return factor * scalar(call(loss, Batch(list(views_NQ), global_views or count, first)))
+            for each_NQ in batches:
+                batch = Batch(list(each_NQ[:count]), list(each_NQ[count:]), global_views or count, first)
+                value = scalar(call(loss, batch))
+        return factor * value
 
     @functools.cached_property
     def dtype(self) -> torch.dtype:
         """float64; float32 if the loss refuses that."""
         try:
-            self.value(draw_views(*SIZE, 2))
+            self.value(draw_views(*SIZE, 4 if self.has_targets else 2))
         except Exception:
             return torch.float32
         return torch.float64
@@ -162,8 +199,12 @@ class Target:
         """Whether the loss takes float32 only, so that tolerances have to be wider."""
         return self.dtype == torch.float32
 
-    def draw(self, count: int = 2, seed: int = 7, size: tuple[int, int] = SIZE) -> list[Tensor]:
-        """Draw views in the loss's dtype."""
+    def draw(
+        self, count: int = 2, seed: int = 7, size: tuple[int, int] = SIZE, global_views: int | None = None
+    ) -> list[Tensor]:
+        """Draw so many views in the loss's dtype, and the targets of the global ones if it gets any."""
+        if self.has_targets:
+            count += global_views or count
         return cast(draw_views(*size, count, seed), self.dtype)
 
     @functools.cached_property

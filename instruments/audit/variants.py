@@ -16,11 +16,14 @@ from torch import Tensor
 
 from regbench.errors import RegbenchError
 from regbench.instruments.audit.finding import Severity
+from regbench.instruments.audit.textbook import earlier_batches, has_targets, published
 from regbench.instruments.loss_checks import Views
 from regbench.methods import Regularizer
 from regbench.methods.barlow_twins import BarlowTwins
 from regbench.methods.decomposed import Decomposed
+from regbench.methods.dino import DINO
 from regbench.methods.pairwise import normalize
+from regbench.methods.swav import SwAV
 from regbench.methods.vicreg import VICReg
 from regbench.methods.views import mean_squared_spread
 
@@ -64,8 +67,12 @@ def hypotheses(method: Regularizer) -> Iterator[Hypothesis]:
     yield Hypothesis(partial(_textbook, method), text=ours)
     for name, text, terms in _statistics(method):
         yield Hypothesis(terms, name, f"{ours} {text}")
-    if not method.metadata.symmetric:
-        swapped: Terms = lambda views: method.terms(views[1], views[0])  # noqa: E731
+    if has_targets(method):
+        swapped: Terms = lambda views: published(method, [*views[2:], *views[:2]]).terms  # noqa: E731
+        text = f"{ours} with predictions and targets exchanged"
+        yield Hypothesis(swapped, "targets for predictions", text, "defect")
+    elif not method.metadata.symmetric:
+        swapped = lambda views: method.terms(views[1], views[0])  # noqa: E731
         yield Hypothesis(swapped, "views swapped", f"{ours} with the views exchanged")
     for name, value, other in _settings(method):
         text = f"{ours} with {name} = {value:.6g} in place of {getattr(method, name):.6g}"
@@ -84,7 +91,7 @@ def hypotheses(method: Regularizer) -> Iterator[Hypothesis]:
 
 
 def _textbook(method: Regularizer, views: Views) -> Addends:
-    return method.view_terms(list(views), len(views))
+    return published(method, views).terms
 
 
 def _real_settings(method: Regularizer) -> dict[str, float]:
@@ -121,7 +128,12 @@ def _statistics(method: Regularizer) -> Iterator[tuple[str, str, Terms]]:
     if isinstance(method, BarlowTwins):
         text = "with standard deviations over n − 1, products over n"
         yield "n for n − 1", text, partial(_unbiased_barlow_twins, method)
-    if isinstance(method, Decomposed):
+    if isinstance(method, DINO):
+        text = "with a center that begins at the first batch's mean, in place of zero"
+        yield "another first center", text, partial(_begun_with_a_batch, method)
+    if isinstance(method, SwAV):
+        yield "views pooled", "with the codes of all views as those of one batch", partial(_pooled_codes, method)
+    if isinstance(method, Decomposed) and not has_targets(method):
         text = "with the regularizer of all views' embeddings as one batch, in place of each view's"
         yield "views pooled", text, partial(_pooled, method)
 
@@ -144,6 +156,19 @@ def _unbiased_barlow_twins(method: BarlowTwins, views: Views) -> Addends:
     redundancy = correlation_QQ.square().sum() - diagonal_Q.square().sum()
     alignment = method.scale * (1 - diagonal_Q).square().sum()
     return {"alignment": alignment, "redundancy": method.scale * method.redundancy_weight * redundancy}
+
+
+def _begun_with_a_batch(method: DINO, views: Views) -> Addends:
+    first_Q = torch.stack(earlier_batches(views)[0][2:]).mean(dim=(0, 1))
+    # What of it stays after the averages of this step and the next, where the published center has none of it yet.
+    shift_Q = method.center_momentum**2 * first_Q
+    return _textbook(method, [*views[:2], *(t_NQ - shift_Q for t_NQ in views[2:])])
+
+
+def _pooled_codes(method: SwAV, views: Views) -> Addends:
+    scores = torch.cat(list(views))
+    targets = torch.cat(list(views)[::-1])
+    return method.terms(scores, targets)
 
 
 def _pooled(method: Decomposed, views: Views) -> Addends:

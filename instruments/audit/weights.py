@@ -17,9 +17,10 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
-from regbench.instruments.audit.explain import SIZES, Size, in_n_and_q, textbook
+from regbench.instruments.audit.explain import SIZES, Size, in_n_and_q
 from regbench.instruments.audit.finding import Finding
 from regbench.instruments.audit.target import Target
+from regbench.instruments.audit.textbook import textbook
 from regbench.instruments.loss_checks import LossOfViews, Views, cast, evaluate
 from regbench.methods import Regularizer
 from regbench.methods.barlow_twins import BarlowTwins
@@ -98,6 +99,7 @@ def _change(loss_at: Callable[[float], LossOfViews], weight: float, views: Views
     found = []
     for given in (weight, weight / 2):
         value, slopes = evaluate(loss_at(given), views)
-        parts = [value.reshape(1), *(slope_NQ.flatten() for slope_NQ in slopes if gradients)]
+        # Of two views; what targets follow is another matter.
+        parts = [value.reshape(1), *(slope_NQ.flatten() for slope_NQ in slopes[:2] if gradients)]
         found.append(torch.cat(parts).double())
     return found[0] - found[1]

@@ -318,6 +318,99 @@ def simclr_with_all_positives(*views: Tensor) -> Tensor:
     return (logits.logsumexp(dim=1) - positives.logsumexp(dim=1)).mean()
 
 
+# Of predictions and targets, and with one thing wrong each.
+
+
+def byol(p: Tensor, t: Tensor, stop: bool = True) -> Tensor:
+    target = t.detach() if stop else t
+    return 4 - 4 * F.cosine_similarity(p, target, dim=1).mean()
+
+
+def does_not_stop(p: Tensor, t: Tensor) -> Tensor:
+    return byol(p, t, stop=False)
+
+
+def predicts_on_the_wrong_side(p: Tensor, t: Tensor) -> Tensor:
+    return byol(t, p)
+
+
+def reads_one_target(p: Sequence[Tensor], t: Sequence[Tensor]) -> Tensor:
+    return (byol(p[0], t[1]) + byol(p[1], t[1])) / 2
+
+
+class Dino:
+    """The cross-entropy of all pairs of views, with a center that follows the teacher's scores."""
+
+    def __init__(
+        self,
+        student: float = 0.1,
+        teacher: float = 0.07,
+        momentum: float = 0.9,
+        first: bool = False,
+        reduced: bool = True,
+        pairs: Callable[[int, int], bool] = lambda v, g: v != g,
+    ) -> None:
+        self.student, self.teacher, self.momentum, self.first = student, teacher, momentum, first
+        self.reduced, self.pairs = reduced, pairs
+        self.center: Tensor | None = None
+
+    def __call__(self, students: Sequence[Tensor], teachers: Sequence[Tensor]) -> Tensor:
+        mean = torch.stack(list(teachers)).detach().mean(dim=(0, 1))
+        if self.center is None:
+            self.center = torch.zeros_like(mean)
+            momentum = 0.0 if self.first else self.momentum
+        else:
+            momentum = self.momentum
+        losses = []
+        for g, t in enumerate(teachers):
+            wanted = ((t.detach() - self.center) / self.teacher).softmax(dim=1)
+            for v, s in enumerate(students):
+                if self.pairs(v, g):
+                    losses.append(F.cross_entropy(s / self.student, wanted))
+        if world() > 1 and self.reduced:
+            dist.all_reduce(mean)
+            mean /= world()
+        self.center = momentum * self.center + (1 - momentum) * mean
+        return torch.stack(losses).mean()
+
+
+def moco_v3(p: Tensor, t: Tensor, gather: Callable[[Tensor], Tensor] = gathered) -> Tensor:
+    """At temperature 1: each rank's predictions among the targets of all ranks."""
+    keys = gather(F.normalize(t.detach(), dim=1))
+    first = dist.get_rank() * len(p) if world() > 1 else 0
+    return 4 * F.cross_entropy(F.normalize(p, dim=1) @ keys.T, torch.arange(first, first + len(p)))
+
+
+def moco_v3_of_own_rows(p: Tensor, t: Tensor) -> Tensor:
+    return 4 * F.cross_entropy(F.normalize(p, dim=1) @ F.normalize(t, dim=1).T, torch.arange(len(p)))
+
+
+def codes(z: Tensor) -> Tensor:
+    q = (z / 0.05).exp()
+    for _ in range(3):
+        q = q / q.sum(dim=0)
+        q = q / q.sum(dim=1, keepdim=True)
+    return q
+
+
+def swav(*views: Tensor, global_views: int = 2, stop: bool = True) -> Tensor:
+    losses = []
+    for g in range(global_views):
+        code = codes(views[g])
+        for v, z in enumerate(views):
+            if v != g:
+                losses.append(F.cross_entropy(z / 0.1, code.detach() if stop else code))
+    return torch.stack(losses).mean()
+
+
+def differentiates_codes(z1: Tensor, z2: Tensor) -> Tensor:
+    return swav(z1, z2, stop=False)
+
+
+def one_code_for_both_views(z1: Tensor, z2: Tensor) -> Tensor:
+    return F.cross_entropy(torch.cat([z1, z2]) / 0.1, codes(torch.cat([z2, z1])).detach())
+
+
 # On ranks.
 
 

@@ -80,6 +80,52 @@ def test_a_planted_defect_is_found_by_its_name(loss: str, claims: str, probe: st
     assert all(finding.severity == "note" for finding in found[1:]), found
 
 
+@pytest.mark.parametrize(
+    ("loss", "claims", "call", "probe", "name", "severity"),
+    [
+        ("does_not_stop", "byol", "arguments", "targets", "gradient of targets", "convention"),
+        ("predicts_on_the_wrong_side", "byol", "arguments", "gradient", "detached view", "defect"),
+        ("lambda p, t: byol(p, t) / 4", "byol", "arguments", "value", "factor", "convention"),
+        ("reads_one_target", "byol", "list", "symmetry", "order of views", "defect"),
+        ("Dino(student=0.07, teacher=0.1)", "dino", "list", "value", "another value", "defect"),
+        ("Dino(teacher=0.14)", "dino", "list", "value", "another setting", "convention"),
+        ("Dino(momentum=1.0)", "dino", "list", "value", "another value", "defect"),
+        ("Dino(momentum=0.0)", "dino", "list", "value", "another value", "defect"),
+        ("Dino(momentum=0.1)", "dino", "list", "value", "another setting", "convention"),
+        ("Dino(first=True)", "dino", "list", "value", "another first center", "convention"),
+        ("lambda p, t: moco_v3(t, p)", "moco_v3", "arguments", "value", "targets for predictions", "defect"),
+        ("differentiates_codes", "swav", "arguments", "gradient", "gradient not the textbook's", "defect"),
+        ("one_code_for_both_views", "swav", "arguments", "value", "views pooled", "convention"),
+    ],
+)
+def test_what_is_wrong_with_targets_is_found_by_its_name(
+    loss: str, claims: str, call: str, probe: str, name: str, severity: str
+) -> None:
+    found = run_probe(target(loss, claims, call=call), probe)
+    assert [(finding.name, finding.severity) for finding in found] == [(name, severity)], found
+
+
+@pytest.mark.parametrize(
+    ("loss", "claims", "how"),
+    [
+        ("byol", "byol", {}),
+        ("lambda p, t: byol(p, t) / 4 - 1", "simsiam", {}),
+        ("moco_v3", "moco_v3", {}),
+        ("Dino", "dino", {"call": "list", "views": (2, 3, 4), "local_views": True}),
+        ("swav", "swav", {"call": crops, "views": (2, 3, 4), "local_views": True}),
+    ],
+)
+def test_nothing_is_found_in_a_sound_loss_of_targets(loss: str, claims: str, how: dict[str, Any]) -> None:
+    assert [finding for probe in PROBES for finding in run_probe(target(loss, claims, **how), probe)] == []
+
+
+def test_a_target_that_counts_more_with_local_views_is_found() -> None:
+    pairs = "lambda v, g: v != g and (v < 2 or g == 0)"
+    (found,) = run_probe(target(f"Dino(pairs={pairs})", "dino", call="list", views=(2, 4), local_views=True), "views")
+    assert (found.name, found.severity) == ("uneven weights of views", "defect")
+    assert "3–1: 0.125 for 0.0833" in found.text
+
+
 def test_a_kink_is_no_jump() -> None:
     assert "rounds within" not in [finding.name for finding in run_probe(target("has_kinks"), "precision")]
 
@@ -216,6 +262,24 @@ def test_what_is_wrong_between_ranks_is_found_by_its_name(
     assert [finding.name for finding in found] == names, found
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loss", "claims", "call", "names"),
+    [
+        ("byol", "byol", "arguments", ["does not gather"]),
+        ("moco_v3", "moco_v3", "arguments", ["equal shares only"]),
+        ("moco_v3_of_own_rows", "moco_v3", "arguments", ["does not gather"]),
+        ("Dino", "dino", "list", ["unequal shares change the value"]),
+        ("Dino(reduced=False)", "dino", "list", ["does not gather"]),
+    ],
+)
+def test_what_is_wrong_with_targets_between_ranks_is_found_by_its_name(
+    group: Ranks, loss: str, claims: str, call: str, names: list[str]
+) -> None:
+    found = ranks(target(loss, claims, call=call, gathers=True), group)
+    assert [finding.name for finding in found] == names, found
+
+
 class Told(Ranks):
     """What ranks would see that each know the whole batch, by one process; `factor` is that of value and gradient."""
 
@@ -225,7 +289,7 @@ class Told(Ranks):
     def look(self, target: Target, rows: Sequence[int]) -> list[Answer]:
         views, world = whole_batch(target, rows), len(rows)
         value, gradients = evaluate(target.value, views)
-        along = (torch.stack(gradients) * torch.stack(directions_of(views))).sum(dim=(0, 2))
+        along = (torch.stack(gradients) * torch.stack(directions_of(target, views))).sum(dim=(0, 2))
         seen = self.factor(world) * torch.stack([part.sum() for part in along.split(list(rows))])
         slopes = tuple(seen.tolist())
         # DistributedDataParallel takes the mean of the gradients.
@@ -336,10 +400,10 @@ def test_adapters_are_read() -> None:
     """Each is checked as one is made: how it is called, and the regularizer that it claims to be."""
     read = adapters.libraries()
     assert {library: len(losses) for library, losses in read.items()} == {
-        "lightly": 13,
+        "lightly": 16,
         "pytorch-metric-learning": 2,
-        "stable-pretraining": 4,
-        "solo-learn": 4,
+        "stable-pretraining": 10,
+        "solo-learn": 8,
         "lejepa": 2,
         "jepa-science": 1,
         "info-nce-pytorch": 1,
