@@ -41,23 +41,6 @@ def _with_teacher(loss: Any, batch: Batch) -> Any:
     return value
 
 
-def _with_prototypes(loss: Any, batch: Batch) -> Any:
-    """Call a loss of features and prototypes, both of length 1, so that the scores are those of the batch."""
-    scores = torch.cat(batch.views_NQ)
-    length = 2 * scores.detach().norm(dim=1).max().clamp_min(1e-12)
-    # Their inner products with the first axes are the scores over this length, as are the temperatures.
-    coordinates = scores / length
-    rest = (1 - coordinates.square().sum(dim=1, keepdim=True)).sqrt()
-    features = torch.cat([coordinates, rest], dim=1)
-    axes = torch.nn.Linear(features.shape[1], scores.shape[1], bias=False)
-    axes.weight.data = torch.eye(*axes.weight.shape, dtype=scores.dtype)
-    usual = loss.temperature, loss.epsilon
-    loss.temperature, loss.epsilon = (float(each / length) for each in usual)
-    value = loss(*features.chunk(len(batch.views_NQ)), axes)
-    loss.temperature, loss.epsilon = usual
-    return value
-
-
 def _drawing(loss: Any, views: Tensor) -> Any:
     """Call a loss that draws directions of the default dtype by a counter of steps."""
     # With the generator's seed for the step, it draws what the textbook draws.
@@ -77,7 +60,6 @@ _CALLS: dict[str, Call] = {
     "teacher_first": lambda loss, batch: loss(batch.targets_NQ, batch.views_NQ),
     "both_orders_of_output": lambda loss, batch: _both_orders(loss, batch).loss,
     "with_teacher": _with_teacher,
-    "with_prototypes": _with_prototypes,
     "global_then_local": lambda loss, batch: loss(
         batch.views_NQ[: batch.global_views], batch.views_NQ[batch.global_views :]
     ),

@@ -23,7 +23,6 @@ from regbench.methods.barlow_twins import BarlowTwins
 from regbench.methods.decomposed import Decomposed
 from regbench.methods.dino import DINO
 from regbench.methods.pairwise import normalize
-from regbench.methods.swav import SwAV
 from regbench.methods.vicreg import VICReg
 from regbench.methods.views import mean_squared_spread
 
@@ -131,8 +130,6 @@ def _statistics(method: Regularizer) -> Iterator[tuple[str, str, Terms]]:
     if isinstance(method, DINO):
         text = "with a center that begins at the first batch's mean, in place of zero"
         yield "another first center", text, partial(_begun_with_a_batch, method)
-    if isinstance(method, SwAV):
-        yield "views pooled", "with the codes of all views as those of one batch", partial(_pooled_codes, method)
     if isinstance(method, Decomposed) and not has_targets(method):
         text = "with the regularizer of all views' embeddings as one batch, in place of each view's"
         yield "views pooled", text, partial(_pooled, method)
@@ -163,12 +160,6 @@ def _begun_with_a_batch(method: DINO, views: Views) -> Addends:
     # What of it stays after the averages of this step and the next, where the published center has none of it yet.
     shift_Q = method.center_momentum**2 * first_Q
     return _textbook(method, [*views[:2], *(t_NQ - shift_Q for t_NQ in views[2:])])
-
-
-def _pooled_codes(method: SwAV, views: Views) -> Addends:
-    scores = torch.cat(list(views))
-    targets = torch.cat(list(views)[::-1])
-    return method.terms(scores, targets)
 
 
 def _pooled(method: Decomposed, views: Views) -> Addends:

@@ -407,10 +407,6 @@ def differentiates_codes(z1: Tensor, z2: Tensor) -> Tensor:
     return swav(z1, z2, stop=False)
 
 
-def one_code_for_both_views(z1: Tensor, z2: Tensor) -> Tensor:
-    return F.cross_entropy(torch.cat([z1, z2]) / 0.1, codes(torch.cat([z2, z1])).detach())
-
-
 # On ranks.
 
 

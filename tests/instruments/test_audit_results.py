@@ -72,6 +72,11 @@ def test_lejepa_of_stable_pretraining_drops_the_mean_over_ranks() -> None:
 
 
 @pytest.mark.slow
+def test_tico_of_stable_pretraining_rewards_a_single_point() -> None:
+    assert numbers("import TiCO") == pytest.approx([2.69, 2.78, 0, 20], abs=0.01)
+
+
+@pytest.mark.slow
 def test_moments_of_lejepa_drop_the_mean_over_ranks() -> None:
     """Needs a checkout of lejepa in PYTHONPATH."""
     found, alone, together = numbers("import Moments", processes=2)
