@@ -1,7 +1,7 @@
 """The textbook: the published value of what a loss claims to be, of views' embeddings or of predictions and targets.
 
-Some methods compare predictions with the outputs of a teacher. What is given for embeddings is then the predictions of
-the V views and after them the targets, the teacher's outputs for the G global views.
+Where a method compares predictions with a teacher's outputs, those stand in the embeddings' place: predictions of V
+views, then targets, the outputs for the G global views.
 
 Shapes: N = batch (n), Q = embedding dimension, or prototypes whose scores take its place (q).
 """
@@ -39,12 +39,7 @@ def keeps_state(method: Regularizer) -> bool:
 
 
 def earlier_batches(like: Views, first: int = 0) -> list[list[Tensor]]:
-    """Draw two batches that come before one, like it: a state that begins at zero follows the mean over them.
-
-    Args:
-        like: What the batches are like, in number, shape and dtype.
-        first: Number of the first row in the batch of all ranks.
-    """
+    """Draw two batches of the same shapes that come before one, whose first row has a number in that of all ranks."""
     n, q = like[0].shape
     batches = []
     for seed in (31, 32):
