@@ -35,6 +35,13 @@ def test_mistakes_are_found_by_their_kind_and_the_method_itself_is_not() -> None
     assert int(table[6]) == 50
 
 
+def test_mistakes_in_a_loss_of_targets_are_found_and_the_method_itself_is_not() -> None:
+    entries = examine("simsiam", ("value", "gradient"))
+    assert [entry["findings"] for entry in entries if not entry["mistake"]] == [[], []]
+    assert len(entries) > 6
+    assert all(entry["findings"] for entry in entries if entry["mistake"])
+
+
 @pytest.mark.slow
 def test_the_command_audits_a_sample(tmp_path: Path) -> None:
     out = tmp_path / "recall.json"
