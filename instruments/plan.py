@@ -132,7 +132,7 @@ def predict(
             for state in optimizer.state.values():
                 accounts.file("optimizer state", _tensors(state))
         # The all-reduce of the gradients, which DDP would do in backward.
-        accounts.all_reduce(sum(gradient.nbytes for gradient in ddp_gradients))
+        accounts.all_reduce(_bytes(ddp_gradients))
         kept = [*network.state_dict().values(), *_tensors(optimizer.state)]
         if teacher is not None:
             kept += teacher.state_dict().values()
@@ -143,7 +143,7 @@ def predict(
             parameters=sum(p.numel() for p in parameters),
             flop_per_step=accounts.flop * world_size,
             sent_bytes_per_step=round(accounts.sent_bytes),
-            checkpoint_bytes=sum(tensor.nbytes for tensor in kept),
+            checkpoint_bytes=_bytes(kept),
         )
 
 
@@ -164,6 +164,10 @@ def _networks(cell: Cell, accounts: Accounts, *, plain: bool, in_group: bool) ->
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def largest(cell: Cell, limit_bytes: int, what: str, *, world_size: int = 1, **switches: Any) -> int | None:
@@ -309,7 +313,7 @@ class Accounts(TorchDispatchMode):
     def _count_work(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         name = func.overloadpacket.__name__
         if func.namespace == "c10d":
-            size = sum(tensor.nbytes for tensor in _tensors(args[0]))
+            size = _bytes(_tensors(args[0]))
             if name == "allreduce_":
                 self.all_reduce(size)
             # In a ring each rank passes on all parts but one.

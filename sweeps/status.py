@@ -333,7 +333,7 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
             }
         )
     # Columns that are empty throughout are left out, but not those that every status has.
-    heads = [head for head in _HEADS if head in ("cell", "state", "") or any(row[head] for row in rows)]
+    heads = [head for head in _HEADS if head in ("cell", "state", "") or any(map(itemgetter(head), rows))]
     table = tabulate(map(itemgetter(*heads), rows), heads, disable_numparse=True)
     hidden = len(statuses) - len(shown)
     more = f"; {hidden} not listed (--all)" if hidden else ""

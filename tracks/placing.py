@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.significance import LEVEL
-from regbench.tracks.verdicts import MOST_SEEDS, Verdict
+from regbench.tracks.verdicts import MOST_SEEDS, Verdict, worded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ class Placing:
     def places(self) -> tuple[int, int]:
         """The best and the worst place that the verdicts leave open."""
         # A row that is not told from it may stand on either side.
-        ahead = sum(verdict.words == "worse than" for verdict in self._of_rivals)
-        behind = sum(verdict.words == "better than" for verdict in self._of_rivals)
+        ahead = len(worded(self._of_rivals, "worse than"))
+        behind = len(worded(self._of_rivals, "better than"))
         return 1 + ahead, 1 + len(self.rivals) - behind
 
     @property
@@ -67,14 +67,14 @@ class Placing:
     @property
     def claim(self) -> str:
         """What may be claimed."""
-        beaten = [verdict.label for verdict in self.verdicts if verdict.words == "better than"]
+        beaten = [verdict.label for verdict in worded(self.verdicts, "better than")]
         held = f"{self.label} is better than {', '.join(beaten)}" if beaten else "better than no row"
         return f"{held} (all verdicts together hold in {100 - 100 * LEVEL:.0f} of 100 challenges)"
 
     @property
     def next_claim(self) -> str:
         """What it would take to tell one more row; empty if all are told."""
-        untold = [verdict for verdict in self.verdicts if verdict.words == "not told from"]
+        untold = worded(self.verdicts, "not told from")
         possible = [(verdict.seeds, verdict.label) for verdict in untold if verdict.seeds is not None]
         if possible:
             seeds, label = min(possible)  # the row that takes the fewest seeds

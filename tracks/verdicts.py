@@ -95,8 +95,13 @@ def unclear(found: Sequence[Verdict], seeds: int) -> list[Verdict]:
     """Return the verdicts that more seeds, up to `MOST_SEEDS`, would change if the means stayed as they are."""
     if seeds >= MOST_SEEDS:
         return []
-    untold = [verdict for verdict in found if verdict.words == "not told from"]
+    untold = worded(found, "not told from")
     return [verdict for verdict in untold if verdict.seeds is not None and verdict.seeds <= MOST_SEEDS]
+
+
+def worded(found: Sequence[Verdict], words: str) -> list[Verdict]:
+    """Return the verdicts that are put into these words."""
+    return [verdict for verdict in found if verdict.words == words]
 
 
 @functools.cache

@@ -144,7 +144,9 @@ def _columns(terms: Terms, samples: _Samples, method: Regularizer, count: int) -
                 rows.append(terms(cast(views, dtype)))
         except Exception:  # such as a setting that the method refuses
             return {}
-    found = {name: torch.stack([row[name].double() for row in rows]).view(count, -1) for name in rows[0]}
+    found = {}
+    for name in rows[0]:
+        found[name] = torch.stack([row[name] for row in rows]).double().view(count, -1)
     return found if all(column.isfinite().all() for column in found.values()) else {}
 
 

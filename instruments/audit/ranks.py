@@ -286,7 +286,7 @@ class _Split:
         found = sum(product.sum().item() for product in products)
         wanted = slope(self.target.value, self.views, directions, step_of(self.target))
         if abs(wanted - found) <= 10 * self.tolerance * max(abs(wanted), abs(found)):
-            return [sum(answer.slopes[rank] for answer in self.answers) for rank in range(self.world)]
+            return list(map(sum, zip(*(answer.slopes for answer in self.answers), strict=True)))
         if abs(self.mean - self.whole) > self.tolerance * abs(self.whole):
             return None
         shares = []
