@@ -195,13 +195,13 @@ def _from_zero(axes: Axes) -> None:
 
 def effort_drawings(summary: Summary, style: Styles) -> list[Drawing]:
     """Draw the best rows' expected best of k trials of their tuning; at most one figure."""
-    places = {id(row): place for place, row in enumerate(summary.rows[:DRAWN_CURVES])}
+    places = {row: place for place, row in enumerate(summary.rows[:DRAWN_CURVES])}
     curves = []
     for one in efforts(summary):
-        if id(one.row) in places:
+        if one.row in places:
             points = [(float(k), score, 0.0) for k, score in enumerate(one.expected, start=1)]
             tooltip = f"{one.expected[0]:.2f} % of one, {one.expected[-1]:.2f} % of {len(points)} trials"
-            curves.append(Curve(one.row.name, style[one.row.label], [places[id(one.row)]], tooltip, points))
+            curves.append(Curve(one.row.name, style[one.row.label], [places[one.row]], tooltip, points))
     if not curves:
         return []
     heads = ("trials", f"expected best {summary.selection_title}, {summary.selection_split} (%)")

@@ -112,12 +112,12 @@ def same_losses(summary: Summary) -> list[Pair]:
     return pairs
 
 
-def same_loss_marks(summary: Summary) -> dict[int, str]:
-    """Return the sign behind the name of each row of a pair, by the row's `id`: ≡, or ≈ for up to weights."""
-    marks: dict[int, str] = {}
+def same_loss_marks(summary: Summary) -> dict[Row, str]:
+    """Return the sign behind the name of each row of a pair: ≡, or ≈ for up to weights."""
+    marks: dict[Row, str] = {}
     # The pairs that are equal come last, so that ≡ stands where a row has a pair of both kinds.
     for pair in sorted(same_losses(summary), key=lambda pair: pair.equal):
-        marks |= dict.fromkeys(map(id, (pair.one, pair.other)), "≡" if pair.equal else "≈")
+        marks |= dict.fromkeys((pair.one, pair.other), "≡" if pair.equal else "≈")
     return marks
 
 

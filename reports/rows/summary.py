@@ -146,7 +146,8 @@ def of_same_seeds(configurations: Sequence[Configuration]) -> list[Configuration
     return found
 
 
-@dataclass(frozen=True)
+# With the equality of a configuration, as settings are a dict, which has no hash.
+@dataclass(frozen=True, eq=False)
 class Row(Configuration):
     """The configuration that stands for a method in one setting.
 

@@ -11,13 +11,13 @@ from regbench.reports.tables.table import Column, Filled, Table, table_of_rows
 
 def effort_table(summary: Summary) -> Table | None:
     """Set the expected best of 1, 2, 4, ... trials of each row; None where no row has two."""
-    found = {id(one.row): one for one in efforts(summary)}  # rows hold dicts, and have no hash
+    found = {one.row: one for one in efforts(summary)}
     if not found:
         return None
     most = max(len(one.expected) for one in found.values())
     columns: list[Filled] = [
-        (Column("epochs"), lambda row: str(found[id(row)].epochs) if id(row) in found else DASH),
-        (Column("trials"), lambda row: str(len(found[id(row)].expected)) if id(row) in found else DASH),
+        (Column("epochs"), lambda row: str(found[row].epochs) if row in found else DASH),
+        (Column("trials"), lambda row: str(len(found[row].expected)) if row in found else DASH),
     ]
     k = 1
     while k < most:
@@ -51,9 +51,9 @@ def effort_table(summary: Summary) -> Table | None:
     return table_of_rows(summary, "effort", "Score against tuning budget", columns, notes)
 
 
-def _best_of(found: dict[int, Effort], k: int | None, row: Row) -> str:
+def _best_of(found: dict[Row, Effort], k: int | None, row: Row) -> str:
     """Write the expected best of k trials, or of all."""
-    expected = found[id(row)].expected if id(row) in found else ()
+    expected = found[row].expected if row in found else ()
     if not expected or (k or 1) > len(expected):
         return DASH
     return f"{expected[-1 if k is None else k - 1]:.2f}"

@@ -138,10 +138,10 @@ def _notes(summary: Summary, *, at_end: bool, beside: bool) -> list[str]:
 
 def accuracies(summary: Summary, names: Sequence[str], suffix: str = "") -> list[Filled]:
     """Make a column for each of some test scores; bold is where no row is known to be better."""
-    places = {id(row): place for place, row in enumerate(summary.rows)}  # rows hold dicts, and have no hash
+    places = {row: place for place, row in enumerate(summary.rows)}
 
     def fill(name: str, row: Row) -> Entry:
-        score, best, place = row.score(name), summary.best(name), places[id(row)]
+        score, best, place = row.score(name), summary.best(name), places[row]
         samples = row.samples(name).values()
         scored = 0 if score is None else sum(map(len, samples))
         few = f" (n={scored})" if 0 < scored < len(row.records) else ""

@@ -97,9 +97,7 @@ def table_of_rows(
     body, same = [], same_loss_marks(summary)
     for row in summary.rows if whole else summary.methods:
         marked = row.label + " †" * bool(row.diverged) + " ‡" * bool(row.edges)
-        # A row holds a dict and has no hash, so marks are by its id.
-        if id(row) in same:
-            marked += f" {same[id(row)]}"
+        marked += f" {same[row]}" if row in same else ""
         filled = [fill(row) for _, fill in columns]
         body.append(entries(marked, *row.settings.values(), *filled))
     for absent in summary.missing if whole else ():
