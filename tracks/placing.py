@@ -94,13 +94,17 @@ class Placing:
         best, worst = self.places
         mean = statistics.fmean(self.values)
         shifts = ", ".join(f"{shift:+.2f}" for shift in self.shifts)
+        measured = []
+        for name, (found, unit) in self.measured.items():
+            if found is not None:
+                measured.append(f"{name}: {found.mean:.3g}{unit}")
         lines = [
             f"place {self.place} of {len(self.rivals) + 1}, by its verdicts {best} to {worst}",
             f"{self.score}: {mean:.2f} % over {self.seeds} seeds, of {MOST_SEEDS} at most",
             f"claim: {self.claim}",
             f"next: {self.next_claim}" if self.next_claim else "",
             f"share of the way to labels: {self.share:.0f} %" if self.share is not None else "",
-            *[f"{name}: {found.mean:.3g}{unit}" for name, (found, unit) in self.measured.items() if found is not None],
+            *measured,
             f"repeated cells scored {shifts} points more here than where the rows are from; it is in the intervals",
             f"report: {self.page}",
             f"bundle: {self.bundle}",

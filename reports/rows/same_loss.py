@@ -135,7 +135,7 @@ def same_loss_notes(summary: Summary) -> list[str]:
         parts = [f"≡ The same loss{factor}: {names}."]
         if apart:
             parts.append(f"They differ by {apart}. This is the floor of what to believe of other rows' differences.")
-        places = [place for place, row in enumerate(summary.rows) if row is pair.one or row is pair.other]
+        places = [summary.rows.index(pair.one), summary.rows.index(pair.other)]
         wrong = [summary.scores[name].title for name in summary.leading if _one_is_best(summary, name, places)]
         if wrong:
             parts.append(f"By {' and '.join(wrong)} only one of them is bold, which says nothing about the loss.")
