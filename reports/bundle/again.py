@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.files import configuration_id
@@ -89,5 +90,5 @@ def _noise(records: Sequence[Record]) -> dict[tuple[str, str], float]:
     # Seeds of one configuration share its mean, so each gives one degree of freedom less than it has seeds.
     freedom = found["count"] - 1
     squares = (found["var"] * freedom).groupby(names[:2]).sum()
-    noise: dict[tuple[str, str], float] = (squares / freedom.groupby(names[:2]).sum()).pow(0.5).to_dict()
+    noise: dict[Any, float] = (squares / freedom.groupby(names[:2]).sum()).pow(0.5).to_dict()
     return noise

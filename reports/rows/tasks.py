@@ -149,7 +149,7 @@ def _means(tasks: Mapping[str, Mapping[str, ByRun]], labels: Sequence[str]) -> d
     """Return each method's mean over the runs that all share, (methods,), for each task with such runs."""
     found = {}
     for name, scores in tasks.items():
-        shared = pd.DataFrame(scores, columns=labels).dropna().sort_index()
+        shared = pd.DataFrame(dict(scores), columns=list(labels)).dropna().sort_index()
         if len(shared):
             found[name] = shared.to_numpy().mean(axis=0)
     return found
