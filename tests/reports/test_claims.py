@@ -52,9 +52,9 @@ def _first(parts: Parts) -> Json:
     return found
 
 
-def _tried(parts: Parts) -> Json:
+def _tried(parts: Parts, method: str = "vicreg") -> Json:
     """A record that was tuned and not chosen."""
-    return next(record for record in parts.records if (record["method"], record["status"]) == ("vicreg", "tuned"))
+    return next(record for record in parts.records if (record["method"], record["status"]) == (method, "tuned"))
 
 
 def _how(record: Json) -> Json:
@@ -99,15 +99,15 @@ def _created(parts: Parts, time: str) -> None:
 
 
 def _stopped_higher(parts: Parts) -> None:
-    """Adds the first epoch of a training, which scored more than others after two."""
-    short = parts.shorten(_tried(parts), base_lr=0.7)
-    parts.score(short, split="tuning")["value"] = 80.0
-    step = {**_first(parts), "cell_id": short["cell_id"], "configuration": short["cell_id"]}
-    _entry(parts)["ranking"].append({**step, "epochs": 1, "status": "stopped", "value": 80.0})
+    """Adds to each method the first epoch of a training, which scored more than others after two."""
+    for entry in parts.choices[0]["choices"]:
+        short = parts.shorten(_tried(parts, entry["method"]), base_lr=0.7)
+        parts.score(short, split="tuning")["value"] = 80.0
+        step = {**entry["ranking"][0], "cell_id": short["cell_id"], "configuration": short["cell_id"]}
+        entry["ranking"].append({**step, "epochs": 1, "status": "stopped", "value": 80.0})
     parts.choices[0]["budget"] = 3
     for record in parts.final:
         _how(record)["budget"] = 3
-    # The other method gets its third configuration by the images, which are equally many.
 
 
 def _several_seeds(parts: Parts) -> None:
