@@ -10,9 +10,11 @@ import pytest
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.record_parts import Cost
+from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_grid
 from regbench.files import write_text
-from regbench.sweeps.forecast import largest_fitting, plan, refuse_oversized, rows, summary
+from regbench.instruments.plan import Needs
+from regbench.sweeps.forecast import Planned, largest_fitting, plan, refuse_oversized, rows, summary
 from tests.records import made
 
 IN100 = ("dataset=in100", "augmentation=imagenet", "network=resnet18", "batch_size=256", "cluster.gpus=8")
@@ -25,21 +27,67 @@ def ran(runs: Path, overrides: list[str], **more: Any) -> None:
     write_text(runs / "other" / cell.id / "record.json", record.text())
 
 
-def test_gpu_hours_by_the_time_of_like_cells(tiny: list[str], tmp_path: Path) -> None:
-    """What took 2 GPUs 60 s for each of 2 epochs, and 600 s for evaluations, takes 10 epochs 1800 s."""
-    runs = tmp_path / "runs"
+def test_gpu_hours_by_the_time_of_like_cells(tiny: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What took 2 GPUs 60 s for each of 2 epochs, and 600 s for evaluations, takes 10 epochs 1800 s.
+
+    It is the median of three. One of them shared its machine, and one had a faster one.
+    """
+    runs, endless = tmp_path / "runs", Cost(train_s=1e9, evaluate_s=1e9)
     environment, cost = {"world_size": 2}, Cost(train_s=120.0, monitor_s=100.0, evaluate_s=500.0)
     ran(runs, [*tiny, "method=vicreg", "seed=7"], environment=environment, cost=cost)
-    ran(runs, [*tiny, "method=vicreg", "seed=8", "embedding_dim=32"], cost=Cost(train_s=1e9, evaluate_s=1e9))
-    ran(runs, [*tiny, "method=vicreg", "seed=9"], status="diverged", cost=Cost(train_s=1e9, evaluate_s=1e9))
+    ran(runs, [*tiny, "method=vicreg", "seed=6"], cost=endless)
+    ran(runs, [*tiny, "method=vicreg", "seed=5"], cost=Cost(train_s=2.0, evaluate_s=0.0))
+    ran(runs, [*tiny, "method=vicreg", "seed=8", "embedding_dim=32"], cost=Cost(train_s=360.0, evaluate_s=800.0))
+    ran(runs, [*tiny, "method=vicreg", "seed=9"], status="diverged", cost=endless)
+    for other in ("dataset.name=other", "network.projector.hidden_dim=7", "batch_size=64", "precision=fp32"):
+        ran(runs, [*tiny, "method=vicreg", other], cost=endless)
+    ran(runs, [*tiny, "method=vicreg", "epochs=0", "optimizer.warmup_epochs=0"])
+    write_text(runs / "other" / "damaged" / "record.json", "{")
     planned = plan(load_grid([*tiny, "method=vicreg", "epochs=10", "seed=0,1"]))
+    assert "damaged" in caplog.text
     assert [entry.gpu_hours for entry in planned] == pytest.approx([0.5, 0.5])
     assert [row["GPU hours"] for row in rows(planned)] == ["0.5", "0.5"]
     assert "2 cells, 0 done, 2 to run; 1 GPU hours by the time of like cells; " in summary(planned)
-    # Of another method there is at least the time of the same network on the same images: the median of both.
+    # Of another method there is at least the time of the same network on the same images: the median of all four.
     (other,) = plan(load_grid([*tiny, "method=simclr"]))
-    assert other.gpu_hours == pytest.approx((2 * (120 + 5e8) / 2 + (600 + 1e9) / 2) / 3600)
+    assert other.gpu_hours == pytest.approx((2 * (120 + 180) / 2 + (600 + 800) / 2) / 3600)
     assert not other.from_flop
+
+
+def test_a_plan_is_a_row_of_each_cell_and_a_line(tiny: list[str]) -> None:
+    """The first is done, and so counts for nothing that is to come."""
+
+    def needs(factor: int) -> Needs:
+        sizes = {"peak_bytes": 2_340_000_000, "parameters": 5_600_000, "flop_per_step": 7_891_000_000_000}
+        sizes |= {"sent_bytes_per_step": 123_400_000, "checkpoint_bytes": 45_600_000}
+        return Needs(moment="forward", parts_bytes={}, **{key: factor * value for key, value in sizes.items()})
+
+    cells = load_grid([*tiny, "method=vicreg", "seed=0,1,2,3,4,5"]).cells
+    takes: list[tuple[Any, ...]] = [
+        (True, 4, needs(9), False, 900.0, False),
+        (False, 4, needs(1), False, 1.25, False),
+        (False, 4, needs(3), True, 3.0, False),
+        (False, 4, needs(2), None, 16.0, True),
+        (False, 4, needs(2), None, 32.0, True),
+        (False, 4, None, None, None, False),
+    ]
+    planned = [Planned(cell, *each) for cell, each in zip(cells, takes, strict=True)]
+    shown = list(rows(planned))
+    sizes = {"GB/GPU": "2.34", "parameters (M)": "5.6", "TFLOP/step": "7.89"}
+    assert shown[1] == {
+        **{"cell": cells[1].id, "": "DOES NOT FIT", "method": "VICReg", "q": 16, "n": 32, "epochs": 2, "seed": 1},
+        **{"data": "tiny", "network": "resnet_tiny", "GPUs": 4, **sizes},
+        **{"sent GB/step": "0.123", "checkpoint GB": "0.0456", "GPU hours": "1.25"},
+    }
+    assert [row[""] for row in shown] == ["done", "DOES NOT FIT", *["to run"] * 4]
+    assert [row["GPU hours"] for row in shown] == ["–", "1.25", "3", "≈ 16", "≈ 32", "–"]
+    assert [shown[5][head] for head in (*sizes, "sent GB/step", "checkpoint GB")] == ["–"] * 5
+    assert summary(planned) == (
+        "6 cells, 1 done, 5 to run; 4.25 GPU hours by the time of like cells; ≈ 48 GPU hours for the training of 2 "
+        "cells: an estimate from FLOP, as no like cell has run yet, at 50 TFLOP/s a GPU; GPU hours of 1 cells unknown: "
+        "no like cell has run yet; at most 7.02 GB a GPU (predicted), 0.73 GB of disk; 1 do not fit"
+    )
+    assert summary(planned[:1]) == "1 cells, 1 done, 0 to run"
 
 
 def test_gpu_hours_from_flop_on_a_new_cluster(tmp_path: Path) -> None:
@@ -89,6 +137,9 @@ def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) ->
     assert gpu.gpu_hours is not None
     assert gpu.needs is not None
     assert gpu.gpu_hours * 3600 * 50e12 == pytest.approx(3 * 2 * gpu.needs.flop_per_step)  # 120 images, 2 epochs
+    for per_class in ("dataset.source.train_per_class=100", "dataset.train_per_class=100"):  # to be prepared yet
+        (entry,) = plan(load_grid([*unknown, per_class]))
+        assert entry.gpu_hours == pytest.approx(gpu.gpu_hours * 9 / 3)
     assert "; GPU hours unknown: no like cell has run yet; " in summary([own])
     assert "GPU hours of 1 cells unknown" in summary([own, gpu])
     assert "for the training of 1 cells: an estimate" in summary([own, gpu])
@@ -100,15 +151,38 @@ def test_cells_of_another_precision_are_not_alike(tiny: list[str], tmp_path: Pat
     assert (alike.gpu_hours is None, other.gpu_hours is None) == (False, True)
 
 
-def test_cells_of_other_views_optimizers_or_labels_are_predicted_apart(tiny: list[str]) -> None:
-    common, warmup = [*tiny, "method=vicreg", "epochs=2"], "optimizer.warmup_epochs=1"
-    alone = []
-    for other in ([], ["augmentation=small_grey_crops"], ["optimizer=adamw", warmup], ["baseline=supervised"]):
-        grid = load_grid([*common, *other])
-        alone.append(grid.cells[0])
-    together = plan(replace(load_grid(common), cells=tuple(alone), clusters=load_grid(common).clusters * len(alone)))
-    peaks = [entry.needs.peak_bytes for entry in together if entry.needs is not None]
-    assert len(set(peaks)) == len(alone)
+def test_cells_of_one_shape_are_predicted_once(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prediction takes long, and that of another shape is another."""
+    asked: list[tuple[Cell, dict[str, Any]]] = []
+
+    def predicted(cell: Cell, **where: Any) -> Needs:
+        asked.append((cell, where))
+        return needed
+
+    (entry,) = plan(load_grid([*tiny, "method=vicreg"]))
+    assert entry.needs is not None
+    needed = entry.needs
+    monkeypatch.setattr("regbench.sweeps.forecast.predict", predicted)
+    warmup = "optimizer.warmup_epochs=1"
+    alike = [[], ["seed=1"], ["optimizer.base_lr=2"], ["method.alignment_weight=7"], ["epochs=9"]]
+    apart = [
+        *(["method=simclr"], ["embedding_dim=32"], ["batch_size=64"], ["micro_batch_size=16"], ["precision=fp32"]),
+        *(
+            ["cluster.gpus=2"],
+            ["network.projector.hidden_dim=7"],
+            ["dataset.image_size=20"],
+            ["optimizer=adamw", warmup],
+        ),
+        *(["augmentation=small_grey_crops"], ["baseline=supervised"]),
+    ]
+    grids = [
+        load_grid([*tiny, "method=vicreg", *own]) for own in (*alike, *apart, ["epochs=0", "optimizer.warmup_epochs=0"])
+    ]
+    cells, clusters = zip(*((grid.cells[0], grid.clusters[0]) for grid in grids), strict=True)
+    planned = plan(replace(grids[0], cells=cells, clusters=clusters))
+    assert [cell for cell, _ in asked] == [cells[0], *cells[len(alike) : -1]]
+    assert [where["world_size"] for _, where in asked] == [1] * 6 + [2] + [1] * 5
+    assert [entry.needs for entry in planned] == [needed] * (len(grids) - 1) + [None]
 
 
 def test_two_checkpoints_lie_side_by_side(tiny: list[str]) -> None:
@@ -140,8 +214,11 @@ def test_the_largest_sizes_take_nine_tenths_of_a_gpu_too(tiny: list[str]) -> Non
 def test_a_finished_cell_may_be_too_large(tiny: list[str], tmp_path: Path) -> None:
     """Somebody ran it with --oversized, or on a larger GPU; the others are not refused for it."""
     sweep = load_grid([*tiny, "method=vicreg", "cluster.gpu_memory_gib=0.0001"])
-    with pytest.raises(RegbenchError, match="1 cells are predicted not to fit a GPU, such as VICReg with q=16"):
-        refuse_oversized(sweep)
-    (cell,) = sweep.cells
+    two_gpus = replace(sweep, clusters=(replace(sweep.clusters[0], gpus=2),))
+    (cell,), (entry,) = sweep.cells, plan(two_gpus)
+    assert entry.needs is not None
+    needed = rf"VICReg with q=16 and 16 images a GPU: {entry.needs.peak_bytes / 1e9:.1f} GB\."
+    with pytest.raises(RegbenchError, match=f"1 cells are predicted not to fit a GPU, such as {needed}"):
+        refuse_oversized(two_gpus)
     write_text(tmp_path / "runs" / sweep.name / cell.id / "record.json", made(cell.plain()).text())
     refuse_oversized(sweep)
