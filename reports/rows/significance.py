@@ -267,19 +267,20 @@ class Best:
         return f"the same as the best, as printed; {tested}" if same else tested
 
 
-def best(tukey: Tukey, decimals: int = 2, *, higher_is_better: bool = True) -> Best:
+def best(tukey: Tukey, *, higher_is_better: bool = True) -> Best:
     """Find which rows to mark as best; one without a score takes no part.
+
+    Means that are equal when printed, with two decimals, are equally good.
 
     Args:
         tukey: The test of the rows.
-        decimals: Means that are equal when printed so are equally good.
         higher_is_better: Whether the highest mean is the best, or the lowest.
     """
     means = tukey.means
     if not means:
         return Best()
     top = (max if higher_is_better else min)(means, key=lambda i: means[i])
-    printed = {i: round(mean, decimals) for i, mean in means.items()}
+    printed = {i: round(mean, 2) for i, mean in means.items()}
     equal = {i for i, mean in printed.items() if mean == printed[top]}
     others = [i for i in means if i != top]
     compared = tukey.compare(top, others)

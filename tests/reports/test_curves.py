@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,12 @@ def test_unequal_machines_are_told(runs: Path, record: Make) -> None:
     )
     how_often, where = curve_notes(task(runs))
     assert how_often.endswith("after every 2 epochs and after the last.")
-    assert "on unequal machines, so compare within one: 1 x Example CPU" in where
+    assert re.findall("1 x [A-Z a-z]+PU", where.partition(", on unequal machines, so compare within one: ")[2]) == [
+        "1 x Example CPU",
+        "1 x GPU",
+    ]
+    record("SimCLR", 0, cell=watched(every_epochs=10), history=history(30, 64, every=2))
+    assert curve_notes(task(runs))[0].endswith("after every 2 or 10 epochs and after the last.")
 
 
 def test_nothing_shows_where_nothing_was_measured(runs: Path, record: Make, tmp_path: Path) -> None:

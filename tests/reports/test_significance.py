@@ -61,6 +61,17 @@ def test_a_balanced_table_is_tested_by_the_textbooks_sums_of_squares() -> None:
     assert test.least == pytest.approx(studentized_range.ppf(0.95, 5, 12) * typical / np.sqrt(3))
 
 
+def test_rows_without_any_luck_differ_or_are_the_same() -> None:
+    """The row of fewest seeds that counts has three."""
+    rows = [dict.fromkeys(range(count), value) for count, value in ((5, 70.0), (3, 70.0), (4, 71.0), (2, 80.0))]
+    test = Tukey(rows)
+    assert (test.rows, test.seeds, test.deviation, test.least) == (3, 3, 0.0, 0.0)
+    assert [pair.p for pair in test.compare(0, [1, 2])] == pytest.approx([1.0, 0.0], abs=1e-9)
+    nothing = Tukey(rows[3:])
+    assert (nothing.rows, nothing.seeds) == (0, 0)
+    assert np.isnan([nothing.deviation, nothing.least, nothing.power.detectable(3)]).all()
+
+
 def test_a_row_says_why_it_is_marked_as_best_or_is_not() -> None:
     p = {1: 0.2, 2: 0.01, 3: 0.05, 4: 0.001, 5: 0.0009, 6: math.nan, 7: math.nan}
     found = Best(frozenset({0, 1, 2, 7}), 0, p)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -528,7 +529,22 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
             (directory / "logs").mkdir()
             (directory / "logs" / "7_log.out").write_text("x")
 
+    shown: list[tuple[str, int, int]] = []
+
+    class Bar(contextlib.nullcontext[Any]):
+        def __init__(self, *, total: int, **_: object) -> None:
+            super().__init__(self)
+            self.n, self.total, self.text = 0, total, ""
+            self.external_write_mode = contextlib.nullcontext
+
+        def set_description(self, text: str) -> None:
+            self.text = text
+
+        def refresh(self) -> None:
+            shown.append((self.text, self.n, self.total))
+
     monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
+    monkeypatch.setattr("regbench.sweeps.local.tqdm", Bar)
     grid = load_sweep(str(own.folder / "own.yaml"), ["runtime.parallel=2"])
     with caplog.at_level("INFO", "regbench"):
         found = run_sweep(grid, ("pretrain", "tune", "final"))
@@ -544,6 +560,8 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
         f"[2/3] {names[2]} FAILED: too large (logs: {directories[2]}/logs/7_log.out)",
         f"[3/3] {names[3]} FAILED: ended without a record (logs: None)",
     ]
+    # Three cells of two epochs, two at a time; those of a cell that failed are over too.
+    assert shown == [("VICReg, VICReg", 4, 6), ("VICReg", 6, 6)]
     shutil.rmtree(own.runs)
     seen.clear()
     directories[1].mkdir(parents=True)

@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -163,11 +165,31 @@ def test_a_space_is_filled_evenly() -> None:
     assert configurations(vicreg, 3, 128, 512) == [{"alignment_weight": value} for value in (0.5, 15.8, 500.0)]
 
 
-def test_the_settings_of_the_scenes_track_are_those_of_its_rows() -> None:
-    """A preset that changes would compare the challenger with rows of another task."""
-    track = TRACKS["scenes"]
-    shipped = {record.cell_id for record in read_bundle(track.bundle).records}
-    assert {cell.id for cell in load_sweep(track.sweep).cells} <= shipped
+def test_a_challenge_begins_with_the_rows_of_its_track_and_the_best_of_them_to_train_again(
+    write: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    """The settings are those of the rows: a preset that changes would compare the challenger with another task."""
+    track, runs = TRACKS["scenes"], tmp_path / "runs"
+    records = read_bundle(track.bundle).records
+    preset = load_sweep(track.sweep)
+    assert {cell.id for cell in preset.cells} <= {record.cell_id for record in records}
+    with prepared(write("my_loss.py", PULL), "scenes", [f"runtime.runs_dir={runs}"]) as begun:
+        assert isinstance(begun, Challenge)
+        unpacked = {path.parent.name: Record.read(path) for path in begun.folder.glob("track/shipped/*/*/*.json")}
+        budgets = Counter(cell.label for cell in preset.cells if cell.is_method)
+        assert [cell.label for cell in begun.tuning.cells] == ["pull"] * max(budgets.values())
+    assert {name: record.scores for name, record in unpacked.items()} == {r.cell_id: r.scores for r in records}
+    found: dict[str, dict[int, float]] = {}
+    for record in records:
+        value = record.score("linear_top1", "test")
+        if value is not None and not record.is_reference:
+            found.setdefault(record.label, {})[record.seed] = value
+    best = sorted(found, key=lambda label: -fmean(found[label].values()))[:2]
+    assert [(record.label, record.seed) for record in begun.shipped] == [(label, min(found[label])) for label in best]
+    assert [cell.id for cell in begun.repeated.cells] == [record.cell_id for record in begun.shipped]
+    assert (begun.label, begun.repeated.name) == ("pull", "repeated")
+    assert begun.folder.parent == runs and runs < Path(begun.repeated.runtime.runs_dir)
+    assert begun.repeated.runtime.runs_dir != begun.tuning.runtime.runs_dir == str(runs)
 
 
 @pytest.fixture(scope="module")

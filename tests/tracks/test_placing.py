@@ -1,0 +1,240 @@
+"""The outcome of a challenge: its words, and how it comes about where the trainings are made up."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from regbench import RegbenchError
+from regbench.benchmark.rundir.record import Record, Score
+from regbench.benchmark.rundir.record_parts import Cost, NamedFile
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.sweep import Sweep, load_grid, load_sweep
+from regbench.files import write_text
+from regbench.reports.rows.deviations import Stat
+from regbench.tracks.challenge import Challenge
+from regbench.tracks.placing import Placing
+from regbench.tracks.verdicts import Verdict
+from tests.conftest import TINY
+from tests.records import knn_top1, made
+
+VERDICTS = (
+    Verdict("A", -5.0, 2.0, None),
+    Verdict("B", -1.0, 3.0, 9),
+    Verdict("C", 1.5, 1.5, 5),
+    Verdict("D", 4.25, 1.5, None),
+    Verdict("untrained", 20.0, 1.0, None),
+    Verdict("pixels", -1.0, 2.0, None),
+)
+PLACING = Placing(
+    label="Mine",
+    score="linear top-1",
+    values=(70.0, 72.0, 74.5),
+    verdicts=VERDICTS,
+    rivals=("A", "B", "C", "D"),
+    shifts=(0.5, -0.25),
+    share=61.4,
+    effective_rank=Stat(12.345, 1.0, 3),
+    alignment=Stat(0.1234, 0.01, 3),
+    step_ms=Stat(56.78, 1.0, 3),
+    loss_ms=Stat(1.234, 0.1, 3),
+    page=Path("report/index.html"),
+    bundle=Path("mine.zip"),
+)
+
+
+def test_a_place_is_among_the_methods_alone_and_told_with_all_that_was_measured() -> None:
+    table, lines = str(PLACING).split("\n\n")
+    assert [re.split("  +", line) for line in table.splitlines()[2:]] == [
+        ["worse than", "A", "-5.00", "-7.00 to -3.00"],
+        ["not told from", "B", "-1.00", "-4.00 to +2.00"],
+        ["not told from", "C", "+1.50", "+0.00 to +3.00"],
+        ["better than", "D", "+4.25", "+2.75 to +5.75"],
+        ["better than", "untrained", "+20.00", "+19.00 to +21.00"],
+        ["not told from", "pixels", "-1.00", "-3.00 to +1.00"],
+    ]
+    assert lines.splitlines() == [
+        "place 3 of 5, by its verdicts 2 to 4",
+        "linear top-1: 72.17 % over 3 seeds, of 6 at most",
+        "claim: Mine is better than D, untrained (all verdicts together hold in 95 of 100 challenges)",
+        "next: with the means as they are, about 2 more seeds tell it from C",
+        "share of the way to labels: 61 %",
+        "effective rank: 12.3",
+        "alignment: 0.123",
+        "step: 56.8 ms",
+        "of it the loss: 1.23 ms",
+        "repeated cells scored +0.50, -0.25 points more here than where the rows are from; it is in the intervals",
+        "report: report/index.html",
+        "bundle: mine.zip",
+    ]
+
+
+def test_what_is_not_known_is_not_told() -> None:
+    bare = replace(PLACING, share=None, effective_rank=None, alignment=None, step_ms=None, loss_ms=None)
+    beside_untold = replace(bare, verdicts=VERDICTS[:1] + VERDICTS[5:])
+    lines = str(beside_untold).split("\n\n")[1].splitlines()
+    assert [line.partition(":")[0] for line in lines[1:4]] == ["linear top-1", "claim", "next"]
+    assert lines[2].startswith("claim: better than no row (")
+    assert lines[3].startswith("next: no number of its seeds tells another row: the rows' own seeds and the machines ")
+    assert [line.split()[0] for line in lines[4:]] == ["repeated", "report:", "bundle:"]
+    assert "next" not in str(replace(bare, verdicts=VERDICTS[3:5]))
+
+
+# ------------------------------------------------------------------ a challenge
+
+HISTORY = json.dumps({"epoch": 1, "effective_rank": 12.0, "alignment": 0.25}) + "\n"
+ROWS = {
+    "method=simclr": (70.0, 70.3, 70.6),
+    "method=vicreg": (60.0, 60.3, 60.6),
+    "method=auh": (50.0, 50.3, 50.6),
+    "method=tcr": (55.0, 55.3),  # too few seeds for a verdict
+    "epochs=0": (20.0, 20.1, 20.2),
+    "baseline=supervised": (90.0,),
+}
+OWN = (61.3, 61.6, 61.9, 61.6)
+
+
+def leave(folder: Path, cell: Cell, linear: float | None, *, final: bool = True) -> None:
+    """Write what a training of the cell leaves: its final record, or that of a tuning."""
+    metrics = NamedFile("metrics.jsonl", hashlib.sha256(HISTORY.encode()).hexdigest())
+    cost = Cost(train_s=60.0 if cell.label == "SimCLR" else 132.0, evaluate_s=0.0, step_ms=7.0, loss_ms=3.0)
+    fields: dict[str, Any] = {"label": cell.label, "seed": cell.seed, "cost": cost, "metrics": metrics}
+    fields |= {"method": cell.plain()["method"]["name"], "environment": {"hardware": "2 x Example CPU"}}
+    weight = cell.plain()["method"].get("alignment_weight", 0.0)
+    if not final:
+        record = made(cell.plain(), status="tuned", scores=(knn_top1(weight),), **fields)
+    elif linear is None:
+        record = made(cell.plain(), status="diverged", diverged={"step": 2}, **fields)
+    else:
+        scores = (Score("linear_top1", linear, "test", "", "linear top-1"),)
+        record = made(cell.plain(), scores=scores, **fields)
+    write_text(folder / cell.id / "metrics.jsonl", HISTORY)
+    write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
+    write_text(folder / cell.id / record.file_name, record.text())
+
+
+@pytest.fixture
+def challenge(tmp_path: Path, tiny_data_dir: Path) -> Challenge:
+    """KoLeo's, of five weights, beside rows of which SimCLR and VICReg are trained again."""
+    folder = tmp_path / "runs" / "mine"
+    common = [*TINY, "epochs=1", "optimizer.warmup_epochs=0", "seed=0"]
+    overrides = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}", "runtime.parallel=2"]
+    shipped: list[Cell] = []
+    for row, values in ROWS.items():
+        first = load_grid([*common, row, *overrides]).cells[0]
+        for seed, value in enumerate(values):
+            cell = replace(first, seed=seed)
+            leave(folder / "track" / "shipped" / "theirs", cell, value)
+            shipped += [cell] * (not seed)
+    content = {"description": "KoLeo's", "common": common, "final_seeds": [0, 1, 2]}
+    cells = ["method=koleo method.alignment_weight=1,2,3,4,5"]
+    write_text(folder / "mine.yaml", json.dumps({**content, "cells": cells}))
+    tuning = load_sweep(str(folder / "mine.yaml"), overrides)
+    machine = replace(tuning.runtime, runs_dir=str(folder / "track" / "machine"))
+    again = tuple(shipped[:2])
+    repeated = replace(tuning, name="repeated", cells=again, runtime=machine, clusters=tuning.clusters[:2])
+    records = [Record.read(folder / "track" / "shipped" / "theirs" / cell.id / "record.json") for cell in again]
+    return Challenge(folder, "KoLeo", overrides, tuning, records, repeated)
+
+
+class Trainings:
+    """Trainings that are made up: of cells without a record each leaves one with its score.
+
+    Args:
+        patch: Puts them into the place of real ones.
+        own: Scores of the challenger's seeds; None: it diverged.
+        again: Scores of the repeated cells.
+    """
+
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        own: Sequence[float | None] = OWN,
+        again: Sequence[float | None] = (70.1, 59.95),
+    ) -> None:
+        self.own, self.again = own, dict(zip(("SimCLR", "VICReg"), again, strict=True))
+        self.written: list[tuple[Any, ...]] = []
+        self.asked: list[tuple[str, list[int]]] = []
+        for module in ("slurm.execute", "tracks.challenge"):
+            patch.setattr(f"regbench.{module}.run_stages", self.run)
+        for name in ("write_report", "submit"):
+            patch.setattr(f"regbench.tracks.challenge.{name}", lambda *places: self.written.append(places))
+
+    def run(self, sweep: Sweep, stages: Sequence[str], *_: object) -> list[object]:
+        folder = Path(sweep.runtime.runs_dir) / sweep.name
+        self.asked.append((sweep.name, sorted(cell.seed for cell in sweep.cells)))
+        for cell in sweep.cells:
+            if not (folder / cell.id / "record.json").exists():
+                score = self.again[cell.label] if sweep.name == "repeated" else self.own[cell.seed]
+                leave(folder, cell, score, final="final" in stages)
+        return []
+
+
+def test_a_challenge_says_what_it_takes(challenge: Challenge) -> None:
+    assert challenge.plan() == (
+        "2 shipped cells again, 5 configurations of KoLeo, 2 further seeds of the best: 9 trainings; then up to 3 "
+        "seeds while a verdict is open.\n"
+        "The shipped rows took 1.6 minutes a training (2 x Example CPU). At that speed, 2 at a time, it is 8 to 13 "
+        "minutes."
+    )
+
+
+def test_a_challenge_takes_seeds_for_as_long_as_one_more_may_tell(
+    challenge: Challenge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainings, said = Trainings(monkeypatch), list[str]()
+    placing = challenge.run(None, said.append)
+    assert placing is not None
+    seeds = [[0, 1, 2], [0, 1, 2, 3]]
+    assert trainings.asked == [("repeated", [0, 0]), ("mine", [0] * 5), *(("mine", each) for each in seeds)]
+    assert said[-1] == "3 seeds do not tell KoLeo from VICReg; one more may"
+    assert [(verdict.label, verdict.words) for verdict in placing.verdicts] == [
+        ("SimCLR", "worse than"),
+        ("VICReg", "better than"),
+        ("AUH", "better than"),
+        ("untrained", "better than"),
+    ]
+    assert (placing.values, placing.rivals) == (OWN, ("SimCLR", "VICReg", "AUH"))
+    assert placing.shifts == pytest.approx((0.1, -0.05))
+    assert placing.share == pytest.approx(100 * (61.6 - 20.1) / (90 - 20.1))
+    measured = (placing.effective_rank, placing.alignment, placing.step_ms, placing.loss_ms)
+    assert [each.mean for each in measured if each is not None] == [12.0, 0.25, 7.0, 3.0]
+    folder = challenge.folder
+    assert (placing.page, placing.bundle) == (folder / "report" / "index.html", folder / "mine.zip")
+    assert trainings.written == [
+        ([folder, folder / "track" / "shipped"], folder / "report"),
+        ([folder], folder / "mine.zip"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("own", "again", "refusal"),
+    [
+        ((61.2, None, 61.5), (70.1, 59.95), "KoLeo diverged with 1 of its seeds, and has no place"),
+        (OWN, (70.1, None), "VICReg diverged here, and not where the rows are from"),
+    ],
+)
+def test_what_diverged_has_no_place(
+    own: Sequence[float | None],
+    again: Sequence[float | None],
+    refusal: str,
+    challenge: Challenge,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Trainings(monkeypatch, own, again)
+    with pytest.raises(RegbenchError, match=refusal):
+        challenge.run(None)
+
+
+def test_rows_of_another_task_are_refused(challenge: Challenge, monkeypatch: pytest.MonkeyPatch) -> None:
+    Trainings(monkeypatch)
+    with pytest.raises(RegbenchError, match="the shipped rows are not those of this version's track"):
+        replace(challenge, overrides=[*challenge.overrides, "evaluation.knn.k=7"]).run(None)
