@@ -42,10 +42,7 @@ PLACING = Placing(
     rivals=("A", "B", "C", "D"),
     shifts=(0.5, -0.25),
     share=61.4,
-    effective_rank=Stat(12.345, 1.0, 3),
-    alignment=Stat(0.1234, 0.01, 3),
-    step_ms=Stat(56.78, 1.0, 3),
-    loss_ms=Stat(1.234, 0.1, 3),
+    measured={"alignment": (Stat(0.1234, 0.01, 3), ""), "energy": (None, " J"), "step": (Stat(56.78, 1.0, 3), " ms")},
     page=Path("report/index.html"),
     bundle=Path("mine.zip"),
 )
@@ -67,10 +64,8 @@ def test_a_place_is_among_the_methods_alone_and_told_with_all_that_was_measured(
         "claim: Mine is better than D, untrained (all verdicts together hold in 95 of 100 challenges)",
         "next: with the means as they are, about 2 more seeds tell it from C",
         "share of the way to labels: 61 %",
-        "effective rank: 12.3",
         "alignment: 0.123",
         "step: 56.8 ms",
-        "of it the loss: 1.23 ms",
         "repeated cells scored +0.50, -0.25 points more here than where the rows are from; it is in the intervals",
         "report: report/index.html",
         "bundle: mine.zip",
@@ -78,7 +73,7 @@ def test_a_place_is_among_the_methods_alone_and_told_with_all_that_was_measured(
 
 
 def test_what_is_not_known_is_not_told() -> None:
-    bare = replace(PLACING, share=None, effective_rank=None, alignment=None, step_ms=None, loss_ms=None)
+    bare = replace(PLACING, share=None, measured={})
     beside_untold = replace(bare, verdicts=VERDICTS[:1] + VERDICTS[5:])
     lines = str(beside_untold).split("\n\n")[1].splitlines()
     assert [line.partition(":")[0] for line in lines[1:4]] == ["linear top-1", "claim", "next"]
@@ -205,8 +200,9 @@ def test_a_challenge_takes_seeds_for_as_long_as_one_more_may_tell(
     assert (placing.values, placing.rivals) == (OWN, ("SimCLR", "VICReg", "AUH"))
     assert placing.shifts == pytest.approx((0.1, -0.05))
     assert placing.share == pytest.approx(100 * (61.6 - 20.1) / (90 - 20.1))
-    measured = (placing.effective_rank, placing.alignment, placing.step_ms, placing.loss_ms)
-    assert [each.mean for each in measured if each is not None] == [12.0, 0.25, 7.0, 3.0]
+    measured = {name: (found.mean, unit) for name, (found, unit) in placing.measured.items() if found is not None}
+    ends = {"effective rank": (12.0, ""), "alignment": (0.25, "")}
+    assert measured == {**ends, "step": (7.0, " ms"), "of it the loss": (3.0, " ms")}
     folder = challenge.folder
     assert (placing.page, placing.bundle) == (folder / "report" / "index.html", folder / "mine.zip")
     assert trainings.written == [
