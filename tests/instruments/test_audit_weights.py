@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from regbench import methods
-from regbench.instruments.audit.explain import textbook
 from regbench.instruments.audit.finding import Finding
 from regbench.instruments.audit.probes import run_probe
 from regbench.instruments.audit.target import Target
+from regbench.instruments.audit.textbook import textbook
 from regbench.instruments.audit.weights import PUBLISHED
 from regbench.instruments.loss_checks import draw_views, evaluate, seeded
 

@@ -49,9 +49,9 @@ def test_gpu_hours_by_the_time_of_like_cells(tiny: list[str], tmp_path: Path, ca
     assert [row["GPU hours"] for row in rows(planned)] == ["0.5", "0.5"]
     assert "2 cells, 0 done, 2 to run; 1 GPU hours by the time of like cells; " in summary(planned)
     # Of another method there is at least the time of the same network on the same images: the median of all four.
-    (other,) = plan(load_grid([*tiny, "method=simclr"]))
-    assert other.gpu_hours == pytest.approx((2 * (120 + 180) / 2 + (600 + 800) / 2) / 3600)
-    assert not other.from_flop
+    (unlike,) = plan(load_grid([*tiny, "method=simclr"]))
+    assert unlike.gpu_hours == pytest.approx((2 * (120 + 180) / 2 + (600 + 800) / 2) / 3600)
+    assert not unlike.from_flop
 
 
 def test_a_plan_is_a_row_of_each_cell_and_a_line(tiny: list[str]) -> None:
