@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def chebyshev_series(coefficients: Sequence[float], s: Tensor) -> Tensor:
-    """Compute Σ_k c_k T_k(s), by Clenshaw's recurrence: three tensors, whatever the degree, and differentiable.
+    """Compute Σ_k c_k T_k(s), by Clenshaw's recurrence: two tensors, whatever the degree, and differentiable.
 
     The last terms are left out if their sum is less than a sixteenth of the rounding of the largest one in the dtype of
     s. Two operations are made for each of the others.
@@ -45,11 +45,14 @@ class _Chebyshev(torch.autograd.Function):
     def forward(ctx: Any, s: Tensor, coefficients: tuple[float, ...]) -> Tensor:
         ctx.save_for_backward(s)
         ctx.coefficients = coefficients
-        first, *others = _felt(coefficients, torch.finfo(s.dtype).eps / 16)
-        last, before = torch.zeros_like(s), torch.zeros_like(s)
-        for coefficient in reversed(others):
-            last, before = torch.rsub(before, coefficient).addcmul_(s, last, value=2), last
-        return torch.rsub(before, first).addcmul_(s, last)
+        felt = _felt(coefficients, torch.finfo(s.dtype).eps / 16)
+        # Every other pair of b_k = c_k + 2 s b_{k+1} − b_{k+2} has its sign turned: so all is added up in place.
+        signed = [-c if k & 2 else c for k, c in enumerate(felt)]
+        last, before = torch.full_like(s, signed[-1]), torch.zeros_like(s)
+        for k in range(len(felt) - 2, -1, -1):
+            before.add_(signed[k]).addcmul_(s, last, value=(2 if k else 1) * (-1) ** k)
+            last, before = before, last
+        return last
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None]:

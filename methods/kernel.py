@@ -41,6 +41,10 @@ class KernelEnergy(Decomposed):
             (derivative,) = torch.autograd.grad(phi.sum(), leaf, materialize_grads=True)
         return phi.detach(), derivative
 
+    def at_one(self, like: Tensor, q: int) -> Tensor:
+        """Compute φ(1), a scalar of the dtype and on the device of `like`."""
+        return self.kernel(torch.ones_like(like), q)
+
     def quadratic(self, q: int) -> tuple[float, float, float] | None:
         """Return (c₀, c₁, c₂) if φ(t) = c₀ + c₁ t + c₂ t², which opens the covariance form; None otherwise."""
         return None
@@ -53,7 +57,7 @@ class KernelEnergy(Decomposed):
             return self.kernel(t, q)
 
         uniformity = off_diagonal_energy(u_NQ, phi)
-        return {"uniformity": uniformity, "diagonal": phi(torch.ones_like(uniformity)) / n}
+        return {"uniformity": uniformity, "diagonal": self.at_one(uniformity, q) / n}
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -75,7 +79,7 @@ class KernelEnergy(Decomposed):
         # The factor is 2 because both energies give half of the gradient.
         gradient_NQ.mul_(2 * share / n**2)
         uniformity = shard.sum(total) / n**2
-        return {"uniformity": uniformity, "diagonal": self.kernel(torch.ones_like(uniformity), q) / n}
+        return {"uniformity": uniformity, "diagonal": self.at_one(uniformity, q) / n}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,6 +114,10 @@ class SphericalDiscrepancy(KernelEnergy):
         coefficients = _coefficients(self.statistic, self.spectrum, self.diffusion_time, self.order, q)
         return self.regularization_weight * legendre_series(coefficients, t, q)
 
+    def at_one(self, like: Tensor, q: int) -> Tensor:
+        """Compute λ φ(1) = λ, without the series."""
+        return torch.full_like(like, self.regularization_weight)
+
     @property
     def _is_fitted(self) -> bool:
         # For shorter times the fit is not exact, see `log_heat_kernel`.
