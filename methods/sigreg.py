@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends
-from regbench.methods.slicing import Sliced
+from regbench.methods.slicing import Sliced, epps_pulley
 from regbench.spaces import Range, Space
 
 
@@ -71,15 +71,13 @@ class SIGReg(Sliced):
         return {"normality": self.scale * self.regularization_weight * self._statistic(u_NQ @ directions_QK)}
 
     def _statistic(self, projections_NK: Tensor) -> Tensor:
-        step = self.largest_frequency / (self.knots - 1)
-        total = projections_NK.new_zeros(projections_NK.shape[1])
-        frequencies = torch.linspace(0, self.largest_frequency, self.knots, dtype=torch.float64)
-        normals = (-(frequencies**2) / 2).exp().tolist()
-        for knot, (frequency, normal) in enumerate(zip(frequencies.tolist(), normals, strict=True)):
-            if knot == 0:
-                continue  # both functions are 1 at 0
+        n, device = len(projections_NK), projections_NK.device
+        # At frequency 0, which is left out, both functions are 1.
+        frequencies_T = torch.linspace(0, self.largest_frequency, self.knots, dtype=torch.float64, device=device)[1:]
+        cosines, sines = [], []
+        for frequency in frequencies_T:
             angles_NK = projections_NK * frequency
-            error_K = (angles_NK.cos().mean(dim=0) - normal).square() + angles_NK.sin().mean(dim=0).square()
-            # The trapezoid rule halves its two ends. All is doubled because the integrand is even.
-            total = total + (step if knot == self.knots - 1 else 2 * step) * normal * error_K
-        return len(projections_NK) * total.mean()
+            cosines.append(angles_NK.cos().sum(dim=0))
+            sines.append(angles_NK.sin().sum(dim=0))
+        normals_T = (-(frequencies_T**2) / 2).exp().to(projections_NK)
+        return n * epps_pulley(torch.stack(cosines) / n - normals_T[:, None], torch.stack(sines) / n, frequencies_T)

@@ -1,6 +1,6 @@
 """Sliced statistics: regularizers that see a view along random directions.
 
-Shapes: N = batch (n), Q = embedding dimension (q), K = directions.
+Shapes: N = batch (n), Q = embedding dimension (q), K = directions, T = frequencies.
 """
 
 from __future__ import annotations
@@ -53,3 +53,17 @@ def random_directions(q: int, count: int, like: Tensor) -> Tensor:
     directions_QK = torch.randn(q, count, dtype=dtype, device=like.device)
     lengths_K: Tensor = torch.linalg.vector_norm(directions_QK, dim=0)
     return (directions_QK / lengths_K).to(like)
+
+
+def epps_pulley(real_TK: Tensor, imaginary_TK: Tensor, frequencies_T: Tensor) -> Tensor:
+    """Compute ∫ |φ̂(t) − φ(t)|² e^{−t²/2} dt of characteristic functions φ̂ and φ, its mean over directions.
+
+    Args:
+        real_TK: Real part of φ̂ − φ at T frequencies and along K directions.
+        imaginary_TK: Its imaginary part.
+        frequencies_T: t, evenly spaced from 0 on; 0 itself, where φ̂ = φ = 1, is left out.
+    """
+    # The trapezoid rule halves its two ends. All is doubled because the integrand is even.
+    weights_T = 2 * frequencies_T[0] * (-(frequencies_T**2) / 2).exp()
+    weights_T[-1] /= 2
+    return (weights_T[:, None].to(real_TK) * (real_TK.square() + imaginary_TK.square())).sum(dim=0).mean()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends
-from regbench.methods.slicing import Sliced
+from regbench.methods.slicing import Sliced, epps_pulley
 from regbench.spaces import Range, Space
 
 
@@ -72,29 +71,23 @@ class SUSReg(Sliced):
 
     def sliced(self, u_NQ: Tensor, directions_QK: Tensor) -> Addends:
         """Compute λ times the mean statistic over directions."""
-        projections_NK = u_NQ @ directions_QK
+        n, projections_NK = len(u_NQ), u_NQ @ directions_QK
         step = self.largest_frequency / (self.knots - 1)
-        total = projections_NK.new_zeros(projections_NK.shape[1])
+        squares, sines = [], []
         # At the first knot, frequency 0, both functions are 1.
         for knot in range(1, self.knots):
-            frequency = knot * step
-            # The trapezoid rule halves its two ends. All is doubled because the integrand is even.
-            weight = (1 if knot == self.knots - 1 else 2) * step * math.exp(-(frequency**2) / 2)
-            # From both 1 is taken off, which they are close to as projections are about 1/√q: cos x − 1 = −2 sin²(x/2).
-            uniform = _characteristic_less_one(frequency, u_NQ.shape[1])
-            real_K = -2 * (projections_NK * (frequency / 2)).sin().square().mean(dim=0) - uniform
-            imaginary_K = (projections_NK * frequency).sin().mean(dim=0)
-            total = total + weight * (real_K.square() + imaginary_K.square())
-        return {"uniformity": self.regularization_weight * len(u_NQ) * total.mean()}
+            squares.append((projections_NK * (knot * step / 2)).sin().square().sum(dim=0))
+            sines.append((projections_NK * (knot * step)).sin().sum(dim=0))
+        frequencies_T = step * torch.arange(1, self.knots, dtype=torch.float64, device=u_NQ.device)
+        # From both 1 is taken off, which they are close to as projections are about 1/√q: cos x − 1 = −2 sin²(x/2).
+        uniform_T = _characteristic_less_one(frequencies_T, u_NQ.shape[1]).to(u_NQ)
+        real_TK = -2 * (torch.stack(squares) / n) - uniform_T[:, None]
+        return {
+            "uniformity": self.regularization_weight * n * epps_pulley(real_TK, torch.stack(sines) / n, frequencies_T)
+        }
 
 
-@lru_cache(maxsize=1024)
-def _characteristic_less_one(frequency: float, q: int) -> float:
+def _characteristic_less_one(frequencies_T: Tensor, q: int) -> Tensor:
     """Sum the series of ₀F₁(; q/2; −t²/4) − 1; ₀F₁ is the characteristic function of a uniform unit vector's entry."""
-    term, total = 1.0, 0.0
-    for k in range(1, 200):
-        term *= -(frequency**2) / 4 / ((q / 2 + k - 1) * k)
-        total += term
-        if abs(term) <= 1e-18 * abs(total):
-            break
-    return total
+    k = torch.arange(1, 200, dtype=torch.float64, device=frequencies_T.device)
+    return (-(frequencies_T[:, None] ** 2) / 4 / ((q / 2 + k - 1) * k)).cumprod(dim=1).sum(dim=1)
