@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import ClassVar
 
 import numpy as np
@@ -107,19 +107,20 @@ class KerJEPA(Decomposed):
         squared_N = u_NQ.square().sum(dim=1)
         pairs_NN = off_diagonal_mask(n, u_NQ)
         # With the mask as an index a GPU's host would wait to learn how many there are, and a plan never learns.
-        values_NN = self.of_pairs(u_NQ @ u_NQ.T, squared_N[:, None] + squared_N, q).where(pairs_NN, 0.0)
+        gram_NN = u_NQ @ u_NQ.T
+        # Rounding can leave a negative square where embeddings nearly coincide.
+        r2_NN = (squared_N[:, None] + squared_N - 2 * gram_NN).clamp_min(0.0)
+        values_NN = self.of_pairs(gram_NN, r2_NN, q).where(pairs_NN, 0.0)
         return self._addends(values_NN.sum() / (n * (n - 1)), self.of_embeddings(squared_N, q).mean(), q)
 
-    def of_pairs(self, gram: Tensor, squared: Tensor, q: int) -> Tensor:
+    def of_pairs(self, gram: Tensor, r2: Tensor, q: int) -> Tensor:
         """Compute the function of pairs whose mean is in D, for any shape.
 
         Args:
             gram: x·y.
-            squared: ‖x‖² + ‖y‖², same shape.
+            r2: ‖x − y‖², same shape.
             q: Embedding dimension.
         """
-        # Rounding can leave a negative square where embeddings nearly coincide.
-        r2 = (squared - 2 * gram).clamp_min(0.0)
         if self.statistic == "sliced_mmd":
             return sliced_gaussian(r2 / (2 * self.bandwidth), q)
         square = self.bandwidth * q
@@ -161,25 +162,28 @@ class KerJEPA(Decomposed):
         """Compute it in Gram form, see `Decomposed.add_regularizer`."""
         n, q = shard.n, z_NQ.shape[1]
         squared_N = z_NQ.square().sum(dim=1)
-        crossed_N, slope_N = _with_slopes(lambda squared: self.of_embeddings(squared, q), squared_N)
+        crossed_N, slope_N = _with_slopes(partial(self.of_embeddings, q=q), squared_N)
         # The factor n − 1 makes the last one, with 1/(n (n − 1)), right for single embeddings too.
         slope_N.mul_(-2 * (n - 1))
         pairs = torch.zeros((), dtype=torch.float64, device=z_NQ.device)
+        # Autograd keeps up to 18 tensors of a panel's size, of `sliced_mmd` 11.
+        lower = {"cpu": 8, "cuda": 1 if self.statistic == "sliced_mmd" else 2}
         for own, (other_MQ, squared_M) in blocks(shard, z_NQ, squared_N):
-            # The panels are lower because autograd keeps up to some forty tensors of their size.
-            for rows in panels(len(z_NQ), 8 * len(other_MQ), z_NQ):
-                value_PM, by_gram_PM, by_squared_PM = _with_slopes(
-                    lambda gram, squared: self.of_pairs(gram, squared, q),
-                    z_NQ[rows] @ other_MQ.T,
-                    squared_N[rows, None] + squared_M,
-                )
+            for rows in panels(len(z_NQ), len(other_MQ), z_NQ, lower=lower):
+                gram_PM = z_NQ[rows] @ other_MQ.T
+                r2_PM = (squared_N[rows, None] + squared_M).sub_(gram_PM, alpha=2).clamp_min_(0.0)
+                value_PM, by_gram_PM, by_r2_PM = _with_slopes(partial(self.of_pairs, q=q), gram_PM, r2_PM)
+                by_gram_PM.sub_(by_r2_PM.masked_fill_(r2_PM == 0, 0.0), alpha=2)
                 if own:
-                    for x_PM in (value_PM, by_gram_PM, by_squared_PM):
+                    for x_PM in (value_PM, by_gram_PM, by_r2_PM):
                         x_PM[:, rows].fill_diagonal_(0.0)
+                    del x_PM
                 pairs += value_PM.sum()
                 # A pair is in the sum in both orders.
-                slope_N[rows] += 2 * by_squared_PM.sum(dim=1)
+                slope_N[rows] += 2 * by_r2_PM.sum(dim=1)
                 gradient_NQ[rows].addmm_(by_gram_PM, other_MQ, alpha=2)
+                # Without this they would live on beside the next panel.
+                del value_PM, by_gram_PM, by_r2_PM
         gradient_NQ.addcmul_(z_NQ, slope_N[:, None], value=2)
         gradient_NQ.mul_(share * self.regularization_weight / (n * (n - 1)))
         return self._addends(shard.sum(pairs) / (n * (n - 1)), shard.sum(crossed_N.double().sum()) / n, q)
@@ -201,8 +205,8 @@ def sliced_gaussian(x: Tensor, q: int) -> Tensor:
     for q >= 3.
     """
     half = q / 2
-    ratio = x / (x + half)
-    return (1 + x / half).rsqrt() * chebyshev_series(_sliced_series(q), 2 * ratio - 1)
+    scaled = 2 * (x / (x + half)) - 1
+    return (1 + x / half).rsqrt() * chebyshev_series(_sliced_series(q), scaled)
 
 
 @lru_cache(maxsize=64)

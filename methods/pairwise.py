@@ -12,7 +12,7 @@ place, into the gradient with respect to z (`to_embedding_gradient`); no normali
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
@@ -75,8 +75,12 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=True)
 
 
+def _device(like: Tensor) -> str:
+    return _planned_device.get() or like.device.type
+
+
 def _panel_bytes(like: Tensor) -> int:
-    return PANEL_BYTES.get(_planned_device.get() or like.device.type, PANEL_BYTES["cpu"])
+    return PANEL_BYTES.get(_device(like), PANEL_BYTES["cpu"])
 
 
 # Plain formulas: what the streamed functions must equal.
@@ -144,15 +148,26 @@ def chunks(z_NQ: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + rows, len(z_NQ)))
 
 
-def panels(rows: int, columns: int, like: Tensor, *, triangle: bool = False) -> Iterator[slice]:
+def panels(
+    rows: int, columns: int, like: Tensor, *, triangle: bool = False, lower: Mapping[str, int] = {}
+) -> Iterator[slice]:
     """Cut slices of rows whose panel of the Gram matrix, with so many columns, has a good size to work on.
 
-    The panel is of the dtype and on the device of `like`.
+    On a CPU a few hundred rows keep the matrix products efficient; of a triangle, an eighth of the rows keeps its
+    ragged edge small. On a GPU each panel costs the time to start its work, so a triangle has four, a square two.
 
-    A few hundred rows keep the matrix products efficient; of a triangle, an eighth of the rows keeps its ragged edge
-    small.
+    Args:
+        rows: Rows of the Gram matrix.
+        columns: Its columns.
+        like: A tensor of the panel's dtype and device.
+        triangle: Whether only the columns from the panel's first row on are computed.
+        lower: By device, how many times lower the panels of a caller are who keeps more tensors of their size.
     """
-    height = max(128, -(-rows // 8)) if triangle else 512
+    if _device(like) == "cpu":
+        height = max(128, -(-rows // 8)) if triangle else 512
+    else:
+        height = max(512, -(-rows // (4 if triangle else 2)))
+    columns *= lower.get(_device(like), 1)
     height = max(16, min(height, _panel_bytes(like) // max(1, columns * like.element_size())))
     for start in range(0, rows, height):
         yield slice(start, min(start + height, rows))
@@ -210,6 +225,8 @@ def energy(
         # Later rows need the slopes as they are; the line after this one scales them in place.
         gradient_NQ[rows.stop :].addmm_(slope_PM[:, width:].T, u_PQ)
         gradient_NQ[rows].addmm_(slope_PM.mul_(inverse_N[rows.start :]), z_NQ[rows.start :])
+        # Without this they would live on beside the next panel.
+        del value_PM, slope_PM
     for z_MQ, inverse_M in others:
         for rows in panels(n, len(z_MQ), z_NQ):
             gram_PM = ((z_NQ[rows] * inverse_N[rows, None]) @ z_MQ.T).mul_(inverse_M)

@@ -89,7 +89,9 @@ def add_alignment(
         A float64 scalar.
     """
     of_global, of_all = spread_weights(len(views_NQ), global_views, to_center=to_center)
-    total = torch.zeros((), dtype=torch.float64, device=views_NQ[0].device)
+    weights = [of_all + of_global] * global_views + [of_all] * (len(views_NQ) - global_views)
+    # A rank without rows has no chunk, and `stack` wants a tensor.
+    lengths = [[views_NQ[0].new_zeros(())] for _ in views_NQ]
     for rows in chunks(views_NQ[0]):
 
         def u(view: int, rows: slice = rows) -> Tensor:
@@ -102,12 +104,14 @@ def add_alignment(
         sum_PQ = torch.zeros_like(center_PQ)
         for view, gradient_NQ in enumerate(gradients_NQ):
             deviation_PQ = u(view) - center_PQ
-            weight = of_all + (of_global if view < global_views else 0.0)
-            total += weight * torch.linalg.vector_norm(deviation_PQ).double().square()
-            gradient_NQ[rows].add_(deviation_PQ, alpha=2 * scale * weight)
+            lengths[view].append(torch.linalg.vector_norm(deviation_PQ))
+            gradient_NQ[rows].add_(deviation_PQ, alpha=2 * scale * weights[view])
             sum_PQ += deviation_PQ
         # The center moves with the global views. That matters to the sum over all views alone, as deviations of the
         # global ones add up to zero.
         for gradient_NQ in gradients_NQ[:global_views]:
             gradient_NQ[rows].sub_(sum_PQ, alpha=2 * scale * of_all / global_views)
+    total = torch.zeros((), dtype=torch.float64, device=views_NQ[0].device)
+    for weight, own in zip(weights, lengths, strict=True):
+        total += weight * torch.stack(own).double().square().sum()
     return total

@@ -45,9 +45,9 @@ class Products(TorchDispatchMode):
 def test_a_gpu_gets_few_large_panels_and_a_plan_counts_those() -> None:
     """On tensors without data: a GPU needs as long to start the work on a small panel as for the work."""
 
-    def products(device: str) -> int:
+    def products(device: str, n: int = 8192) -> int:
         with FakeTensorMode():
-            views = [torch.empty(8192, 2048, device=device, requires_grad=True) for _ in range(2)]
+            views = [torch.empty(n, 2048, device=device, requires_grad=True) for _ in range(2)]
             with Products() as counted:
                 methods.build("sfrik_l3")(*views, engine=Engine(form="gram"))
         count: int = counted.count
@@ -58,6 +58,8 @@ def test_a_gpu_gets_few_large_panels_and_a_plan_counts_those() -> None:
     with pairwise.panels_of("cuda"):
         assert products("cpu") == on_gpu
     assert products("cpu") == on_cpu
+    # Of 512 rows one panel for each view: the inner products and the gradient, in two parts, of which one is empty.
+    assert products("cuda:0", 512) == 6
 
 
 class LargestTensor(TorchDispatchMode):
