@@ -109,15 +109,19 @@ class WMSE(Native):
         """
         n = len(centred_NQ)
         scale = (1 - self.epsilon) / (n - 1)
-        before_NN = torch.eye(n, dtype=centred_NQ.dtype, device=centred_NQ.device)
+        # Wider blocks would take more FLOP, narrower ones more operations.
+        width = max(3 * n // 2, NARROW)
+        identity = torch.eye(width, dtype=centred_NQ.dtype, device=centred_NQ.device)
+        before_NN, previous_NB = identity[:n, :n], None
         whitened_BN = []
-        for block_NB in centred_NQ.split(max(n, NARROW), dim=1):
-            before_factor_NN = torch.linalg.cholesky(before_NN)
-            half_NB = torch.linalg.solve_triangular(before_factor_NN, block_NB, upper=False)
-            rest_NB = torch.linalg.solve_triangular(before_factor_NN.T, half_NB, upper=True)
-            identity_BB = torch.eye(block_NB.shape[1], dtype=block_NB.dtype, device=block_NB.device)
-            # A product with its own transpose stays symmetric, however it is rounded.
-            factor_BB = torch.linalg.cholesky(scale * (half_NB.T @ half_NB) + self.epsilon * identity_BB)
+        for block_NB in centred_NQ.split(width, dim=1):
+            rest_NB = block_NB
+            if previous_NB is not None:
+                before_NN = torch.addmm(before_NN, previous_NB, previous_NB.T, alpha=scale / self.epsilon)
+                rest_NB = torch.cholesky_solve(block_NB, torch.linalg.cholesky(before_NN))
+            identity_BB = identity[: block_NB.shape[1], : block_NB.shape[1]]
+            given_BB = torch.addmm(identity_BB, block_NB.T, rest_NB, beta=self.epsilon, alpha=scale)
+            factor_BB = torch.linalg.cholesky(given_BB)
             whitened_BN.append(torch.linalg.solve_triangular(factor_BB, rest_NB.T, upper=False))
-            before_NN = before_NN + scale / self.epsilon * (block_NB @ block_NB.T)
+            previous_NB = block_NB
         return torch.cat(whitened_BN).T
