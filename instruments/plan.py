@@ -116,7 +116,7 @@ def predict(
         views = [torch.empty(images, channels, side_px, side_px, dtype=views_dtype(cell)) for side_px in sides_px]
         labels = [torch.empty(images, dtype=torch.int64)] if cell.is_supervised else []
         accounts.file("images", [*views, *labels])
-        ddp_gradients = [torch.zeros_like(p) for p in parameters] if group is not None else []
+        ddp_gradients = list(map(torch.zeros_like, parameters)) if group is not None else []
         accounts.file("gradients", ddp_gradients)
         # The name keeps them alive: what is freed does not count.
         buckets = [torch.empty_like(gradient) for gradient in ddp_gradients if not ddp_bucket_view]

@@ -123,7 +123,7 @@ def _look(target: Target, rows: Sequence[int], rank: int) -> Answer:
     slopes = []
     for other in range(len(rows)):
         # Every rank evaluates as often, or the others would wait.
-        moving = directions if other == rank else [torch.zeros_like(d) for d in directions]
+        moving = directions if other == rank else list(map(torch.zeros_like, directions))
         slopes.append(slope(loss, shares, moving, step_of(target)))
     drawn = loss(shares, seed=1 + rank)
     return Answer(value.item(), drawn.item(), gradient, tuple(slopes))
@@ -145,7 +145,7 @@ def directions_of(target: Target, views: Views) -> list[Tensor]:
     generator = torch.Generator().manual_seed(11)
     directions = [torch.randn(z.shape, generator=generator, dtype=torch.float64).to(z.dtype) for z in views]
     if target.has_targets:
-        directions[len(views) // 2 :] = [torch.zeros_like(z) for z in views[len(views) // 2 :]]
+        directions[len(views) // 2 :] = list(map(torch.zeros_like, views[len(views) // 2 :]))
     return directions
 
 
@@ -234,9 +234,11 @@ class _Split:
 
     def _own_values(self) -> list[float]:
         """Compute what one process finds of each rank's rows."""
-        shares = [[z[part] for z in self.views] for part in self.parts]
-        firsts = [part.start for part in self.parts]
-        return [self.target.value(share, first=first).item() for share, first in zip(shares, firsts, strict=True)]
+        values = []
+        for part in self.parts:
+            share = [z[part] for z in self.views]
+            values.append(self.target.value(share, first=part.start).item())
+        return values
 
     def _share_targets(self) -> bool:
         """Tell whether other ranks' targets count, now or in a state, which slopes along predictions do not show."""
