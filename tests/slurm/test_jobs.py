@@ -86,18 +86,21 @@ def user(standin: Standin, tiny: list[str], tmp_path: Path) -> User:
 def test_what_is_submitted(user: User) -> None:
     user.write("method=vicreg seed=0,1,2", "method=simclr cluster.nodes=4 cluster.mem_gib=1.5")
     options = ("cluster.partition=gpu", "cluster.time_minutes=70", "cluster.notice_s=33", "cluster.parallel=2")
-    assert "submitted 4 cells as 1, 4, 7, 8" in user.submit(*options, "cluster.modules=[cuda/13]", "cluster.gpus=2")
+    ours = ("cluster.account=who", "cluster.qos=high", "cluster.constraint=a100", "cluster.extra={nice: 5}")
+    ours += ("cluster.modules=[cuda/13]", "cluster.setup=[umask 7]", "cluster.gpus=2")
+    assert "submitted 4 cells as 1, 4, 7, 8" in user.submit(*options, *ours)
     array, evaluations, single, last = (user.slurm.tasks()[name] for name in ("1_0", "4_0", "7", "8"))
     asked = array["asked"]
     assert (asked["array"], asked["partition"], asked["time"], asked["signal"]) == ("0-2%2", "gpu", "70", "USR2@33")
     assert (asked["nodes"], asked["ntasks-per-node"], asked["cpus-per-task"]) == ("1", "2", "1")
     assert asked["gpus-per-node"] == "2"
-    assert asked["requeue"] is True
+    assert [asked[name] for name in ("account", "qos", "constraint", "nice")] == ["who", "high", "a100", "5"]
+    assert (asked["requeue"], asked["kill-on-invalid-dep"]) == (True, "yes")
     assert "mem" not in asked
     assert "array" not in single["asked"]
     assert (single["asked"]["nodes"], single["asked"]["mem"]) == ("4", "1536MB")
     script = Path(array["script"]).read_text()
-    assert "module load cuda/13\n" in script
+    assert "module load cuda/13\numask 7\n" in script
     (step,) = (line for line in script.splitlines() if line.startswith("srun"))
     # srun does not take over --cpus-per-task, and a site's WaitTime would end what the first rank has still to do.
     assert {"--cpus-per-task=1", "--wait=0", "--kill-on-bad-exit=1"} < set(step.split())
