@@ -61,19 +61,22 @@ def test_the_spread_and_the_hours_are_those_of_the_records_at_hand(tiny: list[st
         fields = {"label": cell.label, "seed": cell.seed, "method": plain["method"]["name"]}
         # Neither another data set counts, nor a task that knows the spread from fewer rows; of equals the first does.
         elsewhere = plain | {"dataset": plain["dataset"] | {"name": "elsewhere"}}
-        few, twin = (
-            plain | {"evaluation": plain["evaluation"] | {"knn": plain["evaluation"]["knn"] | {"k": k}}} for k in (7, 9)
+        few, twin, unitless = (
+            plain | {"evaluation": plain["evaluation"] | {"knn": plain["evaluation"]["knn"] | {"k": k}}}
+            for k in (7, 9, 11)
         )
         of_sweeps = {"elsewhere": (elsewhere, value / 2), "few": (few, value / 3)}
-        of_sweeps |= {"other": (plain, value), "twin": (twin, value / 4)}
+        of_sweeps |= {"other": (plain, value), "twin": (twin, value / 4), "unitless": (unitless, value)}
         for sweep, (settings, linear) in of_sweeps.items():
-            record = made(settings, scores=(score("linear_top1", linear),), cost=COST, sweep=sweep, **fields)
+            measured = replace(score("linear_top1", linear), unit="" if sweep == "unitless" else "%")
+            record = made(settings, scores=(measured,), cost=COST, sweep=sweep, **fields)
             if sweep != "few" or cell.label != "TCR":
                 write_text(tmp_path / "runs" / sweep / record.cell_id / "record.json", record.text())
                 write_text(tmp_path / "runs" / sweep / record.cell_id / "config.yaml", yaml.safe_dump(settings))
     spread, origin = known_spread(grid)
     assert (spread.seed, spread.search) == pytest.approx((Tukey(list(scores.values())).deviation, ASSUMED.search))
     assert origin == "the former by linear top-1 in other, the latter assumed"
+    assert known_spread(replace(grid, name="unitless"))[1] == origin  # points are per cents
     assert known_spread(replace(grid, name="few"))[1].startswith("the former by linear top-1 in few")
     planned = plan(replace(grid, name="other"))
     assert {row["GPU hours"] for row in rows(planned)} == {"–"}  # nothing is left to run
