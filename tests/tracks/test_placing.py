@@ -173,7 +173,14 @@ class Trainings:
         return []
 
 
-def test_a_challenge_says_what_it_takes(challenge: Challenge) -> None:
+def test_a_challenge_says_what_it_takes(challenge: Challenge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at a time, as the settings say, or ten on as many processors."""
+    monkeypatch.setattr("regbench.tracks.challenge.usable_cpus", lambda: 10)
+    as_many = replace(challenge.tuning.runtime, parallel=0)
+    assert (
+        "At that speed, 10 at a time, it is 5 to 10 minutes."
+        in replace(challenge, tuning=replace(challenge.tuning, runtime=as_many)).plan()
+    )
     assert challenge.plan() == (
         "2 shipped cells again, 5 configurations of KoLeo, 2 further seeds of the best: 9 trainings; then up to 3 "
         "seeds while a verdict is open.\n"
