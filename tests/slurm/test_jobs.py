@@ -87,8 +87,8 @@ def test_what_is_submitted(user: User) -> None:
     user.write("method=vicreg seed=0,1,2", "method=simclr cluster.nodes=4 cluster.mem_gib=1.5")
     options = ("cluster.partition=gpu", "cluster.time_minutes=70", "cluster.notice_s=33", "cluster.parallel=2")
     ours = ("cluster.account=who", "cluster.qos=high", "cluster.constraint=a100", "cluster.extra={nice: 5}")
-    ours += ("cluster.modules=[cuda/13]", "cluster.setup=[umask 7]", "cluster.gpus=2")
-    assert "submitted 4 cells as 1, 4, 7, 8" in user.submit(*options, *ours)
+    jobs = ("cluster.modules=[cuda/13]", "cluster.setup=[umask 7]", "cluster.gpus=2")
+    assert "submitted 4 cells as 1, 4, 7, 8" in user.submit(*options, *ours, *jobs)
     array, evaluations, single, last = (user.slurm.tasks()[name] for name in ("1_0", "4_0", "7", "8"))
     asked = array["asked"]
     assert (asked["array"], asked["partition"], asked["time"], asked["signal"]) == ("0-2%2", "gpu", "70", "USR2@33")
