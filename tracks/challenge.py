@@ -213,7 +213,7 @@ def prepared(loss: object, track: str | Track, overrides: Sequence[str]) -> Iter
         best = _summary([folder / "track" / "shipped"]).methods[:_REPEATED]
         shipped = [min(row.records, key=lambda record: record.seed) for row in best]
         cells = tuple(Cell.stored(record.cell) for record in shipped)
-        machine = replace(tuning.runtime, runs_dir=str(folder / "machine"))
+        machine = replace(tuning.runtime, runs_dir=str(folder / "track" / "machine"))
         repeated = replace(
             tuning, name="repeated", cells=cells, runtime=machine, clusters=tuning.clusters[:1] * len(cells)
         )

@@ -267,7 +267,7 @@ def _place(file: SignedFile) -> Path:
     """Return the path that a file of a bundle would have under a runs folder, for messages."""
     match file:
         case Record():
-            return Path(file.sweep, file.cell_id, "record.json")
+            return Path(file.sweep, file.cell_id, file.file_name)
         case LaterEvaluation():
             return Path("evaluations.jsonl")
     return Path(TUNING_CHOICE)

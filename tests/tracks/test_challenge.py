@@ -28,6 +28,7 @@ from regbench.methods import METHODS
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.bundle.pack import submit
 from regbench.reports.bundle.rows_file import SUFFIX
+from regbench.reports.find.records import read_records
 from regbench.tracks.challenge import Challenge, prepared
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
@@ -176,6 +177,8 @@ def test_a_challenge_begins_with_the_rows_of_its_track_and_the_best_of_them_to_t
     with prepared(write("my_loss.py", PULL), "scenes", [f"runtime.runs_dir={runs}"]) as begun:
         assert isinstance(begun, Challenge)
         unpacked = {path.parent.name: Record.read(path) for path in begun.folder.glob("track/shipped/*/*/*.json")}
+        shown = read_records(begun.folder / "track" / "shipped")
+        assert (len(shown.records), shown.skipped, shown.missing) == (len(records), (), ())
         budgets = Counter(cell.label for cell in preset.cells if cell.is_method)
         assert [cell.label for cell in begun.tuning.cells] == ["pull"] * max(budgets.values())
     assert {name: record.scores for name, record in unpacked.items()} == {r.cell_id: r.scores for r in records}
@@ -222,7 +225,9 @@ def test_a_copy_of_a_row_is_not_told_from_its_twin_and_its_bundle_is_accepted(
     # On the same machine a copy gives the same scores, and so do the repeated cells.
     assert (twin.words, twin.difference, placing.shifts) == ("not told from", 0.0, (0.0, 0.0))
     assert {verdict.label for verdict in placing.verdicts} == {"VICReg", "AUH", "untrained"}
-    assert "not told from" in str(placing) and "VICReg" in placing.page.read_text()
+    page = placing.page.read_text()
+    # The rows are there, and the repeated cells are not taken for cells of the challenge.
+    assert "not told from" in str(placing) and "VICReg" in page and 'class="warn"' not in page
     folder = placing.bundle.parent
     trained = [path for path in folder.glob("*/record.json") if Record.read(path).method == "twin"]
     assert len(trained) == placing.seeds
