@@ -27,7 +27,7 @@ from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.stored import load_cell
-from regbench.benchmark.settings.sweep import Sweep, load_run, load_sweep
+from regbench.benchmark.settings.sweep import Sweep, load_run, load_sweep, read_rows
 from regbench.cli import main
 from regbench.datasets.loading.loaders import EvalLoader
 from regbench.files import verified, write_text
@@ -36,7 +36,7 @@ from regbench.slurm.execute import proposals
 from regbench.sweeps import tune
 from regbench.sweeps.choose import choice_table, choose, compared_ids
 from regbench.sweeps.local import run_sweep
-from regbench.sweeps.search import Proposed, propose
+from regbench.sweeps.search import Proposed, mean_trials, propose
 from tests.conftest import TINY
 from tests.records import knn_top1, made
 
@@ -457,6 +457,15 @@ def test_final_runs_get_the_machines_of_their_row(tmp_path: Path, settings: list
     assert final is not None
     found = {(cell.label, cell.seed, at.gpus) for cell, at in zip(final.cells, final.clusters, strict=True)}
     assert found == {("VICReg", 0, 1), ("VICReg", 1, 1), ("SimCLR", 0, 8), ("SimCLR", 1, 8)}
+
+
+def test_the_trials_of_a_search_run_on_the_machines_of_their_row(tmp_path: Path, settings: list[str]) -> None:
+    rows = ["method=tcr", "method=vicreg cluster.gpus=8 cluster.mem_gib=400"]
+    path = sweep_file(tmp_path, rows, [*settings, "epochs=4"], trials=6)
+    found = propose(str(path), [], 6).sweep
+    machines = {(cell.label, at.gpus) for cell, at in zip(found.cells, found.clusters, strict=True)}
+    assert machines == {("TCR", 1), ("VICReg", 8)}
+    assert mean_trials(read_rows(str(path), [])) == 6
 
 
 def test_another_grid_than_the_choice_was_made_among_is_refused(

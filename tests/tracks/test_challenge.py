@@ -20,6 +20,7 @@ import regbench
 from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.record_parts import NamedFile
+from regbench.benchmark.rundir.tuning_choice import read_choice
 from regbench.benchmark.settings.sweep import Sweep, load_sweep
 from regbench.cli import main
 from regbench.files import write_text
@@ -29,6 +30,7 @@ from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.bundle.pack import submit
 from regbench.reports.bundle.rows_file import SUFFIX
 from regbench.reports.find.records import read_records
+from regbench.spaces import Range
 from regbench.tracks.challenge import Challenge, prepared
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
@@ -109,8 +111,12 @@ def test_a_plain_function_is_a_method_of_this_process_and_of_others_for_as_long(
     assert os.environ.get("PYTHONPATH") == paths and str(tmp_path / "plug_in") not in sys.path
 
 
-def test_a_module_is_made_with_its_hyperparameters(write: Callable[[str, str], Path], tmp_path: Path) -> None:
-    with LossFile.of(f"{write('losses.py', PULL + MODULE)}:Far").plugged_in(tmp_path / "plug_in") as method:
+@pytest.mark.parametrize("chosen", ["", ":Far"])
+def test_a_module_is_made_with_its_hyperparameters(
+    chosen: str, write: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    """The function beside it is a helper of its."""
+    with LossFile.of(f"{write('losses.py', PULL + MODULE)}{chosen}").plugged_in(tmp_path / "plug_in") as method:
         z1, z2 = torch.zeros(4, 3), torch.zeros(4, 3)
         assert method(z1, z2).total == 2.0
         assert replace(method, margin=5.0)(z1, z2).total == 5.0  # type: ignore[type-var]
@@ -159,11 +165,35 @@ def test_an_edited_file_is_another_challenge(write: Callable[[str, str], Path]) 
     first = LossFile.of(write("my_loss.py", PULL)).module
     assert LossFile.of(write("my_loss.py", PULL)).module == first
     assert LossFile.of(write("my_loss.py", PULL + "\n")).module != first
+    assert LossFile.of(write("My-own.loss.py", PULL)).name == "my_own_loss"
 
 
 def test_a_space_is_filled_evenly() -> None:
-    vicreg = METHODS.build("vicreg")
+    vicreg, auh = METHODS.build("vicreg"), METHODS.build("auh")
     assert configurations(vicreg, 3, 128, 512) == [{"alignment_weight": value} for value in (0.5, 15.8, 500.0)]
+    assert auh.space is not None
+    space = {name: each.at(n=128, q=512) for name, each in auh.space.items()}
+    found = []
+    for values in configurations(auh, 3, 128, 512):
+        found.append([each.position(values[name]) for name, each in space.items() if isinstance(each, Range)])
+    halton = [[1 / 2, 1 / 3], [1 / 4, 2 / 3], [3 / 4, 1 / 9]]
+    assert found == [pytest.approx(point, abs=0.01) for point in halton]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", [{}]),
+        (", offset=-1.0, power: int = 3", [{}]),
+        (", offset=-1.0, power: int = 3, weight=2.0, other=5.0", [{"weight": value} for value in (0.125, 2.0, 32.0)]),
+    ],
+)
+def test_what_states_no_space_is_tried_around_its_first_weight(
+    arguments: str, expected: list[dict[str, float]], write: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    text = f"def own(z1, z2{arguments}): ..."
+    with LossFile.of(write("own.py", text)).plugged_in(tmp_path / "plug_in") as method:
+        assert configurations(method, 3, 4, 3) == expected
 
 
 def test_a_challenge_begins_with_the_rows_of_its_track_and_the_best_of_them_to_train_again(
@@ -171,7 +201,8 @@ def test_a_challenge_begins_with_the_rows_of_its_track_and_the_best_of_them_to_t
 ) -> None:
     """The settings are those of the rows: a preset that changes would compare the challenger with another task."""
     track, runs = TRACKS["scenes"], tmp_path / "runs"
-    records = read_bundle(track.bundle).records
+    bundle = read_bundle(track.bundle)
+    records = bundle.records
     preset = load_sweep(track.sweep)
     assert {cell.id for cell in preset.cells} <= {record.cell_id for record in records}
     with prepared(write("my_loss.py", PULL), "scenes", [f"runtime.runs_dir={runs}"]) as begun:
@@ -181,6 +212,13 @@ def test_a_challenge_begins_with_the_rows_of_its_track_and_the_best_of_them_to_t
         assert (len(shown.records), shown.skipped, shown.missing) == (len(records), (), ())
         budgets = Counter(cell.label for cell in preset.cells if cell.is_method)
         assert [cell.label for cell in begun.tuning.cells] == ["pull"] * max(budgets.values())
+        choices = [read_choice(path.parent) for path in begun.folder.glob("track/shipped/*/tuning_choice.json")]
+    assert {choice.sha256 for choice in choices if choice is not None} == bundle.choices.keys()
+    alike = next(cell for cell in preset.cells if cell.is_method)
+    for cell in begun.tuning.cells:
+        # The method alone is another, and its learning rate is that of the track.
+        assert replace(cell, method=alike.method, optimizer=alike.optimizer) == alike
+    assert begun.tuning.final_seeds == preset.final_seeds
     assert {name: record.scores for name, record in unpacked.items()} == {r.cell_id: r.scores for r in records}
     found: dict[str, dict[int, float]] = {}
     for record in records:
