@@ -651,6 +651,15 @@ def test_a_cell_whose_plan_fits_two_tasks_is_in_neither(runs: Path, record: Make
     assert [list(grid(leaderboard(each))) for each in tasks(runs)] == [["VICReg"], ["VICReg"]]
 
 
+def test_a_planned_cell_stands_in_the_task_of_its_sweep(runs: Path, record: Make) -> None:
+    evaluation = settings("VICReg")["evaluation"]
+    record("VICReg")
+    record("VICReg", cell={"evaluation": evaluation | {"knn": {"k": 5}}}, sweep="other")
+    planned(runs, {"id": "a" * 12, "label": "VICReg", "seed": 1})
+    shown = {each.name: grid(leaderboard(each))["VICReg"]["n"] for each in tasks(runs)}
+    assert shown == {"quickstart": "1 of 2", "other": "1"}
+
+
 def test_tuned_cells_stand_in_the_hyperparameters_only(runs: Path, record: Make) -> None:
     """A tuning over three weights on seed 0, of which one has its final scores on seeds 0 to 2."""
     origin = {

@@ -32,8 +32,8 @@ def unplanned(grid: Sweep) -> list[Planned]:
 
 def test_so_many_searches_find_the_difference_in_four_of_five_simulated_tables(tiny: list[str]) -> None:
     grid = load_grid([*tiny, *ROWS, "method.alignment_weight=1,2", "method=vicreg,tcr"])
-    spread = Components(seed=1.0, search=0.5)
-    text = tell(unplanned(grid), 1.5, spread, "as given", 9)
+    spread = Components(seed=2.0, search=1.0)
+    text = tell(unplanned(grid), 3.0, spread, "as given", 9)
     found = re.search(r"(\d+) searches of each row and (\d+) final seeds of each search, ([\d,]+) trainings", text)
     assert found is not None
     searches, finals, trainings = (int(each.replace(",", "")) for each in found.groups())
@@ -43,7 +43,7 @@ def test_so_many_searches_find_the_difference_in_four_of_five_simulated_tables(t
     rng, hits = np.random.default_rng(0), []
     for _ in range(400):
         means = 0.5 * rng.normal(size=(2, searches)) + rng.normal(size=(2, searches, finals)).mean(axis=2)
-        means[0] += 1.5
+        means[0] += 1.5  # all in units of a seed's deviation
         (pair,) = Tukey([dict(enumerate(row)) for row in means]).compare(0, [1])
         hits.append(pair.p <= LEVEL)
     assert np.mean(hits) == pytest.approx(POWER, abs=0.08)  # the approximation, and two standard errors
