@@ -804,7 +804,9 @@ def test_one_that_diverges_counts_as_tried(tmp_path: Path, settings: list[str], 
     assert entry.images == 32 * sum(steps)
 
 
-def test_a_grid_whose_best_lies_at_its_end_says_so(cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path) -> None:
+def test_a_grid_whose_best_lies_at_its_end_says_so(
+    cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And records say it of their own method; the second was added by a later call."""
     tune.begin(cells[:2], folder, tiny_data_dir, unequal=False)
     tune.begin(cells[2:], folder, tiny_data_dir, unequal=False)
@@ -817,6 +819,8 @@ def test_a_grid_whose_best_lies_at_its_end_says_so(cells: tuple[Cell, ...], fold
     }
     for cell in (cells[0], cells[3]):
         assert tune.how_chosen(folder / cell.id, cell, final=True)["edges"] == edges[cell.label]
+    monkeypatch.chdir(folder / cells[0].id)
+    assert tune.how_chosen(Path(), cells[0], final=True)["record"] == "mine/tuning_choice.json"
 
 
 @pytest.mark.parametrize(
