@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -11,11 +13,20 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.waiting import PATIENCE_S
 
 
+def _free_port() -> int:
+    """Find a port where ranks can meet; some tests meet at the ports after it too."""
+    while True:
+        # From 32768 on Linux gives ports to connections, as the ranks make among themselves: one of
+        # them could have the next port.
+        port = 15000 + secrets.randbelow(15000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 def launch(size: int, code: str, *arguments: str) -> list[subprocess.CompletedProcess[str]]:
     """Run code in `size` processes with the environment that torchrun gives them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = _free_port()
     processes = []
     for rank in range(size):
         ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
