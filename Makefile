@@ -7,7 +7,7 @@ TORCH ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONSTRAINTS := -c $(if $(TORCH),.venv/constraints.txt,constraints.txt)
-# Python compiles what is imported. To compile all that is installed would take a fifth of the installation.
+# Python compiles what is imported. To compile all that is installed would add a quarter to the installation or more.
 INSTALL := $(PIP) install --no-compile $(CONSTRAINTS)
 # FFCV is compiled with OpenCV's description of itself, or with ours where that is not installed.
 OPENCV := pkg-config --exists opencv4 2>/dev/null || export PKG_CONFIG_PATH="$$PKG_CONFIG_PATH:$(CURDIR)/.ci/ffcv-build"
