@@ -45,6 +45,11 @@ class Features:
         """Those of every second image, from the first on."""
         return Features(self.x_ND[::2], self.y_N[::2])
 
+    def of_classes(self, classes: Tensor) -> Features:
+        """Return those of the images that belong to one of `classes`."""
+        chosen_N = torch.isin(self.y_N, classes)
+        return Features(self.x_ND[chosen_N], self.y_N[chosen_N])
+
 
 @dataclass(frozen=True)
 class Encoder:

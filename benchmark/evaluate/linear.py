@@ -31,6 +31,7 @@ from regbench.benchmark.evaluate.base import (
 from regbench.benchmark.evaluate.features import Epochs, Features
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.rundir.record import Score
 from regbench.benchmark.settings.presets import dataset_preset
 from regbench.datasets.config import DatasetConfig
 from regbench.settings import AtLeastOne, Momentum, NonNegative, Positive, settings
@@ -66,6 +67,7 @@ def _places205() -> dict[str, object]:
 
 
 _TITLES = {"places205": "Places205"}
+_PARTS = {"head": "most frequent", "tail": "rarest"}
 
 
 @register("probe", places205=_places205)
@@ -75,6 +77,9 @@ class LinearProbe(Evaluation):
 
     The defaults make features once, from the crops that kNN takes, so that both share them. The sweeps of the paper set
     `features=augmented` and `interpolation=bilinear`, as it and its code do.
+
+    Where training images are unbalanced, cached features are scored on two groups of classes too: `linear_head_top1`
+    and `linear_tail_top1`, of the third of the classes with the most and with the fewest training images.
 
     Attributes:
         dataset: Its images and splits; null: those of the cell.
@@ -139,10 +144,23 @@ class LinearProbe(Evaluation):
         scores: Scores = []
         for split, of_heads in found.items():
             scores += accuracy_scores(score, title, of_heads[chosen], split, protocol)
+        if self.dataset is None and self.features == "cached" and "test" in found:
+            scores += self._by_frequency(heads, chosen, protocol, subject)
         # Features of a data set of its own are not kept, and hyperparameters are not chosen by it.
         if self.dataset is None and found and scores[0].split == subject.task.select_on:
             half = subject.features(scores[0].split, self.interpolation).even
             scores[0] = replace(scores[0], even=heads.accuracies(half)[chosen][0])
+        return scores
+
+    def _by_frequency(self, heads: LinearHeads, chosen: int, protocol: str, subject: Subject) -> Scores:
+        """Return the accuracy on test images of frequent and of rare classes, if training images are unbalanced."""
+        counts_C = subject.features("train", self.interpolation).y_N.bincount(minlength=heads.num_classes)
+        test = subject.features("test", self.interpolation)
+        scores = []
+        for part, classes in head_and_tail(counts_C).items():
+            top1 = heads.accuracies(test.of_classes(classes))[chosen][0]
+            words = f"{protocol}; test images of the {len(classes)} {_PARTS[part]} classes"
+            scores.append(Score(f"linear_{part}_top1", top1, "test", words, f"linear top-1 of the {part}"))
         return scores
 
     def _protocol(self, rate: str) -> str:
@@ -186,6 +204,7 @@ class LinearHeads:
     def __init__(self, dim: int, num_classes: int, config: LinearProbe, seed: int, device: torch.device) -> None:
         """Give all heads the same initial weights (C, D), drawn from N(0, 0.01²) by the seed, and no bias."""
         heads = len(config.learning_rates)
+        self.num_classes = num_classes
         self._config, self._device = config, device
         self._shape = (heads, num_classes)
         self._weight_KD = initial_weight(dim, num_classes, seed).repeat(heads, 1).to(device)  # K = H · C
@@ -247,6 +266,18 @@ class LinearHeads:
     def accuracies(self, features: Features, block: int = _BLOCK) -> list[tuple[float, float]]:
         """Return top-1 and top-5 accuracy of each head, in per cent; with BN, by its running statistics."""
         return head_accuracies(features, lambda x_ND: self.logits(x_ND).transpose(1, 2), block, self._device)
+
+
+def head_and_tail(counts_C: Tensor) -> dict[str, Tensor]:
+    """Return the third of the classes with the most training images as "head", and that with the fewest as "tail".
+
+    Nothing is returned where no class has more than twice the images of another: there is no tail then.
+    """
+    if counts_C.max() <= 2 * counts_C.min():
+        return {}
+    order = counts_C.argsort(descending=True, stable=True)
+    third = max(1, len(order) // 3)
+    return {"head": order[:third], "tail": order[-third:]}
 
 
 def initial_weight(dim: int, num_classes: int, seed: int) -> Tensor:

@@ -19,7 +19,7 @@ from regbench.benchmark.evaluate.base import EVALUATIONS, Task
 from regbench.benchmark.evaluate.features import Encoder, Features, Images
 from regbench.benchmark.evaluate.finetune import FineTuning
 from regbench.benchmark.evaluate.knn import KNN, weighted_knn
-from regbench.benchmark.evaluate.linear import LinearHeads, LinearProbe, shuffled
+from regbench.benchmark.evaluate.linear import LinearHeads, LinearProbe, head_and_tail, shuffled
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.evaluate.subject import Subject, selection_splits
 from regbench.benchmark.rundir.choice import Choices
@@ -163,6 +163,42 @@ def test_what_chooses_is_scored_on_both_halves_of_the_tuning_split(make: Make) -
         assert halves is not None
         assert halves[1] == pytest.approx(accuracy)
     assert {score.even for score in subject.run("knn")} == {None} == {scores["knn_top5"].even}
+
+
+def test_unbalanced_classes_are_scored_by_how_frequent_they_are(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training images of three classes, 5, 40 and 20 of them: the second is the head, the first the tail."""
+    features = Subject.features
+
+    def unbalanced(self: Subject, split: str, *options: Any) -> Features:
+        found = features(self, split, *options)
+        if split != "train":
+            return found
+        kept = torch.cat([(found.y_N == label).nonzero()[:count, 0] for label, count in enumerate((5, 40, 20))])
+        return Features(found.x_ND[kept], found.y_N[kept])
+
+    monkeypatch.setattr(Subject, "features", unbalanced)
+    subject = make("unbalanced", probe=probing(features="cached"))
+    scores = named(subject.run("probe"))
+    chosen = (0.001, 0.1).index(subject.choices.entries["probe_learning_rate"]["chosen"])
+    heads: Any = subject.once("probe", dict)
+    test = subject.features("test", "bicubic")
+    found_N = heads.logits(test.x_ND)[chosen].argmax(dim=0)
+    for part, label in (("head", 1), ("tail", 0)):
+        right = (found_N == label)[test.y_N == label].float().mean()
+        assert scores[f"linear_{part}_top1", "test"] == pytest.approx(100 * float(right))
+    assert scores["linear_head_top1", "test"] != scores["linear_tail_top1", "test"]
+    monkeypatch.undo()
+    assert ("linear_head_top1", "test") not in named(make("even", probe=probing(features="cached")).run("probe"))
+
+
+@pytest.mark.parametrize(("counts", "head", "tail"), [([2, 9, 4, 1, 6, 3], [1, 4], [0, 3]), ([5, 1], [0], [1])])
+def test_head_and_tail_are_thirds_of_the_classes(counts: list[int], head: list[int], tail: list[int]) -> None:
+    parts = head_and_tail(torch.tensor(counts))
+    assert {name: classes.tolist() for name, classes in parts.items()} == {"head": head, "tail": tail}
+
+
+def test_classes_of_up_to_twice_the_images_have_no_tail() -> None:
+    assert head_and_tail(torch.tensor([10, 20, 15])) == {}
 
 
 def test_hyperparameters_may_be_chosen_by_the_mean_of_knn_and_linear_probing(
