@@ -6,6 +6,7 @@ The folder holds the bundles of the sweeps quickstart_tuning, heuristics and mec
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
@@ -35,7 +36,7 @@ WEIGHTS = {
 }
 """The setting that weighs each method's terms, and its values: first the chosen one."""
 COLOURS = dict(zip(METHODS, ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#666666"), strict=True))
-MEASURES = {"loss": -1, "effective_rank": 1, "rankme": 1, "lidar": 1, "alpha_req": 0}
+MEASURES = {"loss": -1, "effective_rank": 1, "rankme tuning": 1, "lidar tuning": 1, "alpha_req tuning": 0}
 """Measures without labels; 1 where more is said to be better, -1 where less, 0 where the nearest to 1."""
 
 
@@ -202,6 +203,11 @@ def two_ends(
     save(figure, name)
 
 
+def slope(scores: pd.Series, doublings: np.ndarray) -> float:
+    """Return the points that each doubling brings, of one seed."""
+    return float(linregress(doublings, scores).slope)
+
+
 def h4(frame: pd.DataFrame) -> None:
     """Print the points of linear probing that each doubling of batch and q brings, and draw them."""
     figure = plt.figure(figsize=(8, 3.2))
@@ -211,7 +217,7 @@ def h4(frame: pd.DataFrame) -> None:
         for method in ("VICReg", "SimCLR"):
             scores = [chosen(at(frame, **{key: value}), method)["linear_top1 test"] for value in values]
             table = pd.concat(scores, axis=1, keys=values)
-            slopes[method] = table.dropna().apply(lambda row: linregress(np.log2(values), row).slope, axis=1)
+            slopes[method] = table.dropna().apply(slope, axis=1, doublings=np.log2(values))
             means = [interval(score) for score in scores]
             print(key, method, [f"{mean:.1f} ± {half:.1f}" for mean, half in means], "slope", interval(slopes[method]))
             mean, half = np.array(means).T
@@ -222,26 +228,51 @@ def h4(frame: pd.DataFrame) -> None:
     save(figure, "batch_and_dimension")
 
 
-def h6(frame: pd.DataFrame) -> None:
-    """Print the points lost by choosing a weight by each measure, against labels and against a random choice."""
-    trials = frame[frame["trained"] & (frame["method"] != "supervised") & (frame["seed"] == 0)]
-    keys = ["sweep", "method", *PLAIN]
-    losses: dict[tuple[str, str], list[float]] = {}
-    for (sweep, *_), group in trials.groupby(keys):
-        accuracy = group["linear_top1 tuning"]
+def h6(folder: Path, frame: pd.DataFrame) -> None:
+    """Print the points lost by choosing by each measure, over the shipped searches and over the trials of step 3."""
+    for name in ("quickstart", "heuristics", "fashion_mnist", "digits"):
+        losses(list(searches(folder / f"{name}.zip")), name)
+    rows = frame[frame["method"].isin(REGULARIZERS) & (frame["seed"] == 0) & (frame["sweep"] == "mechanisms")]
+    rows = rows.rename(columns={"linear_top1 tuning": "accuracy"})
+    groups = [group for _, group in rows.groupby(["method", *PLAIN]) if len(group) == 3]
+    losses(groups, "step 3")
+
+
+def searches(path: Path) -> Iterator[pd.DataFrame]:
+    """Yield the trials of each search of a bundle, of its full length: accuracy by labels, and what needs none."""
+    bundle = read_bundle(path)
+    records = {record.cell_id: record for record in bundle.records}
+    for choice in bundle.choices.values():
+        for row in choice.choices:
+            trials = []
+            for entry in row.ranking:
+                if entry.value is not None:
+                    measured = bundle.last_epoch(records[entry.cell_id])
+                    trials.append({"accuracy": entry.value, "epochs": entry.epochs} | measured)
+            table = pd.DataFrame(trials)
+            yield table[table["epochs"] == table["epochs"].max()]
+
+
+def losses(groups: list[pd.DataFrame], title: str) -> None:
+    """Print the mean points lost by each measure, its difference from a random choice, and the worst search."""
+    found: dict[str, list[float]] = {}
+    for group in groups:
+        accuracy = group["accuracy"]
         if len(group) < 3:
             continue
-        found = {"random choice": float(accuracy.max() - accuracy.mean())}
-        for measure, sign in MEASURES.items():
-            column = measure if measure in ("loss", "effective_rank") else f"{measure} tuning"
-            values = group[column]
-            if values.notna().all():
+        found.setdefault("random choice", []).append(float(accuracy.max() - accuracy.mean()))
+        for name, sign in MEASURES.items():
+            values = group[name] if name in group else pd.Series(dtype=float)
+            if len(values) and values.notna().all():
                 better = sign * values if sign else -(values - 1).abs()
-                found[measure] = float(accuracy.max() - accuracy[better.idxmax()])
-        for name, lost in found.items():
-            losses.setdefault((str(sweep), name), []).append(lost)
-    for (sweep, name), lost in losses.items():
-        print(f"{sweep:12s} {name:15s} {np.mean(lost):5.2f} at worst {max(lost):5.2f}, of {len(lost)} searches")
+                found.setdefault(name, []).append(float(accuracy.max() - accuracy[better.idxmax()]))
+    chance = np.array(found.get("random choice", []))
+    for name, lost in found.items():
+        gain = interval(chance - np.array(lost))
+        share = 100 * np.mean(lost) / chance.mean()
+        print(
+            f"{title}: {name} loses {np.mean(lost):.2f} ({share:.0f} % of chance), gains {gain[0]:.2f} ± {gain[1]:.2f}, worst {max(lost):.1f}, n = {len(lost)}"
+        )
 
 
 def save(figure: plt.Figure, name: str) -> None:
@@ -272,7 +303,7 @@ def main() -> None:
     print("\n# H4")
     h4(frame)
     print("\n# H6")
-    h6(frame)
+    h6(Path(sys.argv[1]), frame)
 
 
 if __name__ == "__main__":
