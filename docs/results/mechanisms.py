@@ -1,13 +1,12 @@
-"""Print the tables of docs/results/mechanisms.md and draw its figures: python docs/results/mechanisms.py results.
+"""Print the tables of mechanisms.md and draw its figures: python docs/results/mechanisms.py results docs/results.
 
-The folder holds the bundles of the sweeps quickstart_tuning, heuristics and mechanisms.
+The first folder holds the bundles, the second gets the figures.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -23,10 +22,9 @@ from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.rows.significance import holm
 
 BUNDLES = ("quickstart", "heuristics", "mechanisms")
-HERE = Path(__file__).parent
 PLAIN = {"classes": 10, "bits": 0, "imbalance": 0.0, "batch": 128, "q": 512}
-METHODS = ("SFRIK (L=2)", "VICReg", "SimCLR", "SIGReg", "BYOL")
-REGULARIZERS = METHODS[:4]
+REGULARIZERS = ("SFRIK (L=2)", "VICReg", "SimCLR", "SIGReg")
+METHODS = (*REGULARIZERS, "BYOL")
 WEIGHTS = {
     "SFRIK (L=2)": ("method.alignment_weight", (1000, 250, 4000)),
     "VICReg": ("method.alignment_weight", (6, 3, 12)),
@@ -34,61 +32,77 @@ WEIGHTS = {
     "SIGReg": ("method.regularization_weight", (0.05, 0.0125, 0.2)),
     "BYOL": ("optimizer.base_lr", (3, 1.5, 6)),
 }
-"""The setting that weighs each method's terms, and its values: first the chosen one."""
+"""The setting that weighs each method's terms, and its values: first the one that was chosen on plain scenes."""
+
 COLOURS = dict(zip(METHODS, ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#666666"), strict=True))
-MEASURES = {"loss": -1, "effective_rank": 1, "rankme tuning": 1, "lidar tuning": 1, "alpha_req tuning": 0}
-"""Measures without labels; 1 where more is said to be better, -1 where less, 0 where the nearest to 1."""
+UNLABELLED = {
+    "training loss": ("loss", "lower"),
+    "effective rank": ("effective_rank", "higher"),
+    "RankMe": ("rankme tuning", "higher"),
+    "LiDAR": ("lidar tuning", "higher"),
+    "α-ReQ": ("alpha_req tuning", "nearest 1"),
+}
+"""Measures without labels: their column, and where theory expects the accurate networks."""
 
 
 def cells(folder: Path) -> pd.DataFrame:
-    """Return a row for each training: what was varied, its scores and the last numbers of its training."""
-    rows = {}
+    """Return a row for each training: what was varied, its scores, and the numbers of its last epoch."""
+    rows: dict[str, dict[str, object]] = {}
     for name in BUNDLES:
         bundle = read_bundle(folder / f"{name}.zip")
         for record in bundle.records:
-            if record.status != "diverged" and _compared(record.settings):
-                rows.setdefault(record.cell_id, _row(record) | bundle.last_epoch(record) | {"sweep": name})
-    return pd.DataFrame(rows.values())
+            if record.status != "diverged" and _is_compared(record.settings):
+                row = _row(record) | bundle.last_epoch(record) | {"sweep": name}
+                rows.setdefault(record.cell_id, row)
+    return pd.DataFrame(list(rows.values()))
 
 
-def _compared(settings: dict[str, str]) -> bool:
-    """Say whether a cell is of the study's rows: plain ones, and BYOL with its teacher."""
-    teacher = settings.get("network.teacher", "none")
-    return teacher == ("ema" if settings.get("method.name") == "byol" else "none")
+def _is_compared(settings: dict[str, str]) -> bool:
+    """Say whether a cell is a plain row, or BYOL with its teacher."""
+    expected = "ema" if settings.get("method.name") == "byol" else "none"
+    return settings.get("network.teacher", "none") == expected
 
 
 def _row(record: Record) -> dict[str, object]:
     settings = record.settings
     weighed = WEIGHTS.get(record.label, ("", ()))[0]
-    row = {
+    row: dict[str, object] = {
         "method": record.label,
         "seed": record.seed,
         "weight": float(settings.get(weighed, "nan")),
-        "rate": float(settings["optimizer.base_lr"]) if "optimizer.base_lr" in settings else np.nan,
+        "rate": float(settings.get("optimizer.base_lr", "nan")),
         "trained": not record.untrained,
         "classes": int(settings["dataset.num_classes"]),
-        "bits": int(settings.get("dataset.shared_bits", 0)),
+        "bits": int(settings.get("dataset.shared_bits", "0")),
         "imbalance": float(settings["dataset.source.imbalance"]),
-        "batch": int(settings.get("batch_size", 128)),
-        "q": int(settings.get("embedding_dim", 512)),
+        "batch": int(settings.get("batch_size", "128")),
+        "q": int(settings.get("embedding_dim", "512")),
     }
     for score in record.scores:
         row.setdefault(f"{score.name} {score.split}", score.value)
+    bits = [score.value for score in record.scores if score.name.startswith("factor_bit_")]
+    row["bits kept"] = float(np.mean(bits[: len(bits) // 2])) if bits else np.nan
     return row
 
 
 def at(frame: pd.DataFrame, **changes: float) -> pd.DataFrame:
-    """Return the cells of a setting that differs from the plain one by `changes`."""
+    """Return the cells of the setting that differs from the plain one by `changes`."""
     for key, value in (PLAIN | changes).items():
         frame = frame[frame[key] == value]
     return frame
 
 
-def chosen(frame: pd.DataFrame, method: str) -> pd.DataFrame:
-    """Return a method's scored cells with the weight that was chosen on plain scenes, by seed."""
-    rate = 3 if method == "BYOL" else 6
-    rows = frame[(frame["method"] == method) & (frame["weight"] == WEIGHTS[method][1][0]) & (frame["rate"] == rate)]
-    return rows[rows["linear_top1 test"].notna()].sort_values("seed").drop_duplicates("seed").set_index("seed")
+def weighted(frame: pd.DataFrame, method: str, weight: float) -> pd.DataFrame:
+    """Return a method's cells with one weight, by seed: those with a score on the test split, where there are such."""
+    rate = weight if method == "BYOL" else 6
+    rows = frame[(frame["method"] == method) & (frame["weight"] == weight) & (frame["rate"] == rate)]
+    rows = rows.sort_values(["seed", "linear_top1 test"])  # cells without a test score come last
+    return rows.drop_duplicates("seed").set_index("seed")
+
+
+def scores(frame: pd.DataFrame, method: str, column: str = "linear_top1 test") -> pd.Series:
+    """Return the scores of the weight that was chosen on plain scenes, by seed."""
+    return weighted(frame, method, WEIGHTS[method][1][0])[column].dropna()
 
 
 def ends(frame: pd.DataFrame, split: str = "test") -> tuple[float, float]:
@@ -101,145 +115,135 @@ def ends(frame: pd.DataFrame, split: str = "test") -> tuple[float, float]:
 def shares(frame: pd.DataFrame, method: str) -> pd.Series:
     """Return the share of the way of each seed, in per cent."""
     low, high = ends(frame)
-    return 100 * (chosen(frame, method)["linear_top1 test"] - low) / (high - low)
+    return 100 * (scores(frame, method) - low) / (high - low)
 
 
-def interval(values: pd.Series | np.ndarray) -> tuple[float, float]:
-    """Return mean and half the width of the 95 % interval of Student's t."""
+def half_width(values: Sequence[float] | pd.Series) -> float:
+    """Return half the width of the 95 % interval of a mean, of Student's t."""
     n = len(values)
-    return float(np.mean(values)), float(t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)) if n > 1 else np.nan
+    return float(t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n))
 
 
-def contrasts(values: dict[str, pd.Series], pairs: list[tuple[str, str]]) -> None:
+def worded(values: Sequence[float] | pd.Series, digits: int = 1) -> str:
+    """Word a mean and its interval."""
+    return f"{np.mean(values):.{digits}f} ± {half_width(values):.{digits}f}"
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table of Markdown."""
+    print()
+    for line in (head, ["---", *["---:"] * (len(head) - 1)], *rows):
+        print("| " + " | ".join(map(str, line)) + " |")
+
+
+def print_contrasts(values: dict[str, pd.Series], pairs: Sequence[tuple[str, str]]) -> None:
     """Print Welch's test of each pair, with Holm's correction over them."""
     tests = [ttest_ind(values[one], values[two], equal_var=False) for one, two in pairs]
     corrected = holm([float(test.pvalue) for test in tests])
+    rows = []
     for (one, two), test, p in zip(pairs, tests, corrected, strict=True):
         low, high = test.confidence_interval()
-        difference = float(values[one].mean() - values[two].mean())
-        print(f"  {one} - {two}: {difference:.1f} [{low:.1f}, {high:.1f}], p = {p:.2g}")
+        difference = values[one].mean() - values[two].mean()
+        rows.append((f"{one} − {two}", f"{difference:.1f}", f"{low:.1f} to {high:.1f}", f"{p:.2g}"))
+    print_table(("contrast", "difference", "95 %", "p (Holm)"), rows)
 
 
-def setting(frame: pd.DataFrame, title: str, **changes: float) -> None:
-    """Print the rows of a setting: each method with its weights, and the references."""
-    print(f"\n## {title}")
-    rows = at(frame, **changes)
-    columns = ["linear_top1 test", "knn_top1 test", "linear_top1 tuning", "effective_rank", "alignment"]
-    extra = [c for c in rows if "shared_bits" in c or c.startswith(("linear_head", "linear_tail"))]
-    found = rows.groupby(["method", "weight", "rate"], dropna=False)[columns + extra].agg(["mean", "std"])
-    found = found.dropna(axis=1, how="all").round(2)
-    found["n"] = rows.groupby(["method", "weight", "rate"], dropna=False).size()
-    print(found.to_string())
-    print("ends:", ends(rows))
+def print_change(
+    frame: pd.DataFrame, methods: Sequence[str], extra: dict[str, str], **changes: float
+) -> dict[str, pd.Series]:
+    """Print what a change does to each method, and return the share of the way that each seed loses.
 
-
-def shift(frame: pd.DataFrame, methods: tuple[str, ...], **changes: float) -> dict[str, pd.Series]:
-    """Print and return the share of the way that each method loses by a change, seed by seed."""
-    lost = {}
+    Args:
+        frame: All cells.
+        methods: The methods.
+        extra: Further columns: head -> column of the cells.
+        **changes: The setting that differs.
+    """
+    before, after = at(frame), at(frame, **changes)
+    lost, rows = {}, []
     for method in methods:
-        before, after = shares(at(frame), method), shares(at(frame, **changes), method)
-        lost[method] = (before - after).dropna()
-        b, a, d = interval(before), interval(after), interval(lost[method])
-        print(f"{method}: {b[0]:.0f} ± {b[1]:.0f} to {a[0]:.0f} ± {a[1]:.0f}, lost {d[0]:.1f} ± {d[1]:.1f}")
+        lost[method] = (shares(before, method) - shares(after, method)).dropna()
+        row = [method, worded(scores(before, method)), worded(scores(after, method))]
+        row += [f"{shares(before, method).mean():.0f}", f"{shares(after, method).mean():.0f}", worded(lost[method])]
+        row += [f"{scores(after, method, column).mean():.1f}" for column in extra.values()]
+        rows.append([*row, other_weights(after, method)])
+    for title, place in (("with labels", 1), ("best untrained row", 0)):
+        row = [title, f"{ends(before)[place]:.1f}", f"{ends(after)[place]:.1f}", "–", "–", "–"]
+        rows.append(row + ["–"] * (len(extra) + 1))
+    print_table(("method", "before (%)", "after (%)", "share before", "after", "lost", *extra, "other weights"), rows)
     return lost
 
 
+def other_weights(frame: pd.DataFrame, method: str) -> str:
+    """Word the points of linear probing that other weights bring with seed 0; – where they were not trained."""
+    found = []
+    first = scores(frame, method)
+    for weight in WEIGHTS[method][1][1:]:
+        rows = weighted(frame, method, weight)
+        if len(rows):
+            found.append(f"{weight:g}: {rows['linear_top1 test'].loc[0] - first.loc[0]:+.1f}")
+    return "; ".join(found) or "–"
+
+
+def draw_change(
+    frame: pd.DataFrame, methods: Sequence[str], path: Path, words: tuple[str, str], **changes: float
+) -> None:
+    """Draw each method's share of the way before and after a change: seeds as points, means with intervals."""
+    figure = plt.figure(figsize=(7, 3.2))
+    axes = figure.add_subplot(ylabel="share of the way (%)")
+    for place, method in enumerate(methods):
+        for side, rows in enumerate((at(frame), at(frame, **changes))):
+            values, x = shares(rows, method), place + 0.3 * side
+            axes.plot(np.full(len(values), x), values, ".", color=COLOURS[method], alpha=0.4)
+            face = "white" if side else COLOURS[method]
+            axes.errorbar(x, values.mean(), half_width(values), fmt="o", color=COLOURS[method], mfc=face, capsize=3)
+    axes.axhline(0, color="grey", linewidth=0.8)
+    axes.axhline(100, color="grey", linewidth=0.8, linestyle=":")
+    axes.set_xticks(np.arange(len(methods)) + 0.15, methods)
+    axes.set_title(f"full: {words[0]}; open: {words[1]}", fontsize=9)
+    save(figure, path)
+
+
 def by_rank(frame: pd.DataFrame, classes: int) -> pd.DataFrame:
-    """Return rank and share of the way on the tuning split of the twelve configurations, means over seeds."""
+    """Return rank and share of the way on the tuning split of the configurations that have not collapsed."""
     rows = at(frame, classes=classes)
     low, high = ends(rows, "tuning")
     found = []
     for method in REGULARIZERS:
         for weight in WEIGHTS[method][1]:
-            cell = rows[(rows["method"] == method) & (rows["weight"] == weight) & (rows["rate"] == 6)]
-            mean = cell.drop_duplicates("seed")[["effective_rank", "linear_top1 tuning"]].mean()
-            found.append((method, weight, mean.iloc[0], 100 * (mean.iloc[1] - low) / (high - low)))
-    table = pd.DataFrame(found, columns=["method", "weight", "rank", "share"])
+            mean = weighted(rows, method, weight)[["effective_rank", "linear_top1 tuning"]].mean()
+            found.append((method, mean.iloc[0], 100 * (mean.iloc[1] - low) / (high - low)))
+    table = pd.DataFrame(found, columns=["method", "rank", "share"])
     return table[table["rank"] > 10]
 
 
-def h1(frame: pd.DataFrame) -> None:
-    """Print the slope of the share of the way over log₂ of the effective rank, at each number of classes."""
-    slopes, figure = {}, plt.figure(figsize=(8, 3.4))
+def rank_and_classes(frame: pd.DataFrame, path: Path) -> None:
+    """Print and draw the slope of the share of the way over log₂ of the effective rank, with 10 and 160 classes."""
+    figure, rows, slopes = plt.figure(figsize=(8, 3.4)), [], []
     for place, classes in enumerate((10, 160), 1):
         table = by_rank(frame, classes)
-        print(table.round(1).to_string(index=False))
         fit = linregress(np.log2(table["rank"]), table["share"])
-        half = t.ppf(0.975, len(table) - 2) * fit.stderr
-        slopes[classes] = fit.slope, fit.stderr, len(table) - 2
-        print(f"{classes} classes: {fit.slope:.1f} ± {half:.1f} points for each doubling")
+        freedom = len(table) - 2
+        slopes.append((fit.slope, fit.stderr, freedom))
+        half = t.ppf(0.975, freedom) * fit.stderr
+        rows.append((f"{classes} classes", f"{fit.slope:.1f} ± {half:.1f}", len(table), f"{fit.rvalue:.2f}"))
         axes = figure.add_subplot(1, 2, place, title=f"{classes} classes", xlabel="effective rank")
-        for method, part in table.groupby("method"):
+        for method, part in table.groupby("method", sort=False):
             axes.plot(part["rank"], part["share"], "o", color=COLOURS[str(method)], label=method)
         line = np.array([table["rank"].min(), table["rank"].max()])
         axes.plot(line, fit.intercept + fit.slope * np.log2(line), "k--", linewidth=1)
         axes.set_xscale("log", base=2)
-        axes.axhline(0, color="grey", linewidth=0.8)
-        if place == 1:
-            axes.set_ylabel("share of the way (%)")
-            axes.legend(fontsize=8, frameon=False)
-    (a, ea, na), (b, eb, nb) = slopes.values()
-    half = t.ppf(0.975, na + nb) * np.hypot(ea, eb)
-    print(f"difference of slopes: {b - a:.1f} ± {half:.1f}")
-    save(figure, "rank_and_classes")
-
-
-def two_ends(
-    frame: pd.DataFrame, methods: tuple[str, ...], name: str, before: str, after: str, **changes: float
-) -> None:
-    """Draw the share of the way of each method before and after a change, seeds as points."""
-    figure = plt.figure(figsize=(8, 3.2))
-    axes = figure.add_subplot(ylabel="share of the way (%)")
-    for place, method in enumerate(methods):
-        for side, rows in enumerate((at(frame), at(frame, **changes))):
-            values = shares(rows, method)
-            x, (mean, half) = place + 0.3 * side, interval(values)
-            axes.plot(np.full(len(values), x), values, ".", color=COLOURS[method], alpha=0.4)
-            marker = "os"[side]
-            axes.errorbar(x, mean, half, fmt=marker, color=COLOURS[method], mfc="white" if side else None, capsize=3)
-    axes.axhline(0, color="grey", linewidth=0.8)
-    axes.set_xticks(np.arange(len(methods)) + 0.15, methods)
-    axes.set_title(f"filled circle: {before}; open square: {after}", fontsize=9)
-    save(figure, name)
-
-
-def slope(scores: pd.Series, doublings: np.ndarray) -> float:
-    """Return the points that each doubling brings, of one seed."""
-    return float(linregress(doublings, scores).slope)
-
-
-def h4(frame: pd.DataFrame) -> None:
-    """Print the points of linear probing that each doubling of batch and q brings, and draw them."""
-    figure = plt.figure(figsize=(8, 3.2))
-    for place, (key, values) in enumerate({"batch": (32, 128, 512), "q": (64, 512, 2048)}.items(), 1):
-        axes = figure.add_subplot(1, 2, place, xlabel=key, ylabel="linear probing (%)")
-        slopes = {}
-        for method in ("VICReg", "SimCLR"):
-            scores = [chosen(at(frame, **{key: value}), method)["linear_top1 test"] for value in values]
-            table = pd.concat(scores, axis=1, keys=values)
-            slopes[method] = table.dropna().apply(slope, axis=1, doublings=np.log2(values))
-            means = [interval(score) for score in scores]
-            print(key, method, [f"{mean:.1f} ± {half:.1f}" for mean, half in means], "slope", interval(slopes[method]))
-            mean, half = np.array(means).T
-            axes.errorbar(values, mean, half, marker="o", color=COLOURS[method], capsize=3, label=method)
-        axes.set_xscale("log", base=2)
+        axes.set_ylabel("share of the way, tuning split (%)")
         axes.legend(fontsize=8, frameon=False)
-        contrasts(slopes, [("VICReg", "SimCLR")])
-    save(figure, "batch_and_dimension")
-
-
-def h6(folder: Path, frame: pd.DataFrame) -> None:
-    """Print the points lost by choosing by each measure, over the shipped searches and over the trials of step 3."""
-    for name in ("quickstart", "heuristics", "fashion_mnist", "digits"):
-        losses(list(searches(folder / f"{name}.zip")), name)
-    rows = frame[frame["method"].isin(REGULARIZERS) & (frame["seed"] == 0) & (frame["sweep"] == "mechanisms")]
-    rows = rows.rename(columns={"linear_top1 tuning": "accuracy"})
-    groups = [group for _, group in rows.groupby(["method", *PLAIN]) if len(group) == 3]
-    losses(groups, "step 3")
+    (first, error, freedom), (second, other_error, other_freedom) = slopes
+    half = t.ppf(0.975, freedom + other_freedom) * np.hypot(error, other_error)
+    rows.append(("160 − 10 classes", f"{second - first:.1f} ± {half:.1f}", "–", "–"))
+    print_table(("", "points for each doubling of the rank", "configurations", "correlation"), rows)
+    save(figure, path)
 
 
 def searches(path: Path) -> Iterator[pd.DataFrame]:
-    """Yield the trials of each search of a bundle, of its full length: accuracy by labels, and what needs none."""
+    """Yield the trials of each search of a bundle that had its full length: accuracy, and what needs no labels."""
     bundle = read_bundle(path)
     records = {record.cell_id: record for record in bundle.records}
     for choice in bundle.choices.values():
@@ -253,58 +257,68 @@ def searches(path: Path) -> Iterator[pd.DataFrame]:
             yield table[table["epochs"] == table["epochs"].max()]
 
 
-def losses(groups: list[pd.DataFrame], title: str) -> None:
-    """Print the mean points lost by each measure, its difference from a random choice, and the worst search."""
-    found: dict[str, list[float]] = {}
+def trials(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Yield the three weights of each method where the setting was changed, with seed 0."""
+    rows = frame[(frame["sweep"] == "mechanisms") & (frame["seed"] == 0) & frame["method"].isin(REGULARIZERS)]
+    rows = rows.assign(accuracy=rows["linear_top1 tuning"])
+    for _, group in rows.groupby(["method", *PLAIN]):
+        if len(group) == 3:
+            yield group
+
+
+def lost_without_labels(groups: Iterable[pd.DataFrame], title: str) -> list[tuple[object, ...]]:
+    """Return a row for each measure: the points lost by choosing with it, over searches of three trials or more."""
+    found: dict[str, list[float]] = {"random choice": []}
     for group in groups:
-        accuracy = group["accuracy"]
         if len(group) < 3:
             continue
-        found.setdefault("random choice", []).append(float(accuracy.max() - accuracy.mean()))
-        for name, sign in MEASURES.items():
-            values = group[name] if name in group else pd.Series(dtype=float)
-            if len(values) and values.notna().all():
-                better = sign * values if sign else -(values - 1).abs()
-                found.setdefault(name, []).append(float(accuracy.max() - accuracy[better.idxmax()]))
-    chance = np.array(found.get("random choice", []))
+        accuracy = group["accuracy"]
+        found["random choice"].append(accuracy.max() - accuracy.mean())
+        for name, (column, better) in UNLABELLED.items():
+            if column not in group or group[column].isna().any():
+                continue
+            values = -(group[column] - 1).abs() if better == "nearest 1" else group[column]
+            picked = values.idxmin() if better == "lower" else values.idxmax()
+            found.setdefault(name, []).append(accuracy.max() - accuracy.loc[picked])
+    chance, rows = np.array(found["random choice"]), []
     for name, lost in found.items():
-        gain = interval(chance - np.array(lost))
-        share = 100 * np.mean(lost) / chance.mean()
-        print(
-            f"{title}: {name} loses {np.mean(lost):.2f} ({share:.0f} % of chance), gains {gain[0]:.2f} ± {gain[1]:.2f}, worst {max(lost):.1f}, n = {len(lost)}"
-        )
+        gained = "–" if name == "random choice" else worded(chance - np.array(lost), 2)
+        percent = f"{100 * np.mean(lost) / chance.mean():.0f}"
+        rows.append((title, len(lost), name, f"{np.mean(lost):.2f}", percent, gained, f"{max(lost):.1f}"))
+    return rows
 
 
-def save(figure: plt.Figure, name: str) -> None:
-    """Write a figure beside this page."""
+def print_label_free(folder: Path, frame: pd.DataFrame) -> None:
+    """Print what choosing a weight without labels costs, over shipped searches and over this study's trials."""
+    rows = []
+    for name in ("quickstart", "heuristics", "fashion_mnist", "digits"):
+        rows += lost_without_labels(searches(folder / f"{name}.zip"), name)
+    rows += lost_without_labels(trials(frame), "this study")
+    head = ("searches of", "searches", "chosen by", "points lost", "% of chance", "better than chance by", "at worst")
+    print_table(head, rows)
+
+
+def save(figure: plt.Figure, path: Path) -> None:
+    """Write a figure."""
     figure.tight_layout()
-    figure.savefig(HERE / f"mechanisms_{name}.png", dpi=110)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def main() -> None:
-    """Print everything."""
-    frame = cells(Path(sys.argv[1]))
-    setting(frame, "Plain scenes")
-    print("\n# H2")
-    setting(frame, "12 shared bits", bits=12)
-    lost = shift(frame, REGULARIZERS, bits=12)
-    contrasts(lost, list(combinations(REGULARIZERS, 2)))
-    two_ends(frame, REGULARIZERS, "shared_bits", "plain scenes", "12 shared bits", bits=12)
-    print("\n# H1")
-    setting(frame, "160 classes", classes=160)
-    shift(frame, REGULARIZERS, classes=160)
-    h1(frame)
-    print("\n# H3")
-    setting(frame, "Imbalance 1.5", imbalance=1.5)
-    lost = shift(frame, METHODS, imbalance=1.5)
-    contrasts(lost, [(method, "BYOL") for method in REGULARIZERS])
-    two_ends(frame, METHODS, "imbalance", "balanced", "unbalanced", imbalance=1.5)
-    print("\n# H4")
-    h4(frame)
-    print("\n# H6")
-    h6(Path(sys.argv[1]), frame)
+def main(bundles: Path, out: Path) -> None:
+    """Print all tables and draw all figures."""
+    frame = cells(bundles)
+    rank_and_classes(frame, out / "mechanisms_rank_and_classes.png")
+    print_change(frame, REGULARIZERS, {"rank after": "effective_rank"}, classes=160)
+    lost = print_change(frame, REGULARIZERS, {"bits kept (%)": "bits kept"}, bits=12)
+    print_contrasts(lost, [("VICReg", other) for other in REGULARIZERS if other != "VICReg"])
+    draw_change(frame, REGULARIZERS, out / "mechanisms_shared_bits.png", ("plain scenes", "12 shared bits"), bits=12)
+    groups = {"head (%)": "linear_head_top1 test", "tail (%)": "linear_tail_top1 test"}
+    lost = print_change(frame, METHODS, groups, imbalance=1.5)
+    print_contrasts(lost, [(method, "BYOL") for method in REGULARIZERS])
+    draw_change(frame, METHODS, out / "mechanisms_imbalance.png", ("balanced", "unbalanced"), imbalance=1.5)
+    print_label_free(bundles, frame)
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
