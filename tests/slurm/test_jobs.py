@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,7 +122,7 @@ def test_what_is_in_the_queue_or_finished_is_not_submitted_again(user: User) -> 
     user.slurm.lose("1_0", "1_1", "1_2", "1_3")
     assert set(user.states()) == {"lost"}
     done, tuned, running, lost = (user.sweep / cell for cell in user.cells())
-    (done / "record.json").write_text(made().text())
+    (done / "record.json").write_text(made(load_run([*user.tiny, "method=vicreg"])[0].plain()).text())
     (tuned / "tuning.json").write_text("{}")
     attempt = {"heartbeat": time.time(), "beat": 1, "lease_s": 60}
     for directory, how in ((tuned, "done"), (running, None)):
@@ -134,6 +134,7 @@ def test_what_is_in_the_queue_or_finished_is_not_submitted_again(user: User) -> 
     assert f"{lost.name}  VICReg seed 3: was lost" in output
     assert "submitted 2 cells as 5" in output
     assert user.slurm.queued() == ["5_0", "5_1"]
+    assert "all cells are finished, run or wait" in user.submit()  # which is no failure of those that wait
 
 
 def test_a_tuning_submits_what_its_cells_need(user: User) -> None:
@@ -193,7 +194,9 @@ def test_stages_wait_for_each_other(user: User) -> None:
     asked = [user.slurm.tasks()[name]["asked"] for name in ("1_0", "3_0", "5_1")]
     assert [entry.get("dependency") for entry in asked] == [None, "aftercorr:1", "aftercorr:3"]
     assert [(entry["nodes"], entry["cpus-per-task"]) for entry in asked] == [("2", "1"), ("1", "1"), ("1", "2")]
-    assert [status.job for status in user.statuses()] == ["1_0", "1_1"]
+    for state in ("PENDING", "RUNNING"):
+        user.slurm.change("1_0", state=state)
+        assert [status.job for status in user.statuses()] == ["1_0", "1_1"]
     user.slurm.lose("1_0")
     assert [status.job for status in user.statuses()] == ["3_0", "1_1"]
     assert "cancelled 1 cell" in user.run("cancel", "own", user.cells()[1])
@@ -288,12 +291,15 @@ def test_a_submission_that_was_killed_is_found_again(user: User, monkeypatch: py
     assert [(status.state, status.job) for status in user.statuses()] == [("queued", "1_0"), ("queued", "1_1")]
 
 
-def test_a_job_that_does_not_know_what_to_do_makes_way(user: User) -> None:
-    """Slurm has it, but whoever submits has not heard so, and has not given it its arguments."""
+@pytest.mark.parametrize("given", [(), ("1_0",)], ids=["none", "one"])
+def test_a_job_that_does_not_know_what_to_do_makes_way(user: User, given: Sequence[str]) -> None:
+    """Slurm has it, but whoever submits has not heard so, and has not given all jobs their arguments."""
     user.write("method=vicreg seed=0,1")
     (user.slurm.folder / "late").touch()
     assert user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS).exit_code == 2
     assert user.slurm.queued() == ["1_0", "1_1"]
+    for name in given:
+        (user.sweep / "jobs" / "logs" / f"{name}_submitted.pkl").touch()
     (user.slurm.folder / "late").unlink()
     assert "submitted 2 cells as 3" in user.submit()
     assert user.slurm.queued() == ["3_0", "3_1"]
