@@ -228,9 +228,12 @@ def test_later_evaluations_add_their_scores(runs: Path, record: Make) -> None:
     assert load_records(runs)["value"].tolist() == [70.0, 75.0, 80.0, 81.0]
 
 
-def test_the_test_split_may_choose_a_later_evaluation_of_what_it_chose(runs: Path, record: Make) -> None:
-    chosen = {"selected_on": "test"}
-    later(record(choice={"hyperparameters": chosen}), score("voc07_map", 80.0), choice={"voc07_rate": chosen})
+@pytest.mark.parametrize("choice", [{"voc07_rate": {"selected_on": "test"}}, {}], ids=["chosen", "without a choice"])
+def test_the_test_split_may_choose_a_later_evaluation_of_what_it_chose(
+    runs: Path, record: Make, choice: dict[str, Any]
+) -> None:
+    path = record(choice={"hyperparameters": {"selected_on": "test"}})
+    later(path, score("voc07_map", 80.0), choice=choice)
     found = read_records(runs)
     assert (found.records[0].score("voc07_map", "test"), found.skipped) == (80.0, ())
 
