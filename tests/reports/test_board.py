@@ -285,20 +285,23 @@ def test_a_shorter_final_run_of_another_sweep_is_no_step_of_a_search(bundles: Pa
 
 
 def test_runs_of_a_cell_are_together_in_the_order_of_their_ends(bundles: Path, tmp_path: Path) -> None:
-    """What has final scores first; and what several bundles hold is one run, from the order of their names."""
-    for name, hour, status in (("b", 11, "done"), ("c", 10, "done"), ("a", 9, "tuned")):
+    """A run that was only tuned comes last. One that diverged keeps its place: better luck elsewhere does not take it.
+
+    What several bundles hold is one run, from the order of their names.
+    """
+    for name, hour, status in (("b", 11, "done"), ("c", 10, "done"), ("a", 9, "tuned"), ("d", 8, "diverged")):
         parts = Parts(bundles / "other" / "lab-b.zip")
         (record,) = parts.records
         record["attempts"][-1]["finished"] = f"2026-11-22T{hour:02}:00:00+00:00"
-        if status == "tuned":
+        if status != "done":
             record |= {"status": status, "choice": {}}
-            record["scores"] = [each for each in record["scores"] if each["split"] == "tuning"]
+            record["scores"] = [each for each in record["scores"] if (status, each["split"]) == ("tuned", "tuning")]
         parts.write(tmp_path / f"{name}.zip")
     shutil.copy(tmp_path / "b.zip", tmp_path / "a-copy.zip")
     found = gather(tmp_path)
-    assert [bundle.name for bundle in found.bundles] == ["a-copy", "a", "b", "c"]
+    assert [bundle.name for bundle in found.bundles] == ["a-copy", "a", "b", "c", "d"]
     (runs,) = found.cells.values()
-    assert [run.bundles for run in runs] == [("c",), ("a-copy", "b"), ("a",)]
+    assert [run.bundles for run in runs] == [("d",), ("c",), ("a-copy", "b"), ("a",)]
     (task,) = tasks_of(found).values()
     assert task.records == (runs[0].record,)
     assert vars(runs[0].record)["at_end"] == {"effective_rank": 30.0}
