@@ -18,6 +18,7 @@ from regbench.cli import main
 from regbench.reports.board.entered import entered_rows
 from regbench.reports.board.gather import gather
 from regbench.reports.bundle.bundle import read_bundle
+from tests.reports.conftest import GIVEN
 from tests.reports.forging import Json, Parts, tuned_sweep
 
 TASK = "fashion_mnist, resnet_tiny"
@@ -157,6 +158,10 @@ def test_every_configuration_counts_once_however_long_it_was_trained(results: Pa
     parts.shorten(tuned, base_lr=0.7)
     counted = {row.row: row.tried for row in entered_rows(read_bundle(parts.write(results / "lab.zip")))}
     assert counted == {"VICReg": 3, "AUH": 2}
+    final = next(each for each in parts.final if each["method"] == "vicreg")
+    parts.shorten(final).update(sweep="brief", choice={"hyperparameters": GIVEN})  # so that rows differ in epochs
+    counted = {row.row: row.tried for row in entered_rows(read_bundle(parts.write(results / "lab.zip")))}
+    assert (counted["VICReg, epochs=2"], counted["AUH, epochs=2"]) == (3, 2)
 
 
 def test_a_seed_that_diverged_is_in_the_row(results: Path) -> None:
