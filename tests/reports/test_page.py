@@ -322,7 +322,17 @@ def test_figures_and_methods(site: Path) -> None:
     assert curve.markers("SFRIK (L=2), q=512") == [[1.0, 0.1], [2.0, 0.2], [3.0, 0.3]]
     loss = Drawn(text, "Training loss, scaled")
     assert loss.markers("SFRIK (L=2), q=512") == [[1.0, 1.0], [2.0, 0.25], [3.0, pytest.approx(0, abs=1e-3)]]
+    assert loss.spreads("SFRIK (L=2), q=2048")[1] == 1.4  # of a loss from 13/6 to 11/2, and √½ more on either side
     assert '<a href="https://example.org" rel="noopener">somebody, 2021</a>' in text
+
+
+def test_a_cost_of_nothing_is_drawn(runs: Path, record: Make, tmp_path: Path) -> None:
+    """On a linear axis: a logarithmic one has no place for it."""
+    for label, memory_bytes in (("VICReg", 0), ("AUH", 2**20)):
+        record(label, knn=None, cost={"loss_extra_bytes": memory_bytes}, history=[])
+    drawn = Drawn(write_report(runs, tmp_path / "report").page.read_text(), "Linear top-1 against memory of the loss")
+    assert drawn.markers("VICReg") == [[pytest.approx(0, abs=1e-3), 75.0]]
+    assert drawn.markers("AUH") == [[1.0, 75.0]]
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,7 @@ def test_the_page_stands_alone(site: tuple[WrittenReport, Page]) -> None:
         assert word in page.text
     for word in ("2026-11-20 to 2026-11-24", "9 finished", "0, 1, 5", "abc1234", "somebody, 2021"):
         assert word in page.text
+    assert "<dt><code>epochs</code></dt><dd>3</dd>" in text  # of all that are trained, as the untrained are not
     assert "1 file is not what was written" in page.text
     assert "1 cell of quickstart" in page.text
     assert page.tags.count("script") == 3  # the page's own
