@@ -252,6 +252,9 @@ def test_figure(rows: list[LossCost]) -> None:
     assert figure([EXAMPLE]) is None
     many = [replace(EXAMPLE, method=f"method {i}", extra_bytes=i + 1, n=2**j) for i in range(30) for j in (3, 4)]
     assert figure([*many, replace(EXAMPLE, method="slow", median_ms=3.0)])
+    # Of several dimensions the largest is drawn.
+    large = [replace(row, q=2 * EXAMPLE.q) for row in many[:2]]
+    assert figure([*many[:2], *large]) == figure(large)
 
 
 # ------------------------------------------------------------------ refusals
