@@ -24,7 +24,7 @@ from regbench.reports.rows.comparable import (
     varying_settings,
 )
 from regbench.reports.rows.planned import place_missing
-from regbench.reports.rows.summary import DASH, Configuration, Row, Summary, setting_name
+from regbench.reports.rows.summary import DASH, Configuration, Row, Summary, setting_names
 
 
 @dataclass
@@ -191,9 +191,9 @@ def _row(chosen: Configuration, varying: Sequence[str], tried: int) -> Row:
     """Make the row of a configuration, with the settings that vary in its task."""
     cell = {} if chosen.is_reference else chosen.first.settings
     settings = {}
-    for key in varying:
+    for key, name in setting_names(varying).items():
         value = cell.get(key, "null")
-        settings[setting_name(key)] = DASH if value == "null" else value
+        settings[name] = DASH if value == "null" else value
     # A seed of the chosen configuration that has only been tuned has no score of the test split yet.
     records = tuple(record for record in chosen.records if record.status != "tuned")
     return Row(records, settings, tried)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from regbench.reports.find.runs import Missing, MissingRow
-from regbench.reports.rows.summary import DASH, Row, Summary, setting_name
+from regbench.reports.rows.summary import DASH, Row, Summary, setting_names
 
 # The settings of a row that the plan of a sweep states.
 _PLANNED = ("embedding_dim", "batch_size", "epochs")
@@ -45,7 +45,8 @@ def _place(summary: Summary, cells: Sequence[Missing]) -> None:
         summary.rows[fitting[0]] = replace(row, missing=row.missing + more)
     elif not fitting and seeds:
         # A plan states few settings; those that it leaves out are shown as unknown.
-        settings = {setting_name(key): str(plan.get(key, DASH)) for key in summary.varying}
+        names = setting_names(summary.varying)
+        settings = {name: str(plan.get(key, DASH)) for key, name in names.items()}
         summary.missing.append(MissingRow(label, settings, len(seeds)))
 
 

@@ -40,6 +40,13 @@ def setting_name(key: str) -> str:
     return SETTING_NAMES.get(key, f"{group} {name}" if rest and group in ("projector", "predictor") else name)
 
 
+def setting_names(keys: Sequence[str]) -> dict[str, str]:
+    """Return what tables call each of some settings: the full name where two would be called the same."""
+    names = {key: setting_name(key) for key in keys}
+    counts = Counter(names.values())
+    return {key: name if counts[name] == 1 else key for key, name in names.items()}
+
+
 @dataclass(frozen=True)
 class Configuration:
     """The cells that differ in their seed only."""

@@ -574,6 +574,18 @@ def test_a_method_with_a_teacher_stands_in_the_same_table(runs: Path, record: Ma
     assert any("an EMA teacher" in note for note in table.notes)
 
 
+def test_two_settings_of_one_short_name_have_columns_of_their_own(runs: Path, record: Make) -> None:
+    for first, second in itertools.product(("0.0", "0.5"), repeat=2):
+        overrides = [f"augmentation.views.view{number}.blur_p={p}" for number, p in ((1, first), (2, second))]
+        augmentation = load_run(["augmentation=small_color", *overrides])[0].plain()["augmentation"]
+        record("VICReg", cell={"augmentation": augmentation})
+    head, *rows = texts(leaderboard(task(runs)))
+    columns = [head.index(f"augmentation.views.view{number}.blur_p") for number in (1, 2)]
+    assert {tuple(row[column] for column in columns) for row in rows} == set(
+        itertools.product(("0.0", "0.5"), repeat=2)
+    )
+
+
 def test_failures_of_many_kinds_are_counted(runs: Path, record: Make) -> None:
     record("VICReg", 0)
     planned(runs, *({"id": f"{i:012x}", "label": "VICReg", "seed": i} for i in range(1, 8)))
