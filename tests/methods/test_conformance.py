@@ -12,6 +12,7 @@ from regbench import RegbenchError, methods
 from regbench.instruments.conformance import check_names, check_sharded, run_check
 from regbench.methods import Engine, Regularizer, pairwise
 from tests.methods.forms import VARIANTS, every_method
+from tests.methods.test_engine import draw
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,12 +34,6 @@ def test_one_to_four_processes_give_the_same_as_one() -> None:
     findings = check_sharded(VARIANTS)
     assert not {name: finding for name, finding in findings.items() if not finding.ok}
     assert findings.keys() == VARIANTS.keys()
-
-
-def draw(n: int, q: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    z1 = torch.randn(n, q, dtype=torch.float64, generator=generator)
-    return z1, z1 + 0.5 * torch.randn(n, q, dtype=torch.float64, generator=generator)
 
 
 @every_method
