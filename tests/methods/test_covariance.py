@@ -59,23 +59,26 @@ def covariance(z: Array, divisor: int) -> Array:
 # Barlow Twins
 
 
-def barlow_twins(z1: Array, z2: Array, weight: float, scale: float, epsilon: float) -> float:
+def barlow_twins(z1: Array, z2: Array, weight: float, scale: float, epsilon: float) -> object:
     q = z1.shape[1]
-    total = 0.0
+    terms = {"alignment": 0.0, "redundancy": 0.0}
     for j, k in itertools.product(range(q), range(q)):
         a, b = z1[:, j], z2[:, k]
         c = np.mean((a - a.mean()) * (b - b.mean()))
         c /= math.sqrt(np.mean((a - a.mean()) ** 2) + epsilon) * math.sqrt(np.mean((b - b.mean()) ** 2) + epsilon)
-        total += (1 - c) ** 2 if j == k else weight * c**2
-    return scale * total
+        if j == k:
+            terms["alignment"] += scale * (1 - c) ** 2
+        else:
+            terms["redundancy"] += scale * weight * c**2
+    return pytest.approx(terms, rel=1e-10)
 
 
 @every_shape
 def test_barlow_twins(n: int, q: int) -> None:
     z1, z2 = draw(n, q)
-    assert loss("barlow_twins", z1, z2) == pytest.approx(barlow_twins(z1, z2, 0.0051, 0.024, 1e-5), rel=1e-10)
+    assert terms("barlow_twins", z1, z2) == barlow_twins(z1, z2, 0.0051, 0.024, 1e-5)
     changed = {"redundancy_weight": 0.3, "scale": 1.0, "epsilon": 0.1}
-    assert loss("barlow_twins", z1, z2, **changed) == pytest.approx(barlow_twins(z1, z2, 0.3, 1.0, 0.1), rel=1e-10)
+    assert terms("barlow_twins", z1, z2, **changed) == barlow_twins(z1, z2, 0.3, 1.0, 0.1)
 
 
 def test_barlow_twins_is_that_of_batch_normalisation() -> None:
@@ -84,11 +87,6 @@ def test_barlow_twins_is_that_of_batch_normalisation() -> None:
     c = (standard(z1).T @ standard(z2) / 12).numpy()
     expected = ((1 - np.diag(c)) ** 2).sum() + 0.0051 * (c[~np.eye(5, dtype=bool)] ** 2).sum()
     assert loss("barlow_twins", z1.numpy(), z2.numpy(), scale=1.0) == pytest.approx(expected, rel=1e-10)
-
-
-def test_barlow_twins_of_uncorrelated_equal_views_vanishes() -> None:
-    z = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
-    assert loss("barlow_twins", z, z, epsilon=1e-14) == pytest.approx(0, abs=1e-20)
 
 
 # VICReg-exp and VICReg-ctr
@@ -178,16 +176,6 @@ def test_frossl(n: int, q: int) -> None:
     assert found == pytest.approx(frossl(z1, z2, 0.3, centered=False), rel=1e-10)
 
 
-def test_frossl_entropy_is_least_for_orthogonal_columns() -> None:
-    z, _ = draw(9, 4)
-    orthogonal = np.linalg.qr(z - z.mean(axis=0))[0]
-    assert loss("frossl", orthogonal, orthogonal) == pytest.approx(2 * math.log(1 / 4), rel=1e-12)
-    assert loss("frossl", *draw(9, 4)) > 2 * math.log(1 / 4)
-    column_lengths = np.array([0.1, 2.0, 5.0, 30.0])
-    z1, z2 = draw(9, 4)
-    assert loss("frossl", column_lengths * z1, z2) == pytest.approx(loss("frossl", z1, z2), rel=1e-12)
-
-
 # The log-determinants
 
 
@@ -216,12 +204,6 @@ def test_tcr(n: int, q: int) -> None:
     z1, z2 = draw(n, q)
     assert loss("tcr", z1, z2) == pytest.approx(tcr(z1, z2, 200, 0.2), rel=1e-10)
     assert loss("tcr", z1, z2, alignment_weight=3.0, distortion=0.05) == pytest.approx(tcr(z1, z2, 3, 0.05), rel=1e-10)
-
-
-def test_tcr_of_orthonormal_embeddings() -> None:
-    z = np.eye(6)
-    expected = -200 - 0.5 * 6 * math.log(1 + 1 / 0.2)  # every eigenvalue of ZᵀZ is 1, and q = n
-    assert loss("tcr", 3 * z, z) == pytest.approx(expected, rel=1e-12)
 
 
 def test_tcr_of_the_cosine_of_half_the_angle() -> None:
@@ -385,13 +367,6 @@ def test_w_mse_of_random_sub_batches() -> None:
         loss("w_mse", z1, z2, sub_batch_size=5)
 
 
-def test_w_mse_of_lower_triangular_maps_of_one_batch_vanishes() -> None:
-    z, _ = draw(12, 4)
-    mapped = z @ np.tril(np.full((4, 4), 0.7) + np.eye(4)).T + 3
-    assert loss("w_mse", z, mapped, epsilon=0.0) == pytest.approx(0, abs=1e-12)
-    assert loss("w_mse", z, mapped @ mapped[:4], epsilon=0.0) > 1e-3
-
-
 def intl(z1: Array, z2: Array, weight: float, iterations: int) -> float:
     n, q = z1.shape
     total, views = 0.0, []
@@ -438,11 +413,6 @@ def test_mmcr(n: int, q: int) -> None:
     assert loss("mmcr", z1, z2) == pytest.approx(-centroids, rel=1e-10)
     local = np.mean([math.sqrt(1 + c) + math.sqrt(1 - c) for c in (u1 * u2).sum(axis=1)])
     assert loss("mmcr", z1, z2, local_weight=0.3) == pytest.approx(0.3 * local - centroids, rel=1e-9)
-
-
-@pytest.mark.parametrize(("z", "norm"), [(np.eye(6), 6.0), (np.ones((9, 4)), 3.0)])
-def test_mmcr_of_orthonormal_and_of_collapsed_embeddings(z: Array, norm: float) -> None:
-    assert loss("mmcr", z, z) == pytest.approx(-norm, rel=1e-12)
 
 
 def test_the_gradient_of_mmcr_is_alike_for_images_that_are_alike() -> None:
@@ -578,36 +548,3 @@ def test_gradient_is_finite_at_the_edges(name: str, case: str) -> None:
         leaf1, leaf2 = ((factor * z).requires_grad_() for z in (z1, z2))
         value = methods.build(name).loss(leaf1, leaf2)
         assert all(torch.isfinite(x).all() for x in (value, *torch.autograd.grad(value, (leaf1, leaf2))))
-
-
-@pytest.mark.parametrize(
-    ("name", "hyperparameters", "what"),
-    [
-        ("barlow_twins", {"redundancy_weight": -1.0}, "redundancy_weight must be >= 0"),
-        ("barlow_twins", {"scale": -1.0}, "scale and epsilon must be > 0"),
-        ("barlow_twins", {"epsilon": 0.0}, "epsilon must be > 0"),
-        ("vicreg_exp", {"variance_weight": -1.0}, "weights must be >= 0"),
-        ("vicreg_exp", {"temperature": 0.0}, "temperature must be > 0"),
-        ("vicreg_ctr", {"temperature": -0.1}, "temperature must be > 0"),
-        ("vicreg_ctr", {"epsilon": 0.0}, "epsilon > 0"),
-        ("frossl", {"alignment_weight": -1.0}, "alignment_weight must be >= 0"),
-        ("vicreg_ctr", {"centering": "both"}, "centering must be batch or coordinates"),
-        ("tcr", {"alignment_weight": -1.0}, "alignment_weight must be >= 0"),
-        ("tcr", {"distortion": 0.0}, "distortion must be > 0"),
-        ("corinfomax", {"alignment_weight": -1.0}, "alignment_weight must be >= 0"),
-        ("corinfomax", {"epsilon": 1e-13}, "epsilon must be >= 1e-12"),
-        ("ivne", {"entropy_weight": -1.0}, "weights must be >= 0"),
-        ("matrix_ssl", {"identity_weight": -1.0}, "weights must be >= 0"),
-        ("matrix_ssl", {"order": 0}, "order must be >= 1"),
-        ("matrix_ssl", {"shift": 0.0}, "shift > 0"),
-        ("w_mse", {"epsilon": -0.1}, "epsilon must be in"),
-        ("w_mse", {"epsilon": 1.1}, "epsilon must be in"),
-        ("w_mse", {"sub_batch_size": 1}, "sub_batch_size must be >= 2"),
-        ("intl", {"trace_weight": -1.0}, "trace_weight and iterations must be >= 0"),
-        ("intl", {"iterations": -1}, "trace_weight and iterations must be >= 0"),
-        ("mmcr", {"local_weight": -1.0}, "local_weight must be >= 0"),
-    ],
-)
-def test_impossible_hyperparameters_are_refused(name: str, hyperparameters: dict[str, Any], what: str) -> None:
-    with pytest.raises(RegbenchError, match=what):
-        methods.build(name, **hyperparameters)

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regbench.methods.kernel import legendre
 from tests.methods.forms import evaluate
 
 Rows = list[list[float]]
@@ -161,16 +160,6 @@ def test_simclr(n: int, q: int, temperature: float) -> None:
     assert loss_of("simclr", z1, z2, temperature=temperature) == close(math.fsum(losses) / (2 * n))
 
 
-def test_simclr_is_the_cross_entropy_of_the_positives() -> None:
-    n, temperature = 6, 0.15
-    z1, z2 = tensors(*draw(n, 4, seed=8))
-    z = F.normalize(torch.cat([z1, z2]), dim=1)
-    logits = (z @ z.T / temperature).fill_diagonal_(-torch.inf)
-    positives = torch.cat([torch.arange(n, 2 * n), torch.arange(n)])
-    expected = F.cross_entropy(logits, positives).item()
-    assert evaluate("simclr", z1, z2, temperature=temperature)[0] == close(expected)
-
-
 def test_simclr_is_the_papers_form_for_half_its_lambda_up_to_a_constant() -> None:
     n, q, temperature = 6, 4, 0.2
     for seed in (9, 10):
@@ -255,25 +244,6 @@ def test_the_generalized_distance_of_exponent_2_is_the_linear_kernel() -> None:
     distance = loss_of("generalized_distance", z1, z2, exponent=2.0, alignment_weight=20.0)
     linear = loss_of("sfrik_l1", z1, z2, alignment_weight=10.0)
     assert distance == close(2 * linear - 2)
-
-
-@pytest.mark.parametrize("q", [2, 3, 4, 7, 30])
-def test_legendre_polynomials_are_those_of_theorem_1(q: int) -> None:
-    ts = [-1.0, -0.83, -0.2, 0.0, 0.45, 0.999, 1.0]
-    polynomials = legendre(6, torch.tensor(ts, dtype=torch.float64), q)
-    assert len(polynomials) == 7
-    for degree, values in enumerate(polynomials):
-        for t, value in zip(ts, values.tolist(), strict=True):
-            assert value == pytest.approx(legendre_by_theorem_1(degree, q, t), rel=1e-11, abs=1e-13)
-
-
-def test_legendre_polynomials_stay_in_range_in_high_dimension() -> None:
-    t = torch.linspace(-1, 1, 2001, dtype=torch.float64)
-    for degree, values in enumerate(legendre(6, t, 65536)):
-        assert values.abs().max().item() <= 1 + 1e-12
-        assert values[-1].item() == pytest.approx(1, abs=1e-12)
-        assert values[0].item() == pytest.approx((-1) ** degree, abs=1e-12)
-    assert [len(legendre(order, t, 5)) for order in (0, 1, 2)] == [1, 2, 3]
 
 
 def test_an_order_one_kernel_asks_for_no_more_than_a_zero_mean() -> None:
