@@ -144,6 +144,19 @@ def _as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture
+def one_thread() -> None:
+    """Tiny tensors gain nothing from several; what was there before comes back after the test."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The overrides of `tiny` for runs that several tests read."""
+    folder = tmp_path_factory.mktemp("runs")
+    return [*TINY, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={folder}"]
+
+
+@pytest.fixture
 def tiny(tiny_data_dir: Path, tmp_path: Path) -> list[str]:
     """Overrides for a run on it, with run directories in `tmp_path / "runs"`; one thread, as two runs must agree."""
     return [*TINY, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"]

@@ -111,13 +111,6 @@ def record_of(tiny: list[str], name: str) -> Record:
     return record
 
 
-@pytest.fixture(scope="module")
-def one(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Overrides for what one process runs."""
-    folder = tmp_path_factory.mktemp("one")
-    return [*TINY, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={folder}"]
-
-
 @pytest.mark.parametrize(
     ("size", "names"),
     [
@@ -126,7 +119,7 @@ def one(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
         pytest.param(4, list(CASES), marks=pytest.mark.slow),
     ],
 )
-def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int, names: list[str]) -> None:
+def test_processes_train_as_one_does(shared: list[str], tiny: list[str], size: int, names: list[str]) -> None:
     cases = {name: [*tiny, *STEPS, *CASES[name]] for name in names}
     refused = {name: [*tiny, "method=vicreg", *overrides] for name, (overrides, _) in REFUSED.items()}
     lives = [*refused.items(), *cases.items()]
@@ -139,14 +132,14 @@ def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int,
         assert told.get("stopped", "interrupted by SIGUSR1") == "interrupted by SIGUSR1"
         assert all(message in told[name] for name, (_, message) in REFUSED.items())
     for name in names:
-        cell, runtime = load_run([*one, *STEPS, *CASES[name]])
+        cell, runtime = load_run([*shared, *STEPS, *CASES[name]])
         run_cell(cell, runtime, name)  # unless an earlier test did
         if name == "stopped":  # by all ranks, whose one checkpoint serves any number of them
             resumed = run_cell(*load_run(cases[name]), name)
             assert resumed is not None
             assert [attempt.from_step for attempt in resumed.attempts] == [None, 2, 3]
         record = record_of(tiny, name)
-        rows, expected = all_digits(record), all_digits(record_of(one, name))
+        rows, expected = all_digits(record), all_digits(record_of(shared, name))
         # bf16 rounds what is summed in another order; float32 does so ten thousand times less, and training amplifies.
         early, late = (1e-2, 1e-2) if name == "bf16" else (2e-6, 1e-4)
         for key in ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "images"):

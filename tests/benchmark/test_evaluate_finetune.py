@@ -18,13 +18,9 @@ from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.settings.sweep import load_run
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 RATES = (0.02, 0.3)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def config(**changes: object) -> FineTuning:

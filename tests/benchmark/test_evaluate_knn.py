@@ -16,12 +16,8 @@ from regbench.benchmark.evaluate.knn import KNN, weighted_knn
 from regbench.benchmark.meters import peak_extra_bytes
 from regbench.benchmark.settings.sweep import load_run
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def draw(n: int, classes: int, seed: int, dim: int = 6, spread: float = 1.0) -> Features:

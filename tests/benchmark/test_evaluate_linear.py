@@ -17,23 +17,12 @@ from regbench.benchmark.evaluate.linear import LinearHeads, LinearProbe, correct
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.rundir.directory import tensor_files
 from regbench.benchmark.rundir.lease import Attempt
+from tests.benchmark.test_evaluate_knn import draw
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 PROBE = LinearProbe(learning_rates=(0.05, 0.4, 3.0), epochs=5, momentum=0.9, weight_decay=0.02)
 STEPS = replace(PROBE, epochs=6, milestones=(2, 5), batch_norm=True)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def draw(n: int, classes: int, seed: int, dim: int = 6, spread: float = 1.0) -> Features:
-    """Classes are Gaussian clouds around fixed centres, far from the origin and of different widths."""
-    centres = torch.randn(classes, dim, generator=torch.Generator().manual_seed(99))
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.randint(classes, (n,), generator=generator)
-    return Features(centres[y] + spread * torch.randn(n, dim, generator=generator), y)
 
 
 def batches(features: Features, sizes: tuple[int, ...]) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:

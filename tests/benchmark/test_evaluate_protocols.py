@@ -34,12 +34,8 @@ from regbench.datasets.loading.loaders import EvalLoader
 from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.imagefolder import ImageFolder
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 Make = Callable[..., Subject]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -40,7 +40,6 @@ from regbench.benchmark.training.spread import spread_metrics
 from regbench.datasets.prepare import prepare
 from regbench.sweeps.status import cell_status, plan_of
 from tests.benchmark.steps import before_steps
-from tests.conftest import TINY
 from tests.ranks import launch
 from tests.waiting import PATIENCE_S
 
@@ -80,13 +79,6 @@ def assert_same(one: tuple[Any, dict[str, torch.Tensor]], other: tuple[Any, dict
     assert one[0] == other[0]
     assert one[1].keys() == other[1].keys()
     assert all(torch.equal(value, other[1][name]) for name, value in one[1].items())
-
-
-@pytest.fixture(scope="module")
-def shared(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The overrides of `tiny` for runs that several tests read."""
-    folder = tmp_path_factory.mktemp("runs")
-    return [*TINY, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={folder}"]
 
 
 @pytest.fixture(scope="module")

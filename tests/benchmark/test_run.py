@@ -60,7 +60,6 @@ from regbench.datasets.prepare import prepare
 from regbench.instruments.cost.timing import draw_embeddings, value_and_gradient
 from regbench.methods import Engine
 from tests.benchmark.steps import before_steps
-from tests.conftest import TINY
 from tests.waiting import PATIENCE_S
 
 TRAINED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "terms")
@@ -107,13 +106,6 @@ class Run:
     record: Record
     directory: Path
     drawn: list[tuple[float, ...]] = field(default_factory=list)
-
-
-@pytest.fixture(scope="module")
-def shared(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The overrides of `tiny` for runs that several tests read."""
-    folder = tmp_path_factory.mktemp("runs")
-    return [*TINY, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={folder}"]
 
 
 def drawing(patch: pytest.MonkeyPatch) -> list[tuple[float, ...]]:
