@@ -10,6 +10,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tests.waiting import PATIENCE_S
 
 
@@ -22,6 +24,12 @@ def _free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def as_one_process(patch: pytest.MonkeyPatch) -> None:
+    """Set the environment that torchrun gives a single process."""
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}.items():
+        patch.setenv(name, str(value))
 
 
 def launch(size: int, code: str, *arguments: str) -> list[subprocess.CompletedProcess[str]]:

@@ -6,7 +6,6 @@ import functools
 import importlib
 import re
 import shlex
-import socket
 import sys
 import tomllib
 from collections import Counter
@@ -26,7 +25,7 @@ from regbench.cli import main
 from regbench.instruments.conformance import check_names, run_check
 from regbench.settings import plain
 from regbench.sweeps.search import propose
-from tests.ranks import launch
+from tests.ranks import as_one_process, launch
 from tests.test_own_images import QUICK, call, draw
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,11 +74,7 @@ def test_the_snippet_of_the_commands_runs(
 @pytest.fixture
 def one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[float]:
     """The losses of the distributed example on one process, which leaves its weights in `1-0.pt`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
-        monkeypatch.setenv(name, str(value))
+    as_one_process(monkeypatch)
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path)])
     exec(distributed_example(), {"__name__": "example"})
     return [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]

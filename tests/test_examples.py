@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import runpy
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 import regbench
-from tests.ranks import launch
+from tests.ranks import as_one_process, launch
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -42,17 +41,8 @@ def test_the_plain_loop_lowers_its_loss(monkeypatch: pytest.MonkeyPatch, capsys:
     assert found[-1] < found[0]
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of torchrun for a single process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
-        monkeypatch.setenv(name, str(value))
-
-
-def test_ddp_on_one_process(alone: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ddp_on_one_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    as_one_process(monkeypatch)
     run("ddp.py", monkeypatch=monkeypatch)
     found = losses(capsys.readouterr().out)
     assert found[-1] < found[0]
@@ -60,8 +50,9 @@ def test_ddp_on_one_process(alone: None, monkeypatch: pytest.MonkeyPatch, capsys
 
 @pytest.mark.slow
 def test_ddp_gives_the_same_losses_on_two_processes(
-    alone: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    as_one_process(monkeypatch)
     run("ddp.py", monkeypatch=monkeypatch)
     expected = losses(capsys.readouterr().out)
     processes = launch(2, (EXAMPLES / "ddp.py").read_text())
