@@ -76,6 +76,23 @@ def score(folder: Path, cell: Cell, value: float | None, *more: Score) -> None:
     write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
 
 
+Scored = Callable[[Sequence[str], Sequence[float]], tuple[tuple[Cell, ...], TuningChoice]]
+
+
+@pytest.fixture
+def scored(tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path) -> Scored:
+    """Makes the cells of a grid, scores them and chooses."""
+
+    def chosen(rows: Sequence[str], values: Sequence[float]) -> tuple[tuple[Cell, ...], TuningChoice]:
+        cells = load_sweep(str(sweep_file(tmp_path, rows, settings))).cells
+        tune.begin(cells, folder, tiny_data_dir, unequal=False)
+        for cell, value in zip(cells, values, strict=True):
+            score(folder, cell, value)
+        return cells, choose(folder)
+
+    return chosen
+
+
 def final_run(cell: Cell, runtime: Runtime) -> Record | None:
     """Score a cell of the tuning on the test split, as a job does."""
     chosen = tune.how_chosen(run_directory(runtime, "mine", cell), cell, final=True)
@@ -285,30 +302,17 @@ def test_refusals(
         tune.begin(cells, tmp_path / "runs" / "tested", tiny_data_dir, unequal=False)
 
 
-def test_a_grid_over_the_optimizer_counts_every_configuration(
-    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
-) -> None:
+def test_a_grid_over_the_optimizer_counts_every_configuration(scored: Scored) -> None:
     rows = ("method=vicreg optimizer.weight_decay=0,0.001,0.1", "method=simclr method.temperature=0.1,0.2,0.5")
-    cells = load_sweep(str(sweep_file(tmp_path, rows, settings))).cells
-    tune.begin(cells, folder, tiny_data_dir, unequal=False)
-    for cell, value in zip(cells, (50.0, 60.0, 55.0, 51.0, 52.0, 53.0), strict=True):
-        score(folder, cell, value)
-    choice = choose(folder)
+    _, choice = scored(rows, (50.0, 60.0, 55.0, 51.0, 52.0, 53.0))
     assert [len(entry.ranking) for entry in choice.choices] == [3, 3]
     vicreg, simclr = (entry.ranking[0].hyperparameters for entry in choice.choices)
     assert (vicreg["optimizer.weight_decay"], "optimizer.weight_decay" in simclr) == (0.001, False)
     assert "optimizer.weight_decay=0.001" in choice_table(choice)
 
 
-def test_each_optimizer_is_a_setting_of_its_own(
-    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
-) -> None:
-    path = sweep_file(tmp_path, ["method=vicreg optimizer=lars,sgd optimizer.base_lr=0.1,1"], settings)
-    cells = load_sweep(str(path)).cells
-    tune.begin(cells, folder, tiny_data_dir, unequal=False)
-    for value, cell in enumerate(cells):
-        score(folder, cell, 50.0 + value)
-    choice = choose(folder)
+def test_each_optimizer_is_a_setting_of_its_own(scored: Scored) -> None:
+    cells, choice = scored(["method=vicreg optimizer=lars,sgd optimizer.base_lr=0.1,1"], (50.0, 51.0, 52.0, 53.0))
     found = {entry.setting["optimizer"]: (len(entry.ranking), entry.chosen) for entry in choice.choices}
     assert found == {"lars": (2, cells[1].id), "sgd": (2, cells[3].id)}
     assert sorted(zip(column(choice, "optimizer"), column(choice, "tried"), strict=True)) == [
@@ -396,15 +400,9 @@ def test_a_choice_holds_all_that_it_was_made_of(
     assert table[1] == "chosen on the tuning split from at most 2 configurations a method"
 
 
-def test_learning_rates_of_the_probe_make_no_setting(
-    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
-) -> None:
-    path = sweep_file(tmp_path, ["method=vicreg evaluation.probe.learning_rates=[0.1],[1]"], settings)
-    cells = load_sweep(str(path)).cells
-    tune.begin(cells, folder, tiny_data_dir, unequal=False)
-    for cell, value in zip(cells, (50.0, 60.0), strict=True):
-        score(folder, cell, value)
-    (entry,) = choose(folder).choices
+def test_learning_rates_of_the_probe_make_no_setting(scored: Scored) -> None:
+    cells, choice = scored(["method=vicreg evaluation.probe.learning_rates=[0.1],[1]"], (50.0, 60.0))
+    (entry,) = choice.choices
     assert [ranked.cell_id for ranked in entry.ranking] == [cells[1].id, cells[0].id]
     rates = [ranked.hyperparameters["evaluation.probe.learning_rates"] for ranked in entry.ranking]
     assert rates == [[1.0], [0.1]]
@@ -824,23 +822,18 @@ def test_a_grid_whose_best_lies_at_its_end_says_so(
 
 
 @pytest.mark.parametrize(
-    ("row", "name", "sign"),
+    ("row", "values"),
     [
-        ("method=mmcr method.local_weight=0,0.01,0.1", "local_weight", -1),
-        ("method=auh method.scale=10,15,20", "scale", 1),
-        ("method=sfrik_l2 method.regularize_local=false,true", "regularize_local", 1),
+        ("method=mmcr method.local_weight=0,0.01,0.1", (52.0, 51.0, 50.0)),
+        ("method=auh method.scale=10,15,20", (50.0, 51.0, 52.0)),
+        ("method=sfrik_l2 method.regularize_local=false,true", (50.0, 51.0)),
     ],
 )
-def test_a_value_that_none_lies_beyond_is_no_edge(
-    tmp_path: Path, settings: list[str], folder: Path, row: str, name: str, sign: int
-) -> None:
+def test_a_value_that_none_lies_beyond_is_no_edge(scored: Scored, row: str, values: tuple[float, ...]) -> None:
     """The smallest of its method, or the largest; or one that is no number."""
-    grid = load_sweep(str(sweep_file(tmp_path, [row], settings)))
-    tune.begin(grid.cells, folder, Path(grid.runtime.data_dir), unequal=False)
-    for cell in grid.cells:
-        score(folder, cell, 50 + sign * cell.plain()["method"][name])
-    (entry,) = choose(folder).choices
-    assert (entry.chosen, entry.edges) == (grid.cells[0 if sign < 0 else -1].id, {})
+    cells, choice = scored([row], values)
+    (entry,) = choice.choices
+    assert (entry.chosen, entry.edges) == (cells[values.index(max(values))].id, {})
 
 
 def test_a_search_that_cannot_be_made_is_refused(
