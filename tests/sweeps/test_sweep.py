@@ -82,37 +82,23 @@ def attempt(directory: Path, *, ended: str | None = None, error: str = "", silen
     (directory / "attempts" / f"{number:04d}.json").write_text(json.dumps(state))
 
 
-def test_the_states_of_cells(tmp_path: Path) -> None:
-    folder = tmp_path / "sweep"
-    states = ("done", "diverged", "running", "failed", "interrupted", "queued", "lost", "pending", "pending", "failed")
-    names = (*states[:-2], "fresh", "again")
-    plan(folder, *names)
-    (folder / "pending").mkdir()
+def test_a_finished_cell_is_in_the_state_of_its_outcome(tmp_path: Path) -> None:
+    """And one that failed after its tuning is none that was tuned."""
+    plan(tmp_path, "done", "diverged", "again")
     finished = {"epoch": 5, "outcome": "done", "detail": "kNN 1.00 %, linear 21.00 %"}
-    attempt(folder / "done", ended="done", progress=finished)
-    attempt(folder / "diverged", ended="done", progress={"epoch": 2, "outcome": "diverged", "detail": "not finite"})
+    attempt(tmp_path / "done", ended="done", progress=finished)
+    attempt(tmp_path / "diverged", ended="done", progress={"epoch": 2, "outcome": "diverged", "detail": "not finite"})
     for name in ("done", "diverged"):
-        (folder / name / "record.json").write_text("{}")
-    attempt(folder / "running", progress={"epoch": 2, "img_per_s": 100.0, "remaining_s": 30.0})
-    for name in ("failed", "again"):
-        attempt(folder / name, ended="failed", error="RegbenchError: too large")
-    (folder / "again" / "tuning.json").touch()
-    for name in ("interrupted", "queued", "lost"):
-        attempt(folder / name, ended="interrupted")
-    jobs = {"queued": Job("7_1", "PENDING", "Priority"), "lost": Job("7_2", None), "running": Job("7_3", "RUNNING")}
-    found = {cell.cell_id: cell for cell in sweep_status(folder, jobs)}
-    assert [cell.state for cell in found.values()] == list(states)
-    assert [cell.epochs_done for cell in found.values()] == [5, 2, 2, 2, 2, 2, 2, 0, 0, 2]
-    assert {(cell.epochs, cell.seed) for cell in found.values()} == {(5, 3)}
-    assert [cell.label for cell in found.values()][:2] == ["DONE", "DIVERGED"]
-    assert (found["running"].img_per_s, found["running"].remaining_s) == (100.0, 30.0)
-    details = {name: cell.detail for name, cell in found.items()}
-    assert details["done"] == "kNN 1.00 %, linear 21.00 %"
-    assert details["diverged"] == "not finite"
-    assert details["failed"] == "RegbenchError: too large"
-    assert details["queued"] == "pending (Priority)"
-    assert details["lost"] == "job 7_2 is gone"
-    assert {details[name] for name in ("running", "interrupted", "pending", "fresh")} == {""}
+        (tmp_path / name / "record.json").write_text("{}")
+    attempt(tmp_path / "again", ended="failed", error="RegbenchError: too large")
+    (tmp_path / "again" / "tuning.json").touch()
+    found = sweep_status(tmp_path)
+    assert [(cell.cell_id, cell.state, cell.epochs_done, cell.detail) for cell in found] == [
+        ("done", "done", 5, "kNN 1.00 %, linear 21.00 %"),
+        ("diverged", "diverged", 2, "not finite"),
+        ("again", "failed", 2, "RegbenchError: too large"),
+    ]
+    assert {(cell.epochs, cell.seed) for cell in found} == {(5, 3)}
 
 
 GONE = Job("7_1", None)
@@ -128,6 +114,7 @@ STATES: list[tuple[dict[str, Any] | None, Job | None, dict[str, str], bool, tupl
     (None, None, {}, True, ("pending", "", 0)),
     ({}, None, {}, False, ("running", "", 2)),
     ({}, WAITS, {}, True, ("running", "", 2)),
+    ({}, Job("7_1", "RUNNING"), {}, False, ("running", "", 2)),
     ({"progress": {**SPEED, "detail": "epoch 2"}}, None, {}, False, ("running", "", 2)),
     ({"progress": {**SPEED, "detail": "knn", "stage": "tune"}}, None, {}, False, ("running", "knn", 2)),
     (ENDED, None, {}, True, ("tuned", "kNN 1 %", 5)),
@@ -236,15 +223,6 @@ def test_a_table_of_states_has_the_columns_that_say_something(tmp_path: Path) ->
     assert lines[4:] == ["", "2 cells: 1 failed, 1 pending"]
     spoken = {29: "< 1 min", 31: "1 min", 3569: "59 min", 3571: "1 h 00 min", 7380: "2 h 03 min"}
     assert {seconds: duration(seconds) for seconds in spoken} == spoken
-
-
-def test_what_evaluates_has_no_speed_of_training(tmp_path: Path) -> None:
-    plan(tmp_path, "cell")
-    trained = {"epoch": 5, "img_per_s": 100.0, "remaining_s": 0.0}
-    attempt(tmp_path / "cell", progress={**trained, "stage": "final", "detail": "linear"})
-    (cell,) = sweep_status(tmp_path)
-    assert (cell.state, cell.detail, cell.epochs_done) == ("running", "linear", 5)
-    assert (cell.img_per_s, cell.remaining_s) == (None, None)
 
 
 def test_a_later_attempt_hides_an_earlier_error(tmp_path: Path) -> None:
