@@ -75,14 +75,6 @@ def test_ties_are_broken_by_the_order_of_the_bank_and_of_the_labels(
         assert accuracies == slow_knn(bank, queries, k, temperature, 7), k
 
 
-def test_more_neighbours_than_images_are_refused(tiny: list[str], tiny_data_dir: Path) -> None:
-    task = Task(load_run(tiny)[0].dataset, "tuning", tiny_data_dir)
-    for config, setting in ((KNN(k=1000), "k"), (KNN(k=5, other_k=(3, 1000)), "other_k")):
-        message = rf"evaluation\.knn\.{setting}=1000 is larger than the \d+ training images"
-        with pytest.raises(RegbenchError, match=message):
-            config.check("knn", task)
-
-
 def test_the_bank_is_of_the_images_that_are_trained_on(tiny: list[str], tiny_data_dir: Path) -> None:
     task = Task(load_run([*tiny, "dataset.train_per_class=1"])[0].dataset, "tuning", tiny_data_dir)
     KNN(k=3).check("knn", task)

@@ -685,16 +685,18 @@ def test_representations_that_are_not_finite_end_the_run_as_diverged(
         finish(cell, runtime, "untrained")
 
 
-def test_what_cannot_be_run_is_refused(tiny: list[str]) -> None:
+def test_what_cannot_be_run_is_refused_before_training(tiny: list[str], tmp_path: Path) -> None:
     for override, message in (
         ("batch_size=4096", "batch size 4096 is larger than the 120 training images; choose at most 120"),
         ("dataset.name=nowhere", "data set 'nowhere' is not prepared.*regbench prepare"),
         ("dataset.source.train_per_class=39", "was prepared with"),
         ("evaluation.knn.k=121", "evaluation.knn.k=121 is larger than the 120 training images"),
+        ("evaluation.knn.other_k=[3,121]", "evaluation.knn.other_k=121 is larger than the 120 training images"),
         ("runtime.loss_form=covariance", "SimCLR has no covariance form; it has textbook, gram"),
     ):
         with pytest.raises(RegbenchError, match=message):
             finish(*load(tiny, "method=simclr", *SHORT[1:], override), "here")
+    assert not list((tmp_path / "runs").rglob("metrics*.jsonl"))
 
 
 def test_several_learning_rates_need_a_tuning_split(tiny: list[str], tiny_source: Path, tmp_path: Path) -> None:
