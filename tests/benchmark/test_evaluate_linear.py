@@ -121,15 +121,6 @@ def test_accuracies_are_those_of_a_count() -> None:
     assert found == pytest.approx(expected)
 
 
-def test_heads_learn_a_separable_problem() -> None:
-    generator = torch.Generator().manual_seed(10)
-    y = torch.arange(90) % 3
-    x = 4 * torch.eye(6)[y] + 0.1 * torch.randn(90, 6, generator=generator)
-    heads = LinearHeads(6, 3, LinearProbe(learning_rates=(0.5,), epochs=5), 0, CPU)
-    heads.fit(batches(Features(x, y), (30, 30, 30)))
-    assert heads.accuracies(Features(x, y)) == [(100.0, 100.0)]
-
-
 def test_a_rate_that_diverges_spoils_no_other() -> None:
     queries = draw(300, 4, seed=11)
     good, bad = fitted(replace(PROBE, learning_rates=(0.4, 1e38)), 4).accuracies(queries)

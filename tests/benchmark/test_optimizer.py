@@ -268,16 +268,6 @@ def test_learning_rate_rises_and_falls() -> None:
     assert rates[quarter] == pytest.approx(1.6 * ((1 + math.sqrt(0.5)) / 2 * (1 - 1e-3) + 1e-3))
 
 
-def test_learning_rate_without_warmup_begins_at_its_peak() -> None:
-    config = LARSConfig(base_lr=0.5, warmup_epochs=0.0)
-    assert config.learning_rate(256, 0, 4, 3) == pytest.approx(0.5)
-
-
-def test_learning_rate_with_a_fraction_of_an_epoch() -> None:
-    config = LARSConfig(base_lr=1.0, warmup_epochs=0.5)
-    assert [config.learning_rate(256, step, 4, 3) for step in range(3)] == pytest.approx([0, 0.5, 1.0])
-
-
 # Rates of steps 0, 1, … of 2 epochs of 5 steps with a batch of 1024, base_lr 1, in quarters.
 SCHEDULES: list[tuple[dict[str, Any], list[int]]] = [
     ({"lr_scaling": "linear", "schedule": "constant", "warmup_epochs": 0.0}, [16] * 10),

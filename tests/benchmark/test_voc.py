@@ -63,15 +63,6 @@ def test_ties_count_together(seed: int) -> None:
     assert average_precisions(positive[order], score[order]) == pytest.approx(found)
 
 
-@pytest.mark.parametrize(
-    "positive", [[1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 1], [0, 0, 0, 0, 1], [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1]]
-)
-def test_average_precision_is_scikit_learns_where_precision_falls_along_the_ranking(positive: list[int]) -> None:
-    """The envelope changes nothing then. A run of positives is one step of recall for neither."""
-    truth, score = np.array(positive, bool), -np.arange(len(positive), dtype=float)
-    assert average_precisions(truth, score)[1] == pytest.approx(100 * average_precision_score(truth, score))
-
-
 def test_average_precision_by_hand() -> None:
     """Ranks 1, 3 and 6 of 6: precisions 1, 2/3 and 1/2 from recalls 1/3, 2/3 and 1."""
     eleven, full = average_precisions(np.array([1, 0, 1, 0, 0, 1], bool), -np.arange(6.0))
