@@ -127,15 +127,18 @@ def test_a_claim_whose_reply_was_lost_is_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_dead_owner_on_this_host_is_replaced_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waited_for", [True, False])
+def test_a_dead_owner_on_this_host_is_replaced_at_once(tmp_path: Path, waited_for: bool) -> None:
     """Killed, though a child of its lives on and has all its files open, as the processes of a loader do."""
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         assert is_running(last_attempt(tmp_path))
         process.kill()
-        process.wait()
+        # Whom nobody has waited for is dead, and still in the list of processes.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | (0 if waited_for else os.WNOWAIT))
         try:
+            assert Path(f"/proc/{process.pid}").exists() != waited_for
             assert Path(f"/proc/{child}").exists()
             assert not is_running(last_attempt(tmp_path))
             assert claimed(tmp_path).number == 2
@@ -219,21 +222,6 @@ def test_who_may_be_alive_elsewhere_is_waited_for(
     with pytest.raises(KeyboardInterrupt):
         claim(tmp_path, 30.0)
     assert [attempt["number"] for attempt in read_attempts(tmp_path)] == [1]
-
-
-@pytest.mark.usefixtures("at_once")
-def test_a_dead_owner_whom_nobody_has_waited_for_is_replaced_at_once(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        child = int(process.stdout.readline())
-        process.kill()
-        try:
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and still in the list of processes
-            assert Path(f"/proc/{process.pid}").exists()
-            assert not is_running(last_attempt(tmp_path))
-            assert claimed(tmp_path).number == 2
-        finally:
-            os.kill(child, 9)
 
 
 def test_of_two_claims_at_a_time_one_is_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
