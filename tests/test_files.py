@@ -40,15 +40,6 @@ def test_writes_and_replaces(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["file.json"]
 
 
-def test_a_reader_of_the_old_content_is_not_disturbed(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_text(path, "old")
-    with path.open() as reader:
-        write_text(path, "new")
-        assert reader.read() == "old"
-    assert path.read_text() == "new"
-
-
 def test_others_may_read_what_was_written(tmp_path: Path) -> None:
     write_text(tmp_path / "file", "x")
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
