@@ -211,8 +211,7 @@ def test_what_does_not_fit_is_in_no_table(runs: Path, record: Make) -> None:
     record("AUH", linear=80.0)
     for seed, (spoil, _) in enumerate(SPOILED):
         spoil(record("VICReg", seed, linear=99.5))
-    command = ["report", "quickstart", "--runs-dir", str(runs)]
-    done = CliRunner().invoke(main, command)
+    done = CliRunner().invoke(main, ["report", "quickstart", "--runs-dir", str(runs)])
     assert done.exit_code == 0
     (warning,) = done.stderr.splitlines()
     assert warning.startswith(f"warning: {len(SPOILED)} files are not what was written, and left out of the report: ")
@@ -226,11 +225,6 @@ def test_what_does_not_fit_is_in_no_table(runs: Path, record: Make) -> None:
     assert f"{len(SPOILED)} files are not what was written" in page.text
     assert f"and {len(SPOILED) - 20} more" in page.text  # they do not fill it
     assert "VICReg" not in page.text
-    checked = CliRunner().invoke(main, [*command, "--check"])
-    assert checked.exit_code == 1
-    lines = checked.stdout.splitlines()
-    assert [reason for _, reason in SPOILED if not any(reason in line for line in lines)] == [], lines
-    assert lines[-1].endswith(f"misfits in {len(SPOILED) + 1} records")
 
 
 def test_an_evaluation_or_choice_that_does_not_fit_is_left_out_alone(runs: Path, record: Make) -> None:
