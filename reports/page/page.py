@@ -23,8 +23,9 @@ from regbench.reports.page.lines import (
     training_drawings,
 )
 from regbench.reports.page.template import render, table_for_page, with_own_ids
+from regbench.reports.rows.comparable import SETTING_NAMES
 from regbench.reports.rows.curves import curve_notes
-from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary
+from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.kept_factors import is_factor
 from regbench.reports.tables.table import Table
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from regbench.benchmark.rundir.record import Record
 
 Settings = tuple[tuple[str, str], ...]
 """Full names and values of settings."""
+
+# How a setting that varies is called in a table's head, where its own name is not it.
+SETTING_NAMES = {"embedding_dim": "q", "batch_size": "batch", "epochs": "epochs"}
 
 # Tuned for each method, or without effect on the result: these do not make another setting.
 _TUNED = ("method.", "optimizer.", "seed", "external.", "baseline")
@@ -82,3 +86,18 @@ def varying_settings(settings: Iterable[Settings]) -> list[str]:
             shown.append(key)
             groups = apart
     return shown
+
+
+def _short_name(key: str) -> str:
+    name = key.removesuffix(".name").rpartition(".")[2]
+    if key == "network.momentum":
+        return "teacher's momentum"
+    group, _, rest = key.removeprefix("network.").partition(".")
+    return SETTING_NAMES.get(key, f"{group} {name}" if rest and group in ("projector", "predictor") else name)
+
+
+def setting_names(keys: Sequence[str]) -> dict[str, str]:
+    """Return what tables call each of some settings: the full name where two would be called the same."""
+    names = {key: _short_name(key) for key in keys}
+    counts = Counter(names.values())
+    return {key: name if counts[name] == 1 else key for key, name in names.items()}

@@ -20,11 +20,12 @@ from regbench.reports.rows.comparable import (
     Settings,
     configuration_settings,
     row_settings,
+    setting_names,
     task_of,
     varying_settings,
 )
 from regbench.reports.rows.planned import place_missing
-from regbench.reports.rows.summary import DASH, Configuration, Row, Summary, setting_names
+from regbench.reports.rows.summary import DASH, Configuration, Row, Summary
 
 
 @dataclass

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from regbench.reports.find.runs import Missing, MissingRow
-from regbench.reports.rows.summary import DASH, Row, Summary, setting_names
+from regbench.reports.rows.comparable import setting_names
+from regbench.reports.rows.summary import DASH, Row, Summary
 
 # The settings of a row that the plan of a sweep states.
 _PLANNED = ("embedding_dim", "batch_size", "epochs")

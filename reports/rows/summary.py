@@ -24,27 +24,8 @@ from regbench.reports.rows.significance import Best, Tukey, best
 # The scores that a leaderboard shows and the figures draw, where they were measured; the last one orders the rows.
 LEADING = ("knn_top1", "linear_top1")
 
-# How a setting that varies is called in a table's head, where its own name is not it.
-SETTING_NAMES = {"embedding_dim": "q", "batch_size": "batch", "epochs": "epochs"}
-
 # Stands for a number that there is not.
 DASH = "–"
-
-
-def setting_name(key: str) -> str:
-    """Say what tables call a setting."""
-    name = key.removesuffix(".name").rpartition(".")[2]
-    if key == "network.momentum":
-        return "teacher's momentum"
-    group, _, rest = key.removeprefix("network.").partition(".")
-    return SETTING_NAMES.get(key, f"{group} {name}" if rest and group in ("projector", "predictor") else name)
-
-
-def setting_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return what tables call each of some settings: the full name where two would be called the same."""
-    names = {key: setting_name(key) for key in keys}
-    counts = Counter(names.values())
-    return {key: name if counts[name] == 1 else key for key, name in names.items()}
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from regbench.reports.rows.comparable import is_setting
-from regbench.reports.rows.summary import DASH, SETTING_NAMES, Configuration, Summary
+from regbench.reports.rows.comparable import SETTING_NAMES, is_setting
+from regbench.reports.rows.summary import DASH, Configuration, Summary
 from regbench.reports.tables.table import Column, Table, entries, number_columns, spread, text_columns
 
 
