@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import subprocess
+import sys
 import zipfile
 from itertools import combinations
 from pathlib import Path
@@ -138,3 +140,16 @@ def test_the_page_of_heuristics_has_the_means_of_its_rows() -> None:
                 expected = statistics.fmean(values) - statistics.fmean(rows[0])
                 assert float(gain.replace("−", "-")) == pytest.approx(expected, abs=0.051), line
     assert regularizers == 5
+
+
+@pytest.mark.slow
+def test_the_tables_of_the_mechanisms_are_what_its_script_prints(tmp_path: Path) -> None:
+    """The script draws every figure that the page shows, and the page has every line that it prints."""
+    script = [sys.executable, str(PAGES / "mechanisms.py"), str(RESULTS), str(tmp_path)]
+    printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    page = (PAGES / "mechanisms.md").read_text()
+    lines = [line for line in printed.splitlines() if line]
+    assert len(lines) > 40
+    assert [line for line in lines if line not in page] == []
+    figures = {path.name for path in tmp_path.iterdir()}
+    assert figures == set(re.findall(r"\((mechanisms_\w+\.png)\)", page))

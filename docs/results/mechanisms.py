@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 
 import matplotlib
@@ -15,6 +16,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy.stats import linregress, t, ttest_ind
 
 from regbench.benchmark.rundir.record import Record
@@ -22,19 +24,18 @@ from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.rows.significance import holm
 
 BUNDLES = ("quickstart", "heuristics", "mechanisms")
-PLAIN = {"classes": 10, "bits": 0, "imbalance": 0.0, "batch": 128, "q": 512}
+PLAIN = {"classes": 10, "bits": 0}
 REGULARIZERS = ("SFRIK (L=2)", "VICReg", "SimCLR", "SIGReg")
-METHODS = (*REGULARIZERS, "BYOL")
 WEIGHTS = {
     "SFRIK (L=2)": ("method.alignment_weight", (1000, 250, 4000)),
     "VICReg": ("method.alignment_weight", (6, 3, 12)),
     "SimCLR": ("method.temperature", (0.2, 0.1, 0.4)),
     "SIGReg": ("method.regularization_weight", (0.05, 0.0125, 0.2)),
-    "BYOL": ("optimizer.base_lr", (3, 1.5, 6)),
 }
 """The setting that weighs each method's terms, and its values: first the one that was chosen on plain scenes."""
 
-COLOURS = dict(zip(METHODS, ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#666666"), strict=True))
+SEARCHED = ("quickstart", "heuristics", "fashion_mnist", "digits")
+COLOURS = dict(zip(REGULARIZERS, ("#0072b2", "#d55e00", "#009e73", "#cc79a7"), strict=True))
 UNLABELLED = {
     "training loss": ("loss", "lower"),
     "effective rank": ("effective_rank", "higher"),
@@ -58,9 +59,8 @@ def cells(folder: Path) -> pd.DataFrame:
 
 
 def _is_compared(settings: dict[str, str]) -> bool:
-    """Say whether a cell is a plain row, or BYOL with its teacher."""
-    expected = "ema" if settings.get("method.name") == "byol" else "none"
-    return settings.get("network.teacher", "none") == expected
+    """Say whether a cell has neither a predictor nor a teacher."""
+    return settings.get("network.teacher", "none") == "none"
 
 
 def _row(record: Record) -> dict[str, object]:
@@ -74,9 +74,6 @@ def _row(record: Record) -> dict[str, object]:
         "trained": not record.untrained,
         "classes": int(settings["dataset.num_classes"]),
         "bits": int(settings.get("dataset.shared_bits", "0")),
-        "imbalance": float(settings["dataset.source.imbalance"]),
-        "batch": int(settings.get("batch_size", "128")),
-        "q": int(settings.get("embedding_dim", "512")),
     }
     for score in record.scores:
         row.setdefault(f"{score.name} {score.split}", score.value)
@@ -94,8 +91,7 @@ def at(frame: pd.DataFrame, **changes: float) -> pd.DataFrame:
 
 def weighted(frame: pd.DataFrame, method: str, weight: float) -> pd.DataFrame:
     """Return a method's cells with one weight, by seed: those with a score on the test split, where there are such."""
-    rate = weight if method == "BYOL" else 6
-    rows = frame[(frame["method"] == method) & (frame["weight"] == weight) & (frame["rate"] == rate)]
+    rows = frame[(frame["method"] == method) & (frame["weight"] == weight) & (frame["rate"] == 6)]
     rows = rows.sort_values(["seed", "linear_top1 test"])  # cells without a test score come last
     return rows.drop_duplicates("seed").set_index("seed")
 
@@ -148,20 +144,17 @@ def print_contrasts(values: dict[str, pd.Series], pairs: Sequence[tuple[str, str
     print_table(("contrast", "difference", "95 %", "p (Holm)"), rows)
 
 
-def print_change(
-    frame: pd.DataFrame, methods: Sequence[str], extra: dict[str, str], **changes: float
-) -> dict[str, pd.Series]:
-    """Print what a change does to each method, and return the share of the way that each seed loses.
+def print_change(frame: pd.DataFrame, extra: dict[str, str], **changes: float) -> dict[str, pd.Series]:
+    """Print what a change does to each regularizer, and return the share of the way that each seed loses.
 
     Args:
         frame: All cells.
-        methods: The methods.
         extra: Further columns: head -> column of the cells.
         **changes: The setting that differs.
     """
     before, after = at(frame), at(frame, **changes)
     lost, rows = {}, []
-    for method in methods:
+    for method in REGULARIZERS:
         lost[method] = (shares(before, method) - shares(after, method)).dropna()
         row = [method, worded(scores(before, method)), worded(scores(after, method))]
         row += [f"{shares(before, method).mean():.0f}", f"{shares(after, method).mean():.0f}", worded(lost[method])]
@@ -185,22 +178,23 @@ def other_weights(frame: pd.DataFrame, method: str) -> str:
     return "; ".join(found) or "–"
 
 
-def draw_change(
-    frame: pd.DataFrame, methods: Sequence[str], path: Path, words: tuple[str, str], **changes: float
-) -> None:
-    """Draw each method's share of the way before and after a change: seeds as points, means with intervals."""
-    figure = plt.figure(figsize=(7, 3.2))
-    axes = figure.add_subplot(ylabel="share of the way (%)")
-    for place, method in enumerate(methods):
-        for side, rows in enumerate((at(frame), at(frame, **changes))):
-            values, x = shares(rows, method), place + 0.3 * side
-            axes.plot(np.full(len(values), x), values, ".", color=COLOURS[method], alpha=0.4)
-            face = "white" if side else COLOURS[method]
-            axes.errorbar(x, values.mean(), half_width(values), fmt="o", color=COLOURS[method], mfc=face, capsize=3)
-    axes.axhline(0, color="grey", linewidth=0.8)
-    axes.axhline(100, color="grey", linewidth=0.8, linestyle=":")
-    axes.set_xticks(np.arange(len(methods)) + 0.15, methods)
-    axes.set_title(f"full: {words[0]}; open: {words[1]}", fontsize=9)
+def draw_bits(frame: pd.DataFrame, path: Path) -> None:
+    """Draw each regularizer's share of the way and effective rank over the number of bits: seeds and means."""
+    figure, bits = plt.figure(figsize=(8, 3.4)), (0, 4, 12)
+    for place, title in enumerate(("share of the way (%)", "effective rank"), 1):
+        axes = figure.add_subplot(1, 2, place, xlabel="shared bits", ylabel=title)
+        for shift, method in enumerate(REGULARIZERS):
+            for count in bits:
+                rows = at(frame, bits=count)
+                values = shares(rows, method) if place == 1 else scores(rows, method, "effective_rank")
+                x, colour = count + 0.3 * (shift - 1.5), COLOURS[method]
+                axes.plot(np.full(len(values), x), values, ".", color=colour, alpha=0.4)
+                label = method if count == 0 else None
+                axes.errorbar(x, values.mean(), half_width(values), fmt="o", color=colour, capsize=3, label=label)
+        axes.set_xticks(bits)
+        axes.axhline(0, color="grey", linewidth=0.8)
+    axes.plot([3, 5], [15, 15], "k--", linewidth=1, label="most that four bits allow")
+    axes.legend(fontsize=8, frameon=False)
     save(figure, path)
 
 
@@ -266,8 +260,8 @@ def trials(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
             yield group
 
 
-def lost_without_labels(groups: Iterable[pd.DataFrame], title: str) -> list[tuple[object, ...]]:
-    """Return a row for each measure: the points lost by choosing with it, over searches of three trials or more."""
+def lost_without_labels(groups: Iterable[pd.DataFrame]) -> dict[str, NDArray[np.float64]]:
+    """Return the points that choosing by each measure loses in each search of three trials or more."""
     found: dict[str, list[float]] = {"random choice": []}
     for group in groups:
         if len(group) < 3:
@@ -280,22 +274,33 @@ def lost_without_labels(groups: Iterable[pd.DataFrame], title: str) -> list[tupl
             values = -(group[column] - 1).abs() if better == "nearest 1" else group[column]
             picked = values.idxmin() if better == "lower" else values.idxmax()
             found.setdefault(name, []).append(accuracy.max() - accuracy.loc[picked])
-    chance, rows = np.array(found["random choice"]), []
-    for name, lost in found.items():
-        gained = "–" if name == "random choice" else worded(chance - np.array(lost), 2)
-        percent = f"{100 * np.mean(lost) / chance.mean():.0f}"
-        rows.append((title, len(lost), name, f"{np.mean(lost):.2f}", percent, gained, f"{max(lost):.1f}"))
-    return rows
+    return {name: np.array(lost) for name, lost in found.items()}
 
 
-def print_label_free(folder: Path, frame: pd.DataFrame) -> None:
-    """Print what choosing a weight without labels costs, over shipped searches and over this study's trials."""
-    rows = []
-    for name in ("quickstart", "heuristics", "fashion_mnist", "digits"):
-        rows += lost_without_labels(searches(folder / f"{name}.zip"), name)
-    rows += lost_without_labels(trials(frame), "this study")
+def print_label_free(folder: Path, frame: pd.DataFrame, path: Path) -> None:
+    """Print and draw what choosing a weight without labels costs, over shipped searches and this study's trials."""
+    lost = {name: lost_without_labels(searches(folder / f"{name}.zip")) for name in SEARCHED}
+    lost["this study"] = lost_without_labels(trials(frame))
+    rows, gains = [], []
+    for title, measures in lost.items():
+        chance = measures["random choice"]
+        for name, values in measures.items():
+            gained = "–"
+            if name != "random choice":
+                gained = worded(chance - values, 2)
+                gains.append((f"{title}: {name}", chance - values))
+            percent = f"{100 * values.mean() / chance.mean():.0f}"
+            rows.append((title, len(values), name, f"{values.mean():.2f}", percent, gained, f"{values.max():.1f}"))
     head = ("searches of", "searches", "chosen by", "points lost", "% of chance", "better than chance by", "at worst")
     print_table(head, rows)
+    figure = plt.figure(figsize=(7, 4))
+    axes = figure.add_subplot(xlabel="points better than a random choice")
+    for place, (_, values) in enumerate(gains):
+        axes.errorbar(values.mean(), -place, xerr=half_width(values), fmt="o", color="#0072b2", capsize=3)
+    axes.set_yticks(-np.arange(len(gains)), [title for title, _ in gains], fontsize=8)
+    axes.axvline(0, color="grey", linewidth=0.8)
+    axes.set_xlim(-6, 6)
+    save(figure, path)
 
 
 def save(figure: plt.Figure, path: Path) -> None:
@@ -308,16 +313,16 @@ def save(figure: plt.Figure, path: Path) -> None:
 def main(bundles: Path, out: Path) -> None:
     """Print all tables and draw all figures."""
     frame = cells(bundles)
+    rank = {"rank after": "effective_rank"}
+    print_change(frame, rank, classes=160)
+    many = at(frame, classes=160)
+    print_contrasts({method: scores(many, method) for method in REGULARIZERS}, list(combinations(REGULARIZERS, 2)))
     rank_and_classes(frame, out / "mechanisms_rank_and_classes.png")
-    print_change(frame, REGULARIZERS, {"rank after": "effective_rank"}, classes=160)
-    lost = print_change(frame, REGULARIZERS, {"bits kept (%)": "bits kept"}, bits=12)
-    print_contrasts(lost, [("VICReg", other) for other in REGULARIZERS if other != "VICReg"])
-    draw_change(frame, REGULARIZERS, out / "mechanisms_shared_bits.png", ("plain scenes", "12 shared bits"), bits=12)
-    groups = {"head (%)": "linear_head_top1 test", "tail (%)": "linear_tail_top1 test"}
-    lost = print_change(frame, METHODS, groups, imbalance=1.5)
-    print_contrasts(lost, [(method, "BYOL") for method in REGULARIZERS])
-    draw_change(frame, METHODS, out / "mechanisms_imbalance.png", ("balanced", "unbalanced"), imbalance=1.5)
-    print_label_free(bundles, frame)
+    for bits in (12, 4):
+        lost = print_change(frame, rank | {"bits kept (%)": "bits kept"}, bits=bits)
+        print_contrasts(lost, [("VICReg", other) for other in REGULARIZERS if other != "VICReg"])
+    draw_bits(frame, out / "mechanisms_shared_bits.png")
+    print_label_free(bundles, frame, out / "mechanisms_label_free.png")
 
 
 if __name__ == "__main__":
