@@ -227,6 +227,7 @@ def rank_and_classes(frame: pd.DataFrame, path: Path) -> None:
         line = np.array([table["rank"].min(), table["rank"].max()])
         axes.plot(line, fit.intercept + fit.slope * np.log2(line), "k--", linewidth=1)
         axes.set_xscale("log", base=2)
+        axes.set_xticks([32, 64, 128], ["32", "64", "128"])
         axes.set_ylabel("share of the way, tuning split (%)")
         axes.legend(fontsize=8, frameon=False)
     (first, error, freedom), (second, other_error, other_freedom) = slopes
