@@ -163,7 +163,10 @@ def print_change(frame: pd.DataFrame, extra: dict[str, str], **changes: float) -
     for title, place in (("with labels", 1), ("best untrained row", 0)):
         row = [title, f"{ends(before)[place]:.1f}", f"{ends(after)[place]:.1f}", "–", "–", "–"]
         rows.append(row + ["–"] * (len(extra) + 1))
-    print_table(("method", "before (%)", "after (%)", "share before", "after", "lost", *extra, "other weights"), rows)
+    head = ["method", "before (%)", "after (%)", "share before", "after", "lost", *extra, "other weights"]
+    if all(row[-1] == "–" for row in rows):  # no other weight was tried
+        head, rows = head[:-1], [row[:-1] for row in rows]
+    print_table(head, rows)
     return lost
 
 
