@@ -150,6 +150,6 @@ def test_the_tables_of_the_mechanisms_are_what_its_script_prints(tmp_path: Path)
     page = (PAGES / "mechanisms.md").read_text()
     lines = [line for line in printed.splitlines() if line]
     assert len(lines) > 40
-    assert [line for line in lines if line not in page] == []
+    assert [line for line in lines if line not in page.splitlines()] == []
     figures = {path.name for path in tmp_path.iterdir()}
     assert figures == set(re.findall(r"\((mechanisms_\w+\.png)\)", page))

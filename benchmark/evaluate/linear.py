@@ -154,7 +154,8 @@ class LinearProbe(Evaluation):
 
     def _by_frequency(self, heads: LinearHeads, chosen: int, protocol: str, subject: Subject) -> Scores:
         """Return the accuracy on test images of frequent and of rare classes, if training images are unbalanced."""
-        counts_C = subject.features("train", self.interpolation).y_N.bincount(minlength=heads.num_classes)
+        train = subject.features("train", self.interpolation)
+        counts_C = train.y_N.bincount(minlength=subject.task.dataset.num_classes)
         test = subject.features("test", self.interpolation)
         scores = []
         for part, classes in head_and_tail(counts_C).items():
@@ -204,7 +205,6 @@ class LinearHeads:
     def __init__(self, dim: int, num_classes: int, config: LinearProbe, seed: int, device: torch.device) -> None:
         """Give all heads the same initial weights (C, D), drawn from N(0, 0.01²) by the seed, and no bias."""
         heads = len(config.learning_rates)
-        self.num_classes = num_classes
         self._config, self._device = config, device
         self._shape = (heads, num_classes)
         self._weight_KD = initial_weight(dim, num_classes, seed).repeat(heads, 1).to(device)  # K = H · C

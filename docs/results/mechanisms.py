@@ -208,8 +208,9 @@ def by_rank(frame: pd.DataFrame, classes: int) -> pd.DataFrame:
     found = []
     for method in REGULARIZERS:
         for weight in WEIGHTS[method][1]:
-            mean = weighted(rows, method, weight)[["effective_rank", "linear_top1 tuning"]].mean()
-            found.append((method, mean.iloc[0], 100 * (mean.iloc[1] - low) / (high - low)))
+            cells_of_weight = weighted(rows, method, weight)
+            accuracy = cells_of_weight["linear_top1 tuning"].mean()
+            found.append((method, cells_of_weight["effective_rank"].mean(), 100 * (accuracy - low) / (high - low)))
     table = pd.DataFrame(found, columns=["method", "rank", "share"])
     return table[table["rank"] > 10]
 
@@ -246,22 +247,21 @@ def searches(path: Path) -> Iterator[pd.DataFrame]:
     records = {record.cell_id: record for record in bundle.records}
     for choice in bundle.choices.values():
         for row in choice.choices:
-            trials = []
+            tried = []
             for entry in row.ranking:
                 if entry.value is not None:
                     measured = bundle.last_epoch(records[entry.cell_id])
-                    trials.append({"accuracy": entry.value, "epochs": entry.epochs} | measured)
-            table = pd.DataFrame(trials)
+                    tried.append({"accuracy": entry.value, "epochs": entry.epochs} | measured)
+            table = pd.DataFrame(tried)
             yield table[table["epochs"] == table["epochs"].max()]
 
 
 def trials(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Yield the three weights of each method where the setting was changed, with seed 0."""
+    """Yield the weights that each method tried where the setting was changed, with seed 0."""
     rows = frame[(frame["sweep"] == "mechanisms") & (frame["seed"] == 0) & frame["method"].isin(REGULARIZERS)]
     rows = rows.assign(accuracy=rows["linear_top1 tuning"])
     for _, group in rows.groupby(["method", *PLAIN]):
-        if len(group) == 3:
-            yield group
+        yield group
 
 
 def lost_without_labels(groups: Iterable[pd.DataFrame]) -> dict[str, NDArray[np.float64]]:
