@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from regbench.benchmark.bf16 import fast_bf16
 from regbench.benchmark.compute import Compute
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
@@ -68,7 +69,8 @@ class Encoder:
     @torch.no_grad()
     def represent(self, x_NCHW: Tensor) -> Tensor:
         """Return the representations (n, dim) of normalised images, float32, in evaluation mode."""
-        with torch.autocast(x_NCHW.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+        autocast = torch.autocast(x_NCHW.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+        with fast_bf16(x_NCHW.device, self.precision), autocast:
             features: Tensor = self.module.eval()(x_NCHW)
         return features.float()
 
