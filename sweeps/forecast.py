@@ -196,7 +196,8 @@ def _known_hours(cell: Cell, times: _Times) -> float | None:
 
 def _kinds(method: str, cell: Mapping[str, Any]) -> tuple[str, str]:
     """Name what cells of like time share: with the method and q, and without."""
-    shared = [cell["dataset"], cell["network"], cell["batch_size"], cell["precision"]]
+    # Reading a record does not ask for its precision.
+    shared = [cell["dataset"], cell["network"], cell["batch_size"], cell.get("precision")]
     like = orjson.dumps(shared, option=orjson.OPT_SORT_KEYS).decode()
     return f"{method} {cell['embedding_dim']} {like}", like
 

@@ -6,7 +6,7 @@ The first folder holds the bundles, the second gets the figures.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -16,6 +16,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from scipy.stats import linregress, t, ttest_ind
 
@@ -23,19 +24,24 @@ from regbench.benchmark.rundir.record import Record
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.rows.significance import holm
 
-BUNDLES = ("quickstart", "heuristics", "mechanisms")
-PLAIN = {"classes": 10, "bits": 0}
+STUDY = ("mechanisms", "mechanisms_imbalance")
+BUNDLES = ("quickstart", "heuristics", *STUDY)
+PLAIN = {"classes": 10, "bits": 0, "imbalance": 0}
 REGULARIZERS = ("SFRIK (L=2)", "VICReg", "SimCLR", "SIGReg")
 WEIGHTS = {
     "SFRIK (L=2)": ("method.alignment_weight", (1000, 250, 4000)),
     "VICReg": ("method.alignment_weight", (6, 3, 12)),
     "SimCLR": ("method.temperature", (0.2, 0.1, 0.4)),
     "SIGReg": ("method.regularization_weight", (0.05, 0.0125, 0.2)),
+    "BYOL": ("optimizer.base_lr", (3, 1.5, 6)),
 }
-"""The setting that weighs each method's terms, and its values: first the one that was chosen on plain scenes."""
+"""The setting that weighs each method's terms, and its values: first the one that was chosen on plain scenes.
+
+BYOL has no weight; its learning rate stands in its place.
+"""
 
 SEARCHED = ("quickstart", "heuristics", "fashion_mnist", "digits")
-COLOURS = dict(zip(REGULARIZERS, ("#0072b2", "#d55e00", "#009e73", "#cc79a7"), strict=True))
+COLOURS = dict(zip(WEIGHTS, ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#555555"), strict=True))
 UNLABELLED = {
     "training loss": ("loss", "lower"),
     "effective rank": ("effective_rank", "higher"),
@@ -52,15 +58,15 @@ def cells(folder: Path) -> pd.DataFrame:
     for name in BUNDLES:
         bundle = read_bundle(folder / f"{name}.zip")
         for record in bundle.records:
-            if record.status != "diverged" and _is_compared(record.settings):
+            if record.status != "diverged" and _is_compared(record):
                 row = _row(record) | bundle.last_epoch(record) | {"sweep": name}
                 rows.setdefault(record.cell_id, row)
     return pd.DataFrame(list(rows.values()))
 
 
-def _is_compared(settings: dict[str, str]) -> bool:
-    """Say whether a cell has neither a predictor nor a teacher."""
-    return settings.get("network.teacher", "none") == "none"
+def _is_compared(record: Record) -> bool:
+    """Say whether a cell has neither a predictor nor a teacher, or is BYOL, which has both."""
+    return record.label == "BYOL" or record.settings.get("network.teacher", "none") == "none"
 
 
 def _row(record: Record) -> dict[str, object]:
@@ -74,6 +80,7 @@ def _row(record: Record) -> dict[str, object]:
         "trained": not record.untrained,
         "classes": int(settings["dataset.num_classes"]),
         "bits": int(settings.get("dataset.shared_bits", "0")),
+        "imbalance": float(settings.get("dataset.source.imbalance", "0")),
     }
     for score in record.scores:
         row.setdefault(f"{score.name} {score.split}", score.value)
@@ -91,7 +98,8 @@ def at(frame: pd.DataFrame, **changes: float) -> pd.DataFrame:
 
 def weighted(frame: pd.DataFrame, method: str, weight: float) -> pd.DataFrame:
     """Return a method's cells with one weight, by seed: those with a score on the test split, where there are such."""
-    rows = frame[(frame["method"] == method) & (frame["weight"] == weight) & (frame["rate"] == 6)]
+    rows = frame[(frame["method"] == method) & (frame["weight"] == weight)]
+    rows = rows[(rows["rate"] == 6) | (rows["method"] == "BYOL")]
     rows = rows.sort_values(["seed", "linear_top1 test"])  # cells without a test score come last
     return rows.drop_duplicates("seed").set_index("seed")
 
@@ -144,17 +152,20 @@ def print_contrasts(values: dict[str, pd.Series], pairs: Sequence[tuple[str, str
     print_table(("contrast", "difference", "95 %", "p (Holm)"), rows)
 
 
-def print_change(frame: pd.DataFrame, extra: dict[str, str], **changes: float) -> dict[str, pd.Series]:
-    """Print what a change does to each regularizer, and return the share of the way that each seed loses.
+def print_change(
+    frame: pd.DataFrame, extra: dict[str, str], methods: Sequence[str] = REGULARIZERS, **changes: float
+) -> dict[str, pd.Series]:
+    """Print what a change does to each method, and return the share of the way that each seed loses.
 
     Args:
         frame: All cells.
         extra: Further columns: head -> column of the cells.
+        methods: The methods.
         **changes: The setting that differs.
     """
     before, after = at(frame), at(frame, **changes)
     lost, rows = {}, []
-    for method in REGULARIZERS:
+    for method in methods:
         lost[method] = (shares(before, method) - shares(after, method)).dropna()
         row = [method, worded(scores(before, method)), worded(scores(after, method))]
         row += [f"{shares(before, method).mean():.0f}", f"{shares(after, method).mean():.0f}", worded(lost[method])]
@@ -181,23 +192,50 @@ def other_weights(frame: pd.DataFrame, method: str) -> str:
     return "; ".join(found) or "–"
 
 
+def draw_levels(axes: Axes, levels: Sequence[float], values: Mapping[str, Sequence[pd.Series]]) -> None:
+    """Draw the seeds and the mean of each method at each level; `values` has a method's seeds in the levels' order."""
+    width = 0.02 * (max(levels) - min(levels))
+    for shift, (method, columns) in enumerate(values.items()):
+        for level, seeds in zip(levels, columns, strict=True):
+            x, colour = level + width * (shift - (len(values) - 1) / 2), COLOURS[method]
+            axes.plot(np.full(len(seeds), x), seeds, ".", color=colour, alpha=0.4)
+            label = method if level == levels[0] else None
+            axes.errorbar(x, seeds.mean(), half_width(seeds), fmt="o", color=colour, capsize=3, label=label)
+    axes.set_xticks(levels)
+
+
 def draw_bits(frame: pd.DataFrame, path: Path) -> None:
-    """Draw each regularizer's share of the way and effective rank over the number of bits: seeds and means."""
+    """Draw each regularizer's share of the way and effective rank over the number of bits."""
     figure, bits = plt.figure(figsize=(8, 3.4)), (0, 4, 12)
-    for place, title in enumerate(("share of the way (%)", "effective rank"), 1):
-        axes = figure.add_subplot(1, 2, place, xlabel="shared bits", ylabel=title)
-        for shift, method in enumerate(REGULARIZERS):
-            for count in bits:
-                rows = at(frame, bits=count)
-                values = shares(rows, method) if place == 1 else scores(rows, method, "effective_rank")
-                x, colour = count + 0.3 * (shift - 1.5), COLOURS[method]
-                axes.plot(np.full(len(values), x), values, ".", color=colour, alpha=0.4)
-                label = method if count == 0 else None
-                axes.errorbar(x, values.mean(), half_width(values), fmt="o", color=colour, capsize=3, label=label)
-        axes.set_xticks(bits)
-        axes.axhline(0, color="grey", linewidth=0.8)
-    axes.plot([3, 5], [15, 15], "k--", linewidth=1, label="most that four bits allow")
-    axes.legend(fontsize=8, frameon=False)
+    parts = [at(frame, bits=count) for count in bits]
+    left = figure.add_subplot(1, 2, 1, xlabel="shared bits", ylabel="share of the way (%)")
+    draw_levels(left, bits, {method: [shares(rows, method) for rows in parts] for method in REGULARIZERS})
+    left.axhline(0, color="grey", linewidth=0.8)
+    right = figure.add_subplot(1, 2, 2, xlabel="shared bits", ylabel="effective rank")
+    ranks = {method: [scores(rows, method, "effective_rank") for rows in parts] for method in REGULARIZERS}
+    draw_levels(right, bits, ranks)
+    right.plot([3, 5], [15, 15], "k--", linewidth=1, label="most that four bits allow")
+    right.legend(fontsize=8, frameon=False)
+    save(figure, path)
+
+
+def draw_imbalance(frame: pd.DataFrame, path: Path) -> None:
+    """Draw each method's share of the way over the imbalance, and its accuracy of frequent and of rare classes."""
+    figure, levels = plt.figure(figsize=(8, 3.4)), (0, 1.5)
+    parts = [at(frame, imbalance=level) for level in levels]
+    left = figure.add_subplot(1, 2, 1, xlabel="exponent of the imbalance", ylabel="share of the way (%)")
+    draw_levels(left, levels, {method: [shares(rows, method) for rows in parts] for method in WEIGHTS})
+    left.axhline(0, color="grey", linewidth=0.8)
+    left.legend(fontsize=8, frameon=False)
+    right = figure.add_subplot(1, 2, 2, ylabel="linear probing (%)", title="imbalance 1.5")
+    kinds = ("linear_head_top1 test", "linear_tail_top1 test")
+    values = {method: [scores(parts[1], method, kind) for kind in kinds] for method in WEIGHTS}
+    draw_levels(right, (0, 1), values)
+    right.set_xticks((0, 1), ("frequent classes", "rare classes"))
+    for place, kind in enumerate(kinds):
+        labelled = parts[1].loc[parts[1]["method"] == "supervised", kind].mean()
+        right.plot([place - 0.1, place + 0.1], [labelled, labelled], "k-", label=None if place else "with labels")
+    right.legend(fontsize=8, frameon=False)
     save(figure, path)
 
 
@@ -258,7 +296,7 @@ def searches(path: Path) -> Iterator[pd.DataFrame]:
 
 def trials(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """Yield the weights that each method tried where the setting was changed, with seed 0."""
-    rows = frame[(frame["sweep"] == "mechanisms") & (frame["seed"] == 0) & frame["method"].isin(REGULARIZERS)]
+    rows = frame[frame["sweep"].isin(STUDY) & (frame["seed"] == 0) & frame["method"].isin(REGULARIZERS)]
     rows = rows.assign(accuracy=rows["linear_top1 tuning"])
     for _, group in rows.groupby(["method", *PLAIN]):
         yield group
@@ -326,6 +364,10 @@ def main(bundles: Path, out: Path) -> None:
         lost = print_change(frame, rank | {"bits kept (%)": "bits kept"}, bits=bits)
         print_contrasts(lost, [("VICReg", other) for other in REGULARIZERS if other != "VICReg"])
     draw_bits(frame, out / "mechanisms_shared_bits.png")
+    parts = {"frequent classes (%)": "linear_head_top1 test", "rare classes (%)": "linear_tail_top1 test"}
+    lost = print_change(frame, rank | parts, list(WEIGHTS), imbalance=1.5)
+    print_contrasts(lost, [(method, "BYOL") for method in REGULARIZERS])
+    draw_imbalance(frame, out / "mechanisms_imbalance.png")
     print_label_free(bundles, frame, out / "mechanisms_label_free.png")
 
 

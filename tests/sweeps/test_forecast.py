@@ -43,6 +43,9 @@ def test_gpu_hours_by_the_time_of_like_cells(tiny: list[str], tmp_path: Path, ca
         ran(runs, [*tiny, "method=vicreg", other], cost=endless)
     ran(runs, [*tiny, "method=vicreg", "epochs=0", "optimizer.warmup_epochs=0"])
     write_text(runs / "other" / "damaged" / "record.json", "{")
+    foreign = load_grid([*tiny, "method=vicreg"]).cells[0].plain()
+    del foreign["precision"]
+    write_text(runs / "other" / "foreign" / "record.json", made(foreign, method="vicreg", cost=endless).text())
     planned = plan(load_grid([*tiny, "method=vicreg", "epochs=10", "seed=0,1"]))
     assert "damaged" in caplog.text
     assert [entry.gpu_hours for entry in planned] == pytest.approx([0.5, 0.5])
