@@ -18,7 +18,6 @@ _PRODUCTS = {
     _aten.mm.default,
     _aten.addmm.default,
     _aten.bmm.default,
-    _aten.baddbmm.default,
 }
 
 
