@@ -64,9 +64,8 @@ def _bring(source_dir: Path, new: Path, progress: bool) -> None:
         try:
             with tarfile.open(source_dir / name) as archive:
                 members = archive.getmembers()
-                # The filter refuses members that lead out of the folder.
                 for member in tracked(members, len(members), f"unpacking {name}", progress, "files"):
-                    archive.extract(member, new, filter="data")
+                    _extract(archive, member, new)
         except (tarfile.TarError, EOFError) as error:
             raise RegbenchError(f"cannot unpack {source_dir / name} ({error}); get it again from {address}") from error
         except OSError as error:
@@ -74,6 +73,18 @@ def _bring(source_dir: Path, new: Path, progress: bool) -> None:
                 f"cannot unpack {source_dir / name} to {new.parent}: {error.strerror or error}; "
                 "make room, or choose another folder: runtime.data_dir=FOLDER"
             ) from error
+
+
+def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Unpack a member; raise `tarfile.TarError` if it leads out of the folder."""
+    if hasattr(tarfile, "data_filter"):
+        archive.extract(member, folder, filter="data")
+        return
+    # Python has filters from 3.11.4 on; Debian 12 has 3.11.2.
+    is_inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
+    if not is_inside or not (member.isfile() or member.isdir()):
+        raise tarfile.TarError(f"{member.name!r} would be outside the destination")
+    archive.extract(member, folder)
 
 
 def _check(devkit: Path, where: str, num_images: tuple[int, int], progress: bool) -> dict[str, VOCSplit]:
