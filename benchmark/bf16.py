@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 _aten = torch.ops.aten
 _PRODUCTS = {
@@ -45,5 +44,7 @@ class ProductsInFloat32(TorchDispatchMode):
         """Run an operation."""
         if func not in _PRODUCTS or args[0].dtype != torch.bfloat16:
             return func(*args, **(kwargs or {}))
-        out = func(*tree_map_only(Tensor, Tensor.float, args), **(kwargs or {}))
-        return tree_map_only(Tensor, Tensor.bfloat16, out)
+        out = func(*(arg.float() if isinstance(arg, Tensor) else arg for arg in args), **(kwargs or {}))
+        if isinstance(out, Tensor):
+            return out.bfloat16()
+        return tuple(grad if grad is None else grad.bfloat16() for grad in out)
