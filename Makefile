@@ -7,8 +7,10 @@ TORCH ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONSTRAINTS := -c $(if $(TORCH),.venv/constraints.txt,constraints.txt)
-# Python compiles what is imported. To compile all that is installed would add a quarter to the installation or more.
-INSTALL := $(PIP) install --no-compile $(CONSTRAINTS)
+# Python compiles what is imported, once. To compile all that is installed would add a quarter to the installation or
+# more. Where Python keeps nothing that it compiles, as in many containers, each start would take four seconds longer.
+COMPILE := $(if $(PYTHONDONTWRITEBYTECODE),--compile,--no-compile)
+INSTALL := $(PIP) install $(COMPILE) $(CONSTRAINTS)
 # FFCV is compiled with OpenCV's description of itself, or with ours where that is not installed.
 OPENCV := pkg-config --exists opencv4 2>/dev/null || export PKG_CONFIG_PATH="$$PKG_CONFIG_PATH:$(CURDIR)/.ci/ffcv-build"
 # Written last, so that an interrupted installation is taken up by the next run.

@@ -14,7 +14,7 @@ from tests.plugin import install
 from tests.slurm.testbed import Testbed
 from tests.slurm.user import User
 
-# What is loaded with the methods in the jobs. A step takes a second, later five, until the test lets its job go.
+# What is loaded with the methods in the jobs. A step takes a second, later eight, until the test lets its job go.
 # However fast the machine or slow the test, a cell is still at work when its fault comes, and reacts to signals all
 # the same. A job whose rank has a file `<job>-<rank>` fails.
 PACE = """
@@ -34,7 +34,7 @@ def paced(*args):
     if "SLURM_JOB_ID" in os.environ:
         job = Path(__file__).with_name(JOB.format_map(os.environ))
         if not job.exists():
-            time.sleep(1 if steps < 30 else 5)
+            time.sleep(1 if steps < 30 else 8)
         if job.with_name(f"{job.name}-{os.environ['SLURM_PROCID']}").exists():
             raise ValueError("a made-up error")
     return whole(*args)
@@ -48,7 +48,7 @@ class Cluster(User):
 
     def __init__(self, slurm: Testbed, program: str, tiny: list[str], folder: Path) -> None:
         super().__init__(slurm, program, tiny, folder)
-        self.slurm, self.epochs = slurm, 120
+        self.slurm, self.epochs = slurm, 60
         self.pace = folder / "pace"
         self.environment["PYTHONPATH"] = install(self.pace, "pace", PACE)
 
