@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -246,7 +247,7 @@ def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
         assert record.status == "done"
         attempts = read_attempts(directories[number])
         jobs = 1 if number < 13 else 2  # the evaluations of what two processes trained are a job of one
-        assert [attempt["ended"] for attempt in attempts].count("done") == jobs
+        assert sum(attempt["ended"] == "done" and not _found_all_done(attempt) for attempt in attempts) == jobs
         assert len(attempts) >= 2 or number in (7, 11), (number, attempts)
         if number < 13:
             assert curve(record) == curve(undisturbed), number
@@ -256,6 +257,11 @@ def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
     ends = {attempt["ended"] for directory in directories for attempt in read_attempts(directory)}
     assert ends >= {"done", "interrupted", "failed", None}  # None: killed
     assert "superseded" in ends  # the process that Slurm had lost sight of
+
+
+def _found_all_done(attempt: dict[str, Any]) -> bool:
+    """Whether no step was left: a job that Slurm gave up may start after all, beside the one submitted in its place."""
+    return attempt["progress"]["stage"] == "pretrain" and "step" not in attempt["progress"]
 
 
 def _check_writers(directory: Path, seen: set[tuple[int, int]]) -> None:
