@@ -56,7 +56,8 @@ def test_the_difference_is_ours_minus_the_published_number(tmp_path: Path) -> No
 
 
 def test_another_setting_is_said() -> None:
-    output = call("lightly_cifar10", "--show", "epochs=3", "seed=1", "runtime.threads=2").output
+    elsewhere = ("seed=1", "runtime.threads=2", "cluster=slurm", "cluster.gpus=2")
+    output = call("lightly_cifar10", "--show", "epochs=3", *elsewhere).output
     assert "Ours is not the recipe, but with epochs=3." in output
 
 

@@ -59,6 +59,8 @@ def test_attempts_are_numbered_and_tell_how_they_ended(tmp_path: Path) -> None:
     assert is_running(last_attempt(tmp_path))
     first.update(epoch=1, epochs=3)
     first.update(epoch=2)
+    first.began(step=4)
+    first.began(scores=["knn"])
     first.end("failed", "OSError: disk full")
     assert not is_running(last_attempt(tmp_path))
     second = claimed(tmp_path)
@@ -68,7 +70,7 @@ def test_attempts_are_numbered_and_tell_how_they_ended(tmp_path: Path) -> None:
     second.end("done")
     one, two = read_attempts(tmp_path)
     assert (one["number"], one["ended"], one["error"]) == (1, "failed", "OSError: disk full")
-    assert one["progress"] == {"epoch": 2, "epochs": 3}
+    assert one["progress"] == {"epoch": 2, "epochs": 3, "began": {"step": 4, "scores": ["knn"]}}
     assert one["finished"] >= one["started"]
     assert (two["number"], two["ended"], two["error"]) == (2, "done", None)
 

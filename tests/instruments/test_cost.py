@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,13 +198,18 @@ def test_every_form_is_compared_with_that_of_as_many_views_and_ranks() -> None:
     }
 
 
-def test_what_does_not_fit_the_budget_is_left_out_the_costliest_first() -> None:
+def test_what_does_not_fit_the_budget_is_left_out_the_costliest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     textbook = replace(EXAMPLE, method="sfrik_l3", n=512, q=64, form="textbook")
     gram = replace(textbook, form="gram")
     assert all(row.median_ms for row in measured([textbook, gram], repeats=1))
     found = measured([textbook, gram], repeats=2, left_s=0.0)
     assert all(row.note.startswith("left out: about ") and row.extra_bytes for row in found)
     assert all("over what is left of the budget" in row.note and row.median_ms is None for row in found)
+    times_s = iter((0.0, 3.0, 3.0, 5.0))  # the first call of each takes three seconds and two: both leave seven
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(times_s)))
+    costly, cheap = measured([textbook, gram], repeats=1, left_s=12.0)
+    assert costly.note.startswith("left out: about 6 s") and cheap.median_ms
+    monkeypatch.undo()
     grid = Grid(methods=("auh",), n=(8,), q=(4,), device="cpu", budget_s=1e-9)
     assert {row.note for row in measure(grid)} == {"left out: the budget of 1e-09 s is spent"}
 

@@ -76,6 +76,13 @@ def test_the_table_says_what_trials_bring_and_how_optimistic_the_best_is(runs: P
     assert "score 3.00 points less with other seeds" in told.notes[-1]
 
 
+def test_a_trial_that_diverged_with_one_of_its_seeds_counts_0(runs: Path, record: Make) -> None:
+    for seed, accuracy in enumerate((70.0, None)):
+        trial(record, 1, accuracy, seed=seed)
+        trial(record, 10, 60.0, final=True, seed=seed)
+    assert only(runs).expected == (30.0, 60.0)
+
+
 def test_a_choice_that_was_unlucky_scores_more_with_other_seeds(runs: Path, record: Make) -> None:
     trial(record, 10, 60.0)
     best = trial(record, 20, 80.0, final=True)

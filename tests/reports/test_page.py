@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from regbench.reports import write_report
 from regbench.reports.page import figures
-from tests.reports.conftest import PATIENCE_MS, STILL, score
+from tests.reports.conftest import GIVEN, PATIENCE_MS, STILL, score
 from tests.reports.reading import Drawn, cells_in
 
 Make = Callable[..., Path]
@@ -354,6 +355,13 @@ def test_text_of_figures_is_left_as_it_is(runs: Path, record: Make, tmp_path: Pa
     text = write_report(runs, tmp_path / "report").page.read_text()
     assert text.count(f">{label}</text>") >= 4
     assert Drawn(text, "Alignment").markers(label) == [[1.0, 0.001], [2.0, 0.002], [3.0, 0.003]]
+
+
+def test_signs_behind_a_name_leave_the_row_its_method_and_its_cells(runs: Path, record: Make, tmp_path: Path) -> None:
+    record(choice={"hyperparameters": GIVEN | {"edges": {"method.alignment_weight": "largest"}}})
+    record(seed=1, status="diverged", knn=None, linear=None)
+    text = write_report(runs, tmp_path / "report").page.read_text()
+    assert re.search(r'<tr data-m="\w+" data-r="0">\s*<th scope="row"><a href="#s1-cells"[^>]*>VICReg † ‡</a>', text)
 
 
 def test_more_methods_than_labels(runs: Path, record: Make, tmp_path: Path) -> None:

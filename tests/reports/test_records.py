@@ -102,7 +102,7 @@ def test_what_is_missing_is_told_in_the_order_of_the_plan(
     runs: Path, record: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cells of the plan without a record, and then those that were begun without being planned."""
-    names = {name: name[0] * 12 for name in ("begun", "failed", "short", "deserted")}
+    names = {name: name[0] * 12 for name in ("begun", "failed", "early", "deserted")}
     done, waiting = record("AUH").parent.name, "0" * 12
     sweep = runs / "quickstart"
     for name in names.values():
@@ -115,12 +115,12 @@ def test_what_is_missing_is_told_in_the_order_of_the_plan(
         (sweep / names[name] / "attempts" / "1.json").write_text(json.dumps({"ended": "interrupted"}))
     (sweep / names["failed"] / "attempts" / "2.json").write_text(json.dumps({"ended": "failed", "error": "no\nmemory"}))
     (sweep / names["deserted"] / "attempts" / "2.json").write_text(json.dumps({"ended": "failed"}))
-    plan = [names["failed"], waiting, done, names["begun"], names["short"]]
+    plan = [names["failed"], waiting, done, names["begun"], names["early"]]
     cells = [{"id": name, "label": "DCL", "seed": i, "rate": 0.5} for i, name in enumerate(plan)]
     (sweep / "sweep.json").write_text(json.dumps({"cells": cells}))
-    (sweep / "search.json").write_text(json.dumps({"short": [names["short"]]}))
-    assert names["short"] in [cell.cell_id for cell in read_records(runs).missing]  # that was no search
-    (sweep / "search.json").write_text(json.dumps({"short": {names["short"]: 1}}))
+    (sweep / "search.json").write_text(json.dumps({"short": [names["early"]]}))
+    assert names["early"] in [cell.cell_id for cell in read_records(runs).missing]  # that was no search
+    (sweep / "search.json").write_text(json.dumps({"short": {names["early"]: 1}}))
     missing = (
         Missing("quickstart", names["failed"], "DCL", 0, {"rate": 0.5}, "no memory"),
         Missing("quickstart", waiting, "DCL", 1, {"rate": 0.5}, ""),
@@ -221,11 +221,12 @@ def test_a_cell_of_a_tuning_is_read_until_it_is_final(runs: Path, record: Make) 
 
 
 def test_later_evaluations_add_their_scores(runs: Path, record: Make) -> None:
-    later(record(knn=70.0), *(score("voc07_map", 80.0), score("voc07_map", 81.0), score("knn_top1", 1.0)))
+    scores = (score("voc07_map", 80.0), score("voc07_map", 81.0), score("knn_top1", 1.0))
+    later(record(knn=70.0), *scores, score("linear_top1", 74.0, "tuning"))
     (one,) = read_records(runs).records
     assert one.score("voc07_map", "test") == 80.0  # the first of two
     assert one.score("knn_top1", "test") == 70.0  # the record's own wins
-    assert load_records(runs)["value"].tolist() == [70.0, 75.0, 80.0, 81.0]
+    assert load_records(runs)["value"].tolist() == [70.0, 75.0, 80.0, 81.0, 74.0]  # the record has none on that split
 
 
 @pytest.mark.parametrize("choice", [{"voc07_rate": {"selected_on": "test"}}, {}], ids=["chosen", "without a choice"])

@@ -106,6 +106,9 @@ def test_a_row_stands_for_all_of_its_searches(runs: Path, record: Make) -> None:
     assert (found.mean, found.spread, found.n) == pytest.approx((np.mean(means), np.std(means, ddof=1), 3))
     shown = grid(leaderboard(summary))
     assert {name: texts["n"] for name, texts in shown.items()} == {"VICReg ‡": "6 in 3", "AUH † ‡": "6 in 3"}
+    assert {name: "(n=5)" in texts["linear top-1 (%)"] for name, texts in shown.items()} == {
+        **{"VICReg ‡": False, "AUH † ‡": True}
+    }
     low, high = found.interval()
     interval = "95 % interval, linear top-1 (%)"
     assert grid(accuracy_table(summary))["VICReg ‡"][interval] == f"{low:.2f} to {high:.2f}"

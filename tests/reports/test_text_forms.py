@@ -80,8 +80,8 @@ def test_markdown_shows_the_text_of_others_as_text(runs: Path, record: Make, for
     notes = [line for line in to_markdown(made[0]).splitlines() if line.startswith("- ")]
     assert any(f"DCL, 1 cell ({shown})" in note for note in notes)
     assert any(f"more than one state of the code: {shown}" in note or f", {shown}." in note for note in notes)
-    title = to_markdown(Table("x", foreign, [], [], []))
-    assert title.startswith(f"### {shown}\n")
+    text = to_markdown(Table("x", foreign, [], [], [], warning=foreign))
+    assert text.startswith(f"### {shown}\n\n{shown}\n")
 
 
 def test_a_note_is_no_heading() -> None:

@@ -171,9 +171,9 @@ def test_waiting_ends_when_no_cell_waits_any_more(user: User, monkeypatch: pytes
 
 
 def test_more_jobs_than_one_command_takes_are_all_cancelled(user: User) -> None:
-    user.write("method=vicreg seed=0,1")
+    user.write("method=vicreg seed=0,1,2")
     user.submit()
-    call_for_jobs([*["1_0"] * 500, "1_1"], "scancel")
+    call_for_jobs([*["1_0"] * 499, "1_1", "1_2"], "scancel")
     assert user.slurm.queued() == []
 
 
@@ -203,6 +203,17 @@ def test_stages_wait_for_each_other(user: User) -> None:
     assert user.slurm.queued() == ["3_0", "5_0"]
     assert user.states() == ["queued", "cancelled"]
     assert "submitted 1 cells as 7, 8, 9" in user.run("retry", "own")  # all stages again
+
+
+def test_of_two_jobs_of_a_cell_the_one_that_runs_is_shown(user: User) -> None:
+    """Slurm had lost sight of the first, which then waits behind the second."""
+    user.write("method=vicreg")
+    user.submit()
+    user.slurm.lose("1")
+    user.submit()
+    user.slurm.change("1", state="PENDING")
+    user.slurm.change("2", state="RUNNING")
+    assert [(status.state, status.job) for status in user.statuses()] == [("running", "2")]
 
 
 def test_evaluations_after_a_training_without_gpus_ask_for_none(user: User) -> None:

@@ -25,7 +25,7 @@ from click.testing import CliRunner
 from regbench.benchmark.compute import usable_cpus
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
-from regbench.benchmark.rundir.directory import run_directory
+from regbench.benchmark.rundir.directory import run_directory, write_config
 from regbench.benchmark.rundir.lease import claim, is_running, last_attempt
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.rundir.record_parts import NamedFile
@@ -467,6 +467,17 @@ def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, ca
     assert "larger than" in status
     assert status.count("1/1") == 1  # the failed one was refused before its training
     assert CliRunner().invoke(main, ["status", "--runs-dir", "runs"]).output == "own: 1 failed, 1 done\n"
+
+
+def test_a_sweep_of_which_all_diverged_has_a_report(own: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(own.folder)
+    own.write("method=vicreg")
+    cell, _ = load_run([*own.tiny, "method=vicreg"])
+    (own.runs / cell.id).mkdir(parents=True)
+    write_config(own.runs / cell.id, cell.plain())
+    (own.runs / cell.id / "record.json").write_text(made(cell.plain(), status="diverged").text())
+    done = CliRunner().invoke(main, ["sweep", "own.yaml", "--report"])
+    assert (done.exit_code, "VICReg †" in done.stdout) == (0, True), done.stderr
 
 
 @pytest.fixture

@@ -601,8 +601,8 @@ def test_a_search_gives_every_method_equally_many_images_and_distinct_configurat
 
 
 def test_a_search_ends_when_those_of_all_methods_have_ended(tmp_path: Path, settings: list[str], folder: Path) -> None:
-    """The last of them has nothing to search: it is the network without training."""
-    search(sweep_file(tmp_path, ["method=tcr", ROWS[0]], [*settings, "epochs=4"]), folder, 6, peak(100.0))
+    """The last of them has nothing to search, and one seed: it is the network without training."""
+    search(sweep_file(tmp_path, ["method=tcr seed=0,1", ROWS[0]], [*settings, "epochs=4"]), folder, 6, peak(100.0))
     assert Counter(cell.epochs for cell in tried(folder, "TCR")) == {1: 8, 2: 4, 4: 2}
 
 
@@ -907,6 +907,9 @@ def test_each_search_of_a_repeated_tuning_has_seeds_and_configurations_of_its_ow
 def test_a_repeated_grid_chooses_in_each_repeat(tmp_path: Path, settings: list[str], folder: Path) -> None:
     """Each search has a seed that prefers another weight."""
     row = "method=vicreg method.alignment_weight=10,20,30"
+    path = sweep_file(tmp_path, [row], settings, repeats=2, final_seeds=[0, 1000])
+    refused = CliRunner().invoke(main, ["tune", str(path)])
+    assert "seed 1000 is too large" in refused.output and not folder.exists()  # before any training
     path = sweep_file(tmp_path, [row], settings, repeats=2, final_seeds=[0])
     propose_next = proposals(str(path), [], None, None)
 
@@ -931,7 +934,7 @@ def test_a_budget_may_be_in_proportion_to_the_searched_hyperparameters(
     tmp_path: Path, settings: list[str], folder: Path
 ) -> None:
     """TCR searches two and the RBF kernel three, of which one is stated in the second row."""
-    rows = ["method=tcr,rbf", "method=auh method.scale=2"]
+    rows = ["method=tcr,rbf", "method=auh method.scale=2", ROWS[0]]
     path = sweep_file(tmp_path, rows, [*settings, "epochs=4"], trials_per_hyperparameter=3)
     choice = search(path, folder, None, peak(100.0))
     searched = {entry.label: (entry.setting["searched"], len(entry.ranking)) for entry in choice.choices}
