@@ -24,9 +24,9 @@ from regbench.benchmark.rundir.record import Record
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.rows.significance import holm
 
-STUDY = ("mechanisms", "mechanisms_imbalance")
+STUDY = ("mechanisms", "mechanisms_imbalance", "mechanisms_sizes")
 BUNDLES = ("quickstart", "heuristics", *STUDY)
-PLAIN = {"classes": 10, "bits": 0, "imbalance": 0}
+PLAIN = {"classes": 10, "bits": 0, "imbalance": 0, "batch": 128}
 REGULARIZERS = ("SFRIK (L=2)", "VICReg", "SimCLR", "SIGReg")
 WEIGHTS = {
     "SFRIK (L=2)": ("method.alignment_weight", (1000, 250, 4000)),
@@ -81,6 +81,7 @@ def _row(record: Record) -> dict[str, object]:
         "classes": int(settings["dataset.num_classes"]),
         "bits": int(settings.get("dataset.shared_bits", "0")),
         "imbalance": float(settings.get("dataset.source.imbalance", "0")),
+        "batch": int(settings["batch_size"]),
     }
     for score in record.scores:
         row.setdefault(f"{score.name} {score.split}", score.value)
@@ -239,6 +240,29 @@ def draw_imbalance(frame: pd.DataFrame, path: Path) -> None:
     save(figure, path)
 
 
+def print_batches(frame: pd.DataFrame, path: Path) -> None:
+    """Print and draw linear probing for each batch size, and the points that each doubling brings to a seed."""
+    sizes = (32, 128, 512)
+    doublings = np.log2(sizes)
+    parts = [at(frame, batch=size) for size in sizes]
+    drawn, slopes, rows = {}, {}, []
+    for method in ("VICReg", "SimCLR"):
+        drawn[method] = [scores(part, method) for part in parts]
+        seeds = pd.concat(drawn[method], axis=1).dropna()
+        slopes[method] = seeds.apply(lambda seed: linregress(doublings, seed).slope, axis=1)
+        ranks = [f"{scores(part, method, 'effective_rank').mean():.1f}" for part in parts]
+        rows.append((method, *map(worded, drawn[method]), worded(slopes[method], 2), " / ".join(ranks)))
+    print_table(("method", *(f"batch {size} (%)" for size in sizes), "points for each doubling", "ranks"), rows)
+    print_contrasts(slopes, [("VICReg", "SimCLR")])
+    figure = plt.figure(figsize=(5, 3.4))
+    axes = figure.add_subplot(xlabel="batch size", ylabel="linear probing (%)")
+    draw_levels(axes, doublings, drawn)
+    axes.axhline(ends(at(frame))[0], color="grey", linewidth=0.8, label="best untrained row")
+    axes.set_xticks(doublings, map(str, sizes))
+    axes.legend(fontsize=8, frameon=False)
+    save(figure, path)
+
+
 def by_rank(frame: pd.DataFrame, classes: int) -> pd.DataFrame:
     """Return rank and share of the way on the tuning split of the configurations that have not collapsed."""
     rows = at(frame, classes=classes)
@@ -368,6 +392,7 @@ def main(bundles: Path, out: Path) -> None:
     lost = print_change(frame, rank | parts, list(WEIGHTS), imbalance=1.5)
     print_contrasts(lost, [(method, "BYOL") for method in REGULARIZERS])
     draw_imbalance(frame, out / "mechanisms_imbalance.png")
+    print_batches(frame, out / "mechanisms_batches.png")
     print_label_free(bundles, frame, out / "mechanisms_label_free.png")
 
 
