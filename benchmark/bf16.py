@@ -44,7 +44,9 @@ class ProductsInFloat32(TorchDispatchMode):
         """Run an operation."""
         if func not in _PRODUCTS or args[0].dtype != torch.bfloat16:
             return func(*args, **(kwargs or {}))
-        out = func(*(arg.float() if isinstance(arg, Tensor) else arg for arg in args), **(kwargs or {}))
+        # By hand: torch's tree_map took a third of a small training's time.
+        wide = (arg.float() if isinstance(arg, Tensor) else arg for arg in args)
+        out = func(*wide, **(kwargs or {}))
         if isinstance(out, Tensor):
             return out.bfloat16()
         return tuple(grad if grad is None else grad.bfloat16() for grad in out)
