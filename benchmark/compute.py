@@ -21,7 +21,7 @@ class Compute:
     Attributes:
         runtime: The settings.
         device: The device that computes.
-        workers: How many threads or processes load images.
+        workers: Number of threads or processes that load images.
     """
 
     runtime: Runtime

@@ -61,7 +61,7 @@ class PeakMemory:
 
     @property
     def kind(self) -> str:
-        """What is counted, in words."""
+        """Name of what is counted."""
         return "CUDA allocated" if self._device.type == "cuda" else "process RSS"
 
     def read_bytes(self) -> int:
@@ -139,7 +139,7 @@ def _allocations(tree: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
 
 
 ENERGY_KINDS = ("gpu", "cpu")
-"""What an `EnergyMeter` counts."""
+"""Energies that an `EnergyMeter` counts."""
 
 
 class EnergyMeter:
@@ -155,7 +155,7 @@ class EnergyMeter:
 
         Args:
             device: The GPU that is counted, if it is one.
-            powercap: Where Linux shows RAPL's counters.
+            powercap: Folder where Linux shows RAPL's counters.
         """
         self._counters: list[tuple[str, Callable[[], float]]] = []
         self._used_joules: dict[str, float] = {}

@@ -28,7 +28,7 @@ from regbench.errors import RegbenchError
 from regbench.files import cell_id
 
 METHOD = "external"
-"""What such a record names as its method."""
+"""Method in the record of published weights."""
 
 # The settings that decide a training, and nothing here.
 _TRAINING = ("method", "optimizer", "embedding_dim", "batch_size", "micro_batch_size", "epochs", "precision")

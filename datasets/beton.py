@@ -58,11 +58,11 @@ class Sample:
 
     Attributes:
         mode: `JPEG` or `RAW` (height x width x 3 bytes, RGB).
-        height: In px.
-        width: In px.
+        height: Height in px.
+        width: Width in px.
         label: The class, or -1 for none.
         data: The stored bytes.
-        origin: Where the image came from: a file's name relative to the source, or its row there; one line.
+        origin: Origin of the image: a file's name relative to the source, or its row there; one line.
         grey: Whether it had no colour channels there.
     """
 

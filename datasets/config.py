@@ -1,4 +1,4 @@
-"""What a data set and its augmentation are.
+"""The settings of a data set and of its augmentation.
 
 The defaults of `ViewConfig` and `AugmentationConfig` are those of the SFRIK paper (appendix, "Image
 augmentations"), which follows BYOL.
@@ -28,7 +28,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 # OBoW's code has this number.
 PATCH_JITTER = 24
-"""How far a patch is moved at most, px."""
+"""Farthest that a patch is moved, px."""
 
 
 @settings
@@ -41,8 +41,8 @@ class ViewConfig:
         flip_p: Probability of a horizontal flip.
         jitter_p: Probability of the colour jitter.
         brightness: The brightness factor is uniform in [1 - brightness, 1 + brightness].
-        contrast: As brightness.
-        saturation: As brightness.
+        contrast: The contrast factor is uniform in [1 - contrast, 1 + contrast].
+        saturation: The saturation factor is uniform in [1 - saturation, 1 + saturation].
         hue: The hue shift is uniform in [-hue, hue], in turns of the colour circle.
         grayscale_p: Probability of dropping the colour.
         blur_p: Probability of the Gaussian blur.
@@ -84,9 +84,9 @@ class ViewsConfig(ViewConfig):
     the patch.
 
     Attributes:
-        count: How many of them an image has.
-        size: Their side, px; null: the data set's image size.
-        cut: How they are cut out of an image: "random", "center" or "patches".
+        count: Number of such views of an image.
+        size: Side of a view, px; null: the data set's image size.
+        cut: Way that views are cut out of an image: "random", "center" or "patches".
         resize: Side in px, see `cut`.
         local: Whether they show a small part of the image. A loss compares each global view with all others.
     """
@@ -127,7 +127,7 @@ class AugmentationConfig:
     """The views of an image and the filter that resizes the crops.
 
     Attributes:
-        name: For the record.
+        name: Name in the record.
         views: The kinds of views by any names, the global ones first; by default the paper's two.
         interpolation: Filter that resizes the crops.
     """
@@ -151,12 +151,12 @@ class AugmentationConfig:
 
     @property
     def count(self) -> int:
-        """How many views an image has."""
+        """Number of views of an image."""
         return sum(kind.count for kind in self.views.values())
 
     @property
     def global_views(self) -> int:
-        """How many of them are global."""
+        """Number of global views of an image."""
         return sum(kind.count for kind in self.views.values() if not kind.local)
 
     def pair(self) -> AugmentationConfig:
@@ -187,17 +187,17 @@ class DatasetConfig:
     """A data set: where its images come from, and how they are shown.
 
     Attributes:
-        name: Its folder under the data folder.
-        source: Where its images come from, and how they are divided into splits.
+        name: Name of its folder under the data folder.
+        source: Source of the images, which divides them into splits.
         image_size: Side of a training crop and of an evaluation image, px.
         channels: 3, or 1 for grey images (stored as RGB; the first channel is taken).
-        mean: Of each channel, of values in [0, 1]; it is subtracted.
-        std: Of each channel; it is divided by.
+        mean: Mean of each channel, of values in [0, 1]; it is subtracted.
+        std: Standard deviation of each channel; it is divided by.
         shared_bits: Number of random bits that all views of an image share, each a further, constant channel: a
             shortcut that a network can take in place of what the image shows (Chen, Luo and Li, "Intriguing properties
             of contrastive losses", NeurIPS 2021).
         num_classes: Number of classes; 0 of one's own images: as many as there are, which `prepare` finds.
-        eval_resize: For evaluation the shorter side is resized to so many px, then image_size px are cut from the
+        eval_resize: Shorter side for evaluation, px; image_size px are then cut from the
             centre. (The paper writes "256 × 256"; the code that it names, DINO's and VICReg's, does this.)
         train_per_class: Training takes the first so many images of each class of the train split; null: all of them.
     """
@@ -229,7 +229,7 @@ class DatasetConfig:
 
     @property
     def input_channels(self) -> int:
-        """How many channels the network is given: those of the images, and the shared bits."""
+        """Number of channels that the network is given: those of the images, and the shared bits."""
         return self.channels + self.shared_bits
 
     @property

@@ -1,4 +1,4 @@
-"""What the images of a generated data set are made of: a table beside each split, a line for each image.
+"""The factors that the images of a generated data set are made of: a table beside each split, a line for each image.
 
 The name of a factor says how it is read: a name that ends in `_turns` is a place on a circle, a column
 of whole numbers is a choice among classes, and any other column is a quantity.

@@ -1,4 +1,4 @@
-"""What a data set leaves open: defaults, and what is chosen to fit one's own images."""
+"""Settings that a data set leaves open: defaults, and choices that fit one's own images."""
 
 from __future__ import annotations
 

@@ -23,14 +23,14 @@ class SplitEntry(TypedDict):
     """One split's file.
 
     Attributes:
-        file: Its name, beside the manifest.
+        file: Name of the file, beside the manifest.
         num_samples: Number of images.
         counts_per_class: Number of images of each class; empty for a split without labels.
-        content_sha256: Over every image's label and stored bytes, in order.
+        content_sha256: Digest of all images' labels and stored bytes, in order.
         bytes: The file's size.
         origins: Name of a text file beside it: for each image, in order, a line of the CRC-32 of its stored bytes
             (hexadecimal), a blank, and where it came from: a file's name relative to the source, or its row there.
-        origins_sha256: Of that file.
+        origins_sha256: Digest of the file of origins.
         left_out: Images that could not be read: where they are in the source -> the reason.
         image_px: The median of the images' shorter sides.
         grey: Whether none of the images had colour channels in the source.
@@ -54,14 +54,14 @@ class SplitEntry(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a prepared data set holds; it is written last, so its presence means that all is there.
+    """The content of a prepared data set; it is written last, so its presence means that all is there.
 
     Attributes:
         name: The data set's folder.
         source: Name and settings of the source that it was made from.
-        splits: By name: "train", "tuning" (if there is one), "test", and for STL-10 "unlabeled".
-        class_names: In the order of the labels.
-        beton_version: Of the files' format.
+        splits: Splits by name: "train", "tuning" (if there is one), "test", and for STL-10 "unlabeled".
+        class_names: Names in the order of the labels.
+        beton_version: Version of the files' format.
         regbench_version: The version that wrote them.
         created: UTC time, ISO 8601.
         taken_from: Split -> which of the source's images are in it, where that needs to be said.

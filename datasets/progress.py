@@ -1,4 +1,4 @@
-"""How far the preparing of a data set is."""
+"""The progress of preparing a data set."""
 
 from __future__ import annotations
 

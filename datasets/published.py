@@ -15,9 +15,9 @@ class Published:
     """A data set as it is published.
 
     Attributes:
-        title: Its name in messages.
-        address: Where it is to be had.
-        num_images: Of each of its parts.
+        title: Name in messages.
+        address: Address where it can be had.
+        num_images: Number of images in each of its parts.
     """
 
     title: str

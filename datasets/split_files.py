@@ -53,7 +53,7 @@ def write_splits(config: DatasetConfig, contents: Contents, folder: Path, progre
 
 @dataclass
 class _Stored:
-    """What is noted of a split's images while they are written: rows, origins, shorter sides and greyness."""
+    """Notes on a split's images while they are written: rows, origins, shorter sides and greyness."""
 
     rows: list[int] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)

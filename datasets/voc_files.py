@@ -36,7 +36,7 @@ class VOCSplit:
     """One split.
 
     Attributes:
-        paths: Of the N images, sorted by name.
+        paths: Paths of the N images, sorted by name.
         presence: (N, 20) int8: 1 the class is in the image, -1 it is not, 0 only in objects marked difficult.
     """
 

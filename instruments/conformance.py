@@ -54,10 +54,10 @@ class CheckResult:
     """The outcome of one check.
 
     Attributes:
-        check: Its name.
-        bound: What is allowed.
+        check: Name of the check.
+        bound: Largest deviation that is allowed.
         error: The largest deviation, in the unit that the check's docstring names; infinite if something broke.
-        where: Where the largest deviation was, or what broke.
+        where: Place of the largest deviation, or what broke.
     """
 
     check: str
@@ -87,7 +87,7 @@ def _total(method: Regularizer, views: Views, **options: Any) -> Tensor:
 
 
 def _size(loss: Loss) -> float:
-    """What a value is measured against: its addends may cancel."""
+    """Return the size that deviations of a value are relative to: its addends may cancel."""
     return float(sum(abs(term.item()) for term in loss.terms.values()))
 
 

@@ -44,10 +44,10 @@ PARTS = ("step_ms", "data_ms", "forward_ms", "loss_ms", "backward_ms", "optimize
 
 @dataclass(frozen=True)
 class Bench:
-    """Where a part measures.
+    """A device to measure, and a place for files.
 
     Attributes:
-        device: What is measured.
+        device: Device to measure.
         folder: Temporary files of the part.
     """
 

@@ -1,4 +1,4 @@
-"""What a machine has of all that regbench can use: `regbench doctor`."""
+"""List what a machine has of all that regbench can use, for `regbench doctor`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Item(NamedTuple):
     """One thing that a machine has or lacks.
 
     Attributes:
-        what: Its name.
-        found: What there is of it.
-        remedy: How to have it; empty if it is there.
+        what: Name of the item.
+        found: Version or kind that is there.
+        remedy: Command that brings it; empty if it is there.
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""What a run needs, without a GPU and without memory: one training step on tensors that have a shape but no data.
+"""Predict what a run needs, without a GPU and without memory: a training step on tensors with a shape but no data.
 
 The step is the real one (`Step`, `SiameseNetwork`, optimizer, the method in its form) on PyTorch's fake tensors, for
 rank 0 of as many ranks as asked for, whose collectives do nothing. Every allocation is counted while it lives, rounded
@@ -49,12 +49,12 @@ _ALLOCATION_BYTES = 512  # what the CUDA allocator rounds up to
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a step of one run needs.
+    """Memory and operations of one step of a run.
 
     Attributes:
         peak_bytes: Highest sum of live allocations on one GPU.
         moment: Part of the step in which the peak lies, of `regbench.benchmark.training.step.PARTS`.
-        parts_bytes: What lives at the peak, by what it is; its sum is `peak_bytes`.
+        parts_bytes: Memory that lives at the peak, by kind; its sum is `peak_bytes`.
         parameters: Trained numbers.
         flop_per_step: FLOP of matrix products and convolutions, all ranks; one multiplication and addition is 2.
         sent_bytes_per_step: Bytes that one GPU sends to others, collectives as rings.

@@ -34,7 +34,7 @@ class Recomputed:
     Attributes:
         trained: Whether it was trained again; else its weights were evaluated again.
         alike: Whether the numbers have to be the same to the last bit: on a CPU, with all that decides it the same.
-        scores: What came out; empty where training diverged.
+        scores: New scores; empty where training diverged.
     """
 
     trained: bool

@@ -29,20 +29,20 @@ from regbench.spaces import Space
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
-    """What a reader of a table wants to know of a method.
+    """Facts that a reader of a table wants to know about a method.
 
     Attributes:
         title: Display name.
         reference: Authors, venue and year of the publication; or "unpublished", and what else there is to say.
-        url: Where to read it; may be empty if unpublished.
+        url: Address of the publication; may be empty if unpublished.
         formula: The loss in plain Unicode mathematics, for terminals.
         latex: The same in LaTeX, for pages; if empty, they show `formula`.
         time: Complexity of value and gradient in n and q.
         memory: Complexity of the memory beyond the embeddings and their gradient.
         published: The hyperparameters of the publication and what they were used on; the defaults are from there. If
             unpublished, where the defaults come from.
-        views: Where the loss of more than two views is from; empty if it is this benchmark's.
-        limitation: What the original has that views and a projector cannot give; empty if nothing.
+        views: Source of the loss of more than two views; empty if it is this benchmark's.
+        limitation: Parts of the original that views and a projector cannot give; empty if none.
         scale_invariant: Whether the lengths of the embeddings do not matter (methods on the sphere).
         rotation_invariant: Whether one rotation of all embeddings leaves the value as it is.
         symmetric: Whether the views can be exchanged.
@@ -73,7 +73,7 @@ class Loss(NamedTuple):
 
     Attributes:
         total: The loss, a differentiable scalar.
-        terms: Its addends by name, detached scalars.
+        terms: Addends by name, detached scalars.
     """
 
     total: Tensor
@@ -95,11 +95,11 @@ class Regularizer(ABC):
 
     metadata: ClassVar[Metadata]
     kind: ClassVar[str] = "pairwise"
-    """How more than two views are taken: `pairwise`, `decomposed` or `native`."""
+    """Way that more than two views are taken: `pairwise`, `decomposed` or `native`."""
     random: ClassVar[bool] = False
     """Whether `terms` draws from torch's generator of the embeddings' device. All ranks draw the same then."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """What has to keep the network from collapsing as the loss does not: `predictor`, `stop_gradient` or `ema`."""
+    """Parts that keep the network from collapsing where the loss does not: `predictor`, `stop_gradient` or `ema`."""
     of_training: ClassVar[tuple[str, ...]] = ()
     """Settings that only act in a training with a teacher, see `target_transform`, and not at their default, 0."""
     space: ClassVar[Space | None] = None
@@ -214,7 +214,7 @@ class Regularizer(ABC):
             *views_NQ: Embeddings of each view, two at least, the global ones first: shape (n, q), any floating dtype;
                 with several ranks this rank's rows.
             engine: Form and ranks.
-            global_views: How many views are global; by default all.
+            global_views: Number of global views; by default all.
 
         Returns:
             Total and addends: scalars, float64 if the embeddings are, else float32.

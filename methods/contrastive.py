@@ -31,7 +31,7 @@ class Contrastive(Regularizer):
     own_view: ClassVar[bool] = True
     """Whether pairs j ≠ i within the anchor's view are in the set."""
     cross_view: ClassVar[str] = "all"
-    """Which pairs with the other view are: `all`, the positive one too; `others`, without it; `none`."""
+    """Pairs with the other view that are negatives: `all`, the positive one too; `others`, without it; `none`."""
     anchors: ClassVar[int] = 2
     """2: the embeddings of both views are anchors; 1: those of the first view only."""
     space: ClassVar[Space] = {"temperature": Range(0.02, 2, balances=True)}

@@ -1,4 +1,4 @@
-"""How a regularizer is computed: in which form, and over which ranks.
+"""Choose how a regularizer is computed: in which form, and over which ranks.
 
 Shapes: N = rows of the batch (n over all ranks, fewer on each), Q = embedding dimension (q).
 """
@@ -24,12 +24,12 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 FORMS = ("auto", "gram", "covariance", "textbook")
 
 LOCAL_ROWS = "torch.distributed is initialised and the loss was given no group"
-"""How the warning begins that a loss sees this process's rows only."""
+"""Beginning of the warning that a loss sees this process's rows only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """How to compute a loss. Values and gradients are the same for every choice, up to rounding.
+    """The way to compute a loss. Values and gradients are the same for every choice, up to rounding.
 
     Attributes:
         form: `textbook` is the published formula under plain autograd, with every n × n or q × q tensor it makes;
@@ -115,7 +115,7 @@ class Shard:
 
     @property
     def rows(self) -> slice:
-        """Where this rank's rows lie in the whole batch."""
+        """Slice of the whole batch that this rank's rows are."""
         start = sum(self.sizes[: self.rank])
         return slice(start, start + self.sizes[self.rank])
 
@@ -182,7 +182,7 @@ def drawing(random: bool, shard: Shard, engine: Engine, device: torch.device) ->
     Args:
         random: Whether the method draws; else nothing changes.
         shard: The ranks that share the batch.
-        engine: Where the seed may come from.
+        engine: Engine that may give the seed.
         device: The device whose generator the method draws from.
     """
     if not random:

@@ -22,7 +22,7 @@ def differentiate(
     """Compute addends of the whole batch and their sum's gradients by autograd.
 
     Args:
-        terms_of: From the embeddings of the whole batch, by view, to the addends.
+        terms_of: Function from the embeddings of the whole batch, by view, to the addends.
         views_NQ: This rank's embeddings of each view, shape (n_rank, q).
         shard: The ranks that share the batch.
 

@@ -158,10 +158,10 @@ def panels(
 
     Args:
         rows: Rows of the Gram matrix.
-        columns: Its columns.
+        columns: Number of columns.
         like: A tensor of the panel's dtype and device.
         triangle: Whether only the columns from the panel's first row on are computed.
-        lower: By device, how many times lower the panels of a caller are who keeps more tensors of their size.
+        lower: Factor, by device, that makes the panels lower for a caller who keeps more tensors of their size.
     """
     if _device(like) == "cpu":
         height = max(128, -(-rows // 8)) if triangle else 512
@@ -244,7 +244,7 @@ def cross_energy(
 
     Args:
         views: This rank's embeddings of both views, shape (n_rank, q) each.
-        factors: What makes them u1 and u2, shape (n_rank,) each.
+        factors: Factors that make the views u1 and u2, shape (n_rank,) each.
         phi: φ and φ′ of inner products.
         gradients: Buffers to which the gradients with respect to u1 and u2 are added.
         shard: The ranks.

@@ -30,7 +30,7 @@ class SIGReg(Sliced):
         regularization_weight: λ in [0, 1].
         directions: Number of random directions, >= 1.
         knots: Points of the quadrature, >= 2.
-        largest_frequency: Its upper end, > 0.
+        largest_frequency: Upper end of the frequencies, > 0.
         scale: s > 0.
     """
 

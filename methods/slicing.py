@@ -60,7 +60,7 @@ def epps_pulley(real_TK: Tensor, imaginary_TK: Tensor, frequencies_T: Tensor) ->
 
     Args:
         real_TK: Real part of φ̂ − φ at T frequencies and along K directions.
-        imaginary_TK: Its imaginary part.
+        imaginary_TK: Imaginary part.
         frequencies_T: t, evenly spaced from 0 on; 0 itself, where φ̂ = φ = 1, is left out.
     """
     # The trapezoid rule halves its two ends. All is doubled because the integrand is even.

@@ -1,4 +1,4 @@
-"""Which orders a rotation-invariant kernel weighs: its Legendre expansion φ(t) = Σ_ℓ b_ℓ P_ℓ(q; t).
+"""The orders that a rotation-invariant kernel weighs: its Legendre expansion φ(t) = Σ_ℓ b_ℓ P_ℓ(q; t).
 
 b_ℓ is what the squared MMD to the uniform distribution pays for harmonics of order ℓ (Theorem 1 and Table 1 of Zheng et
 al., ICLR 2023): SFRIK sets a few of them, every other kernel has all of them set by its formula.

@@ -92,7 +92,7 @@ class VICRegCtr(VICRegExp):
         covariance_weight: ν.
         temperature: τ.
         epsilon: ε, added to the variance under the root.
-        centering: What G is centred over: `batch` or `coordinates`.
+        centering: Axis that G is centred over: `batch` or `coordinates`.
     """
 
     centering: str = "batch"

@@ -1,4 +1,4 @@
-"""What losses of many views have in common: which pairs of views count, and the alignment over all of them.
+"""Parts that losses of many views share: the pairs of views that count, and the alignment over all of them.
 
 Shapes: N = batch (n), Q = embedding dimension (q). An image has V views, of which the first G are global. A pair is a
 global view g and any other view v.

@@ -1,4 +1,4 @@
-"""What a submitted job runs."""
+"""Run the stages of a cell in a submitted job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RETRY_S = 1.0
 
 
 class SlurmJob:
-    """What one process of a Slurm job calls: runs stages of one cell, alone or with the job's other processes.
+    """The call that a process of a Slurm job makes: it runs stages of a cell, alone or with the job's other processes.
 
     SIGUSR2, which Slurm sends some time before it ends a job (its time is up, or it is preempted), writes a checkpoint
     and puts the job back into the queue. submitit's own handler would give up on jobs of less than ten minutes, each of

@@ -1,4 +1,4 @@
-"""What is done with a sweep that was started: try cells again, cancel them, show their logs, clean up."""
+"""Manage a sweep that was started: try cells again, cancel them, show their logs, clean up."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def retry(folder: Path, cells: Sequence[str]) -> list[str]:
 
 @dataclass
 class _Submitted:
-    """How a cell was submitted last, and the stages that were asked for: a tuning asks some for their first ones."""
+    """The last submission of a cell, and the stages that were asked for: a tuning asks some for their first ones."""
 
     cluster: Cluster
     runtime: Runtime

@@ -58,7 +58,7 @@ def require_slurm() -> None:
 
 
 class _ArrayNote(TypedDict):
-    """What is noted of a job array: when it was submitted, which stages, after which other array, with what."""
+    """The note on a job array: time of submission, stages, the array that it waits for, its resources."""
 
     submitted: float
     stages: list[Literal["pretrain", "tune", "final"]]
@@ -68,14 +68,14 @@ class _ArrayNote(TypedDict):
 
 
 class _Intent(_ArrayNote):
-    """What is noted before it is submitted: the array's name and the cells, in the order of its jobs."""
+    """The note before an array is submitted: its name and the cells, in the order of its jobs."""
 
     name: str
     cells: list[Name]
 
 
 class Submission(_ArrayNote):
-    """What is noted when it is submitted: the name of each job and its cell."""
+    """The note when an array is submitted: the name of each job and its cell."""
 
     cells: dict[Name, Name]
 

@@ -64,8 +64,8 @@ def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path
     The process must hold the folder, see `regbench.sweeps.status.locked`.
 
     Args:
-        cells: What to run and where.
-        runtime: For each of them.
+        cells: Cells to run, with their resources.
+        runtime: Runtime of each cell.
         folder: `<runs_dir>/<sweep>`; logs, and which job has which cell, are kept in its folder `jobs`.
         stages: Stages to run of each cell.
 

@@ -1,4 +1,4 @@
-"""What a sweep will take, before it is submitted: what is done, hours, memory, disk."""
+"""Forecast what a sweep will take, before it is submitted: finished cells, hours, memory, disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _Times = Mapping[str, Sequence[tuple[float, float]]]
 
 @dataclass(frozen=True)
 class Planned:
-    """What one cell will take.
+    """The time, memory and disk that one cell will take.
 
     Attributes:
         cell: The cell.
@@ -45,7 +45,7 @@ class Planned:
         gpus: GPUs of its training, over all nodes.
         needs: Needs of a training step; None for an untrained network.
         fits: Whether that fits the GPUs, if their memory is known.
-        gpu_hours: By the time of like cells that have run, else by the FLOP of its training; None if neither is known.
+        gpu_hours: GPU hours by the time of like cells, else by the training's FLOP; None if neither is known.
         from_flop: Whether the hours are estimated from FLOP, see `ASSUMED_FLOP_PER_S`.
     """
 

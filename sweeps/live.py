@@ -1,4 +1,4 @@
-"""How a sweep goes, drawn for a terminal: the states of its cells and the curves of those that have begun."""
+"""Draw a sweep's progress for a terminal: the states of its cells and the curves of those that have begun."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def drawn(statuses: Sequence[CellStatus], rows: int) -> Group:
 
     Args:
         statuses: The cells.
-        rows: How many are shown.
+        rows: Number of cells that are shown.
     """
     order = list(_STATES)
     # What runs comes first, as a terminal may not have a row for each cell.

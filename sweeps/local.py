@@ -38,7 +38,7 @@ def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
 
     Args:
         sweep: The grid.
-        stages: Those to bring each cell through.
+        stages: Stages to bring each cell through.
 
     Returns:
         How the sweep's cells stand in the end.
@@ -72,9 +72,9 @@ def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Se
 
     Args:
         cell: Cell as plain data.
-        runtime: Where and with what.
-        sweep: Its name.
-        stages: Those to bring the cell through.
+        runtime: Devices and loader of the run.
+        sweep: Name of the sweep.
+        stages: Stages to bring the cell through.
         gpu: Number or UUID of the only GPU that the run sees; empty: none.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before anything initialises CUDA

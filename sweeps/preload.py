@@ -1,4 +1,4 @@
-"""What jobs of a sweep need; the fork server imports it once for all of them."""
+"""Modules that jobs of a sweep need; the fork server imports them once for all jobs."""
 
 import contextlib
 import importlib

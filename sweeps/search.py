@@ -40,14 +40,14 @@ _FIRST = 4
 
 
 class Proposed(NamedTuple):
-    """What a tuning is to try.
+    """The cells that a tuning is to try.
 
     Attributes:
         sweep: The cells so far.
         complete: Whether they are all; those of a search have ended then.
         search: Content of `search.json`; None of a grid. Its entry "short" maps the ids of cells that are trained for
             fewer epochs than the chosen ones will be to the epochs of these.
-        repeats: How often the tuning is repeated.
+        repeats: Number of times that the tuning is repeated.
     """
 
     sweep: Sweep
@@ -89,7 +89,7 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
         name: A preset of a sweep, or the path of a YAML file.
         overrides: Settings that change each of its rows.
         trials: Budget of each search, in trainings of full length; None: what the file gives for each hyperparameter.
-        repeats: How often each search is done, with seeds and configurations of its own.
+        repeats: Number of times that each search is done, with seeds and configurations of its own.
 
     Returns:
         All cells proposed so far, those to be tried next included.

@@ -1,4 +1,4 @@
-"""What is searched: read from the rows of a sweep's file, and from the search spaces that methods state."""
+"""Read what is searched from the rows of a sweep's file, and from the search spaces that methods state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Search:
     """One search: a cell with all that stays, the space of each setting that is searched, and the seeds of a trial.
 
     Attributes:
-        number: Which one of a tuning's repeats it is of, from 0.
+        number: Number of the tuning's repeat, from 0.
     """
 
     cell: Cell

@@ -1,4 +1,4 @@
-"""How the cells of a sweep stand: their run directories say it first, the scheduler second."""
+"""Tell how the cells of a sweep stand: their run directories say it first, the scheduler second."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ends(stages: Collection[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class CellStatus:
-    """How one cell stands.
+    """The state of one cell.
 
     Attributes:
         cell_id: The folder's name.
@@ -77,7 +77,7 @@ class CellStatus:
 
 @dataclass(frozen=True)
 class Job:
-    """What the scheduler says of a cell's job.
+    """The scheduler's account of a cell's job.
 
     Attributes:
         name: The scheduler's id of it.
@@ -116,7 +116,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 class CellPlan(TypedDict):
-    """What `sweep.json` says of a cell; see `plan_of`."""
+    """The entry of `sweep.json` for a cell; see `plan_of`."""
 
     id: Name
     label: str

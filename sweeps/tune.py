@@ -220,11 +220,11 @@ def final_cells(
     in each search as if it were new.
 
     Args:
-        choice: What `choose` gave.
+        choice: Choice that `choose` made.
         folder: `<runs_dir>/<sweep>`.
-        tried: What it chose among; the baselines in it are scored, too.
+        tried: Cells that it chose among; the baselines among them are scored, too.
         seeds: Seeds of the final runs; empty: those of the grid.
-        leading: How many of the best choices get all seeds, by their score on the tuning split in each search; the
+        leading: Number of the best choices that get all seeds, by their score on the tuning split in each search; the
             others get the grid's. None: all.
 
     Raises:

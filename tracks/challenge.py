@@ -52,7 +52,7 @@ class Challenge:
     """A challenge that was prepared.
 
     Attributes:
-        folder: Where it lies.
+        folder: Folder of the challenge.
         label: Name of the challenger's row.
         overrides: Settings of the runtime and the cluster.
         tuning: The challenger's configurations.

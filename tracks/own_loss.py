@@ -48,7 +48,7 @@ class LossFile:
     Attributes:
         path: The file.
         chosen: Name of the function or class in it; empty where there is one.
-        source: Its text when it was read.
+        source: Text of the file when it was read.
     """
 
     path: Path
@@ -91,7 +91,7 @@ class LossFile:
         """Make the loss a method of this process, and of those that it starts, for as long as the context lasts.
 
         Args:
-            folder: Where the copy is put.
+            folder: Folder for the copy.
 
         Yields:
             The method with its defaults.

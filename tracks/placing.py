@@ -22,11 +22,11 @@ class Placing:
         label: Name of its row.
         score: The score in words.
         values: The score of each seed, in percent.
-        verdicts: What is known beside each row but the one with labels.
+        verdicts: Verdict beside each row but the one with labels.
         rivals: Names of the rows of methods: those that have places.
-        shifts: How much more the repeated cells scored on this machine.
+        shifts: Points that each repeated cell scored more on this machine.
         share: Percent of the way from the best row without training to labels.
-        measured: What else was measured of its row, with the unit, by name.
+        measured: Further measurements of its row, with the unit, by name.
         page: The report.
         bundle: The bundle of its cells.
     """
@@ -49,7 +49,7 @@ class Placing:
 
     @property
     def place(self) -> int:
-        """Its place by the means, 1 for the best."""
+        """Place by the means, 1 for the best."""
         return 1 + sum(verdict.difference < 0 for verdict in self._of_rivals)
 
     @property
@@ -66,14 +66,14 @@ class Placing:
 
     @property
     def claim(self) -> str:
-        """What may be claimed."""
+        """Sentence that may be claimed."""
         beaten = [verdict.label for verdict in worded(self.verdicts, "better than")]
         held = f"{self.label} is better than {', '.join(beaten)}" if beaten else "better than no row"
         return f"{held} (all verdicts together hold in {100 - 100 * LEVEL:.0f} of 100 challenges)"
 
     @property
     def next_claim(self) -> str:
-        """What it would take to tell one more row; empty if all are told."""
+        """Sentence on what it would take to tell one more row; empty if all are told."""
         untold = worded(self.verdicts, "not told from")
         possible = [(verdict.seeds, verdict.label) for verdict in untold if verdict.seeds is not None]
         if possible:

@@ -34,7 +34,7 @@ class Smoke:
     """The outcome of the track `minute`.
 
     Attributes:
-        findings: For each thing that was looked at whether it is well, its name, and the numbers.
+        findings: Findings, one for each thing that was looked at: whether it is well, its name, and the numbers.
     """
 
     findings: Sequence[tuple[bool, str, str]]

@@ -27,7 +27,7 @@ class Track:
     """A frozen sweep: of all rows but the challenger's the cells are in a bundle.
 
     Attributes:
-        name: What a user writes.
+        name: Name that a user writes.
         sweep: The preset or file of the tuning that gave the rows. What its cells have in common is the challenger's.
         bundle: The finished cells.
     """
@@ -86,7 +86,7 @@ def configurations(method: Regularizer, budget: int, n: int, q: int) -> list[dic
 
     Args:
         method: The challenger with its defaults.
-        budget: How many. A method without a hyperparameter has one.
+        budget: Number of configurations. A method without a hyperparameter has one.
         n: The batch size.
         q: The embedding dimension.
     """

@@ -1,4 +1,4 @@
-"""What seeds say of a challenger beside finished rows, looked at after each further seed.
+"""Judge a challenger beside finished rows, after each further seed.
 
 The rows have their few seeds and get no more, so that a challenger's seeds narrow its own part of a difference alone.
 The test is of two samples: Student's t, where the variance of a row is that of all trained rows plus its own, as in
@@ -28,7 +28,7 @@ _MANY = 1000
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of a challenger beside one row.
+    """The verdict on a challenger beside one row.
 
     Attributes:
         label: Name of the row.
@@ -60,11 +60,11 @@ def verdicts(
     """Compare a challenger with each row.
 
     Args:
-        challenger: Its scores, one for each seed, `MIN_PAIRS` at least. More is better.
+        challenger: Scores of the challenger, one for each seed, `MIN_PAIRS` at least. More is better.
         trained: Scores of each row that was trained, in the order of the verdicts.
         untrained: The same of rows that nothing was trained for. They scatter less, so that the common spread is not
             taken from them.
-        shifts: How much repeated cells scored more on this machine than where the rows are from.
+        shifts: Points that repeated cells scored more on this machine than where the rows are from.
     """
     samples = [np.asarray(challenger), *map(np.asarray, trained.values())]
     freedom = sum(len(sample) - 1 for sample in samples)

@@ -24,7 +24,7 @@ class Backbone(ABC):
 
     @property
     def architecture(self) -> str:
-        """Its name, for tables."""
+        """Name for tables."""
         return BACKBONES.name(self)
 
     @abstractmethod

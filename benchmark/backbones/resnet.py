@@ -83,7 +83,7 @@ class ResNetTiny(Backbone):
 @register("resnet_mini")
 @settings
 class ResNetMini(Backbone):
-    """As `resnet_tiny`, but every pixel counts and every layer works from the start. It trains on a CPU.
+    """A `resnet_tiny` in which every pixel counts and every layer works from the start. It trains on a CPU.
 
     Shortcuts take the mean of 2×2 places, where a strided convolution drops three of four (He et al., CVPR 2019,
     ResNet-D). Residual branches have torch's ordinary initial weights, so that the network as it is initialised is an

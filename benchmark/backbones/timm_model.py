@@ -25,7 +25,7 @@ class TimmModel(Backbone):
     set's size, interpolated for views of others.
 
     Attributes:
-        model: Its name in timm, such as vit_small_patch16_224 or convnext_tiny.
+        model: Name in timm, such as vit_small_patch16_224 or convnext_tiny.
         patch_size: Side of the patches, px; null: the model's.
         drop_path_rate: Rate of stochastic depth (Huang et al., ECCV 2016) in the last block; it grows linearly from 0.
         representation: "pooled" (what the model gives its classifier), or of a vision transformer the "class_token",
@@ -53,7 +53,7 @@ class TimmModel(Backbone):
 
     @property
     def architecture(self) -> str:
-        """Its name in timm, for tables."""
+        """Name in timm, for tables."""
         return self.model
 
     def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:

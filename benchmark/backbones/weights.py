@@ -45,8 +45,8 @@ class PublishedWeights:
     """A backbone with published weights.
 
     Attributes:
-        backbone: In evaluation mode, on the CPU.
-        architecture: Its name for tables.
+        backbone: Backbone in evaluation mode, on the CPU.
+        architecture: Name for tables.
         sha256: SHA-256 of the file, or of the weights' names and values where a library loaded them.
         mean: Mean of the images that it was trained with, per channel; None: as the data set says.
         std: Standard deviation of these images, likewise.

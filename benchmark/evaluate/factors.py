@@ -89,7 +89,7 @@ class FactorProbes(Evaluation):
 
 @dataclass(frozen=True)
 class _Target:
-    """What is to be predicted of a factor.
+    """The values of a factor that a probe predicts.
 
     Attributes:
         y_NT: Values of each image, float64.

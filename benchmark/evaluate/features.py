@@ -43,7 +43,7 @@ class Features:
 
     @property
     def even(self) -> Features:
-        """Those of every second image, from the first on."""
+        """Features of every second image, from the first on."""
         return Features(self.x_ND[::2], self.y_N[::2])
 
     def of_classes(self, classes: Tensor) -> Features:

@@ -119,7 +119,7 @@ def weighted_knn(
     Args:
         bank: Training images, (n, d) float32.
         queries: Images to classify.
-        neighbours: Each k.
+        neighbours: Numbers of neighbours k.
         temperature: Temperature of the votes.
         num_classes: C.
         device: Device that computes; None: the one of the queries.

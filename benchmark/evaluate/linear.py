@@ -82,7 +82,7 @@ class LinearProbe(Evaluation):
     and `linear_tail_top1`, of the third of the classes with the most and with the fewest training images.
 
     Attributes:
-        dataset: Its images and splits; null: those of the cell.
+        dataset: Data set of the images; null: that of the cell.
         features: "augmented" (random crops and flips, the paper's protocol) or "cached" (centre crops, once).
         learning_rates: Candidates, trained side by side; the tuning split chooses.
         crop_scale: Area range of the random crops for "augmented".

@@ -25,7 +25,7 @@ class Retrieval(Evaluation):
 
     Attributes:
         images: Number of images of the test split; all if it has fewer.
-        ranks: Each k of recall@k.
+        ranks: Values of k in recall@k.
     """
 
     images: AtLeastTwo = 5000

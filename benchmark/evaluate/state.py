@@ -1,4 +1,4 @@
-"""How far a long evaluation has come: files in the run directory, so that a kill costs an epoch at most."""
+"""The state of a long evaluation: files in the run directory, so that a kill costs an epoch at most."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Subject:
-    """What evaluations look at; results that several of them need are computed once.
+    """The network and images under evaluation; results that several evaluations need are computed once.
 
     Attributes:
         config: Settings of the evaluations.
@@ -37,8 +37,8 @@ class Subject:
         compute: Device and folders that evaluations compute with.
         choices: Record of how the hyperparameters were chosen; choices of the evaluations are added to it.
         seed: Seed of all random numbers that evaluations draw.
-        embedder: From images to embeddings; None where there is no projector, as with raw pixels.
-        backend: What read the images ("ffcv", "torchvision" or "resident"), once some were read.
+        embedder: Function from images to embeddings; None where there is no projector, as with raw pixels.
+        backend: Loader that read the images ("ffcv", "torchvision" or "resident"), once some were read.
     """
 
     config: EvaluationConfig

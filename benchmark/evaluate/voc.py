@@ -44,7 +44,7 @@ class VOC07(Evaluation):
     """Linear SVMs on VOC2007, one for each class; the defaults are those of VISSL's benchmark.
 
     Attributes:
-        resize: What the shorter side is resized to first, px.
+        resize: Length that the shorter side is resized to first, px.
         image_size: Side of the square that the whole image is then resized to, px.
         costs: Candidates for C; each class chooses its own by cross-validation on trainval.
         folds: Folds of the cross-validation.
@@ -203,7 +203,7 @@ def average_precisions(positive_N: npt.NDArray[np.bool_], score_N: Floats) -> tu
     together, so that their order does not matter.
 
     Args:
-        positive_N: Which images show the class, at least one.
+        positive_N: Mask of the images that show the class, at least one.
         score_N: Larger where the class is more likely.
     """
     from sklearn.metrics import precision_recall_curve

@@ -11,7 +11,7 @@ from regbench.benchmark.rundir.lease import Attempt
 from regbench.files import signed
 
 GIVEN: Mapping[str, Any] = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
-"""How the user chose the hyperparameters; for those that a tuning chose see `regbench.sweeps.tune.how_chosen`."""
+"""Choice of hyperparameters that the user made; for that of a tuning see `regbench.sweeps.tune.how_chosen`."""
 
 
 class Choices:

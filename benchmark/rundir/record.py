@@ -35,11 +35,11 @@ class Score:
     """A number that an evaluation gave a cell, with all that tables need to show it.
 
     Attributes:
-        name: Its name in a record, such as "linear_top1".
+        name: Name in a record, such as "linear_top1".
         value: The number, in `unit`.
         split: The split that it was measured on.
         protocol: The way in which it was measured, in words.
-        title: Its name in tables, without the unit, such as "linear top-1".
+        title: Name in tables, without the unit, such as "linear top-1".
         unit: The unit, such as "%"; empty for a pure number.
         higher_is_better: None where no value is the best.
         even: The value on every second image of the split, from the first on, where hyperparameters are chosen by it.
@@ -312,7 +312,7 @@ class LaterEvaluation(SignedFile):
     Attributes:
         cell_id: The record's cell id.
         protocol: The evaluation's name.
-        scores: Its scores.
+        scores: Scores of the evaluation.
         environment: See `Record`.
         seconds: The time that it took.
         choice: See `Record`.

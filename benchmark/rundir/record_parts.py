@@ -62,7 +62,7 @@ class NamedFile:
     """A file beside the record that belongs to it.
 
     Attributes:
-        file: Its name.
+        file: Name of the file.
         sha256: The digest of its content.
     """
 
@@ -102,7 +102,7 @@ class PastAttempt:
         number: 1 for the first.
         started: When it began, ISO 8601.
         finished: When it ended, ISO 8601.
-        ended: Its end, such as "done" or "failed".
+        ended: Kind of its end, such as "done" or "failed".
         error: The error that stopped it, if one did.
         hostname: The machine.
         from_step: The step of the checkpoint that it went on from.

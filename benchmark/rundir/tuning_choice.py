@@ -39,8 +39,8 @@ class RankedConfiguration:
     Attributes:
         cell_id: The id of the first of its cells.
         configuration: The cell's id without its seed.
-        epochs: Its epochs: fewer than those of the others if a search stopped it early.
-        value: Its score at the end; None if a seed diverged.
+        epochs: Number of epochs; a search that stops a configuration early gives it fewer than the others.
+        value: Score at the end; None if a seed diverged.
         status: "tuned", "stopped" (early) or "diverged".
         hyperparameters: The values of the searched settings, by their full names.
     """
@@ -59,11 +59,11 @@ class ChosenConfiguration:
 
     Attributes:
         label: The method's name in tables.
-        method: Its registered name.
+        method: Registered name of the method.
         setting: Data set, backbone, embedding dimension, batch size and epochs; of a repeated tuning also "search",
             the number of the search that chose it; where budgets follow it, "searched", the number of hyperparameters.
         chosen: The cell id of the best configuration.
-        configuration: That cell's id without the seed.
+        configuration: Id of that cell without the seed.
         ranking: All configurations, the best first; those that were stopped early come last.
         edges: Hyperparameters whose chosen value is the smallest or largest that was tried: full name -> "smallest" or
             "largest". The optimum may lie further out.

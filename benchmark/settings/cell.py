@@ -36,7 +36,7 @@ def _selects(name: str) -> bool:
 
 @settings
 class EvaluationOptions:
-    """What all evaluations have in common.
+    """Settings that all evaluations share.
 
     Attributes:
         protocols: The evaluations, by name.
@@ -45,7 +45,7 @@ class EvaluationOptions:
         select_by: The evaluations whose top-1 on that split hyperparameters are chosen by: [knn], as in the paper, or
             several, such as [knn,probe]: their mean.
         batch_size: Images a step of feature extraction.
-        precision: In what the frozen network computes features: "fp32" or "bf16" (autocast). All else is in float32.
+        precision: Precision of the frozen network's features: "fp32" or "bf16" (autocast). All else is in float32.
         while_training: The evaluations, of those that `select_by` may name, whose top-1 on that split is also measured
             while training, for curves of accuracy.
         every_epochs: Epochs between those; the last epoch always has one.
@@ -81,7 +81,7 @@ class EvaluationOptions:
 
 @settings
 class EvaluationConfig(EvaluationOptions):
-    """What is measured on the representation, and how.
+    """Measurements of the representation, and their settings.
 
     As plain data the settings of each evaluation stand under its name, beside those that all have in common.
 
@@ -149,8 +149,8 @@ class Cell:
         augmentation: The views.
         network: Backbone and projector, and what else may keep them from collapsing.
         optimizer: The optimizer and its schedule.
-        evaluation: What is measured on the representation, and how.
-        baseline: What stands in the place of a method: "raw_pixels" and "pca" (their whitened principal components) are
+        evaluation: Measurements of the representation, and their settings.
+        baseline: Baseline in the place of a method: "raw_pixels" and "pca" (their whitened principal components) are
             evaluated in place of the network; "supervised" trains the backbone and one linear layer by cross-entropy
             with the labels, "supcon" the network by the supervised contrastive loss; null: a method.
     """

@@ -30,11 +30,11 @@ class PublishedNumber:
         cell: Settings that tell its cells from the others of the sweep.
         dataset: Title of the data set.
         method: Name of the method as it is published.
-        setting: What else tells it from the preset's other numbers.
+        setting: Setting that tells it from the preset's other numbers.
         score: Name of the score on the test split that it is to be compared with.
-        number: In the unit of that score; None: nothing is published for the cell.
+        number: Value in the unit of that score; None: nothing is published for the cell.
         deviation: Standard deviation over seeds, where one is published.
-        what: What the number is: of which epoch, over how many seeds, chosen how.
+        what: Meaning of the number: its epoch, its number of seeds, how it was chosen.
         on_test: Whether the test set chose it: "yes", "no" or "not stated".
         source: File and field, or paper and table.
     """

@@ -1,4 +1,4 @@
-"""Where and with what runs are computed: settings that do not decide their outcome."""
+"""Settings that do not decide the outcome of a run: devices, loaders, clusters."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ STAGES = ("pretrain", "tune", "final")
 
 @settings
 class Runtime:
-    """Where a run is computed and with what; none of it decides the outcome.
+    """Devices and loaders that compute a run; none of them decides the outcome.
 
     Attributes:
         data_dir: Folder of prepared data sets; the default is $REGBENCH_DATA_DIR, or "data".
         runs_dir: Folder of run directories; the default is $REGBENCH_RUNS_DIR, or "runs".
         device: Device that computes; "auto" takes a GPU if there is one.
-        loader: What reads the images: a library, "ffcv" or "torchvision", or "resident": all images of a split lie on
+        loader: Reader of the images: a library, "ffcv" or "torchvision", or "resident": all images of a split lie on
             the device, which cuts the crops of "torchvision" itself, for small images of one size; "auto" takes FFCV if
             it is installed.
         workers: Threads (ffcv) or processes (torchvision; 1: the run itself) that load images for each process of a
@@ -66,7 +66,7 @@ class Runtime:
 
 @settings
 class Cluster:
-    """Where jobs run and what one of them gets; none of it decides the outcome.
+    """Partitions and resources of jobs; none of them decides the outcome.
 
     Attributes:
         scheduler: "local" is this machine, "slurm" a cluster.

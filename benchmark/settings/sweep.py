@@ -80,7 +80,7 @@ def load_grid(overrides: Sequence[str]) -> Sweep:
 
 @settings
 class SweepSettings:
-    """What a sweep's file says.
+    """The content of a sweep's file.
 
     Attributes:
         description: One line for people.
@@ -89,7 +89,7 @@ class SweepSettings:
         final_seeds: Seeds of the final runs of a tuning; none: those of the cells.
         trials: Budget of a tuning that searches; null: a grid.
         trials_per_hyperparameter: The same for each hyperparameter that a method has to search, in place of `trials`.
-        repeats: How often a tuning is done, with other seeds.
+        repeats: Number of times that a tuning is done, with other seeds each.
         equal: Quantity that cells of the same `epochs` share: "images", or "passes" through the
             network: then a cell of V views gets 2/V as many epochs.
         deviations: Differences from a published recipe, a line each.

@@ -114,7 +114,7 @@ class Agreement:
         """Ask for the largest of each value over all ranks; every rank gets the same answer in the same call.
 
         Args:
-            *values: What this rank asks for, 0 or more each. It repeats them in each call until the answer is there.
+            *values: Values of this rank, 0 or more each. It repeats them in each call until the answer is there.
             now: Whether to wait for the answer to this very call.
 
         Returns:

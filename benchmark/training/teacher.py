@@ -23,7 +23,7 @@ class Teacher(nn.Module):
     The state is that of the copy and of the transform, and empty without both.
 
     Attributes:
-        transform: What turns embeddings into targets and the method into the loss of a step; None: they are both.
+        transform: Module that turns embeddings into targets and the method into a step's loss; None: neither changes.
         network: The copy, without the predictor; None: the targets are the network's own embeddings.
     """
 
@@ -31,8 +31,8 @@ class Teacher(nn.Module):
         """Copy the network if the teacher is a moving mean of it.
 
         Args:
-            student: On its device, with layers that can be copied: those of several processes cannot.
-            config: Its settings.
+            student: Network on its device, with layers that can be copied: those of several processes cannot.
+            config: Settings of network and teacher.
             transform: See `Regularizer.target_transform`.
         """
         super().__init__()

@@ -1,4 +1,4 @@
-"""How the inner loops of the FFCV loader are compiled, and where numba keeps the compiled code."""
+"""The compilation of the FFCV loader's inner loops, and the place where numba keeps their code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both loaders have in common: which crops to make, and the stream of batches that they give."""
+"""The parts that both loaders share: the crops to make, and the stream of batches that they give."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CropShape:
 
     @property
     def numbers_per_image(self) -> int:
-        """How many numbers the views of one image are."""
+        """Number of values in all views of one image."""
         return sum(size * size * self.channels for size in self.sizes)
 
     def split(self, flat: Tensor) -> list[Tensor]:

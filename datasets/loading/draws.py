@@ -40,11 +40,11 @@ def keys(seed: int, epoch: int, indices: Ints, purpose: int, view: int = 0) -> K
     """Hash the coordinates of a draw to one 64-bit key for each image: (N,).
 
     Args:
-        seed: Of the run.
-        epoch: Its number.
+        seed: Seed of the run.
+        epoch: Number of the epoch.
         indices: (N,) the images' places in their split's file.
         purpose: `ORDER`, `CROP`, `PHOTOMETRIC` or `BITS`.
-        view: Its number, or `EVALUATION_VIEW`.
+        view: Number of the view, or `EVALUATION_VIEW`.
     """
     key = np.zeros(1, np.uint64)
     # A negative number has 64 bits, too. Additions and products wrap around, as the hash wants.

@@ -90,8 +90,8 @@ class View:
     """One view of an image.
 
     Attributes:
-        kind: Its kind.
-        number: Which of that kind it is.
+        kind: Kind of the view.
+        number: Number of the view among those of its kind.
         drawn: The number that its random draws depend on.
     """
 
@@ -113,14 +113,14 @@ def list_views(kinds: Sequence[ViewsConfig]) -> list[View]:
 
 
 class Reading(TypedDict, total=False):
-    """How a loader reads: options that all loaders have.
+    """Options of reading that all loaders have.
 
     Attributes:
         seed: Decides all draws, together with the epoch.
-        device: Where the views are augmented and delivered.
+        device: Device that views are augmented on and delivered to.
         backend: "ffcv", "torchvision", "resident", or "auto": FFCV if it is installed.
         workers: Threads (FFCV) or processes (torchvision; 1: this one) that decode and crop.
-        dtype: What the views are rounded to at the end.
+        dtype: Type that views are rounded to at the end.
         compile: Whether torch.compile builds the augmentation on the device.
     """
 
@@ -138,7 +138,7 @@ class EpochLoader:
     Attributes:
         backend: "ffcv", "torchvision" or "resident", whichever runs.
         batch_size: Images a batch.
-        device: Where the views are delivered.
+        device: Device that views are delivered to.
     """
 
     def __init__(

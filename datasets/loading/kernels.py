@@ -51,13 +51,13 @@ def show(
 
     Args:
         image: (H, W, 3) uint8.
-        number: Its place in the batch.
+        number: Place of the image in the batch.
         count: Images in the batch.
         boxes: (views, 9), see `crops.BOX`.
         shape: The filter, from `FILTERS`; (views,) the sizes of the crops, px; the channels, 1 (the first) or 3.
         chains: (views, 11), see `photometric.chains`.
         finishing: (views,) lengths of the blur's kernel; scale and shift, see `finish`.
-        out: Where all views of all images lie, see `crops.CropShape.split`: as uint8, and as float32, augmented and
+        out: Memory of all views of all images, see `crops.CropShape.split`: as uint8, and as float32, augmented and
             normalised. The first is written if the second is empty.
     """
     kind, sizes, channels = shape
@@ -100,11 +100,11 @@ def decode(
         where: The whole `.beton` file; where each image's bytes begin; how many they are; (images, 3) mode, height and
             width.
         boxes: (count, views, 9).
-        shape: As for `show`.
+        shape: Shape of the crops, see `show`.
         chains: (count, views, 11).
-        finishing: As for `show`.
+        finishing: Lengths, scale and shift, see `show`.
         failed: (count,), written: 0 if the image was decoded.
-        out: As for `show`.
+        out: Memory of all views, see `show`.
     """
     file, start, size, image_shape = where
     for number in range(first, first + len(rows)):

@@ -132,7 +132,7 @@ def cut(image: Array, box: Array, kind: int, out: Array) -> None:
     Args:
         image: (H, W, 3) uint8.
         box: (9,), see `crops.BOX`.
-        kind: Of the filter, from `FILTERS`.
+        kind: Kind of the filter, from `FILTERS`.
         out: (size, size, channels) uint8, written; channels is 1 (the first) or 3.
     """
     size, channels = out.shape[0], out.shape[2]

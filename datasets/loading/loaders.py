@@ -46,8 +46,8 @@ class PretrainingLoader(EpochLoader):
         """Open the pretraining images of a prepared data set: its "unlabeled" split if it has one, else "train".
 
         Args:
-            dataset: Which data set; `train_per_class` is honoured.
-            augmentation: Of the views.
+            dataset: Data set; `train_per_class` is honoured.
+            augmentation: Augmentation of the views.
             data_dir: The folder of all prepared data sets.
             batch_size: Images a batch, in this process.
             rank: This process among `world_size`. Process r gets images r B to (r + 1) B - 1 of each global batch of
@@ -165,7 +165,7 @@ class EvalLoader(EpochLoader):
         """Open a split for evaluation.
 
         Args:
-            dataset: Which data set; `train_per_class` is honoured for "train".
+            dataset: Data set; `train_per_class` is honoured for "train".
             split: "train", "tuning" or "test".
             data_dir: The folder of all prepared data sets.
             batch_size: Images a batch; more than there are means all of them.
@@ -173,7 +173,7 @@ class EvalLoader(EpochLoader):
                 file's order; "crop_flip": random resized crop and flip, in an order drawn from (seed, epoch).
             interpolation: "bicubic", "bilinear" or "area".
             crop_scale: Range of the crop's area, for "crop_flip".
-            choice: For "test": the record of what was chosen, and on which split, before this one is opened.
+            choice: Record of what was chosen, and on which split, before "test" is opened.
             **reading: Further options.
         """
         if transform not in TRANSFORMS:

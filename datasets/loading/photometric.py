@@ -243,7 +243,7 @@ def augment_all(crops: Tensor, chain: Tensor, normalize: Normalize, dtype: torch
         crops: (N, H, W, C) uint8.
         chain: (N, 11) float32, on their device.
         normalize: Applied at the end.
-        dtype: Of the result.
+        dtype: Type of the result.
         blurs: Whether images of this view may be blurred.
     """
     x = crops.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)

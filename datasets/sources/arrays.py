@@ -78,7 +78,7 @@ class Arrays(Source):
     downloaded_to: ClassVar[str] = ""
     """Their folder in that of the downloads, if it is another one."""
     tuning_share: ClassVar[int]
-    """How many training images of each class there are for each one that is for tuning."""
+    """Number of training images of a class for each of its images for tuning."""
 
     @property
     def expected(self) -> Mapping[str, int]:

@@ -1,4 +1,4 @@
-"""What every source of images is: settings, what it says of itself, and splits that are read once, in order."""
+"""The base of all sources of images: settings, metadata, and splits that are read once, in order."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Split:
 
     Attributes:
         labels: (N,) int64; -1 where there is none.
-        images: Called once, gives each image in the order of the labels, and in one line where it is in the source.
+        images: Function, called once, that gives each image in the order of the labels, and its place in the source.
         largest_bytes: Size of the largest image.
-        factors: What each image is made of, by name, (N,) each; empty where that is not known.
+        factors: Values of each factor of the images, by name, (N,) each; empty where they are not known.
     """
 
     labels: Labels
@@ -44,11 +44,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Contents:
-    """What an opened source holds.
+    """The splits and classes of an opened source.
 
     Attributes:
         splits: "train", "test", and "tuning" or "unlabeled" if there is such a split.
-        class_names: In the order of the labels.
+        class_names: Names in the order of the labels.
         taken_from: Split -> which of the source's images are in it, where that needs to be said.
     """
 
@@ -58,7 +58,7 @@ class Contents:
 
 
 class Source(ABC):
-    """Where the images of a data set come from.
+    """The source of a data set's images.
 
     A subclass is a class of settings, decorated by `regbench.settings.settings` and by the `register` of this module.
     It states `title` and `layout`, and implements `open`. Image files are read by subclasses of `ImageFiles`; any other
@@ -66,7 +66,7 @@ class Source(ABC):
     """
 
     title: ClassVar[str]
-    """What messages call it, such as "a folder of images"."""
+    """Name in messages, such as "a folder of images"."""
     partial: ClassVar[str] = "dataset.source.published=null"
     """The override that says that it is a part of a published data set."""
     own: ClassVar[bool] = True
@@ -75,7 +75,7 @@ class Source(ABC):
 
     @property
     def layout(self) -> str:
-        """What a folder of one's own images is to hold."""
+        """Layout that a folder of one's own images must have."""
         return ""
 
     @property
@@ -124,7 +124,7 @@ class ImageFiles(Source):
         resize_px: A larger image is shrunk to so many px when the data set is prepared; null: the original JPEGs are
             kept bit for bit.
         resize_side: The side that resize_px is about.
-        jpeg_quality: Of the images that are shrunk or converted when the data set is prepared.
+        jpeg_quality: Quality of images that are shrunk or converted when the data set is prepared.
     """
 
     resize_px: AtLeastOne | None = None

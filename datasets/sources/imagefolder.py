@@ -55,7 +55,7 @@ class ImageFolder(DividedFiles):
 
     @property
     def layout(self) -> str:
-        """What the folder is to hold."""
+        """Layout that the folder must have."""
         if self.held_out is None:
             return "train/CLASS/*.jpg and val/CLASS/*.jpg"
         return "CLASS/*.jpg, or train/CLASS/*.jpg and what there is of val/ and test/"

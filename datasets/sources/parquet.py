@@ -40,7 +40,7 @@ class _Columns(NamedTuple):
 
 
 class _Shard(NamedTuple):
-    """What one file holds: its columns, and the labels of its rows."""
+    """The columns of one file, and the labels of its rows."""
 
     path: Path
     columns: _Columns

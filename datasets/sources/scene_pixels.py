@@ -1,4 +1,4 @@
-"""What the pixels of generated scenes are made with: sampling, colours and patterns, for many scenes at a time.
+"""The pixels of generated scenes: sampling, colours and patterns, for many scenes at a time.
 
 All is NumPy in double precision, so that scenes are the same on every machine: rounding to 256 levels hides the last
 bits in which processors differ.
@@ -33,7 +33,7 @@ PATTERNS = (
     "fine rings",
     "dots",
 )
-"""What garments are made of; with so many patterns a class is a garment in one of them."""
+"""Materials of garments; with so many patterns a class is a garment in one of them."""
 
 # Grey levels from which on a garment hides what is behind it; the hems of Fashion-MNIST are darker.
 _OPAQUE = 48.0

@@ -162,7 +162,7 @@ class _Foreground:
     """The foreground images of a split.
 
     Attributes:
-        grey_NFF: Their grey levels from 0 to 255.
+        grey_NFF: Grey levels from 0 to 255.
         rows_by_class: The rows of each class.
     """
 

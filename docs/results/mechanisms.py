@@ -26,7 +26,7 @@ from regbench.reports.rows.significance import holm
 
 STUDY = ("mechanisms", "mechanisms_imbalance", "mechanisms_sizes")
 BUNDLES = ("quickstart", "heuristics", *STUDY)
-PLAIN = {"classes": 10, "bits": 0, "imbalance": 0, "batch": 128}
+PLAIN = {"classes": 10, "bits": 0, "imbalance": 0, "batch": 128, "q": 512}
 REGULARIZERS = ("SFRIK (L=2)", "VICReg", "SimCLR", "SIGReg")
 WEIGHTS = {
     "SFRIK (L=2)": ("method.alignment_weight", (1000, 250, 4000)),
@@ -82,6 +82,7 @@ def _row(record: Record) -> dict[str, object]:
         "bits": int(settings.get("dataset.shared_bits", "0")),
         "imbalance": float(settings.get("dataset.source.imbalance", "0")),
         "batch": int(settings["batch_size"]),
+        "q": int(settings["embedding_dim"]),
     }
     for score in record.scores:
         row.setdefault(f"{score.name} {score.split}", score.value)
@@ -193,6 +194,13 @@ def other_weights(frame: pd.DataFrame, method: str) -> str:
     return "; ".join(found) or "–"
 
 
+def other_rates(frame: pd.DataFrame, method: str) -> str:
+    """Word the points of linear probing that half and twice the learning rate bring with seed 0."""
+    rows = frame[(frame["method"] == method) & (frame["weight"] == WEIGHTS[method][1][0]) & (frame["seed"] == 0)]
+    points = rows.groupby("rate")["linear_top1 test"].first()
+    return "; ".join(f"{rate:g}: {points[rate] - points[6]:+.1f}" for rate in (3, 12) if rate in points) or "–"
+
+
 def draw_levels(axes: Axes, levels: Sequence[float], values: Mapping[str, Sequence[pd.Series]]) -> None:
     """Draw the seeds and the mean of each method at each level; `values` has a method's seeds in the levels' order."""
     width = 0.02 * (max(levels) - min(levels))
@@ -240,22 +248,32 @@ def draw_imbalance(frame: pd.DataFrame, path: Path) -> None:
     save(figure, path)
 
 
-def print_batches(frame: pd.DataFrame, path: Path) -> None:
-    """Print and draw linear probing for each batch size, and the points that each doubling brings to a seed."""
-    sizes = (32, 128, 512)
+def print_sizes(frame: pd.DataFrame, name: str, sizes: Sequence[int], path: Path) -> None:
+    """Print and draw linear probing for each batch size or q, and the points that each doubling brings to a seed.
+
+    Args:
+        frame: All cells.
+        name: Setting that is varied: batch or q.
+        sizes: Values of the setting.
+        path: The figure's file.
+    """
     doublings = np.log2(sizes)
-    parts = [at(frame, batch=size) for size in sizes]
-    drawn, slopes, rows = {}, {}, []
+    parts = [at(frame, **{name: size}) for size in sizes]
+    drawn, slopes, rows, others = {}, {}, [], []
     for method in ("VICReg", "SimCLR"):
         drawn[method] = [scores(part, method) for part in parts]
         seeds = pd.concat(drawn[method], axis=1).dropna()
         slopes[method] = seeds.apply(lambda seed: linregress(doublings, seed).slope, axis=1)
         ranks = [f"{scores(part, method, 'effective_rank').mean():.1f}" for part in parts]
         rows.append((method, *map(worded, drawn[method]), worded(slopes[method], 2), " / ".join(ranks)))
-    print_table(("method", *(f"batch {size} (%)" for size in sizes), "points for each doubling", "ranks"), rows)
+        tried = other_rates if name == "batch" else other_weights
+        others.append((method, *(tried(part, method) for part in (parts[0], parts[-1]))))
+    print_table(("method", *(f"{name} {size} (%)" for size in sizes), "points for each doubling", "ranks"), rows)
     print_contrasts(slopes, [("VICReg", "SimCLR")])
+    print_table(("method", *(f"{name} {size}" for size in (sizes[0], sizes[-1]))), others)
     figure = plt.figure(figsize=(5, 3.4))
-    axes = figure.add_subplot(xlabel="batch size", ylabel="linear probing (%)")
+    label = "batch size" if name == "batch" else name
+    axes = figure.add_subplot(xlabel=label, ylabel="linear probing (%)")
     draw_levels(axes, doublings, drawn)
     axes.axhline(ends(at(frame))[0], color="grey", linewidth=0.8, label="best untrained row")
     axes.set_xticks(doublings, map(str, sizes))
@@ -392,7 +410,8 @@ def main(bundles: Path, out: Path) -> None:
     lost = print_change(frame, rank | parts, list(WEIGHTS), imbalance=1.5)
     print_contrasts(lost, [(method, "BYOL") for method in REGULARIZERS])
     draw_imbalance(frame, out / "mechanisms_imbalance.png")
-    print_batches(frame, out / "mechanisms_batches.png")
+    print_sizes(frame, "batch", (32, 128, 512), out / "mechanisms_batches.png")
+    print_sizes(frame, "q", (64, 512, 2048), out / "mechanisms_q.png")
     print_label_free(bundles, frame, out / "mechanisms_label_free.png")
 
 

@@ -1,4 +1,4 @@
-"""What the documentation site has beside docs/: pages made of the code, and the files that pages link to.
+"""Make what the documentation site has beside docs/: pages of the code, and the files that pages link to.
 
 MkDocs calls `on_config`, `on_files` and `on_page_markdown` (https://www.mkdocs.org/dev-guide/plugins/#events).
 """

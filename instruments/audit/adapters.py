@@ -88,9 +88,9 @@ def find_losses(
     """Find what names stand for, and the options of the command that audits them so.
 
     Args:
-        names: As `regbench.audit.audit` takes them, like the rest, which is for losses without an adapter.
+        names: Names as `regbench.audit.audit` takes them. The other arguments are for losses without an adapter.
         claims: The regularizer that they say they are.
-        call: How they take views.
+        call: Way that the losses take views.
         gathers: Whether they say that several processes share one batch.
         views: The largest number of views that they take.
 

@@ -41,7 +41,7 @@ class _Samples:
 
     Attributes:
         sizes: The sizes that the loss takes.
-        views: Its draws for each size: the embeddings of two views, shape (n, q).
+        views: Draws for each size: the embeddings of two views, shape (n, q).
         values: Values of the loss, shape (sizes, draws).
         unit_values: Values on normalised embeddings, shape (sizes, draws).
         single: Whether the loss takes float32 only.

@@ -1,4 +1,4 @@
-"""What an audit finds, and how it is shown."""
+"""The findings of an audit, and their display."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Finding:
     """One thing that was found.
 
     Attributes:
-        name: What it is, in a word or two; the same words for the same thing.
+        name: Name of the finding, a word or two; the same words for the same thing.
         severity: See `MEANING`.
-        size: How large, in the unit that `text` tells.
+        size: Size, in the unit that `text` tells.
         text: A sentence with the numbers.
         probe: The probe that found it; `audit_losses` fills it in.
     """
@@ -41,11 +41,11 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was found of one loss, the worst first.
+    """The findings of one loss, the worst first.
 
     Attributes:
         version: Version of the loss's package, or the digest of its file.
-        command: What shows it again, without the probe.
+        command: Command that shows it again, without the probe.
     """
 
     loss: str

@@ -1,4 +1,4 @@
-"""What a loss of more than two views is put through: every view has to count, and as much as the textbook says.
+"""Probes of a loss of more than two views: every view has to count, and as much as the textbook says.
 
 A textbook is a sum over pairs of views, over views, or of its addends. The weights that a loss has on these follow from
 its values on many draws. They are held against the textbook's weights, times the factor that the loss has with two

@@ -1,4 +1,4 @@
-"""What a loss is put through on one process. Each probe is a function of the target that returns what it found."""
+"""Probes of a loss on one process. Each probe is a function of the target that returns what it found."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ PROBES: dict[str, Probe] = {
     "memory": memory,
     "state": state,
 }
-"""Those of one process; `ranks` is the one of several."""
+"""Probes on one process; the probe of several processes is `ranks`."""
 
 
 def run_probe(target: Target, name: str) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""What a loss is put through on 1 to 4 gloo processes, with equal and unequal shares of the batch.
+"""The probe of a loss on 1 to 4 gloo processes, with equal and unequal shares of the batch.
 
 DistributedDataParallel takes the mean of the ranks' gradients. Differences of all ranks' values with respect to one
 rank's rows tell what that mean should be, whatever the loss is; the single process on the whole batch tells what the
@@ -35,14 +35,14 @@ _PATIENCE_S = 60.0  # a rank waits no longer for one that failed
 
 @dataclass(frozen=True)
 class Answer:
-    """What one rank saw.
+    """The value and gradient that one rank saw.
 
     Attributes:
         value: The loss.
         drawn: The loss when each rank draws numbers of its own.
         gradient: Derivative of its value along a direction in its own rows, as autograd gives it.
         slopes: Derivatives of its value along the same direction in the rows of each rank, by differences.
-        refused: What it raised; empty if nothing.
+        refused: Error that it raised; empty if none.
     """
 
     value: float = math.nan
@@ -186,7 +186,7 @@ def _refusal(rows: Sequence[int], answers: Sequence[Answer]) -> Finding | None:
 
 
 class _Split:
-    """What the ranks saw of a batch that was split among them, beside what one process sees of the whole."""
+    """The answers of ranks that share a batch, beside that of one process with the whole batch."""
 
     def __init__(self, target: Target, rows: Sequence[int], answers: Sequence[Answer]) -> None:
         self.target, self.rows, self.answers = target, rows, answers

@@ -1,4 +1,4 @@
-"""How many plausible mistakes the audit finds: `python -m regbench.instruments.audit.recall [METHOD...]`.
+"""Count the plausible mistakes that the audit finds: `python -m regbench.instruments.audit.recall [METHOD...]`.
 
 A mutant is a method's published formula with one line of it wrong: While the formula runs, each torch call is looked
 at, and those that one line of `methods/` makes are replaced. The audit gets the mutant as a black box with the claim to
@@ -93,9 +93,9 @@ class Mistake:
     """A kind of mistake.
 
     Attributes:
-        name: What a reader of the table calls it.
+        name: Name of the mistake in the table.
         calls: Names of the torch functions that it may befall.
-        instead: What is done in their place.
+        instead: Code in their place.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What is audited: a loss of any library, and the few lines that say how it is called and what it claims.
+"""Losses to audit: a loss of any library, and the few lines that say how it is called and what it claims.
 
 Shapes: N = rows of a view (n), Q = embedding dimension (q), V = views.
 """
@@ -36,12 +36,12 @@ SIZE = (12, 4)
 
 @dataclass(frozen=True)
 class Batch:
-    """What a loss is called with.
+    """The arguments that a loss is called with.
 
     Attributes:
         views_NQ: This rank's embeddings or predictions of each view, shape (n, q), the global views first.
         targets_NQ: The targets of the global views, same shape; none if the loss compares views with each other.
-        global_views: How many views are global.
+        global_views: Number of global views.
         first: Number of the first row in the batch of all ranks.
     """
 
@@ -57,7 +57,7 @@ class Batch:
 
 
 Call = Callable[[Any, Batch], Any]
-"""How a loss is called with a batch."""
+"""Function that calls a loss with a batch."""
 
 
 def _arguments(loss: Any, batch: Batch) -> Any:
@@ -96,7 +96,7 @@ class Target:
     """A loss to audit: how it is made and called, and what it claims.
 
     Attributes:
-        name: What the user wrote, such as `lightly:NTXentLoss`.
+        name: Name that the user wrote, such as `lightly:NTXentLoss`.
         expression: `package.module:Expression` or `path/file.py:Expression`. It is evaluated in the module and gives
             the loss, its class, or a function. It may use n (rows of this process), q, views (how many) and weights.
         call: A name of `CALLS`, or a function.
@@ -105,8 +105,8 @@ class Target:
         gathers: Whether it says that several processes share one batch; otherwise each sees its own rows only.
         views: The numbers of views that it takes.
         local_views: Whether it is told how many of the views are global; `call` has to be a function then.
-        detaches: What it says it detaches, so that its gradient is not that of its value; empty if nothing.
-        weights: Its arguments that are weights, with their values and the settings of the claimed regularizer that they
+        detaches: Parts that it says it detaches, so that its gradient is not that of its value; empty if none.
+        weights: Arguments that are weights, with their values and the settings of the claimed regularizer that they
             correspond to. The expression takes them as `**weights`; the name `loss` is a factor of the whole loss.
     """
 

@@ -1,4 +1,4 @@
-"""What a loss may be instead of what it claims: other settings, other statistics.
+"""Losses that a loss may be instead of what it claims: other settings, other statistics.
 
 Shapes: N = batch (n), Q = embedding dimension (q).
 """
@@ -36,7 +36,7 @@ SCALES: dict[str, Callable[[int, int], float]] = {
     "1/q": lambda n, q: 1 / q,
     "(n − 1)²/n²": lambda n, q: (1 - 1 / n) ** 2,
 }
-"""What other divisors do to a setting, by how it is written: a sum for a mean, the reverse, n − 1 for n."""
+"""Effects of other divisors on a setting, by how it is written: a sum for a mean, the reverse, n − 1 for n."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Hypothesis:
     """Something that a loss may be.
 
     Attributes:
-        terms: Its addends.
+        terms: Addends of the loss.
         name: Name of the finding if it is that; empty for what the loss claims.
-        text: What it equals, in words.
+        text: Description of what it equals.
         severity: Severity of the finding.
-        size: How large the difference is, as far as a number tells it.
+        size: Size of the difference, as far as a number tells it.
         on_unit_embeddings: Whether it holds for normalised embeddings only.
     """
 

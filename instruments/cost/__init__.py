@@ -1,1 +1,1 @@
-"""What losses and loaders take in time and memory, for `regbench cost` and `regbench loader-bench`."""
+"""Time and memory of losses and loaders, for `regbench cost` and `regbench loader-bench`."""

@@ -1,4 +1,4 @@
-"""What all measurements have in common: the machine, rounds in turns, ratios within a round, numbers and CSV.
+"""Parts of all measurements: the machine, rounds in turns, ratios within a round, numbers and CSV.
 
 What is compared takes turns, and ratios are of one round: all sides see the same machine.
 """
@@ -37,8 +37,8 @@ def take_turns(turns: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[
     seconds and comes once a round, that is three times the work.
 
     Args:
-        turns: What to call, by name.
-        rounds: How many; every second one goes backwards, so that nobody always comes after the same other.
+        turns: Functions to call, by name.
+        rounds: Number of rounds; every second one goes backwards, so that none always follows the same other.
 
     Returns:
         What each gave in each round.

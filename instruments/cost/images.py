@@ -28,13 +28,13 @@ class Scenario:
     """Images to be made.
 
     Attributes:
-        name: On the command line.
+        name: Name on the command line.
         height: px; every second JPEG stands upright.
         width: px.
         quality: JPEG quality.
         image_size: Side of the crops, px.
         distinct: Number of different images.
-        copies: How often each is in the file, which makes an epoch long enough.
+        copies: Number of copies of each image in the file, which make an epoch long enough.
     """
 
     name: str

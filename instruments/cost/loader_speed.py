@@ -1,4 +1,4 @@
-"""How fast the loaders are: regbench's and torchvision's on the same images and the same cores.
+"""Compare the loaders' speed: regbench's and torchvision's on the same images and the same cores.
 
 Every contestant reads the stored bytes of one `.beton` file and delivers pairs of batches, two augmented views of each
 image: float32, normalised, on the device. They take turns in rounds, with nothing left at work between two turns. What
@@ -51,7 +51,7 @@ class Contestant:
     """A loader with a filter.
 
     Attributes:
-        name: Whose it is.
+        name: Name of the library.
         interpolation: The filter.
         backend: Backend of regbench's loader; None for torchvision's usual code.
     """
@@ -210,11 +210,11 @@ def measure(
     """Measure contestants on all images, on the CPU and on the GPU if there is one.
 
     Args:
-        chosen: What to load.
+        chosen: Images to load.
         workers: Threads or worker processes of each, and the number of cores that are used.
         seconds: About so long is one contestant's turn in a round.
-        rounds: How many.
-        contestants: Who takes part; the first is what the others are compared with.
+        rounds: Number of rounds.
+        contestants: Loaders to compare; the others are compared with the first.
 
     Returns:
         A line for each contestant and round, or one for a contestant that was left out; and the machine.

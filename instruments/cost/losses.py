@@ -1,4 +1,4 @@
-"""What the losses cost: time and memory of value and gradient, over forms, batch, dimension, views and ranks.
+"""The cost of losses: time and memory of value and gradient, over forms, batch, dimension, views and ranks.
 
 All forms of a method at one (n, q), with each number of views, take turns in processes of their own, one for each rank.
 Ratios are taken within a round, so both sides see the same machine. With several ranks the side of one rank is measured
@@ -38,7 +38,7 @@ _MIB = 2**20
 
 @settings
 class Grid:
-    """What to measure, and with what.
+    """The cases to measure.
 
     Attributes:
         methods: Names in the registry; empty for all.
@@ -97,7 +97,7 @@ class Grid:
 
     @property
     def limit_bytes(self) -> int:
-        """What a case may need in all its processes."""
+        """Memory that a case may need in all its processes."""
         if self.memory_limit_bytes is not None:
             return self.memory_limit_bytes
         # Half leaves room for the system and for other work on the machine.

@@ -1,4 +1,4 @@
-"""How each of the processes that share a batch measures a loss; `losses` says what is measured."""
+"""Measure a loss in each of the processes that share a batch; `losses` says what is measured."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RUNTIME_BYTES = 2**28
 
 Run = Callable[[], Sequence[Tensor]]
 Key = tuple[str, str, int]
-"""What takes turns: "shared" or "alone"; the form; the number of views."""
+"""Measurement that takes turns with others: "shared" or "alone"; the form; the number of views."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +74,9 @@ def join(place: Place, device: str, limit_bytes: int) -> torch.device:
     """Join the other processes, on `cpu` or `cuda`; return where this one computes.
 
     Args:
-        place: Which of the processes this is.
+        place: Place of this process among the processes.
         device: Kind of device.
-        limit_bytes: What a GPU, or all processes on a CPU, may allocate from now on: more fails as if there were none.
+        limit_bytes: Memory that a GPU, or all processes on a CPU, may allocate: more fails as if there were none.
     """
     forbid_tf32()  # as in a training
     here = torch.device("cuda", place.rank) if device == "cuda" else torch.device("cpu")
@@ -153,11 +153,11 @@ def measure_rows(
     """Measure forms and numbers of views in turns; with several ranks, each rank alone with the whole batch too.
 
     Args:
-        here: Where this process computes.
-        rows: What to measure, of one method and size.
+        here: Device of this process.
+        rows: Cases to measure, all of one method and size.
         dtype: Dtype of the embeddings.
         repeats: Rounds; 0 for memory only.
-        left_s: How long it may take; the first call of each is made in any case.
+        left_s: Time that it may take; the first call of each is made in any case.
 
     Returns:
         The rows, filled in; what failed, or is left out because it would take too long, has a note.

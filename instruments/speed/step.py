@@ -42,7 +42,7 @@ def timed_step(settings: str, *, own_products: bool = False) -> Callable[[], flo
     """Return a function that takes a training step and returns its processor time in seconds.
 
     Args:
-        settings: What differs from the quickstart's.
+        settings: Settings that differ from the quickstart's.
         own_products: Whether torch computes products in bf16 its own way, see `fast_bf16`.
     """
     cell, _ = load_run([*" ".join(COMMON).split(), "method=vicreg", *settings.split()])

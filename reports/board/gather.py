@@ -22,7 +22,7 @@ from regbench.reports.find.check import first_of
 from regbench.text import printable
 
 OF_EMBEDDINGS = ("effective_rank", "alignment")
-"""Of the last epoch, what the site shows."""
+"""Measures of the last epoch that the site shows."""
 
 Key = tuple[str, str]
 
@@ -32,7 +32,7 @@ class Version:
     """One run of a cell.
 
     Attributes:
-        record: What it left. Its history is not known here.
+        record: Record of the run. Its history is not known here.
         bundles: The names of the bundles that it is in.
     """
 
@@ -45,9 +45,9 @@ class CheckedBundle:
     """A bundle that was taken.
 
     Attributes:
-        name: Of its file, without the ending.
-        sha256: Of the bundle.
-        records: What is in it.
+        name: Name of its file, without the ending.
+        sha256: Digest of the bundle.
+        records: Records in it.
         short: The SHA-256 of those that a search trained for fewer epochs than what it chose.
     """
 
@@ -59,10 +59,10 @@ class CheckedBundle:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What the bundles of a folder hold.
+    """The content of a folder's bundles.
 
     Attributes:
-        bundles: Those that were taken, by name.
+        bundles: Bundles that were taken, by name.
         refused: The names of the others, and the first reason for each.
         cells: The runs of each cell by its `key_of`; the first finished one, which tables show, comes first.
     """

@@ -40,13 +40,13 @@ _COSTS = (
 
 @dataclass(frozen=True)
 class Site:
-    """What `write_site` wrote.
+    """The pages that `write_site` wrote.
 
     Attributes:
-        page: To open first.
-        cells: How many different ones.
-        tasks: How many.
-        bundles: How many were taken.
+        page: Page to open first.
+        cells: Number of different cells.
+        tasks: Number of tasks.
+        bundles: Number of bundles that were taken.
         refused: Names of bundles that were not, and the first reason for each.
     """
 
@@ -61,7 +61,7 @@ def write_site(folder: Path, out: Path) -> Site:
     """Make the leaderboard of all bundles in a folder.
 
     Args:
-        folder: With bundles, also in folders of its own.
+        folder: Folder with bundles, also in folders of its own.
         out: The folder to write to. Files of the same names are replaced.
 
     Raises:
@@ -89,7 +89,7 @@ class _Pages:
         self.rows: dict[str, list[tuple[str, int]]] = {}
         """The slug and the place of each row of a method, by label."""
         self.differences: dict[Key, float] = {}
-        """How much the runs of a cell differ, where several labs ran it."""
+        """Difference of a cell's runs, where several labs ran it."""
         for slug, summary in tasks.items():
             for place, row in enumerate(summary.methods):
                 self.rows.setdefault(row.label, []).append((slug, place))

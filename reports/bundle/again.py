@@ -1,4 +1,4 @@
-"""Which cells of a bundle are computed again, and how near their scores have to come."""
+"""Choose the cells of a bundle to compute again, and judge how near their scores come."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def differences(bundle: Bundle, record: Record, scores: Sequence[Score], *, trai
     Args:
         bundle: The bundle, whose seeds tell how much scores vary by themselves.
         record: Record of the cell.
-        scores: What came out when it was computed again.
+        scores: Scores of the second computation.
         trained: Whether it was trained again; else its weights were evaluated again.
         alike: Whether the scores have to be equal to the last bit.
     """

@@ -25,7 +25,7 @@ class Submitted:
 
     Attributes:
         sha256: SHA-256 of the bundle.
-        rows: Its rows file.
+        rows: Path of its rows file.
         cells: Number of cells in it.
         missing: Number of planned or begun cells that are not in it, because they are not finished.
         size_bytes: Size of the file.

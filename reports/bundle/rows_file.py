@@ -53,7 +53,7 @@ class EnteredRow:
 
 @dataclass(frozen=True)
 class RowsFile:
-    """What a rows file holds.
+    """The content of a rows file.
 
     Attributes:
         sha256: SHA-256 of the bundle, as `regbench verify` prints it.

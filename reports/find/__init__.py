@@ -1,1 +1,1 @@
-"""What runs left on disk: found, read, and compared with what it states of itself."""
+"""Find and read what runs left on disk, and compare it with what it states of itself."""

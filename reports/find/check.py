@@ -19,7 +19,7 @@ from regbench.text import printable
 
 @dataclass(frozen=True)
 class Check:
-    """What came out of a check.
+    """The outcome of a check.
 
     Attributes:
         count: Number of things that were looked at, the damaged ones included.

@@ -43,7 +43,7 @@ class Judged:
     """A finished run directory: what it holds, and what of it does not fit.
 
     Attributes:
-        record: With the scores of those later evaluations that fit; None if it cannot be read.
+        record: Record with the scores of those later evaluations that fit; None if it cannot be read.
         misfits: Misfits of the record and the files around it. A report leaves a record out if there is any.
         of_evaluations: Later evaluations that do not fit. A report leaves out these alone.
         away: Misfits of what is not here, and so cannot be compared. A report shows the record.
@@ -64,7 +64,7 @@ class TuningChoices:
 
     @property
     def good(self) -> dict[Path, TuningChoice]:
-        """Those that were read and fit, by path."""
+        """Choices that were read and fit, by path."""
         return {choice.path: choice for choice in self._read.values() if isinstance(choice, TuningChoice)}
 
     def read(self, path: Path) -> TuningChoice | Misfit | None:
@@ -81,7 +81,7 @@ def judge(run: Run, choices: TuningChoices) -> Judged:
 
     Args:
         run: The directory, which has a record.
-        choices: Where those that records refer to are read.
+        choices: Reader of the choices that records refer to.
     """
     assert run.record is not None
     record = _read(Record, run.record)

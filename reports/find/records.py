@@ -28,12 +28,12 @@ class Records:
     """The records under some folders.
 
     Attributes:
-        records: Those that can be trusted, ordered by sweep, label, seed and id.
+        records: Records that can be trusted, ordered by sweep, label, seed and id.
         skipped: Records, later evaluations and choices that are left out, and the first reason for each.
         missing: Cells without a record, in the order of the plans.
         choices: Choices of tunings (`tuning_choice.json` of their sweeps), by path.
-        folders: Where was looked.
-        short: Those that a search trained for fewer epochs than what it chose; `records` has none of them.
+        folders: Folders that were searched.
+        short: Records that a search trained for fewer epochs than its choice; `records` has none of them.
     """
 
     records: tuple[Record, ...]

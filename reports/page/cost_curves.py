@@ -24,7 +24,7 @@ def cost_png(text: str) -> bytes | None:
     The axis is the batch where several were measured, else the embedding dimension; the other is the largest.
 
     Args:
-        text: What `regbench cost` wrote as cost.csv.
+        text: Content of the cost.csv that `regbench cost` wrote.
     """
     # A version such as 2.10 is no number.
     lines = pd.read_csv(io.StringIO(text), dtype={"torch": str}).dropna(subset=list(_QUANTITIES), how="all")

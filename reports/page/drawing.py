@@ -53,7 +53,7 @@ _BELOW_IN = 0.5  # below the plot, for the ticks and the axis's name
 
 @dataclass(frozen=True)
 class Style:
-    """How a method is drawn: the same in all figures. The page finds what belongs to it by `key`."""
+    """The drawing of a method, the same in all figures. The page finds what belongs to it by `key`."""
 
     colour: str
     marker: str
@@ -83,7 +83,7 @@ class Drawing:
 
 @dataclass
 class Marks:
-    """What of a figure belongs together: matplotlib's `gid`s, which become classes and tooltips in the SVG."""
+    """Marks of a figure's parts that belong together: matplotlib's `gid`s, which become classes and tooltips."""
 
     _entries: list[tuple[Style, tuple[int, ...], str]] = field(default_factory=list)
 
@@ -113,7 +113,7 @@ class Label:
 
 
 Styles = Mapping[str, Style]
-"""How each method is drawn, by label."""
+"""Style of each method, by label."""
 
 Draw = Callable[[Axes, Marks], list[Label]]
 """Draws into the axes, and returns the labels."""
@@ -154,8 +154,8 @@ def labelled_drawing(
     """Make the SVG of a plot with labels at its right.
 
     Args:
-        title: Of the figure.
-        description: What it shows, for who cannot see it.
+        title: Title of the figure.
+        description: Description for readers who cannot see it.
         names: The texts of the labels.
         draw: Draws into the axes, and returns the labels.
         crowded: Whether there is more in it than labels.
@@ -174,7 +174,7 @@ def labelled_png(panels: Sequence[Draw], names: Sequence[str], labels: int, head
     Args:
         panels: Each draws into its axes, and returns the labels.
         names: The texts of all labels; the longest decides how wide the picture is.
-        labels: How many a plot has at most.
+        labels: Largest number of labels in a plot.
         heading: A line above all.
     """
     with _matplotlib_in(_PAPER_INK):

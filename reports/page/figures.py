@@ -38,11 +38,11 @@ LABELLED_IN_PNG = 50  # a picture has no tooltips; beyond so many it names the P
 
 @dataclass(frozen=True)
 class Against:
-    """What accuracy is drawn against: a cost, of which less is better, or a measure of the embeddings.
+    """A quantity that accuracy is drawn against: a cost, of which less is better, or a measure of the embeddings.
 
     Attributes:
-        key: Its name in a record's cost, or in the last line of the training history.
-        name: What the axis calls it.
+        key: Name in a record's cost, or in the last line of the training history.
+        name: Name on the axis.
         unit: The unit for the largest value that is drawn.
         is_cost: Whether it is a cost: those have a Pareto front.
     """

@@ -40,11 +40,11 @@ class Curve:
     """One line of a figure.
 
     Attributes:
-        name: Its label.
-        style: How its method is drawn.
+        name: Label of the line.
+        style: Style of its method.
         rows: The rows of the leaderboard that it shows.
-        tooltip: What it says beside its name.
-        points: Where it goes, with the spread there, 0 where there is none.
+        tooltip: Text beside its name.
+        points: Points of the line, with the spread there, 0 where there is none.
     """
 
     name: str
@@ -60,9 +60,9 @@ def curves_drawing(
     """Draw lines with a band of one deviation; of too many only the first are labelled, and the others thin.
 
     Args:
-        title: Of the figure.
-        heads: Of the two axes.
-        about: What the lines are, for who cannot see them.
+        title: Title of the figure.
+        heads: Titles of the two axes.
+        about: Description of the lines for readers who cannot see them.
         curves: The lines.
         finish: Sets what of the axes is this figure's own.
     """

@@ -54,9 +54,9 @@ def render_page(
 
     Args:
         summaries: One for each task, in the order of the page.
-        tables: Those of each task, as `tables_of` makes them.
-        found: What was read; what is left out of it is named, and how many runs are not finished.
-        style: How each trained method is drawn, by label.
+        tables: Tables of each task, as `tables_of` makes them.
+        found: Records that were read; the page names what is left out, and how many runs are not finished.
+        style: Style of each trained method, by label.
         paper: Ours beside the paper's numbers.
         together: The table of all tasks together.
 

@@ -1,4 +1,4 @@
-"""What all pages are made with: templates, tables and figures for them, data for the script."""
+"""Parts that all pages are made with: templates, tables and figures for them, data for the script."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def render(
     """Make a page that needs no other file and no network.
 
     Args:
-        template: Its file, here or in `board`.
-        cells: What the page says of each cell.
+        template: Name of the file, here or in `board`.
+        cells: Facts about each cell that the page shows.
         heads: The titles of their scores, by name.
-        content: What else the template shows.
+        content: Further content of the template.
     """
     data = _packed({"cells": cells, "scores": heads or {}})
     css, js = _HERE.joinpath("page.css").read_text(), _HERE.joinpath("page.js").read_text()
@@ -82,11 +82,11 @@ def table_for_page(
     """Prepare a table for the templates, with its id on the page.
 
     Args:
-        table: What is shown.
-        prefix: Of the id.
+        table: Table to show.
+        prefix: Prefix of the id.
         keys: The keys of the methods' styles, by label.
         places: The places of rows in the leaderboard, by label and settings.
-        width: How many of a row's first cells these are.
+        width: Number of a row's first cells that are its head.
     """
     rows = []
     for cells in table.rows:
@@ -104,10 +104,10 @@ def simple_table(
     """Prepare a table of texts.
 
     Args:
-        slug: Its id on the page.
-        title: What it shows.
+        slug: Id on the page.
+        title: Title of the table.
         heads: The columns, and whether each has numbers.
-        lines: What stands in them, with a dash where a column has nothing.
+        lines: Entries of each line, with a dash where a column has nothing.
         notes: Below the table.
     """
     rows = []

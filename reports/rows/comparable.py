@@ -1,4 +1,4 @@
-"""Which settings of a cell decide what it compares with: its task, its row in the task's table, its configuration."""
+"""Find the settings that decide what a cell compares with: its task, its row in the task's table, its configuration."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def task_of(record: Record, settings: Settings | None = None) -> tuple[bool, Set
 
     Args:
         record: The record.
-        settings: Its `row_settings`, where they are known.
+        settings: Settings of the row (`row_settings`), where they are known.
     """
     of_task = []
     for key, value in row_settings(record) if settings is None else settings:

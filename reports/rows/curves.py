@@ -16,7 +16,7 @@ class Point:
     """A point of a row's curve.
 
     Attributes:
-        epoch: After which it was measured.
+        epoch: Epoch after which it was measured.
         train_s: Seconds of training until then, the mean over the seeds.
         value: Mean and spread of the score over the seeds.
     """

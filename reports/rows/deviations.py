@@ -1,4 +1,4 @@
-"""How far scores scatter: means with their deviations, and what of these is of the seed, the search and the machine."""
+"""Means with their deviations, and the parts of these that seeds, searches and machines bring."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Components:
     """Standard deviations of a score within a method.
 
     Attributes:
-        seed: From the seed of the final run.
-        search: From the search.
+        seed: Deviation by the seed of the final run.
+        search: Deviation by the search.
     """
 
     seed: float
@@ -77,7 +77,7 @@ def nested_deviations(rows: Iterable[Mapping[Any, Sequence[float]]]) -> tuple[fl
     σ²_within + n₀ σ²_group. A group is a search, or a machine.
 
     Args:
-        rows: Of each row, group -> scores of its runs.
+        rows: Groups of each row: group -> scores of its runs.
 
     Returns:
         The standard deviations σ_within and σ_group; None without a row of two groups, or without a group of two runs

@@ -21,7 +21,7 @@ from regbench.reports.rows.summary import Configuration, Row, Summary, of_same_s
 
 @dataclass(frozen=True)
 class Effort:
-    """What trials of a method bring.
+    """The scores that trials of a method bring.
 
     Attributes:
         row: Row of the leaderboard.

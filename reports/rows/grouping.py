@@ -33,7 +33,7 @@ class _Task:
     """The records of a task.
 
     Attributes:
-        records: Those that can stand in a table, by cell id.
+        records: Records that can stand in a table, by cell id.
         sweeps: Names of their sweeps, as an ordered set.
         short: Records of short trainings of a search, by configuration.
     """
@@ -64,7 +64,7 @@ def summarize(
     Args:
         records: The good ones.
         missing: Cells that are planned or have begun and have no record.
-        choices: What tunings chose, by the path of their `tuning_choice.json`.
+        choices: Choices of tunings, by the path of their `tuning_choice.json`.
         short: Good ones too, of trainings that are steps of a search.
     """
     settings = {record: row_settings(record) for record in records}

@@ -36,7 +36,7 @@ class Measure:
 
     Attributes:
         key: Name in the last line of the history, or of a score.
-        title: What tables call it.
+        title: Name in tables.
         better: "lower", "higher" or "nearest 1": where theory expects the accurate configurations.
         is_score: Whether it is a score of an evaluation, which sees the representation. Else it is a number of the last
             epoch, which sees the embeddings.
@@ -101,7 +101,7 @@ class Indication:
     Attributes:
         within: Mean over the methods of the correlation within each; None if no method has enough configurations.
         by_method: Correlation within each method, by its name.
-        between: Over all configurations; None if there are too few, or the measure does not compare between methods.
+        between: Correlation over all configurations; None if there are too few, or methods differ in what it measures.
         lost: Percentage points of accuracy lost by choosing by the measure, over the methods.
         lost_by_method: Points lost of each method, by its name.
     """
@@ -230,7 +230,7 @@ def _spearman(x: Array, y: Array, weights: Array) -> Array:
     Args:
         x: Values, (n,).
         y: Others, (n,).
-        weights: How often each is in each sample, (n, samples).
+        weights: Number of times that each is in each sample, (n, samples).
     """
     mean = weights.sum(axis=0) / 2  # of the ranks of each sample
     a, b = _mid_ranks(x, weights) - mean, _mid_ranks(y, weights) - mean

@@ -26,7 +26,7 @@ class CommonTerms:
     Attributes:
         kernel: The kernel.
         alignment_weight: λ.
-        factor: What multiplies both.
+        factor: Factor of both terms.
     """
 
     kernel: str
@@ -77,7 +77,7 @@ class Pair:
     Attributes:
         one: The one that stands higher.
         other: The other.
-        terms: Their losses in common terms.
+        terms: Losses of the two in common terms.
         equal: Whether they were trained alike but for a factor of the loss; else they are one loss up to weights.
     """
 

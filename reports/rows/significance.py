@@ -1,4 +1,4 @@
-"""Which differences between methods are more than the luck of the seeds.
+"""Tell which differences between methods are more than the luck of the seeds.
 
 Runs of the same seed saw the same images in the same order, so rows are compared seed by seed: by Tukey's test with
 seeds as blocks, two-sided, at 5 %. It holds for all pairs of rows together. The spread of a single pair is hardly known
@@ -120,13 +120,13 @@ class Tukey:
 
     @property
     def power(self) -> Power:
-        """What the test can find, if rows scatter as these do."""
+        """Differences that the test can find, if rows scatter as these do."""
         return Power(self.rows, self.deviation)
 
 
 @dataclass(frozen=True)
 class Power:
-    """What `Tukey` can find among rows that all scatter alike: the normal approximation, with the spread known.
+    """Differences that `Tukey` finds among rows that scatter alike: the normal approximation, with the spread known.
 
     Attributes:
         rows: Number of rows.
@@ -174,7 +174,7 @@ def images_for(accuracy: float, difference: float) -> int:
 
     Args:
         accuracy: Accuracy of both methods in per cent.
-        difference: Their difference δ in percentage points.
+        difference: Difference δ in percentage points.
     """
     return math.ceil(2 * accuracy * (100 - accuracy) / (difference / 2) ** 2)
 
@@ -229,7 +229,7 @@ class Best:
     """The rows that no other is known to be better than.
 
     Attributes:
-        rows: Their positions: the best mean, and those that the test cannot tell from it.
+        rows: Positions of the rows: the best mean, and those that the test cannot tell from it.
         top: The position of the best mean; None where there is no score.
         p: Position of each other row with a score -> p of its difference from the best; NaN with fewer than
             `MIN_PAIRS` seeds in common.
@@ -243,7 +243,7 @@ class Best:
 
     @property
     def tested(self) -> int:
-        """How many rows were held against the best."""
+        """Number of rows that were held against the best."""
         return len(self.p) - len(self.untested)
 
     @property

@@ -65,7 +65,7 @@ class Configuration:
 
     @property
     def diverged(self) -> int:
-        """How many of the cells diverged: they have no score."""
+        """Number of cells that diverged: they have no score."""
         return sum(r.status == "diverged" for r in self.records)
 
     @property
@@ -176,7 +176,7 @@ class Summary:
 
     Attributes:
         name: The sweeps that the cells come from, with the task where that does not tell it from others.
-        sweeps: Their names.
+        sweeps: Names of the sweeps.
         records: The good records, each cell once.
         choices: Choices of the tunings of these cells, by the path of their file.
         varying: The settings that tell its trained cells apart, by their full names.
@@ -251,7 +251,7 @@ class Summary:
 
     @property
     def unit(self) -> str:
-        """What rows are repeated by, in words: the seed, or the search where all rows of methods have several."""
+        """Unit of repetition, in words: the seed, or the search where all rows of methods have several."""
         return "search" if self.methods and all(row.repeated for row in self.methods) else "seed"
 
     @functools.cached_property
@@ -262,7 +262,7 @@ class Summary:
 
     @property
     def selection_title(self) -> str:
-        """What tables call that score."""
+        """Name of that score in tables."""
         return self.scores[self.selection].title if self.selection in self.scores else "a score"
 
     def best(self, name: str) -> Best:

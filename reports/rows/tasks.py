@@ -31,18 +31,18 @@ _SAMPLES = 2000
 Array = NDArray[np.float64]
 
 ByRun = Mapping[Any, float]
-"""What pairs a run with those of other methods (its seed, or its setting and seed) -> percent."""
+"""Scores in percent, by what pairs a run with those of other methods (its seed, or its setting and seed)."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a method stands over the tasks.
+    """The standing of a method over the tasks.
 
     Attributes:
         mean_rank: 1 is the best; equal scores share the mean of their ranks.
         low: Lower end of the 95 % interval of a bootstrap over tasks; NaN below `MIN_TESTED_TASKS`.
         high: Upper end.
-        shortfalls: In each task, how many percentage points below its best method, ascending.
+        shortfalls: Percentage points below the best method of each task, ascending.
         alike: Whether it cannot be told from the best mean rank; None below `MIN_TESTED_TASKS`.
     """
 

@@ -1,4 +1,4 @@
-"""What a comparison takes to tell a difference: seeds of given hyperparameters, searches where they are tuned."""
+"""Predict what a comparison takes to tell a difference: seeds of given hyperparameters, or searches where tuned."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from regbench.sweeps.choose import grouped
 from regbench.sweeps.forecast import Planned
 
 ASSUMED = Components(seed=0.46, search=0.33)
-"""Of the means of kNN and linear probing on Fashion-MNIST (docs/results/fashion_mnist.md), in points: seeds scatter by
-0.46, and two searches that chose otherwise differ by 0.60, which is √2 times the deviation of a mean of three seeds."""
+"""Deviations of the mean of kNN and linear probing on Fashion-MNIST (docs/results/fashion_mnist.md): seeds scatter by
+0.46 points, and two searches that chose otherwise differ by 0.60, which is √2 times the deviation of a mean of three
+seeds."""
 
 
 def known_spread(grid: Sweep) -> tuple[Components, str]:
@@ -54,10 +55,10 @@ def tell(planned: Sequence[Planned], points: float, spread: Components, origin: 
     """Say how many seeds, or searches, tell a true difference of so many points between any two rows of a sweep.
 
     Args:
-        planned: Its cells. Those of a row differ in their seeds, and where it is tuned in hyperparameters.
+        planned: Cells to compare. Those of a row differ in their seeds, and where it is tuned in hyperparameters.
         points: The difference.
-        spread: How far scores scatter.
-        origin: Where that is from.
+        spread: Scatter of the scores.
+        origin: Source of the spread.
         trials: Trainings of a search; None: as many as the grid has configurations of a row.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What trials of a tuning bring each method, as a table."""
+"""The table of what trials of a tuning bring each method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How label-free measures go with accuracy, as a table and as numbers."""
+"""The agreement of label-free measures with accuracy, as a table and as numbers."""
 
 from __future__ import annotations
 

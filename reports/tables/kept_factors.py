@@ -1,4 +1,4 @@
-"""What representations and embeddings keep of the factors that images are made of: a heat map and its numbers."""
+"""The factors of images that representations and embeddings keep: a heat map and its numbers."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ def table_of_rows(
     Args:
         summary: The task.
         slug: Stem of its file names.
-        title: What it shows.
-        columns: Those after the settings.
+        title: Title of the table.
+        columns: Columns after the settings.
         notes: Text below the table, a paragraph each.
         whole: Whether the row of the untrained network is in it too, and what is planned and has no row.
     """

@@ -1,4 +1,4 @@
-"""What the commands do, as functions: train, evaluate, sweep, tune, challenge, report, and the records as a table.
+"""The commands as functions: train, evaluate, sweep, tune, challenge, report, and the records as a table.
 
 A setting is given as on the command line, `["method=vicreg", "epochs=2"]`, or by keyword, `method="vicreg", epochs=2`.
 A keyword takes numbers, text, lists and None; a dictionary sets members of a group: `optimizer={"base_lr": 0.5}`,
@@ -121,7 +121,7 @@ def sweep(
         name: A preset, the path of a YAML file, or with `cells` the folder's name under the runs folder.
         overrides: Settings that change every cell. Values separated by commas multiply the cells: `seed=0,1,2`.
         cells: The grid, a line or several as in a sweep's file, such as `method=vicreg,sfrik_l3 seed=0,1`.
-        oversized: Run cells too that are predicted not to fit `cluster.gpu_memory_gib`.
+        oversized: Whether to run cells that are predicted not to fit `cluster.gpu_memory_gib`.
         **settings: Settings by keyword, see the module.
 
     Returns:
@@ -168,11 +168,11 @@ def tune(
         name: A preset or the path of a YAML file.
         overrides: Settings that change every cell.
         seeds: Seeds of the final runs; None: those of the file, or of the grid.
-        leading: Only so many methods, the best on the tuning split, get all seeds.
-        trials: Search instead of a grid: each method may train as many images as so many of its cells.
-        repeats: Do each search so often, with other seeds and configurations; None: what the file says, or once.
-        unequal_budgets: Let methods choose from different numbers of configurations.
-        oversized: As in `sweep`.
+        leading: Number of methods, the best on the tuning split, that get all seeds.
+        trials: Budget of a search instead of a grid: each method may train as many images as this many of its cells.
+        repeats: Number of times that each search is done, with seeds of its own; None: as the file says, or 1.
+        unequal_budgets: Whether methods may choose from different numbers of configurations.
+        oversized: Whether to run cells that are predicted not to fit, see `sweep`.
         **settings: Settings by keyword, see the module.
 
     Returns:

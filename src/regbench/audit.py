@@ -36,11 +36,11 @@ def audit(
         *targets: Libraries (`lightly`), one of their losses (`lightly:NTXentLoss`), or losses of one's own:
             `package.module:Class(args)`, `path/file.py:Class(args)`.
         claims: The regularizer that they say they are, such as `simclr(temperature=0.5)`; empty if there is none here.
-        call: How they take views: `arguments`, `list`, `stacked`, `concatenated`, `labelled` or `each`; or a function
+        call: Way they take views: `arguments`, `list`, `stacked`, `concatenated`, `labelled` or `each`; or a function
             of the loss and a `regbench.instruments.audit.target.Batch`.
         gathers: Whether they say that several processes share one batch.
         views: The largest number of views that they take.
-        probes: Those to run; without `ranks` no process is started.
+        probes: Probes to run; without `ranks` no process is started.
 
     Returns:
         What was found of each.

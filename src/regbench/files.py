@@ -67,8 +67,8 @@ def write_digested(path: Path, write: Callable[[IO[bytes]], Any]) -> tuple[Path,
     """Write a file whose name tells its content, atomically, into a folder that is there.
 
     Args:
-        path: Its name without the digest.
-        write: Called with an open file that can be written to from beginning to end, and flushed.
+        path: Path of the file, without the digest in its name.
+        write: Function that writes to an open file, from beginning to end, and may flush it.
 
     Returns:
         The file, such as `a-0123456789abcdef.pt` for `a.pt` with the first digits of its SHA-256, and all digits.
@@ -222,9 +222,9 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
 
     Args:
         path: The file.
-        kind: What it should hold: a `TypedDict`; a dataclass of plain data, without other keys; a class of plain data;
-            lists, mappings and unions of these.
-        remedy: What to do about a file that holds something else.
+        kind: Type that it should hold: a `TypedDict`; a dataclass of plain data, without other keys; a class of plain
+            data; lists, mappings and unions of these.
+        remedy: Advice about a file that holds something else.
 
     Raises:
         FileNotFoundError: If there is no such file.

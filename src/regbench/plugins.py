@@ -54,7 +54,7 @@ class Registry(Generic[P]):
     """The plug-ins of one kind.
 
     Attributes:
-        kind: What one is called in messages, such as "method".
+        kind: Name of one in messages, such as "method".
         group: The entry points of other wheels, such as "regbench.methods".
         package: The package of regbench whose modules hold our own.
     """
@@ -70,7 +70,7 @@ class Registry(Generic[P]):
         """Register a class under `name`, and each preset (name -> settings) under its own.
 
         Args:
-            name: What users write, as in `method=name`.
+            name: Name that users write, as in `method=name`.
             **presets: Names of variants, with the settings that differ from the defaults, or a function that gives them
                 when they are first asked for.
 

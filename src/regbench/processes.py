@@ -127,11 +127,11 @@ class WorkFailed(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Which of the processes this is.
+    """The place of this process among the processes.
 
     Attributes:
-        rank: Its number.
-        world: How many there are.
+        rank: Number of this process.
+        world: Number of processes.
         store: File by which they find each other.
     """
 
@@ -158,9 +158,9 @@ class Processes:
         """Prepare to start processes.
 
         Args:
-            world: How many.
+            world: Number of processes.
             setup: Makes a process's state from its place and `arguments`.
-            *arguments: For `setup`.
+            *arguments: Arguments of `setup`.
             threads: Threads of each process.
         """
         self._world, self._threads = world, threads

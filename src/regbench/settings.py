@@ -77,7 +77,7 @@ def from_plain(cls: type[T], data: object, prefix: str = "") -> T:
     Args:
         cls: A class made by `settings`, or any frozen dataclass of plain fields.
         data: Names and values; what is left out has its default.
-        prefix: What stands before the names in overrides, such as "optimizer.".
+        prefix: Text before the names in overrides, such as "optimizer.".
 
     Raises:
         RegbenchError: If a setting is unknown, missing, of the wrong type or out of bounds, or refused by the class.

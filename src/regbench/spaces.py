@@ -29,7 +29,7 @@ class Range:
     Attributes:
         low: The lower end.
         high: The upper end.
-        scale: On which values are spread evenly: "log", "linear", or "logit" for a weight λ beside a weight 1 − λ: then
+        scale: Scale on which values are spread evenly: "log", "linear", or "logit" for a weight λ beside 1 − λ: then
             the odds λ/(1 − λ) are on a logarithmic scale.
         times: Factor of both ends, where theory says how the hyperparameter moves with the embedding dimension q or the
             batch size n.

@@ -23,9 +23,9 @@ class PlugIn:
     """Annotates a setting that is not plain data, such as a plug-in.
 
     Attributes:
-        read: From the setting or its plain data to the setting; raises `RegbenchError`.
-        plain: From the setting to its plain data.
-        words: What it must be, for messages and tables.
+        read: Function from the setting or its plain data to the setting; raises `RegbenchError`.
+        plain: Function from the setting to its plain data.
+        words: Description of what it must be, for messages and tables.
     """
 
     read: Callable[[Any], Any]

@@ -24,17 +24,17 @@ class OptimizerConfig(ABC):
 
     Attributes:
         base_lr: Learning rate for a batch of 256 images; `lr_scaling` gives the peak for others.
-        lr_scaling: How the peak grows with the batch: "linear" (base_lr · batch_size / 256), "sqrt" (base_lr ·
+        lr_scaling: Growth of the peak with the batch: "linear" (base_lr · batch_size / 256), "sqrt" (base_lr ·
             √(batch_size / 256)) or "none".
         warmup_epochs: Epochs of linear increase to the peak; fractions allowed. Unless it is given, it is half of the
             epochs at most.
         warmup_steps: Steps of the warm-up in place of the epochs; null: as many as the epochs have.
         warmup_start_fraction: First learning rate over the peak.
-        schedule: What follows the warm-up: "cosine" (decay to the last step), "constant", or "wsd" (warm-up, stable,
+        schedule: Schedule after the warm-up: "cosine" (decay to the last step), "constant", or "wsd" (warm-up, stable,
             decay; Hägele et al., NeurIPS 2024: constant, then a linear decay).
         decay_fraction: Part of all steps that the decay of "wsd" takes.
         final_lr_fraction: Learning rate at the end of a decay over the peak.
-        weight_decay: Its meaning depends on the optimizer.
+        weight_decay: Weight decay; its meaning depends on the optimizer.
         exclude_bias_and_norm: Whether tensors of fewer than two dimensions (biases, norms) get no weight decay.
         clip_grad_norm: Largest norm of the gradient of all weights together, which is scaled down to it; null: any.
     """
