@@ -127,7 +127,9 @@ class Manifest:
 
 def _stated(settings: Mapping[str, Any], key: str) -> str:
     """Word one setting, which the settings of an older or newer source may lack."""
-    return f"{'source' if key == 'name' else key} {shown(settings[key])}" if key in settings else f"no {key}"
+    if key not in settings:
+        return f"no {key}"
+    return f"{'source' if key == 'name' else key} {shown(settings[key])}"
 
 
 def prepared_from(dataset: DatasetConfig) -> dict[str, Any]:

@@ -139,7 +139,9 @@ class Journal:
         """Add up the addends of the noted steps' losses; return the last step's loss."""
         progress = self._progress
         names = list(self._losses[0])
-        rows = [torch.stack([terms[name] for name in names]) for terms in self._losses]
+        rows = []
+        for noted in self._losses:
+            rows.append(torch.stack([noted[name] for name in names]))
         # One copy for all steps: each copy from a GPU makes the host wait.
         values = torch.stack(rows).tolist()
         first = progress.step - len(values) + 1

@@ -6,7 +6,8 @@ The first folder holds the bundles, the second gets the figures.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -201,6 +202,16 @@ def other_rates(frame: pd.DataFrame, method: str) -> str:
     return "; ".join(f"{rate:g}: {points[rate] - points[6]:+.1f}" for rate in (3, 12) if rate in points) or "–"
 
 
+def by_level(
+    parts: Sequence[pd.DataFrame], methods: Iterable[str], measure: Callable[[pd.DataFrame, str], pd.Series]
+) -> dict[str, list[pd.Series]]:
+    """Return the measure's seeds of each method, in the order of the levels' cells."""
+    values = {}
+    for method in methods:
+        values[method] = [measure(rows, method) for rows in parts]
+    return values
+
+
 def draw_levels(axes: Axes, levels: Sequence[float], values: Mapping[str, Sequence[pd.Series]]) -> None:
     """Draw the seeds and the mean of each method at each level; `values` has a method's seeds in the levels' order."""
     width = 0.02 * (max(levels) - min(levels))
@@ -218,11 +229,10 @@ def draw_bits(frame: pd.DataFrame, path: Path) -> None:
     figure, bits = plt.figure(figsize=(8, 3.4)), (0, 4, 12)
     parts = [at(frame, bits=count) for count in bits]
     left = figure.add_subplot(1, 2, 1, xlabel="shared bits", ylabel="share of the way (%)")
-    draw_levels(left, bits, {method: [shares(rows, method) for rows in parts] for method in REGULARIZERS})
+    draw_levels(left, bits, by_level(parts, REGULARIZERS, shares))
     left.axhline(0, color="grey", linewidth=0.8)
     right = figure.add_subplot(1, 2, 2, xlabel="shared bits", ylabel="effective rank")
-    ranks = {method: [scores(rows, method, "effective_rank") for rows in parts] for method in REGULARIZERS}
-    draw_levels(right, bits, ranks)
+    draw_levels(right, bits, by_level(parts, REGULARIZERS, partial(scores, column="effective_rank")))
     right.plot([3, 5], [15, 15], "k--", linewidth=1, label="most that four bits allow")
     right.legend(fontsize=8, frameon=False)
     save(figure, path)
@@ -233,12 +243,14 @@ def draw_imbalance(frame: pd.DataFrame, path: Path) -> None:
     figure, levels = plt.figure(figsize=(8, 3.4)), (0, 1.5)
     parts = [at(frame, imbalance=level) for level in levels]
     left = figure.add_subplot(1, 2, 1, xlabel="exponent of the imbalance", ylabel="share of the way (%)")
-    draw_levels(left, levels, {method: [shares(rows, method) for rows in parts] for method in WEIGHTS})
+    draw_levels(left, levels, by_level(parts, WEIGHTS, shares))
     left.axhline(0, color="grey", linewidth=0.8)
     left.legend(fontsize=8, frameon=False)
     right = figure.add_subplot(1, 2, 2, ylabel="linear probing (%)", title="imbalance 1.5")
     kinds = ("linear_head_top1 test", "linear_tail_top1 test")
-    values = {method: [scores(parts[1], method, kind) for kind in kinds] for method in WEIGHTS}
+    values = {}
+    for method in WEIGHTS:
+        values[method] = [scores(parts[1], method, kind) for kind in kinds]
     draw_levels(right, (0, 1), values)
     right.set_xticks((0, 1), ("frequent classes", "rare classes"))
     for place, kind in enumerate(kinds):

@@ -36,7 +36,8 @@ def challenge(ctx: click.Context, loss: str, overrides: Sequence[str], track: st
     from regbench.tracks.smoke import Smoke
 
     with prepared(loss, track, overrides) as begun:
-        outcome = begun.plan() if plan else begun.run(watch if wait else None, click.echo)
+        live = watch if wait else None
+        outcome = begun.plan() if plan else begun.run(live, click.echo)
     for line in str(outcome or "when they have ended, the same command goes on").split("\n"):
         click.echo(printable(line))
     ctx.exit(1 if isinstance(outcome, Smoke) and not outcome.ok else 0)
