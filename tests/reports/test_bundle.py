@@ -564,7 +564,10 @@ def test_what_was_packed_is_told_and_nothing_else_is_left(tmp_path: Path) -> Non
         data["scores"][0]["value"] = 99.0
         resign(path, scores=data["scores"])
     shutil.rmtree(out.parent)
-    with pytest.raises(RegbenchError, match=r"mine/.*more than its top-5.* \(and \d+ more\); docs/leaderboard.md says"):
+    first = f"mine/{min(path.parent.name for path in sweep.glob('*/record.json'))}/record.json"
+    with pytest.raises(
+        RegbenchError, match=rf"{first}: .*more than its top-5.* \(and \d+ more\); docs/leaderboard.md says"
+    ):
         submit([sweep], out)
     assert list(out.parent.iterdir()) == []
 
