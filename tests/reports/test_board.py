@@ -446,9 +446,13 @@ def test_what_is_refused_is_counted(bundles: Path, tmp_path: Path) -> None:
     assert "(and 3 more)" in done.stderr
     shutil.copy(bundles / "lab-a.zip", tmp_path)
     (tmp_path / "a_folder.zip").mkdir()
+    (tmp_path / "00.zip").rename(tmp_path / "00\x1b[2J.zip")
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0
     assert len(done.stderr.splitlines()) == 22
+    assert gather(tmp_path).refused[0][0] == r"00\x1b[2J"  # which a terminal would obey
+    (tmp_path / "00\x1b[2J.zip").rename(tmp_path / "00.zip")
+    assert CliRunner().invoke(main, command).exit_code == 0
     text = (tmp_path / "site" / "index.html").read_text()
     assert re.findall('<span class="id">([0-9]*)</span>: mine/', text) == [f"{number:02}" for number in range(20)]
     assert "22 bundles do not check out" in text

@@ -454,6 +454,7 @@ def test_what_was_run_is_told_with_each_value_that_it_had(runs: Path, record: Ma
     """Sizes are those of trained cells, and numbers are in their order."""
     record("VICReg", 10, cell={"embedding_dim": 1024, "batch_size": 64})
     record("VICReg", 9, status="diverged", knn=None, linear=None, environment={"git": None, "hardware": "a GPU"})
+    record("AUH", 9, status="tuned", knn=None, linear=None, tuning=60.0)
     record("untrained", cell={"embedding_dim": 8, "batch_size": 8})
     assert facts(task(runs)) == [
         ("Data set", f"fashion_mnist (1000 training images per class, train split's sha256 {6 * 'ab'}…)"),
@@ -466,7 +467,7 @@ def test_what_was_run_is_told_with_each_value_that_it_had(runs: Path, record: Ma
         ("Loader", "ffcv"),
         ("Versions", "regbench 0.1.0, python 3.11.7, torch 2.14.1"),
         ("Code", "abc1234"),
-        ("Cells", "3 finished (1 diverged)"),
+        ("Cells", "4 finished (1 diverged)"),
         ("Date (UTC)", "2026-11-21 to 2026-11-22"),
     ]
 
@@ -496,6 +497,7 @@ def test_cells_say_of_which_row_and_configuration_they_are(runs: Path, record: M
     record("untrained")
     summary = task(runs)
     cells = cells_of(summary, 2, styles(["VICReg"]))
+    assert section(summary, tables_of(summary), 2, styles(["VICReg"]))["filters"] == {}  # there is one row to see
     assert {cell["section"] for cell in cells} == {2}
     rows = {row.label: place for place, row in enumerate(summary.rows)}
     final = [cell for cell in cells if cell["status"] == "done"]
@@ -527,7 +529,7 @@ def test_a_long_training_is_drawn_to_its_end_by_what_was_logged(runs: Path, reco
 
 
 def test_kernels_of_one_label_are_told_apart_by_their_rows(runs: Path, record: Make) -> None:
-    for q, spectrum in ((64, (1.0, 4.0, 2.0)), (128, (1.0, 8.0, 0.0)), (256, (1.0, 8.0, 0.0))):
+    for q, spectrum in ((64, (1.0, 8.0, 2.0)), (128, (1.0, 8.0, 0.0)), (256, (1.0, 8.0, 0.0))):
         record("SFRIK (L=2)", cell={"embedding_dim": q}, spectrum=spectrum, linear=70.0 + q / 100)
     record("SFRIK (L=1)", spectrum=(1.0, 3.0))
     summary = task(runs)
