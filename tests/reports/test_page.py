@@ -534,5 +534,6 @@ def test_kernels_of_one_label_are_told_apart_by_their_rows(runs: Path, record: M
     record("SFRIK (L=1)", spectrum=(1.0, 3.0))
     summary = task(runs)
     (drawing,) = spectrum_drawings(summary, styles(["SFRIK (L=1)", "SFRIK (L=2)"]))
+    assert "SFRIK (L=1): b₁ = 3<" in str(drawing)
     names = re.findall("<title>(SFRIK [^:]*): ", str(drawing))
     assert sorted(set(names)) == ["SFRIK (L=1)", "SFRIK (L=2), q=256", "SFRIK (L=2), q=64"]
