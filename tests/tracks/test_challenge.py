@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from types import ModuleType
 
 import pytest
 import torch
@@ -171,12 +172,15 @@ def test_an_edited_file_is_another_challenge(write: Callable[[str, str], Path]) 
     assert LossFile.of(f"{write('losses.py', MODULE)}:Far").name == "far"
 
 
-def test_a_loss_is_taken_from_its_file_alone(write: Callable[[str, str], Path]) -> None:
+def test_a_loss_is_taken_from_its_file_alone(
+    write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert (LossFile.of(Regularizer).chosen, LossFile.of(Regularizer).path.name) == ("Regularizer", "base.py")
     for place in (write("loss.txt", PULL), "none.py"):
         with pytest.raises(RegbenchError, match=f"there is no file {place}; give my_loss.py"):
             LossFile.of(place)
-    for other in (3, int):
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # as of an interactive Python
+    for other in (3, int, type("Typed", (), {"__module__": "__main__"})):
         with pytest.raises(RegbenchError, match="is in no file; save it in one"):
             LossFile.of(other)
 
