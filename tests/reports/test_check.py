@@ -144,6 +144,7 @@ def test_splits_must_hold_the_same_images(runs: Path, record: Make) -> None:
     (line,) = check_records([runs]).misfits
     told = f"cdcdcdcdcdcd in 2 records, first {first}; eeeeeeeeeeee in 1 records, first {other}"
     assert line == f"data set fashion_mnist: the test split has 2 contents: {told}"
+    assert check_records(sorted(runs.glob("*/*"), reverse=True)).misfits == (line,)
 
 
 def test_a_tunings_choice(runs: Path, record: Make) -> None:

@@ -134,6 +134,7 @@ def test_what_is_missing_is_told_in_the_order_of_the_plan(
     monkeypatch.chdir(runs)
     for folder in (runs, Path(), Path("quickstart")):
         assert read_records(folder).missing == missing
+    assert read_records(Path("quickstart", done)).missing == ()  # nobody asked for the others
     (sweep / names["failed"] / "attempts" / "3.json").write_text("{")
     (sweep / "sweep.json").write_text("{")
     found = {(cell.cell_id, cell.failure) for cell in read_records(runs).missing}
