@@ -26,7 +26,7 @@ from regbench.reports import WrittenReport, write_report
 from regbench.reports.find.records import read_records
 from regbench.reports.garbage import without_garbage_collection
 from regbench.reports.page import drawing
-from regbench.reports.tables.details import accuracy_table
+from regbench.reports.tables.details import accuracy_table, tables_of
 from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.kept_factors import factors_tables
 from regbench.reports.tables.leaderboard import leaderboard
@@ -368,6 +368,9 @@ def test_a_terminal_shows_leaderboards_and_kept_factors_with_their_notes(
     assert large.count("Kept in the backbone") == 1 and large.endswith("\n\nnot finished yet: 2 of quickstart")
     assert [part.count("\n  * stands for bold.\n") for part in (small, large)] == [1, 1]
     summary = next(each for each in tasks(runs) if "fashion" in each.name)
+    assert not [
+        slug for slug, each in tables_of(summary).items() if f"\n{each.title}\n" in text and "factor" not in slug
+    ]
     for note in (*leaderboard(summary).notes, *factors_tables(summary)[0].notes):
         assert " ".join(note.split()) in " ".join(large.split())
 
