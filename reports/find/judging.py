@@ -174,7 +174,7 @@ def _config_misfits(record: Record) -> Iterator[Misfit]:
         yield Misfit(path, "is missing, so the run cannot be repeated")
         return
     except (OSError, ValueError) as error:
-        yield Misfit(path, f"cannot be read ({' '.join(str(error).split())})")
+        yield Misfit(path, f"cannot be read ({error})")
         return
     if config != cell:
         found = config if isinstance(config, dict) else {}

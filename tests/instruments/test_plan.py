@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -11,14 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed import fake_pg
 
 from regbench import RegbenchError
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
-from regbench.benchmark.training.assembly import build_network
+from regbench.benchmark.training.assembly import build_network, build_teacher
 from regbench.instruments import plan
 from regbench.instruments.plan import Accounts, Needs, largest, predict, savings, table
 from regbench.methods import Engine, Regularizer
@@ -222,8 +226,8 @@ def test_other_methods(method: str) -> None:
 def test_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of sizes that double, the last that fits; a GPU has its share of the batch."""
 
-    def needed(cell: Cell, *, world_size: int) -> Any:
-        return SimpleNamespace(peak_bytes=cell.batch_size * cell.embedding_dim // world_size)
+    def needed(cell: Cell, *, world_size: int, plain_network: bool = False) -> Any:
+        return SimpleNamespace(peak_bytes=(1 + plain_network) * cell.batch_size * cell.embedding_dim // world_size)
 
     monkeypatch.setattr(plan, "predict", needed)
     cell = small_cell()
@@ -231,6 +235,51 @@ def test_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert largest(cell, 64 * 33, "batch_size", world_size=3) == 96
     assert largest(cell, 32 * 100, "embedding_dim") == 64
     assert largest(cell, 100, "batch_size") is None
+    assert largest(cell, 64 * 32, "batch_size", plain_network=True) == 16
+
+
+def test_savings_come_one_on_top_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "predict", lambda cell, **switches: switches)
+    found = list(savings(small_cell(), world_size=8).values())
+    ways = [("textbook", False, True), ("auto", False, True), ("auto", True, True), ("auto", True, False)]
+    names = ("loss_form", "ddp_bucket_view", "plain_network")
+    assert found == [{"world_size": 8, **dict(zip(names, way, strict=True))} for way in ways]
+
+
+def test_the_table_is_in_decimal_units_and_leaves_out_what_is_tiny() -> None:
+    parts = {"weights": 7_000_000_000, "images": 5_000_000, "optimizer state": 4_999_999}
+    work = {"flop_per_step": 2_340_000_000_000, "sent_bytes_per_step": 1_500_000_000, "checkpoint_bytes": 1}
+    needs = Needs(peak_bytes=12_340_000_000, moment="backward", parts_bytes=parts, parameters=1, **work)
+    line = table({"mine": needs}, "plain").splitlines()[1]
+    assert re.split("  +", line) == ["mine", "12.34", "backward", "weights 7.00, images 0.01", "2.3", "1.50"]
+
+
+def allocated(tensors: Iterable[Tensor]) -> int:
+    """Bytes of tensors, each in units of 512."""
+    return sum(-(-tensor.nbytes // 512) * 512 for tensor in tensors)
+
+
+def test_what_lives_through_a_step_is_counted_to_the_allocation() -> None:
+    network = build_network(small_cell(), torch.device("cpu"))
+    needs = predict(small_cell(), world_size=2, ddp_bucket_view=False)
+    parts = needs.parts_bytes
+    assert parts["weights"] == allocated(network.state_dict().values())
+    trained = allocated(network.parameters())
+    assert (parts["gradients"], parts["DDP buckets"], parts["optimizer state"]) == (trained, trained, trained)
+    assert "DDP buckets" not in predict(small_cell(), world_size=2).parts_bytes
+    assert sum(parts.values()) == needs.peak_bytes
+    assert list(parts.values()) == sorted(parts.values(), reverse=True)
+
+
+def test_a_teacher_lives_beside_the_network_and_is_kept_with_it() -> None:
+    cell = small_cell("network.teacher=ema")
+    network = build_network(cell, torch.device("cpu"))
+    teacher = build_teacher(cell, network)
+    assert teacher is not None
+    alone, taught = (predict(each) for each in (small_cell(), cell))
+    state = list(teacher.state_dict().values())
+    assert taught.parts_bytes["teacher"] == allocated(state)
+    assert taught.checkpoint_bytes - alone.checkpoint_bytes == sum(tensor.nbytes for tensor in state)
 
 
 def test_what_labels_train_is_counted_as_it_is_trained() -> None:
@@ -248,6 +297,18 @@ def test_what_labels_train_is_counted_as_it_is_trained() -> None:
 def test_refusals() -> None:
     with pytest.raises(RegbenchError, match="batch_size=32 cannot be shared equally by 3 GPUs; choose a multiple"):
         predict(small_cell(), world_size=3)
+    with pytest.raises(RegbenchError, match="cannot be shared equally by 0 GPUs"):
+        predict(small_cell(), world_size=0)
+    hook = sys.excepthook
+    dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(RegbenchError, match="one of several already; plan in a process of its own"):
+            predict(small_cell(), world_size=2)
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook
+    predict(small_cell(), world_size=2)
+    assert (dist.is_initialized(), sys.excepthook) == (False, hook)
     with pytest.raises(RegbenchError, match="cannot seek the largest 'epochs'"):
         largest(small_cell(), 10**9, "epochs")
 

@@ -79,7 +79,9 @@ def test_a_raised_score_is_found_from_the_weights(
     assert done.stdout.count("measured_nowhere on tuning did not come again") == 1
 
 
-@pytest.mark.parametrize(("what", "other"), [("hardware", "another"), ("numpy", "1.0")])
+@pytest.mark.parametrize(
+    ("what", "other"), [("hardware", "another"), ("numpy", "1.0"), ("torch", "2.0"), ("torchvision", "0.1")]
+)
 def test_elsewhere_scores_may_differ_a_little(
     what: str, other: str, trained: Path, tiny_data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

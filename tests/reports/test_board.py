@@ -249,14 +249,15 @@ def test_short_trainings_of_a_search_are_in_no_row(bundles: Path, tmp_path: Path
     template = next(r for r in parts.records if (r["status"], r["method"]) == ("tuned", "vicreg"))
     parts.score(parts.shorten(template), split="tuning")["value"] = 89.0
     parts.write(tmp_path / "search.zip")
+    shutil.copy(bundles / "other" / "lab-b.zip", tmp_path / "without_a_search.zip")
     done = CliRunner().invoke(main, ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")])
-    assert "cells: 7, bundles: 1, tasks: 1;" in done.output
+    assert "cells: 7, bundles: 2, tasks: 1;" in done.output
     (page,) = (tmp_path / "site" / "tasks").iterdir()
     found = tables_in(page)
     assert all("epochs" not in row for row in found["Leaderboard"])
     assert Counter(row["method"] for row in found["Hyperparameters"]) == {"VICReg": 2, "AUH": 2}
     assert all("89.00" not in row["knn_top1 (%), tuning"] for row in found["Hyperparameters"])
-    epochs = [run["config"]["epochs"] for (run,) in cells_of_site(tmp_path / "site").values()]
+    epochs = [run["config"]["epochs"] for run, *_ in cells_of_site(tmp_path / "site").values()]
     assert sorted(epochs) == [1, 2, 2, 2, 2, 2, 2]
 
 
@@ -446,9 +447,13 @@ def test_what_is_refused_is_counted(bundles: Path, tmp_path: Path) -> None:
     assert "(and 3 more)" in done.stderr
     shutil.copy(bundles / "lab-a.zip", tmp_path)
     (tmp_path / "a_folder.zip").mkdir()
+    (tmp_path / "00.zip").rename(tmp_path / "00\x1b[2J.zip")
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0
     assert len(done.stderr.splitlines()) == 22
+    assert gather(tmp_path).refused[0][0] == r"00\x1b[2J"  # which a terminal would obey
+    (tmp_path / "00\x1b[2J.zip").rename(tmp_path / "00.zip")
+    assert CliRunner().invoke(main, command).exit_code == 0
     text = (tmp_path / "site" / "index.html").read_text()
     assert re.findall('<span class="id">([0-9]*)</span>: mine/', text) == [f"{number:02}" for number in range(20)]
     assert "22 bundles do not check out" in text

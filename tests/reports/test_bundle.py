@@ -536,7 +536,9 @@ def test_a_bundle_that_was_read_says_all_that_it_holds(honest: Path, tmp_path: P
     assert found.weights == {record["checkpoint"]["sha256"] for record in parts.records}
     assert found.later == {(parts.evaluations[0]["cell_id"], "voc07_map", "test")}
     record = found.records[0]
-    assert str(record.path) == f"mine/{record.cell_id}/record.json"
+    assert {each.path for each in found.records} == {
+        Path("mine", each.cell_id, "record.json" if each.status == "done" else "tuning.json") for each in found.records
+    }
     assert found.last_epoch(record)["epoch"] == 2
     assert replace(found, histories={}).last_epoch(record) == {}
     place = unpack_weights(found, record, tmp_path)
@@ -564,7 +566,10 @@ def test_what_was_packed_is_told_and_nothing_else_is_left(tmp_path: Path) -> Non
         data["scores"][0]["value"] = 99.0
         resign(path, scores=data["scores"])
     shutil.rmtree(out.parent)
-    with pytest.raises(RegbenchError, match=r"mine/.*more than its top-5.* \(and \d+ more\); docs/leaderboard.md says"):
+    first = f"mine/{min(path.parent.name for path in sweep.glob('*/record.json'))}/record.json"
+    with pytest.raises(
+        RegbenchError, match=rf"{first}: .*more than its top-5.* \(and \d+ more\); docs/leaderboard.md says"
+    ):
         submit([sweep], out)
     assert list(out.parent.iterdir()) == []
 
@@ -577,6 +582,17 @@ def test_damaged_content_is_refused_in_one_line(honest: Path, tmp_path: Path) ->
     done = run("verify", broken)
     assert done.exit_code == 2
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("offset", "value"), [(8, 1), (10, 99)], ids=["encrypted", "compressed in an unknown way"])
+def test_a_zip_of_another_kind_is_refused_in_one_line(offset: int, value: int, honest: Path, tmp_path: Path) -> None:
+    content = bytearray(honest.read_bytes())
+    content[content.index(b"PK\x01\x02") + offset] = value  # in the zip's list of members
+    other = tmp_path / "other.zip"
+    other.write_bytes(content)
+    done = run("verify", other)
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert "is no bundle as `regbench submit` writes it" in done.stderr
 
 
 def test_what_unpacks_to_too_much_is_refused(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -685,6 +701,7 @@ def test_what_is_computed_again_may_differ_as_seeds_do(honest: Path, tmp_path: P
     assert told(0.49) == ""
     least = 3 * math.sqrt(2) * math.sqrt((2 + 0) / 2)
     assert "knn_top1 on test" not in told(least - 0.01) and "linear_top1 on test" in told(0.51)
+    assert f"linear_top1 on test is {record.score('linear_top1', 'test'):g} there and 65.51 here" in told(0.51)
     assert "0.5 is the tolerance" in told(0.51) and f"{least:.2g} is the tolerance" in told(least + 0.01)
 
 
@@ -733,7 +750,8 @@ def test_published_weights_and_cells_that_were_only_tuned_are_not_computed_again
     first, *others = (record for record in found.records if record.status == "done")
     tuned = [record for record in found.records if record.status == "tuned"]
     published = replace(first, cell={**first.cell, "external": {}})
-    drawn = drawn_cells(replace(found, records=(published, *tuned, *others)), 9)
+    diverged = replace(first, status="diverged", scores=())
+    drawn = drawn_cells(replace(found, records=(published, diverged, *tuned, *others)), 9)
     assert {record.cell_id for record in drawn} == {record.cell_id for record in others}
 
 

@@ -76,7 +76,7 @@ def test_a_misfit_is_told_alone_and_the_record_left_out(
     spoil(record("VICReg", linear=99.5))
     lines = check_records([runs]).misfits
     assert len(lines) == 1 + any(part in reason for part in TWICE), lines
-    assert reason in "\n".join(lines)
+    assert reason in "\n".join(lines) and all("\n" not in line for line in lines)
     assert [each.label for each in read_records(runs).records] == ["AUH"]
     assert str(check_records([runs])).endswith(f"\n{len(lines)} misfit{'s' if len(lines) > 1 else ''} in 2 records")
 
@@ -89,6 +89,8 @@ def test_weights_are_read_where_they_still_are(runs: Path, record: Make) -> None
     path.with_name("checkpoint-0001.pt").write_bytes(b"others")
     (line,) = check_records([runs]).misfits
     assert "checkpoint-0001.pt: its content is not what" in line
+    path.with_name("metrics-0001.jsonl").unlink()  # what else does not fit hides nothing
+    assert check_records([runs]).misfits[1:] == (line,)
 
 
 def test_a_record_may_be_checked_from_within_its_folder(
@@ -112,8 +114,8 @@ def test_a_run_without_a_record_is_nothing_to_check(runs: Path, record: Make) ->
 
 def test_nothing_there(runs: Path) -> None:
     runs.mkdir()
-    with pytest.raises(RegbenchError, match="no record in"):
-        check_records([runs])
+    with pytest.raises(RegbenchError, match=f"no record in {runs}, {runs.parent}; make some"):
+        check_records([runs, runs.parent])
 
 
 def test_a_choice_that_is_not_here_is_named(runs: Path, record: Make) -> None:
@@ -130,14 +132,19 @@ def test_a_choice_may_lie_in_the_sweep_that_a_cell_came_from(runs: Path, record:
     origin = {"selected_on": "tuning", "record": "mine/tuning_choice.json", "sha256": digest}
     resign(path, choice={"hyperparameters": origin})
     assert check_records([runs]).misfits == ()
+    tuning_choice(runs / "again")  # a sweep's own comes first
+    (line,) = check_records([runs]).misfits
+    assert "chosen in another version of mine" in line
 
 
 def test_splits_must_hold_the_same_images(runs: Path, record: Make) -> None:
-    record("VICReg")
-    record("AUH", data=ImageSource("made up", {"train": "ab" * 32, "test": "ee" * 32}))
+    first = min(record("VICReg", seed) for seed in (0, 1))
+    other = record("AUH", data=ImageSource("made up", {"train": "ab" * 32, "test": "ee" * 32}))
     record("AUH", cell={"dataset": dataset("stl10")}, data=ImageSource("made up", {"test": "11" * 32}))
     (line,) = check_records([runs]).misfits
-    assert line.startswith("data set fashion_mnist: the test split has 2 contents: cdcdcdcdcdcd in 1 records")
+    told = f"cdcdcdcdcdcd in 2 records, first {first}; eeeeeeeeeeee in 1 records, first {other}"
+    assert line == f"data set fashion_mnist: the test split has 2 contents: {told}"
+    assert check_records(sorted(runs.glob("*/*"), reverse=True)).misfits == (line,)
 
 
 def test_a_tunings_choice(runs: Path, record: Make) -> None:
@@ -160,6 +167,7 @@ def test_a_tunings_choice(runs: Path, record: Make) -> None:
     (line,) = check_records([runs]).misfits
     assert "tuning_choice.json: not valid JSON" in line
     shutil.rmtree(path.parent)
+    record("VICReg", sweep="other")  # the same cell, and not of this tuning
     write()
     (line,) = check_records([runs]).misfits
     assert f"{best}, chosen for VICReg, has no record beside it" in line

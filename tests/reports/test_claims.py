@@ -179,6 +179,11 @@ def _hidden_behind_an_order(parts: Parts) -> None:
     entry["setting"] = dict(reversed(entry["setting"].items()))
 
 
+def _hidden_in_another_setting(parts: Parts) -> None:
+    FORGERIES["a smaller budget for one method"][0](parts)
+    parts.choices[0]["choices"][1]["setting"]["batch_size"] = 64
+
+
 def _rate(parts: Parts, chosen: object, candidates: object) -> None:
     parts.final[0]["choice"]["probe_learning_rate"].update(chosen=chosen, candidates=candidates)
 
@@ -249,6 +254,7 @@ HONEST: dict[str, Change] = {
     "no candidate": lambda parts: _rate(parts, 1, {}),
     "a command with a quoted word": lambda parts: _command(parts, "regbench train 'a b'"),
     "a tuning that is repeated": _repeated,
+    "a smaller budget in another setting": _hidden_in_another_setting,
     "the last bits of a mean": lambda parts: _first(parts).update(value=70.0 + 1e-9),
 }
 
@@ -269,7 +275,7 @@ MISFITS: dict[str, tuple[Change, list[str]]] = {
         lambda parts: parts.final[0]["choice"].clear(),
         ["nothing says how its hyperparameters were chosen", "the tuning mine has not chosen it"],
     ),
-    "another program's command": (lambda parts: _command(parts, "curl train"), NO_COMMAND),
+    "another program's command": (lambda parts: _command(parts, "curl regbench"), NO_COMMAND),
     "a command with an open quote": (lambda parts: _command(parts, "regbench 'train"), NO_COMMAND),
     "a command in unusual spelling": (lambda parts: _command(parts, "regbench  train"), NO_COMMAND),
     "a command that cannot be read": (lambda parts: _command(parts, "regbench '\u202e'"), NO_COMMAND),
@@ -393,6 +399,10 @@ MISFITS: dict[str, tuple[Change, list[str]]] = {
         ["ranked for VICReg with None, has 66.0 in its records"],
     ),
     "no score in the record": (_unmeasured, ["ranked for VICReg with 66.0, has None in its records"]),
+    "a choice that says nothing of epochs": (
+        lambda parts: _entry(parts)["setting"].pop("epochs"),
+        [f"{NO_RUN} .KeyError"],
+    ),
     "a choice of nothing": (
         lambda parts: parts.choices[0]["choices"].clear(),
         ["it claims a budget of 2, and its longest ranking has 0", *(4 * [OTHERS])],

@@ -15,8 +15,13 @@ from playwright.sync_api import Browser, Page, expect
 
 from regbench.reports import write_report
 from regbench.reports.page import figures
-from tests.reports.conftest import GIVEN, PATIENCE_MS, STILL, score
-from tests.reports.reading import Drawn, cells_in
+from regbench.reports.page.drawing import styles
+from regbench.reports.page.lines import spectrum_drawings
+from regbench.reports.page.page import cells_of, facts, protocols_of, section
+from regbench.reports.tables.details import tables_of
+from tests.records import tuning_choice
+from tests.reports.conftest import GIVEN, PATIENCE_MS, STILL, score, settings
+from tests.reports.reading import Drawn, cells_in, task
 
 Make = Callable[..., Path]
 Open = Callable[..., Page]
@@ -443,3 +448,92 @@ def test_a_page_of_cells_that_have_finished_or_failed_loads_once(browser: Browse
     page.clock.run_for(300_000)
     assert page.evaluate("[window.here, sessionStorage.length]") == ["first", 0]  # what is to be kept is there before
     page.close()
+
+
+def test_what_was_run_is_told_with_each_value_that_it_had(runs: Path, record: Make) -> None:
+    """Sizes are those of trained cells, and numbers are in their order."""
+    record("VICReg", 10, cell={"embedding_dim": 1024, "batch_size": 64})
+    record("VICReg", 9, status="diverged", knn=None, linear=None, environment={"git": None, "hardware": "a GPU"})
+    record("AUH", 9, status="tuned", knn=None, linear=None, tuning=60.0)
+    record("untrained", cell={"embedding_dim": 8, "batch_size": 8})
+    assert facts(task(runs)) == [
+        ("Data set", f"fashion_mnist (1000 training images per class, train split's sha256 {6 * 'ab'}…)"),
+        ("Network", "resnet_tiny"),
+        ("Embedding dimension", "512, 1024"),
+        ("Batch size", "64, 256"),
+        ("Epochs", "3"),
+        ("Seeds", "0, 9, 10"),
+        ("Hardware", "1 x Example CPU, a GPU"),
+        ("Loader", "ffcv"),
+        ("Versions", "regbench 0.1.0, python 3.11.7, torch 2.14.1"),
+        ("Code", "abc1234"),
+        ("Cells", "4 finished (1 diverged)"),
+        ("Date (UTC)", "2026-11-21 to 2026-11-22"),
+    ]
+
+
+def test_a_task_says_what_can_be_chosen_of_it_and_what_all_trained_cells_share(runs: Path, record: Make) -> None:
+    for label, q, rate in (("AUH", 512, 0.5), ("VICReg", 512, 0.5), ("VICReg", 2048, 0.5), ("VICReg", 64, 0.25)):
+        optimizer = {**settings(label)["optimizer"], "base_lr": rate}
+        record(label, cell={"embedding_dim": q, "optimizer": optimizer})
+    record("untrained")
+    summary = task(runs)
+    shown = section(summary, tables_of(summary), 1, styles(["AUH", "VICReg"]))
+    assert shown["filters"] == {"method": ["AUH", "VICReg"], "q": ["64", "512", "2048"]}
+    shared, trained = dict(shown["shared"]), [one for one in summary.records if not one.is_reference]
+    assert shared == dict(set.intersection(*(set(one.settings.items()) for one in trained)))
+    assert "optimizer.base_lr" not in shared and (shared["epochs"], shared["batch_size"]) == ("3", "256")
+
+
+def test_cells_say_of_which_row_and_configuration_they_are(runs: Path, record: Make) -> None:
+    """Of two seeds, two configurations that were only tuned, and one of a search's short trainings."""
+    for seed in (0, 1):
+        record("VICReg", seed, tuning=60.0)
+    for rate in (0.25, 0.125, 0.1):
+        optimizer = {**settings("VICReg")["optimizer"], "base_lr": rate}
+        path = record("VICReg", status="tuned", knn=None, linear=None, tuning=50.0, cell={"optimizer": optimizer})
+    tuning_choice(runs / "quickstart")
+    (runs / "quickstart" / "search.json").write_text(json.dumps({"short": {path.parent.name: 1}}))
+    record("untrained")
+    summary = task(runs)
+    cells = cells_of(summary, 2, styles(["VICReg"]))
+    assert section(summary, tables_of(summary), 2, styles(["VICReg"]))["filters"] == {}  # there is one row to see
+    assert {cell["section"] for cell in cells} == {2}
+    rows = {row.label: place for place, row in enumerate(summary.rows)}
+    final = [cell for cell in cells if cell["status"] == "done"]
+    assert [cell["row"] for cell in final] == [rows[cell["label"]] for cell in final]
+    assert [cell["row"] for cell in cells if cell["status"] == "tuned"] == 3 * [-1]
+    groups = {(cell["label"], cell["config"]["optimizer"]["base_lr"]): cell["group"] for cell in cells}
+    assert sorted(groups.values()) == [0, 1, 2, 3, 4]
+    assert {cell["group"] for cell in final if cell["label"] == "VICReg"} < set(groups.values())
+    assert (cells[-1]["id"], cells[-1]["group"]) == (path.parent.name, 4)
+
+
+def test_protocols_are_told_once_and_of_many_the_first(runs: Path, record: Make) -> None:
+    for seed in (3, 2, 1, 0, 4):
+        how = replace(score("knn_top1", 70.0), protocol=f"way {min(seed, 3)}")
+        record("VICReg", seed, scores=(how, score("linear_top1", 75.0), score("factor_position_backbone", 50.0)))
+    told = ["kNN top-1 (%): way 0; way 1; way 2; and 1 more", "linear top-1 (%): how linear_top1 is measured"]
+    assert protocols_of(task(runs).records) == told
+
+
+def test_a_long_training_is_drawn_to_its_end_by_what_was_logged(runs: Path, record: Make, tmp_path: Path) -> None:
+    """Of one seed the last loss is no number."""
+    for seed in (0, 1):
+        rows = [{"epoch": e, "loss": 500.0 - e, "alignment": 0.5} for e in range(1, 401)]
+        rows[-1]["loss"] = float("nan") if seed else 100.0
+        record("VICReg", seed, history=rows)
+    text = write_report(runs, tmp_path / "report").page.read_text()
+    assert "<title>VICReg: 100 in epoch 400, n = 1</title>" in text
+    assert re.search(r"<title>VICReg: 0\.50* ± 0\.?0* in epoch 400, n = 2</title>", text)
+
+
+def test_kernels_of_one_label_are_told_apart_by_their_rows(runs: Path, record: Make) -> None:
+    for q, spectrum in ((64, (1.0, 8.0, 2.0)), (128, (1.0, 8.0, 0.0)), (256, (1.0, 8.0, 0.0))):
+        record("SFRIK (L=2)", cell={"embedding_dim": q}, spectrum=spectrum, linear=70.0 + q / 100)
+    record("SFRIK (L=1)", spectrum=(1.0, 3.0))
+    summary = task(runs)
+    (drawing,) = spectrum_drawings(summary, styles(["SFRIK (L=1)", "SFRIK (L=2)"]))
+    assert "SFRIK (L=1): b₁ = 3<" in str(drawing)
+    names = re.findall("<title>(SFRIK [^:]*): ", str(drawing))
+    assert sorted(set(names)) == ["SFRIK (L=1)", "SFRIK (L=2), q=256", "SFRIK (L=2), q=64"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from regbench import RegbenchError
+from regbench.reports.find.check import check_records
 from regbench.reports.find.records import load_records, read_records
 from regbench.reports.find.runs import Missing
 from regbench.reports.rows.grouping import summarize
@@ -50,7 +51,8 @@ def test_tidy_data_has_one_row_per_score(runs: Path, record: Make) -> None:
 def test_a_number_that_no_column_can_hold_is_text(runs: Path, record: Make) -> None:
     record("AUH", environment={"serial": 7})
     record("VICReg", environment={"serial": 2**63})
-    assert set(load_records(runs)["serial"]) == {"7", str(2**63)}
+    record("untrained")
+    assert load_records(runs)["serial"].fillna("none").tolist() == [*("7", "7"), *(2 * [str(2**63)]), *(2 * ["none"])]
 
 
 def test_a_folder_of_sweeps_a_sweep_a_run_directory_and_several_folders(runs: Path, record: Make) -> None:
@@ -87,11 +89,13 @@ def test_a_copied_folder_does_not_count_twice(runs: Path, record: Make) -> None:
     found = read_records(runs)
     assert len(found.records) == 1
     assert "same cell" in found.skipped[0].reason
+    record(sweep="other")
+    assert [each.sweep for each in read_records(runs).records] == ["other", "quickstart"]
 
 
 def test_unfinished_cells_are_counted(runs: Path, record: Make) -> None:
     record()
-    for name in ("0123456789ab", "ba9876543210", "report"):
+    for name in ("0123456789ab", "ba9876543210", "report", "measurements"):
         folder = runs / "quickstart" / name
         folder.mkdir()
         (folder / "config.yaml").touch()
@@ -130,6 +134,7 @@ def test_what_is_missing_is_told_in_the_order_of_the_plan(
     monkeypatch.chdir(runs)
     for folder in (runs, Path(), Path("quickstart")):
         assert read_records(folder).missing == missing
+    assert read_records(Path("quickstart", done)).missing == ()  # nobody asked for the others
     (sweep / names["failed"] / "attempts" / "3.json").write_text("{")
     (sweep / "sweep.json").write_text("{")
     found = {(cell.cell_id, cell.failure) for cell in read_records(runs).missing}
@@ -196,6 +201,7 @@ def test_what_is_left_out_is_counted_in_a_line(runs: Path, record: Make) -> None
         paths[number].write_text("{")
         first = min(paths[1 : number + 1])
         assert re.fullmatch(f"{count} {told.format(first, others)} tells all", read_records(runs).warning)
+    assert read_records([runs, runs / "quickstart"]).remedy == "regbench report runs quickstart --check"
     paths[0].write_text("{")
     with pytest.raises(RegbenchError, match=f"in {runs}: 3 damaged or changed, the first is {min(paths)}: not valid"):
         read_records(runs)
@@ -256,6 +262,7 @@ def test_an_evaluation_that_does_not_fit_is_set_aside(
     found = read_records(runs)
     assert found.records[0].score("voc07_map", "test") is None
     assert [s.path for s in found.skipped] == [path]
+    assert check_records([runs]).misfits == tuple(map(str, found.skipped))
     assert reason in found.skipped[0].reason
 
 

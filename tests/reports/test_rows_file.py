@@ -18,6 +18,7 @@ from regbench.cli import main
 from regbench.reports.board.entered import entered_rows
 from regbench.reports.board.gather import gather
 from regbench.reports.bundle.bundle import read_bundle
+from regbench.reports.bundle.rows_file import RowsFile
 from tests.reports.conftest import GIVEN
 from tests.reports.forging import Json, Parts, tuned_sweep
 
@@ -63,6 +64,7 @@ def test_submit_writes_the_rows_of_a_bundle(submitted: Path) -> None:
     assert vicreg["scores"] == {"knn_top1": {"0": 70.0, "1": 70.0}, "linear_top1": {"0": 65.0, "1": 65.0}}
     assert vicreg["settings"].pop("optimizer.base_lr") == "0.5"
     assert all(name.startswith("method.") for name in vicreg["settings"])
+    assert json.loads(RowsFile("0", (), "https://a.b").text())["url"] == "https://a.b"
     done = run("verify", submitted / "lab.rows.json")
     assert (done.exit_code, done.output.partition(";")[0]) == (0, "6 cells check out")
 
@@ -172,6 +174,21 @@ def test_a_seed_that_diverged_is_in_the_row(results: Path) -> None:
     assert row.scores == {"knn_top1": {"0": 71.0, "1": None}, "linear_top1": {"0": 65.0, "1": None}}
 
 
+def test_of_a_method_that_was_searched_again_the_row_has_what_both_searches_chose(results: Path) -> None:
+    parts = Parts(results / "lab.zip")
+    parts.records = [each for each in parts.records if (each["status"], each["method"]) == ("done", "vicreg")]
+    for record in parts.records:
+        search = record["choice"]["hyperparameters"]["search"] = record["seed"]
+        record["seed"] = record["cell"]["seed"] = 1000 * search
+        record["cell"]["method"]["alignment_weight"] += search
+        record["cell"]["optimizer"]["base_lr"] += search
+        parts.settle(record)
+    (row,) = entered_rows(read_bundle(parts.write(results / "lab.zip")))
+    assert (row.row, row.tried, sorted(row.scores["knn_top1"])) == ("VICReg", 2, ["0", "1000"])
+    both = {*parts.records[0]["cell"]["method"]} - {"alignment_weight"}
+    assert row.settings.keys() == {f"method.{name}" for name in both}
+
+
 class _Silent(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Says nothing."""
@@ -188,13 +205,17 @@ def address(submitted: Path) -> Iterator[str]:
 
 def test_a_bundle_that_lies_elsewhere_is_fetched(results: Path, address: str) -> None:
     path = results / "lab.rows.json"
+    set_url(path, "http://localhost:9/lab.zip")  # the one beside it is taken
+    assert run("verify", path).exit_code == 0
     set_url(path, address)
     (results / "lab.zip").unlink()
     done = run("verify", path)
     assert (done.exit_code, done.output.partition(";")[0]) == (0, "6 cells check out")
     found = gather(results)
     assert [(bundle.name, len(bundle.records)) for bundle in found.bundles] == [("lab", 6)]
-    for other, why in ((address.replace("lab", "none"), "404"), ("http://localhost:9/lab.zip", "refused")):
+    wrong = {address.replace("lab", "none"): "404", "http://[/lab.zip": "IPv6", "http://a b/lab.zip": "control"}
+    wrong |= {f"{scheme}://localhost:9/lab.zip": "refused" for scheme in ("http", "https")}
+    for other, why in wrong.items():
         set_url(path, other)
         done = run("verify", path)
         assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from types import ModuleType
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from regbench.benchmark.settings.sweep import Sweep, load_sweep
 from regbench.cli import main
 from regbench.files import write_text
 from regbench.instruments.conformance import run_check
-from regbench.methods import METHODS
+from regbench.methods import METHODS, Regularizer
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.bundle.pack import submit
 from regbench.reports.bundle.rows_file import SUFFIX
@@ -35,9 +36,9 @@ from regbench.tracks.challenge import Challenge, prepared
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
 from regbench.tracks.smoke import RULES, Smoke
-from regbench.tracks.track import TRACKS, Track, configurations
+from regbench.tracks.track import TRACKS, Track, configurations, write_sweep
 from tests.conftest import TINY
-from tests.records import made
+from tests.records import knn_top1, made
 from tests.test_documentation import blocks
 
 TWIN = """
@@ -94,9 +95,10 @@ def write(tmp_path: Path) -> Callable[[str, str], Path]:
 
 
 def test_a_plain_function_is_a_method_of_this_process_and_of_others_for_as_long(
-    write: Callable[[str, str], Path], tmp_path: Path
+    write: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, paths = METHODS.names(), os.environ.get("PYTHONPATH")
+    before, paths = METHODS.names(), "somewhere"
+    monkeypatch.setenv("PYTHONPATH", paths)
     file = LossFile.of(write("my_loss.py", PULL))
     with file.plugged_in(tmp_path / "plug_in") as method:
         assert METHODS.plain(method) == {"name": "my_loss", "weight": 10.0, "power": 2, "hard": False}
@@ -106,7 +108,8 @@ def test_a_plain_function_is_a_method_of_this_process_and_of_others_for_as_long(
         scope: dict[str, object] = {}
         exec(PULL, scope)
         assert loss.total == scope["pull"](z1, z2)["loss"]  # type: ignore[operator]
-        assert str(tmp_path / "plug_in") in os.environ["PYTHONPATH"]
+        assert method.random and not (method.metadata.symmetric or method.metadata.ordered)  # nothing is known of it
+        assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / "plug_in"), paths]
     assert METHODS.names() == before
     assert os.environ.get("PYTHONPATH") == paths and str(tmp_path / "plug_in") not in sys.path
 
@@ -166,11 +169,44 @@ def test_an_edited_file_is_another_challenge(write: Callable[[str, str], Path]) 
     assert LossFile.of(write("my_loss.py", PULL)).module == first
     assert LossFile.of(write("my_loss.py", PULL + "\n")).module != first
     assert LossFile.of(write("My-own.loss.py", PULL)).name == "my_own_loss"
+    assert LossFile.of(f"{write('losses.py', MODULE)}:Far").name == "far"
+
+
+def test_a_loss_is_taken_from_its_file_alone(
+    write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (LossFile.of(Regularizer).chosen, LossFile.of(Regularizer).path.name) == ("Regularizer", "base.py")
+    for place in (write("loss.txt", PULL), "none.py"):
+        with pytest.raises(RegbenchError, match=f"there is no file {place}; give my_loss.py"):
+            LossFile.of(place)
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # as of an interactive Python
+    for other in (3, int, type("Typed", (), {"__module__": "__main__"})):
+        with pytest.raises(RegbenchError, match="is in no file; save it in one"):
+            LossFile.of(other)
+
+
+def test_a_regularizer_may_be_named_and_a_function_may_state_its_space(
+    write: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    with LossFile.of(f"{write('twin.py', TWIN)}:Twin").plugged_in(tmp_path / "plug_in") as method:
+        assert method.label == "Twin"
+    text = "from regbench.spaces import Choice\ndef own(z1, z2, a=1.0): ...\nown.space = {'a': Choice((5.0, 6.0))}"
+    with LossFile.of(write("own.py", text)).plugged_in(tmp_path / "plug_in") as method:
+        assert configurations(method, 2, 4, 3) == [{"a": 5.0}, {"a": 6.0}]
+
+
+def test_a_challenger_is_spread_over_the_space_of_the_tracks_sizes(tmp_path: Path) -> None:
+    auh, first = METHODS.build("auh"), load_sweep("quickstart_tuning").cells[0]
+    write_sweep(TRACKS["scenes"], auh, 3, tmp_path / "own.yaml")
+    tried = [METHODS.plain(cell.method) for cell in load_sweep(str(tmp_path / "own.yaml")).cells]
+    stated = configurations(auh, 3, first.batch_size, first.embedding_dim)
+    assert [{name: plain[name] for name in values} for plain, values in zip(tried, stated, strict=True)] == stated
 
 
 def test_a_space_is_filled_evenly() -> None:
     vicreg, auh = METHODS.build("vicreg"), METHODS.build("auh")
     assert configurations(vicreg, 3, 128, 512) == [{"alignment_weight": value} for value in (0.5, 15.8, 500.0)]
+    assert configurations(vicreg, 1, 128, 512) == [{"alignment_weight": 0.5}]
     assert auh.space is not None
     space = {name: each.at(n=128, q=512) for name, each in auh.space.items()}
     found = []
@@ -185,6 +221,7 @@ def test_a_space_is_filled_evenly() -> None:
     [
         ("", [{}]),
         (", offset=-1.0, power: int = 3", [{}]),
+        (", zero=0.0, power: 'int' = 3", [{}]),
         (", offset=-1.0, power: int = 3, weight=2.0, other=5.0", [{"weight": value} for value in (0.125, 2.0, 32.0)]),
     ],
 )
@@ -298,20 +335,21 @@ def _enter(bundle: Path, loss: Path, results: Path) -> None:
     assert [page.stem for page in (results / "site" / "methods").iterdir()] == ["twin"]
 
 
-@pytest.mark.slow
 def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(
-    track: Track, write: Callable[[str, str], Path], tmp_path: Path
+    write: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
     runs = f"runtime.runs_dir={tmp_path / 'runs'}"
     with (
         pytest.raises(RegbenchError, match="'VICReg' is a row of the track; give it another title"),
-        prepared(write("twin.py", TWIN.replace('title="Twin"', 'title="VICReg"')), track, [runs]),
+        prepared(write("twin.py", TWIN.replace('title="Twin"', 'title="VICReg"')), "scenes", [runs]),
     ):
         pass
     with (
         pytest.raises(RegbenchError, match="epochs=2: the track decides it"),
-        prepared(write("twin.py", TWIN), track, [runs, "epochs=2"]),
+        prepared(write("twin.py", TWIN), "scenes", [runs, "epochs=2"]),
     ):
+        pass
+    with pytest.raises(RegbenchError, match="minute"), prepared(write("twin.py", TWIN), "hour", [runs]):
         pass
 
 
@@ -321,13 +359,18 @@ def test_a_smoke_test_tells_a_loss_from_none(
     """The training is made up: what is measured of it is compared, and the loss itself is checked."""
     overrides = [f"runtime.runs_dir={tmp_path / 'runs'}"]
 
-    def outcome(text: str, linear: float, rank: float) -> Smoke:
+    def outcome(text: str, linear: float | None, rank: float | None) -> Smoke:
         def trained(grid: Sweep, *_: object, **__: object) -> list[object]:
             assert [cell.epochs > 0 for cell in grid.cells] == [False, True]
+            assert grid.cells[1].label in text
             for cell, value in zip(grid.cells, (15.0, linear), strict=True):
                 folder = tmp_path / "runs" / grid.name / cell.id
-                record = made(cell.plain(), scores=(Score("linear_top1", value, "test", "", "linear top-1"),))
-                if cell.epochs:
+                stated = (knn_top1(50.0), knn_top1(50.0, "test"), Score("linear_top1", 50.0, "tuning", "", "linear"))
+                record = made(cell.plain(), status="diverged")
+                if value is not None:
+                    stated = (*stated, Score("linear_top1", value, "test", "", "linear top-1"))
+                    record = made(cell.plain(), scores=stated)
+                if cell.epochs and rank is not None:
                     row = json.dumps({"epoch": cell.epochs, "effective_rank": rank}) + "\n"
                     record = replace(record, metrics=NamedFile("metrics.jsonl", "0" * 64))
                     write_text(folder / "metrics.jsonl", row)
@@ -342,10 +385,12 @@ def test_a_smoke_test_tells_a_loss_from_none(
 
     good = outcome(PULL, 20.0, 30.0)
     assert good.ok, str(good)
-    assert [name for ok, name, _ in outcome(PULL, 14.0, 1.2).findings if not ok] == [
-        "not collapsed",
-        "more linear top-1 than untrained",
-    ]
+    learned = ["not collapsed", "more linear top-1 than untrained"]
+    assert [name for _, name, _ in good.findings][-3:] == ["finite", *learned]
+    for linear, rank, failing in ((15.0, 2.1, learned[1:]), (14.0, 1.9, learned), (None, None, learned)):
+        found = outcome(PULL, linear, rank)
+        assert [name for ok, name, _ in found.findings if not ok] == failing and not found.ok
+    assert [name for ok, name, _ in outcome(PULL, None, 30.0).findings if not ok] == learned
     # It takes the views of other images for those of the same, and its gradient is not that of its value.
     broken = "def broken(z1, z2, weight=1.0):\n    return -weight * (z1.detach() - z2).square().mean()\n"
     assert {"gradient", "views matter"} <= {name for ok, name, _ in outcome(broken, 20.0, 30.0).findings if not ok}

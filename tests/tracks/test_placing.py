@@ -20,6 +20,8 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import Sweep, load_grid, load_sweep
 from regbench.files import write_text
 from regbench.reports.rows.deviations import Stat
+from regbench.slurm.execute import Unfinished
+from regbench.sweeps.status import CellStatus
 from regbench.tracks.challenge import Challenge
 from regbench.tracks.placing import Placing
 from regbench.tracks.verdicts import Verdict
@@ -164,6 +166,7 @@ class Trainings:
             patch.setattr(f"regbench.tracks.challenge.{name}", lambda *places: self.written.append(places))
 
     def run(self, sweep: Sweep, stages: Sequence[str], *_: object) -> list[object]:
+        assert len(sweep.clusters) == len(sweep.cells)
         folder = Path(sweep.runtime.runs_dir) / sweep.name
         self.asked.append((sweep.name, sorted(cell.seed for cell in sweep.cells)))
         for cell in sweep.cells:
@@ -216,6 +219,42 @@ def test_a_challenge_takes_seeds_for_as_long_as_one_more_may_tell(
         ([folder, folder / "track" / "shipped"], folder / "report"),
         ([folder], folder / "mine.zip"),
     ]
+
+
+@pytest.mark.parametrize("queued", [1, 2, 3])
+def test_a_challenge_is_left_to_slurm_with_both_of_its_parts_begun(
+    queued: int, challenge: Challenge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainings = Trainings(monkeypatch)
+
+    def submitted(*arguments: Any) -> list[object] | None:
+        ended = trainings.run(*arguments)
+        return None if len(trainings.asked) == queued else ended
+
+    for module in ("slurm.execute", "tracks.challenge"):
+        monkeypatch.setattr(f"regbench.{module}.run_stages", submitted)
+    assert challenge.run(None) is None
+    assert [name for name, _ in trainings.asked] == ["repeated", "mine", "mine"][: max(queued, 2)]
+    assert trainings.written == []
+
+
+@pytest.mark.parametrize("failing", ["repeated", "mine"])
+def test_a_challenge_ends_at_a_cell_without_a_record(
+    failing: str, challenge: Challenge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainings = Trainings(monkeypatch)
+
+    def failed(sweep: Sweep, *arguments: Any) -> list[object]:
+        trainings.run(sweep, *arguments)
+        if (sweep.name, "final" in arguments[0]) != (failing, True):
+            return []
+        return [CellStatus(sweep.cells[0].id, "KoLeo", 0, "failed", 0, 1, None, None, "", "", Path())]
+
+    for module in ("slurm.execute", "tracks.challenge"):
+        monkeypatch.setattr(f"regbench.{module}.run_stages", failed)
+    with pytest.raises(Unfinished):
+        challenge.run(None)
+    assert trainings.asked[-1][0] == failing
 
 
 @pytest.mark.parametrize(

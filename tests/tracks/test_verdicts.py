@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from scipy.stats import t
 
 from regbench.tracks.verdicts import MOST_SEEDS, Verdict, unclear, verdicts
 
@@ -56,6 +59,20 @@ def test_without_the_machines_difference_a_shift_of_it_would_be_taken_for_a_gain
     assert {verdict.words for verdict in verdicts(scores, rows, {}, [2.0, 2.1])} == {"not told from"}
 
 
+def test_an_interval_is_that_of_two_samples_with_its_share_of_the_level() -> None:
+    """By hand: variances of 1, 4 and 9; of three samples each variance has half of its own besides the common one."""
+    trained = {"small": [0.0, 2.0, 4.0], "large": [0.0, 3.0, 6.0]}
+    own, pooled = 1.0, (1 + 4 + 9) / 3
+    found = verdicts([6.0, 7.0, 8.0], trained, {"untrained": [1.0, 1.0, 1.0, 1.0]}, [0.5, -0.1])
+    rows, looks, freedom = 3, 4, 3 * 2
+    critical = t.ppf(1 - 0.05 / 2 / rows / looks, freedom)
+    machine = (0.5**2 + 0.1**2) / 2
+    for verdict, mean, variance, seeds in zip(found, (2.0, 3.0, 1.0), (4.0, 9.0, 0.0), (3, 3, 4), strict=True):
+        fixed = (pooled + variance / 2) / seeds + machine
+        assert verdict.difference == pytest.approx(7.0 - mean)
+        assert verdict.half_width == pytest.approx(critical * math.sqrt((pooled + own / 2) / 3 + fixed))
+
+
 def test_a_twin_is_not_told_and_asks_for_no_further_seed() -> None:
     rows = {"twin": [10.0, 10.2, 10.4], "other": [4.0, 4.2, 4.4]}
     found = verdicts(rows["twin"], rows, {}, [0.0, 0.0])
@@ -77,5 +94,7 @@ def test_the_seeds_that_are_said_to_suffice_do() -> None:
     assert of(3).words == "not told from"
     # The degrees of freedom grow with the seeds, so that one fewer may do too.
     assert of(asked).words == "better than"
+    within = Verdict("row", 0.0, 1.0, MOST_SEEDS)
+    assert unclear([within, Verdict("row", 0.0, 1.0, MOST_SEEDS + 1)], MOST_SEEDS - 1) == [within]
     assert unclear([of(3)], 3) == ([of(3)] if asked <= MOST_SEEDS else [])
     assert unclear([of(3)], MOST_SEEDS) == []
