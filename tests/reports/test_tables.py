@@ -748,6 +748,20 @@ def test_a_planned_cell_stands_in_the_task_of_its_sweep(runs: Path, record: Make
     assert shown == {"quickstart": "1 of 2", "other": "1"}
 
 
+def test_a_cell_that_two_sweeps_plan_is_missing_once(runs: Path, record: Make) -> None:
+    """Another one of the same row adds to it, though its plan says more."""
+    cells: list[dict[str, Any]] = [{"label": "VICReg", "seed": 1}, {"label": "SimCLR", "seed": 0}]
+    cells.append({"label": "VICReg", "seed": 7, "epochs": 3})
+    for sweep, count in (("first", 2), ("second", 3)):
+        record("VICReg", sweep=sweep)
+        plan = [{"id": f"{i:012x}", **cell} for i, cell in enumerate(cells[:count])]
+        (runs / sweep / "sweep.json").write_text(json.dumps({"cells": plan}))
+    table = leaderboard(task(runs))
+    place = [column.name for column in table.columns].index("n")
+    assert [(row[0].text, row[place].text) for row in table.rows] == [("VICReg", "1 of 3"), ("SimCLR", "0 of 1")]
+    assert "Planned and not finished: 3 cells; n says of how many." in table.notes
+
+
 def test_tuned_cells_stand_in_the_hyperparameters_only(runs: Path, record: Make) -> None:
     """A tuning over three weights on seed 0, of which one has its final scores on seeds 0 to 2."""
     origin = {
