@@ -120,6 +120,19 @@ def test_random_choice_is_no_measure_that_could_lose_least(runs: Path, record: M
     assert chance.startswith("For comparison, random choice, which loses 9.50 points. ")
 
 
+def test_each_setting_of_a_method_has_a_correlation_of_its_own(runs: Path, record: Make) -> None:
+    """The dimensions lie so far apart that all eight together would be ordered otherwise."""
+    for weight, q in itertools.product(range(4), (512, 1024)):
+        cell = weighted("VICReg", weight + 1) | {"embedding_dim": q}
+        scores = (score("knn_top1", 60.0 + weight - 20 * (q == 1024), "tuning"),)
+        history = last_epoch(effective_rank=weight + q)
+        record("VICReg", cell=cell, status="tuned", scores=scores, history=history)
+    rank = by_title(indications(task(runs)))["effective rank, embedding"]
+    rhos = {name: one.rho for name, one in rank.by_method.items()}
+    assert rhos == pytest.approx({"VICReg, 512": 1, "VICReg, 1024": 1})
+    assert rank.between is not None and rank.between.rho < 0
+
+
 def test_each_measure_orders_in_its_own_direction(runs: Path, record: Make) -> None:
     """By scores of the representation the last two change places, so that none stands for one of the embeddings."""
     for weight, accuracy in enumerate([50, 60, 62, 70], 1):

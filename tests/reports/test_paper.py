@@ -166,6 +166,8 @@ def test_rows_chosen_on_the_test_set_stand_apart(runs: Path, record: Make) -> No
     assert "kNN top-1 (%), test" in [column.name for column in hyperparameters_table(second).columns]
     found = [(line[0], line[3], line[4]) for line in beside(runs)]
     assert found == [("2", "47.00", "47.5"), ("3", "47.00", "47.5"), ("13", "48.00", "47.6*")]
+    made = beside_paper([first, second])
+    assert made is not None and made[1]["ours_on_test"].tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize(
