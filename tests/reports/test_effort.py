@@ -85,6 +85,12 @@ def test_a_trial_that_diverged_with_one_of_its_seeds_counts_0(runs: Path, record
     assert only(runs).expected == (30.0, 60.0)
 
 
+def test_trials_without_a_common_seed_are_compared_all_the_same(runs: Path, record: Make) -> None:
+    trial(record, 1, 60.0)
+    trial(record, 10, 70.0, seed=1, final=True)
+    assert only(runs).expected == (65.0, 70.0)
+
+
 def test_a_choice_that_was_unlucky_scores_more_with_other_seeds(runs: Path, record: Make) -> None:
     trial(record, 10, 60.0)
     best = trial(record, 20, 80.0, final=True)
@@ -105,9 +111,13 @@ def test_trials_of_a_search_are_compared_at_the_length_that_most_have(runs: Path
     search.write_text(json.dumps({"short": dict.fromkeys(short, 3)}))
     one = only(runs)
     assert (one.epochs, one.expected[-1], len(one.expected)) == (1, 66.0, 3)
+    table = effort_table(task(runs))
+    assert table is not None and grid(table)["VICReg"]["epochs"] == "1"
     search.write_text(json.dumps({"short": dict.fromkeys(short[:2], 3)}))
     (runs / "quickstart" / short[2] / "tuning.json").unlink()
     assert (only(runs).epochs, only(runs).expected) == (3, (72.5, 75.0)), "of equally many the longer ones"
+    of_two = effort_table(task(runs))
+    assert of_two is not None and [head for head in grid(of_two)["VICReg"] if "best" in head] == ["best of 1 (%)"]
 
 
 def test_rows_of_two_lengths_have_trials_of_their_own(runs: Path, record: Make) -> None:
@@ -120,16 +130,17 @@ def test_rows_of_two_lengths_have_trials_of_their_own(runs: Path, record: Make) 
     (runs / "quickstart" / "search.json").write_text(json.dumps({"short": {short: 6}}))
     found = {(one.row.settings["epochs"], one.epochs): one.expected for one in efforts(task(runs))}
     assert found == {("3", 3): (68.0, 73.0), ("6", 6): (71.0, 76.0)}
-    for weight in (40, 50):
+    for weight in (40, 50, 60):
         trial(record, weight, 70.0, cell={"epochs": 6})
     table = effort_table(task(runs))
     assert table is not None
-    # Of the six pairs three have the 76, of the four triples three, and the best of the others is 70.
+    # Of ten pairs four have the 76, of five sets of four all but one, and the best of the others is 70.
     head, *lines = texts(table)
-    assert head[1:] == ["epochs", "epochs", "trials", "best of 1 (%)", "best of 2 (%)", "of all (%)"]
+    assert head[1:4] == ["epochs", "epochs", "trials"]
+    assert head[4:] == ["best of 1 (%)", "best of 2 (%)", "best of 4 (%)", "of all (%)"]
     assert sorted(lines) == [
-        ["VICReg", "3", "3", "2", "68.00", "73.00", "73.00"],
-        ["VICReg", "6", "6", "4", "70.50", "73.00", "76.00"],
+        ["VICReg", "3", "3", "2", "68.00", "73.00", "–", "73.00"],
+        ["VICReg", "6", "6", "5", "70.40", "72.40", "74.80", "76.00"],
     ]
 
 

@@ -58,6 +58,8 @@ def test_what_orders_configurations_as_labels_do(runs: Path, record: Make) -> No
     assert rank.lost is not None and rank.lost.mean == 0
     assert rankme.lost_by_method == {"VICReg": 70 - (50 + 60 + 62 + 70) / 4, "AUH": 0}, "of equal values the mean"
     assert list(rankme.by_method) == ["AUH"], "a constant orders nothing"
+    assert rankme.within is not None and (rankme.within.methods, rankme.within.configurations) == (1, 4)
+    assert rankme.between is not None and (rankme.between.methods, rankme.between.configurations) == (2, 8)
     made = indicators(task(runs))
     assert made is not None
     row = grid(made[0])["training loss"]
@@ -198,11 +200,14 @@ def test_measures_of_the_tuning_split_count_where_there_are_both(runs: Path, rec
 def test_where_too_few_were_chosen_from_the_leaderboards_score_counts(runs: Path, record: Make) -> None:
     """Four configurations, of which three have the score that chooses."""
     for i, label in enumerate(("VICReg", "AUH", "SimCLR", "RBF kernel")):
-        at_end = last_epoch(effective_rank=float(i))
-        record(label, linear=70.0 + i, tuning=60.0 - i if i else None, history=at_end)
+        scores = [score("linear_top1", 70.0 + i), score("rankme", -i, unit="")]
+        scores += [score("knn_top1", 60.0 - i, "tuning")] if i else []
+        record(label, scores=tuple(scores), history=last_epoch(effective_rank=float(i)))
     record("untrained", tuning=50.0)
-    rank = by_title(indications(task(runs)))["effective rank, embedding"]
-    assert rank.between is not None and rank.between.rho == pytest.approx(1)
+    found = by_title(indications(task(runs)))
+    rank, rankme = found["effective rank, embedding"].between, found["RankMe"].between
+    assert rank is not None and rankme is not None
+    assert (rank.rho, rankme.rho) == pytest.approx((1, -1))
     made = indicators(task(runs))
     assert made is not None and "with linear top-1 on the test split" in made[0].notes[0]
 

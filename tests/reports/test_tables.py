@@ -32,6 +32,7 @@ from regbench.reports.tables.details import (
 from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.leaderboard import leaderboard, leaderboard_frame
 from regbench.reports.tables.over_tasks import over_tasks_frame, over_tasks_table
+from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
 from tests.records import chosen, ranked, tuning_choice
 from tests.reports.conftest import METHODS, backbone, dataset, score, settings
 from tests.reports.reading import Make, grid, task, tasks, texts
@@ -276,7 +277,9 @@ def test_seeds_that_only_some_rows_have_count_for_these(runs: Path, record: Make
             record("VICReg", seed, linear=68.0 + 2 * luck)
     for seed in range(2):
         record("DCL", seed, linear=71.5 - 4 * seed)
-    frame = significance_frame(task(runs)).query("score == 'linear_top1'").set_index(["one", "other"])
+    whole = significance_frame(task(runs))
+    assert list(dict.fromkeys(whole["score"])) == ["linear_top1", "knn_top1"]
+    frame = whole.query("score == 'linear_top1'").set_index(["one", "other"])
     assert frame["pairs"].to_dict() == {
         ("AUH", "DCL"): 2,
         ("AUH", "SimCLR"): 5,
@@ -337,16 +340,38 @@ def test_a_score_says_its_title_its_unit_and_which_way_is_better(runs: Path, rec
     assert [column.name for column in leaderboard(one).columns[:2]] == ["method", "recall_at1 (%)"]
 
 
+@pytest.mark.parametrize("odd", ["AUH", "SimCLR", "VICReg"])
+def test_a_score_is_called_what_most_records_call_it(runs: Path, record: Make, odd: str) -> None:
+    for label in ("AUH", "SimCLR", "VICReg"):
+        called = dataclasses.replace(score("knn_top1", 70.0), title="mine" if label == odd else "kNN top-1")
+        record(label, scores=(called,))
+    assert texts(leaderboard(task(runs)))[0][1] == KNN
+
+
+@pytest.mark.parametrize(
+    ("choose", "first", "unit", "other"),
+    [
+        (time_unit, 600, "min", "s"),
+        (time_unit, 3 * 3600, "h", "min"),
+        (memory_unit, 4 * 2**30, "GiB", "MiB"),
+        (energy_unit, 10 * 3.6e6, "kWh", "Wh"),
+    ],
+)
+def test_a_unit_is_taken_from_a_number_on(choose: Callable[[float], Unit], first: float, unit: str, other: str) -> None:
+    assert (choose(first).name, choose(0.999 * first).name) == (unit, other)
+
+
 def test_mean_and_spread_over_seeds(runs: Path, record: Make) -> None:
     for seed, (knn, linear) in enumerate(((70.0, 75.0), (71.5, 74.0), (70.4, 76.6))):
         record("VICReg", seed, knn=knn, linear=linear, cost={"train_s": 30.0 + 3 * seed})
     record("AUH", 0, knn=60.0, linear=74.0)
-    record("AUH", 1, knn=None, linear=None)
+    record("AUH", 1, knn=None, linear=None, cost={"peak_memory_kind": "CUDA allocated"})
     rows = grid(leaderboard(task(runs)))
     assert (rows["VICReg"][KNN], rows["VICReg"][LINEAR]) == ("**70.63 ± 0.78**", "**75.20 ± 1.31**")
     assert (rows["VICReg"]["n"], rows["VICReg"]["train time (s)"], rows["VICReg"]["images/s"]) == ("3", "33.0", "1,600")
     assert rows["VICReg"]["peak memory (MiB)"] == "800"
     assert (rows["AUH"][KNN], rows["AUH"]["n"]) == ("60.00 (n=1)", "2")
+    assert grid(cost_table(task(runs)))["AUH"]["measured as"] == "CUDA allocated, process RSS"
     time = grid(cost_table(task(runs)))["VICReg"]
     assert (time["training (s)"], time["loss / step (%)"]) == ("33.0 ± 3.0", "2.5")
     record("SimCLR", cost={"train_s": 7200.0, "peak_memory_bytes": 10 * 2**30})
@@ -434,6 +459,10 @@ def test_diverged_cells_are_marked_and_counted_and_not_chosen(runs: Path, record
     assert ("70.00" in rows["VICReg †"][KNN], rows["VICReg †"]["n"], rows["SimCLR †"][KNN]) == (True, "2", "–")
     assert "66.00" in rows["AUH"][LINEAR]
     assert any("VICReg (1 of 2 cells), SimCLR (1 of 1 cells)" in note for note in table.notes)
+    frame = leaderboard_frame(task(runs)).set_index("label")
+    assert frame["n_diverged"].to_dict() == {"AUH": 0, "VICReg": 1, "SimCLR": 1}
+    assert frame["configurations_tried"].to_dict() == {"AUH": 3, "VICReg": 1, "SimCLR": 1}
+    assert frame["knn_top1_n"].dropna().to_dict() == {"AUH": 1, "VICReg": 1}
 
 
 def test_of_equally_good_configurations_the_first_stands_for_the_method(runs: Path, record: Make) -> None:
@@ -602,12 +631,13 @@ def test_what_rows_of_unequal_views_have_in_common_is_told(recorder: Callable[[P
 def test_a_teacher_passes_the_global_views_forward(
     runs: Path, record: Make, taught_crops: bool, epochs: int, crops: bool, told: str | None
 ) -> None:
-    """A trained view takes three passes; of the eight crops two are global."""
+    """A trained view takes three passes; of the eight crops two are global; what is no method does not count."""
     augmentation = load_run(["augmentation=small_grey_crops"])[0].plain()["augmentation"]
     network = load_run(["network.teacher=ema", "network.predictor.depth=2"])[0].plain()["network"]
     taught = {"network": network, "epochs": 3}
     record("VICReg", cell=taught | ({"augmentation": augmentation} if taught_crops else {}))
     record("AUH", cell={"epochs": epochs} | ({"augmentation": augmentation} if crops else {}))
+    record("supervised", cell={"baseline": "supervised", "augmentation": augmentation})
     notes = [note for note in leaderboard(task(runs)).notes if note.startswith("Rows ")]
     assert [told in note for note in notes] == [True] if told else notes == []
 
@@ -793,6 +823,7 @@ def test_tuned_cells_stand_in_the_hyperparameters_only(runs: Path, record: Make)
 
 def test_the_choice_tells_budgets(runs: Path, record: Make) -> None:
     entries = []
+    record("untrained", linear=40.0)  # nobody tunes it
     second, third = ranked("a" * 12, 60.0), ranked("b" * 12, None)
     for label, others in (("VICReg", [second, third]), ("AUH", [])):
         path = record(label, tuning=70.0, choice={"hyperparameters": {"selected_on": "tuning", "budget": 3}})
@@ -812,6 +843,16 @@ def test_the_choice_tells_budgets(runs: Path, record: Make) -> None:
     tried = hyperparameters_table(task(runs))
     told = "3 configurations for each method, chosen by knn_top1 on the tuning split, seeds 0; at most 2,000 training"
     assert any(told in note for note in tried.notes)
+
+
+def test_how_a_row_was_chosen_is_asked_of_runs_that_did_not_diverge(runs: Path, record: Make) -> None:
+    for label in METHODS.keys() - {"untrained"}:
+        record(label, 0, **DIVERGED)
+        record(label, 1, choice={"hyperparameters": {"selected_on": "tuning", "budget": 3}})
+    one = task(runs)
+    assert any(row.first.status == "diverged" for row in one.rows), "some of them are read first"
+    assert any("Equal tuning budget: 3 configurations" in note for note in leaderboard(one).notes)
+    assert {tuple(entry.text for entry in row[-2:]) for row in hyperparameters_table(one).rows} == {("tuning", "3")}
 
 
 def test_of_many_rows_with_one_budget_some_are_named(runs: Path, record: Make) -> None:
@@ -870,6 +911,7 @@ def test_energy_is_shown_where_it_was_measured(runs: Path, record: Make, kind: s
     assert [note[:13] for note in table.notes if "energy is" in note] == [f"{kind} energy is"]
     power = {label: row[f"{kind} mean power (W)"] for label, row in grid(cost_table(task(runs))).items()}
     assert power == {"AUH": "–", "VICReg": "360", "SimCLR": "–"}
+    assert cost_table(task(runs)).notes[-1] == "Energy is of training alone; power is over the training time."
 
 
 def test_external_backbones_stand_beside_the_others(runs: Path, record: Make) -> None:
@@ -1039,7 +1081,7 @@ def test_a_row_has_come_a_share_of_the_way_from_the_best_trivial_row_to_labels(b
     shares = [row["share of the way (%)"] for row in grid(table).values()]
     assert shares == ["50", "−10", "–", "–", "–", "–"]  # (76 − 61) / (91 − 61), (58 − 61) / (91 − 61)
     frame = leaderboard_frame(beside)
-    assert frame["linear_top1_minus_trivial"].tolist()[:2] == [15.0, -3.0]
+    assert frame["linear_top1_minus_trivial"].dropna().tolist() == [15.0, -3.0]
     assert frame["knn_top1_share_percent"].tolist()[0] == pytest.approx(100 / 29)  # by kNN, PCA is the best trivial row
     assert any("0 is raw pixels" in note for note in table.notes)
     assert table.warning == "Not better than raw pixels by linear top-1: SFRIK (L=1)."

@@ -129,3 +129,8 @@ def test_one_row_has_nothing_to_be_told_from(tiny: list[str]) -> None:
         tell(unplanned(grid), 1.0, ASSUMED, "", None)
     untrained = load_grid([*tiny, "epochs=0", "optimizer.warmup_epochs=0"])
     assert "between any two of 2 rows" in tell(unplanned(grid) + unplanned(untrained), 1.0, ASSUMED, "", None)
+
+
+def test_a_search_is_as_long_as_that_of_the_row_with_most_configurations(tiny: list[str]) -> None:
+    of_two, of_one = (load_grid([*tiny, *each]) for each in (["method.alignment_weight=1,2"], ["method=tcr"]))
+    assert "- tuned by 2 trainings a search" in tell(unplanned(of_two) + unplanned(of_one), 1.0, ASSUMED, "", None)
