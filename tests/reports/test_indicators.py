@@ -12,9 +12,9 @@ import pytest
 from scipy.stats import bootstrap, spearmanr, ttest_rel
 
 from regbench.reports import write_report
-from regbench.reports.rows.indications import Indication, against_chance, indications
+from regbench.reports.rows.indications import Correlation, Indication, against_chance, indications
 from regbench.reports.rows.significance import holm
-from regbench.reports.tables.indicators import indicators
+from regbench.reports.tables.indicators import correlation_text, indicators
 from tests.reports.conftest import METHODS, dataset, score
 from tests.reports.reading import Make, grid, task
 
@@ -64,9 +64,8 @@ def test_what_orders_configurations_as_labels_do(runs: Path, record: Make) -> No
     assert made is not None
     row = grid(made[0])["training loss"]
     assert row["ρ between all"] == "–" and row["points lost"] == "10.00 ± 14.14" and row["most"] == "20.00"
-    within = f"{loss.within.rho:.2f} [{loss.within.low:.2f}, {loss.within.high:.2f}]".replace("-", "−")
-    assert (row["better is"], row["ρ within methods"]) == ("lower", within)
-    assert grid(made[0])["RankMe"]["better is"] == "higher"
+    assert (row["better is"], grid(made[0])["RankMe"]["better is"]) == ("lower", "higher")
+    assert correlation_text(Correlation(0.5, -0.25, 0.75, 1, 4)) == "0.50 [−0.25, 0.75]"
     assert "the mean over 2 methods of 8 configurations" in made[0].notes[1]
     lines = made[1].set_index(["measure", "method"]).loc["training loss"]
     assert lines["rho"].to_dict() == pytest.approx(
