@@ -136,13 +136,14 @@ def test_a_search_is_no_counterpart_of_another_rows_seed(runs: Path, record: Mak
         for seed in range(2):
             record("VICReg", 1000 * number + seed, linear=70.0 + number + seed, choice=how)
         record("AUH", number, linear=75.0 + number)
-    record("SimCLR", linear=60.0, choice={"hyperparameters": GIVEN | {"sha256": "1", "search": 0}})
+    for label, linear in (("SimCLR", 60.0), ("DCL", None)):
+        record(label, linear=linear, choice={"hyperparameters": GIVEN | {"sha256": label, "search": 0}})
     summary = task(runs)
     (found,) = summary.tukey("linear_top1").compare(0, [1])
     assert (found.pairs, summary.unit) == (0, "seed")
     intervals = [row["95 % interval, linear top-1 (%)"] for row in grid(accuracy_table(summary)).values()]
-    assert (intervals[0], intervals[2]) == ("–", "–") and " to " in intervals[1]
-    assert leaderboard_frame(summary)["linear_top1_low"].notna().tolist() == [False, True, False]
+    assert (intervals[0], *intervals[2:]) == ("–", "–", "–") and " to " in intervals[1]
+    assert leaderboard_frame(summary)["linear_top1_low"].notna().tolist() == [False, True, False, False]
     # Mean squares of 1 / 2 within searches of two runs and of 2 between them: √(1 / 2), and √((2 − 1 / 2) / 2).
     told = "linear top-1 within a method: 0.71 points from the final seed and 0.87 from the search, which has 60 % of"
     assert any(told in note for note in leaderboard(summary).notes)

@@ -133,6 +133,13 @@ def test_other_settings_and_sgd_make_another_training(
     assert ("SFRIK (L=1) (the same weights; other settings differ). " in note) == (sign == "≈")
 
 
+def test_a_setting_that_the_lower_row_alone_has_makes_another_training(runs: Path, record: Make) -> None:
+    more = {"optimizer": settings("VICReg")["optimizer"] | {"more": 1}}
+    record("SFRIK (L=1)", cell={"method": LINEAR, **more})
+    record("generalized distance", cell={"method": DISTANCE}, linear=79.0)
+    assert notes(runs)[0][0] == "≈"
+
+
 def test_a_score_that_one_of_a_pair_lacks_is_not_compared(runs: Path, record: Make) -> None:
     record("SFRIK (L=1)", cell={"method": LINEAR})
     record("generalized distance", cell={"method": DISTANCE}, linear=None)

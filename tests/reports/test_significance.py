@@ -117,8 +117,10 @@ def test_the_leaderboard_says_what_it_can_tell(runs: Path, record: Make) -> None
     test, mean = tukey.power, fmean(tukey.means.values())
     (note,) = power_notes(summary)
     assert leaderboard(summary).notes[-1] == note
-    # Of one seed there is no least difference.
-    assert re.search(r"from a difference of \d.\d \(linear top-1\) on", " ".join(leaderboard(summary).notes))
+    # Of one seed there is no least difference, and no test.
+    notes = " ".join(leaderboard(summary).notes)
+    assert re.search(r"from a difference of \d.\d \(linear top-1\) on", notes)
+    assert "Too few seeds to say (fewer than three shared with the best)" in notes
     assert (
         f"with 3 seeds of each of 3 rows, a true difference of {test.detectable(3):.2g} points of linear top-1" in note
     )

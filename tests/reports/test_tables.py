@@ -585,6 +585,12 @@ def test_of_a_cell_that_two_sweeps_share_the_final_scores_stay(runs: Path, recor
     assert [row[:3] for row in texts(leaderboard(task(runs)))[1:]] == [["VICReg", "**70.00**", "**80.00**"]]
 
 
+def test_a_cell_that_diverged_in_one_sweep_is_not_taken_as_tuned_in_another(runs: Path, record: Make) -> None:
+    record(sweep="first", **DIVERGED)
+    record(sweep="second", **{**DIVERGED, "status": "tuned", "tuning": 60.0})
+    assert list(grid(leaderboard(task(runs)))) == ["VICReg †"]
+
+
 def test_unequal_machines_are_told(runs: Path, record: Make) -> None:
     record("VICReg", environment={"hardware": "GPU A"})
     record("untrained", environment={"hardware": "GPU B"}, cost={"peak_memory_kind": "CUDA allocated"})
