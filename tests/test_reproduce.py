@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -13,6 +15,7 @@ from regbench.benchmark.settings.sweep import load_sweep
 from regbench.cli import main
 from regbench.datasets.prepare import prepare
 from regbench.methods import registry_name
+from regbench.reports.tables.reproduced import reproduced
 from tests.benchmark.test_recipes import SHRUNK, write_cifar10
 from tests.records import knn_top1, made
 
@@ -53,6 +56,21 @@ def test_the_difference_is_ours_minus_the_published_number(tmp_path: Path) -> No
     lines = call("lightly_cifar10", "--show", "--runs-dir", str(tmp_path)).output.splitlines()
     shown = [re.findall(r"\d+\.\d+ \(n = 1\)|\d+\.\d+\*|[+−]\d+\.\d+", line) for line in lines if "(n = 1)" in line]
     assert shown == [["85.30 (n = 1)", "84.80*", "+0.50"], ["83.00 (n = 1)", "84.00*", "−1.00"]]
+
+
+def test_all_that_is_published_of_a_cell_stands_beside_ours() -> None:
+    """What diverged is an answer; what is not said to be chosen on the test set has no mark; and 0 is a number."""
+    stated: dict[str, Any] = {"cell": "seed=0", "number": 84.0, "deviation": 0.25, "on_test": "not stated"}
+    number = replace(numbers_of("lightly_cifar10")[0], **stated)
+    numbers = [number, replace(number, number=None, deviation=None), replace(number, number=0.0, deviation=None)]
+    cell = load_sweep("lightly_cifar10").cells[0].plain()
+    done = [made(cell, scores=(knn_top1(value, "test"),)) for value in (84.0, 86.0)]
+    diverged = made(cell, status="diverged")
+    shown = [tuple(row.values())[4:7] for row in reproduced(numbers, [*done, diverged])]
+    ours = "85.00 ± 1.41 (n = 2)"
+    assert shown == [(ours, "84.00 ± 0.25", "+1.00"), (ours, "–", "–"), (ours, "0.00", "+85.00")]
+    rows = [*reproduced(numbers[:1], [diverged]), *reproduced(numbers[:1], [])]
+    assert [(row["ours"], row["difference"]) for row in rows] == [("diverged", "–"), ("not run", "–")]
 
 
 def test_another_setting_is_said() -> None:

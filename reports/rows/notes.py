@@ -244,8 +244,8 @@ def power_notes(summary: Summary) -> list[str]:
     if headline is None or summary.scores[headline].unit != "%":
         return []
     tukey = summary.tukey(headline)
-    # Scores without any spread would promise to find any difference.
-    if tukey.rows < 2 or not tukey.deviation > 0:
+    # One row has no spread of its own, and scores without any would promise to find any difference.
+    if not tukey.deviation > 0:
         return []
     title, found = summary.scores[headline].title, tukey.power.detectable(tukey.seeds)
     one, half = tukey.power.seeds_for(1.0), tukey.power.seeds_for(0.5)

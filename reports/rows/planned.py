@@ -16,18 +16,20 @@ _PLANNED = ("embedding_dim", "batch_size", "epochs")
 
 def place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> None:
     """Give each cell without a record to the row that it belongs to, as far as its plan tells."""
-    groups: dict[tuple[object, ...], list[Missing]] = {}
+    plans = [_task_plan(summary) for summary in summaries]
+    groups: dict[tuple[int, object], list[Missing]] = {}
     for cell in missing:
-        groups.setdefault((cell.sweep, cell.label, *sorted(cell.plan.items())), []).append(cell)
-    for cells in groups.values():
-        first = cells[0]
-        of_sweep = [summary for summary in summaries if first.sweep in summary.sweeps]
-        tasks = [summary for summary in of_sweep if _agrees(first.plan, _task_plan(summary))]
-        for summary in tasks:
-            summary.failures += [cell for cell in cells if cell.failure]
+        tasks = []
+        for place, summary in enumerate(summaries):
+            if cell.sweep in summary.sweeps and _agrees(cell.plan, plans[place]):
+                summary.failures += [cell] if cell.failure else []
+                tasks.append(place)
         # Nobody knows where a cell will stand whose plan fits two tasks.
-        if first.label and len(tasks) == 1:
-            _place(tasks[0], cells)
+        if cell.label and len(tasks) == 1:
+            # One group of all sweeps, as several may plan the same cells.
+            groups.setdefault((tasks[0], (cell.label, *sorted(cell.plan.items()))), []).append(cell)
+    for (task, _), cells in groups.items():
+        _place(summaries[task], cells)
 
 
 def _place(summary: Summary, cells: Sequence[Missing]) -> None:

@@ -44,7 +44,6 @@ def accuracy_table(summary: Summary) -> Table:
     named = [name for name in summary.scores if not is_factor(name)]  # those have a table of their own
     tested = [name for name in named if (name, "test") in measured]
     tuned = [name for name in named if (name, "tuning") in measured]
-    ranked = [name for name in tested if summary.scores[name].higher_is_better is not None]
     columns = accuracies(summary, tested, ", test")
     # Of two or three searches ± says little about the mean; Student's interval shows how little is known.
     if any(row.repeated for row in summary.rows):
@@ -52,7 +51,7 @@ def accuracy_table(summary: Summary) -> Table:
             columns.append((Column(f"95 % interval, {summary.scores[name].head}"), partial(_interval, name)))
     for name in tuned:
         columns.append((Column(f"{summary.scores[name].head}, tuning"), partial(_tuned, name)))
-    notes = ["The tuning split chooses; it is no result.", *best_notes(summary, ranked)]
+    notes = ["The tuning split chooses; it is no result.", *best_notes(summary, tested)]
     if any(summary.scores[name].higher_is_better is None for name in (*tested, *tuned)):
         notes.append("Measures without labels have no best.")
     notes += same_loss_notes(summary)

@@ -66,6 +66,7 @@ def test_what_makes_a_row_and_a_task() -> None:
         ([{"b": "1", "a": "3"}, {"b": "2", "a": "4"}], ["a"]),
         ([{"batch_size": "1", "embedding_dim": "3"}, {"batch_size": "2", "embedding_dim": "4"}], ["embedding_dim"]),
         ([{"b": "1", "a": "3"}, {"b": "2", "a": "3"}, {"b": "2"}], ["a", "b"]),
+        ([{"a": "1", "network.predictor.depth": "0"}, {"a": "2"}], ["network.predictor.depth"]),
     ],
 )
 def test_settings_that_tell_rows_apart(rows: list[dict[str, str]], shown: list[str]) -> None:

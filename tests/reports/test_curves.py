@@ -92,4 +92,6 @@ def test_curves_on_the_test_split_stand_with_what_it_chose(runs: Path, record: M
     record("VICReg", cell=watched(select_on="test"), history=history(30, 64, split="test"))
     summary = task(runs)
     assert summary.on_test
-    assert "of the test split, after each epoch." in curve_notes(summary)[0]
+    split, where = curve_notes(summary)
+    assert "of the test split, after each epoch." in split
+    assert where.endswith("evaluations, on 1 x Example CPU with 1 threads, ffcv loader.")

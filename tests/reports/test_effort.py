@@ -17,7 +17,7 @@ from regbench.reports.rows.expected_best import Effort, efforts, expected_best, 
 from regbench.reports.tables.effort import effort_table
 from tests.records import chosen, ranked, tuning_choice
 from tests.reports.conftest import GIVEN, score
-from tests.reports.reading import Drawn, Make, grid, task
+from tests.reports.reading import Drawn, Make, grid, task, texts
 
 
 def trial(
@@ -76,11 +76,19 @@ def test_the_table_says_what_trials_bring_and_how_optimistic_the_best_is(runs: P
     assert "score 3.00 points less with other seeds" in told.notes[-1]
 
 
-def test_a_trial_that_diverged_with_one_of_its_seeds_counts_0(runs: Path, record: Make) -> None:
-    for seed, accuracy in enumerate((70.0, None)):
+@pytest.mark.parametrize("second", [1, 1000])
+def test_a_trial_that_diverged_with_one_of_its_seeds_counts_0(runs: Path, record: Make, second: int) -> None:
+    """Where no search was repeated, a seed of 1000 is as any other."""
+    for seed, accuracy in ((0, 70.0), (second, None)):
         trial(record, 1, accuracy, seed=seed)
         trial(record, 10, 60.0, final=True, seed=seed)
     assert only(runs).expected == (30.0, 60.0)
+
+
+def test_trials_without_a_common_seed_are_compared_all_the_same(runs: Path, record: Make) -> None:
+    trial(record, 1, 60.0)
+    trial(record, 10, 70.0, seed=1, final=True)
+    assert only(runs).expected == (65.0, 70.0)
 
 
 def test_a_choice_that_was_unlucky_scores_more_with_other_seeds(runs: Path, record: Make) -> None:
@@ -103,9 +111,13 @@ def test_trials_of_a_search_are_compared_at_the_length_that_most_have(runs: Path
     search.write_text(json.dumps({"short": dict.fromkeys(short, 3)}))
     one = only(runs)
     assert (one.epochs, one.expected[-1], len(one.expected)) == (1, 66.0, 3)
+    table = effort_table(task(runs))
+    assert table is not None and grid(table)["VICReg"]["epochs"] == "1"
     search.write_text(json.dumps({"short": dict.fromkeys(short[:2], 3)}))
     (runs / "quickstart" / short[2] / "tuning.json").unlink()
     assert (only(runs).epochs, only(runs).expected) == (3, (72.5, 75.0)), "of equally many the longer ones"
+    of_two = effort_table(task(runs))
+    assert of_two is not None and [head for head in grid(of_two)["VICReg"] if "best" in head] == ["best of 1 (%)"]
 
 
 def test_rows_of_two_lengths_have_trials_of_their_own(runs: Path, record: Make) -> None:
@@ -118,27 +130,42 @@ def test_rows_of_two_lengths_have_trials_of_their_own(runs: Path, record: Make) 
     (runs / "quickstart" / "search.json").write_text(json.dumps({"short": {short: 6}}))
     found = {(one.row.settings["epochs"], one.epochs): one.expected for one in efforts(task(runs))}
     assert found == {("3", 3): (68.0, 73.0), ("6", 6): (71.0, 76.0)}
+    for weight in (40, 50, 60):
+        trial(record, weight, 70.0, cell={"epochs": 6})
+    table = effort_table(task(runs))
+    assert table is not None
+    # Of ten pairs four have the 76, of five sets of four all but one, and the best of the others is 70.
+    head, *lines = texts(table)
+    assert head[1:4] == ["epochs", "epochs", "trials"]
+    assert head[4:] == ["best of 1 (%)", "best of 2 (%)", "best of 4 (%)", "of all (%)"]
+    assert sorted(lines) == [
+        ["VICReg", "3", "3", "2", "68.00", "73.00", "–", "73.00"],
+        ["VICReg", "6", "6", "5", "70.40", "72.40", "74.80", "76.00"],
+    ]
 
 
 def test_repeated_searches_are_taken_one_by_one(runs: Path, record: Make) -> None:
-    """The second search tries a weight that the first one tried too, and has no more to do with it."""
+    """The second search tries a weight that the first one tried too, and has no more to do with it; it tries more."""
     choices = []
-    for search, found in enumerate((((1, 60.0), (10, 70.0)), ((10, 64.0), (30, 80.0)))):
-        for weight, accuracy in found[:1]:
+    for search, found in enumerate((((1, 60.0), (10, 70.0)), ((10, 64.0), (20, 60.0), (30, 80.0)))):
+        for weight, accuracy in found[:-1]:
             trial(record, weight, accuracy, seed=1000 * search)
         how = {"hyperparameters": GIVEN | {"sha256": "0", "search": search}}
         for seed in (0, 1):
-            name = trial(record, found[1][0], found[1][1] - 9 * seed, final=True, seed=1000 * search + seed, choice=how)
+            (weight, accuracy), number = found[-1], 1000 * search + seed
+            name = trial(record, weight, accuracy - 9 * seed, final=True, seed=number, choice=how)
             choices += [name] * (not seed)
     entries = []
     for number, name in enumerate(choices):
         setting = chosen("VICReg", ranked(name)).setting | {"search": number}
         entries.append(chosen("VICReg", ranked(name), setting=setting))
     tuning_choice(runs / "quickstart", *entries)
-    assert only(runs).expected == pytest.approx(((65 + 72) / 2, (70 + 80) / 2))
+    # The best of two is one of three pairs' in the second search, and there is none of three in the first.
+    assert only(runs).expected == pytest.approx(((65 + 68) / 2, (70 + (80 + 80 + 64) / 3) / 2))
 
 
-def test_one_half_of_the_images_chooses_and_the_other_scores(runs: Path, record: Make) -> None:
+@pytest.mark.parametrize("epochs", [3, 1])
+def test_one_half_of_the_images_chooses_and_the_other_scores(runs: Path, record: Make, epochs: int) -> None:
     halves = ((60.0, 70.0), (80.0, 66.0), (70.0, 75.0))
     for weight, (even, odd) in enumerate(halves):
         of_trial = replace(score("knn_top1", (even + odd) / 2, "tuning"), even=even)
@@ -155,7 +182,10 @@ def test_one_half_of_the_images_chooses_and_the_other_scores(runs: Path, record:
     table = effort_table(task(runs))
     assert table is not None
     assert "Every second image of the split chooses the best and the others score it" in table.notes[-1]
-    trial(record, 9, 72.6)  # a record without halves, as they were: all are then taken on all images
+    # A record without halves, as they were, and be it of a step of the search: all are then taken on all images.
+    whole = trial(record, 9, 72.6, cell={"epochs": epochs})
+    (runs / "quickstart" / "sweep.json").write_text('{"cells": []}')
+    (runs / "quickstart" / "search.json").write_text(json.dumps({"short": {whole: 3} if epochs < 3 else {}}))
     assert only(runs).expected[-1] == 73.0
 
 

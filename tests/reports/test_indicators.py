@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 from scipy.stats import bootstrap, spearmanr, ttest_rel
 
 from regbench.reports import write_report
-from regbench.reports.rows.indications import Indication, against_chance, indications
+from regbench.reports.rows.indications import Correlation, Indication, against_chance, indications
 from regbench.reports.rows.significance import holm
-from regbench.reports.tables.indicators import indicators
+from regbench.reports.tables.indicators import correlation_text, indicators
 from tests.reports.conftest import METHODS, dataset, score
 from tests.reports.reading import Make, grid, task
 
@@ -57,10 +58,21 @@ def test_what_orders_configurations_as_labels_do(runs: Path, record: Make) -> No
     assert rank.lost is not None and rank.lost.mean == 0
     assert rankme.lost_by_method == {"VICReg": 70 - (50 + 60 + 62 + 70) / 4, "AUH": 0}, "of equal values the mean"
     assert list(rankme.by_method) == ["AUH"], "a constant orders nothing"
+    assert rankme.within is not None and (rankme.within.methods, rankme.within.configurations) == (1, 4)
+    assert rankme.between is not None and (rankme.between.methods, rankme.between.configurations) == (2, 8)
     made = indicators(task(runs))
     assert made is not None
     row = grid(made[0])["training loss"]
     assert row["ρ between all"] == "–" and row["points lost"] == "10.00 ± 14.14" and row["most"] == "20.00"
+    assert (row["better is"], grid(made[0])["RankMe"]["better is"]) == ("lower", "higher")
+    assert correlation_text(Correlation(0.5, -0.25, 0.75, 1, 4)) == "0.50 [−0.25, 0.75]"
+    assert "the mean over 2 methods of 8 configurations" in made[0].notes[1]
+    lines = made[1].set_index(["measure", "method"]).loc["training loss"]
+    assert lines["rho"].to_dict() == pytest.approx(
+        {"within": 0, "between": np.nan, "VICReg": 1, "AUH": -1}, nan_ok=True
+    )
+    lost = {"within": 10, "between": np.nan, "VICReg": 0, "AUH": 20}
+    assert lines["points_lost"].to_dict() == pytest.approx(lost, nan_ok=True)
     assert any("choosing by effective rank, embedding loses least: 0.00 points" in note for note in made[0].notes)
     chance = grid(made[0])["random choice"]
     assert (chance["ρ within methods"], chance["points lost"], chance["most"]) == ("–", "9.50 ± 0.00", "9.50")
@@ -81,19 +93,65 @@ def test_a_measure_beats_chance_if_a_paired_test_over_methods_says_so(runs: Path
     rng = np.random.default_rng(0)
     for label in ("RBF kernel", "generalized distance", "AUH", "SimCLR", "VICReg"):
         for weight, accuracy in enumerate(60 + rng.normal(size=4), 1):
-            tried(record, label, weight, accuracy, loss=-accuracy, effective_rank=rng.normal())
+            tried(record, label, weight, accuracy, loss=-accuracy, effective_rank=rng.normal(), uniformity=accuracy)
     found = indications(task(runs))
     p = against_chance(found)
-    assert list(p) == ["training loss", "effective rank, embedding"]
+    assert list(p) == ["training loss", "uniformity, embedding", "effective rank, embedding"]
     chance, own = by_title(found)["random choice"].lost_by_method, []
     for title in p:
         lost = by_title(found)[title].lost_by_method
         own.append(ttest_rel(list(chance.values()), [lost[name] for name in chance]).pvalue)
     assert list(p.values()) == pytest.approx(holm(own))
     assert p["training loss"] < 0.05 < p["effective rank, embedding"]
+    assert p["uniformity, embedding"] < 0.05, "it always chooses the worst"
     made = indicators(task(runs))
     assert made is not None
-    assert any("What loses significantly less than random choice: training loss (p" in note for note in made[0].notes)
+    told = f"What loses significantly less than random choice: training loss (p = {p['training loss']:.2g}) (paired t"
+    assert made[0].notes[-1].startswith(told)
+
+
+def test_random_choice_is_no_measure_that_could_lose_least(runs: Path, record: Make) -> None:
+    """The loss chooses the worst of both methods, which lose alike: without a spread nothing is tested."""
+    for label, weight in itertools.product(("VICReg", "AUH"), range(4)):
+        tried(record, label, weight + 1, [50, 60, 62, 70][weight], loss=weight)
+    made = indicators(task(runs))
+    assert made is not None
+    least, chance = made[0].notes[-2:]
+    assert least == "Of these, choosing by training loss loses least: 20.00 points on average over 2 methods."
+    assert chance.startswith("For comparison, random choice, which loses 9.50 points. ")
+
+
+def test_each_setting_of_a_method_has_a_correlation_of_its_own(runs: Path, record: Make) -> None:
+    """The dimensions lie so far apart that all eight together would be ordered otherwise."""
+    for weight, q in itertools.product(range(4), (512, 1024)):
+        cell = weighted("VICReg", weight + 1) | {"embedding_dim": q}
+        scores = (score("knn_top1", 60.0 + weight - 20 * (q == 1024), "tuning"),)
+        history = last_epoch(effective_rank=weight + q)
+        record("VICReg", cell=cell, status="tuned", scores=scores, history=history)
+    rank = by_title(indications(task(runs)))["effective rank, embedding"]
+    rhos = {name: one.rho for name, one in rank.by_method.items()}
+    assert rhos == pytest.approx({"VICReg, 512": 1, "VICReg, 1024": 1})
+    assert rank.between is not None and rank.between.rho < 0
+
+
+def test_each_measure_orders_in_its_own_direction(runs: Path, record: Make) -> None:
+    """By scores of the representation the last two change places, so that none stands for one of the embeddings."""
+    for weight, accuracy in enumerate([50, 60, 62, 70], 1):
+        turned = {62: 70, 70: 62}.get(accuracy, accuracy)
+        of_scores = {"alignment": -turned, "uniformity": -turned, "rankme": turned, "lidar": turned}
+        scores = [score("knn_top1", accuracy, "tuning")]
+        scores += [score(name, value, "tuning", "") for name, value in of_scores.items()]
+        measures = {"loss": -accuracy, "alignment": -accuracy, "uniformity": -accuracy, "effective_rank": accuracy}
+        cell, history = weighted("VICReg", weight), last_epoch(**measures)
+        record("VICReg", cell=cell, status="tuned", scores=tuple(scores), history=history)
+    # What nobody trained takes no part.
+    record("untrained", scores=(score("knn_top1", 40.0, "tuning"), score("rankme", 99.0, "tuning", "")))
+    found = by_title(indications(task(runs)))
+    of_embedding = ("training loss", "alignment, embedding", "uniformity, embedding", "effective rank, embedding")
+    of_representation = ("alignment, representation", "uniformity, representation", "RankMe", "LiDAR")
+    rhos = dict.fromkeys(of_embedding, 1.0) | dict.fromkeys(of_representation, 0.8)
+    assert {title: one.within.rho for title, one in found.items() if one.within} == pytest.approx(rhos)
+    assert {one.between.configurations for one in found.values() if one.between} == {4}
 
 
 def test_interval_and_correlation_are_those_of_scipy(runs: Path, record: Make) -> None:
@@ -141,10 +199,16 @@ def test_measures_of_the_tuning_split_count_where_there_are_both(runs: Path, rec
 def test_where_too_few_were_chosen_from_the_leaderboards_score_counts(runs: Path, record: Make) -> None:
     """Four configurations, of which three have the score that chooses."""
     for i, label in enumerate(("VICReg", "AUH", "SimCLR", "RBF kernel")):
-        at_end = last_epoch(effective_rank=float(i))
-        record(label, linear=70.0 + i, tuning=60.0 - i if i else None, history=at_end)
-    rank = by_title(indications(task(runs)))["effective rank, embedding"]
-    assert rank.between is not None and rank.between.rho == pytest.approx(1)
+        scores = [score("linear_top1", 70.0 + i), score("rankme", -i, unit="")]
+        scores += [score("knn_top1", 60.0 - i, "tuning")] if i else []
+        record(label, scores=tuple(scores), history=last_epoch(effective_rank=float(i)))
+    record("untrained", tuning=50.0)
+    found = by_title(indications(task(runs)))
+    rank, rankme = found["effective rank, embedding"].between, found["RankMe"].between
+    assert rank is not None and rankme is not None
+    assert (rank.rho, rankme.rho) == pytest.approx((1, -1))
+    made = indicators(task(runs))
+    assert made is not None and "with linear top-1 on the test split" in made[0].notes[0]
 
 
 def test_without_enough_configurations_nothing_is_said(runs: Path, record: Make) -> None:

@@ -105,6 +105,7 @@ def test_ours_stand_beside_the_papers(runs: Path, record: Make) -> None:
     record("VICReg", linear=41.0, cell=in20(1024))
     record("AUH", linear=41.0, cell=in20(1024, epochs=2))  # not the paper's epochs
     record("RBF kernel", linear=40.3, cell=in20(8192))
+    record("SimSiam", linear=70.0, cell=in100(2048))  # the paper cites it, without an embedding dimension
     more = score("labels1_top1", 50.0)
     record("SFRIK (L=2)", scores=(score("linear_top1", 71.0), more), cell=in100(8192, epochs=400))
     record("SFRIK (L=2)", scores=(more,), cell=in100(8192))
@@ -134,10 +135,14 @@ def test_memory_is_that_of_eight_gpus(runs: Path, record: Make) -> None:
         cost = {"peak_memory_bytes": int(gigabytes * 1e9), "peak_memory_kind": "CUDA allocated"}
         cell = in100(32768, batch_size=256, epochs=3)
         record(label, cell=cell, cost=cost, environment={"world_size": 8})
+        more = cost | {"peak_memory_bytes": int((gigabytes + 0.2) * 1e9)}
+        record(label, 1, cell=cell, cost=more, environment={"world_size": 8})
         record(label, cell=cell | {"batch_size": 512}, cost=cost, environment={"world_size": 1})
+        of_process = cost | {"peak_memory_kind": "process RSS"}
+        record(label, cell=cell | {"batch_size": 1024}, cost=of_process, environment={"world_size": 8})
     assert beside(runs) == [
-        ("5", "VICReg", "memory per GPU (GB)", "22.00", "22.5", "−0.50"),
-        ("5", "SFRIK (L=2)", "memory per GPU (GB)", "10.00", "10.3", "−0.30"),
+        ("5", "VICReg", "memory per GPU (GB)", "22.10 ± 0.14", "22.5", "−0.40"),
+        ("5", "SFRIK (L=2)", "memory per GPU (GB)", "10.10 ± 0.14", "10.3", "−0.20"),
     ]
 
 
@@ -156,9 +161,13 @@ def test_rows_chosen_on_the_test_set_stand_apart(runs: Path, record: Make) -> No
     assert "chosen on the test set" in table.title
     assert any("optimistic" in note for note in table.notes)
     assert any("highest kNN top-1 on the test split" in note for note in table.notes)
+    told = "Equal tuning budget: 4 configurations for each row, chosen by kNN top-1 on the test split."
+    assert told in table.notes
     assert "kNN top-1 (%), test" in [column.name for column in hyperparameters_table(second).columns]
     found = [(line[0], line[3], line[4]) for line in beside(runs)]
     assert found == [("2", "47.00", "47.5"), ("3", "47.00", "47.5"), ("13", "48.00", "47.6*")]
+    made = beside_paper([first, second])
+    assert made is not None and made[1]["ours_on_test"].tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +183,8 @@ def test_rows_chosen_on_the_test_set_stand_apart(runs: Path, record: Make) -> No
 def test_the_papers_number_stands_beside_nothing_else(runs: Path, record: Make, cell: dict[str, Any]) -> None:
     record("VICReg", cell=in20(8192) | cell)
     record("Barlow Twins", cell=in20(8192) | cell)
-    assert not any("paper" in column.name for column in leaderboard(task(runs)).columns)
+    table = leaderboard(task(runs))
+    assert "paper" not in " ".join((*(column.name for column in table.columns), *table.notes))
     assert leaderboard_frame(task(runs))["paper_linear_top1_percent"].isna().all()
     assert beside_paper(tasks(runs)) is None
 
@@ -186,4 +196,5 @@ def test_the_papers_number_stands_beside_the_same_experiment(runs: Path, record:
     table = leaderboard(task(runs))
     place = [column.name for column in table.columns].index("paper: linear top-1 (%)")
     assert [row[place].text for row in table.rows] == ["46.0", "45.9", "–"]
+    assert "The paper's number is of the same data set, network, q, batch and epochs." in table.notes
     assert leaderboard_frame(task(runs))["paper_linear_top1_percent"].tolist()[:2] == [46.0, 45.9]

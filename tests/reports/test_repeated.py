@@ -80,6 +80,9 @@ def test_the_split_of_the_variance_is_found_also_where_runs_are_missing() -> Non
     assert found.share == pytest.approx(SEARCH**2 / (SEARCH**2 + SEED**2), rel=0.1)
     assert components([{0: [70.0, 71.0]}]) is None
     assert components([{0: [70.0], 1: [71.0]}]) is None
+    # Of a row with one search nothing is taken, and searches that differ less than luck explains differ by nothing.
+    alike = components([{0: [70.0, 72.0], 1: [70.0, 72.0]}, {0: [0.0, 100.0]}])
+    assert alike is not None and (alike.seed, alike.search, alike.share) == (pytest.approx(2**0.5), 0, 0)
 
 
 def test_a_row_stands_for_all_of_its_searches(runs: Path, record: Make) -> None:
@@ -96,6 +99,10 @@ def test_a_row_stands_for_all_of_its_searches(runs: Path, record: Make) -> None:
         else:
             record(label, number, cell=cell, linear=70 + search + rng.normal(), tuning=60.0, choice=how)
     record("VICReg", 5, cell={"method": {"name": "vicreg", "alignment_weight": 1.0}}, status="tuned", tuning=99.0)
+    # Neither a run of another tuning is in the row, nor one by itself of what a search chose.
+    other = {"hyperparameters": GIVEN | {"sha256": "other", "search": 1}}
+    record("VICReg", 1000, cell={"method": {"name": "vicreg", "alignment_weight": 2.0}}, tuning=10.0, choice=other)
+    record("VICReg", 5, cell={"method": {"name": "vicreg", "alignment_weight": 11.0}}, tuning=60.0)
     summary = task(runs)
     vicreg, auh = sorted(summary.rows, key=lambda each: each.label, reverse=True)
     assert [len(each.records) for each in (vicreg, auh)] == [6, 6]
@@ -123,13 +130,23 @@ def test_a_row_stands_for_all_of_its_searches(runs: Path, record: Make) -> None:
 
 
 def test_a_search_is_no_counterpart_of_another_rows_seed(runs: Path, record: Make) -> None:
+    """What is said of searches is of the rows that have several; of one search there is no interval."""
     for number in range(3):
         how = {"hyperparameters": GIVEN | {"sha256": "0", "search": number}}
-        record("VICReg", 1000 * number, linear=70.0 + number, choice=how)
+        for seed in range(2):
+            record("VICReg", 1000 * number + seed, linear=70.0 + number + seed, choice=how)
         record("AUH", number, linear=75.0 + number)
+    for label, linear in (("SimCLR", 60.0), ("DCL", None)):
+        record(label, linear=linear, choice={"hyperparameters": GIVEN | {"sha256": label, "search": 0}})
     summary = task(runs)
     (found,) = summary.tukey("linear_top1").compare(0, [1])
     assert (found.pairs, summary.unit) == (0, "seed")
+    intervals = [row["95 % interval, linear top-1 (%)"] for row in grid(accuracy_table(summary)).values()]
+    assert (intervals[0], *intervals[2:]) == ("–", "–", "–") and " to " in intervals[1]
+    assert leaderboard_frame(summary)["linear_top1_low"].notna().tolist() == [False, True, False, False]
+    # Mean squares of 1 / 2 within searches of two runs and of 2 between them: √(1 / 2), and √((2 − 1 / 2) / 2).
+    told = "linear top-1 within a method: 0.71 points from the final seed and 0.87 from the search, which has 60 % of"
+    assert any(told in note for note in leaderboard(summary).notes)
 
 
 @pytest.mark.parametrize("searches", [1, 3])
@@ -153,13 +170,15 @@ def test_the_machines_part_of_the_variance_is_told_where_rows_ran_on_several(
     assert of_seed == pytest.approx(0.1, abs=0.05)
 
 
+@pytest.mark.parametrize(("search", "rest"), [(None, "seed's"), (0, "seed's and the search's")])
 def test_machines_are_not_told_from_seeds_where_each_has_one_and_not_named_where_there_is_one(
-    runs: Path, record: Make
+    runs: Path, record: Make, search: int | None, rest: str
 ) -> None:
-    record("VICReg", environment={"hardware": "1 cores of one CPU"})
-    record("VICReg", 1, environment={"hardware": "2 cores of one CPU"})
-    record("SimCLR", environment={"hardware": "another CPU"})
+    how = {"choice": {"hyperparameters": GIVEN | {"sha256": "0", "search": search}}}
+    record("VICReg", environment={"hardware": "1 cores of one CPU"}, **how)
+    record("VICReg", 1, environment={"hardware": "2 cores of one CPU"}, **how)
+    record("SimCLR", environment={"hardware": "another CPU"}, **how)
     assert machine_notes(task(runs)) == []
-    record("SimCLR", 1, environment={"hardware": "2 cores of one CPU"})
+    record("SimCLR", 1, environment={"hardware": "2 cores of one CPU"}, **how)
     (note,) = machine_notes(task(runs))
-    assert note.endswith("(another CPU; one CPU): too few to tell their part from the seed's.")
+    assert note.endswith(f"(another CPU; one CPU): too few to tell their part from the {rest}.")

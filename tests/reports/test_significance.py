@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from statistics import NormalDist, fmean
 
@@ -110,12 +111,16 @@ def test_the_leaderboard_says_what_it_can_tell(runs: Path, record: Make) -> None
     rng = np.random.default_rng(0)
     for seed, scores in enumerate(70 + rng.normal(size=(3, 3))):
         for label, linear in zip(LABELS, scores, strict=True):
-            record(label, seed, linear=linear)
+            record(label, seed, linear=linear, knn=None if seed else 70.0)
     summary = task(runs)
     tukey = summary.tukey("linear_top1")
     test, mean = tukey.power, fmean(tukey.means.values())
     (note,) = power_notes(summary)
     assert leaderboard(summary).notes[-1] == note
+    # Of one seed there is no least difference, and no test.
+    notes = " ".join(leaderboard(summary).notes)
+    assert re.search(r"from a difference of \d.\d \(linear top-1\) on", notes)
+    assert "Too few seeds to say (fewer than three shared with the best)" in notes
     assert (
         f"with 3 seeds of each of 3 rows, a true difference of {test.detectable(3):.2g} points of linear top-1" in note
     )

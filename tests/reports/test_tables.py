@@ -22,6 +22,7 @@ from regbench.reports.find.records import read_records
 from regbench.reports.rows.significance import holm
 from regbench.reports.rows.summary import Summary
 from regbench.reports.rows.tasks import compare_over, over_tasks
+from regbench.reports.tables import details
 from regbench.reports.tables.details import (
     accuracy_table,
     cost_table,
@@ -31,6 +32,7 @@ from regbench.reports.tables.details import (
 from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.leaderboard import leaderboard, leaderboard_frame
 from regbench.reports.tables.over_tasks import over_tasks_frame, over_tasks_table
+from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
 from tests.records import chosen, ranked, tuning_choice
 from tests.reports.conftest import METHODS, backbone, dataset, score, settings
 from tests.reports.reading import Make, grid, task, tasks, texts
@@ -41,6 +43,14 @@ DIVERGED: dict[str, Any] = {"status": "diverged", "knn": None, "linear": None}
 
 def planned(runs: Path, *cells: dict[str, Any]) -> None:
     (runs / "quickstart" / "sweep.json").write_text(json.dumps({"cells": [{"epochs": 3, **cell} for cell in cells]}))
+
+
+def failed(runs: Path, name: str, error: str, number: int = 1, ended: str = "failed") -> None:
+    """Write an attempt at a cell that has no record."""
+    path = runs / "quickstart" / name / "attempts" / f"{number:04}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"ended": ended, "error": error}))
+    (path.parents[1] / "config.yaml").touch()
 
 
 def weight(value: float, name: str = "vicreg") -> dict[str, Any]:
@@ -111,6 +121,7 @@ def test_golden_leaderboard(golden: Summary) -> None:
         [*auh, "6.75", "6.38", "3.38", "46.00", "75.00"],
         ["untrained", "49.00", "59.50", "1", *["–"] * 10],
     ]
+    assert not any(note.startswith("The share of the way") for note in leaderboard(golden).notes)
 
 
 def test_golden_leaderboard_in_numbers(golden: Summary) -> None:
@@ -166,6 +177,7 @@ def test_golden_accuracies(golden: Summary) -> None:
         ["AUH", *auh, "58.20 ± 0.20", "62.12 ± 0.12"],
         ["untrained", "49.00", "59.50", *["–"] * 5],
     ]
+    assert "Measures without labels have no best." in accuracy_table(golden).notes
 
 
 def test_golden_costs(golden: Summary) -> None:
@@ -188,7 +200,7 @@ def test_golden_hyperparameters(golden: Summary) -> None:
     ]
 
 
-def test_golden_significance(runs: Path, record: Make) -> None:
+def test_golden_significance(runs: Path, record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the means of rows −3 0 3, −2 0 2 and −1 0 1 remain; without those of seeds −1 0 1, 0 and 1 0 −1.
 
     The variance of all is 4 / 4, those of rows 3 / 2, 0 and 3 / 2, and half of a pair's mean of these is added.
@@ -214,6 +226,10 @@ def test_golden_significance(runs: Path, record: Make) -> None:
         ["2. SimCLR", first, "–", third],
         ["3. VICReg", second, third, "–"],
     ]
+    monkeypatch.setattr(details, "SIGNIFICANCE_ROWS", 2)
+    first_two = significance_table(task(runs))
+    assert texts(first_two) == [["", "1", "2"], ["1. AUH", "–", first], ["2. SimCLR", first, "–"]]
+    assert "The first 2 of 3 rows; all are in the CSV file." in first_two.notes
 
 
 @pytest.mark.parametrize(
@@ -261,7 +277,9 @@ def test_seeds_that_only_some_rows_have_count_for_these(runs: Path, record: Make
             record("VICReg", seed, linear=68.0 + 2 * luck)
     for seed in range(2):
         record("DCL", seed, linear=71.5 - 4 * seed)
-    frame = significance_frame(task(runs)).query("score == 'linear_top1'").set_index(["one", "other"])
+    whole = significance_frame(task(runs))
+    assert list(dict.fromkeys(whole["score"])) == ["linear_top1", "knn_top1"]
+    frame = whole.query("score == 'linear_top1'").set_index(["one", "other"])
     assert frame["pairs"].to_dict() == {
         ("AUH", "DCL"): 2,
         ("AUH", "SimCLR"): 5,
@@ -285,7 +303,7 @@ def test_seeds_that_only_some_rows_have_count_for_these(runs: Path, record: Make
     assert frame["p"].tolist() == pytest.approx(p, rel=1e-3, nan_ok=True)
     of_three_seeds = significance_table(task(runs))
     assert [row[0].text for row in of_three_seeds.rows] == ["1. AUH", "2. SimCLR", "3. VICReg"]
-    assert "Left out: 1 rows with fewer than 3 seeds." in of_three_seeds.notes
+    assert of_three_seeds.notes[-1] == "Left out: 1 rows with fewer than 3 seeds."
     assert [row[2].why for row in leaderboard(task(runs)).rows] == [
         "the best mean of this column",
         "not tested against the best: fewer than 3 seeds in common",
@@ -322,16 +340,38 @@ def test_a_score_says_its_title_its_unit_and_which_way_is_better(runs: Path, rec
     assert [column.name for column in leaderboard(one).columns[:2]] == ["method", "recall_at1 (%)"]
 
 
+@pytest.mark.parametrize("odd", ["AUH", "SimCLR", "VICReg"])
+def test_a_score_is_called_what_most_records_call_it(runs: Path, record: Make, odd: str) -> None:
+    for label in ("AUH", "SimCLR", "VICReg"):
+        called = dataclasses.replace(score("knn_top1", 70.0), title="mine" if label == odd else "kNN top-1")
+        record(label, scores=(called,))
+    assert texts(leaderboard(task(runs)))[0][1] == KNN
+
+
+@pytest.mark.parametrize(
+    ("choose", "first", "unit", "other"),
+    [
+        (time_unit, 600, "min", "s"),
+        (time_unit, 3 * 3600, "h", "min"),
+        (memory_unit, 4 * 2**30, "GiB", "MiB"),
+        (energy_unit, 10 * 3.6e6, "kWh", "Wh"),
+    ],
+)
+def test_a_unit_is_taken_from_a_number_on(choose: Callable[[float], Unit], first: float, unit: str, other: str) -> None:
+    assert (choose(first).name, choose(0.999 * first).name) == (unit, other)
+
+
 def test_mean_and_spread_over_seeds(runs: Path, record: Make) -> None:
     for seed, (knn, linear) in enumerate(((70.0, 75.0), (71.5, 74.0), (70.4, 76.6))):
         record("VICReg", seed, knn=knn, linear=linear, cost={"train_s": 30.0 + 3 * seed})
     record("AUH", 0, knn=60.0, linear=74.0)
-    record("AUH", 1, knn=None, linear=None)
+    record("AUH", 1, knn=None, linear=None, cost={"peak_memory_kind": "CUDA allocated"})
     rows = grid(leaderboard(task(runs)))
     assert (rows["VICReg"][KNN], rows["VICReg"][LINEAR]) == ("**70.63 ± 0.78**", "**75.20 ± 1.31**")
     assert (rows["VICReg"]["n"], rows["VICReg"]["train time (s)"], rows["VICReg"]["images/s"]) == ("3", "33.0", "1,600")
     assert rows["VICReg"]["peak memory (MiB)"] == "800"
     assert (rows["AUH"][KNN], rows["AUH"]["n"]) == ("60.00 (n=1)", "2")
+    assert grid(cost_table(task(runs)))["AUH"]["measured as"] == "CUDA allocated, process RSS"
     time = grid(cost_table(task(runs)))["VICReg"]
     assert (time["training (s)"], time["loss / step (%)"]) == ("33.0 ± 3.0", "2.5")
     record("SimCLR", cost={"train_s": 7200.0, "peak_memory_bytes": 10 * 2**30})
@@ -352,6 +392,8 @@ def test_the_untrained_row_is_last_and_the_base_of_the_gain(runs: Path, record: 
         ["SFRIK (L=1)", "512"],
         ["untrained", "–"],
     ]
+    assert [row[:2] for row in texts(hyperparameters_table(task(runs)))[2:]] == [["VICReg", "512"], ["VICReg", "1024"]]
+    assert leaderboard_frame(task(runs))["q"].isna().tolist() == [False, False, False, True]
     last = grid(table)["untrained"]
     assert [row["linear − untrained"] for row in grid(table).values()] == ["+0.50", "−3.50", "–"]
     assert [last[name] for name in ("n", "train time (s)", "peak memory (MiB)")] == ["2", "–", "–"]
@@ -378,12 +420,31 @@ def test_a_line_above_the_leaderboard_says_when_nothing_was_learned(
 
 
 def test_without_linear_probing_knn_leads(runs: Path, record: Make) -> None:
+    """Also where it was done for a configuration that was not chosen."""
     for label, knn in (("AUH", 70.0), ("VICReg", 71.0), ("untrained", 60.0)):
-        record(label, knn=knn, linear=None)
+        record(label, knn=knn, linear=None, tuning=50.0)
+    record("AUH", linear=90.0, tuning=40.0, cell=weight(1.0, "auh"))
     table = grid(leaderboard(task(runs)))
     assert list(table) == ["VICReg", "AUH", "untrained"]
     assert table["AUH"]["kNN − untrained"] == "+10.00"
     assert LINEAR not in table["AUH"]
+
+
+def test_where_lower_is_better_the_lowest_leads(runs: Path, record: Make) -> None:
+    """And where more seeds would tell more, it is not said in points, which a loss does not have."""
+    for seed, (label, error) in itertools.product(range(3), (("AUH", 2.0), ("VICReg", 1.0), ("untrained", 3.0))):
+        measured = score("error", error + 0.01 * seed * len(label), unit="nats")
+        record(label, seed, scores=(dataclasses.replace(measured, higher_is_better=False),))
+    table = leaderboard(task(runs))
+    assert [row[1][:5] for row in texts(table)[1:]] == ["**1.0", "2.03 ", "3.09 "]
+    assert not table.warning and not any("What this comparison can tell" in note for note in table.notes)
+    assert "error" in leaderboard_frame(task(runs)).columns
+
+
+def test_measures_without_a_best_order_nothing(runs: Path, record: Make) -> None:
+    record("VICReg", scores=(score("rankme", 5.0, unit=""),))
+    assert task(runs).headline is None
+    assert "rankme" not in " ".join(texts(leaderboard(task(runs)))[0])
 
 
 def test_diverged_cells_are_marked_and_counted_and_not_chosen(runs: Path, record: Make) -> None:
@@ -398,6 +459,10 @@ def test_diverged_cells_are_marked_and_counted_and_not_chosen(runs: Path, record
     assert ("70.00" in rows["VICReg †"][KNN], rows["VICReg †"]["n"], rows["SimCLR †"][KNN]) == (True, "2", "–")
     assert "66.00" in rows["AUH"][LINEAR]
     assert any("VICReg (1 of 2 cells), SimCLR (1 of 1 cells)" in note for note in table.notes)
+    frame = leaderboard_frame(task(runs)).set_index("label")
+    assert frame["n_diverged"].to_dict() == {"AUH": 0, "VICReg": 1, "SimCLR": 1}
+    assert frame["configurations_tried"].to_dict() == {"AUH": 3, "VICReg": 1, "SimCLR": 1}
+    assert frame["knn_top1_n"].dropna().to_dict() == {"AUH": 1, "VICReg": 1}
 
 
 def test_of_equally_good_configurations_the_first_stands_for_the_method(runs: Path, record: Make) -> None:
@@ -463,8 +528,19 @@ def test_the_tuning_split_chooses_not_the_test_split(runs: Path, record: Make) -
     assert [(row[0], row[2][:9]) for row in texts(table)[1:]] == [("VICReg", "**75.50 ±")]
     assert any("AUH (2)" in note for note in table.notes)
     assert any("kNN top-1 on the tuning split; all are listed" in note for note in table.notes)
+    assert any("Equal tuning budget: 2 configurations for each row" in note for note in table.notes)
     shown = {tuple(c.text for c in (row[0], row[4], row[-1])) for row in hyperparameters_table(task(runs)).rows}
     assert {("VICReg", "alignment_weight=1.0", "no"), ("VICReg", "alignment_weight=2.0", "yes")} <= shown
+
+
+def test_settings_beside_the_method_are_listed_where_they_differ(runs: Path, record: Make) -> None:
+    """But not which evaluations were made."""
+    optimizer, evaluation = (settings("VICReg")[group] for group in ("optimizer", "evaluation"))
+    for rate, protocols in ((0.3, ["knn"]), (0.7, ["knn", "probe"])):
+        cell = {"optimizer": optimizer | {"base_lr": rate}, "evaluation": evaluation | {"protocols": protocols}}
+        record("VICReg", cell=cell, tuning=60 + rate)
+    words = [row[4].text for row in hyperparameters_table(task(runs)).rows]
+    assert words == [f"alignment_weight=10.0, optimizer.base_lr={rate}" for rate in (0.7, 0.3)]
 
 
 def test_the_mean_over_several_evaluations_chooses_where_there_is_one(runs: Path, record: Make) -> None:
@@ -509,14 +585,22 @@ def test_of_a_cell_that_two_sweeps_share_the_final_scores_stay(runs: Path, recor
     assert [row[:3] for row in texts(leaderboard(task(runs)))[1:]] == [["VICReg", "**70.00**", "**80.00**"]]
 
 
+def test_a_cell_that_diverged_in_one_sweep_is_not_taken_as_tuned_in_another(runs: Path, record: Make) -> None:
+    record(sweep="first", **DIVERGED)
+    record(sweep="second", **{**DIVERGED, "status": "tuned", "tuning": 60.0})
+    assert list(grid(leaderboard(task(runs)))) == ["VICReg †"]
+
+
 def test_unequal_machines_are_told(runs: Path, record: Make) -> None:
     record("VICReg", environment={"hardware": "GPU A"})
-    record("untrained", environment={"hardware": "GPU B"})
+    record("untrained", environment={"hardware": "GPU B"}, cost={"peak_memory_kind": "CUDA allocated"})
     record("SimCLR", **DIVERGED, environment={"hardware": "GPU B"})
-    assert not any("unequal machines" in note for note in leaderboard(task(runs)).notes), "these have no times"
-    record("AUH", environment={"hardware": "GPU B", "git": None}, cost={"peak_memory_kind": "CUDA allocated"})
+    assert not any("unequal" in note for note in leaderboard(task(runs)).notes), "these have no times and no memory"
+    environment = {"hardware": "GPU A", "git": None, "threads": 2}
+    record("AUH", environment=environment, cost={"peak_memory_kind": "CUDA allocated"})
     notes = " ".join(leaderboard(task(runs)).notes)
-    for told in ("GPU A", "GPU B", "abc1234, unknown", "CUDA allocated, process RSS"):
+    machines = "GPU A with 1 threads, ffcv loader; GPU A with 2 threads, ffcv loader"
+    for told in (machines, "abc1234, unknown", "CUDA allocated, process RSS"):
         assert told in notes
 
 
@@ -540,6 +624,28 @@ def test_what_rows_of_unequal_views_have_in_common_is_told(recorder: Callable[[P
         (note,) = (note for note in table.notes if "2 and 8 views" in note)
         assert text in note
         assert "augmentation" in [column.name for column in table.columns]
+
+
+@pytest.mark.parametrize(
+    ("taught_crops", "epochs", "crops", "told"),
+    [
+        (False, 1, True, "took equally many forward passes"),  # 3 × (3 × 2 + 2) = 3 × 8
+        (True, 13, False, "took equally many forward passes"),  # 3 × (3 × 8 + 2) = 13 × 3 × 2
+        (False, 4, False, None),  # 3 × (3 × 2 + 2) = 4 × 3 × 2, and of equally many views
+    ],
+)
+def test_a_teacher_passes_the_global_views_forward(
+    runs: Path, record: Make, taught_crops: bool, epochs: int, crops: bool, told: str | None
+) -> None:
+    """A trained view takes three passes; of the eight crops two are global; what is no method does not count."""
+    augmentation = load_run(["augmentation=small_grey_crops"])[0].plain()["augmentation"]
+    network = load_run(["network.teacher=ema", "network.predictor.depth=2"])[0].plain()["network"]
+    taught = {"network": network, "epochs": 3}
+    record("VICReg", cell=taught | ({"augmentation": augmentation} if taught_crops else {}))
+    record("AUH", cell={"epochs": epochs} | ({"augmentation": augmentation} if crops else {}))
+    record("supervised", cell={"baseline": "supervised", "augmentation": augmentation})
+    notes = [note for note in leaderboard(task(runs)).notes if note.startswith("Rows ")]
+    assert [told in note for note in notes] == [True] if told else notes == []
 
 
 def test_a_method_with_a_teacher_stands_in_the_same_table(runs: Path, record: Make) -> None:
@@ -567,16 +673,12 @@ def test_failures_of_many_kinds_are_counted(runs: Path, record: Make) -> None:
     record("VICReg", 0)
     planned(runs, *({"id": f"{i:012x}", "label": "VICReg", "seed": i} for i in range(1, 8)))
     for i in range(1, 8):
-        path = runs / "quickstart" / f"{i:012x}" / "attempts" / "0001.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps({"ended": "failed", "error": f"reason {i}"}))
-        (path.parents[1] / "config.yaml").touch()
+        failed(runs, f"{i:012x}", f"reason {i}")
     (note,) = (note for note in leaderboard(task(runs)).notes if note.startswith("Failed, 7 in all"))
     assert note.count("reason") == 5
     assert note.endswith("; and 2 more kinds.")
     for i in (6, 7):
-        path = runs / "quickstart" / f"{i:012x}" / "attempts" / "0001.json"
-        path.write_text(json.dumps({"ended": "failed", "error": "reason 5"}))
+        failed(runs, f"{i:012x}", "reason 5")
     (note,) = (note for note in leaderboard(task(runs)).notes if note.startswith("Failed, 7 in all"))
     assert "VICReg, 3 cells (reason 5); " in note and "more kinds" not in note
 
@@ -588,13 +690,16 @@ def test_a_narrow_terminal_can_do_without_the_peak_memory_beside_that_of_the_los
     record("VICReg", cost={"loss_extra_bytes": 2**20} if measured else {})
     spare = {column.name.partition(" (")[0]: column.spare for column in leaderboard(task(runs)).columns}
     assert (spare["peak memory"] > 0, spare.get("loss memory")) == ((True, 0) if measured else (False, None))
+    assert any(note.startswith("Loss memory is") for note in leaderboard(task(runs)).notes) == measured
 
 
 def test_a_planned_cell_that_another_sweep_has_finished_is_not_missing(runs: Path, record: Make) -> None:
     """It is not in the row either: other hyperparameters were chosen."""
     record("VICReg", 0, tuning=72.0, cell=weight(10.0))
     elsewhere = record("VICReg", 1, tuning=60.0, cell=weight(20.0), sweep="other").parent.name
-    planned(runs, {"id": elsewhere, "label": "VICReg", "seed": 1})
+    tuned = record("AUH", status="tuned", knn=None, linear=None, tuning=60.0, sweep="other").parent.name
+    cells = ((elsewhere, "VICReg", 1), (tuned, "AUH", 0))
+    planned(runs, *({"id": name, "label": label, "seed": seed} for name, label, seed in cells))
     (row,) = grid(leaderboard(task(runs))).values()
     assert row["n"] == "1"
 
@@ -604,32 +709,59 @@ def test_missing_cells_show_as_missing(runs: Path, record: Make) -> None:
     record("AUH", 0)
     waiting = [{"id": f"{i:012x}", "label": "VICReg", "seed": i} for i in (1, 2)]
     waiting += [{"id": f"{i:012x}", "label": "SimCLR", "seed": i} for i in (3, 4, 5)]
-    elsewhere = {"id": "f" * 12, "label": "AUH", "seed": 9, "dataset": "stl10"}  # of another task
-    planned(runs, {"id": finished, "label": "VICReg", "seed": 0}, *waiting, elsewhere)
-    for number, ended in (("0001", "interrupted"), ("0002", "failed")):
-        path = runs / "quickstart" / f"{3:012x}" / "attempts" / f"{number}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"ended": ended, "error": "OSError: no\nspace"}))
-        (path.parents[1] / "config.yaml").touch()
+    elsewhere = [{"id": "f" * 12, "label": "AUH", "seed": 9, "dataset": "stl10"}]  # of another task
+    elsewhere += [{"id": "e" * 12, "label": "AUH", "seed": 9, "backbone": "resnet50"}]
+    planned(runs, {"id": finished, "label": "VICReg", "seed": 0}, *waiting, *elsewhere)
+    for number, ended in enumerate(("interrupted", "failed"), 1):
+        failed(runs, f"{3:012x}", "OSError: no\nspace", number, ended)
     table = leaderboard(task(runs))
     cells = grid(table)
     assert {label: row["n"] for label, row in cells.items()} == {"VICReg": "1 of 3", "AUH": "1", "SimCLR": "0 of 3"}
     assert cells["SimCLR"][LINEAR] == "–"
     assert any("Planned and not finished: 5 cells" in note for note in table.notes)
     assert any("SimCLR, 1 cell (OSError: no space)" in note for note in table.notes)
-    assert read_records(runs).unfinished == {"quickstart": 6}
+    assert read_records(runs).unfinished == {"quickstart": 7}
     frame = leaderboard_frame(task(runs)).set_index("label")
     assert frame["n_missing"].to_dict() == {"VICReg": 2, "AUH": 0, "SimCLR": 3}
 
 
-def test_a_missing_cell_counts_in_the_row_that_its_plan_fits_alone(runs: Path, record: Make) -> None:
+@pytest.mark.parametrize(("key", "head"), [("embedding_dim", "q"), ("batch_size", "batch"), ("epochs", "epochs")])
+def test_a_missing_cell_counts_in_the_row_that_its_plan_fits_alone(
+    runs: Path, record: Make, key: str, head: str
+) -> None:
+    for size in (2, 4):
+        record("VICReg", cell={key: size})
+    sizes: tuple[dict[str, int], ...] = ({key: 4}, {key: 8}, {})
+    cells = [{"id": f"{i:012x}", "label": "VICReg", "seed": 1, **size} for i, size in enumerate(sizes)]
+    (runs / "quickstart" / "sweep.json").write_text(json.dumps({"cells": cells}))
+    heads, *rows = texts(leaderboard(task(runs)))
+    shown = {row[heads.index(head)]: row[heads.index("n")] for row in rows}
+    assert shown == {"2": "1", "4": "1 of 2", "8": "0 of 1"}
+
+
+def test_a_planned_seed_of_the_untrained_network_is_in_its_row(runs: Path, record: Make) -> None:
+    """Whatever settings of a training its plan states."""
+    record("untrained")
+    planned(runs, {"id": "a" * 12, "label": "untrained", "seed": 1, "epochs": 0, "embedding_dim": 16})
+    table = leaderboard(task(runs))
+    assert {label: row["n"] for label, row in grid(table).items()} == {"untrained": "1 of 2"}
+    assert "Planned and not finished: 1 cell; n says of how many." in table.notes
+
+
+def test_a_run_that_no_plan_names_is_in_no_row(runs: Path, record: Make) -> None:
+    record("VICReg")
+    failed(runs, "a" * 12, "no space")
+    table = leaderboard(task(runs))
+    assert list(grid(table)) == ["VICReg"]
+    assert f"Failed, 1 in all, and to be tried again: {'a' * 12}, 1 cell (no space)." in table.notes
+
+
+def test_where_nothing_has_final_scores_what_is_planned_has_rows(runs: Path, record: Make) -> None:
     for q in (512, 1024):
-        record("VICReg", cell={"embedding_dim": q})
-    sizes: tuple[dict[str, int], ...] = ({"embedding_dim": 1024}, {"embedding_dim": 2048}, {})
-    planned(runs, *({"id": f"{i:012x}", "label": "VICReg", "seed": 1, **size} for i, size in enumerate(sizes)))
+        record("VICReg", status="tuned", knn=None, linear=None, tuning=60.0, cell={"embedding_dim": q})
+    planned(runs, {"id": "a" * 12, "label": "SimCLR", "seed": 0, "embedding_dim": 512})
     head, *rows = texts(leaderboard(task(runs)))
-    shown = {row[head.index("q")]: row[head.index("n")] for row in rows}
-    assert shown == {"512": "1", "1024": "1 of 2", "2048": "0 of 1"}
+    assert (head[:2], [row[:2] for row in rows]) == (["method", "q"], [["SimCLR", "512"]])
 
 
 def test_a_cell_whose_plan_fits_two_tasks_is_in_neither(runs: Path, record: Make) -> None:
@@ -637,7 +769,9 @@ def test_a_cell_whose_plan_fits_two_tasks_is_in_neither(runs: Path, record: Make
     for k in (5, 200):
         record("VICReg", cell={"evaluation": evaluation | {"knn": {"k": k}}})
     planned(runs, {"id": "a" * 12, "label": "SimCLR", "seed": 0})
+    failed(runs, "a" * 12, "no space")
     assert [list(grid(leaderboard(each))) for each in tasks(runs)] == [["VICReg"], ["VICReg"]]
+    assert all("SimCLR, 1 cell (no space)" in " ".join(leaderboard(each).notes) for each in tasks(runs))
 
 
 def test_a_planned_cell_stands_in_the_task_of_its_sweep(runs: Path, record: Make) -> None:
@@ -647,6 +781,20 @@ def test_a_planned_cell_stands_in_the_task_of_its_sweep(runs: Path, record: Make
     planned(runs, {"id": "a" * 12, "label": "VICReg", "seed": 1})
     shown = {each.name: grid(leaderboard(each))["VICReg"]["n"] for each in tasks(runs)}
     assert shown == {"quickstart": "1 of 2", "other": "1"}
+
+
+def test_a_cell_that_two_sweeps_plan_is_missing_once(runs: Path, record: Make) -> None:
+    """Another one of the same row adds to it, though its plan says more."""
+    cells: list[dict[str, Any]] = [{"label": "VICReg", "seed": 1}, {"label": "SimCLR", "seed": 0}]
+    cells.append({"label": "VICReg", "seed": 7, "epochs": 3})
+    for sweep, count in (("first", 2), ("second", 3)):
+        record("VICReg", sweep=sweep)
+        plan = [{"id": f"{i:012x}", **cell} for i, cell in enumerate(cells[:count])]
+        (runs / sweep / "sweep.json").write_text(json.dumps({"cells": plan}))
+    table = leaderboard(task(runs))
+    place = [column.name for column in table.columns].index("n")
+    assert [(row[0].text, row[place].text) for row in table.rows] == [("VICReg", "1 of 3"), ("SimCLR", "0 of 1")]
+    assert "Planned and not finished: 3 cells; n says of how many." in table.notes
 
 
 def test_tuned_cells_stand_in_the_hyperparameters_only(runs: Path, record: Make) -> None:
@@ -663,14 +811,16 @@ def test_tuned_cells_stand_in_the_hyperparameters_only(runs: Path, record: Make)
     for seed in range(3):
         record("VICReg", seed, tuning=65.0, choice={"hyperparameters": origin}, cell=weight(2.0))
     record("AUH", status="tuned", knn=None, linear=None, tuning=50.0)
+    record("AUH", **DIVERGED, cell=weight(1.0, "auh"))
     table = leaderboard(task(runs))
     assert {label: row["n"] for label, row in grid(table).items()} == {"VICReg": "3"}
-    assert any("no configuration has its final scores yet: AUH (1)" in note for note in table.notes)
+    assert any("no configuration has its final scores yet: AUH (2)" in note for note in table.notes)
     assert any("Equal tuning budget: 3 configurations" in note for note in table.notes)
     tried = hyperparameters_table(task(runs))
     assert [column.name for column in tried.columns][-1] == "in the leaderboard"
     assert [[row[i].text for i in (0, 4, 5, 8, 9)] for row in tried.rows] == [
         ["AUH", "alignment_weight=10.0", "50.00", "–", "no"],
+        ["AUH †", "alignment_weight=1.0", "–", "–", "no"],
         ["VICReg", "alignment_weight=2.0", "65.00 ± 0.00", "3", "yes"],
         ["VICReg", "alignment_weight=3.0", "62.00", "–", "no"],
         ["VICReg", "alignment_weight=1.0", "60.00", "–", "no"],
@@ -679,6 +829,7 @@ def test_tuned_cells_stand_in_the_hyperparameters_only(runs: Path, record: Make)
 
 def test_the_choice_tells_budgets(runs: Path, record: Make) -> None:
     entries = []
+    record("untrained", linear=40.0)  # nobody tunes it
     second, third = ranked("a" * 12, 60.0), ranked("b" * 12, None)
     for label, others in (("VICReg", [second, third]), ("AUH", [])):
         path = record(label, tuning=70.0, choice={"hyperparameters": {"selected_on": "tuning", "budget": 3}})
@@ -687,16 +838,27 @@ def test_the_choice_tells_budgets(runs: Path, record: Make) -> None:
     assert any("Equal tuning budget: 3 configurations" in note for note in table.notes)
     tuning_choice(runs / "quickstart", *entries)
     assert any("1 tried: AUH; 3 tried: VICReg" in note for note in leaderboard(task(runs)).notes)
-    for numbers, begins in (((3, 1), "Tuning budgets in proportion to the number of"), ((2, 2), "Unequal tuning")):
-        several = zip(entries, numbers, strict=True)
-        counted = [
-            dataclasses.replace(entry, setting=entry.setting | {"searched": number}) for entry, number in several
-        ]
+    unequal = "Unequal tuning"
+    for numbers, begins in (((3, 1), "Tuning budgets in proportion to"), ((2, 2), unequal), ((3, None), unequal)):
+        counted = []
+        for i, (entry, number) in enumerate(zip(entries, numbers, strict=True), 1):
+            counted.append(dataclasses.replace(entry, setting=entry.setting | {"searched": number}, images=1000 * i))
         tuning_choice(runs / "quickstart", *counted)
         (note,) = (note for note in leaderboard(task(runs)).notes if "1 tried: AUH; 3 tried: VICReg" in note)
         assert note.startswith(begins)
     tried = hyperparameters_table(task(runs))
-    assert any("3 configurations for each method" in note for note in tried.notes)
+    told = "3 configurations for each method, chosen by knn_top1 on the tuning split, seeds 0; at most 2,000 training"
+    assert any(told in note for note in tried.notes)
+
+
+def test_how_a_row_was_chosen_is_asked_of_runs_that_did_not_diverge(runs: Path, record: Make) -> None:
+    for label in METHODS.keys() - {"untrained"}:
+        record(label, 0, **DIVERGED)
+        record(label, 1, choice={"hyperparameters": {"selected_on": "tuning", "budget": 3}})
+    one = task(runs)
+    assert any(row.first.status == "diverged" for row in one.rows), "some of them are read first"
+    assert any("Equal tuning budget: 3 configurations" in note for note in leaderboard(one).notes)
+    assert {tuple(entry.text for entry in row[-2:]) for row in hyperparameters_table(one).rows} == {("tuning", "3")}
 
 
 def test_of_many_rows_with_one_budget_some_are_named(runs: Path, record: Make) -> None:
@@ -713,7 +875,10 @@ def test_what_a_search_stopped_early_is_no_result(runs: Path, record: Make) -> N
     waiting = "c" * 12
     planned(runs, *({"id": name, "label": "VICReg", "seed": 0, "epochs": 1} for name in (short, waiting)))
     assert any(row["epochs"] == "1" for row in grid(leaderboard(task(runs))).values())
-    (runs / "quickstart" / "search.json").write_text(json.dumps({"short": {short: 3, waiting: 3}}))
+    # A step of a search in a task of which there is no result yet.
+    begun = record("VICReg", **DIVERGED, cell={"epochs": 1, "dataset": dataset("stl10")}).parent.name
+    search = {"short": dict.fromkeys((short, waiting, begun), 3)}
+    (runs / "quickstart" / "search.json").write_text(json.dumps(search))
     table = leaderboard(task(runs))
     assert [row["n"] for row in grid(table).values()] == ["1"]
     assert not any("diverged" in note or "not finished" in note for note in table.notes)
@@ -740,13 +905,19 @@ def test_the_papers_numbers_stand_beside_rows_that_were_chosen_alike(runs: Path,
     assert [grid(leaderboard(each))["SFRIK (L=3)"][column] for each in tasks(runs)] == ["47.5", "47.6"]
 
 
-def test_energy_is_shown_where_it_was_measured(runs: Path, record: Make) -> None:
+@pytest.mark.parametrize("kind", ["GPU", "CPU"])
+def test_energy_is_shown_where_it_was_measured(runs: Path, record: Make, kind: str) -> None:
     record("AUH")
     for table in (leaderboard(task(runs)), cost_table(task(runs))):
         assert not any("energy" in text for text in (*table.notes, *(column.name for column in table.columns)))
-    record("VICReg", cost={"energy_gpu_joules": 36_000.0, "train_s": 100.0})
-    assert [row["GPU energy (Wh)"] for row in grid(leaderboard(task(runs))).values()] == ["–", "10.00"]
-    assert grid(cost_table(task(runs)))["VICReg"]["GPU mean power (W)"] == "360"
+    record("VICReg", cost={f"energy_{kind.lower()}_joules": 36_000.0, "train_s": 100.0})
+    record("SimCLR", cost={f"energy_{kind.lower()}_joules": 36.0, "train_s": 0.0}, linear=60.0)
+    table = leaderboard(task(runs))
+    assert [row[f"{kind} energy (Wh)"] for row in grid(table).values()] == ["–", "10.00", "0.01"]
+    assert [note[:13] for note in table.notes if "energy is" in note] == [f"{kind} energy is"]
+    power = {label: row[f"{kind} mean power (W)"] for label, row in grid(cost_table(task(runs))).items()}
+    assert power == {"AUH": "–", "VICReg": "360", "SimCLR": "–"}
+    assert cost_table(task(runs)).notes[-1] == "Energy is of training alone; power is over the training time."
 
 
 def test_external_backbones_stand_beside_the_others(runs: Path, record: Make) -> None:
@@ -783,7 +954,15 @@ def test_methods_over_tasks() -> None:
     assert found.standings[2].shortfalls == pytest.approx(np.sort(means.max(axis=1) - means[:, 2]))
     assert all(one.low <= one.mean_rank <= one.high for one in found.standings)
     assert found.standings[2].low == found.standings[2].high == 3, "the last in every task"
-    assert "[3.0, 3.0]" in grid(over_tasks_table(found))["c"].values()
+    table, told = over_tasks_table(found), "not told from the best mean rank"
+    assert [row[1].bold for row in table.rows] == [True, True, False]
+    assert [row[1].why for row in table.rows] == [told, told, "significantly worse than the best mean rank"]
+    assert "[3.0, 3.0]" in grid(table)["c"].values()
+    assert f"more than {found.critical_difference:.2f} apart" in table.notes[1]
+    assert table.notes[2] == "Left out, for not every task has them: d."
+    frame = over_tasks_frame(found)
+    assert frame["friedman_p"].tolist() == [found.p] * 3
+    assert frame["critical_difference"].tolist() == [found.critical_difference] * 3
 
 
 def test_below_five_tasks_no_test_speaks_however_many_seeds_there_are() -> None:
@@ -908,7 +1087,7 @@ def test_a_row_has_come_a_share_of_the_way_from_the_best_trivial_row_to_labels(b
     shares = [row["share of the way (%)"] for row in grid(table).values()]
     assert shares == ["50", "−10", "–", "–", "–", "–"]  # (76 − 61) / (91 − 61), (58 − 61) / (91 − 61)
     frame = leaderboard_frame(beside)
-    assert frame["linear_top1_minus_trivial"].tolist()[:2] == [15.0, -3.0]
+    assert frame["linear_top1_minus_trivial"].dropna().tolist() == [15.0, -3.0]
     assert frame["knn_top1_share_percent"].tolist()[0] == pytest.approx(100 / 29)  # by kNN, PCA is the best trivial row
     assert any("0 is raw pixels" in note for note in table.notes)
     assert table.warning == "Not better than raw pixels by linear top-1: SFRIK (L=1)."
