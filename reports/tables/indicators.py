@@ -98,9 +98,8 @@ def _chance_note(found: Sequence[Indication]) -> str:
         if value <= LEVEL and mean_lost[title] < mean_lost[RANDOM.title]:
             beating.append(f"{title} (p = {value:.2g})")
     if not p:
-        return (
-            f"For comparison, {chance} points. With fewer than two methods nothing tests whether a measure is better."
-        )
+        # The test needs two methods that do not gain alike.
+        return f"For comparison, {chance} points. Too few methods tell whether a measure is better."
     if beating:
         return f"What loses significantly less than {RANDOM.title}: {', '.join(beating)} ({how})."
     return f"No measure loses significantly less than {chance} points ({how})."
