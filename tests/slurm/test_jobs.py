@@ -482,22 +482,24 @@ def process(standin: Standin, tiny: list[str], tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda *arguments: seen.append(dict(os.environ)))
     cell, runtime = load_run([*tiny, "method=vicreg"])
 
-    def begin(**variables: str) -> dict[str, str]:
+    def begin(stages: Sequence[str] = STAGES, **variables: str) -> dict[str, str]:
         """Returns the environment in which the cell would run."""
         for name, value in variables.items():
             monkeypatch.setenv(f"SLURM_{name}", value)
         seen.clear()
-        SlurmJob()(cell.plain(), runtime, "own", STAGES)
+        SlurmJob()(cell.plain(), runtime, "own", stages)
         return seen[0]
 
     yield begin
     signal.signal(signal.SIGCONT, handler)
 
 
-def test_the_processes_of_a_job_know_each_other(process: Process) -> None:
-    """The sixth of eight on two nodes, in two lives of a job."""
+def test_the_processes_of_a_job_know_each_other(process: Process, tmp_path: Path) -> None:
+    """The sixth of eight on two nodes, in two lives of a job. That all began is for the first of them to say."""
+    (tmp_path / "7_missed").touch()
     first = process(JOB_ID="7", PROCID="5", LOCALID="1", NTASKS="8", NNODES="2", JOB_NODELIST="node[1-2]")
-    assert [first[name] for name in RANKS[:-1]] == ["5", "8", "1", "4", "localhost"]
+    assert [first[name] for name in RANKS[:-1]] == ["5", "8", "1", "4", "node1"]
+    assert (tmp_path / "7_missed").exists()
     second = process(RESTART_COUNT="1")
     assert first["MASTER_PORT"] != second["MASTER_PORT"]
 
@@ -519,6 +521,7 @@ def test_lives_that_come_no_farther_are_not_for_ever(process: Process, tiny: lis
         process(**single)
     assert "came no farther" in (tmp_path / "7_error").read_text()  # which the batch script looks for
     assert process(**{**single, "JOB_ID": "8"})  # tried again
+    assert process(**{**single, "PROCID": "1"})  # the first process tells
     for more in (
         {"progress": {"began": {"step": 8}}},
         {"progress": {"began": {"step": 4, "probe": 2}}},
@@ -583,6 +586,44 @@ def test_what_a_job_leaves_for_its_batch_script(
     assert ends(LeaseLost("another process has it")) == []
     assert ends(ValueError("the true error")) == ["7_error"]
     assert (tmp_path / "7_error").read_text() == "ValueError: the true error"
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="the true error"):
+        patch.setenv("SLURM_ARRAY_JOB_ID", "5")
+        process(JOB_ID="7", ARRAY_TASK_ID="2")
+    assert (tmp_path / "5_2_error").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "rank", "told"), [("SIGUSR2", "0", "requeue"), ("SIGUSR2", "1", ""), ("SIGTERM", "0", "")]
+)
+def test_only_a_job_whose_time_is_up_goes_into_the_queue_again(
+    number: str, rank: str, told: str, user: User, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first process asks until Slurm answers. All wait ten minutes to be ended, as Slurm knows who was cancelled."""
+    user.write("method=vicreg seed=0,1")
+    user.submit()
+    user.slurm.away(1)
+    slept_s = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: sum(slept_s), sleep=slept_s.append)
+    monkeypatch.setattr("regbench.slurm.job.time", clock)
+    monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda *_: signal.raise_signal(signal.Signals[number]))
+    with pytest.raises(RegbenchError, match=f"interrupted by {number}, and Slurm did not end the job"):
+        process(JOB_ID="2", ARRAY_JOB_ID="1", ARRAY_TASK_ID="1", PROCID=rank, NTASKS="1")
+    assert [task["told"] for task in user.slurm.tasks().values()] == ["", told]
+    assert sum(slept_s) == 600
+
+
+def test_a_job_opens_the_test_split_to_no_cell_that_its_tuning_has_not_chosen(process: Process, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "own").mkdir(parents=True)
+    (tmp_path / "runs" / "own" / "tune.json").write_text("[]")
+    single = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1"}
+    assert process(STAGES[:2], **single)
+    with pytest.raises(RegbenchError, match="the tuning own has not chosen yet"):
+        process(**single)
+
+
+def test_a_job_that_is_told_to_stop_before_it_listens_does_the_same_again() -> None:
+    again = SlurmJob().checkpoint("cell", "runtime")
+    assert (type(again.function), again.args) == (SlurmJob, ("cell", "runtime"))
 
 
 def test_a_job_that_cannot_begin_is_tried_twice_and_says_why(user: User) -> None:
