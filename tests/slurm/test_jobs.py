@@ -598,7 +598,7 @@ def test_what_a_job_leaves_for_its_batch_script(
 def test_only_a_job_whose_time_is_up_goes_into_the_queue_again(
     number: str, rank: str, told: str, user: User, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first process asks until Slurm answers. All wait ten minutes to be ended, as Slurm knows who was cancelled."""
+    """Its first process asks until Slurm answers. All wait ten minutes, as Slurm knows who was cancelled."""
     user.write("method=vicreg seed=0,1")
     user.submit()
     user.slurm.away(1)
