@@ -28,6 +28,7 @@ from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.benchmark.training.distributed import PeerLost
 from regbench.cli import main
+from regbench.datasets.config import DatasetConfig
 from regbench.slurm import manage
 from regbench.slurm.job import SlurmJob
 from regbench.slurm.queue import call_for_jobs, submissions
@@ -124,6 +125,7 @@ def test_what_is_in_the_queue_or_finished_is_not_submitted_again(user: User) -> 
     done, tuned, running, lost = (user.sweep / cell for cell in user.cells())
     (done / "record.json").write_text(made(load_run([*user.tiny, "method=vicreg"])[0].plain()).text())
     (tuned / "tuning.json").write_text("{}")
+    assert "all cells are finished" in user.submit("seed=0", "--wait")  # whatever becomes of the others
     attempt = {"heartbeat": time.time(), "beat": 1, "lease_s": 60}
     for directory, how in ((tuned, "done"), (running, None)):
         (directory / "attempts").mkdir()
@@ -163,11 +165,32 @@ def test_arrays_are_no_longer_than_the_cluster_lets_them_be(user: User) -> None:
     assert user.slurm.queued() == ["1_0", "1_1", "3_0", "3_1", "5"]
 
 
-def test_waiting_ends_when_no_cell_waits_any_more(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["sweep", "tune"])
+def test_waiting_ends_when_no_cell_waits_or_runs_any_more(
+    command: str, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     user.write("method=vicreg")
-    monkeypatch.setattr(manage, "time", SimpleNamespace(sleep=lambda _: user.slurm.lose("1")))  # not subprocess's
-    waited = user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS, "--wait")
+    states = iter(("RUNNING", "ENDED"))
+    sleep = SimpleNamespace(sleep=lambda _: user.slurm.change("1", state=next(states)))
+    monkeypatch.setattr(manage, "time", sleep)  # not subprocess's
+    waited = user.call(command, str(user.folder / "own.yaml"), *OPTIONS, "--wait")
     assert (waited.exit_code, "1 of 1 cells are not finished: VICReg seed 0 lost" in waited.output) == (1, True)
+
+
+def test_before_cells_are_submitted_their_data_sets_are_prepared(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of their evaluations too. A job's Python may have a sink that this one lacks; a run here needs it."""
+    prepared: list[str] = []
+
+    def prepare(datasets: Sequence[DatasetConfig], _: Path) -> None:
+        prepared.extend(dataset.name for dataset in datasets)
+
+    monkeypatch.setattr("regbench.slurm.execute.prepare_all", prepare)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    user.write("method=vicreg evaluation.protocols=[knn,places205]")
+    user.submit("runtime.sinks=[wandb]")
+    assert prepared == ["tiny", "places205"]
+    refused = user.call("sweep", str(user.folder / "own.yaml"), "runtime.sinks=[wandb]")
+    assert (refused.exit_code, "wandb is not installed here" in refused.output) == (2, True)
 
 
 def test_more_jobs_than_one_command_takes_are_all_cancelled(user: User) -> None:
