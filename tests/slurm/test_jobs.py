@@ -145,6 +145,8 @@ def test_a_tuning_submits_what_its_cells_need(user: User) -> None:
     words = ("tune", str(user.folder / "own.yaml"), *OPTIONS)
     assert "the same command goes on" in user.run(*words)
     user.slurm.lose(*user.slurm.queued())
+    assert "submitted 2 cells as 3" in user.run("retry", "own")
+    user.slurm.lose(*user.slurm.queued())
     for status in user.statuses():
         cell = load_run([*user.tiny, "method=vicreg"])[0].plain()
         record = made(cell, status="tuned", scores=(knn_top1(50.0 + len(status.cell_id)),))
@@ -155,7 +157,7 @@ def test_a_tuning_submits_what_its_cells_need(user: User) -> None:
     assert "nothing to try again" in user.run("retry", "own")
     assert "submitted 1 cells" in user.run(*words)
     stages = [json.loads(path.read_text())["stages"] for path in sorted((user.sweep / "jobs").glob("*.json"))]
-    assert stages == [["pretrain", "tune"], ["pretrain", "tune", "final"]]
+    assert stages == [*[["pretrain", "tune"]] * 2, ["pretrain", "tune", "final"]]
 
 
 def test_arrays_are_no_longer_than_the_cluster_lets_them_be(user: User) -> None:
@@ -205,8 +207,11 @@ def test_jobs_find_relative_folders(user: User, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(user.folder)
     (data_dir,) = (word.partition("=")[2] for word in user.tiny if word.startswith("runtime.data_dir="))
     Path("data").symlink_to(data_dir)
-    user.submit("runtime.runs_dir=runs", "runtime.data_dir=data")
-    (note,) = submissions(user.sweep)
+    Path("own.yaml").rename("my own.yaml")
+    user.run("sweep", "my own.yaml", *OPTIONS, "runtime.runs_dir=runs", "runtime.data_dir=data")
+    (task,) = user.slurm.tasks().values()
+    assert task["asked"]["job-name"].startswith("regbench-my_own-")
+    (note,) = submissions(user.folder / "runs" / "my own")
     folders = [note["runtime"][name] for name in ("runs_dir", "data_dir")]
     assert folders == [str(user.folder / name) for name in ("runs", "data")]
 
@@ -240,11 +245,15 @@ def test_of_two_jobs_of_a_cell_the_one_that_runs_is_shown(user: User) -> None:
 
 
 def test_evaluations_after_a_training_without_gpus_ask_for_none(user: User) -> None:
+    """What befell the training is told though Slurm has dropped the evaluations after it."""
     user.write("method=vicreg")
     assert "submitted 1 cells as 1, 2" in user.submit("cluster.nodes=2")
     training, evaluations = (user.slurm.tasks()[name]["asked"] for name in ("1", "2"))
     assert (training["nodes"], evaluations["nodes"]) == ("2", "1")
     assert "gpus-per-node" not in training | evaluations
+    user.slurm.lose("1", "2")
+    (user.sweep / "jobs" / "logs" / "1_error").write_text("ValueError: no")
+    assert [(status.state, status.detail) for status in user.statuses()] == [("failed", "ValueError: no")]
 
 
 def test_refusals(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +318,17 @@ def test_two_submissions_at_a_time_submit_each_cell_once(user: User, caplog: pyt
     assert len(user.slurm.tasks()) == 3
 
 
-def test_a_submission_that_was_killed_is_found_again(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("command", "says", "state"),
+    [
+        ("sweep", "all cells are finished, run or wait", "queued"),
+        ("retry", "nothing to try again", "queued"),
+        ("cancel", "cancelled 2 cells", "cancelled"),
+    ],
+)
+def test_a_submission_that_was_killed_is_found_again(
+    command: str, says: str, state: str, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     user.write("method=vicreg seed=0,1")
 
     def killed(*arguments: Any) -> None:
@@ -320,9 +339,9 @@ def test_a_submission_that_was_killed_is_found_again(user: User, monkeypatch: py
         assert user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS).exit_code == 130
     assert user.slurm.queued() == ["1_0", "1_1"]
     assert user.states() == ["pending", "pending"]
-    assert "all cells are finished, run or wait" in user.submit()
-    assert user.slurm.queued() == ["1_0", "1_1"]
-    assert [(status.state, status.job) for status in user.statuses()] == [("queued", "1_0"), ("queued", "1_1")]
+    assert says in (user.submit() if command == "sweep" else user.run(command, "own"))
+    assert user.slurm.queued() == (["1_0", "1_1"] if state == "queued" else [])
+    assert [(status.state, status.job) for status in user.statuses()] == [(state, "1_0"), (state, "1_1")]
 
 
 @pytest.mark.parametrize("given", [(), ("1_0",)], ids=["none", "one"])
@@ -368,8 +387,8 @@ def test_held_jobs_are_released_and_those_of_finished_cells_cancelled(user: User
     for name in ("1_0", "1_1"):
         user.slurm.change(name, reason="launch failed requeued held")
     user.slurm.change("1_2", state="RUNNING")
-    for cell in (second, third):
-        (user.sweep / cell / "record.json").write_text(made().text())
+    for cell, status in ((second, "diverged"), (third, "done")):
+        (user.sweep / cell / "record.json").write_text(made(status=status).text())
     output = user.run("retry", "own")
     assert f"{first}  VICReg seed 0: held by Slurm (pending (launch failed requeued held)); released" in output
     assert "cancelled 1_1: the cells are finished" in output
