@@ -241,7 +241,10 @@ def test_of_two_jobs_of_a_cell_the_one_that_runs_is_shown(user: User) -> None:
     user.submit()
     user.slurm.change("1", state="PENDING")
     user.slurm.change("2", state="RUNNING")
+    (user.sweep / "jobs" / "9.json").write_text("{}")  # a note that says nothing hides no other
     assert [(status.state, status.job) for status in user.statuses()] == [("running", "2")]
+    user.slurm.lose("1", "2")
+    assert [(status.state, status.job) for status in user.statuses()] == [("lost", "2")]
 
 
 def test_evaluations_after_a_training_without_gpus_ask_for_none(user: User) -> None:

@@ -186,10 +186,8 @@ def test_cells_of_one_shape_are_predicted_once(tiny: list[str], monkeypatch: pyt
         ),
         *(["augmentation=small_grey_crops"], ["baseline=supervised"]),
     ]
-    grids = [
-        load_grid([*tiny, "method=vicreg", "runtime.loss_form=textbook", *own])
-        for own in (*alike, *apart, ["epochs=0", "optimizer.warmup_epochs=0"])
-    ]
+    common = [*tiny, "method=vicreg", "runtime.loss_form=textbook"]
+    grids = [load_grid([*common, *own]) for own in (*alike, *apart, ["epochs=0", "optimizer.warmup_epochs=0"])]
     cells, clusters = zip(*((grid.cells[0], grid.clusters[0]) for grid in grids), strict=True)
     planned = plan(replace(grids[0], cells=cells, clusters=clusters))
     assert [cell for cell, _ in asked] == [cells[0], *cells[len(alike) : -1]]
