@@ -558,6 +558,18 @@ def test_the_papers_protocol_on_in20() -> None:
         assert {(view.jitter_p, view.brightness, view.saturation, view.hue) for view in views} == {(0.8, 0.4, 0.2, 0.1)}
 
 
+def test_further_evaluations_have_the_papers_settings() -> None:
+    """Of its Tables 11 and 12, and of its appendix on Places205."""
+    evaluation = cell_of("evaluation.protocols=[labels1,labels10,places205]").evaluation
+    for name, rates in {"labels1": (0.004, 1.6), "labels10": (0.02, 0.4)}.items():
+        own: Any = evaluation[name]
+        assert (own.backbone_learning_rates, own.head_learning_rates) == ((rates[0],), (rates[1],))
+        assert own.dataset.name == f"in100_{name}"
+    places: Any = evaluation["places205"]
+    assert (places.features, places.learning_rates, places.weight_decay) == ("augmented", (0.01,), 1e-4)
+    assert (places.epochs, places.milestones, places.batch_norm) == (28, (10, 20), True)
+
+
 def test_commas_multiply_the_cells() -> None:
     sweep = load_sweep("in20_table3", ["seed=0,1", "embedding_dim=1024,2048,4096"])
     assert len(sweep.cells) == 3 * 2 * 3

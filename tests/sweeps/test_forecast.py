@@ -185,13 +185,16 @@ def test_cells_of_one_shape_are_predicted_once(tiny: list[str], monkeypatch: pyt
             ["optimizer=adamw", warmup],
         ),
         *(["augmentation=small_grey_crops"], ["baseline=supervised"]),
+        ["dataset.channels=1", "dataset.mean=[0.5]", "dataset.std=[0.5]"],
+        *(["method=dino", "network.teacher=ema", f"method.prototypes={number}"] for number in (64, 128)),
+        *(["method=sfrik_l2"], ["method=sfrik_l3"]),  # which has no covariance form
     ]
     common = [*tiny, "method=vicreg", "runtime.loss_form=textbook"]
     grids = [load_grid([*common, *own]) for own in (*alike, *apart, ["epochs=0", "optimizer.warmup_epochs=0"])]
     cells, clusters = zip(*((grid.cells[0], grid.clusters[0]) for grid in grids), strict=True)
     planned = plan(replace(grids[0], cells=cells, clusters=clusters))
     assert [cell for cell, _ in asked] == [cells[0], *cells[len(alike) : -1]]
-    assert [where["world_size"] for _, where in asked] == [1] * 6 + [2] + [1] * 5
+    assert [where["world_size"] for _, where in asked] == [1] * 6 + [2] + [1] * 10
     assert {where["loss_form"] for _, where in asked} == {"textbook"}
     assert [entry.needs for entry in planned] == [needed] * (len(grids) - 1) + [None]
 

@@ -29,7 +29,7 @@ from regbench.benchmark.rundir.checkpoint import load_checkpoint
 from regbench.benchmark.rundir.directory import run_directory, write_config
 from regbench.benchmark.rundir.lease import claim, is_running, last_attempt
 from regbench.benchmark.rundir.record import Record, read_record
-from regbench.benchmark.rundir.record_parts import NamedFile
+from regbench.benchmark.rundir.record_parts import NamedFile, Saved
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.settings.sweep import load_run, load_sweep
@@ -355,6 +355,22 @@ def test_clean_removes_what_finished_cells_do_not_need(tmp_path: Path) -> None:
     assert {path.name for path in (folder / "done").iterdir()} == {"attempts", "record.json", CHECKPOINTS[1], *curves}
     assert clean("--checkpoints") == "removed 1 files, 1e-06 GB\n"
     assert {path.name for path in (folder / "failed").iterdir()} == kept  # it may be tried again
+
+
+def test_clean_leaves_a_tuned_cell_the_weights_that_were_scored(tmp_path: Path) -> None:
+    cell = tmp_path / "own" / "cell"
+    plan(cell.parent, "cell")
+    attempt(cell, **ENDED)
+    saved = Saved(CHECKPOINTS[0], "0" * 64, 3)
+    (cell / "tuning.json").write_text(made(status="tuned", checkpoint=saved).text())
+    last = [f"{kind}-0002.json" for kind in ("choice", "environment", "scores")]
+    before = [name.replace("0002", "0001") for name in last]
+    state = f"evaluation-probe-0001-000000001-{1:016x}.pt"
+    for name in (*CHECKPOINTS, *last, *before, state, "attempts/.0001.json.x1"):
+        (cell / name).touch()
+    assert CliRunner().invoke(main, ["clean", "own", "--runs-dir", str(tmp_path)]).output == "removed 6 files, 0 GB\n"
+    left = {path.relative_to(cell).as_posix() for path in cell.rglob("*.*")}
+    assert left == {"tuning.json", "attempts/0001.json", CHECKPOINTS[0], *last}
 
 
 def test_a_damaged_sweep_hides_no_other(tmp_path: Path) -> None:
