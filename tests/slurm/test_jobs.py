@@ -266,6 +266,7 @@ def test_refusals(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Slurm refuses the jobs" in refused.output
     assert "invalid partition specified: none" in refused.output
     user.submit()
+    assert not list((user.sweep / "jobs").glob("*.intent"))  # what was refused is forgotten
     user.slurm.away(99)
     again = ("sweep", str(user.folder / "own.yaml"), *OPTIONS)
     for words in ((*again, "seed=1"), ("cancel", "own")):

@@ -856,6 +856,10 @@ def test_a_search_that_cannot_be_made_is_refused(
     refused("--trials 2 is too few for a search; give 3 or more", ["method=tcr"], 2, "epochs=5")
     refused(r"embedding_dim=interval\(16,64\): only settings", ["method=tcr embedding_dim=interval(16,64)"], 6)
     refused("a warm-up cannot be searched", ["method=tcr optimizer.warmup_epochs=0,1,2"], 6, "epochs=16")
+    names = ("method.alignment_weight", "method.variance_weight", "method.covariance_weight", "method.epsilon")
+    six = " ".join(f"{name}=0.1,0.2" for name in (*names, "optimizer.weight_decay", "optimizer.momentum"))
+    refused("7 settings are searched at once; give at most 6", [f"method=vicreg {six} optimizer.base_lr=1,2"], 6)
+    assert propose(str(sweep_file(tmp_path, [f"method=vicreg {six} optimizer.base_lr=1"], settings)), [], 6).sweep
     twice = "2 searches for TCR that differ in nothing but epochs or tuned values"
     refused(twice, ["method=tcr epochs=4,8"], 6)
     refused(twice, ["method=tcr method.alignment_weight=1", "method=tcr method.alignment_weight=2"], 6)
