@@ -23,6 +23,7 @@ from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.settings.architecture import needed_settings
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.preset_tree import config_folder
 from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.stored import load_config
 from regbench.benchmark.settings.sweep import load_grid, load_run, load_sweep, sweep_names
@@ -218,6 +219,11 @@ def test_the_runtime_folders_come_from_the_environment(monkeypatch: pytest.Monke
     monkeypatch.setenv("REGBENCH_RUNS_DIR", "/big/runs")
     runtime = load_run([])[1]
     assert (runtime.data_dir, runtime.runs_dir) == ("/big/data", "/big/runs")
+    for name in ("REGBENCH_DATA_DIR", "REGBENCH_RUNS_DIR", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, "")  # which is as good as not at all
+    runtime = load_run([])[1]
+    assert (runtime.data_dir, runtime.runs_dir) == ("data", "runs")
+    assert config_folder() == Path.home() / ".config" / "regbench"
 
 
 # ------------------------------------------------------------------ round trips
