@@ -126,6 +126,8 @@ def test_factors_are_probed_from_representation_and_embedding(run: Callable[...,
     assert all(score.value <= 1 for score in probed.values() if not score.unit)
     # The mean colour of an image passes an average pool: even random weights keep it.
     assert probed["factor_background_hue_turns_representation"].value > 0.5
+    embedded = probed["factor_background_hue_turns_embedding"].value
+    assert embedded != probed["factor_background_hue_turns_representation"].value
     assert "factors_penalties_embedding" in record.choice
 
 

@@ -16,7 +16,7 @@ import torch
 from regbench import RegbenchError
 from regbench.benchmark.compute import Compute, resolve
 from regbench.benchmark.evaluate import state as states
-from regbench.benchmark.evaluate.base import EVALUATIONS, Task
+from regbench.benchmark.evaluate.base import EVALUATIONS, Task, choose
 from regbench.benchmark.evaluate.features import Encoder, Features, Images, NotFinite
 from regbench.benchmark.evaluate.finetune import FineTuned, FineTuning
 from regbench.benchmark.evaluate.knn import KNN, weighted_knn
@@ -394,6 +394,14 @@ def test_representations_that_are_not_finite_are_refused(make: Make, monkeypatch
         subject.views("tuning", images=4, views=2)
 
 
+def test_of_equally_good_candidates_the_first_is_chosen() -> None:
+    """One alone is given, as is the first where there is no split to choose on."""
+    found = {"tuning": [(50.0, 99.0), (70.0, 80.0), (70.0, 90.0)]}
+    assert choose(found, ["a", "b", "c"]) == (1, "tuning", {"a": 50.0, "b": 70.0, "c": 70.0})
+    assert choose({"tuning": found["tuning"][:1]}, ["a"]) == (0, "given", {"a": 50.0})
+    assert choose({}, ["a"]) == (0, "given", {})
+
+
 def test_choosing_on_the_test_split_says_so(make: Make, few: DatasetConfig, tmp_path: Path) -> None:
     evaluator = make("run", labels1=tuning(few), probe=probing(features="cached"), select_on="test")
     for protocol, entry in (("labels1", "labels1_learning_rates"), ("probe", "probe_learning_rate")):
@@ -430,6 +438,7 @@ def test_what_cannot_be_evaluated_is_refused_before_training(
     )
     refused("labels1", "has no tuning split", labels1=tuning(whole, backbone_learning_rates=(0.05,)))
     refused("labels10", r"data set 'in100_labels10' is not prepared in .*; run: regbench prepare in100_labels10")
+    refused("labels1", "was prepared with", labels1=tuning(replace(few, source=ImageFolder(tuning_per_class=9))))
     grey = replace(few, channels=1, mean=(0.5,), std=(0.5,))
     refused("labels1", "labels1: 'few' has 1 channels and the backbone is for the 3 of", labels1=tuning(grey))
     config = cell.evaluation.replaced(labels1=tuning(whole, **one))
