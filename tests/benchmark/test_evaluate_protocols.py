@@ -438,7 +438,6 @@ def test_what_cannot_be_evaluated_is_refused_before_training(
     )
     refused("labels1", "has no tuning split", labels1=tuning(whole, backbone_learning_rates=(0.05,)))
     refused("labels10", r"data set 'in100_labels10' is not prepared in .*; run: regbench prepare in100_labels10")
-    refused("labels1", "was prepared with", labels1=tuning(replace(few, source=ImageFolder(tuning_per_class=9))))
     grey = replace(few, channels=1, mean=(0.5,), std=(0.5,))
     refused("labels1", "labels1: 'few' has 1 channels and the backbone is for the 3 of", labels1=tuning(grey))
     config = cell.evaluation.replaced(labels1=tuning(whole, **one))
