@@ -126,6 +126,8 @@ def test_factors_are_probed_from_representation_and_embedding(run: Callable[...,
     assert all(score.value <= 1 for score in probed.values() if not score.unit)
     # The mean colour of an image passes an average pool: even random weights keep it.
     assert probed["factor_background_hue_turns_representation"].value > 0.5
+    embedded = probed["factor_background_hue_turns_embedding"].value
+    assert embedded != probed["factor_background_hue_turns_representation"].value
     assert "factors_penalties_embedding" in record.choice
 
 
@@ -218,6 +220,19 @@ def test_the_scale_of_features_does_not_matter(subject: Subject, monkeypatch: py
 
     one = probe(subject, monkeypatch, partial(columns, unit=1.0))
     assert probe(subject, monkeypatch, partial(columns, unit=2.0**-10)) == pytest.approx(one, rel=1e-6)
+
+
+def test_the_tuning_split_chooses_how_much_is_damped(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the images that they were fitted to, many features without meaning are best left undamped."""
+
+    def noise(factors: dict[str, Any]) -> Any:
+        numbers: Any = np.random.default_rng(len(factors["scale"])).normal(size=(100, len(factors["scale"])))
+        return numbers
+
+    probe(subject, monkeypatch, noise)
+    entry = subject.choices.entries["factors_penalties_representation"]
+    assert entry["selected_on"] == "tuning"
+    assert entry["chosen"]["scale"] >= 1
 
 
 def test_a_data_set_without_factors_is_refused_before_training(tmp_path: Path) -> None:

@@ -149,6 +149,13 @@ def test_a_process_that_goes_on_removes_nothing_of_its_successor(tmp_path: Path)
     assert names(tmp_path)[2:] == ["checkpoint-0001-000000018", "checkpoint-0001-000000015"]
 
 
+def test_one_that_is_gone_when_it_is_read_is_passed_over(tmp_path: Path) -> None:
+    """Whoever writes a newer one has removed it since the look at the folder."""
+    save(tmp_path, 3)
+    (tmp_path / f"checkpoint-0001-000000007-{7:016x}.pt").symlink_to("nowhere")
+    assert step_of(tmp_path) == 3
+
+
 def test_with_both_damaged_there_is_none(tmp_path: Path) -> None:
     for step in (3, 7):
         save(tmp_path, step)

@@ -23,6 +23,7 @@ from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.settings.architecture import needed_settings
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.preset_tree import config_folder
 from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.stored import load_config
 from regbench.benchmark.settings.sweep import load_grid, load_run, load_sweep, sweep_names
@@ -218,6 +219,11 @@ def test_the_runtime_folders_come_from_the_environment(monkeypatch: pytest.Monke
     monkeypatch.setenv("REGBENCH_RUNS_DIR", "/big/runs")
     runtime = load_run([])[1]
     assert (runtime.data_dir, runtime.runs_dir) == ("/big/data", "/big/runs")
+    for name in ("REGBENCH_DATA_DIR", "REGBENCH_RUNS_DIR", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, "")  # which is as good as not at all
+    runtime = load_run([])[1]
+    assert (runtime.data_dir, runtime.runs_dir) == ("data", "runs")
+    assert config_folder() == Path.home() / ".config" / "regbench"
 
 
 # ------------------------------------------------------------------ round trips
@@ -556,6 +562,18 @@ def test_the_papers_protocol_on_in20() -> None:
         views = tuple(cell.augmentation.views.values())
         assert [(view.blur_p, view.solarize_p) for view in views] == [(0.1, 0.2), (1.0, 0.0)]
         assert {(view.jitter_p, view.brightness, view.saturation, view.hue) for view in views} == {(0.8, 0.4, 0.2, 0.1)}
+
+
+def test_further_evaluations_have_the_papers_settings() -> None:
+    """Of its Tables 11 and 12, and of its appendix on Places205."""
+    evaluation = cell_of("evaluation.protocols=[labels1,labels10,places205]").evaluation
+    for name, rates in {"labels1": (0.004, 1.6), "labels10": (0.02, 0.4)}.items():
+        own: Any = evaluation[name]
+        assert (own.backbone_learning_rates, own.head_learning_rates) == ((rates[0],), (rates[1],))
+        assert own.dataset.name == f"in100_{name}"
+    places: Any = evaluation["places205"]
+    assert (places.features, places.learning_rates, places.weight_decay) == ("augmented", (0.01,), 1e-4)
+    assert (places.epochs, places.milestones, places.batch_norm) == (28, (10, 20), True)
 
 
 def test_commas_multiply_the_cells() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ import torch
 from regbench import RegbenchError
 from regbench.benchmark.compute import Compute, resolve
 from regbench.benchmark.evaluate import state as states
-from regbench.benchmark.evaluate.base import EVALUATIONS, Task
-from regbench.benchmark.evaluate.features import Encoder, Features, Images
-from regbench.benchmark.evaluate.finetune import FineTuning
+from regbench.benchmark.evaluate.base import EVALUATIONS, Task, choose
+from regbench.benchmark.evaluate.features import Encoder, Features, Images, NotFinite
+from regbench.benchmark.evaluate.finetune import FineTuned, FineTuning
 from regbench.benchmark.evaluate.knn import KNN, weighted_knn
 from regbench.benchmark.evaluate.linear import LinearHeads, LinearProbe, head_and_tail, shuffled
+from regbench.benchmark.evaluate.retrieval import Retrieval, ranks
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.evaluate.subject import Subject, selection_splits
 from regbench.benchmark.rundir.choice import Choices
@@ -330,6 +332,76 @@ def test_the_runs_seed_decides_a_probes_weights_and_batches(
         assert torch.equal(kept[-1], found) == (weights_seed == batches_seed == 1)
 
 
+def test_the_runs_seed_decides_the_head_and_the_batches_of_few_labels(
+    make: Make, few: DatasetConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by hand with the seed 1 of the run for both, and with no other for either."""
+    kept: list[dict[str, torch.Tensor]] = []
+    save = State.save
+
+    def keep(state: State, done: str, **changes: Any) -> None:
+        if "network" in changes:
+            kept.append({name: value.clone() for name, value in changes["network"].items()})
+        save(state, done, **changes)
+
+    monkeypatch.setattr(State, "save", keep)
+    config = tuning(few, epochs=1, backbone_learning_rates=(0.05,), head_learning_rates=(0.1,))
+    subject = make("run", labels1=config)
+    subject.run("labels1")
+    for number, (head_seed, batches_seed) in enumerate(((1, 1), (0, 1), (1, 0))):
+        tuned = FineTuned(subject.encoder, 3, config, (0.05, 0.1), head_seed, torch.device("cpu"))
+        with subject.images(few).augmented(config, batches_seed) as epochs:
+            tuned.fit(epochs, subject.state(f"by-hand-{number}", config))
+        same = [torch.equal(value, kept[0][name]) for name, value in kept[-1].items()]
+        assert all(same) == (head_seed == batches_seed == 1)
+
+
+@pytest.mark.parametrize("protocol", ["probe", "labels1"])
+def test_images_are_cropped_and_resized_as_the_settings_say(
+    protocol: str, make: Make, few: DatasetConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def spy(dataset: Any, split: str, **options: Any) -> Any:
+        seen.append((split, *(options.get(name) for name in ("transform", "crop_scale", "interpolation"))))
+        return EvalLoader(dataset, split, **options)
+
+    monkeypatch.setattr("regbench.benchmark.evaluate.features.EvalLoader", spy)
+    own: dict[str, Any] = {"crop_scale": (0.5, 1.0), "interpolation": "area", "epochs": 1}
+    config = tuning(few, **own) if protocol == "labels1" else probing(features="augmented", milestones=(), **own)
+    make("run", **{protocol: config}).run(protocol)
+    assert seen[0] == ("train", "crop_flip", (0.5, 1.0), "area")
+    assert {each[1:] for each in seen[1:]} == {(None, None, "area")}
+    assert {each[0] for each in seen[1:]} == {"tuning", "test"}
+
+
+def test_retrieval_counts_what_comes_first_among_views_of_the_test_split(make: Make) -> None:
+    subject = make("run")
+    rank_N = ranks(subject.views("test", images=24, views=2))
+    scores = Retrieval(images=24, ranks=(1, 3)).run("retrieval", subject)
+    for k, score in zip((1, 3), scores, strict=True):
+        assert (score.name, score.split) == (f"retrieval_recall{k}", "test")
+        assert (rank_N == k).any()  # which is no hit
+        assert score.value == pytest.approx(100 * sum(rank < k for rank in rank_N.tolist()) / 24)
+
+
+def test_representations_that_are_not_finite_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = make("run")
+    monkeypatch.setattr(Encoder, "represent", lambda self, x_NCHW: torch.full((len(x_NCHW), self.dim), torch.nan))
+    with pytest.raises(NotFinite, match="representations of the tuning split are not finite"):
+        subject.features("tuning", "bicubic")
+    with pytest.raises(NotFinite, match="representations of views of the tuning split are not finite"):
+        subject.views("tuning", images=4, views=2)
+
+
+def test_of_equally_good_candidates_the_first_is_chosen() -> None:
+    """One alone is given, as is the first where there is no split to choose on."""
+    found = {"tuning": [(50.0, 99.0), (70.0, 80.0), (70.0, 90.0)]}
+    assert choose(found, ["a", "b", "c"]) == (1, "tuning", {"a": 50.0, "b": 70.0, "c": 70.0})
+    assert choose({"tuning": found["tuning"][:1]}, ["a"]) == (0, "given", {"a": 50.0})
+    assert choose({}, ["a"]) == (0, "given", {})
+
+
 def test_choosing_on_the_test_split_says_so(make: Make, few: DatasetConfig, tmp_path: Path) -> None:
     evaluator = make("run", labels1=tuning(few), probe=probing(features="cached"), select_on="test")
     for protocol, entry in (("labels1", "labels1_learning_rates"), ("probe", "probe_learning_rate")):
@@ -362,8 +434,9 @@ def test_what_cannot_be_evaluated_is_refused_before_training(
     refused(
         "places205",
         r"'untuned' has no tuning split .* evaluation\.places205\.learning_rates=\[0\.1\]",
-        places205=probing(dataset=whole),
+        places205=probing(dataset=whole, learning_rates=(0.001, 0.1, 7.0)),
     )
+    refused("labels1", "has no tuning split", labels1=tuning(whole, backbone_learning_rates=(0.05,)))
     refused("labels10", r"data set 'in100_labels10' is not prepared in .*; run: regbench prepare in100_labels10")
     grey = replace(few, channels=1, mean=(0.5,), std=(0.5,))
     refused("labels1", "labels1: 'few' has 1 channels and the backbone is for the 3 of", labels1=tuning(grey))
@@ -412,7 +485,7 @@ def test_an_evaluation_goes_on_after_every_kill_as_if_there_was_none(
     assert choices[0] == choices[1]
 
 
-def test_other_settings_or_weights_do_not_go_on_from_a_state(
+def test_other_settings_weights_images_or_seeds_do_not_go_on_from_a_state(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(states, "SAVE_EVERY_S", 0.0)
@@ -437,7 +510,14 @@ def test_other_settings_or_weights_do_not_go_on_from_a_state(
     with torch.no_grad():
         next(evaluator.encoder.module.parameters()).mul_(2)
     assert evaluator.state("probe", config).data == {}
-    assert make("run", probe=config).state("probe", config).data["epoch"] == 1
+    subject = make("run", probe=config)
+    assert subject.state("probe", config).data["epoch"] == 1
+    with monkeypatch.context() as patch:
+        images = SimpleNamespace(splits={"train": {"content_sha256": "of others"}})
+        patch.setattr("regbench.benchmark.evaluate.subject.Manifest.load", lambda *_: images)
+        assert subject.state("probe", config).data == {}
+    subject.seed = 2
+    assert subject.state("probe", config).data == {}
 
 
 def test_a_choice_on_another_split_does_not_go_on_from_a_state(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -124,7 +125,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_claim_whose_reply_was_lost_is_ones_own(tmp_path: Path) -> None:
     attempt = claimed(tmp_path)
     attempt.write_record("record.json", "{}")
-    assert (attempt.number, attempt.finished) == (1, True)
+    attempt.beat()
+    assert (attempt.number, attempt.finished, attempt.lost) == (1, True, "")
     assert [found["number"] for found in read_attempts(tmp_path)] == [1]
 
 
@@ -174,6 +176,20 @@ def test_a_silent_owner_elsewhere_is_replaced_after_the_lease(tmp_path: Path, mo
     assert 20 <= clocks.now_s <= 21
 
 
+def test_a_silent_owner_that_is_seen_to_live_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped(tmp_path)  # this very process
+
+    def finish(now_s: float) -> None:
+        if now_s > 100:
+            (tmp_path / "record.json").write_text("{}")
+
+    clocks = Clocks(finish)
+    rewrite(tmp_path, heartbeat=clocks.time())
+    monkeypatch.setattr(lease, "time", clocks)
+    assert claim(tmp_path, 20.0) is None
+    assert len(read_attempts(tmp_path)) == 1
+
+
 def test_an_owner_elsewhere_that_shows_itself_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = stopped(tmp_path, hostname="another")
 
@@ -205,6 +221,7 @@ def test_an_owner_elsewhere_that_fell_silent_long_ago_is_replaced_at_once(tmp_pa
         pytest.param({"slurm_job_id": "7", "slurm_restarts": 1}, id="the same life of the same job"),
         pytest.param({"slurm_job_id": "7", "slurm_restarts": 2}, id="a later life of the same job"),
         pytest.param({"slurm_job_id": "8", "slurm_restarts": 0}, id="an earlier life of another job"),
+        pytest.param({"hostname": platform.node(), "pid_namespace": "pid:[1]", "pid": 2**22 + 1}, id="in a container"),
     ],
 )
 def test_who_may_be_alive_elsewhere_is_waited_for(
@@ -212,7 +229,7 @@ def test_who_may_be_alive_elsewhere_is_waited_for(
 ) -> None:
     """Nothing but a heartbeat that stands still for the lease tells that they are dead."""
     behind_s = owner.pop("heartbeat_s", 0.0)
-    stopped(tmp_path, hostname="another", **owner)
+    stopped(tmp_path, **{"hostname": "another", **owner})
     rewrite(tmp_path, lease_s=30.0, heartbeat=time.time() + behind_s)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")

@@ -45,7 +45,7 @@ from regbench.benchmark.rundir.directory import (
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import is_running, last_attempt, read_attempts
 from regbench.benchmark.rundir.record import Record, Score, read_record
-from regbench.benchmark.rundir.record_parts import Saved
+from regbench.benchmark.rundir.record_parts import PastAttempt, Saved
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.stored import load_config
@@ -60,6 +60,7 @@ from regbench.datasets.prepare import prepare
 from regbench.instruments.cost.timing import draw_embeddings, value_and_gradient
 from regbench.methods import Engine
 from tests.benchmark.steps import before_steps
+from tests.records import made
 from tests.waiting import PATIENCE_S
 
 TRAINED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "terms")
@@ -299,6 +300,14 @@ def test_the_record_is_complete(complete: Run) -> None:
     assert record.cost.loss_extra_bytes == pytest.approx(peak_extra_bytes(alone, torch.device("cpu")), abs=200)
     assert record.metrics
     assert len((directory / record.metrics.file).read_text().splitlines()) == 2
+
+
+def test_a_record_lasts_from_its_first_attempt_to_its_last() -> None:
+    """Of some it may not be known."""
+    days = [PastAttempt(started=f"2026-01-0{day}", finished=f"2026-02-0{day}") for day in (2, 1, 3)]
+    record = made(attempts=(PastAttempt(), *days))
+    assert (record.started, record.finished) == ("2026-01-01", "2026-02-03")
+    assert (made().started, made().finished) == ("", "")
 
 
 def test_the_evaluation_is_that_of_the_frozen_backbone(complete: Run) -> None:

@@ -100,7 +100,7 @@ elif command == "scontrol" and words[0] == "show":
         case "config":
             print("MaxArraySize            = " + (here / "longest").read_text())
         case "hostnames":
-            print("localhost")
+            print("node1\nnode2" if words[2] == "node[1-2]" else "localhost")
         case "job":
             print("   JobState=" + named(words[2:])[0]["state"] + " Reason=None")
 

@@ -28,6 +28,7 @@ from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.benchmark.training.distributed import PeerLost
 from regbench.cli import main
+from regbench.datasets.config import DatasetConfig
 from regbench.slurm import manage
 from regbench.slurm.job import SlurmJob
 from regbench.slurm.queue import call_for_jobs, submissions
@@ -124,6 +125,7 @@ def test_what_is_in_the_queue_or_finished_is_not_submitted_again(user: User) -> 
     done, tuned, running, lost = (user.sweep / cell for cell in user.cells())
     (done / "record.json").write_text(made(load_run([*user.tiny, "method=vicreg"])[0].plain()).text())
     (tuned / "tuning.json").write_text("{}")
+    assert "all cells are finished" in user.submit("seed=0", "--wait")  # whatever becomes of the others
     attempt = {"heartbeat": time.time(), "beat": 1, "lease_s": 60}
     for directory, how in ((tuned, "done"), (running, None)):
         (directory / "attempts").mkdir()
@@ -143,6 +145,8 @@ def test_a_tuning_submits_what_its_cells_need(user: User) -> None:
     words = ("tune", str(user.folder / "own.yaml"), *OPTIONS)
     assert "the same command goes on" in user.run(*words)
     user.slurm.lose(*user.slurm.queued())
+    assert "submitted 2 cells as 3" in user.run("retry", "own")
+    user.slurm.lose(*user.slurm.queued())
     for status in user.statuses():
         cell = load_run([*user.tiny, "method=vicreg"])[0].plain()
         record = made(cell, status="tuned", scores=(knn_top1(50.0 + len(status.cell_id)),))
@@ -153,7 +157,7 @@ def test_a_tuning_submits_what_its_cells_need(user: User) -> None:
     assert "nothing to try again" in user.run("retry", "own")
     assert "submitted 1 cells" in user.run(*words)
     stages = [json.loads(path.read_text())["stages"] for path in sorted((user.sweep / "jobs").glob("*.json"))]
-    assert stages == [["pretrain", "tune"], ["pretrain", "tune", "final"]]
+    assert stages == [*[["pretrain", "tune"]] * 2, ["pretrain", "tune", "final"]]
 
 
 def test_arrays_are_no_longer_than_the_cluster_lets_them_be(user: User) -> None:
@@ -163,11 +167,32 @@ def test_arrays_are_no_longer_than_the_cluster_lets_them_be(user: User) -> None:
     assert user.slurm.queued() == ["1_0", "1_1", "3_0", "3_1", "5"]
 
 
-def test_waiting_ends_when_no_cell_waits_any_more(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["sweep", "tune"])
+def test_waiting_ends_when_no_cell_waits_or_runs_any_more(
+    command: str, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     user.write("method=vicreg")
-    monkeypatch.setattr(manage, "time", SimpleNamespace(sleep=lambda _: user.slurm.lose("1")))  # not subprocess's
-    waited = user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS, "--wait")
+    states = iter(("RUNNING", "ENDED"))
+    sleep = SimpleNamespace(sleep=lambda _: user.slurm.change("1", state=next(states)))
+    monkeypatch.setattr(manage, "time", sleep)  # not subprocess's
+    waited = user.call(command, str(user.folder / "own.yaml"), *OPTIONS, "--wait")
     assert (waited.exit_code, "1 of 1 cells are not finished: VICReg seed 0 lost" in waited.output) == (1, True)
+
+
+def test_before_cells_are_submitted_their_data_sets_are_prepared(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of their evaluations too. A job's Python may have a sink that this one lacks; a run here needs it."""
+    prepared: list[str] = []
+
+    def prepare(datasets: Sequence[DatasetConfig], _: Path) -> None:
+        prepared.extend(dataset.name for dataset in datasets)
+
+    monkeypatch.setattr("regbench.slurm.execute.prepare_all", prepare)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    user.write("method=vicreg evaluation.protocols=[knn,places205]")
+    user.submit("runtime.sinks=[wandb]")
+    assert prepared == ["tiny", "places205"]
+    refused = user.call("sweep", str(user.folder / "own.yaml"), "runtime.sinks=[wandb]")
+    assert (refused.exit_code, "wandb is not installed here" in refused.output) == (2, True)
 
 
 def test_more_jobs_than_one_command_takes_are_all_cancelled(user: User) -> None:
@@ -182,8 +207,11 @@ def test_jobs_find_relative_folders(user: User, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(user.folder)
     (data_dir,) = (word.partition("=")[2] for word in user.tiny if word.startswith("runtime.data_dir="))
     Path("data").symlink_to(data_dir)
-    user.submit("runtime.runs_dir=runs", "runtime.data_dir=data")
-    (note,) = submissions(user.sweep)
+    Path("own.yaml").rename("my own.yaml")
+    user.run("sweep", "my own.yaml", *OPTIONS, "runtime.runs_dir=runs", "runtime.data_dir=data")
+    (task,) = user.slurm.tasks().values()
+    assert task["asked"]["job-name"].startswith("regbench-my_own-")
+    (note,) = submissions(user.folder / "runs" / "my own")
     folders = [note["runtime"][name] for name in ("runs_dir", "data_dir")]
     assert folders == [str(user.folder / name) for name in ("runs", "data")]
 
@@ -213,15 +241,22 @@ def test_of_two_jobs_of_a_cell_the_one_that_runs_is_shown(user: User) -> None:
     user.submit()
     user.slurm.change("1", state="PENDING")
     user.slurm.change("2", state="RUNNING")
+    (user.sweep / "jobs" / "9.json").write_text("{}")  # a note that says nothing hides no other
     assert [(status.state, status.job) for status in user.statuses()] == [("running", "2")]
+    user.slurm.lose("1", "2")
+    assert [(status.state, status.job) for status in user.statuses()] == [("lost", "2")]
 
 
 def test_evaluations_after_a_training_without_gpus_ask_for_none(user: User) -> None:
+    """What befell the training is told though Slurm has dropped the evaluations after it."""
     user.write("method=vicreg")
     assert "submitted 1 cells as 1, 2" in user.submit("cluster.nodes=2")
     training, evaluations = (user.slurm.tasks()[name]["asked"] for name in ("1", "2"))
     assert (training["nodes"], evaluations["nodes"]) == ("2", "1")
     assert "gpus-per-node" not in training | evaluations
+    user.slurm.lose("1", "2")
+    (user.sweep / "jobs" / "logs" / "1_error").write_text("ValueError: no")
+    assert [(status.state, status.detail) for status in user.statuses()] == [("failed", "ValueError: no")]
 
 
 def test_refusals(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +266,7 @@ def test_refusals(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Slurm refuses the jobs" in refused.output
     assert "invalid partition specified: none" in refused.output
     user.submit()
+    assert not list((user.sweep / "jobs").glob("*.intent"))  # what was refused is forgotten
     user.slurm.away(99)
     again = ("sweep", str(user.folder / "own.yaml"), *OPTIONS)
     for words in ((*again, "seed=1"), ("cancel", "own")):
@@ -286,7 +322,17 @@ def test_two_submissions_at_a_time_submit_each_cell_once(user: User, caplog: pyt
     assert len(user.slurm.tasks()) == 3
 
 
-def test_a_submission_that_was_killed_is_found_again(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("command", "says", "state"),
+    [
+        ("sweep", "all cells are finished, run or wait", "queued"),
+        ("retry", "nothing to try again", "queued"),
+        ("cancel", "cancelled 2 cells", "cancelled"),
+    ],
+)
+def test_a_submission_that_was_killed_is_found_again(
+    command: str, says: str, state: str, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     user.write("method=vicreg seed=0,1")
 
     def killed(*arguments: Any) -> None:
@@ -297,9 +343,9 @@ def test_a_submission_that_was_killed_is_found_again(user: User, monkeypatch: py
         assert user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS).exit_code == 130
     assert user.slurm.queued() == ["1_0", "1_1"]
     assert user.states() == ["pending", "pending"]
-    assert "all cells are finished, run or wait" in user.submit()
-    assert user.slurm.queued() == ["1_0", "1_1"]
-    assert [(status.state, status.job) for status in user.statuses()] == [("queued", "1_0"), ("queued", "1_1")]
+    assert says in (user.submit() if command == "sweep" else user.run(command, "own"))
+    assert user.slurm.queued() == (["1_0", "1_1"] if state == "queued" else [])
+    assert [(status.state, status.job) for status in user.statuses()] == [(state, "1_0"), (state, "1_1")]
 
 
 @pytest.mark.parametrize("given", [(), ("1_0",)], ids=["none", "one"])
@@ -345,8 +391,8 @@ def test_held_jobs_are_released_and_those_of_finished_cells_cancelled(user: User
     for name in ("1_0", "1_1"):
         user.slurm.change(name, reason="launch failed requeued held")
     user.slurm.change("1_2", state="RUNNING")
-    for cell in (second, third):
-        (user.sweep / cell / "record.json").write_text(made().text())
+    for cell, status in ((second, "diverged"), (third, "done")):
+        (user.sweep / cell / "record.json").write_text(made(status=status).text())
     output = user.run("retry", "own")
     assert f"{first}  VICReg seed 0: held by Slurm (pending (launch failed requeued held)); released" in output
     assert "cancelled 1_1: the cells are finished" in output
@@ -482,22 +528,24 @@ def process(standin: Standin, tiny: list[str], tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda *arguments: seen.append(dict(os.environ)))
     cell, runtime = load_run([*tiny, "method=vicreg"])
 
-    def begin(**variables: str) -> dict[str, str]:
+    def begin(stages: Sequence[str] = STAGES, **variables: str) -> dict[str, str]:
         """Returns the environment in which the cell would run."""
         for name, value in variables.items():
             monkeypatch.setenv(f"SLURM_{name}", value)
         seen.clear()
-        SlurmJob()(cell.plain(), runtime, "own", STAGES)
+        SlurmJob()(cell.plain(), runtime, "own", stages)
         return seen[0]
 
     yield begin
     signal.signal(signal.SIGCONT, handler)
 
 
-def test_the_processes_of_a_job_know_each_other(process: Process) -> None:
-    """The sixth of eight on two nodes, in two lives of a job."""
+def test_the_processes_of_a_job_know_each_other(process: Process, tmp_path: Path) -> None:
+    """The sixth of eight on two nodes, in two lives of a job. That all began is for the first of them to say."""
+    (tmp_path / "7_missed").touch()
     first = process(JOB_ID="7", PROCID="5", LOCALID="1", NTASKS="8", NNODES="2", JOB_NODELIST="node[1-2]")
-    assert [first[name] for name in RANKS[:-1]] == ["5", "8", "1", "4", "localhost"]
+    assert [first[name] for name in RANKS[:-1]] == ["5", "8", "1", "4", "node1"]
+    assert (tmp_path / "7_missed").exists()
     second = process(RESTART_COUNT="1")
     assert first["MASTER_PORT"] != second["MASTER_PORT"]
 
@@ -519,6 +567,7 @@ def test_lives_that_come_no_farther_are_not_for_ever(process: Process, tiny: lis
         process(**single)
     assert "came no farther" in (tmp_path / "7_error").read_text()  # which the batch script looks for
     assert process(**{**single, "JOB_ID": "8"})  # tried again
+    assert process(**{**single, "PROCID": "1"})  # the first process tells
     for more in (
         {"progress": {"began": {"step": 8}}},
         {"progress": {"began": {"step": 4, "probe": 2}}},
@@ -583,6 +632,44 @@ def test_what_a_job_leaves_for_its_batch_script(
     assert ends(LeaseLost("another process has it")) == []
     assert ends(ValueError("the true error")) == ["7_error"]
     assert (tmp_path / "7_error").read_text() == "ValueError: the true error"
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="the true error"):
+        patch.setenv("SLURM_ARRAY_JOB_ID", "5")
+        process(JOB_ID="7", ARRAY_TASK_ID="2")
+    assert (tmp_path / "5_2_error").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "rank", "told"), [("SIGUSR2", "0", "requeue"), ("SIGUSR2", "1", ""), ("SIGTERM", "0", "")]
+)
+def test_only_a_job_whose_time_is_up_goes_into_the_queue_again(
+    number: str, rank: str, told: str, user: User, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first process asks until Slurm answers. All wait ten minutes, as Slurm knows who was cancelled."""
+    user.write("method=vicreg seed=0,1")
+    user.submit()
+    user.slurm.away(1)
+    slept_s = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: sum(slept_s), sleep=slept_s.append)
+    monkeypatch.setattr("regbench.slurm.job.time", clock)
+    monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda *_: signal.raise_signal(signal.Signals[number]))
+    with pytest.raises(RegbenchError, match=f"interrupted by {number}, and Slurm did not end the job"):
+        process(JOB_ID="2", ARRAY_JOB_ID="1", ARRAY_TASK_ID="1", PROCID=rank, NTASKS="1")
+    assert [task["told"] for task in user.slurm.tasks().values()] == ["", told]
+    assert sum(slept_s) == 600
+
+
+def test_a_job_opens_the_test_split_to_no_cell_that_its_tuning_has_not_chosen(process: Process, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "own").mkdir(parents=True)
+    (tmp_path / "runs" / "own" / "tune.json").write_text("[]")
+    single = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1"}
+    assert process(STAGES[:2], **single)
+    with pytest.raises(RegbenchError, match="the tuning own has not chosen yet"):
+        process(**single)
+
+
+def test_a_job_that_is_told_to_stop_before_it_listens_does_the_same_again() -> None:
+    again = SlurmJob().checkpoint("cell", "runtime")
+    assert (type(again.function), again.args) == (SlurmJob, ("cell", "runtime"))
 
 
 def test_a_job_that_cannot_begin_is_tried_twice_and_says_why(user: User) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,22 +111,29 @@ def test_what_fits_is_told_of_the_gpus_that_train(tiny: list[str]) -> None:
     settings = [*tiny, "method=vicreg", "runtime.device=cuda", "batch_size=64", "cluster.gpus=1"]
     stages = "cluster.stages={pretrain:{gpus:8},tune:{},final:{}}"
     sweeps = [load_grid(settings), load_grid([*settings, stages])]
+    assert [plan(sweep)[0].gpus for sweep in sweeps] == [1, 8]
     alone, shared = (largest_fitting(sweep, 0.006)["batch_size"] or 0 for sweep in sweeps)
     assert 0 < alone < shared
 
 
-def test_a_training_sees_the_images_without_labels(tmp_path: Path) -> None:
-    """STL-10 has 100,000 of them."""
+def test_a_training_sees_the_images_without_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """STL-10 has 100,000 of them; what is prepared here is a part."""
     settings = ["dataset=stl10", "augmentation=small_color", "network=resnet_tiny", "runtime.device=cuda", "epochs=3"]
     where = [f"runtime.runs_dir={tmp_path}", f"runtime.data_dir={tmp_path}"]
-    (entry,) = plan(load_grid([*settings, *where, "method=vicreg", "batch_size=100", "embedding_dim=16"]))
+    sweep = load_grid([*settings, *where, "method=vicreg", "batch_size=100", "embedding_dim=16"])
+    (entry,) = plan(sweep)
     assert entry.gpu_hours is not None and entry.needs is not None
     assert entry.gpu_hours * 3600 * 50e12 == pytest.approx(3 * 1000 * entry.needs.flop_per_step)
+    splits = {"train": {"num_samples": 500}, "unlabeled": {"num_samples": 2000}}
+    prepared = SimpleNamespace(splits=splits, pretraining_split="unlabeled")
+    monkeypatch.setattr("regbench.sweeps.forecast.Manifest.load", lambda *_: prepared)
+    assert plan(sweep)[0].gpu_hours == pytest.approx(entry.gpu_hours * 20 / 1000)
 
 
 def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) -> None:
     """On the machine's own processors FLOP say little, and images of one's own are counted when they are prepared."""
     (own,) = plan(load_grid([*tiny, "method=vicreg"]))
+    (none,) = plan(load_grid([*tiny, "method=vicreg", "runtime.device=auto", "cluster.gpus=0"]))
     (gpu,) = plan(load_grid([*tiny, "method=vicreg", "runtime.device=cuda"]))
     unknown = [
         *tiny,
@@ -136,7 +144,7 @@ def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) ->
         "dataset.source.tuning_per_class=null",
     ]
     (images,) = plan(load_grid(unknown))
-    assert (own.gpu_hours, images.gpu_hours) == (None, None)
+    assert (own.gpu_hours, none.gpu_hours, images.gpu_hours) == (None, None, None)
     assert gpu.gpu_hours is not None
     assert gpu.needs is not None
     assert gpu.gpu_hours * 3600 * 50e12 == pytest.approx(3 * 2 * gpu.needs.flop_per_step)  # 120 images, 2 epochs
@@ -177,14 +185,17 @@ def test_cells_of_one_shape_are_predicted_once(tiny: list[str], monkeypatch: pyt
             ["optimizer=adamw", warmup],
         ),
         *(["augmentation=small_grey_crops"], ["baseline=supervised"]),
+        ["dataset.channels=1", "dataset.mean=[0.5]", "dataset.std=[0.5]"],
+        *(["method=dino", "network.teacher=ema", f"method.prototypes={number}"] for number in (64, 128)),
+        *(["method=sfrik_l2"], ["method=sfrik_l3"]),  # which has no covariance form
     ]
-    grids = [
-        load_grid([*tiny, "method=vicreg", *own]) for own in (*alike, *apart, ["epochs=0", "optimizer.warmup_epochs=0"])
-    ]
+    common = [*tiny, "method=vicreg", "runtime.loss_form=textbook"]
+    grids = [load_grid([*common, *own]) for own in (*alike, *apart, ["epochs=0", "optimizer.warmup_epochs=0"])]
     cells, clusters = zip(*((grid.cells[0], grid.clusters[0]) for grid in grids), strict=True)
     planned = plan(replace(grids[0], cells=cells, clusters=clusters))
     assert [cell for cell, _ in asked] == [cells[0], *cells[len(alike) : -1]]
-    assert [where["world_size"] for _, where in asked] == [1] * 6 + [2] + [1] * 5
+    assert [where["world_size"] for _, where in asked] == [1] * 6 + [2] + [1] * 10
+    assert {where["loss_form"] for _, where in asked} == {"textbook"}
     assert [entry.needs for entry in planned] == [needed] * (len(grids) - 1) + [None]
 
 

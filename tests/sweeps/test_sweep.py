@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,15 @@ import torch
 import yaml
 from click.testing import CliRunner
 
-from regbench.benchmark.compute import usable_cpus
+from regbench import RegbenchError
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
 from regbench.benchmark.rundir.directory import run_directory, write_config
 from regbench.benchmark.rundir.lease import claim, is_running, last_attempt
 from regbench.benchmark.rundir.record import Record, read_record
-from regbench.benchmark.rundir.record_parts import NamedFile
+from regbench.benchmark.rundir.record_parts import NamedFile, Saved
 from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.settings.runtime import Runtime
+from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.cli import main
 from regbench.processes import Worker
@@ -221,6 +222,10 @@ def test_a_table_of_states_has_the_columns_that_say_something(tmp_path: Path) ->
         ["b", "B", "3", "pending", "0/5"],
     ]
     assert lines[4:] == ["", "2 cells: 1 failed, 1 pending"]
+    lost = replace(sweep_status(tmp_path)[1], state="lost", job="7_1")
+    (tmp_path / "jobs" / "logs").mkdir(parents=True)
+    (tmp_path / "jobs" / "logs" / "7_1_0_log.out").write_text("x")
+    assert f"(logs: {tmp_path}/jobs/logs/7_1_0_log.out)" in status_table([lost])
     spoken = {29: "< 1 min", 31: "1 min", 3569: "59 min", 3571: "1 h 00 min", 7380: "2 h 03 min"}
     assert {seconds: duration(seconds) for seconds in spoken} == spoken
 
@@ -249,6 +254,7 @@ def test_who_is_alive(tmp_path: Path) -> None:
         "gone": ({**HERE, "pid": 2**22 + 1}, 0.0, "interrupted"),
         "other": ({**HERE, "start_ticks": "1"}, 0.0, "interrupted"),  # another process has the number now
         "heard": (ELSEWHERE, 5.0, "running"),
+        "late": (ELSEWHERE, 75.0, "running"),  # clocks differ a little
         "silent": (ELSEWHERE, 1000.0, "interrupted"),
         "unknown": ({}, 5.0, "running"),
     }
@@ -262,8 +268,9 @@ def test_who_is_alive(tmp_path: Path) -> None:
 def test_a_record_counts_though_nobody_said_so(tmp_path: Path) -> None:
     plan(tmp_path, "cell")
     attempt(tmp_path / "cell")
-    (tmp_path / "cell" / "record.json").write_text(made(status="diverged").text())
-    assert sweep_status(tmp_path)[0].state == "diverged"
+    for outcome, epochs in (("diverged", 2), ("done", 5)):
+        (tmp_path / "cell" / "record.json").write_text(made(status=outcome).text())
+        assert [(cell.state, cell.epochs_done) for cell in sweep_status(tmp_path)] == [(outcome, epochs)]
 
 
 def test_the_status_reads_one_small_file_of_a_run(tmp_path: Path) -> None:
@@ -289,6 +296,16 @@ def test_many_cells_are_counted_and_those_that_need_a_look_are_listed(tmp_path: 
     assert output.splitlines()[-1] == "150 cells: 147 pending, 1 failed, 1 running, 1 diverged; 147 not listed (--all)"
     everything = CliRunner().invoke(main, ["status", "large", "--all", "--runs-dir", str(tmp_path)]).output
     assert everything.count("cell") >= 150
+
+
+@pytest.mark.parametrize(("each", "listed"), [(10, 7 * 10), (20, 100)])
+def test_all_that_need_a_look_are_listed_until_a_screen_is_full(tmp_path: Path, each: int, listed: int) -> None:
+    plan(tmp_path, "cell")
+    (one,) = sweep_status(tmp_path)
+    need = ["failed", "lost", "cancelled", "damaged", "interrupted", "diverged", "running"]
+    states = each * ["pending", "queued", "tuned", "done", *need]
+    lines = status_table([replace(one, state=state) for state in states]).splitlines()
+    assert [line.split()[3] for line in lines[2:-2]] == (each * need)[:listed]
 
 
 def test_the_newest_log_is_that_of_the_one_cell_that_is_meant(tmp_path: Path) -> None:
@@ -339,6 +356,22 @@ def test_clean_removes_what_finished_cells_do_not_need(tmp_path: Path) -> None:
     assert {path.name for path in (folder / "done").iterdir()} == {"attempts", "record.json", CHECKPOINTS[1], *curves}
     assert clean("--checkpoints") == "removed 1 files, 1e-06 GB\n"
     assert {path.name for path in (folder / "failed").iterdir()} == kept  # it may be tried again
+
+
+def test_clean_leaves_a_tuned_cell_the_weights_that_were_scored(tmp_path: Path) -> None:
+    cell = tmp_path / "own" / "cell"
+    plan(cell.parent, "cell")
+    attempt(cell, **ENDED)
+    saved = Saved(CHECKPOINTS[0], "0" * 64, 3)
+    (cell / "tuning.json").write_text(made(status="tuned", checkpoint=saved).text())
+    last = [f"{kind}-0002.json" for kind in ("choice", "environment", "scores")]
+    before = [name.replace("0002", "0001") for name in last]
+    state = f"evaluation-probe-0001-000000001-{1:016x}.pt"
+    for name in (*CHECKPOINTS, *last, *before, state, "attempts/.0001.json.x1"):
+        (cell / name).touch()
+    assert CliRunner().invoke(main, ["clean", "own", "--runs-dir", str(tmp_path)]).output == "removed 6 files, 0 GB\n"
+    left = {path.relative_to(cell).as_posix() for path in cell.rglob("*.*")}
+    assert left == {"tuning.json", "attempts/0001.json", CHECKPOINTS[0], *last}
 
 
 def test_a_damaged_sweep_hides_no_other(tmp_path: Path) -> None:
@@ -573,7 +606,12 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
 )
 @pytest.mark.usefixtures("in_this_process")
 def test_runs_take_the_gpus_that_the_shell_allows(
-    shell: str | None, expected: list[str], tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    shell: str | None,
+    expected: list[str],
+    tiny: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Two GPUs and three cells; a job says which it would have seen, and how many CPUs it takes of its half."""
     seen: list[str] = []
@@ -584,6 +622,7 @@ def test_runs_take_the_gpus_that_the_shell_allows(
         cpus.update((runtime.threads, runtime.workers))
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr("regbench.benchmark.compute.usable_cpus", lambda: 8)
     monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shell is not None:
@@ -592,11 +631,33 @@ def test_runs_take_the_gpus_that_the_shell_allows(
     overrides = [override for override in tiny if override not in ("runtime.device=cpu", "runtime.threads=1")]
     run_sweep(load_sweep(str(tmp_path / "own.yaml"), overrides))
     assert seen == [*expected, expected[0]]
-    assert cpus == {max(1, usable_cpus() // 2)}
+    assert cpus == {4}
     seen.clear()
     run_sweep(load_sweep(str(tmp_path / "own.yaml"), [*overrides, "runtime.parallel=1"]))
     assert seen == 3 * expected[:1]
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == shell
+    # On the CPU none is seen, and a loader has the workers that it was given.
+    seen.clear()
+    cpus.clear()
+    monkeypatch.setattr("regbench.sweeps.local.usable_cpus", lambda: 2)
+    with caplog.at_level("INFO", "regbench"):
+        run_sweep(load_sweep(str(tmp_path / "own.yaml"), [*tiny, "runtime.workers=3"]))
+    assert (seen, cpus) == (3 * [""], {1, 3})
+    assert "3 to run, 2 at a time with 1 thread each" in caplog.text
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_run_opens_the_test_split_to_no_cell_that_its_tuning_has_not_chosen(
+    own: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own.write("method=vicreg")
+    own.runs.mkdir(parents=True)
+    (own.runs / "tune.json").write_text("[]")
+    monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda *_: None)
+    grid = load_sweep(str(own.folder / "own.yaml"))
+    run_sweep(grid, STAGES[:2])
+    with pytest.raises(RegbenchError, match="the tuning own has not chosen yet"):
+        run_sweep(grid)
 
 
 def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:

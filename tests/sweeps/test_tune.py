@@ -146,6 +146,7 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     }
     assert final.choice["probe_learning_rate"]["selected_on"] == "tuning"
     assert [s.split for s in final.scores if s.name == "knn_top1"] == ["tuning", "test"]
+    tune.begin(two, folder, tiny_data_dir, unequal=False)  # as whoever comes a moment after the choice
     # Other seeds of what was chosen may be tested, too.
     (again,) = tune.final_cells(choice, folder, two, [5], None)
     assert (again.seed, final_run(again, runtime).status) == (5, "done")  # type: ignore[union-attr]
@@ -578,8 +579,13 @@ def search(
 
 def tried(folder: Path, label: str = "") -> list[Cell]:
     """The cells that a search has tried, of one method or all, in the order in which it proposed them."""
-    entries = verified((folder / "search.json").read_bytes())["tried"]
-    return [load_cell(folder / e["cell_id"] / "config.yaml") for e in entries if label in ("", e["label"])]
+    return [load_cell(folder / e["cell_id"] / "config.yaml") for e in entries(folder) if label in ("", e["label"])]
+
+
+def entries(folder: Path) -> list[dict[str, Any]]:
+    """What a search says of each cell that it has tried."""
+    found: list[dict[str, Any]] = verified((folder / "search.json").read_bytes())["tried"]
+    return found
 
 
 def test_a_search_gives_every_method_equally_many_images_and_distinct_configurations(
@@ -608,13 +614,16 @@ def test_a_search_ends_when_those_of_all_methods_have_ended(tmp_path: Path, sett
 
 def test_what_is_stopped_early_was_not_among_the_better_half(tmp_path: Path, settings: list[str], folder: Path) -> None:
     surface = peak(100.0)
-    search(sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=8"]), folder, 3, surface)
+    search(sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=8", "seed=3"]), folder, 3, surface)
     cells = tried(folder, "TCR")
     for epochs, kept in ((2, 2), (4, 1)):
         scores = {cell.method: surface(cell) or 0.0 for cell in cells if cell.epochs == epochs}
         best = sorted(scores, key=lambda method: -scores[method])[:kept]
         assert {cell.method for cell in cells if cell.epochs == 2 * epochs} == set(best)
     assert column(choose(folder), "runner-up") == ["–"]  # no score of a shorter training stands beside the chosen
+    told = [(each["round"], each["epochs"], each["seed"], each["score"]) for each in entries(folder)]
+    rounds = {2: 0, 4: 1, 8: 2}
+    assert told == [(rounds[cell.epochs], cell.epochs, cell.seed, surface(cell)) for cell in cells]
 
 
 def test_a_short_training_warms_up_as_much_shorter(tmp_path: Path, settings: list[str], folder: Path) -> None:
@@ -844,9 +853,13 @@ def test_a_search_that_cannot_be_made_is_refused(
             propose(str(sweep_file(tmp_path, rows, [*settings, *more])), [], trials)
 
     refused("has nothing to search", ["method=tcr method.alignment_weight=1 optimizer.base_lr=1"], 6)
-    refused("--trials 2 is too few for a search; give 3 or more", ["method=tcr"], 2, "epochs=4")
+    refused("--trials 2 is too few for a search; give 3 or more", ["method=tcr"], 2, "epochs=5")
     refused(r"embedding_dim=interval\(16,64\): only settings", ["method=tcr embedding_dim=interval(16,64)"], 6)
     refused("a warm-up cannot be searched", ["method=tcr optimizer.warmup_epochs=0,1,2"], 6, "epochs=16")
+    names = ("method.alignment_weight", "method.variance_weight", "method.covariance_weight", "method.epsilon")
+    six = " ".join(f"{name}=0.1,0.2" for name in (*names, "optimizer.weight_decay", "optimizer.momentum"))
+    refused("7 settings are searched at once; give at most 6", [f"method=vicreg {six} optimizer.base_lr=1,2"], 6)
+    assert propose(str(sweep_file(tmp_path, [f"method=vicreg {six} optimizer.base_lr=1"], settings)), [], 6).sweep
     twice = "2 searches for TCR that differ in nothing but epochs or tuned values"
     refused(twice, ["method=tcr epochs=4,8"], 6)
     refused(twice, ["method=tcr method.alignment_weight=1", "method=tcr method.alignment_weight=2"], 6)
@@ -855,6 +868,8 @@ def test_a_search_that_cannot_be_made_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr(VICReg, "space", None)
         refused(r"VICReg states no search space; .*method\.NAME=tag", ["method=vicreg"], 6)
+        stated = sweep_file(tmp_path, ["method=vicreg method.alignment_weight=interval(1,2)"], settings)
+        assert propose(str(stated), [], 6).sweep.cells
     path = sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=4"], trials=6)
     refused_command = CliRunner().invoke(
         main, ["tune", str(path), "--trials", "2", "--plan"]
@@ -930,12 +945,28 @@ def test_a_repeated_grid_chooses_in_each_repeat(tmp_path: Path, settings: list[s
         assert (refused.exit_code, "seed 1000 is too large" in refused.output) == (2, True), refused.output
 
 
+def test_a_repeat_in_which_all_diverge_chooses_nothing(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    path = sweep_file(tmp_path, ["method=vicreg,simclr cluster.gpus=1", "method=auh cluster.gpus=8"], settings)
+    grid = tune.repeated(load_sweep(str(path)), 2)
+    machines = [("VICReg", 0, 1), ("SimCLR", 0, 1), ("AUH", 0, 8)]
+    machines += [(label, 1000, gpus) for label, _, gpus in machines]
+    cells = zip(grid.cells, grid.clusters, strict=True)
+    assert [(cell.label, cell.seed, cluster.gpus) for cell, cluster in cells] == machines
+    proposed = Proposed(grid, True, repeats=2)
+    run = bring(folder, lambda cell: None if cell.seed else 50.0)
+    assert tune.tune(proposed, lambda: proposed, run, final_seeds=[0], leading=None, unequal=False) is not None
+    assert [entry.search for entry in choose(folder).choices] == [0, 0, 0]
+    with pytest.raises(RegbenchError, match="--seeds names 7 twice"):
+        tune.refuse_seeds([7, 8, 7], grid.cells[0])
+
+
 def test_a_budget_may_be_in_proportion_to_the_searched_hyperparameters(
     tmp_path: Path, settings: list[str], folder: Path
 ) -> None:
     """TCR searches two and the RBF kernel three, of which one is stated in the second row."""
     rows = ["method=tcr,rbf", "method=auh method.scale=2", ROWS[0]]
     path = sweep_file(tmp_path, rows, [*settings, "epochs=4"], trials_per_hyperparameter=3)
+    assert "trials_per_hyperparameter" not in (propose(str(path), [], 6).search or {})  # the command comes first
     choice = search(path, folder, None, peak(100.0))
     searched = {entry.label: (entry.setting["searched"], len(entry.ranking)) for entry in choice.choices}
     assert searched == {"TCR": (2, 8), "RBF kernel": (3, 12), "AUH": (2, 8)}
