@@ -240,7 +240,7 @@ def test_largest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_savings_come_one_on_top_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "predict", lambda cell, **switches: switches)
-    found = list(savings(small_cell(), world_size=8).values())
+    found: list[object] = list(savings(small_cell(), world_size=8).values())
     ways = [("textbook", False, True), ("auto", False, True), ("auto", True, True), ("auto", True, False)]
     names = ("loss_form", "ddp_bucket_view", "plain_network")
     assert found == [{"world_size": 8, **dict(zip(names, way, strict=True))} for way in ways]

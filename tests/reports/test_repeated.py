@@ -82,7 +82,8 @@ def test_the_split_of_the_variance_is_found_also_where_runs_are_missing() -> Non
     assert components([{0: [70.0], 1: [71.0]}]) is None
     # Of a row with one search nothing is taken, and searches that differ less than luck explains differ by nothing.
     alike = components([{0: [70.0, 72.0], 1: [70.0, 72.0]}, {0: [0.0, 100.0]}])
-    assert alike is not None and (alike.seed, alike.search, alike.share) == (pytest.approx(2**0.5), 0, 0)
+    assert alike is not None
+    assert (alike.seed, alike.search, alike.share) == pytest.approx((2**0.5, 0, 0))
 
 
 def test_a_row_stands_for_all_of_its_searches(runs: Path, record: Make) -> None:

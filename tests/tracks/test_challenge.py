@@ -365,11 +365,11 @@ def test_a_smoke_test_tells_a_loss_from_none(
             assert grid.cells[1].label in text
             for cell, value in zip(grid.cells, (15.0, linear), strict=True):
                 folder = tmp_path / "runs" / grid.name / cell.id
-                stated = (knn_top1(50.0), knn_top1(50.0, "test"), Score("linear_top1", 50.0, "tuning", "", "linear"))
+                stated = [knn_top1(50.0), knn_top1(50.0, "test"), Score("linear_top1", 50.0, "tuning", "", "linear")]
                 record = made(cell.plain(), status="diverged")
                 if value is not None:
-                    stated = (*stated, Score("linear_top1", value, "test", "", "linear top-1"))
-                    record = made(cell.plain(), scores=stated)
+                    stated.append(Score("linear_top1", value, "test", "", "linear top-1"))
+                    record = made(cell.plain(), scores=tuple(stated))
                 if cell.epochs and rank is not None:
                     row = json.dumps({"epoch": cell.epochs, "effective_rank": rank}) + "\n"
                     record = replace(record, metrics=NamedFile("metrics.jsonl", "0" * 64))
