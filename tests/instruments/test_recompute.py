@@ -106,7 +106,7 @@ def test_swapped_seeds_are_found_by_training_again(trained: Path, tiny_data_dir:
     assert "where it was trained again; they must be equal" in done.stdout
 
 
-@pytest.mark.parametrize("split", ["train", "tuning", "test"])
+@pytest.mark.parametrize("split", ["train", "tuning", "test", "unlabeled"])
 def test_images_of_another_data_set_are_found_by_those_here(
     split: str, trained: Path, tiny_data_dir: Path, tmp_path: Path
 ) -> None:
