@@ -167,13 +167,13 @@ def print_sizes(frame: pd.DataFrame, name: str, sizes: Sequence[int], path: Path
     """
     doublings = np.log2(sizes)
     parts = [at(frame, **{name: size}) for size in sizes]
-    drawn, slopes, rows, others = {}, {}, [], []
-    for method in ("VICReg", "SimCLR"):
-        drawn[method] = [scores(part, method) for part in parts]
-        seeds = pd.concat(drawn[method], axis=1).dropna()
+    drawn = by_level(parts, ("VICReg", "SimCLR"), scores)
+    slopes, rows, others = {}, [], []
+    for method, columns in drawn.items():
+        seeds = pd.concat(columns, axis=1).dropna()
         slopes[method] = seeds.apply(lambda seed: linregress(doublings, seed).slope, axis=1)
         ranks = [f"{scores(part, method, 'effective_rank').mean():.1f}" for part in parts]
-        rows.append((method, *map(worded, drawn[method]), worded(slopes[method], 2), " / ".join(ranks)))
+        rows.append((method, *map(worded, columns), worded(slopes[method], 2), " / ".join(ranks)))
         tried = other_rates if name == "batch" else other_weights
         others.append((method, *(tried(part, method) for part in (parts[0], parts[-1]))))
     print_table(("method", *(f"{name} {size} (%)" for size in sizes), "points for each doubling", "ranks"), rows)

@@ -22,8 +22,9 @@ def place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> N
         tasks = []
         for place, summary in enumerate(summaries):
             if cell.sweep in summary.sweeps and _agrees(cell.plan, plans[place]):
-                summary.failures += [cell] if cell.failure else []
                 tasks.append(place)
+                if cell.failure:
+                    summary.failures.append(cell)
         # Nobody knows where a cell will stand whose plan fits two tasks.
         if cell.label and len(tasks) == 1:
             # One group of all sweeps, as several may plan the same cells.
