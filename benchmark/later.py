@@ -89,7 +89,7 @@ def evaluate_directory(
             scores += evaluation.scores
             path = _path(directory, protocol)
             path.parent.mkdir(exist_ok=True)
-            # Of two processes that evaluate at once, the first wins.
+            # The first of two processes that evaluate at once wins.
             write_new(path, evaluation.text())
             log.info("%s: written to %s", protocol, path)
     return scores

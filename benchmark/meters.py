@@ -117,7 +117,7 @@ def _peak_extra_cpu_bytes(run: Callable[[], Sequence[Tensor]]) -> int:
     live = peak = 0
     for i, (_, pointer, size) in enumerate(events):
         if size < 0:
-            # What was there before has no entry: its release makes no room for what is measured.
+            # A tensor from before the measurement has no entry: its release makes no room for what is measured.
             live -= alive.pop(pointer, 0)
         elif i not in returned:
             alive[pointer] = size

@@ -120,7 +120,7 @@ def attempt_at(directory: Path, lease_s: float) -> Iterator[Attempt | None]:
         is_stopped = isinstance(error, KeyboardInterrupt)
         if attempt.lost:
             attempt.end("superseded")
-            # Whatever went wrong, such as a file that is gone, the successor is the reason: say so.
+            # A successor is the reason of whatever went wrong, such as a file that is gone: say so.
             if not is_stopped and not isinstance(error, LeaseLost):
                 attempt.check()
         elif is_stopped:

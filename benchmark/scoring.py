@@ -60,7 +60,7 @@ def score(
     """
     kept = read_numbered(attempt.directory, "scores.json")
     done: dict[str, dict[str, Any]] = {}
-    # They may be of other weights: if a checkpoint was damaged since, a GPU need not train the same weights again.
+    # Kept scores may be of other weights: if a checkpoint was damaged, a GPU need not train the same weights again.
     if kept and kept["weights"] == weights:
         done = kept["done"]
     if done:

@@ -27,7 +27,7 @@ from regbench.files import write_atomically
 # FFCV's numbers of the modes of an image, and of the types of a field.
 JPEG, RAW = 0, 1
 _INT_FIELD, _IMAGE_FIELD = 1, 2
-# As FFCV numbers its format.
+# FFCV's number of the format.
 _VERSION = 2
 # The least page size of FFCV's own writer.
 MIN_PAGE_BYTES = 1 << 21
@@ -170,7 +170,7 @@ class Beton:
             image, labels, allocations, data_start, table_start = self._read()
         except OSError as error:
             raise RegbenchError(f"cannot read {path}: {error.strerror or error}") from error
-        # Where an image lies is in its row, and how long it is in the table, which FFCV's writer does not sort.
+        # An image's row says where it lies. The table, which FFCV's writer does not sort, says how long it is.
         allocations = allocations[np.argsort(allocations["ptr"], kind="stable")]
         place = np.searchsorted(allocations["ptr"], image["data_ptr"])
         self._require((place < len(image)).all(), "an image's bytes lie outside")
@@ -195,7 +195,7 @@ class Beton:
         num_samples, table_start = int(header[0]["num_samples"]), int(header[0]["alloc_table_ptr"])
         self._require(table_start != 0, "its writing was never finished")
         data_start = _METADATA_START + num_samples * _SAMPLE.itemsize
-        # This comes before anything of the length in the header is read: a flipped bit can make it immense.
+        # The length in the header is checked before so much is read: a flipped bit can make it immense.
         self._require(data_start <= table_start < file_bytes, "it is cut short")
         types = np.fromfile(self.path, _FIELD, 2, offset=_HEADER.itemsize)["type_id"].tolist()
         expected = header[0]["num_fields"] == 2 and types == [_IMAGE_FIELD, _INT_FIELD]

@@ -30,7 +30,7 @@ from PIL import UnidentifiedImageError
 from regbench.datasets.beton import JPEG, RAW, Sample
 from regbench.datasets.sources.base import Image, ImageFiles, Source, Split
 
-# What is no RGB JPEG is stored raw up to this many pixels.
+# Images that are no RGB JPEG are stored raw up to this many pixels.
 MAX_RAW_PIXELS = 128 * 128
 # The longest side that libjpeg can write and read.
 MAX_SIDE_PX = 65500

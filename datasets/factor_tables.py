@@ -65,7 +65,7 @@ def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:
         found[f"bit_{number}"] = column
     if split != "train":
         return found
-    # Of the training images a part may be used alone.
+    # A data set may use a part of the training images alone.
     _, rows = open_split(dataset, split, data_dir, None)
     return {name: values[rows] for name, values in found.items()}
 

@@ -12,7 +12,7 @@ from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import FILE_NAME, Manifest
 from regbench.datasets.sources.base import SOURCES
 
-# What depends on the images, if they are one's own.
+# Settings that depend on the images, if they are one's own.
 _OPEN = ("num_classes", "image_size", "eval_resize", "channels", "mean", "std")
 # The side of images that are not prepared yet.
 _UNKNOWN_PX = 256

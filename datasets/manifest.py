@@ -79,7 +79,7 @@ class Manifest:
     @property
     def pretraining_split(self) -> str:
         """The split to pretrain on: "unlabeled" where there is one (STL-10), else "train"."""
-        # Its images are more by far.
+        # The unlabelled split has by far the most images.
         return "unlabeled" if "unlabeled" in self.splits else "train"
 
     @classmethod
@@ -134,7 +134,7 @@ def _stated(settings: Mapping[str, Any], key: str) -> str:
 
 def prepared_from(dataset: DatasetConfig) -> dict[str, Any]:
     """Return the name and settings of a data set's source that decide which images are in its files."""
-    # What `prepare` merely accepts is left out, so that the images, once prepared, fit all cells that see the same.
+    # Settings that only say what `prepare` accepts are left out: prepared images fit all cells that see the same.
     source: dict[str, Any] = decisive(plain(dataset))["source"]
     return source
 

@@ -57,7 +57,7 @@ def prepare(
         done = None if force else _prepared(config, data_dir)
         if done is not None:
             return done
-        # Whatever temporary file is here is of a killed process: the lock keeps others out.
+        # Temporary files here are of a killed process, since the lock keeps others out.
         remove_leftovers(folder)
         contents = open_source(config, source_dir, data_dir / ".downloads")
         splits = write_splits(config, contents, folder, progress)

@@ -36,13 +36,13 @@ def prepare_voc07(
         for leftover in folder.glob(".VOCdevkit.*"):
             shutil.rmtree(leftover)
         if source_dir is not None and (force or not place.is_dir()):
-            # It is in the same folder, so that a rename puts it into place at once.
+            # The new folder lies beside the old one, so that a rename puts it into place at once.
             new = Path(tempfile.mkdtemp(prefix=".VOCdevkit.", dir=folder))
             try:
                 _bring(source_dir, new, progress)
                 _check(new / "VOCdevkit", str(source_dir), num_images, progress)
                 if place.is_symlink() or place.exists():
-                    # It is moved into the folder that is removed below, so that the place is empty for a moment only.
+                    # The old folder moves into one that is removed below, so that its place is empty for a moment only.
                     place.rename(new / "replaced")
                 (new / "VOCdevkit").rename(place)
             finally:

@@ -102,5 +102,5 @@ def refuse_if(wrong: Sequence[str], what: str, remedy: str) -> None:
     if wrong:
         more = len(wrong) - _LISTED
         faults = "; ".join(wrong[:_LISTED]) + (f"; and {more:,} more faults" if more > 0 else "")
-        # What libraries say of a damaged file can have several lines.
+        # A library's words about a damaged file can have several lines.
         raise RegbenchError(" ".join(f"{what}: {faults}; {remedy}".split()))

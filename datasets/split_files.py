@@ -30,7 +30,7 @@ UNREADABLE = "unreadable.txt"
 
 def write_splits(config: DatasetConfig, contents: Contents, folder: Path, progress: bool) -> dict[str, SplitEntry]:
     """Write all splits, and list what cannot be read."""
-    # It goes before any file is replaced, since it must not describe other files than those it was written for.
+    # The manifest is removed before any file is replaced, since it must not describe other files than its own.
     (folder / FILE_NAME).unlink(missing_ok=True)
     entries: dict[str, SplitEntry] = {}
     left_out: dict[str, dict[str, str]] = {}
@@ -81,7 +81,7 @@ def _write_split(
     def images(stored: _Stored) -> Iterator[Sample]:
         found = tracked(samples_of(split, config.source), len(split.labels), f"{config.name}/{path.stem}", progress)
         yield from stored.readable(found, left_out)
-        # This refuses before the end of the writing, which then leaves no file.
+        # A refusal here comes before the end of the writing, which then leaves no file.
         emptied = sorted(set(split.labels.tolist()) - set(split.labels[stored.rows].tolist()))
         if emptied:
             # Class -1, of images without labels, is the last of these.

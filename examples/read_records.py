@@ -11,7 +11,7 @@ print(f"{frame['cell_id'].nunique()} cells with {len(frame)} scores")
 test = frame[frame["split"] == "test"]
 print(test.pivot_table("value", "label", "score").round(2).to_string())
 
-# What it cost: seconds of training and peak memory, once for each cell.
+# The cost of each cell: seconds of training and peak memory.
 cells = frame.drop_duplicates("cell_id")
 cost = [name for name in ("train_s", "peak_memory_bytes") if name in cells]
 print(cells.groupby("label")[cost].mean().round(1).to_string())

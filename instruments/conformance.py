@@ -339,7 +339,7 @@ def _compare_with_one(groups: Mapping[int, Any], method: Regularizer) -> Outcome
         mine = slice(sum(rows[:rank]), sum(rows[: rank + 1]))
         try:
             (value, *gradients), total = value_and_gradients(method, views, Engine(form=form), 2)
-            # What the other ranks would draw by themselves must not matter, hence a seed of each rank's own.
+            # Draws of the other ranks must not matter, hence a seed of each rank's own.
             engine, shares = Engine(form=form, group=groups[size]), [z[mine] for z in views]
             found, _ = value_and_gradients(method, shares, engine, 2, seed=rank)
         except Exception as error:

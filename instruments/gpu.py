@@ -119,7 +119,7 @@ def bare_img_per_s(bench: Bench, network: str, batch: int, q: int, side_px: int)
     width, backbone.fc = backbone.fc.in_features, nn.Identity()
     hidden = [nn.Linear(width, q), nn.BatchNorm1d(q), nn.ReLU(), nn.Linear(q, q), nn.BatchNorm1d(q), nn.ReLU()]
     module = nn.Sequential(backbone, *hidden, nn.Linear(q, q)).to(bench.device)
-    # As regbench lays images out: the bare loop must not be slow for another reason.
+    # Images are laid out as regbench does it: the bare loop must not be slow for another reason.
     module = module.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
     views = torch.randn(2, batch, 3, side_px, side_px, device=bench.device)

@@ -22,7 +22,7 @@ from regbench.errors import RegbenchError
 SMALL_S = 600.0
 """A training that took less is done again as a whole, even where its weights are there."""
 
-# What of the environment has to be the same for numbers to be the same to the last bit.
+# Entries of the environment that must be the same for numbers to be the same to the last bit.
 _VERSIONS = ("torch", "torchvision", "numpy")
 _DECIDING = (*_VERSIONS, "hardware", "threads", "tf32", "loader", "loss_form", "compile", "world_size")
 

@@ -66,7 +66,7 @@ class AUH(Decomposed):
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute the logarithm of the mean energy."""
         n = len(u_NQ)
-        # As exp(−t d²) = exp(−2t) exp(2t cos), the constant factor is taken out of the sum.
+        # The constant factor of exp(−t d²) = exp(−2t) exp(2t cos) is taken out of the sum.
         log_sum = mask_diagonal(2 * self.scale * (u_NQ @ u_NQ.T)).logsumexp(dim=(0, 1))
         return {"uniformity": log_sum - 2 * self.scale - math.log(n * (n - 1))}
 

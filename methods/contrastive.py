@@ -123,7 +123,7 @@ class Contrastive(Regularizer):
         self, views: list[tuple[Tensor, Tensor]], shard: Shard, *more: Tensor
     ) -> Iterator[tuple[int, int, slice, Tensor, tuple[Tensor, ...]]]:
         """Yield panels (a, b, rows of a, logits, (zb, its factors, `more`)), a this rank's and b another rank's."""
-        # This rank's rows can be either end of a pair, so both orders count; they are the same if a = b.
+        # Both orders count, since this rank's rows can be either end of a pair; they are the same if a = b.
         orders: dict[tuple[int, int], None] = {}
         for a, b, _ in self._blocks():
             orders |= {(a, b): None, (b, a): None}
@@ -170,7 +170,7 @@ class Contrastive(Regularizer):
                 gradients[b][rows.stop :].addmm_(weight_PM[:, width:].T, u_PQ)
             else:
                 gradients[b].addmm_(weight_PM.T, u_PQ)
-            # This comes last because it scales the weights in place.
+            # The gradient of a comes last because it scales the weights in place.
             gradients[a][rows].addmm_(weight_PM.mul_(inverse_b_N[columns]), zb_NQ[columns])
         for a, b, rows, logits_PM, (zb_MQ, inverse_b_M, *remote_log_sums) in self._others(views, shard, *log_sums):
             weight_PM = torch.zeros_like(logits_PM)

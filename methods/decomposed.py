@@ -123,7 +123,7 @@ class Decomposed(Regularizer):
         q, seen = views_NQ[0].shape[1], self.regularized_views(len(views_NQ), global_views)
         share = 1 / seen
         inverses_N = [inverse_lengths(z_NQ) if self.unit else z_NQ.new_ones(len(z_NQ)) for z_NQ in views_NQ]
-        # This is called once, so that all views of a step see the same draws.
+        # The regularizer is asked for once, so that all views of a step see the same draws.
         regularizer = self.regularizer_of_step(views_NQ[0])
         addends, gradients_NQ = [], []
         for view, (z_NQ, inverse_N) in enumerate(zip(views_NQ, inverses_N, strict=True)):
@@ -132,7 +132,7 @@ class Decomposed(Regularizer):
                 gradients_NQ.append(torch.zeros_like(z_NQ))
                 continue
             if form == "textbook":
-                # This is the gradient for u, as the alignment's is, which is added before both are turned into z's.
+                # The gradient is for u, as the alignment's is: both are added before they are turned into z's.
                 u_NQ = z_NQ * inverse_N[:, None] if self.unit else z_NQ
                 own, (gradient_NQ,) = differentiate(lambda views: regularizer(views[0]), [u_NQ], shard)
                 gradient_NQ.mul_(share)

@@ -92,7 +92,7 @@ class Centering(nn.Module):
         """Begin with a center of zeros."""
         super().__init__()
         self._method = method
-        # As a buffer it is part of checkpoints.
+        # A buffer is part of checkpoints.
         self.register_buffer("center", torch.zeros(method.prototypes))
 
     def forward(

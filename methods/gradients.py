@@ -31,7 +31,7 @@ def differentiate(
     """
     # Autograd stops at these leaves of the gathered batch, so no gradient travels between ranks.
     whole_NQ = [shard.gather(z_NQ.detach()).requires_grad_() for z_NQ in views_NQ]
-    # This runs in the forward of an autograd function, where torch records no graph by itself.
+    # torch records no graph by itself in the forward of an autograd function, where this runs.
     with torch.enable_grad():
         terms = terms_of(whole_NQ)
         total = torch.stack(list(terms.values())).sum()
@@ -90,7 +90,7 @@ class ValueWithGradient(torch.autograd.Function):
                 'give engine=Engine(form="textbook") to differentiate twice'
             )
         (scale,) = outputs
-        # They are scaled in place unless backward may come again: a scaled copy would be the largest scratch of all.
+        # Gradients are scaled in place unless backward may come again: a scaled copy would be the largest scratch.
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         gradients_NQ = [g_NQ * scale if keep else g_NQ.mul_(scale) for g_NQ in ctx.saved_tensors]
         return None, None, None, None, None, *(gradient_NQ.to(ctx.dtype) for gradient_NQ in gradients_NQ)

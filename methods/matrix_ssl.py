@@ -104,7 +104,7 @@ class MatrixSSL(Regularizer):
 
         def quotient(gram_NN: Tensor) -> Tensor:
             base_NN = gram_NN + offset * identity_NN
-            # This is (baseᵏ − offsetᵏ)/gram, for k = 1 at first.
+            # power_NN is (baseᵏ − offsetᵏ)/gram, for k = 1 at first.
             power_NN = total_NN = identity_NN
             for k in range(2, self.order + 1):
                 power_NN = power_NN @ base_NN + offset ** (k - 1) * identity_NN

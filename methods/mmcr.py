@@ -99,7 +99,7 @@ class _NuclearNorm(torch.autograd.Function):
         flip = matrices.shape[-2] > matrices.shape[-1]
         wide = (matrices.mT if flip else matrices).double()
         eigenvalues, vectors = torch.linalg.eigh(wide @ wide.mT)
-        # What rounding leaves of an eigenvalue of 0 would be a singular value of some 10⁻⁸ of the largest.
+        # Rounding would turn an eigenvalue of 0 into a singular value of some 10⁻⁸ of the largest.
         rounding = wide.shape[-2] * torch.finfo(torch.float64).eps * eigenvalues[..., -1:]
         singular = eigenvalues.where(eigenvalues > rounding, 0.0).sqrt()
         inverse = torch.where(singular > 0, 1 / singular, 0.0)

@@ -55,7 +55,7 @@ class RDMReg(Native):
         "in the minimal example on CIFAR-100",
         # Each view has a sample of its own.
         symmetric=False,
-        # It jumps where two projections change places, which differences over 8192 directions meet.
+        # The gradient jumps where two projections change places, which differences over 8192 directions meet.
         exact_gradient=False,
     )
     space: ClassVar[Space] = {"regularization_weight": Range(3, 3000, balances=True)}

@@ -199,7 +199,7 @@ def _susreg_series(q: int) -> tuple[float, ...]:
     cost digits: φ differs from it by about 1/q.
     """
     series = np.cumprod([(0.5 + k) / (q / 2 + k) / (k + 1) for k in range(40)])
-    # So many nodes are exact to degree 79, and the series ends at 40.
+    # 40 nodes are exact to degree 79, and the series ends at 40.
     points, weights = quadrature(q, 40)
     one_minus_b0 = 0.0
     for k, c in enumerate(series, 1):

@@ -108,7 +108,7 @@ class CovarianceContrast(Regularizer):
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute the alignment of predictions z1 with targets z2, and the energy of z1 in C."""
         u1_NQ, u2_NQ = normalize(z1_NQ), normalize(z2_NQ)
-        # Of U C Uᵀ the diagonal alone is asked for: the whole would take n² numbers.
+        # Only the diagonal of U C Uᵀ is asked for: the whole would take n² numbers.
         energy = (u1_NQ @ self.covariance_QQ * u1_NQ).sum(dim=1).mean()
         return {"alignment": 1 - (u1_NQ * u2_NQ).sum(dim=1).mean(), "uniformity": self.covariance_weight * energy}
 
@@ -126,7 +126,7 @@ class RunningCovariance(nn.Module):
         """Begin with zeros."""
         super().__init__()
         self._method = method
-        # As a buffer it is part of checkpoints.
+        # A buffer is part of checkpoints.
         self.register_buffer("covariance", torch.zeros(q, q))
 
     def forward(

@@ -68,7 +68,7 @@ class URJEPA(Native):
         rotation_invariant=True,
         # The radii are taken as given.
         exact_gradient=False,
-        # It is not for spreading over all dimensions.
+        # The regularizer is not for spreading over all dimensions.
         ordered=False,
     )
     space: ClassVar[Space] = {"regularization_weight": Range(0.001, 0.5, "logit", balances=True)}

@@ -67,7 +67,7 @@ class WMSE(Native):
         parts = self._parts(views_NQ[0])
         units = []
         for z_NQ in views_NQ:
-            # This is the order of the parts, which is the same for all views.
+            # Rows come in the order of the parts, which is the same for all views.
             units.append(torch.cat([self._whiten(z_NQ[part].double()) for part in parts]))
         cosines = []
         for one_NQ, other_NQ in itertools.combinations(units, 2):

@@ -156,7 +156,7 @@ def _with_job(known: Job | None, job: Job, *, is_later_stage: bool) -> Job:
         chain = (*known.chain, job.name)
     shown = job
     if known is not None:
-        # Of several stages in the queue, the first is the one that can run.
+        # The first of several stages in the queue is the one that can run.
         waits_behind = known.is_in_queue and job.state == "PENDING"
         is_gone = job.state is None and known.state is not None
         shown = known if waits_behind or is_gone else job
@@ -174,7 +174,7 @@ def _states(arrays: Sequence[str]) -> dict[str, tuple[str, str]] | None:
     try:
         output = call("squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--jobs={','.join(arrays)}")
     except SlurmError as error:
-        # What it says when none of them is in its memory any more.
+        # Slurm says so when none of the jobs is in its memory any more.
         return {} if "Invalid job id" in str(error) else None
     found = {}
     for line in filter(None, output.splitlines()):

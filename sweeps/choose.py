@@ -291,7 +291,7 @@ def choice_table(choice: TuningChoice) -> str:
     for key, value in first.items():
         if key != "embedding_dim" and any(entry.setting.get(key) != value for entry in choice.choices):
             varying.append(key)
-    # Of the setting, q is always shown and the rest where the methods differ in it.
+    # q is always shown, and other settings where the methods differ in them.
     score = f"{choice.score} (%), {choice.selected_on}"
     headers = ["method", "q"]
     headers += [key.replace("_", " ") for key in varying]
@@ -299,7 +299,7 @@ def choice_table(choice: TuningChoice) -> str:
     rows = []
     for entry in choice.choices:
         best, *others = entry.ranking
-        # What a search stopped early, or what diverged, is no runner-up.
+        # A trial that a search stopped early, or that diverged, is no runner-up.
         runner_up = others[0].value if others and others[0].status == "tuned" else None
         chosen = []
         for key, value in best.hyperparameters.items():

@@ -42,7 +42,7 @@ def drawn(statuses: Sequence[CellStatus], rows: int) -> Group:
         rows: Number of cells that are shown.
     """
     order = list(_STATES)
-    # What runs comes first, as a terminal may not have a row for each cell.
+    # Running cells come first, as a terminal may not have a row for each cell.
     shown = sorted(statuses, key=lambda status: order.index(status.state))[:rows]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("cell", "method", "seed", "state", "epochs", "", "img/s", "left", "loss", "", "score", "", ""):

@@ -164,7 +164,7 @@ def _refuse_unfair(name: str, searches: Sequence[Search]) -> None:
     """Refuse searches among whose cells a tuning could not choose fairly."""
     if not any(search.space for search in searches):
         raise RegbenchError(f"sweep {name} has nothing to search: it states every hyperparameter that has a range")
-    # As if all were trained equally long: each then is to be in a setting of its own.
+    # Each search must be in a setting of its own, even if all were trained equally long.
     one_length = {search.cell.id: 0 for search in searches}
     cells = [search.cell for search in searches]
     for method, alike in grouped(cells, one_length).items():

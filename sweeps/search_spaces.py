@@ -55,7 +55,7 @@ class Search:
             warmup_steps = cell.optimizer.warmup_steps
             settings["optimizer"]["warmup_epochs"] = share * cell.optimizer.warmup_epochs
             settings["optimizer"]["warmup_steps"] = None if warmup_steps is None else int(share * warmup_steps)
-            # What a short training scores at its end is all that a search asks of it.
+            # A search asks of a short training only its scores at the end.
             evaluation = evaluation.replaced(while_training=(), every_epochs=1)
         return replace(
             cell,

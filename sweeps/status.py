@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from regbench.benchmark.settings.sweep import Sweep
 
 FINISHED = ("done", "diverged", "tuned")
-# As of runs: an attempt whose process has been silent for so long is taken for dead.
+# An attempt whose process has been silent for so long is taken for dead, as a run is.
 _LEASE_S = 60.0
 # A traceback ends in the place and the error.
 _LOG_LINES = 3

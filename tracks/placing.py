@@ -89,7 +89,7 @@ class Placing:
         for verdict in self.verdicts:
             low, high = verdict.difference - verdict.half_width, verdict.difference + verdict.half_width
             rows.append([verdict.words, verdict.label, f"{verdict.difference:+.2f}", f"{low:+.2f} to {high:+.2f}"])
-        # Else tabulate would take "+0.10" for a number, and print 0.1.
+        # tabulate would take "+0.10" for a number, and print 0.1.
         table = tabulate(rows, [self.label + " is", "row", "points", "interval"], disable_numparse=True)
         best, worst = self.places
         mean = statistics.fmean(self.values)

@@ -76,7 +76,7 @@ def verdicts(
     def variance(scores: Sequence[float]) -> float:
         return squares / freedom + weight * float(np.var(scores, ddof=1))
 
-    # What the machines do is the same for all seeds of the challenger, so no number of seeds averages it away.
+    # The machines' effect is the same for all seeds of the challenger, so no number of seeds averages it away.
     machine = float(np.mean(np.square(shifts)))
     own = variance(challenger)
     found = []

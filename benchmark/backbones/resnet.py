@@ -73,7 +73,7 @@ class ResNetTiny(Backbone):
     def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network and the width of its representation, 128."""
         network, width = _three_blocks(channels, _strided_shortcut)
-        # As torchvision's zero_init_residual: blocks begin as the identity.
+        # Blocks begin as the identity, as with torchvision's zero_init_residual.
         for name, parameter in network.named_parameters():
             if name.endswith("bn2.weight"):
                 nn.init.zeros_(parameter)

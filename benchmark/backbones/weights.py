@@ -30,7 +30,7 @@ from regbench.files import file_sha256
 
 log = logging.getLogger("regbench")
 
-# Where a checkpoint keeps the weights; DINO evaluates its teacher.
+# Keys of a checkpoint that may hold the weights. The teacher comes first, since DINO evaluates it.
 _CONTAINERS = ("teacher", "state_dict", "model", "model_state_dict", "network")
 _HEADS = (
     *("projector", "projection", "projection_head", "expander", "predictor", "prediction_head"),
@@ -259,7 +259,7 @@ def _resampled(found: Tensor, module: Any) -> Tensor:
 
     grid = module.patch_embed.grid_size
     tokens = own.shape[1] - math.prod(grid)  # those before the patches, such as the class token
-    # What is no square grid of patches is refused for its shape.
+    # Tokens that are no square grid of patches are refused for their shape.
     with contextlib.suppress(RuntimeError):
         found = resample_abs_pos_embed(found, list(grid), num_prefix_tokens=tokens)
         log.info("resampled positional embeddings to %d x %d patches", *grid)

@@ -112,7 +112,7 @@ def choose(found: dict[str, list[tuple[float, float]]], labels: list[str]) -> tu
         return 0, "given", {}
     ((split, accuracies),) = found.items()
     top1 = [accuracy[0] for accuracy in accuracies]
-    # Of equally good candidates the first wins, whatever the machine.
+    # The first of equally good candidates wins, on any machine.
     best = top1.index(max(top1))
     return best, split if len(labels) > 1 else "given", dict(zip(labels, top1, strict=True))
 

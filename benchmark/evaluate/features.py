@@ -109,7 +109,7 @@ class Images:
         Raises:
             NotFinite: If they are not finite.
         """
-        # They are written to their place batch by batch: there is no second copy of them at any
+        # Features are written to their place batch by batch, so there is no second copy of them at any
         # time. On a GPU they stay there if they need an eighth of its memory at most, else they are
         # in main memory.
         with self.loader(split, batch_size, interpolation=interpolation) as loader, loader.epoch() as epoch:

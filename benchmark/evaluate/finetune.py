@@ -116,7 +116,7 @@ class FineTuning(Evaluation):
         rates = dict(zip(("backbone", "head"), pairs[chosen], strict=True))
         subject.note(f"{name}_learning_rates", selected_on=selected_on, chosen=rates, candidates=candidates)
         results = {split: found[split][chosen] for split in splits}
-        # Where the test split chose, it has its scores already.
+        # The test split has its scores already if it was the split that chose.
         if "test" not in results:
             tuned = network(chosen)
             tuned.network.load_state_dict(state.data["best"])

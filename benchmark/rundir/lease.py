@@ -94,7 +94,7 @@ def _read(directory: Path, number: int) -> dict[str, Any]:
     try:
         state = read_json(path, _AttemptFile, "the cell goes on when the same command is given again")
     except RegbenchError as error:
-        # Its owner is unknown, so the file's age has to tell whether somebody still writes it.
+        # The attempt's owner is unknown, so the file's age has to tell whether somebody still writes it.
         state = {"heartbeat": path.stat().st_mtime, "beat": -1, "lease_s": 60, "damaged": str(error)}
     return {"ended": None, "owner": {}, "progress": {}, **state, "number": number}
 

@@ -336,7 +336,7 @@ def _flat(cell: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, dict):
             out.update(_flat(value, f"{prefix}{key}."))
         else:
-            # As text, so that settings of all types can be compared and sorted.
+            # Texts of settings of all types can be compared and sorted.
             out[prefix + key] = value if isinstance(value, str) else json.dumps(value)
     return out
 

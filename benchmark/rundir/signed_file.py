@@ -13,8 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from regbench.files import digest, parse_json, read_file, reason, signed
 
-# It rises when files of before can no longer be read. Readers pass over fields that they do not know, and a field with
-# a default may be missing, so neither needs a new version.
+# The version rises when older files can no longer be read. Readers pass over fields that they do not know, and a field
+# with a default may be missing, so neither needs a new version.
 SCHEMA_VERSION: Final = 6
 
 

@@ -123,10 +123,10 @@ def _read_evaluation(data: Any) -> EvaluationConfig:
 def _plain_evaluation(config: EvaluationConfig) -> dict[str, Any]:
     data: dict[str, Any] = plain(config)
     data.update(data.pop("evaluations"))
-    # Without them no curve is drawn, and cells from before there were curves keep their ids.
+    # A cell without curves keeps the id that it had before there were curves.
     if not config.while_training:
         del data["while_training"], data["every_epochs"]
-    # Nor do those from before there was a choice change theirs.
+    # A cell in fp32 keeps the id that it had before there was a choice of precision.
     if config.precision == "fp32":
         del data["precision"]
     return data
@@ -241,10 +241,10 @@ class Cell:
         """Return the cell as plain data, with the settings of those evaluations that it asks for."""
         # Settings of a data set that only say what `prepare` accepts are left out.
         data: dict[str, Any] = plain(self)
-        # Cells from before there were baselines keep their ids.
+        # A method's cell keeps the id that it had before there were baselines.
         if self.baseline is None:
             del data["baseline"]
-        # So do those from before there were predictors and teachers.
+        # A cell without predictor and teacher keeps the id that it had before there were any.
         for name in self.network.unused:
             del data["network"][name]
         for name in self.method.of_training:
@@ -271,7 +271,7 @@ class Cell:
         """Return the cell of plain data in a run directory or a job; refuse data that leave a setting out."""
         cell = cls.from_plain(data)
         missing = _first_missing(cell.plain(), data, "")
-        # Its default may have changed since.
+        # A missing setting is not given its default, which may have changed since.
         if missing:
             raise RegbenchError(f"the setting {missing} is missing")
         return cell

@@ -55,7 +55,7 @@ class PublishedNumber:
         """Tell whether it is about a cell, given as plain data."""
         for setting in self.cell.split():
             name, _, value = setting.partition("=")
-            # As an override is read: 2 is a number and null is nothing.
+            # The value is read as an override is: 2 is a number and null is nothing.
             if _setting(cell, name) != yaml.safe_load(value):
                 return False
         return True

@@ -215,7 +215,7 @@ def _watch(store: Any, group: dist.ProcessGroup, is_over: threading.Event, threa
         except RuntimeError:  # the process that keeps the store is gone
             has_failed = True
     if has_failed and not is_over.wait(_GRACE_S):
-        # It is raised when the thread returns from its wait, before it can use numbers of an exchange that broke off.
+        # PeerLost comes when the thread returns from its wait, before it can use numbers of an exchange that broke off.
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(PeerLost))
         group.abort()
 

@@ -99,7 +99,7 @@ class _Training:
         self.teacher = build_teacher(cell, self.network)
         self.monitor: Monitor | None = None
         if attempt is not None and cell.evaluation.while_training:
-            # It copies the network, which cannot be done once the BN layers belong to several processes.
+            # The monitor copies the network, which cannot be done once the BN layers belong to several processes.
             self.monitor = Monitor(cell, self.network, compute, attempt)
         for network in filter(None, (self.network, self.teacher)):
             synchronize_batch_norm(network, world, compute.device)

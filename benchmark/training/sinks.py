@@ -87,7 +87,7 @@ class WeightsAndBiases(_Service):
             config=cell.plain(),
             dir=str(directory),
             resume="allow",
-            # It would take over what the process prints.
+            # The console option keeps W&B from taking over what the process prints.
             settings=wandb.Settings(console="off"),
         )
 

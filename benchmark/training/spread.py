@@ -24,7 +24,7 @@ def feature_spread(z_NQ: Tensor) -> float:
 @torch.no_grad()
 def effective_rank(z_NQ: Tensor) -> float:
     """Return RankMe (Garrido et al., ICML 2023, Eq. 4) of (n, q) embeddings: 1 to min(n, q)."""
-    # It is exp of the entropy of the singular values. The embeddings are neither centred nor
+    # RankMe is exp of the entropy of the singular values. The embeddings are neither centred nor
     # normalised, and the paper's ε within the logarithm is 0.
     z, (n, q) = z_NQ.double(), z_NQ.shape
     # The squared singular values are the eigenvalues of whichever Gram matrix is smaller.

@@ -24,7 +24,7 @@ Keys = npt.NDArray[np.uint64]
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 # The `RandomResizedCrop` of torchvision makes as many.
 _CROP_ATTEMPTS = 10
-# What a key is for. No view of pretraining shares a number with another or with the evaluation's augmentation.
+# Purposes of a key. No view of pretraining shares a number with another or with the evaluation's augmentation.
 ORDER, CROP, PHOTOMETRIC, BITS = 0, 1, 2, 3
 EVALUATION_VIEW = 2
 

@@ -48,7 +48,7 @@ class Epoch(Generic[Batch]):
         """Make the next batch; refuse an image that cannot be decoded."""
         try:
             return self._finish(*next(self._stream))
-        # This includes the end of the stream (StopIteration) and a signal.
+        # BaseException includes the end of the stream (StopIteration) and a signal.
         except BaseException:
             self.close()
             raise
@@ -75,7 +75,7 @@ class _Transfer:
 
     def __call__(self, crops: Tensor) -> Tensor:
         if self._side is None:
-            # Whatever follows makes a new float tensor out of it.
+            # Later steps make a new float tensor of the crops, so no copy is needed here.
             return crops if self._device.type == "cpu" else crops.to(self._device)
         # The copy has a stream of its own, so that it alone is waited for and not the training step before it.
         with torch.cuda.stream(self._side):
@@ -163,7 +163,7 @@ class EpochLoader:
             raise RegbenchError(f"interpolation={interpolation} must be bicubic, bilinear or area")
         if workers < 1 or batch_size < 1:
             raise RegbenchError(f"workers ({workers}) and batch size ({batch_size}) are at least 1")
-        # This does not import FFCV, which is slow.
+        # find_spec does not import FFCV, which would be slow.
         if backend == "auto":
             backend = "ffcv" if importlib.util.find_spec("ffcv") is not None else "torchvision"
         self.backend = backend

@@ -48,7 +48,7 @@ _AHEAD = 4
 _AT_WORK = 2
 # Parts of a batch for each thread. Images differ, so some threads take more parts than others.
 _PARTS_PER_THREAD = 4
-# Whoever has waited so long for a batch is told why.
+# After waiting so long for a batch a user is told why.
 _COMPILING_S = 2.0
 
 
@@ -67,7 +67,7 @@ def _contained() -> Iterator[None]:
 @contextmanager
 def _plain_dictionaries() -> Iterator[None]:
     """Let FFCV's import make plain dictionaries where it asks for numba's."""
-    # It makes a single one, of two entries, which only Python reads. Compiling it takes 2.9 of 3.3 seconds.
+    # FFCV makes a single one, of two entries, which only Python reads. Compiling it takes 2.9 of 3.3 seconds.
     typed = numba.typed.Dict
     numba.typed.Dict = dict
     try:
@@ -88,10 +88,10 @@ with _contained(), _plain_dictionaries():
     from ffcv.pipeline.compiler import Compiler
 
 
-# Its iterator would make streams, and with them a CUDA context, on the first GPU, whichever is ours. Crops are made in
-# main memory, and `epochs` brings them to the device.
+# FFCV's iterator would make streams, and with them a CUDA context, on the first GPU, whichever is ours. Crops are made
+# in main memory, and `epochs` brings them to the device.
 epoch_iterator.IS_CUDA = False
-# Its iterator's thread would set PyTorch's number of threads to its own, in the middle of a training step.
+# The iterator's thread would set PyTorch's number of threads to its own, in the middle of a training step.
 Compiler.set_num_threads = lambda _: None
 
 
@@ -157,7 +157,7 @@ class FfcvCrops:
             self._loader.batch_size = batch_size
             batches = EpochIterator(self._loader, order.astype(np.uint64))
         ahead: deque[tuple[Ints, Future[torch.Tensor]]] = deque()
-        # There are two pools because a batch waits for its parts: in one, waiting batches could take every thread.
+        # Batches and parts have a pool each: in one, batches that wait for their parts could take every thread.
         with ThreadPoolExecutor(_AT_WORK) as at_work, ThreadPoolExecutor(self._workers) as pool:
             try:
                 for ((indices, file),) in batches:

@@ -139,7 +139,7 @@ def cut(image: Array, box: Array, kind: int, out: Array) -> None:
     top, left, height, width = box[0], box[1], box[2], box[3]
     start_y, fours_y, weights_y = _weights(height, box[5], box[7], size, kind, False)
     start_x, fours_x, weights_x = _weights(width, box[6], box[8], size, kind, box[4] != 0)
-    # Where weights at a filter's ends are 0, a row may begin before the one above it.
+    # A row may begin before the one above it if weights at a filter's ends are 0.
     low = start_y.min()
     high = min((start_y + 4 * fours_y).max(), height)
     resized = np.empty((high - low, size, channels), np.uint8)

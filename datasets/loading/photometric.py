@@ -25,7 +25,7 @@ from torch import Tensor
 from regbench.datasets.config import ViewConfig
 from regbench.datasets.loading.draws import PhotometricDraws
 
-# What is done to one view of one image: the four jitters in their order (brightness 0, contrast 1, saturation 2, hue 3,
+# Operations on one view of one image: the four jitters in their order (brightness 0, contrast 1, saturation 2, hue 3,
 # none -1), the value of each of the four, whether the colour is dropped (0 or 1), the blur's standard deviation (px, 0:
 # no blur) and the threshold of the solarization (a grey level, above 255: none).
 CHAIN = (
@@ -192,7 +192,7 @@ def photometric(crops: Tensor, chain: npt.NDArray[np.float64]) -> Tensor:
     all_values = on_device(values, x.device).split(lengths)
     for step, rows, value in zip(steps, all_rows, all_values, strict=True):
         if len(step.rows) == len(x):
-            # Where it is for all images, nothing has to be picked and put back.
+            # A step for all images needs no picking and putting back.
             x = step.operation(x, value)
         else:
             x.index_copy_(0, rows, step.operation(x.index_select(0, rows), value))

@@ -63,12 +63,12 @@ def _first_of_each_class(labels: Ints, dataset: DatasetConfig, split: str) -> In
             f"data set '{dataset.name}': train_per_class is {dataset.train_per_class}, but class {counts.argmin()} has "
             f"{counts.min()} training images; choose at most {counts.min()}"
         )
-    # They are in the file's order, as all images would be.
+    # Images stay in the file's order, as all of them would be.
     rows = [np.flatnonzero(labels == label)[: dataset.train_per_class] for label in range(dataset.num_classes)]
     return np.sort(np.concatenate(rows))
 
 
 def evenly(indices: Ints, count: int) -> Ints:
     """Take so many of the indices at even distances, or all of them if there are no more."""
-    # Whole numbers throughout: a step of floats could miss the last image or take one twice.
+    # Whole numbers are used throughout: a step of floats could miss the last image or take one twice.
     return indices[np.arange(count) * len(indices) // count] if count < len(indices) else indices

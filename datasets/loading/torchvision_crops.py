@@ -47,7 +47,7 @@ def resize(image: npt.NDArray[np.uint8], height: int, width: int, interpolation:
     resample = RESAMPLE[interpolation]
     grey = image.shape[2] == 1
     picture = Image.fromarray(image[:, :, 0] if grey else image)
-    # There are two calls because the order of the passes within one differs between Pillow's versions.
+    # Width and height have a call each because the order of the passes within one differs between Pillow's versions.
     picture = picture.resize((width, picture.height), resample).resize((width, height), resample)
     resized = np.asarray(picture)
     return resized[:, :, None] if grey else resized
@@ -118,7 +118,7 @@ class TorchvisionCrops:
             # One worker is this process: a signal that arrives while a process is forked can be lost.
             num_workers=self._workers if self._workers > 1 else 0,
             pin_memory=self._pin_memory,
-            # It has a generator of its own: the global one must not depend on which loader runs.
+            # The global generator must not depend on which loader runs, so the loader has its own.
             generator=torch.Generator(),
         )
         return _checked(iter(loader))

@@ -114,7 +114,7 @@ class Arrays(Source):
         if not folder.is_dir():
             import torchvision.datasets
 
-            # It checks the archive's MD5 digest, and unpacks it.
+            # torchvision checks the archive's MD5 digest, and unpacks it.
             try:
                 getattr(torchvision.datasets, type(self).__name__)(str(downloads), download=True)
             except (OSError, RuntimeError) as error:

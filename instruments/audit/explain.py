@@ -127,7 +127,7 @@ def least_squares(basis: Sequence[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
     # Columns of length 1, because addends may differ by orders of magnitude, and the driver drops small ones.
     matrix = torch.stack(list(basis), dim=-1)
     lengths = matrix.norm(dim=-2, keepdim=True).clamp_min(1e-300)
-    # This driver alone takes columns that depend on each other.
+    # The driver "gelsd" alone takes columns that depend on each other.
     solution = torch.linalg.lstsq(matrix / lengths, y[..., None], driver="gelsd").solution
     rest = (matrix / lengths @ solution - y[..., None]).abs().amax(dim=(-2, -1))
     return (solution[..., 0] / lengths[..., 0, :]).movedim(-1, 0), rest

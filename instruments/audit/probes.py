@@ -106,7 +106,7 @@ def _against_textbook(target: Target, layout: Layout) -> list[Finding]:
     tolerance = 1e-2 if target.single else 1e-5
     if abs(value.item() - wanted_value.item()) > tolerance * abs(wanted_value.item()):
         return []  # the gradient of another value is another, and `value` says so
-    # What targets get is another matter.
+    # Gradients of targets are judged apart.
     error = max(map(relative, found[:count], wanted[:count]))
     if error <= tolerance:
         return []

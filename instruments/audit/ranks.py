@@ -92,7 +92,7 @@ def _evaluate(here: _Here, target: Target, rows: Sequence[int]) -> Answer:
         return Answer()
     store = f"file://{here.place.store}-{here.round}"
     patience = datetime.timedelta(seconds=_PATIENCE_S)
-    # Of unequal shapes gloo would end the process; in detail, torch compares them first.
+    # gloo would end the process at unequal shapes; with DETAIL, torch compares them first.
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" if len(set(rows)) > 1 else "OFF"
     torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]  # which torch does not list
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=len(rows), timeout=patience)
@@ -259,7 +259,7 @@ class _Split:
         return [Finding("own rows", "convention", self.error, f"each rank's loss is that of its own rows: {values}")]
 
     def _judge_value(self) -> list[Finding]:
-        # Where only the mean is right, each rank has its share of it.
+        # If only the mean is right, each rank has its share of it.
         if all(self.same(value, self.whole) for value in self.values) or self.same(self.mean, self.whole):
             return []
         values = ", ".join(f"{value:.4g}" for value in self.values)

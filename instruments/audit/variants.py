@@ -157,7 +157,7 @@ def _unbiased_barlow_twins(method: BarlowTwins, views: Views) -> Addends:
 
 def _begun_with_a_batch(method: DINO, views: Views) -> Addends:
     first_Q = torch.stack(earlier_batches(views)[0][2:]).mean(dim=(0, 1))
-    # What of it stays after the averages of this step and the next, where the published center has none of it yet.
+    # A part of the first center stays after the averages of two steps; the published center has none of it yet.
     shift_Q = method.center_momentum**2 * first_Q
     return _textbook(method, [*views[:2], *(t_NQ - shift_Q for t_NQ in views[2:])])
 

@@ -30,16 +30,16 @@ from regbench.methods.vicreg import VICReg
 
 # The publication's weight as a function of the setting, n and q, where that is not the setting itself.
 PUBLISHED: Mapping[tuple[type[Regularizer], str], Callable[[float, int, int], float]] = {
-    # Its distance is a sum over q.
+    # VICReg's distance here is a sum over q.
     (VICReg, "alignment_weight"): lambda weight, n, q: weight / q,
-    # It sums the variance term over the two views, and the official code takes the mean.
+    # Our variance term is a sum over the two views, and the official code takes the mean.
     (VICReg, "variance_weight"): lambda weight, n, q: weight / 2,
     # The published distance is a sum over q, the code's a mean: λ / (1 − λ) there is q times that here.
     (SIGReg, "regularization_weight"): lambda weight, n, q: q * weight / (1 + (q - 1) * weight),
     # The publication has no such factor.
     (BarlowTwins, "scale"): lambda weight, n, q: math.nan,
 }
-# What another ε under a root changes, and what is left of it in single precision.
+# Relative changes by another ε under a root, and by rounding in single precision.
 _CLOSE, _SINGLE = 2e-4, 5e-3
 
 
@@ -99,7 +99,7 @@ def _change(loss_at: Callable[[float], LossOfViews], weight: float, views: Views
     found = []
     for given in (weight, weight / 2):
         value, slopes = evaluate(loss_at(given), views)
-        # Of two views; what targets follow is another matter.
+        # Gradients of two views are compared; those of targets are judged apart.
         parts = [value.reshape(1), *(slope_NQ.flatten() for slope_NQ in slopes[:2] if gradients)]
         found.append(torch.cat(parts).double())
     return found[0] - found[1]

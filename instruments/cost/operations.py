@@ -28,7 +28,7 @@ from regbench.methods.pairwise import panels_of
 
 AUGMENTATIONS = ("small_color", "symmetric", "imagenet")
 SIZES = ((256, 8192), (4096, 2048), (2048, 32768))
-# They only describe memory, or take it.
+# Operations that only describe memory, or take it.
 _WITHOUT_WORK = {"detach", "alias", "_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty"}
 
 
@@ -98,7 +98,7 @@ def count_augmentation(preset: str, size: int = 32) -> tuple[int, int]:
             normalize(photometric.photometric(crops, chain), torch.bfloat16)
         operations.count += 2
         metrics.reset()
-        # What is written without being compiled must not stay for others.
+        # Code that was written but not compiled must not stay for others.
         with fresh_cache():
             arguments = crops, torch.from_numpy(chain.astype(np.float32)), normalize, torch.bfloat16
             augment = photometric.compiled_augmentation()

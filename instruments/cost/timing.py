@@ -23,7 +23,7 @@ from regbench.processes import Place, one_line
 
 # Short calls are repeated within a round for so long: a tenth of the longest case, within these bounds.
 _ROUND_MS = (20.0, 500.0)
-# What threads, libraries and the profiler take beside the tensors, measured generously.
+# Memory of threads, libraries and the profiler beside the tensors, measured generously.
 _RUNTIME_BYTES = 2**28
 
 Run = Callable[[], Sequence[Tensor]]
@@ -180,7 +180,7 @@ def measure_rows(
         except Exception as error:
             if ranks > 1:  # the other ranks may be waiting for this one
                 raise
-            # So much is all that torch says of it on a CPU.
+            # torch says no more than "allocate memory" of it on a CPU.
             full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
             note = "left out: it needs more memory than the limit" if full else f"failed: {one_line(error)}"
             done[row] = replace(row, note=note)
@@ -191,7 +191,7 @@ def measure_rows(
         first_s[row] = slowest_s
         calls["shared", row.form, row.views] = run
     left_s -= sum(first_s.values())
-    # What is cheap comes first: it is the costliest that a budget leaves out.
+    # Cheap rows come first, so that a budget leaves out the costliest.
     for row in sorted(first_s, key=first_s.__getitem__):
         # The rounds and the warm-up; with several ranks twice, shared and alone.
         rounds_s = first_s[row] * (repeats + 1) * (1 if ranks == 1 else 1 + ranks)

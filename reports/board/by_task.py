@@ -51,7 +51,7 @@ def tasks_of(found: Gathered) -> dict[str, Summary]:
                 title += f", test split {sha256[:8]}"
             if summary.on_test:
                 title += ", chosen on the test set"
-            # What else tells tasks apart, such as the k of kNN, is too long for a title.
+            # Other settings that tell tasks apart, such as the k of kNN, are too long for a title.
             titles[title] += 1
             if titles[title] > 1:
                 title += f" (evaluated in another way: {titles[title]})"

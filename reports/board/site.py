@@ -27,7 +27,7 @@ _SHOWN_REFUSED = 20
 # Pages of reports have another one: a site has no tables as files beside it.
 _FOOTER = "Made by regbench leaderboard from bundles; regbench verify checks one, and computes its cells again."
 
-# What a method's page says of its embeddings and costs: the head of a column, the name, decimals, divisor.
+# Columns of a method's page about its embeddings and costs: head, name, decimals, divisor.
 _AT_END = (("effective rank", "effective_rank", 1), ("alignment", "alignment", 2))
 _COSTS = (
     ("training (s)", "train_s", 1, 1),
@@ -141,7 +141,7 @@ class _Pages:
         return runs
 
     def _method(self, label: str) -> str:
-        # What its authors say of a method is the same in all tasks.
+        # The authors' words about a method are the same in all tasks.
         slug, _ = self.rows[label][0]
         return render(
             "method.html",

@@ -53,7 +53,7 @@ def differences(bundle: Bundle, record: Record, scores: Sequence[Score], *, trai
     for score in record.scores:
         value = found.get((score.name, score.split))
         if value is None:
-            # Whoever trains a cell again does not do its later evaluations.
+            # Later evaluations are not done when a cell is trained again.
             if (record.cell_id, score.name, score.split) not in bundle.later:
                 lines.append(f"{record.path}: {score.name} on {score.split} did not come again")
             continue

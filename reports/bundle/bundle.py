@@ -196,7 +196,7 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Bundle:
 def _checked_weights(archive: zipfile.ZipFile, manifest: BundleManifest) -> frozenset[str]:
     """Refuse members that are not those of a bundle; return the SHA-256 of the weights."""
     names = archive.namelist()
-    # As lists, because a zip may hold two members of one name, of which readers take different ones.
+    # Lists are compared, because a zip may hold two members of one name, of which readers take different ones.
     if sorted(names) != sorted([_MANIFEST, *manifest.files]):
         raise ValueError("it does not hold the files that its manifest names")
     for name in _LISTS:

@@ -113,7 +113,7 @@ def _score_misfits(record: Record) -> Iterator[Misfit]:
         yield say("it has a score twice")
     for (name, split), value in values.items():
         stem = name.removesuffix("_top1")
-        # Who is right with the first guess is right with five, so a higher top-1 was made up.
+        # A first guess that is right is right among five too, so a higher top-1 was made up.
         top5 = None if stem == name else values.get((f"{stem}_top5", split))
         if top5 is not None and value > top5:
             yield say(f"{name} on {split} is {value:g} %, more than its top-5 of {top5:g} %")

@@ -286,7 +286,7 @@ def _to_svg(figure: Figure, marks: Marks) -> str:
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     text = _in_tags(_quiet_tag, text[text.index("<svg") :])
-    # Where there is less room, as on a phone, the page scrolls rather than make the text smaller than can be read.
+    # The page scrolls where there is less room, as on a phone, rather than make text too small to read.
     width_px = figure.get_figwidth() * 72 * _SMALLEST_TEXT_PX / _TEXT_PT
     text = text.replace("<svg", f'<svg style="min-width: {width_px:.0f}px"', 1)
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<defs>\s*</defs>", "", text, flags=re.DOTALL)

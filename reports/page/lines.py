@@ -22,7 +22,7 @@ from regbench.reports.tables.units import largest, memory_unit, time_unit
 
 T = TypeVar("T")
 
-# What is drawn of the training history.
+# Numbers of the training history that are drawn.
 CURVES = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread")
 
 DRAWN_CURVES = 60  # rows, best first, whose training is drawn: more lines cannot be told apart

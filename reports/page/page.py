@@ -31,11 +31,11 @@ from regbench.reports.tables.table import Table
 
 # The tables of a task beside its leaderboard, in the order of the page.
 _PARTS = ("accuracy", "cost", "significance", "effort", "indicators")
-# What is left out by the hundred has one cause; the page names the command that lists all.
+# Hundreds of skipped runs have one cause; the page names the command that lists all.
 _SKIPPED_SHOWN = 20
 _PROTOCOLS_SHOWN = 3
 
-# What the page says of a cell under the names of its record.
+# Fields of a record that the page shows under their own names.
 _OF_RECORD = (
     *("label", "seed", "status", "sweep", "scores", "cost", "environment", "data", "attempts", "choice", "on_test"),
     *("sha256", "command"),
@@ -178,7 +178,7 @@ def _data_set(record: Record) -> str:
     return f"{dataset['name']} ({', '.join(parts)})" if parts else str(dataset["name"])
 
 
-# What is said of a task: the different values that its records have.
+# Facts of a task: the different values that its records have.
 _FACTS: Mapping[str, Callable[[Record], object]] = {
     "Data set": _data_set,
     "Network": lambda record: record.backbone,

@@ -63,7 +63,7 @@ def _templates() -> Environment:
         """Show labels, commands and settings as text of others."""
         return printable(value) if type(value) is str else value
 
-    # Whatever is not given is an error rather than a hole in the page.
+    # A value that is not given is an error rather than a hole in the page.
     loader = FileSystemLoader([_HERE, _HERE.parent / "board"])
     environment = Environment(
         loader=loader, autoescape=True, finalize=shown, undefined=StrictUndefined, trim_blocks=True

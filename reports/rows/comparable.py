@@ -29,14 +29,14 @@ _TRAINING_ONLY = (
     *("network.projector.", "network.predictor.", "network.teacher", "network.momentum", "network.statistics"),
 )
 
-# Of two settings that tell the same cells apart, a table shows the one that comes first here.
+# A table shows the first of these where two settings tell the same cells apart.
 _SHOWN_FIRST = (
     *("embedding_dim", "batch_size", "augmentation.name", "epochs"),
     *("network.teacher", "network.predictor.depth"),
 )
 
 
-# It is asked for every setting of every record, and thousands of records have the same hundred names.
+# Every setting of every record is asked about, and thousands of records have the same hundred names.
 @functools.cache
 def is_setting(key: str) -> bool:
     """Tell whether a full name is of the setting of a comparison, not of a hyperparameter or of one protocol."""

@@ -55,7 +55,7 @@ def expected_best(scores: Sequence[float], chosen_by: Sequence[float] | None = N
 
 def efforts(summary: Summary) -> list[Effort]:
     """Tell of each row with two trials or more what they bring, by the score that chose; a diverged trial counts 0."""
-    # Where rows differ in their epochs, a short training might belong to any of them.
+    # A short training might belong to any of the rows that differ in their epochs.
     by_epochs = "epochs" in summary.varying
     keys = [key for key in summary.varying if key != "epochs"]
     repeated = any(choice.repeated for choice in summary.choices.values())
@@ -124,7 +124,7 @@ def _scores(trials: Sequence[Configuration], summary: Summary, *, halved: bool) 
             if score is not None:
                 halves = score.halves if halved else None
                 known.append(halves or (score.value, score.value))
-        # Whoever tunes pays for a trial that diverges. To leave it out would make an unstable method look cheap.
+        # A trial that diverges has to be paid for. To leave it out would make an unstable method look cheap.
         if trial.diverged:
             scores.append((0.0, 0.0))
         elif known:

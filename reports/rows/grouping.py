@@ -156,7 +156,7 @@ def _waits(configurations: Sequence[Configuration]) -> bool:
 
 def _choose(configurations: Sequence[Configuration], score: str, split: str) -> Configuration | None:
     """Find the first configuration with the best score for selection; None if several are and not all have one."""
-    # Where all diverged, any one stands for the method, so that the table says that it did.
+    # Any one stands for the method if all diverged, so that the table says that it did.
     alive = [configuration for configuration in configurations if configuration.final] or configurations[:1]
     if len(alive) == 1:
         return alive[0]

@@ -65,7 +65,7 @@ class Measure:
         return found.mean if self.better == "higher" else -found.mean
 
 
-# What choosing costs without any measure: no measure is of use that does not lose less.
+# The cost of choosing without any measure: a measure is of use only if it loses less.
 RANDOM = Measure("", "random choice", DASH, comparable=False)
 
 # Alignment and uniformity stand for two measures each, of the embeddings and of the representation.
@@ -180,7 +180,7 @@ def _indication(measure: Measure, measured: Mapping[str, Array]) -> Indication:
     by_method, samples, lost = {}, [], {}
     for name, (values, accuracies) in measured.items():
         if len(values) > 1:
-            # Of equal values any may be chosen: what is lost is the mean over them.
+            # Any of equal values may be chosen, so the loss is the mean over them.
             lost[name] = float(accuracies.max() - accuracies[values == values.max()].mean())
         rhos = _bootstrapped(values, accuracies, rng)
         if rhos is not None:
@@ -280,7 +280,7 @@ def against_chance(found: Sequence[Indication]) -> dict[str, float]:
     p = {}
     for one in found:
         gained = [chance[name] - lost for name, lost in one.lost_by_method.items()]
-        # Where all methods gain alike there is no spread, and t is infinite.
+        # Methods that all gain alike have no spread, and t is infinite.
         if one.measure is not RANDOM and len(gained) > 1 and np.ptp(gained):
             p[one.measure.title] = float(ttest_1samp(gained, 0).pvalue)
     return dict(zip(p, holm(list(p.values())), strict=True))

@@ -330,5 +330,5 @@ class Summary:
         start = mean_of(trivial, name)
         way = mean_of(supervised, name) - start
         higher_is_better = self.scores[name].higher_is_better is not False
-        # Where labels do no better than a trivial row, there is no way to go.
+        # There is no way to go if labels do no better than a trivial row.
         return 100 * (score.mean - start) / way if way and (way > 0) == higher_is_better else None

@@ -126,7 +126,7 @@ def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
     p, apart = math.nan, math.nan
     ends, alike = np.full((2, k), math.nan), None
     if n >= MIN_TESTED_TASKS:
-        # Where all ranks are equal, Friedman's statistic is 0/0.
+        # Friedman's statistic is 0/0 if all ranks are equal.
         p = float(friedmanchisquare(*ranks.T).pvalue) if np.ptp(ranks) else 1.0
         # Demšar (2006): the range over √2, times the standard error of the difference of two mean ranks.
         apart = critical_range(k, math.inf) / math.sqrt(2) * math.sqrt(k * (k + 1) / (6 * n))

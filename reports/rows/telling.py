@@ -81,7 +81,7 @@ def tell(planned: Sequence[Planned], points: float, spread: Components, origin: 
         f"- hyperparameters given: {seeds} seeds of each row, {_cost(once, seeds)}",
     ]
     if cost > 1 and spread.search > 0:
-        # What makes the variance of a row's mean the smallest for a given number of trainings.
+        # This number makes the variance of a row's mean the smallest for a given number of trainings.
         finals = max(1, round(math.sqrt(cost) * spread.seed / spread.search))
         deviation = math.hypot(spread.search, spread.seed / math.sqrt(finals))
         searches = Power(rows, deviation).seeds_for(points)

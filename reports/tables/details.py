@@ -45,7 +45,7 @@ def accuracy_table(summary: Summary) -> Table:
     tested = [name for name in named if (name, "test") in measured]
     tuned = [name for name in named if (name, "tuning") in measured]
     columns = accuracies(summary, tested, ", test")
-    # Of two or three searches ± says little about the mean; Student's interval shows how little is known.
+    # ± of two or three searches says little about the mean; Student's interval shows how little is known.
     if any(row.repeated for row in summary.rows):
         for name in summary.leading:
             columns.append((Column(f"95 % interval, {summary.scores[name].head}"), partial(_interval, name)))

@@ -38,7 +38,7 @@ def effort_table(summary: Summary) -> Table | None:
             "Every second image of the split chooses the best and the others score it, and the other way round. The "
             "same seeds choose and score it, and the learning rate of a probe is chosen on all of these images."
         )
-    # It is known only where final runs with seeds of their own were scored on the split that chose.
+    # Optimism is known only where final runs with seeds of their own were scored on the split that chose.
     optimism = luck(summary)
     if optimism is not None:
         direction = "less" if optimism >= 0 else "more"

@@ -155,7 +155,7 @@ def to_markdown(table: Table) -> str:
     parts = [f"### {_markdown(table.title)}"]
     if table.warning:
         parts.append(_markdown(table.warning))
-    # Else tabulate takes texts for numbers, and prints 60.10 as 60.1.
+    # tabulate would take texts for numbers, and print 60.10 as 60.1.
     parts.append(tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=_alignment(table.columns)))
     parts += [f"- {_markdown(note)}" for note in table.notes]
     return "\n\n".join(parts) + "\n"
@@ -262,6 +262,6 @@ def _latex_character(sign: str) -> str:
         return _LATEX[sign]
     if sign.isascii():
         return sign
-    # This form writes an accent as a sign of its own, which ASCII drops and leaves the letter.
+    # NFKD writes an accent as a sign of its own, which ASCII drops and leaves the letter.
     plain = unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode() or "?"
     return "".join(_LATEX.get(one, one) for one in plain)

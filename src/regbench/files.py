@@ -188,7 +188,7 @@ def configuration_id(cell: Mapping[str, Any]) -> str:
 
 def signed(data: Mapping[str, Any]) -> str:
     """Write plain data as JSON with the digest of its content, by which a reader can tell that nobody changed it."""
-    # As a reader gets them: tuples have become lists.
+    # The digest is of the data as a reader gets them: tuples have become lists.
     plain = json.loads(json.dumps(data))
     return json.dumps({**plain, "sha256": digest(plain)}, indent=1, sort_keys=True)
 

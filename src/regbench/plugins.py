@@ -88,7 +88,7 @@ class Registry(Generic[P]):
                     raise RegbenchError(
                         f"{self.kind} name {new!r} of {cls.__module__} is taken by {other}; choose another"
                     )
-            # What was read before may mean something else now.
+            # A text that was read before may mean something else now.
             settings.validated_json.cache_clear()
             self._classes[name] = cls
             for new, values in {name: {}, **presets}.items():
@@ -119,7 +119,7 @@ class Registry(Generic[P]):
 
     def _load(self, entry_point: EntryPoint) -> None:
         """Load what another wheel has, or warn and leave it out: it must not break the commands that do without."""
-        # What a module registered before it failed is taken back.
+        # Names that a module registered before it failed are taken back.
         before = {*self._classes}
         try:
             entry_point.load()
@@ -228,7 +228,7 @@ def own_names(kind: str) -> list[str]:
     names: list[str] = []
     for file in Path(spec.origin).parent.glob("*.py"):
         for call in ast.walk(ast.parse(file.read_text())):
-            # Of the form register("name", preset=...).
+            # Calls have the form register("name", preset=...).
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "register":
                 names.append(ast.literal_eval(call.args[0]))
                 names += [str(keyword.arg) for keyword in call.keywords]
@@ -237,7 +237,7 @@ def own_names(kind: str) -> list[str]:
 
 def refuse_unknown(kind: str, names: Collection[str], where: str = "") -> None:
     """Refuse names that no plug-in has before torch is imported, which takes seconds."""
-    # Where another wheel may have them, and where torch is there already, the registry refuses them later.
+    # The registry refuses names later if another wheel may have them, or if torch is there already.
     if not names or sys.modules.get("torch") or importlib.metadata.entry_points(group=_group(kind)):
         return
     known = own_names(kind)

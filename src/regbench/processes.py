@@ -233,7 +233,7 @@ class Processes:
         """Say what went wrong: if a process ended, that, because the others fail only when they miss it."""
         if self._world == 1 and line is not None:
             return line
-        # They may wait for the one that is gone.
+        # The other processes may wait for the one that is gone.
         for process, _ in self._running:
             process.terminate()
         for number, (process, _) in enumerate(self._running):

@@ -7,7 +7,7 @@ import unicodedata
 
 def printable(text: str) -> str:
     r"""Write control characters, marks of direction and the like as escapes, such as ``\x1b``."""
-    # What others named or wrote can then neither break lines, nor move a terminal's cursor, nor
+    # Names and texts of others can then neither break lines, nor move a terminal's cursor, nor
     # hide or reorder letters.
     return text if text.isprintable() else "".join(map(_printable, text))
 

@@ -64,7 +64,7 @@ class OptimizerConfig(ABC):
         """Return the optimizer, which clips the gradients before each of its steps if that is set; see `build`."""
         import torch  # here, because settings are read without torch, whose import takes seconds
 
-        # They are gone through twice.
+        # Parameters are gone through twice, and may come from a generator.
         trained, limit = list(parameters), self.clip_grad_norm
         optimizer = self.build(trained)
 

@@ -126,7 +126,7 @@ def check(names: Sequence[str]) -> None:
             bad = [finding for finding in findings if not finding.ok]
             failed += bool(bad)
             bar.write(f"{name}: {'FAILED' if bad else 'passed'} ({len(findings) - len(bad)} of {len(findings)} checks)")
-            # Of many methods, what they keep would hide what they break.
+            # Passed checks of many methods would hide those that failed.
             rows = []
             for f in bad if len(chosen) > 1 else findings:
                 rows.append([f.check, "" if f.ok else "FAILED", f"{f.error:.1e}", f"{f.bound:.0e}", f.where])

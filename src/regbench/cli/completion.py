@@ -15,7 +15,7 @@ def _offer(names: Callable[[click.Context], Iterable[str]]) -> Complete:
     """Make the completion of an argument from the names that it can have."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        # What was given once is not offered again.
+        # A name that was given once is not offered again.
         given = ctx.params.get(param.name or "") or ()
         return [CompletionItem(name) for name in names(ctx) if name.startswith(incomplete) and name not in given]
 

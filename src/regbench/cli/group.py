@@ -60,7 +60,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
     """Tell whether a GPU or this machine has no memory left, without the import of torch."""
     if type(error).__name__ in ("MemoryError", "OutOfMemoryError"):
         return True
-    # What torch says on the CPU, by a RuntimeError.
+    # torch's words on the CPU, in a RuntimeError.
     said = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
     return any(words in str(error) for words in said)
 
@@ -79,7 +79,7 @@ def _fail(ctx: click.Context, error: BaseException, line: str, code: int) -> Non
     ctx.exit(code)
 
 
-# As Ctrl-C, so that `kill` and a scheduler end a command as gently.
+# SIGTERM acts as Ctrl-C does, so that `kill` and a scheduler end a command as gently.
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
@@ -106,7 +106,7 @@ def main(debug: bool) -> None:
     Shell completion (bash; zsh and fish likewise), in ~/.bashrc:
       eval "$(_REGBENCH_COMPLETE=bash_source regbench)"
     """
-    # What a command prints goes to stdout alone.
+    # Output of a command goes to stdout alone, and its log to stderr.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Printable())
     logging.basicConfig(level=logging.INFO, handlers=[handler])

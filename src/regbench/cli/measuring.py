@@ -58,7 +58,7 @@ def cost(
     by commas. Each form of a method is held against the textbook's; they are timed alternately, small sizes first; what
     does not fit the budget or the memory is left out and says so. Prints a table and writes cost.csv and cost.png.
     """
-    # Here, as in every command: torch takes seconds to import, and --help should not wait for it.
+    # Every command imports what needs torch when it runs: that takes seconds, and --help should not wait for it.
     from dataclasses import asdict
 
     from regbench.files import write_bytes, write_text

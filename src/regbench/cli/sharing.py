@@ -93,7 +93,7 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
     else:
         read = read_bundle(bundle)
         misfits = claim_misfits(read)
-    # What does not fit itself need not be computed again.
+    # A bundle that does not fit itself need not be computed again.
     for record in [] if misfits else drawn_cells(read, recompute):
         saved = record.checkpoint
         # Weights of others are never kept.
