@@ -10,7 +10,7 @@ from regbench.errors import RegbenchError
 from regbench.methods import Regularizer
 from regbench.settings import AtLeastOne, AtLeastZero, Fraction, settings
 
-# BYOL's, of 300 and more epochs.
+# BYOL's momentum of trainings of 300 epochs and more.
 _MOMENTUM = 0.996
 
 
