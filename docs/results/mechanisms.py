@@ -6,18 +6,14 @@ The first folder holds the bundles, the second gets the figures.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import combinations
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from mechanisms_cells import (
     PLAIN,
     REGULARIZERS,
@@ -25,6 +21,7 @@ from mechanisms_cells import (
     WEIGHTS,
     at,
     cells,
+    contrasts,
     ends,
     half_width,
     print_contrasts,
@@ -34,13 +31,14 @@ from mechanisms_cells import (
     weighted,
     worded,
 )
+from mechanisms_figures import COLOURS, by_level, draw_levels, draw_sizes, save
 from numpy.typing import NDArray
-from scipy.stats import linregress, t
+from scipy.stats import linregress, spearmanr, t
 
 from regbench.reports.bundle.bundle import read_bundle
 
+DRAWS = 2000
 SEARCHED = ("quickstart", "heuristics", "fashion_mnist", "digits")
-COLOURS = dict(zip(WEIGHTS, ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#555555"), strict=True))
 UNLABELLED = {
     "training loss": ("loss", "lower"),
     "effective rank": ("effective_rank", "higher"),
@@ -96,28 +94,6 @@ def other_rates(frame: pd.DataFrame, method: str) -> str:
     rows = frame[(frame["method"] == method) & (frame["weight"] == WEIGHTS[method][1][0]) & (frame["seed"] == 0)]
     points = rows.groupby("rate")["linear_top1 test"].first()
     return "; ".join(f"{rate:g}: {points[rate] - points[6]:+.1f}" for rate in (3, 12) if rate in points) or "–"
-
-
-def by_level(
-    parts: Sequence[pd.DataFrame], methods: Iterable[str], measure: Callable[[pd.DataFrame, str], pd.Series]
-) -> dict[str, list[pd.Series]]:
-    """Return the measure's seeds of each method, in the order of the levels' cells."""
-    values = {}
-    for method in methods:
-        values[method] = [measure(rows, method) for rows in parts]
-    return values
-
-
-def draw_levels(axes: Axes, levels: Sequence[float], values: Mapping[str, Sequence[pd.Series]]) -> None:
-    """Draw the seeds and the mean of each method at each level; `values` has a method's seeds in the levels' order."""
-    width = 0.02 * (max(levels) - min(levels))
-    for shift, (method, columns) in enumerate(values.items()):
-        for level, seeds in zip(levels, columns, strict=True):
-            x, colour = level + width * (shift - (len(values) - 1) / 2), COLOURS[method]
-            axes.plot(np.full(len(seeds), x), seeds, ".", color=colour, alpha=0.4)
-            label = method if level == levels[0] else None
-            axes.errorbar(x, seeds.mean(), half_width(seeds), fmt="o", color=colour, capsize=3, label=label)
-    axes.set_xticks(levels)
 
 
 def draw_bits(frame: pd.DataFrame, path: Path) -> None:
@@ -179,14 +155,45 @@ def print_sizes(frame: pd.DataFrame, name: str, sizes: Sequence[int], path: Path
     print_table(("method", *(f"{name} {size} (%)" for size in sizes), "points for each doubling", "ranks"), rows)
     print_contrasts(slopes, [("VICReg", "SimCLR")])
     print_table(("method", *(f"{name} {size}" for size in (sizes[0], sizes[-1]))), others)
-    figure = plt.figure(figsize=(5, 3.4))
-    label = "batch size" if name == "batch" else name
-    axes = figure.add_subplot(xlabel=label, ylabel="linear probing (%)")
-    draw_levels(axes, doublings, drawn)
-    axes.axhline(ends(at(frame))[0], color="grey", linewidth=0.8, label="best untrained row")
-    axes.set_xticks(doublings, map(str, sizes))
-    axes.legend(fontsize=8, frameon=False)
-    save(figure, path)
+    draw_sizes("batch size" if name == "batch" else name, sizes, drawn, ends(at(frame))[0], path)
+
+
+def rank_correlation(short: Sequence[pd.Series], long: Sequence[pd.Series]) -> tuple[float, float, float]:
+    """Return Spearman's correlation of the methods' means at two lengths, and its 95 % interval over drawn seeds."""
+    generator = np.random.default_rng(0)
+    drawn = []
+    for _ in range(DRAWS):
+        means = []
+        for methods in (short, long):
+            means.append([generator.choice(seeds, len(seeds)).mean() for seeds in methods])
+        drawn.append(spearmanr(*means).statistic)
+    found = spearmanr([seeds.mean() for seeds in short], [seeds.mean() for seeds in long]).statistic
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return float(found), float(low), float(high)
+
+
+def print_lengths(frame: pd.DataFrame, path: Path) -> None:
+    """Print and draw linear probing for each length of training, and how the shorter rankings hold for the longest."""
+    lengths, pairs = (4, 8, 15, 30), list(combinations(REGULARIZERS, 2))
+    drawn = by_level([at(frame, epochs=length) for length in lengths], REGULARIZERS, scores)
+    print_table(
+        ("method", *(f"{length} epochs (%)" for length in lengths)),
+        [(method, *map(worded, columns)) for method, columns in drawn.items()],
+    )
+    tests = []
+    for place in range(len(lengths)):
+        tests.append(contrasts({method: columns[place] for method, columns in drawn.items()}, pairs))
+    rows = []
+    for place, length in enumerate(lengths[:-1]):
+        found, low, high = rank_correlation(
+            [columns[place] for columns in drawn.values()], [columns[-1] for columns in drawn.values()]
+        )
+        told = tests[place]["p"] < 0.05
+        turned = told & (tests[place]["difference"] * tests[-1]["difference"] < 0)
+        rows.append((f"{length} epochs", f"{found:.1f}", f"{low:.1f} to {high:.1f}", told.sum(), turned.sum()))
+    head = ("ranking after", "rank correlation with 30 epochs", "95 %", "pairs told apart", "of them turned round")
+    print_table(head, rows)
+    draw_sizes("epochs", lengths, drawn, ends(at(frame))[0], path)
 
 
 def by_rank(frame: pd.DataFrame, classes: int) -> pd.DataFrame:
@@ -295,13 +302,6 @@ def print_label_free(folder: Path, frame: pd.DataFrame, path: Path) -> None:
     save(figure, path)
 
 
-def save(figure: plt.Figure, path: Path) -> None:
-    """Write a figure."""
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
 def main(bundles: Path, out: Path) -> None:
     """Print all tables and draw all figures."""
     frame = cells(bundles)
@@ -320,6 +320,7 @@ def main(bundles: Path, out: Path) -> None:
     draw_imbalance(frame, out / "mechanisms_imbalance.png")
     print_sizes(frame, "batch", (32, 128, 512), out / "mechanisms_batches.png")
     print_sizes(frame, "q", (64, 512, 2048), out / "mechanisms_q.png")
+    print_lengths(frame, out / "mechanisms_lengths.png")
     print_label_free(bundles, frame, out / "mechanisms_label_free.png")
 
 

@@ -13,9 +13,9 @@ from regbench.benchmark.rundir.record import Record
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.rows.significance import holm
 
-STUDY = ("mechanisms", "mechanisms_imbalance", "mechanisms_sizes")
+STUDY = ("mechanisms", "mechanisms_imbalance", "mechanisms_sizes", "mechanisms_lengths")
 BUNDLES = ("quickstart", "heuristics", *STUDY)
-PLAIN = {"classes": 10, "bits": 0, "imbalance": 0, "batch": 128, "q": 512}
+PLAIN = {"classes": 10, "bits": 0, "imbalance": 0, "batch": 128, "q": 512, "hidden": 0, "epochs": 15}
 REGULARIZERS = ("SFRIK (L=2)", "VICReg", "SimCLR", "SIGReg")
 WEIGHTS = {
     "SFRIK (L=2)": ("method.alignment_weight", (1000, 250, 4000)),
@@ -50,6 +50,7 @@ def _is_compared(record: Record) -> bool:
 def _row(record: Record) -> dict[str, object]:
     settings = record.settings
     weighed = WEIGHTS.get(record.label, ("", ()))[0]
+    hidden = settings.get("network.projector.hidden_dim", "null")
     row: dict[str, object] = {
         "method": record.label,
         "seed": record.seed,
@@ -61,6 +62,9 @@ def _row(record: Record) -> dict[str, object]:
         "imbalance": float(settings.get("dataset.source.imbalance", "0")),
         "batch": int(settings["batch_size"]),
         "q": int(settings["embedding_dim"]),
+        "hidden": 0 if hidden == "null" else int(hidden),  # 0: as wide as the embedding
+        # Rows that nothing was trained for stand beside every length.
+        "epochs": PLAIN["epochs"] if record.untrained else int(settings["epochs"]),
     }
     for score in record.scores:
         row.setdefault(f"{score.name} {score.split}", score.value)
@@ -120,13 +124,21 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         print("| " + " | ".join(map(str, line)) + " |")
 
 
-def print_contrasts(values: dict[str, pd.Series], pairs: Sequence[tuple[str, str]]) -> None:
-    """Print Welch's test of each pair, with Holm's correction over them."""
-    tests = [ttest_ind(values[one], values[two], equal_var=False) for one, two in pairs]
-    corrected = holm([float(test.pvalue) for test in tests])
+def contrasts(values: dict[str, pd.Series], pairs: Sequence[tuple[str, str]]) -> pd.DataFrame:
+    """Return Welch's test of each pair: difference of the means, its 95 % interval, and p with Holm's correction."""
     rows = []
-    for (one, two), test, p in zip(pairs, tests, corrected, strict=True):
+    for one, two in pairs:
+        test = ttest_ind(values[one], values[two], equal_var=False)
         low, high = test.confidence_interval()
-        difference = values[one].mean() - values[two].mean()
-        rows.append((f"{one} − {two}", f"{difference:.1f}", f"{low:.1f} to {high:.1f}", f"{p:.2g}"))
+        rows.append((one, two, values[one].mean() - values[two].mean(), low, high, float(test.pvalue)))
+    table = pd.DataFrame(rows, columns=["one", "two", "difference", "low", "high", "p"])
+    return table.assign(p=holm(list(table["p"])))
+
+
+def print_contrasts(values: dict[str, pd.Series], pairs: Sequence[tuple[str, str]]) -> None:
+    """Print the contrasts of pairs."""
+    rows = []
+    for row in contrasts(values, pairs).itertuples():
+        interval = f"{row.low:.1f} to {row.high:.1f}"
+        rows.append((f"{row.one} − {row.two}", f"{row.difference:.1f}", interval, f"{row.p:.2g}"))
     print_table(("contrast", "difference", "95 %", "p (Holm)"), rows)
