@@ -336,7 +336,7 @@ def _flat(cell: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, dict):
             out.update(_flat(value, f"{prefix}{key}."))
         else:
-            # Texts of settings of all types can be compared and sorted.
+            # Settings of all types become texts, which can be compared and sorted.
             out[prefix + key] = value if isinstance(value, str) else json.dumps(value)
     return out
 

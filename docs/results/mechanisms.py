@@ -20,6 +20,7 @@ from mechanisms_cells import (
     STUDY,
     WEIGHTS,
     at,
+    by_level,
     cells,
     contrasts,
     ends,
@@ -31,7 +32,7 @@ from mechanisms_cells import (
     weighted,
     worded,
 )
-from mechanisms_figures import COLOURS, by_level, draw_levels, draw_sizes, save
+from mechanisms_figures import COLOURS, draw_levels, draw_sizes, save
 from numpy.typing import NDArray
 from scipy.stats import linregress, spearmanr, t
 

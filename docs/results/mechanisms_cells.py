@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +91,16 @@ def weighted(frame: pd.DataFrame, method: str, weight: float) -> pd.DataFrame:
 def scores(frame: pd.DataFrame, method: str, column: str = "linear_top1 test") -> pd.Series:
     """Return the scores of the weight that was chosen on plain scenes, by seed."""
     return weighted(frame, method, WEIGHTS[method][1][0])[column].dropna()
+
+
+def by_level(
+    parts: Sequence[pd.DataFrame], methods: Iterable[str], measure: Callable[[pd.DataFrame, str], pd.Series]
+) -> dict[str, list[pd.Series]]:
+    """Return the measure's seeds of each method, in the order of the levels' cells."""
+    values = {}
+    for method in methods:
+        values[method] = [measure(rows, method) for rows in parts]
+    return values
 
 
 def ends(frame: pd.DataFrame, split: str = "test") -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -15,16 +15,6 @@ from matplotlib.axes import Axes
 from mechanisms_cells import WEIGHTS, half_width
 
 COLOURS = dict(zip(WEIGHTS, ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#555555"), strict=True))
-
-
-def by_level(
-    parts: Sequence[pd.DataFrame], methods: Iterable[str], measure: Callable[[pd.DataFrame, str], pd.Series]
-) -> dict[str, list[pd.Series]]:
-    """Return the measure's seeds of each method, in the order of the levels' cells."""
-    values = {}
-    for method in methods:
-        values[method] = [measure(rows, method) for rows in parts]
-    return values
 
 
 def draw_levels(axes: Axes, levels: Sequence[float], values: Mapping[str, Sequence[pd.Series]]) -> None:

@@ -30,9 +30,9 @@ from regbench.methods.vicreg import VICReg
 
 # The publication's weight as a function of the setting, n and q, where that is not the setting itself.
 PUBLISHED: Mapping[tuple[type[Regularizer], str], Callable[[float, int, int], float]] = {
-    # VICReg's distance here is a sum over q.
+    # The publication's distance is a sum over q, ours a mean.
     (VICReg, "alignment_weight"): lambda weight, n, q: weight / q,
-    # Our variance term is a sum over the two views, and the official code takes the mean.
+    # The publication sums the variance term over the two views; the official code takes the mean, as ours does.
     (VICReg, "variance_weight"): lambda weight, n, q: weight / 2,
     # The published distance is a sum over q, the code's a mean: λ / (1 − λ) there is q times that here.
     (SIGReg, "regularization_weight"): lambda weight, n, q: q * weight / (1 + (q - 1) * weight),

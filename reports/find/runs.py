@@ -142,7 +142,7 @@ def find_missing(found: Found) -> list[Missing]:
     missing = []
     for folder in found.sweeps:
         for plan in _planned(folder / "sweep.json"):
-            # The plan has only the settings that it states left then.
+            # Only the settings that it states are left in the plan then.
             cell_id, label, seed = (plan.pop(name, None) for name in ("id", "label", "seed"))
             place = folder.absolute() / str(cell_id)
             if place not in done and place not in found.short:
