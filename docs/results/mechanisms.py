@@ -159,6 +159,23 @@ def print_sizes(frame: pd.DataFrame, name: str, sizes: Sequence[int], path: Path
     draw_sizes("batch size" if name == "batch" else name, sizes, drawn, ends(at(frame))[0], path)
 
 
+def print_wide(frame: pd.DataFrame) -> None:
+    """Print how much of what q = 64 costs comes back where the hidden layers have 512 units."""
+    titles = ("q 64", "hidden 512", "q 512")
+    parts = [at(frame, q=64), at(frame, q=64, hidden=512), at(frame)]
+    compared, pairs, rows = {}, [], []
+    for method, columns in by_level(parts, ("VICReg", "SimCLR"), scores).items():
+        narrow, wide, plain = columns
+        back = 100 * (wide - narrow) / (plain.mean() - narrow.mean())
+        ranks = [f"{scores(part, method, 'effective_rank').mean():.1f}" for part in parts]
+        rows.append((method, *map(worded, columns), worded(back, 0), " / ".join(ranks)))
+        names = [f"{method}, {title}" for title in titles]
+        compared |= dict(zip(names, columns, strict=True))
+        pairs += [(names[1], names[0]), (names[2], names[1])]
+    print_table(("method", *(f"{title} (%)" for title in titles), "of the loss back (%)", "ranks"), rows)
+    print_contrasts(compared, pairs)
+
+
 def rank_correlation(short: Sequence[pd.Series], long: Sequence[pd.Series]) -> tuple[float, float, float]:
     """Return Spearman's correlation of the methods' means at two lengths, and its 95 % interval over drawn seeds."""
     generator = np.random.default_rng(0)
@@ -321,6 +338,7 @@ def main(bundles: Path, out: Path) -> None:
     draw_imbalance(frame, out / "mechanisms_imbalance.png")
     print_sizes(frame, "batch", (32, 128, 512), out / "mechanisms_batches.png")
     print_sizes(frame, "q", (64, 512, 2048), out / "mechanisms_q.png")
+    print_wide(frame)
     print_lengths(frame, out / "mechanisms_lengths.png")
     print_label_free(bundles, frame, out / "mechanisms_label_free.png")
 
