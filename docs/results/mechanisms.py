@@ -133,6 +133,11 @@ def draw_imbalance(frame: pd.DataFrame, path: Path) -> None:
     save(figure, path)
 
 
+def worded_ranks(parts: Sequence[pd.DataFrame], method: str) -> str:
+    """Word a method's mean effective rank at each level."""
+    return " / ".join(f"{scores(part, method, 'effective_rank').mean():.1f}" for part in parts)
+
+
 def print_sizes(frame: pd.DataFrame, name: str, sizes: Sequence[int], path: Path) -> None:
     """Print and draw linear probing for each batch size or q, and the points that each doubling brings to a seed.
 
@@ -149,8 +154,7 @@ def print_sizes(frame: pd.DataFrame, name: str, sizes: Sequence[int], path: Path
     for method, columns in drawn.items():
         seeds = pd.concat(columns, axis=1).dropna()
         slopes[method] = seeds.apply(lambda seed: linregress(doublings, seed).slope, axis=1)
-        ranks = [f"{scores(part, method, 'effective_rank').mean():.1f}" for part in parts]
-        rows.append((method, *map(worded, columns), worded(slopes[method], 2), " / ".join(ranks)))
+        rows.append((method, *map(worded, columns), worded(slopes[method], 2), worded_ranks(parts, method)))
         tried = other_rates if name == "batch" else other_weights
         others.append((method, *(tried(part, method) for part in (parts[0], parts[-1]))))
     print_table(("method", *(f"{name} {size} (%)" for size in sizes), "points for each doubling", "ranks"), rows)
@@ -167,8 +171,7 @@ def print_wide(frame: pd.DataFrame) -> None:
     for method, columns in by_level(parts, ("VICReg", "SimCLR"), scores).items():
         narrow, wide, plain = columns
         back = 100 * (wide - narrow) / (plain.mean() - narrow.mean())
-        ranks = [f"{scores(part, method, 'effective_rank').mean():.1f}" for part in parts]
-        rows.append((method, *map(worded, columns), worded(back, 0), " / ".join(ranks)))
+        rows.append((method, *map(worded, columns), worded(back, 0), worded_ranks(parts, method)))
         names = [f"{method}, {title}" for title in titles]
         compared |= dict(zip(names, columns, strict=True))
         pairs += [(names[1], names[0]), (names[2], names[1])]
