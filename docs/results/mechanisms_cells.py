@@ -13,7 +13,7 @@ from regbench.benchmark.rundir.record import Record
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.rows.significance import holm
 
-STUDY = ("mechanisms", "mechanisms_imbalance", "mechanisms_sizes", "mechanisms_lengths")
+STUDY = ("mechanisms", "mechanisms_imbalance", "mechanisms_sizes", "mechanisms_lengths", "mechanisms_weights")
 BUNDLES = ("quickstart", "heuristics", *STUDY)
 PLAIN = {"classes": 10, "bits": 0, "imbalance": 0, "batch": 128, "q": 512, "hidden": 0, "epochs": 15}
 REGULARIZERS = ("SFRIK (L=2)", "VICReg", "SimCLR", "SIGReg")
@@ -80,10 +80,10 @@ def at(frame: pd.DataFrame, **changes: float) -> pd.DataFrame:
     return frame
 
 
-def weighted(frame: pd.DataFrame, method: str, weight: float) -> pd.DataFrame:
+def weighted(frame: pd.DataFrame, method: str, weight: float, rate: float = 6) -> pd.DataFrame:
     """Return a method's cells with one weight, by seed: those with a score on the test split, where there are such."""
     rows = frame[(frame["method"] == method) & (frame["weight"] == weight)]
-    rows = rows[(rows["rate"] == 6) | (rows["method"] == "BYOL")]
+    rows = rows[(rows["rate"] == rate) | (rows["method"] == "BYOL")]
     rows = rows.sort_values(["seed", "linear_top1 test"])  # cells without a test score come last
     return rows.drop_duplicates("seed").set_index("seed")
 
