@@ -1,4 +1,4 @@
-"""bf16 on processors that have no instructions for it."""
+"""bf16 on processors that multiply it more slowly than float32."""
 
 from __future__ import annotations
 
@@ -7,46 +7,65 @@ import platform
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
-_aten = torch.ops.aten
+from regbench.benchmark.machine import processor
+
 _PRODUCTS = {
-    _aten.convolution.default,
-    _aten.convolution_backward.default,
-    _aten.mm.default,
-    _aten.addmm.default,
-    _aten.bmm.default,
+    torch.conv1d,
+    torch.conv2d,
+    torch.conv3d,
+    F.linear,
+    torch.bmm,
+    torch.matmul,
+    torch.mm,
+    Tensor.__matmul__,
+    Tensor.matmul,
 }
 
 
 def fast_bf16(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which products in bf16 take no longer than in float32; enter it for the backward pass too.
+    """Return a context for the forward pass in which products in bf16 take no longer than in float32.
 
-    Instructions for bf16 multiply in bf16 and add in float32. On a processor without them torch does this in software:
-    a training step of a ResNet takes 2 times (AVX-512) or 9 times (AVX2) as long as in float32. The context uses the
-    instructions for float32 there. The numbers are rounded as before; sums are added in another order.
+    Instructions for bf16 multiply in bf16 and add in float32. Where they are slower than those for float32, or missing,
+    the context rounds the factors to bf16, multiplies in float32, and rounds the product. Gradients are rounded at the
+    same places. The numbers are those of torch's own products in bf16, but for the order of sums.
 
     Args:
         device: The device that computes.
         precision: "bf16" or "fp32".
     """
-    has_instructions = platform.machine() != "x86_64" or torch.cpu._is_avx512_bf16_supported()
-    if precision == "fp32" or device.type != "cpu" or has_instructions:
+    if precision == "fp32" or device.type != "cpu" or _multiplies_bf16_fast():
         return contextlib.nullcontext()
-    return ProductsInFloat32()  # type: ignore[no-untyped-call]
+    return ProductsInFloat32()
 
 
-class ProductsInFloat32(TorchDispatchMode):
-    """Computes convolutions and matrix products of bf16 tensors in float32, and rounds what they return."""
+def _multiplies_bf16_fast() -> bool:
+    """Return True if bf16 is faster than float32, by what the processor says of itself.
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation."""
-        if func not in _PRODUCTS or args[0].dtype != torch.bfloat16:
-            return func(*args, **(kwargs or {}))
-        # By hand: torch's tree_map took a third of a small training's time.
-        wide = (arg.float() if isinstance(arg, Tensor) else arg for arg in args)
-        out = func(*wide, **(kwargs or {}))
-        if isinstance(out, Tensor):
-            return out.bfloat16()
-        return tuple(grad if grad is None else grad.bfloat16() for grad in out)
+    A timing might answer differently when a run is resumed, which would change the run's bits.
+    """
+    if platform.machine() != "x86_64" or torch.cpu._is_amx_tile_supported():
+        return True
+    # Intel's AVX-512 multiplies bf16 at half the speed of float32, AMD's (from Zen 4 on) at twice the speed.
+    return torch.cpu._is_avx512_bf16_supported() and processor("vendor_id") == "AuthenticAMD"
+
+
+class ProductsInFloat32(TorchFunctionMode):
+    """Computes convolutions and matrix products under bf16 autocast from rounded factors in float32."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch."""
+        kwargs = kwargs or {}
+        if func not in _PRODUCTS or not torch.is_autocast_enabled("cpu"):
+            return func(*args, **kwargs)
+        with torch.autocast("cpu", enabled=False):
+            named = {name: _rounded(value) for name, value in kwargs.items()}
+            return func(*map(_rounded, args), **named).bfloat16()
+
+
+def _rounded(value: Any) -> Any:
+    """Round a tensor to bf16, in float32; return other arguments unchanged."""
+    return value.bfloat16().float() if isinstance(value, Tensor) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,11 @@ import torch
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.training.distributed import environment_ranks
 from regbench.errors import RegbenchError
+from regbench.processes import hold_blas
+
+# Of glibc's malloc.h, with bytes: free memory at the heap's end is kept up to this, larger blocks are mapped apart, and
+# the heap grows by this.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_TOP_PAD = (-1, 2**30), (-3, 2**30), (-2, 2**26)
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Compute:
 
 
 def resolve(runtime: Runtime) -> Compute:
-    """Find the runtime's device; set torch's threads, its arithmetic and, for one of several processes, its GPU."""
+    """Find the runtime's device; set threads, arithmetic, the allocator and, for one of several processes, its GPU."""
     device: str = runtime.device
     _, _, local_rank, local_size = environment_ranks()
     if device == "auto":
@@ -52,13 +58,28 @@ def resolve(runtime: Runtime) -> Compute:
         torch.cuda.set_device(index)
         device = f"cuda:{index}"
     forbid_tf32()
-    torch.set_num_threads(runtime.threads or default_threads(device, local_size))
+    keep_freed_memory()
+    threads = runtime.threads or default_threads(device, local_size)
+    torch.set_num_threads(threads)
+    hold_blas(threads)
     return Compute(runtime, torch.device(device), runtime.workers or default_workers(device, local_size))
 
 
 def forbid_tf32() -> None:
     """Let float32 be that of IEEE 754: torch's default for convolutions on a GPU keeps 10 of its 23 bits (TF32)."""
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that it frees, for its next step, where the allocator is glibc's.
+
+    By default each step of a training on a CPU returns its activations to the system, and takes thousands of
+    page faults to get them again.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for option, size_bytes in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_TOP_PAD):
+            mallopt(option, size_bytes)  # an older glibc refuses a threshold above 32 MiB and keeps its own
 
 
 def default_threads(device: str, processes: int) -> int:

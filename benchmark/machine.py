@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import threadpoolctl
 import torch
 
 
@@ -24,6 +25,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Describe what ran the cell: versions, git state, host, hardware, threads, and whether float32 is cut to TF32."""
+    blas = threadpoolctl.ThreadpoolController().select(user_api="blas").info()
     return {
         "python": platform.python_version(),
         **versions("regbench", "torch", "torchvision", "numpy", "ffcv"),
@@ -32,6 +34,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "hardware": hardware(device),
         "threads": torch.get_num_threads(),
+        "blas_threads": max((library["num_threads"] for library in blas), default=None),
         "tf32": torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32,
     }
 
@@ -41,11 +44,18 @@ def hardware(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     # Linux names the architecture alone here, and the model in /proc.
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError, IndexError):
-        info = Path("/proc/cpuinfo").read_text()
-        name = info.split("model name", 1)[1].split(":", 1)[1].splitlines()[0].strip()
+    name = processor("model name") or platform.processor() or platform.machine()
     return f"{len(os.sched_getaffinity(0))} cores of {name}"
+
+
+def processor(field: str) -> str:
+    """Return what Linux knows of the first processor, such as its "model name" or "vendor_id"; "" if nothing."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == field:
+                return value.strip()
+    return ""
 
 
 def git_state() -> str | None:

@@ -22,6 +22,7 @@ from regbench.benchmark.rundir.lease import Attempt, claim
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.prepare import prepare
 from regbench.datasets.sources import fashion_mnist
+from regbench.processes import hold_blas
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Begun in the background by a shell, which lets its children ignore Ctrl-C; theirs, in the tests, must not.
@@ -29,6 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each of them
     torch.set_num_threads(1)
+    hold_blas(1)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

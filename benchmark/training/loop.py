@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from regbench.benchmark.bf16 import fast_bf16
 from regbench.benchmark.compute import Compute
 from regbench.benchmark.evaluate.features import NotFinite
 from regbench.benchmark.evaluate.monitor import Monitor
@@ -179,8 +178,7 @@ class _Training:
                 rate = cell.optimizer.learning_rate(cell.batch_size, progress.step, steps, cell.epochs)
                 for parameters in self.optimizer.param_groups:
                     parameters["lr"] = rate
-                with fast_bf16(self.compute.device, cell.precision):
-                    stepped = step(*batch)
+                stepped = step(*batch)
                 progress.step += 1
                 journal.note(stepped)
                 ends = progress.step % steps == 0

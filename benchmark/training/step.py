@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from regbench.benchmark.bf16 import fast_bf16
 from regbench.benchmark.meters import peak_extra_bytes
 from regbench.benchmark.training.teacher import Teacher
 from regbench.methods import Engine, Regularizer
@@ -173,7 +174,9 @@ class Step:
         return list(zip(*(x_NCHW.split(size) for x_NCHW in views_NCHW), strict=True))
 
     def _embed(self, *views_NCHW: Tensor, network: nn.Module | None = None) -> Sequence[Tensor]:
-        with torch.autocast(views_NCHW[0].device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+        device = views_NCHW[0].device
+        autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
+        with fast_bf16(device, self.precision), autocast:
             views_NQ: tuple[Tensor, ...] = (network or self.network)(*views_NCHW)
         return views_NQ
 

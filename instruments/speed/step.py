@@ -1,22 +1,25 @@
 """Measures what settings cost: `python instruments/speed/step.py`, processor time of a training step.
 
 The setting is the quickstart's, with VICReg. A teacher's pass has no backward pass, so a step with one should take a
-third of its forward and backward more. bf16 should take as long as float32 at most; where the processor has no
-instructions for it, torch's own products take longer. `ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2` before the
-command makes any processor one without AVX-512. Processor time on one thread does not depend on what runs beside it,
-but for caches; all kinds take turns.
+third of its forward and backward more. bf16 should take as long as float32 at most; torch's own products in bf16 and
+those in float32 stand beside each other, whichever this processor takes. Processor time on one thread does not depend
+on what runs beside it, but for caches; all kinds take turns. `--returned` lets the allocator return freed memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import resource
+import sys
 import time
 from collections.abc import Callable
+from unittest import mock
 
 import torch
 import yaml
 
-from regbench.benchmark.bf16 import fast_bf16
+from regbench.benchmark.bf16 import ProductsInFloat32
+from regbench.benchmark.compute import keep_freed_memory
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training.assembly import build_network, build_step, build_teacher, views_dtype
@@ -35,15 +38,15 @@ KINDS = {
     "teacher and predictor": "network.teacher=ema network.predictor.depth=2",
     "float32": "precision=fp32",
 }
-OWN_PRODUCTS = "plain, torch's products"
+PRODUCTS = {"torch's own products": contextlib.nullcontext, "products in float32": ProductsInFloat32}
 
 
-def timed_step(settings: str, *, own_products: bool = False) -> Callable[[], float]:
+def timed_step(settings: str, products: str = "") -> Callable[[], float]:
     """Return a function that takes a training step and returns its processor time in seconds.
 
     Args:
         settings: Settings that differ from the quickstart's.
-        own_products: Whether torch computes products in bf16 its own way, see `fast_bf16`.
+        products: A key of `PRODUCTS`; "" is what this processor takes.
     """
     cell, _ = load_run([*" ".join(COMMON).split(), "method=vicreg", *settings.split()])
     network = build_network(cell, CPU).train()
@@ -62,10 +65,13 @@ def timed_step(settings: str, *, own_products: bool = False) -> Callable[[], flo
     views = [torch.randn(shape).to(views_dtype(cell), memory_format=torch.channels_last) for _ in range(2)]
 
     def timed() -> float:
-        begun = time.process_time()
-        with contextlib.nullcontext() if own_products else fast_bf16(CPU, cell.precision):
+        with contextlib.ExitStack() as stack:
+            if products:
+                context = PRODUCTS[products]
+                stack.enter_context(mock.patch("regbench.benchmark.training.step.fast_bf16", lambda *_: context()))
+            begun = time.process_time()
             step(*views)
-        return time.process_time() - begun
+            return time.process_time() - begun
 
     return timed
 
@@ -73,11 +79,15 @@ def timed_step(settings: str, *, own_products: bool = False) -> Callable[[], flo
 def main() -> None:
     """Measure and print a table."""
     torch.set_num_threads(1)
+    if "--returned" not in sys.argv:
+        keep_freed_memory()
     turns = {name: timed_step(settings) for name, settings in KINDS.items()}
-    turns[OWN_PRODUCTS] = timed_step(KINDS["plain"], own_products=True)
+    turns |= {name: timed_step(KINDS["plain"], name) for name in PRODUCTS}
     take_turns(turns, 2)  # to warm up
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     seconds = take_turns(turns, ROUNDS)
-    print(in_words(machine("cpu", rounds=ROUNDS)))
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    print(in_words(machine("cpu", rounds=ROUNDS)), f"{faults / ROUNDS / len(turns):.0f} page faults a step", sep="\n")
     for name, each in seconds.items():
         of_plain = ratios(each, seconds["plain"])
         print(f"{name}: {1e3 * (median(each) or 0):.0f} ms, {number(median(of_plain))} of plain ({span(of_plain)})")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import cloudpickle
+import threadpoolctl
 
 from regbench.errors import RegbenchError
 
@@ -32,6 +33,15 @@ T = TypeVar("T")
 FORKED = multiprocessing.get_context("forkserver")
 # A process that is idle ends at once; one that is still there by then hangs and is killed.
 _END_TIMEOUT_S = 10.0
+
+
+def hold_blas(threads: int) -> None:
+    """Let NumPy's and SciPy's linear algebra compute with this many threads, in this process and those that it starts.
+
+    OpenBLAS has a thread for each core. Idle ones spin, which slows all other work of the machine.
+    """
+    os.environ["OPENBLAS_NUM_THREADS"] = str(threads)  # for a library that is loaded later, as SciPy's is
+    threadpoolctl.threadpool_limits(threads, user_api="blas")
 
 
 def _start(function: Callable[..., None], *arguments: Any) -> Any:
@@ -277,6 +287,7 @@ def _serve(connection: Connection, said: Path, threads: int, place: Place) -> No
     _say_to(said)
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))  # for processes that it starts
     torch.set_num_threads(threads)
+    hold_blas(threads)
     state: Any = None
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:

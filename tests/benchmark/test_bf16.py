@@ -1,4 +1,4 @@
-"""bf16 on a processor with and without instructions for it."""
+"""bf16 on processors that multiply it faster or more slowly than float32."""
 
 from __future__ import annotations
 
@@ -33,27 +33,50 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.fixture(params=[True, False], ids=["instructions", "none"])
-def has_instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+def pretend(monkeypatch: pytest.MonkeyPatch, *, vendor: str, avx512_bf16: bool, amx: bool) -> None:
+    """Let the machine be one with another processor."""
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: request.param)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr("regbench.benchmark.bf16.processor", {"vendor_id": vendor}.get)
+
+
+@pytest.fixture(params=[True, False], ids=["fast", "slow"])
+def is_fast(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    vendor = "AuthenticAMD" if request.param else "GenuineIntel"
+    pretend(monkeypatch, vendor=vendor, avx512_bf16=True, amx=False)
     return bool(request.param)
 
 
-def test_training_and_evaluation_multiply_in_float32_where_bf16_is_slow(
-    tiny: Sequence[str], has_instructions: bool
+@pytest.mark.parametrize(
+    ("vendor", "avx512_bf16", "amx", "fast"),
+    [
+        ("GenuineIntel", True, True, True),  # Sapphire Rapids
+        ("GenuineIntel", True, False, False),  # the same under a hypervisor that hides AMX, and Cooper Lake
+        ("GenuineIntel", False, False, False),
+        ("AuthenticAMD", True, False, True),  # Zen 4
+        ("AuthenticAMD", False, False, False),
+    ],
+)
+def test_which_processors_multiply_bf16_themselves(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, avx512_bf16: bool, amx: bool, fast: bool
 ) -> None:
+    pretend(monkeypatch, vendor=vendor, avx512_bf16=avx512_bf16, amx=amx)
+    assert isinstance(fast_bf16(CPU, "bf16"), ProductsInFloat32) != fast
+
+
+def test_training_and_evaluation_multiply_in_float32_where_bf16_is_slow(tiny: Sequence[str], is_fast: bool) -> None:
     changes = ["precision=bf16", "evaluation.precision=bf16", "evaluation.protocols=[knn]"]
     with Watch() as watch:
         run_cell(*load_run([*tiny, *changes]), "test")
-    expected = torch.bfloat16 if has_instructions else torch.float32
+    expected = torch.bfloat16 if is_fast else torch.float32
     assert watch.dtypes["convolution"] == watch.dtypes["convolution_backward"] == {expected}
 
 
-def test_nothing_changes_in_float32_or_on_a_gpu(has_instructions: bool) -> None:
+def test_nothing_changes_in_float32_or_on_a_gpu(is_fast: bool) -> None:
     assert not isinstance(fast_bf16(CPU, "fp32"), ProductsInFloat32)
     assert not isinstance(fast_bf16(torch.device("cuda"), "bf16"), ProductsInFloat32)
-    assert isinstance(fast_bf16(CPU, "bf16"), ProductsInFloat32) != has_instructions
+    assert isinstance(fast_bf16(CPU, "bf16"), ProductsInFloat32) != is_fast
 
 
 class Products(nn.Module):

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from regbench.benchmark import machine
+from regbench.benchmark.compute import resolve
 from regbench.benchmark.machine import environment
 from regbench.benchmark.meters import EnergyMeter, PeakMemory, Stopwatch, peak_extra_bytes
+from regbench.benchmark.settings.runtime import Runtime
 
 CPU = torch.device("cpu")
 
@@ -80,6 +82,36 @@ def test_the_environment_names_versions_and_machine() -> None:
     assert found["hostname"] == platform.node()
     assert "cores of" in found["hardware"]
     assert found["threads"] == torch.get_num_threads()
+
+
+THREADS = """
+import torch
+from regbench.benchmark.compute import resolve
+from regbench.benchmark.machine import environment
+from regbench.benchmark.settings.runtime import Runtime
+resolve(Runtime(device="cpu", threads=1))
+import scipy.linalg, threadpoolctl
+libraries = threadpoolctl.ThreadpoolController().select(user_api="blas").info()
+print([library["num_threads"] for library in libraries], environment(torch.device("cpu"))["blas_threads"])
+"""
+
+
+def test_linear_algebra_has_the_threads_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of NumPy, and of SciPy, which is loaded later: in a process of its own."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[1, 1] 1"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is another one")
+def test_a_run_keeps_the_memory_that_it_frees() -> None:
+    resolve(Runtime(device="cpu"))
+    faults = []
+    for _ in range(100):
+        torch.ones(4 << 20)  # 16 MiB: 4,096 pages
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+    # The heap grows at first.
+    assert faults[-1] - faults[49] < 4096
 
 
 def test_git_state_is_not_that_of_a_checkout_around_the_installation(
