@@ -55,7 +55,8 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
       regbench sweep in20_table2 cluster=slurm cluster.partition=gpu cluster.gpus=4
       regbench status in20_table2
     """
-    from regbench.benchmark.settings.sweep import load_sweep, sweep_names
+    from regbench.benchmark.settings.presets import sweep_names
+    from regbench.benchmark.settings.sweep import load_sweep
     from regbench.slurm.execute import run_grid
 
     if name is None:
