@@ -271,7 +271,8 @@ class Cell:
         """Return the cell of plain data in a run directory or a job; refuse data that leave a setting out."""
         cell = cls.from_plain(data)
         older = {name: value for name, value in cell.method.absent.items() if name not in data["method"]}
-        cell = replace(cell, method=replace(cell.method, **older))
+        if older:
+            cell = replace(cell, method=replace(cell.method, **older))  # type: ignore[type-var]
         missing = _first_missing(cell.plain(), data, "")
         # A missing setting is not given its default, which may have changed since.
         if missing:

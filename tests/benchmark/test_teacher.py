@@ -92,6 +92,10 @@ def shipped() -> list[dict[str, Any]]:
     return [json.loads(line)["cell"] for line in lines]
 
 
+def prototypes_of(network: SiameseNetwork) -> Tensor:
+    return cast("Prototypes", network.projector[-1]).weight
+
+
 def test_cells_from_before_the_setting_of_prototypes_keep_ids_and_meaning(tmp_path: Path) -> None:
     cells = [cell for cell in shipped() if cell["method"]["name"] in PROTOTYPES]
     assert len(cells) == 14
@@ -117,7 +121,7 @@ def test_prototypes_begin_with_the_length_that_is_set(name: str, kind: str) -> N
     cell, _ = load_run([f"method={name}", "method.prototypes=300", "embedding_dim=64", PROTOTYPES[name], *given])
     assert Cell.stored(cell.plain()) == cell
     assert ("prototype_weights" in cell.plain()["method"]) == (kind != "normal")
-    weight_KQ = cast("Prototypes", new_network(cell).projector[-1]).weight.detach()
+    weight_KQ = prototypes_of(new_network(cell)).detach()
     lengths_K = weight_KQ.norm(dim=1)
     kind = kind or {"dino": "uniform", "swav": "unit"}[name]
     if kind == "unit":
@@ -210,7 +214,7 @@ def test_prototypes_learn_as_those_of_released_codes(kind: str) -> None:
     network = SiameseNetwork(settings, 12, 3, 16, 0, prototypes=5, prototype_weights=kind)  # type: ignore[arg-type]
     theirs = SiameseNetwork(settings, 12, 3, 16, 0, prototypes=5, prototype_weights=kind)  # type: ignore[arg-type]
     linear = nn.Linear(12, 5, bias=False)
-    linear.weight.data.copy_(theirs.projector[-1].weight)
+    linear.weight.data.copy_(prototypes_of(theirs))
     if kind == "uniform":
         linear = weight_norm(linear)
         length = linear.parametrizations.weight.original0.requires_grad_(False)
@@ -226,11 +230,11 @@ def test_prototypes_learn_as_those_of_released_codes(kind: str) -> None:
         scores = theirs(*images())
         loss_of_targets(method, scores, [s.detach() for s in scores], Engine()).total.backward()
         optimizers[1].step(), optimizers[1].zero_grad()
-    prototypes = cast("Prototypes", network.projector[-1]).weight
+    prototypes = prototypes_of(network)
     turned = F.normalize(linear.weight.detach(), dim=1)
     torch.testing.assert_close(F.normalize(prototypes.detach(), dim=1), turned, rtol=1e-3, atol=1e-5)
     begun = SiameseNetwork(settings, 12, 3, 16, 0, prototypes=5, prototype_weights=kind)  # type: ignore[arg-type]
-    assert (F.normalize(begun.projector[-1].weight, dim=1) * turned).sum(dim=1).max() < 0.9995
+    assert (F.normalize(prototypes_of(begun), dim=1) * turned).sum(dim=1).max() < 0.9995
     if kind == "unit":
         torch.testing.assert_close(prototypes.norm(dim=1), torch.ones(5))
 

@@ -105,10 +105,8 @@ def test_auh_is_the_logarithm_of_the_rbf_kernel_of_each_view(n: int, q: int) -> 
 
 def assert_parallel(one: Loss, other: Loss, views: Sequence[Tensor], tolerance: float) -> None:
     """Check that the gradients of two losses point the same way, up to so much of 1 − cos."""
-    flat = []
-    for loss in (one, other):
-        flat.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss(views), views)]))
-    assert 1 - torch.cosine_similarity(*flat, dim=0).item() < tolerance
+    a_NQ, b_NQ = (torch.cat(torch.autograd.grad(loss(views), views)) for loss in (one, other))
+    assert 1 - torch.cosine_similarity(a_NQ.flatten(), b_NQ.flatten(), dim=0).item() < tolerance
 
 
 LINEAR = addend("sfrik_l1", "uniformity")

@@ -106,6 +106,7 @@ def test_of_more_than_two_views_the_spherical_discrepancies_are_another_loss() -
     assert written(MMD, views=3) is None
     assert written(bandlimited(3), views=3) is not None
     assert common_terms({"method": MMD, "embedding_dim": 12, "augmentation": {"views": [1]}}) is None
+    assert written(MMD, q=-5) is None  # a stranger's
 
 
 @pytest.mark.parametrize("teacher", ["stop_gradient", "ema"])
