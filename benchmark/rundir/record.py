@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
+import marshal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,9 @@ from regbench.benchmark.rundir.signed_file import SignedFile
 from regbench.files import parse_json
 
 _AGAIN = "remove it, and the command that wrote it makes it again from the last checkpoint"
+
+# Version of `marshal` in which equal values are equal bytes.
+_NO_REFERENCES = 2
 
 
 @dataclass(frozen=True)
@@ -331,24 +334,24 @@ class LaterEvaluation(SignedFile):
     command: str
 
 
-def _flat(cell: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def _flat(cell: Mapping[str, Any]) -> dict[str, str]:
     out: dict[str, str] = {}
     for key, value in sorted(cell.items()):
-        # Ten thousand records have the same names and mostly the same values: they share the texts.
-        name = sys.intern(prefix + key)
-        if isinstance(value, dict):
-            out.update(_flat(value, f"{name}."))
-        elif isinstance(value, str):
-            out[name] = sys.intern(value)
-        else:
-            # Settings of all types become texts, which can be compared and sorted.
-            out[name] = json.dumps(value) if isinstance(value, list) else _scalar_text(value)
+        out.update(_flat_group(key, marshal.dumps(value, _NO_REFERENCES)))
     return out
 
 
-@functools.lru_cache(typed=True)
-def _scalar_text(value: float | bool | None) -> str:
-    return json.dumps(value)
+# Ten thousand records have mostly the same groups of settings.
+@functools.lru_cache(maxsize=65536)
+def _flat_group(name: str, content: bytes) -> dict[str, str]:
+    value = marshal.loads(content)
+    if isinstance(value, dict):
+        out: dict[str, str] = {}
+        for key, inner in sorted(value.items()):
+            out.update(_flat_group(f"{name}.{key}", marshal.dumps(inner, _NO_REFERENCES)))
+        return out
+    # Settings of all types become texts, which can be compared and sorted.
+    return {name: value if isinstance(value, str) else json.dumps(value)}
 
 
 def _parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:

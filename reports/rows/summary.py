@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.tuning_choice import ChosenConfiguration, TuningChoice
@@ -21,11 +22,29 @@ from regbench.reports.find.runs import Missing, MissingRow
 from regbench.reports.rows.deviations import Stat, stat
 from regbench.reports.rows.significance import Best, Tukey, best
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 # The scores that a leaderboard shows and the figures draw, where they were measured; the last one orders the rows.
 LEADING = ("knn_top1", "linear_top1")
 
 # Stands for a number that there is not.
 DASH = "–"
+
+
+def _kept(method: Callable[P, T]) -> Callable[P, T]:
+    """Keep what a method of a frozen object returns: tables, notes and figures ask for the same statistics."""
+
+    @functools.wraps(method)
+    def kept(*args: P.args, **kwargs: P.kwargs) -> T:
+        owner, *rest = args
+        known: dict[Any, T] = vars(owner).setdefault("_kept", {})
+        key = (method.__name__, *rest, *kwargs.items())
+        if key not in known:
+            known[key] = method(*args, **kwargs)
+        return known[key]
+
+    return kept
 
 
 @dataclass(frozen=True)
@@ -78,6 +97,7 @@ class Configuration:
         """Whether it stands for what several searches chose, and not for one configuration."""
         return any(record.search is not None for record in self.records)
 
+    @_kept
     def score(self, name: str, split: str = "test") -> Stat | None:
         """Return the statistics of a score over the seeds; where searches were repeated, over the means of each."""
         if self.repeated:
@@ -89,6 +109,7 @@ class Configuration:
         samples = self.samples(name, split)
         return {unit: math.fsum(values) / len(values) for unit, values in samples.items()}
 
+    @_kept
     def samples(self, name: str, split: str = "test") -> dict[int, list[float]]:
         """Return the scores of each unit of `by_unit`."""
         found: dict[int, list[float]] = {}
@@ -100,12 +121,14 @@ class Configuration:
                 found.setdefault(unit, []).append(value)
         return found
 
+    @_kept
     def cost(self, name: str) -> Stat | None:
         """Return the statistics of a cost over the seeds; None of an untrained network."""
         if self.untrained:
             return None
         return stat(getattr(record.cost, name) for record in self.records)
 
+    @_kept
     def at_end(self, name: str) -> Stat | None:
         """Return the statistics of a measure in the last epoch of training; diverged cells do not count."""
         if self.untrained:
