@@ -111,7 +111,7 @@ def _suffixes(summaries: Sequence[Summary]) -> Iterator[str]:
     seen = set()
     for summary in summaries:
         # Names of tasks hold names of data sets, which may have any signs.
-        suffix = "" if len(summaries) == 1 else "-" + re.sub(r"[^\w.]+", "_", summary.name).strip("_")
+        suffix = "" if len(summaries) == 1 else "-" + re.sub(r"[^\w.]+", "_", summary.name)[:80].strip("_")
         while suffix in seen:  # names that differ in other signs give the same suffix
             suffix += "_"
         seen.add(suffix)

@@ -17,6 +17,7 @@ from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.datasets.config import DatasetConfig
 from regbench.errors import RegbenchError
+from regbench.files import Name
 from regbench.settings import AtLeastOne, from_plain, plain, read_yaml, settings
 from regbench.wording import shown
 
@@ -122,7 +123,7 @@ class SweepFile(SweepSettings):
         rows: Overrides of each row, those common to all included.
     """
 
-    name: str
+    name: Name
     rows: tuple[tuple[str, ...], ...]
 
 
@@ -163,9 +164,9 @@ def _read_file(path: Path, overrides: Sequence[str]) -> SweepFile:
         for line in file.cells:
             row = line_of_overrides(line)
             rows.append((*common, *row, *of_row(row, overrides)))
+        return SweepFile(**vars(file), name=path.stem, rows=tuple(rows))
     except RegbenchError as error:
         raise RegbenchError(f"{path}: {error}") from error
-    return SweepFile(**vars(file), name=path.stem, rows=tuple(rows))
 
 
 def line_of_overrides(line: str) -> list[str]:

@@ -14,16 +14,24 @@ from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar, cast
 
 import orjson
-from pydantic import ConfigDict, StringConstraints, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json
 from typing_extensions import is_typeddict
 
 from regbench.errors import RegbenchError
+from regbench.text import A_NAME, brief, is_name
 
 T = TypeVar("T")
 
-Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
-"""Name of a file or a folder, for `read_json`: it is no path, so it cannot lead out of a folder."""
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(f"must be {A_NAME}")
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name)]
+"""Name of a file or a folder, as a field of what is read and of settings: see `regbench.text.is_name`."""
 
 DIGITS = 16
 """Number of digits of the SHA-256 in a file's name; 64 bits meet no other file of a run by chance."""
@@ -259,10 +267,24 @@ def parse_json(content: bytes) -> Any:
 
     Raises:
         ValueError: If the text is not JSON, or holds what no writer of ours writes: integers beyond 64 bits, half a
-            character, endless nesting.
+            character, endless nesting, a key twice.
     """
     # Unlike orjson it reads NaN, which a diverged run writes, and integers of any size; json takes ten times as long.
-    return _plain(from_json(content))
+    value, plain = _plain(from_json(content))
+    # Of a key that is given twice one colon is lost. Only an escape can put it back.
+    if content.count(b":") != plain.count(b":") or b"\\u003" in content:
+        json.loads(content, object_pairs_hook=_once)
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; refuse a key that is given twice, of which each reader would take another value."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key '{brief(key)}' is given twice")
+        found[key] = value
+    return found
 
 
 def parse_yaml(content: bytes) -> Any:
@@ -279,7 +301,7 @@ def parse_yaml(content: bytes) -> Any:
     if nested_at_most >= 10_000:
         loader = yaml.SafeLoader
     try:
-        return _plain(yaml.load(content, loader))
+        return _plain(yaml.load(content, loader))[0]
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         if where is None:
@@ -289,13 +311,12 @@ def parse_yaml(content: bytes) -> Any:
         raise ValueError("nested too deeply") from error
 
 
-def _plain(value: Any) -> Any:
-    """Return plain data as it is, and refuse what orjson could not write."""
+def _plain(value: Any) -> tuple[Any, bytes]:
+    """Return plain data as it is and as JSON, and refuse what orjson could not write."""
     try:
-        orjson.dumps(value)
+        return value, orjson.dumps(value)
     except TypeError as error:  # its own error is one
         raise ValueError(str(error)) from error
-    return value
 
 
 @functools.cache
@@ -311,11 +332,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def reason(error: ValidationError) -> str:
     """Say the first of pydantic's refusals of a file's content in words."""
     first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"]))
+    where = brief(".".join(map(str, first["loc"])))
     if first["type"] == "missing":
         return f"{where} is missing"
     if first["type"] == "value_error":
-        return f"{where}: {first['ctx']['error']}"
+        named = f"'{brief(first['input'])}' " if isinstance(first["input"], str) else ""
+        return f"{where}: {named}{first['ctx']['error']}"
     for name, words in (("le", "at most"), ("ge", "at least")):
         bound = first.get("ctx", {}).get(name)
         if bound is not None:  # pydantic would write all digits of 1e100

@@ -20,6 +20,7 @@ from pydantic.dataclasses import dataclass as validated
 
 from regbench.errors import RegbenchError
 from regbench.files import parse_yaml
+from regbench.text import brief
 from regbench.wording import hints, plug_in_of, shown, type_words, unknown
 
 T = TypeVar("T")
@@ -193,11 +194,11 @@ def _refuse(cls: Any, data: Any, error: ValidationError, prefix: str) -> NoRetur
         names = [f"{path}{field.name}" for field in dataclasses.fields(hint)]
         raise RegbenchError(unknown("setting", f"{path}{first['loc'][-1]}", names)) from error
     if first["type"] == "value_error":  # a validator of ours has worded it
-        raise RegbenchError(f"{name}={shown(value)} {first['ctx']['error']}") from error
+        raise RegbenchError(f"{name}={brief(shown(value))} {first['ctx']['error']}") from error
     words = type_words(hint)
     if first["type"] == "finite_number":
         words = words.replace("number", "finite number", 1)
-    raise RegbenchError(f"{name}={shown(value)} must be {words}") from error
+    raise RegbenchError(f"{name}={brief(shown(value))} must be {words}") from error
 
 
 def _group_of(hint: Any) -> Any:

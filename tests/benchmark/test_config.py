@@ -665,6 +665,8 @@ def test_a_damaged_sweep_file_is_refused_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(RegbenchError, match=re.escape(message)) as caught:
             load_sweep(write(tmp_path / "own.yaml", text))
         assert "\n" not in str(caught.value)
+    with pytest.raises(RegbenchError, match=r"my sweep.yaml: name=my sweep must be a name of 1 to 100 letters"):
+        load_sweep(write(tmp_path / "my sweep.yaml", "description: x\ncells: [seed=0]\n"))
     (tmp_path / "own.yaml").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(RegbenchError, match=r"own\.yaml"):
         load_sweep(str(tmp_path / "own.yaml"))

@@ -117,6 +117,7 @@ def test_rows_that_are_not_those_of_the_bundle_are_refused(what: str, results: P
         ("{", "lab.rows.json cannot be read ("),
         ('{"sha256": "0"}', "rows is missing"),
         ('{"sha256": "0", "rows": [{"task": "a"}]}', "rows.0.row is missing"),
+        ('{"sha256": "00", "rows": [], "sh\\u0061256": "0"}', "the key 'sha256' is given twice"),
         ('{"sha256": "00", "rows": []}', "it is of another bundle (sha256 00) than "),
     ],
 )

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from regbench.api import refuse_folder_name
 from regbench.cli.completion import complete_cell, complete_started
 from regbench.errors import RegbenchError
+from regbench.text import refuse_name
 
 OVERRIDES_HELP = """
 Settings are given as key=value in Hydra's grammar:
@@ -74,7 +74,7 @@ def folder_name(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Refuse a name, or one of several, that would leave the folder that it is to lie in."""
     # click gives a tuple for an argument that may be repeated.
     for name in value if isinstance(value, tuple) else (value,):
-        refuse_folder_name(param.get_error_hint(ctx), name)
+        refuse_name(param.get_error_hint(ctx), name)
     return value
 
 
