@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar, cast
 
@@ -35,6 +35,13 @@ Name = Annotated[str, AfterValidator(_name)]
 
 DIGITS = 16
 """Number of digits of the SHA-256 in a file's name; 64 bits meet no other file of a run by chance."""
+
+
+MOST_LETTERS = 10_000_000
+"""Largest length of YAML with its aliases written out: a sweep of 100,000 lines has half of it."""
+
+_DEEPEST = 100
+_MOST_DIGITS = 1_000  # a number of base 60 takes the square of its digits
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
@@ -291,24 +298,56 @@ def parse_yaml(content: bytes) -> Any:
     """Read the plain data of YAML text.
 
     Raises:
-        ValueError: If the text is not YAML, or holds what JSON could not.
+        ValueError: If the text is not YAML, holds what JSON could not, is nested without end, or is endless once its
+            aliases are written out.
     """
     import yaml  # takes longer than the other imports together, and most readers do without
 
-    # On endless nesting the fast loader, written in C, overflows the stack of the process; the other one says so.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    nested_at_most = content.count(b"[") + content.count(b"{") + 2 * max(map(len, content.split(b"\n")))
-    if nested_at_most >= 10_000:
-        loader = yaml.SafeLoader
     try:
+        if len(content) > MOST_LETTERS:
+            raise ValueError(f"it has more than {MOST_LETTERS:,} letters")
+        # Before anything is made of the text: the loader in C would overflow the stack of the process.
+        _refuse_endless(yaml.parse(content, loader))
         return _plain(yaml.load(content, loader))[0]
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         if where is None:
             raise ValueError(" ".join(str(error).split())) from error
         raise ValueError(f"look at line {where.line + 1}, column {where.column + 1}") from error
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    except OverflowError as error:  # of a time or a number of base 60
+        raise ValueError(str(error)) from error
+
+
+def _refuse_endless(events: Iterable[Any]) -> None:
+    """Count what YAML holds with its aliases written out, and refuse too much of it."""
+    import yaml
+
+    letters = 0
+    sizes: dict[str | None, int] = {}
+    begun: list[tuple[str | None, int]] = []
+    for event in events:
+        anchor, before = getattr(event, "anchor", None), letters
+        letters += 1
+        text = getattr(event, "value", "")
+        if len(text) > _MOST_DIGITS and not text.strip("0123456789_:.+-"):
+            raise ValueError(f"a number has more than {_MOST_DIGITS:,} digits")
+        if isinstance(event, yaml.CollectionStartEvent):
+            begun.append((anchor, before))
+            sizes.pop(anchor, None)
+        elif isinstance(event, yaml.AliasEvent):
+            if anchor not in sizes:
+                raise ValueError(f"the alias *{brief(anchor or '')} stands for nothing that ends before it")
+            letters += sizes[anchor]
+        else:
+            if isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = begun.pop()
+            letters += len(text)
+            sizes[anchor] = letters - before
+        if len(begun) > _DEEPEST:
+            raise ValueError("nested too deeply")
+        if letters > MOST_LETTERS:
+            raise ValueError(f"it has more than {MOST_LETTERS:,} letters with its aliases written out")
 
 
 def _plain(value: Any) -> tuple[Any, bytes]:

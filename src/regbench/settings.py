@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated
 
 from regbench.errors import RegbenchError
-from regbench.files import parse_yaml
+from regbench.files import MOST_LETTERS, parse_yaml
 from regbench.text import brief
 from regbench.wording import hints, plug_in_of, shown, type_words, unknown
 
@@ -62,7 +62,8 @@ def settings(cls: type[T]) -> type[T]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the settings in a YAML file."""
     try:
-        data = parse_yaml(path.read_bytes())
+        with path.open("rb") as file:
+            data = parse_yaml(file.read(MOST_LETTERS + 1))
     except OSError as error:
         raise RegbenchError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
