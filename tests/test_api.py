@@ -112,6 +112,7 @@ def test_keywords_are_settings_as_if_written_last(tmp_path: Path, monkeypatch: p
         (lambda: regbench.tune("quikstart"), "no sweep named 'quikstart'"),
         (lambda: regbench.report(), "what shall be reported"),
         (lambda: regbench.report("nothing"), "is not a folder"),
+        (lambda: regbench.report("nothing", out=""), "an empty path; give . for this folder"),
         (lambda: regbench.evaluate("nowhere"), "nowhere is no run directory"),
         (lambda: regbench.load_records("nowhere"), "is not a folder"),
         (lambda: regbench.audit.audit("nothing:x", probes=["value"]), "nothing"),

@@ -253,6 +253,8 @@ def report(
 
     if not sweeps:
         raise RegbenchError("what shall be reported? Give names of sweeps or paths of folders")
+    if "" in (runs_dir, out):
+        raise RegbenchError("runs_dir or out is an empty path; give . for this folder")
     # `Runtime` reads the environment variable when it is made.
     runs = Path(Runtime().runs_dir if runs_dir is None else runs_dir)
     folders = [report_folder(runs, sweep) for sweep in sweeps]
