@@ -7,7 +7,6 @@ lines of the SFRIK paper have no preset: any sweep may have their cells.
 
 from __future__ import annotations
 
-import csv
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +15,7 @@ import yaml
 
 from regbench.benchmark.settings.presets import CONF
 from regbench.benchmark.settings.sweep import sweep_names
+from regbench.csv_files import read_csv
 from regbench.errors import RegbenchError
 from regbench.settings import from_plain, settings
 from regbench.wording import unknown
@@ -86,12 +86,11 @@ def paper_numbers() -> tuple[PublishedNumber, ...]:
 @functools.cache
 def _all_numbers() -> tuple[PublishedNumber, ...]:
     found = []
-    with (CONF / "published.csv").open(newline="", encoding="utf-8") as file:
-        for line in csv.DictReader(file):
-            fields: dict[str, Any] = dict(line)
-            for key in ("number", "deviation"):
-                fields[key] = float(line[key]) if line[key] else None
-            found.append(from_plain(PublishedNumber, fields))
+    for line in read_csv((CONF / "published.csv").read_bytes().decode()):
+        fields: dict[str, Any] = dict(line)
+        for key in ("number", "deviation"):
+            fields[key] = float(line[key]) if line[key] else None
+        found.append(from_plain(PublishedNumber, fields))
     return tuple(found)
 
 
