@@ -94,6 +94,10 @@ FORGERIES: dict[str, tuple[Callable[[Json], Any], str]] = {
         _rows(lambda rows: rows.append({**rows[0], "row": "Marvel"})),
         f"Marvel on {TASK}: the bundle has no such row",
     ),
+    "a name without end": (
+        _rows(lambda rows: rows.append({**rows[0], "row": "M\x1b" + 200_000 * "x"})),
+        rf"M\x1b{98 * 'x'}… on {TASK}: the bundle has no such row",
+    ),
     "a row left out": (
         _rows(lambda rows: rows.pop()),
         f"VICReg on {TASK}: the bundle holds this row, and the file does not; a bundle is entered with all its rows",

@@ -153,6 +153,29 @@ def test_a_name_that_is_a_path_or_more_is_refused_in_a_line(place: str, honest: 
     assert len(left_out(done)) == len([*tmp_path.glob("[0-9]*.zip")])
 
 
+ENDLESS = "\x1b" + 200_000 * "x"
+TEXTS: dict[str, Callable[[Json], object]] = {
+    "label": lambda record: record.update(label=ENDLESS),
+    "method": lambda record: record.update(method=ENDLESS),
+    "command": lambda record: record.update(command=ENDLESS),
+    "time": lambda record: record["attempts"][-1].update(finished=ENDLESS),
+    "unit": lambda record: record["scores"][0].update(unit=ENDLESS),
+    "score above 100 %": lambda record: record["scores"][0].update(name=ENDLESS, value=101.0),
+    "candidates": lambda record: record["choice"]["probe_learning_rate"].update(candidates={ENDLESS: 99.0}),
+    "a setting": lambda record: record["cell"].update({ENDLESS: 1}),
+}
+
+
+@pytest.mark.parametrize("what", TEXTS)
+def test_a_text_without_end_is_cut_in_a_refusal(what: str, honest: Path, tmp_path: Path) -> None:
+    parts = Parts(honest)
+    TEXTS[what](parts.final[0])
+    done = run("verify", parts.write(tmp_path / "lab.zip"))
+    assert done.exit_code == (2 if what == "score above 100 %" else 1), done.output
+    for line in done.output.splitlines():
+        assert line.isprintable() and len(line) < 700, line[:2000]
+
+
 @pytest.mark.parametrize("name", ["../../x", "/abs", ".a", "<img src=x>", "x" * 200_000])
 def test_a_track_writes_nothing_under_such_a_name(name: str, honest: Path, tmp_path: Path) -> None:
     """Even of a bundle that another reader let through."""
