@@ -26,6 +26,7 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.files import cell_id
+from regbench.text import refuse_name
 
 METHOD = "external"
 """Method in the record of published weights."""
@@ -70,6 +71,7 @@ def evaluate_backbone(
     shown = _shown(source)
     label = label or shown
     plain = _plain(cell, shown, published)
+    refuse_name("the folder of runs", name)
     directory = Path(runtime.runs_dir) / name / cell_id(plain)
     with attempt_at(directory, runtime.lease_s) as attempt:
         if attempt is not None:

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from regbench.datasets.sources.base import SOURCES, Source
 from regbench.errors import RegbenchError
+from regbench.files import Name
 from regbench.settings import AtLeastOne, AtLeastZero, Fraction, Positive, plain, settings
 from regbench.wording import shown
 
@@ -202,7 +203,7 @@ class DatasetConfig:
         train_per_class: Training takes the first so many images of each class of the train split; null: all of them.
     """
 
-    name: str
+    name: Name
     source: Annotated[Source, SOURCES.setting("dataset.source.")]
     image_size: AtLeastOne
     channels: Literal[1, 3] = 3
@@ -216,8 +217,6 @@ class DatasetConfig:
     def __post_init__(self) -> None:
         """Refuse numbers that do not fit each other."""
         where = f"data set '{self.name}'"
-        if not self.name or "/" in self.name or self.name.startswith("."):
-            raise RegbenchError(f"{where}: the name is a folder's name: no '/', no leading '.', not empty")
         if len(self.mean) != self.channels or len(self.std) != self.channels:
             raise RegbenchError(f"{where}: mean and std need {self.channels} numbers each")
         if not self.num_classes and not self.source.own:

@@ -6,14 +6,13 @@ of whole numbers is a choice among classes, and any other column is a quantity.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from regbench.csv_files import csv_text, read_csv
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.splits import open_split
@@ -29,11 +28,7 @@ def factors_table(factors: Mapping[str, npt.NDArray[np.generic]], rows: Sequence
     # Images that could not be read have no line.
     # Python writes its floats so that reading them gives the same number.
     columns = [values[list(rows)].tolist() for values in factors.values()]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(factors)
-    writer.writerows(zip(*columns, strict=True))
-    return text.getvalue()
+    return csv_text(factors, zip(*columns, strict=True))
 
 
 def has_factors(manifest: Manifest) -> bool:
@@ -55,10 +50,8 @@ def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:
     path = data_dir / dataset.name / entry["factors"]
     if not path.is_file() or file_sha256(path) != entry["factors_sha256"]:
         raise RegbenchError(f"{path} is missing or was changed; write it again: {dataset.prepare_command} --force")
-    with path.open(newline="") as file:
-        names, *lines = csv.reader(file)
-    columns = zip(*lines, strict=True)
-    found = {name: _column(values) for name, values in zip(names, columns, strict=True)}
+    lines = read_csv(path.read_bytes().decode())
+    found = {name: _column([line[name] for line in lines]) for name in lines[0]}
     # Bits are drawn from split and place when images are loaded, so no file holds them.
     bits = draws.shared_bits(split, np.arange(len(lines)), dataset.shared_bits)
     for number, column in enumerate(bits.T):

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from regbench.datasets.config import DatasetConfig, decisive
 from regbench.errors import RegbenchError
-from regbench.files import read_json, write_text
+from regbench.files import Name, read_json, write_text
 from regbench.settings import plain
 from regbench.wording import shown
 
@@ -38,17 +38,17 @@ class SplitEntry(TypedDict):
         factors_sha256: SHA-256 of that table.
     """
 
-    file: str
+    file: Name
     num_samples: int
     counts_per_class: list[int]
     content_sha256: str
     bytes: int
-    origins: str
+    origins: Name
     origins_sha256: str
     left_out: dict[str, str]
     image_px: int
     grey: bool
-    factors: NotRequired[str]
+    factors: NotRequired[Name]
     factors_sha256: NotRequired[str]
 
 
@@ -67,7 +67,7 @@ class Manifest:
         taken_from: Split -> which of the source's images are in it, where that needs to be said.
     """
 
-    name: str
+    name: Name
     source: dict[str, bool | int | float | str | None]
     splits: dict[str, SplitEntry]
     class_names: list[str]

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import pandas as pd
-from pyarrow import csv, parquet
+from pyarrow import parquet
 
 from regbench.benchmark.rundir.record import Record
+from regbench.csv_files import csv_text, write_table
 from regbench.reports.find.records import Records, tidy
 from regbench.reports.page import figures
 from regbench.reports.page.drawing import Style, styles
@@ -61,7 +62,7 @@ def report_contents(found: Records) -> tuple[ReportFiles, str]:
         # The two tables of factors, one for each layer, share a CSV file, so it is not made beside them.
         kept = factors_frame(summary)
         if len(kept):
-            contents[f"factors{suffix}.csv"] = kept.to_csv(index=False)
+            contents[f"factors{suffix}.csv"] = _csv(kept)
         shown = {slug: table for slug, (table, _) in of_task.items()}
         tables.append(shown)
         texts.append(_terminal_text(summary, shown))
@@ -73,7 +74,7 @@ def report_contents(found: Records) -> tuple[ReportFiles, str]:
 def _tidy_files(records: Sequence[Record]) -> ReportFiles:
     data = tidy(records)
     return {
-        "tidy.csv": lambda file: csv.write_csv(data, file, csv.WriteOptions(quoting_style="needed")),
+        "tidy.csv": lambda file: write_table(data, file),
         "tidy.parquet": lambda file: parquet.write_table(data, file),
     }
 
@@ -93,8 +94,12 @@ def _task_tables(summary: Summary) -> dict[str, tuple[Table, pd.DataFrame | None
 def _table_files(stem: str, table: Table, numbers: pd.DataFrame | None) -> ReportFiles:
     files: ReportFiles = {f"{stem}.md": to_markdown(table), f"{stem}.tex": to_latex(table)}
     if numbers is not None:
-        files[f"{stem}.csv"] = numbers.to_csv(index=False)
+        files[f"{stem}.csv"] = _csv(numbers)
     return files
+
+
+def _csv(frame: pd.DataFrame) -> str:
+    return csv_text(frame.columns, frame.itertuples(index=False, name=None))
 
 
 def _figure_files(summary: Summary, style: Mapping[str, Style], suffix: str) -> ReportFiles:
@@ -111,7 +116,7 @@ def _suffixes(summaries: Sequence[Summary]) -> Iterator[str]:
     seen = set()
     for summary in summaries:
         # Names of tasks hold names of data sets, which may have any signs.
-        suffix = "" if len(summaries) == 1 else "-" + re.sub(r"[^\w.]+", "_", summary.name).strip("_")
+        suffix = "" if len(summaries) == 1 else "-" + re.sub(r"[^\w.]+", "_", summary.name)[:80].strip("_")
         while suffix in seen:  # names that differ in other signs give the same suffix
             suffix += "_"
         seen.add(suffix)

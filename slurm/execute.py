@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from regbench.benchmark.settings.overrides import refuse_more
 from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.sweep import Sweep, load_sweep, read_rows
 from regbench.benchmark.training.sinks import require_sinks
@@ -85,7 +86,9 @@ def run_tuning(
     proposed = propose_next()
     grid = proposed.sweep
     # The final runs come hours later, so their seeds are looked at now.
-    tune.refuse_seeds(grid.final_seeds if final_seeds is None else final_seeds, grid.cells[0], proposed.repeats)
+    seeds = grid.final_seeds if final_seeds is None else final_seeds
+    refuse_more("seeds", len(seeds), grid.runtime.max_cells)
+    tune.refuse_seeds(seeds, grid.cells[0], proposed.repeats)
     _prepare(grid, oversized=oversized)
 
     def run(grid: Sweep, stages: Sequence[str]) -> bool:
@@ -143,7 +146,9 @@ def proposals(name: str, overrides: Sequence[str], trials: int | None, repeats: 
     trials, repeats = trials or file.trials, repeats or file.repeats
     if trials or file.trials_per_hyperparameter:
         return functools.partial(propose, name, overrides, trials, repeats)
-    grid = tune.repeated(load_sweep(name, overrides), repeats)
+    once = load_sweep(name, overrides)
+    refuse_more(f"{repeats} repeats", repeats * len(once.cells), once.runtime.max_cells)
+    grid = tune.repeated(once, repeats)
     return lambda: Proposed(grid, True, repeats=repeats)
 
 

@@ -27,12 +27,13 @@ from typing import Any, NamedTuple
 from regbench.benchmark.rundir.record import read_tuned
 from regbench.benchmark.rundir.tuning_choice import SEARCH
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.overrides import max_cells, refuse_more
 from regbench.benchmark.settings.runtime import Cluster
 from regbench.benchmark.settings.sweep import Sweep, SweepFile, load_rows, read_rows
 from regbench.errors import RegbenchError
 from regbench.spaces import Choice, Range, spread
 from regbench.sweeps.choose import grouped, read_search, selection_score
-from regbench.sweeps.search_spaces import Search, fixed_settings, searches_of
+from regbench.sweeps.search_spaces import Search, cells_to_compose, fixed_settings, searches_of
 from regbench.wording import shown
 
 _FIRST = 4
@@ -99,6 +100,8 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
             than the search began with.
     """
     file = read_rows(name, overrides)
+    most = max_cells(itertools.chain(*file.rows))
+    refuse_more(f"sweep {file.name}", repeats * sum(map(cells_to_compose, file.rows)), most)
     searches: list[Search] = []
     for row in file.rows:
         searches += searches_of(file, row)
@@ -118,6 +121,8 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
                 "name (a copy of the file under another name)"
             )
     budget = {key: value for key, value in asked.items() if value is not None}
+    trainings = repeats * sum(trials or (each or 0) * len(search.space) for search in searches)
+    refuse_more(f"{trainings:,} trainings", trainings, most)
     cells: dict[str, tuple[Cell, Cluster]] = {}
     short: dict[str, int] = {}
     tried: list[dict[str, Any]] = []

@@ -90,6 +90,17 @@ def searches_of(file: SweepFile, row: tuple[str, ...]) -> list[Search]:
     return list(found.values())
 
 
+def cells_to_compose(row: Sequence[str]) -> int:
+    """Count the cells that `searches_of` makes of a row: for each search, one of each value that is searched."""
+    searches, searched = 1, 1
+    for _, override, values in row_values(row):
+        if _is_searched(override):
+            searched += len(values)
+        else:
+            searches *= len(values)
+    return searches * searched
+
+
 def fixed_settings(row: Sequence[str]) -> list[list[str]]:
     """List the settings of each search of a row that are not searched."""
     fixed: list[list[str]] = [[]]

@@ -103,9 +103,10 @@ def refuse_tuning(sweep: Sweep) -> None:
 
 def refuse_seeds(seeds: Sequence[int], cell: Cell, repeats: int = 1) -> None:
     """Refuse seeds of final runs before the tuning begins: what `cell` cannot have in all repeats, or has twice."""
+    number = Counter(seeds)
     for seed in seeds:
         replace(cell, seed=seed_in(repeats - 1, seed))  # refuses what is no seed
-        if seeds.count(seed) > 1:
+        if number[seed] > 1:
             raise RegbenchError(f"--seeds names {seed} twice; each seed is one run")
 
 

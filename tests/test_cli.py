@@ -147,19 +147,21 @@ print(*sys.modules)
         (["plan", "method=vicreg", "--fits", "nan"], ["--fits", "nan is not a number above 0"]),
         (["train", "--config", "nowhere.yaml"], ["--config", "nowhere.yaml"]),
         (["train", "--config", __file__], ["test_cli.py is not YAML"]),
-        (["train", "--name", "../x"], ["--name", "a folder's name"]),
+        (["train", "--name", "../x"], ["--name", "'../x' must be a name of 1 to 100 letters"]),
+        (["train", "--name", "a\x1b[2J" + 999 * "b"], ["--name", r"'a\x1b[2J" + 95 * "b" + "…' must be a name"]),
+        (["train", "dataset.name=a/b"], ["dataset.name=a/b must be a name of 1 to 100 letters (a to z), digits"]),
         (["train", "cluster=slurm"], ["a single run is of this machine", "regbench sweep"]),
         (["train", "--nmae", "x"], ["--nmae", "regbench train --help"]),
         (["evaluate", ".", "--only", "knn,"], ["--only", "knn, labels1, "]),
         (["tune", "quickstart_tuning", "--seeds", "a,b"], ["--seeds must be whole numbers separated by commas", "a,b"]),
         (["tune", "quickstart_tuning", "--leading", "0"], ["--leading", "0 is not in the range"]),
-        (["report", ""], ["NAMES", "a folder's name"]),
+        (["report", ""], ["NAMES", "'' must be a name"]),
         (["report", "--runs-dir", "/nowhere"], ["/nowhere/quickstart is not a folder"]),
         (["logs", "quickstart", "abc", "--lines", "-1"], ["--lines", "-1 is not in the range"]),
         (["loader-bench", "--seconds", "nan"], ["--seconds", "nan is not a number above 0"]),
         (["evaluate", "runs/a/b", "--backbone", "x.pth"], ["runs/a/b: give a run directory or --backbone, not both"]),
         (["plan", "seed=0", "--fits"], ["'--fits' requires an argument. See: regbench plan --help"]),
-        (["train", "--runs-dir", ""], ["--runs-dir must name a folder"]),
+        (["train", "--runs-dir", ""], ["'--runs-dir': the path is empty; give . for this folder"]),
         (["train", "runtime.runs_dir="], ["runtime.runs_dir='' must be a text, not empty"]),
         (["nosuch"], ["No such command 'nosuch'", "regbench --help"]),
     ],
@@ -177,6 +179,32 @@ def test_refusals_are_one_line_and_exit_code_2(
     assert line.startswith("regbench: ")
     for part in parts:
         assert part in line
+
+
+def _path_parameters() -> list[tuple[str, click.Parameter]]:
+    """All arguments and options of commands that are paths."""
+    found = []
+    for name, command in main.commands.items():
+        for parameter in command.params:
+            if parameter.name in ("out", "runs_dir", "source_dir") or isinstance(parameter.type, click.Path):
+                found.append((name, parameter))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("command", "parameter"), _path_parameters(), ids=lambda each: each if isinstance(each, str) else each.name
+)
+def test_an_empty_path_is_refused_and_writes_nothing(
+    command: str, parameter: click.Parameter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = [""] if isinstance(parameter, click.Argument) else [parameter.opts[0], ""]
+    others = [each for each in main.commands[command].params if each.required and each is not parameter]
+    given = [word for each in others for word in ([each.opts[0], "x"] if each.param_type_name == "option" else ["x"])]
+    result = call(command, *own, *given)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "the path is empty; give . for this folder" in result.stderr and result.stderr.count("\n") == 1
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

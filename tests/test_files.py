@@ -20,6 +20,7 @@ from regbench.files import (
     Name,
     cell_id,
     parse_json,
+    parse_yaml,
     read_json,
     remove_leftovers,
     signed,
@@ -134,6 +135,50 @@ def test_an_integer_that_not_every_reader_takes_is_refused(text: bytes) -> None:
     assert parse_json(b"[1e30, 18446744073709551615]") == [1e30, 2**64 - 1]
 
 
+@pytest.mark.parametrize(
+    "text", [b'{"a": 1, "b": 2, "a": 1}', b'[{"\\u0061": "\\u003a\\u003A", "a": {}}]', b'{"a":{"a":0,"a":0}}']
+)
+def test_a_key_that_is_given_twice_is_refused(text: bytes) -> None:
+    """Readers differ in which of the two values they take."""
+    with pytest.raises(ValueError, match="the key 'a' is given twice"):
+        parse_json(text)
+    assert parse_json(b'[{"a": "\\u003a"}, {"a": ":::"}, "a:a"]') == [{"a": ":"}, {"a": ":::"}, "a:a"]
+
+
+LAUGHS = "a0: &a0 [x, x]\n" + "\n".join(f"a{i}: &a{i} [{8 * f'*a{i - 1},'}]" for i in range(1, 40))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (LAUGHS, "10,000,000 letters with its aliases"),
+        (
+            LAUGHS.replace("[x, x]", "{k: v}").replace("[*", "{<<: [*").replace(",]", "]}"),
+            "10,000,000 letters with its",
+        ),
+        (f"a: &a {9_000 * 'x'}\nb: [{2_000 * '*a,'}]", "10,000,000 letters with its aliases"),
+        (10_000_001 * " ", "10,000,000 letters"),
+        ("a: &a [*a]", r"the alias \*a stands for nothing that ends before it"),
+        ("a: &a 1\nb: &a {c: *a}", r"the alias \*a stands for nothing that ends before it"),
+        (100_000 * "[", "nested too deeply"),
+        (100_000 * "- " + "x", "nested too deeply"),
+        (50_000 * "{a: ", "nested too deeply"),
+        (f"a: 1{1_000_000 * ':1'}", "a number has more than 1,000 digits"),
+        (f"a: 1{300 * ':1'}.5", "too large"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_yaml_that_would_be_endless_is_refused_before_it_is_made(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_yaml(text.encode())
+
+
+def test_yaml_may_repeat_itself() -> None:
+    text = f"a: &a [x, {{y: &b 1}}]\nb: [*a, *a, *b]\nc: {{<<: {{d: {999 * '9'}}}, d: 2}}\ne: {'[' * 90}{']' * 90}"
+    found = parse_yaml(text.encode())
+    assert found["b"] == [["x", {"y": 1}], ["x", {"y": 1}], 1] and found["c"] == {"d": 2}
+
+
 def test_a_folder_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
     path = tmp_path / "gone" / "a"
     with pytest.raises(FileNotFoundError):
@@ -175,7 +220,7 @@ class Plan(TypedDict):
     ("content", "why"),
     [
         ('{"share": 1}', r"cells is missing"),
-        ('{"cells": ["../a"]}', r"cells\.0 is '\.\./a': string should match"),
+        ('{"cells": ["../a"]}', r"cells\.0: '\.\./a' must be a name of 1 to 100 letters"),
         ('{"cells": [], "share": "1"}', r"share is '1': input should be a valid number"),
         ('{"cells": [], "share": true}', r"share is True: input should be a valid number"),
         ('{"cells": [], "share": NaN}', r"share is nan: input should be a finite number"),

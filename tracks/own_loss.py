@@ -78,13 +78,13 @@ class LossFile:
     @property
     def name(self) -> str:
         """The name of the method, for what is not registered in the file."""
-        return re.sub(r"\W", "_", self.chosen or self.path.stem).lower()
+        return re.sub(r"\W", "_", self.chosen or self.path.stem, flags=re.ASCII).lower()
 
     @property
     def module(self) -> str:
         """The name of the copy, another for each text: what an edited file trains is no run of the former one."""
         sha256 = hashlib.sha256(f"{self.chosen}\n{self.source}".encode()).hexdigest()
-        return f"{self.name}_{sha256[:8]}"
+        return f"{self.name[:60]}_{sha256[:8]}"  # part of a folder's name
 
     @contextmanager
     def plugged_in(self, folder: Path) -> Iterator[Regularizer]:

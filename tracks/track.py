@@ -16,6 +16,7 @@ from regbench.methods import METHODS
 from regbench.methods.base import Regularizer
 from regbench.reports.bundle.bundle import Bundle
 from regbench.spaces import Range, Space, spread
+from regbench.text import refuse_name
 from regbench.wording import written
 
 # The values around a default weight reach so far down and up: five of them lie a factor of 4 apart.
@@ -47,18 +48,25 @@ def unpack(bundle: Bundle, folder: Path) -> None:
     for record in bundle.records:
         stated = record.choice.get("hyperparameters", {})
         if stated.get("sha256") in bundle.choices:
-            choices[folder / stated["record"]] = bundle.choices[stated["sha256"]]
-        place = folder / record.path
+            choices[_inside(folder, stated["record"])] = bundle.choices[stated["sha256"]]
+        place = _inside(folder, record.path)
         if place.exists():  # it is written last
             continue
         place.parent.mkdir(parents=True, exist_ok=True)
         write_config(place.parent, record.cell)
         if record.metrics is not None:
-            write_bytes(place.with_name(record.metrics.file), bundle.histories[record.cell_id])
+            write_bytes(_inside(place.parent, record.metrics.file), bundle.histories[record.cell_id])
         write_text(place, record.text())
     for path, choice in choices.items():
         if not path.exists():
             write_text(path, choice.text())
+
+
+def _inside(folder: Path, path: str | Path) -> Path:
+    """Return a path below a folder; refuse one of other parts than names, which might lead out of it."""
+    for part in Path(path).parts or ("",):
+        refuse_name("a file of the bundle", part)
+    return folder / path
 
 
 def write_sweep(track: Track, method: Regularizer, budget: int, path: Path) -> None:

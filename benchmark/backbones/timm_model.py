@@ -44,7 +44,11 @@ class TimmModel(Backbone):
     reference = "Wightman, 2019 (timm); Dosovitskiy et al., ICLR 2021 (ViT)"
 
     def __post_init__(self) -> None:
-        """Refuse settings that do not fit each other."""
+        """Refuse settings that do not fit each other, and weights: a cell begins with random ones, whoever's it is."""
+        if "checkpoint_path" in self.options:
+            raise RegbenchError(
+                "network.backbone.options.checkpoint_path reads weights of a file; evaluate them with --backbone"
+            )
         if self.last_blocks > 1 and self.representation == "pooled":
             raise RegbenchError(
                 f"network.backbone.last_blocks={self.last_blocks} needs network.backbone.representation=class_token "

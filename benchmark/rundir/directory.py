@@ -21,6 +21,7 @@ import yaml
 
 from regbench.benchmark.rundir.record import read_record, read_tuned
 from regbench.files import DIGITS, verified, write_new, write_there
+from regbench.text import refuse_name
 
 if TYPE_CHECKING:
     from regbench.benchmark.settings.cell import Cell
@@ -35,7 +36,8 @@ _TENSORS = re.compile(rf"([a-z][\w-]*)-(\d{{4,}})-(\d{{9,}})-([0-9a-f]{{{DIGITS}
 
 
 def run_directory(runtime: Runtime, sweep: str, cell: Cell) -> Path:
-    """Return `<runs_dir>/<sweep>/<cell id>`."""
+    """Return `<runs_dir>/<sweep>/<cell id>`; refuse a sweep's name that is none of a folder."""
+    refuse_name("the folder of runs", sweep)
     return Path(runtime.runs_dir) / sweep / cell.id
 
 

@@ -26,7 +26,8 @@ from regbench.benchmark.rundir.record_parts import (
     finite_numbers,
 )
 from regbench.benchmark.rundir.signed_file import SignedFile
-from regbench.files import parse_json
+from regbench.files import Name, parse_json
+from regbench.text import A_NAME, brief, is_name
 
 _AGAIN = "remove it, and the command that wrote it makes it again from the last checkpoint"
 
@@ -91,16 +92,9 @@ class ScoreInTraining:
     score: Score
 
 
-# A bundle of others must not make us read files elsewhere.
-def _is_beside(named: NamedFile) -> NamedFile:
-    if named.file in ("", "..") or Path(named.file).name != named.file:
-        raise ValueError(f"{named.file!r:.80} is not the name of a file beside the record")
-    return named
-
-
 def _within_range(score: Score) -> Score:
     if score.unit == "%" and not 0 <= score.value <= 100:
-        raise ValueError(f"{score.name} on {score.split} is {score.value:g} %, outside 0 to 100 %")
+        raise ValueError(f"{brief(score.name)} on {brief(score.split)} is {score.value:g} %, outside 0 to 100 %")
     return score
 
 
@@ -114,6 +108,8 @@ def _is_cell(cell: dict[str, Any]) -> dict[str, Any]:
     for name, value in texts.items():
         if not isinstance(value, str):
             raise ValueError(f"{name} is {value!r:.40}")
+    if not is_name(texts["dataset.name"]):
+        raise ValueError(f"dataset.name is {brief(texts['dataset.name'])!r}, not {A_NAME}")
     for name, value in numbers.items():
         # Nobody says how published weights were trained. `type`, because True is an int.
         if type(value) is not int and "external" not in cell:
@@ -129,6 +125,9 @@ def _is_choice(choice: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             raise ValueError(f"hyperparameters.{name} is {tuned[name]!r:.40}")
     if not isinstance(edges, dict):
         raise ValueError(f"hyperparameters.edges is {edges!r:.40}")
+    # It is looked for below the folder of runs, and written there from a bundle.
+    if tuned.get("record") is not None and not all(map(is_name, str(tuned["record"]).split("/"))):
+        raise ValueError(f"hyperparameters.record is {tuned['record']!r:.40}, no path of names")
     return choice
 
 
@@ -185,8 +184,8 @@ class Record(SignedFile):
         checkpoint: The final weights; None where there are none.
     """
 
-    cell_id: str
-    sweep: str
+    cell_id: Name
+    sweep: Name
     label: str
     method: str
     seed: int
@@ -202,8 +201,8 @@ class Record(SignedFile):
     regularizer: dict[str, str] = field(default_factory=dict)
     spectrum: tuple[float, ...] | None = None
     diverged: dict[str, Any] | None = None
-    metrics: Annotated[NamedFile, AfterValidator(_is_beside)] | None = None
-    checkpoint: Annotated[Saved, AfterValidator(_is_beside)] | None = None
+    metrics: NamedFile | None = None
+    checkpoint: Saved | None = None
 
     @property
     def file_name(self) -> str:
@@ -324,8 +323,8 @@ class LaterEvaluation(SignedFile):
         command: The command that does it again.
     """
 
-    cell_id: str
-    protocol: str
+    cell_id: Name
+    protocol: Name
     scores: _Scores
     seconds: float
     choice: _Choices

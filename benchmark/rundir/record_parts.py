@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat
 
+from regbench.files import Name
+
 LARGEST = 1e100
 Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
 """A measured number. Deviations are made of squares, and those of larger numbers do not fit into a float."""
@@ -66,7 +68,7 @@ class NamedFile:
         sha256: The digest of its content.
     """
 
-    file: str
+    file: Name
     sha256: str
 
 
@@ -91,7 +93,7 @@ class ImageSource:
     """
 
     source: str
-    content_sha256: dict[str, str]
+    content_sha256: dict[Name, str]
 
 
 @dataclass(frozen=True, kw_only=True)

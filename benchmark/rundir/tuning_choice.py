@@ -10,6 +10,7 @@ from pydantic import FiniteFloat
 
 from regbench.benchmark.rundir.signed_file import SignedFile
 from regbench.errors import RegbenchError
+from regbench.files import Name
 
 TUNING_CHOICE = "tuning_choice.json"
 """The file's name; a run's own choices are in `choice-<attempt>.json`."""
@@ -45,8 +46,8 @@ class RankedConfiguration:
         hyperparameters: The values of the searched settings, by their full names.
     """
 
-    cell_id: str
-    configuration: str
+    cell_id: Name
+    configuration: Name
     epochs: int
     value: FiniteFloat | None
     status: str
@@ -73,8 +74,8 @@ class ChosenConfiguration:
     label: str
     method: str
     setting: dict[str, Any]
-    chosen: str
-    configuration: str
+    chosen: Name
+    configuration: Name
     ranking: tuple[RankedConfiguration, ...]
     edges: dict[str, str]
     images: int

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, islice
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
+from regbench.benchmark.settings.runtime import Runtime
 from regbench.errors import RegbenchError
+from regbench.settings import from_plain
+from regbench.text import brief
+
+# Letters of an override for each cell that a grid may have.
+_LETTERS = 10
+
+# Levels of brackets; Hydra's parser calls itself for each.
+_DEEPEST = 100
 
 
 # Hydra's parser takes a millisecond for each, and the cells of a grid have most overrides in common.
 @functools.lru_cache(maxsize=65536)
 def parse(override: str) -> Override:
     """Return one override in Hydra's grammar."""
+    if max(accumulate((c in "[{(") - (c in "]})") for c in override), default=0) > _DEEPEST:
+        raise RegbenchError(f"{brief(override)}: brackets are nested too deeply")
     try:
         (parsed,) = _parser().parse_overrides([override])
     except HydraException as error:
         raise RegbenchError(
-            f"cannot read {override!r}; write key=value, a list as key=[1,2], and quote values with other signs: "
-            "key='\"a (b)\"'"
+            f"cannot read {brief(override)!r}; write key=value, a list as key=[1,2], and quote values with other "
+            "signs: key='\"a (b)\"'"
         ) from error
     if parsed.is_delete():
         raise RegbenchError(f"{override!r} takes a setting away, and a cell needs all of them; write key=value")
@@ -36,8 +47,8 @@ def _parser() -> OverridesParser:
     return OverridesParser.create()
 
 
-def points(overrides: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the product of the overrides' values; refuse an interval, which has no end of points."""
+def grid(overrides: Sequence[str]) -> list[list[str]]:
+    """Return the values of each key of a row, as overrides; refuse an interval, which has no end of points."""
     choices = []
     for _, override, values in row_values(overrides):
         if isinstance(override.value(), IntervalSweep):
@@ -45,8 +56,19 @@ def points(overrides: Sequence[str]) -> Iterator[list[str]]:
                 f"{override.input_line} is a range, not a grid; search it: regbench tune NAME --trials 16"
             )
         choices.append(values)
-    for point in product(*choices):
-        yield list(point)
+    return choices
+
+
+def max_cells(overrides: Iterable[str]) -> int:
+    """Return `runtime.max_cells` as overrides give it, or its default."""
+    given = [parse(text).value() for text in overrides if text.startswith("runtime.max_cells=")]
+    return from_plain(Runtime, {"max_cells": given[-1]}, "runtime.").max_cells if given else Runtime.max_cells
+
+
+def refuse_more(what: str, count: int, most: int) -> None:
+    """Refuse more cells than `runtime.max_cells`, before anything is made of them."""
+    if count > most:
+        raise RegbenchError(f"{brief(what)}: more cells than runtime.max_cells={most}; ask for fewer, or raise it")
 
 
 def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]]:
@@ -55,7 +77,11 @@ def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]
     # settings of the group's members: another method knows nothing of the hyperparameters of the
     # one before.
     last: dict[str, Override] = {}
-    for override in map(parse, overrides):
+    most = max_cells(overrides)
+    for text in overrides:
+        # The parser takes seconds for the values of a larger grid.
+        refuse_more(text, len(text) // _LETTERS, most)
+        override = parse(text)
         group = override.key_or_group
         # All profiles of clusters have the same settings, so a row's own stay when it changes the profile.
         if group != "cluster":
@@ -66,8 +92,19 @@ def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]
     for key, override in last.items():
         values: list[str] = []
         if override.is_discrete_sweep():
-            values = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            values = [f"{key}={value}" for value in islice(_each(override), most + 1)]
+            refuse_more(override.input_line or "", len(values), most)
         elif not override.is_sweep_override():
             values = [override.input_line or ""]
         rows.append((key, override, values))
     return rows
+
+
+def _each(override: Override) -> Iterator[object]:
+    """Yield the values of an override that has several, those of a range as they are counted."""
+    value = override.value()
+    try:
+        # Hydra's own iterator makes a list of a range that is to be shuffled.
+        yield from value.range() if isinstance(value, RangeSweep) else override.sweep_string_iterator()
+    except (HydraException, ValueError) as error:  # a step of 0, a pattern
+        raise RegbenchError(f"{override.input_line} gives no values; write them down: key=1,2,3") from error

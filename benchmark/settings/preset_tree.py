@@ -69,9 +69,10 @@ def _preset_json(chosen: Presets, own: OwnPresets) -> bytes:
                 known.add(path.stem)
         if name not in known:
             raise RegbenchError(unknown(group, name, sorted(known)))
+        own_file = config_folder() / group / f"{name}.yaml"
+        if own_file.is_file():
+            read_yaml(own_file)  # which refuses more clearly than Hydra
     profile = config_folder() / "cluster" / f"{dict(chosen)['cluster']}.yaml"
-    if profile.is_file():
-        read_yaml(profile)  # which refuses more clearly than Hydra
     groups = [f"{group}={name}" for group, name in chosen]
     try:
         data = _from_hydra(groups)

@@ -7,7 +7,6 @@ lines of the SFRIK paper have no preset: any sweep may have their cells.
 
 from __future__ import annotations
 
-import csv
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 
 from regbench.benchmark.settings.presets import CONF, sweep_names
+from regbench.csv_files import read_csv
 from regbench.errors import RegbenchError
 from regbench.settings import from_plain, settings
 from regbench.wording import unknown
@@ -85,12 +85,11 @@ def paper_numbers() -> tuple[PublishedNumber, ...]:
 @functools.cache
 def _all_numbers() -> tuple[PublishedNumber, ...]:
     found = []
-    with (CONF / "published.csv").open(newline="", encoding="utf-8") as file:
-        for line in csv.DictReader(file):
-            fields: dict[str, Any] = dict(line)
-            for key in ("number", "deviation"):
-                fields[key] = float(line[key]) if line[key] else None
-            found.append(from_plain(PublishedNumber, fields))
+    for line in read_csv((CONF / "published.csv").read_bytes().decode()):
+        fields: dict[str, Any] = dict(line)
+        for key in ("number", "deviation"):
+            fields[key] = float(line[key]) if line[key] else None
+        found.append(from_plain(PublishedNumber, fields))
     return tuple(found)
 
 

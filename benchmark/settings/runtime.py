@@ -39,6 +39,8 @@ class Runtime:
         checkpoint_epochs: Epochs between checkpoints; whichever comes first.
         lease_s: Seconds without a sign of life after which another process may take over a run.
         parallel: Runs at a time in a sweep on this machine; 0: one for each GPU, or for each core without GPUs.
+        max_cells: Largest number of cells of a sweep or a tuning with its repeats, and of trainings of a search: a slip
+            of the hand, or a stranger's file, asks for more.
         sinks: Programs that are given the numbers of each epoch, to draw curves: tensorboard, wandb, trackio.
     """
 
@@ -61,6 +63,7 @@ class Runtime:
     # A network file system may show a sign of life many seconds late.
     lease_s: Positive = 60.0
     parallel: AtLeastZero = 0
+    max_cells: AtLeastOne = 10_000
     sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
 
 

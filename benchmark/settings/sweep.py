@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +14,12 @@ from typing import Literal
 
 from regbench.benchmark.settings.cell import Cell, Seed
 from regbench.benchmark.settings.compose import Composer
-from regbench.benchmark.settings.overrides import points
+from regbench.benchmark.settings.overrides import grid, max_cells, refuse_more
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.datasets.config import DatasetConfig
 from regbench.errors import RegbenchError
+from regbench.files import Name
 from regbench.settings import AtLeastOne, from_plain, plain, read_yaml, settings
 from regbench.wording import shown
 
@@ -63,7 +66,7 @@ def load_run(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
 
 def load_dataset(overrides: Sequence[str]) -> tuple[DatasetConfig, Runtime]:
     """Return the data set that overrides give, and the runtime, as if nothing was prepared yet."""
-    (point,) = points(overrides)
+    (point,) = itertools.product(*grid(overrides))
     composed = Composer(prepared=False).compose(point)
     return composed.cell.dataset, composed.runtime
 
@@ -117,7 +120,7 @@ class SweepFile(SweepSettings):
         rows: Overrides of each row, those common to all included.
     """
 
-    name: str
+    name: Name
     rows: tuple[tuple[str, ...], ...]
 
 
@@ -154,13 +157,14 @@ def _read_file(path: Path, overrides: Sequence[str]) -> SweepFile:
     try:
         file = from_plain(SweepSettings, given)
         common = line_of_overrides(" ".join(file.common))
+        refuse_more("cells", len(file.cells), max_cells([*common, *overrides]))
         rows = []
         for line in file.cells:
             row = line_of_overrides(line)
             rows.append((*common, *row, *of_row(row, overrides)))
+        return SweepFile(**vars(file), name=path.stem, rows=tuple(rows))
     except RegbenchError as error:
         raise RegbenchError(f"{path}: {error}") from error
-    return SweepFile(**vars(file), name=path.stem, rows=tuple(rows))
 
 
 def line_of_overrides(line: str) -> list[str]:
@@ -200,8 +204,11 @@ def _expand(name: str, description: str, rows: Sequence[Sequence[str]], *, passe
     runtimes: dict[Runtime, None] = {}
     notes: dict[str, None] = {}
     composer = Composer()
-    for row in rows:
-        for point in points(row):
+    grids = [grid(row) for row in rows]
+    cells_in_all = sum(math.prod(map(len, choices)) for choices in grids)
+    refuse_more(f"sweep {name}", cells_in_all, max_cells(itertools.chain(*rows)))
+    for choices in grids:
+        for point in itertools.product(*choices):
             cell, runtime, cluster, fitting = composer.compose(point)
             if passes:
                 cell = _with_equal_passes(name, cell)

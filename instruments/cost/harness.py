@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
-import pandas as pd
 import torch
 
 from regbench.benchmark.machine import hardware, versions
+from regbench.csv_files import csv_text
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -77,7 +78,5 @@ def span(values: Sequence[float] | None) -> str:
 
 def to_csv(rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> str:
     """Write rows of the same names as CSV, with the machine in columns of its own."""
-    # Any other type would turn whole numbers beside a missing one into 1.0.
-    frame = pd.DataFrame(rows, dtype=object).assign(**machine)
-    text: str = frame.to_csv(index=False, lineterminator="\n")
-    return text
+    heads = dict.fromkeys(chain(*rows, machine))
+    return csv_text(heads, ([{**row, **machine}.get(head) for head in heads] for row in rows))

@@ -12,6 +12,7 @@ from regbench.reports.bundle.bundle import Bundle
 from regbench.reports.bundle.rows_file import EnteredRow, RowsFile
 from regbench.reports.garbage import without_garbage_collection
 from regbench.reports.rows.summary import Row, Summary
+from regbench.text import brief
 
 
 def entered_rows(bundle: Bundle) -> tuple[EnteredRow, ...]:
@@ -30,7 +31,7 @@ def rows_misfits(path: Path, file: RowsFile, bundle: Bundle) -> Iterator[str]:
     if len(stated) < len(file.rows):
         yield f"{path}: a row is in it twice"
     for key in dict.fromkeys([*stated, *held]):
-        name = f"{path}: {key[1]} on {key[0]}"
+        name = f"{path}: {brief(key[1])} on {brief(key[0])}"
         if key not in held:
             yield f"{name}: the bundle has no such row"
         elif key not in stated:
@@ -40,7 +41,8 @@ def rows_misfits(path: Path, file: RowsFile, bundle: Bundle) -> Iterator[str]:
             for what in dict.fromkeys([*says, *holds]):
                 one, other = says.get(what, "missing"), holds.get(what, "missing")
                 if one != other:
-                    yield f"{name}: {what} is {one} in the file and {other} in the bundle"
+                    stated_as = f"{brief(what)} is {brief(str(one))} in the file"
+                    yield f"{name}: {stated_as} and {brief(str(other))} in the bundle"
 
 
 def _entered(summary: Summary, row: Row) -> EnteredRow:

@@ -31,6 +31,7 @@ from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256, parse_json, signed_line, write_atomically
 from regbench.reports.find.judging import Misfit, with_evaluation
+from regbench.text import brief, refuse_name
 
 _MANIFEST = "manifest.json"
 
@@ -164,6 +165,7 @@ def read_bundle(path: Path) -> Bundle:
 def unpack_weights(bundle: Bundle, record: Record, folder: Path) -> Path:
     """Write the final weights of a record into a folder, under the name that the record gives them."""
     assert record.checkpoint is not None
+    refuse_name("the weights' file", record.checkpoint.file)
     place = folder / record.checkpoint.file
     name = f"weights/{record.checkpoint.sha256}.pt"
     with zipfile.ZipFile(bundle.path) as archive, archive.open(name) as member, place.open("wb") as file:
@@ -207,7 +209,7 @@ def _checked_weights(archive: zipfile.ZipFile, manifest: BundleManifest) -> froz
     for name in sorted(set(names) - {_MANIFEST, *_LISTS}):
         match = _WEIGHTS.fullmatch(name)
         if match is None:
-            raise ValueError(f"{name} does not belong into a bundle")
+            raise ValueError(f"{brief(name)} does not belong into a bundle")
         if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"{name} is compressed, and may unpack to any size")
         with archive.open(name) as member:

@@ -26,7 +26,7 @@ from regbench.reports.bundle.bundle import Bundle
 from regbench.reports.bundle.tunings import choice_misfits
 from regbench.reports.find.check import image_misfits
 from regbench.reports.find.judging import Misfit, id_misfits
-from regbench.text import printable
+from regbench.text import brief, printable
 
 # Relative difference of a cost from what the history gives: numbers of a history have six digits.
 _ROUNDED = 1e-5
@@ -78,11 +78,11 @@ def _attempt_misfits(record: Record) -> Iterator[Misfit]:
     for attempt in record.attempts:
         for time in (attempt.started, attempt.finished):
             if time and not _is_time(time):
-                yield say(f"{time} is not a time as runs write it")
+                yield say(f"{brief(time)} is not a time as runs write it")
     if not record.attempts or not record.attempts[-1].finished:  # of several runs of a cell, tables show the first
         yield say("its last attempt ended at no time")
     if not _is_command(record.command):  # readers of the leaderboard copy it into a shell
-        yield say(f"{record.command!r} is no command of regbench alone")
+        yield say(f"{brief(record.command)!r} is no command of regbench alone")
 
 
 def _split_misfits(record: Record) -> Iterator[Misfit]:
@@ -116,7 +116,7 @@ def _score_misfits(record: Record) -> Iterator[Misfit]:
         # A first guess that is right is right among five too, so a higher top-1 was made up.
         top5 = None if stem == name else values.get((f"{stem}_top5", split))
         if top5 is not None and value > top5:
-            yield say(f"{name} on {split} is {value:g} %, more than its top-5 of {top5:g} %")
+            yield say(f"{brief(name)} on {brief(split)} is {value:g} %, more than its top-5 of {top5:g} %")
 
 
 def _settings_misfits(record: Record) -> Iterator[Misfit]:
@@ -126,7 +126,7 @@ def _settings_misfits(record: Record) -> Iterator[Misfit]:
     if record.seed != seed:
         yield say(f"its seed is {record.seed!r}, that of its settings is {seed!r}")
     if record.method != method:
-        yield say(f"its method is {record.method!r}, that of its settings is {method!r}")
+        yield say(f"its method is {brief(record.method)!r}, that of its settings is {method!r}")
     if "external" in record.cell:
         return
     try:
@@ -135,7 +135,7 @@ def _settings_misfits(record: Record) -> Iterator[Misfit]:
         yield say(f"its settings are none of a run of this version: {error}")
         return
     if label != record.label:
-        yield say(f"it is called {record.label!r}, and is {label!r}")
+        yield say(f"it is called {brief(record.label)!r}, and is {label!r}")
 
 
 def _is_time(text: str) -> bool:
@@ -208,8 +208,9 @@ def _unit_misfits(records: Sequence[Record]) -> Iterator[Misfit]:
     for record in records:
         for score in record.scores:
             if score.unit != usual[score.name]:
-                others = f"in other records {usual[score.name]!r}"
-                yield Misfit(record.path, f"{score.name} has the unit {score.unit!r}, {others}")
+                others = f"in other records {brief(usual[score.name])!r}"
+                found = f"{brief(score.name)} has the unit {brief(score.unit)!r}"
+                yield Misfit(record.path, f"{found}, {others}")
 
 
 def _shared_files(records: Sequence[Record]) -> Iterator[Misfit]:

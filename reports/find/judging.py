@@ -34,8 +34,8 @@ class Misfit:
     reason: str
 
     def __str__(self) -> str:
-        """Say it in one line."""
-        return f"{self.path}: {self.reason}"
+        """Say it in one line, which texts of a stranger do not make endless."""
+        return f"{self.path}: {self.reason:.500}"
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ def file_misfits(record: Record, named: NamedFile | None) -> Iterator[Misfit]:
     path = record.place(named)
     try:
         found = file_sha256(path)
-    except (OSError, ValueError) as error:  # a name may hold what no file's name can
-        yield Misfit(path, f"cannot be read ({getattr(error, 'strerror', error)})")
+    except OSError as error:
+        yield Misfit(path, f"cannot be read ({error.strerror})")
         return
     if found != named.sha256:
         yield Misfit(path, "its content is not what the record's SHA-256 of it was taken of; it was changed or damaged")

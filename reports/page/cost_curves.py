@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,6 +9,7 @@ from functools import partial
 import pandas as pd
 from matplotlib.axes import Axes
 
+from regbench.csv_files import read_csv
 from regbench.reports.page.drawing import labelled_png, plain_ticks, sizes_axis, styles
 from regbench.reports.page.lines import Curve, draw_curves
 
@@ -26,8 +26,11 @@ def cost_png(text: str) -> bytes | None:
     Args:
         text: Content of the cost.csv that `regbench cost` wrote.
     """
-    # A version such as 2.10 is no number.
-    lines = pd.read_csv(io.StringIO(text), dtype={"torch": str}).dropna(subset=list(_QUANTITIES), how="all")
+    lines = pd.DataFrame(read_csv(text))
+    # All else is text: a version such as 2.10 is no number.
+    numbers = ["ranks", "views", *_NAMES, *_QUANTITIES]
+    lines[numbers] = lines[numbers].apply(pd.to_numeric)
+    lines = lines.dropna(subset=list(_QUANTITIES), how="all")
     if lines.empty:
         return None
     # Losses of more ranks or views are other losses; a figure of both would compare what cannot be compared.

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regbench.errors import RegbenchError
+from regbench.text import refuse_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +63,7 @@ def train(
     from regbench.datasets.prepare import prepare_all
     from regbench.sweeps.tune import how_chosen
 
-    refuse_folder_name("name", name)
+    refuse_name("name", name)
     given = _overrides(overrides, settings)
     cell, runtime = load_run(given) if config is None else load_config(Path(config), given)
     if environment_ranks()[2] == 0:  # of several processes on a machine, one prepares
@@ -138,7 +139,7 @@ def sweep(
     if cells is None:
         grid = load_sweep(str(name), given)
     else:
-        refuse_folder_name("name", str(name))
+        refuse_name("name", str(name))
         rows: list[tuple[str, ...]] = []
         for text in [cells] if isinstance(cells, str) else cells:
             line = line_of_overrides(text)
@@ -252,6 +253,8 @@ def report(
 
     if not sweeps:
         raise RegbenchError("what shall be reported? Give names of sweeps or paths of folders")
+    if "" in (runs_dir, out):
+        raise RegbenchError("runs_dir or out is an empty path; give . for this folder")
     # `Runtime` reads the environment variable when it is made.
     runs = Path(Runtime().runs_dir if runs_dir is None else runs_dir)
     folders = [report_folder(runs, sweep) for sweep in sweeps]
@@ -277,17 +280,11 @@ def load_records(*folders: str | Path) -> pd.DataFrame:
     return load([Path(folder) for folder in folders])
 
 
-def refuse_folder_name(what: str, name: str) -> None:
-    """Refuse a name, called `what`, that would leave the folder that it is to lie in."""
-    if not name or "/" in name or name.startswith("."):
-        raise RegbenchError(f"{what}: {name!r} must be a folder's name: no '/', no leading '.', not empty")
-
-
 def report_folder(runs_dir: Path, sweep: str | Path) -> Path:
     """Return the folder of a sweep by its name, or what is given by its path: with a "/", or as a `Path`."""
     if isinstance(sweep, Path) or "/" in sweep:
         return Path(sweep)
-    refuse_folder_name("NAMES", sweep)
+    refuse_name("NAMES", sweep)
     return runs_dir / sweep
 
 

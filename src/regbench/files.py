@@ -9,24 +9,39 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar, cast
 
 import orjson
-from pydantic import ConfigDict, StringConstraints, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json
 from typing_extensions import is_typeddict
 
 from regbench.errors import RegbenchError
+from regbench.text import A_NAME, brief, is_name
 
 T = TypeVar("T")
 
-Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
-"""Name of a file or a folder, for `read_json`: it is no path, so it cannot lead out of a folder."""
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(f"must be {A_NAME}")
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name)]
+"""Name of a file or a folder, as a field of what is read and of settings: see `regbench.text.is_name`."""
 
 DIGITS = 16
 """Number of digits of the SHA-256 in a file's name; 64 bits meet no other file of a run by chance."""
+
+
+MOST_LETTERS = 10_000_000
+"""Largest length of YAML with its aliases written out: a sweep of 100,000 lines has half of it."""
+
+_DEEPEST = 100
+_MOST_DIGITS = 1_000  # a number of base 60 takes the square of its digits
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
@@ -259,43 +274,88 @@ def parse_json(content: bytes) -> Any:
 
     Raises:
         ValueError: If the text is not JSON, or holds what no writer of ours writes: integers beyond 64 bits, half a
-            character, endless nesting.
+            character, endless nesting, a key twice.
     """
     # Unlike orjson it reads NaN, which a diverged run writes, and integers of any size; json takes ten times as long.
-    return _plain(from_json(content))
+    value, plain = _plain(from_json(content))
+    # Of a key that is given twice one colon is lost. Only an escape can put it back.
+    if content.count(b":") != plain.count(b":") or b"\\u003" in content:
+        json.loads(content, object_pairs_hook=_once)
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; refuse a key that is given twice, of which each reader would take another value."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key '{brief(key)}' is given twice")
+        found[key] = value
+    return found
 
 
 def parse_yaml(content: bytes) -> Any:
     """Read the plain data of YAML text.
 
     Raises:
-        ValueError: If the text is not YAML, or holds what JSON could not.
+        ValueError: If the text is not YAML, holds what JSON could not, is nested without end, or is endless once its
+            aliases are written out.
     """
     import yaml  # takes longer than the other imports together, and most readers do without
 
-    # On endless nesting the fast loader, written in C, overflows the stack of the process; the other one says so.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    nested_at_most = content.count(b"[") + content.count(b"{") + 2 * max(map(len, content.split(b"\n")))
-    if nested_at_most >= 10_000:
-        loader = yaml.SafeLoader
     try:
-        return _plain(yaml.load(content, loader))
+        if len(content) > MOST_LETTERS:
+            raise ValueError(f"it has more than {MOST_LETTERS:,} letters")
+        # Before anything is made of the text: the loader in C would overflow the stack of the process.
+        _refuse_endless(yaml.parse(content, loader))
+        return _plain(yaml.load(content, loader))[0]
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         if where is None:
             raise ValueError(" ".join(str(error).split())) from error
         raise ValueError(f"look at line {where.line + 1}, column {where.column + 1}") from error
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    except OverflowError as error:  # of a time or a number of base 60
+        raise ValueError(str(error)) from error
 
 
-def _plain(value: Any) -> Any:
-    """Return plain data as it is, and refuse what orjson could not write."""
+def _refuse_endless(events: Iterable[Any]) -> None:
+    """Count what YAML holds with its aliases written out, and refuse too much of it."""
+    import yaml
+
+    letters = 0
+    sizes: dict[str | None, int] = {}
+    begun: list[tuple[str | None, int]] = []
+    for event in events:
+        anchor, before = getattr(event, "anchor", None), letters
+        letters += 1
+        text = getattr(event, "value", "")
+        if len(text) > _MOST_DIGITS and not text.strip("0123456789_:.+-"):
+            raise ValueError(f"a number has more than {_MOST_DIGITS:,} digits")
+        if isinstance(event, yaml.CollectionStartEvent):
+            begun.append((anchor, before))
+            sizes.pop(anchor, None)
+        elif isinstance(event, yaml.AliasEvent):
+            if anchor not in sizes:
+                raise ValueError(f"the alias *{brief(anchor or '')} stands for nothing that ends before it")
+            letters += sizes[anchor]
+        else:
+            if isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = begun.pop()
+            letters += len(text)
+            sizes[anchor] = letters - before
+        if len(begun) > _DEEPEST:
+            raise ValueError("nested too deeply")
+        if letters > MOST_LETTERS:
+            raise ValueError(f"it has more than {MOST_LETTERS:,} letters with its aliases written out")
+
+
+def _plain(value: Any) -> tuple[Any, bytes]:
+    """Return plain data as it is and as JSON, and refuse what orjson could not write."""
     try:
-        orjson.dumps(value)
+        return value, orjson.dumps(value)
     except TypeError as error:  # its own error is one
         raise ValueError(str(error)) from error
-    return value
 
 
 @functools.cache
@@ -311,11 +371,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def reason(error: ValidationError) -> str:
     """Say the first of pydantic's refusals of a file's content in words."""
     first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"]))
+    where = brief(".".join(map(str, first["loc"])))
     if first["type"] == "missing":
         return f"{where} is missing"
     if first["type"] == "value_error":
-        return f"{where}: {first['ctx']['error']}"
+        named = f"'{brief(first['input'])}' " if isinstance(first["input"], str) else ""
+        return f"{where}: {named}{first['ctx']['error']}"
     for name, words in (("le", "at most"), ("ge", "at least")):
         bound = first.get("ctx", {}).get(name)
         if bound is not None:  # pydantic would write all digits of 1e100

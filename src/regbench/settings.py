@@ -19,7 +19,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated
 
 from regbench.errors import RegbenchError
-from regbench.files import parse_yaml
+from regbench.files import MOST_LETTERS, parse_yaml
+from regbench.text import brief
 from regbench.wording import hints, plug_in_of, shown, type_words, unknown
 
 T = TypeVar("T")
@@ -61,7 +62,8 @@ def settings(cls: type[T]) -> type[T]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the settings in a YAML file."""
     try:
-        data = parse_yaml(path.read_bytes())
+        with path.open("rb") as file:
+            data = parse_yaml(file.read(MOST_LETTERS + 1))
     except OSError as error:
         raise RegbenchError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -193,11 +195,11 @@ def _refuse(cls: Any, data: Any, error: ValidationError, prefix: str) -> NoRetur
         names = [f"{path}{field.name}" for field in dataclasses.fields(hint)]
         raise RegbenchError(unknown("setting", f"{path}{first['loc'][-1]}", names)) from error
     if first["type"] == "value_error":  # a validator of ours has worded it
-        raise RegbenchError(f"{name}={shown(value)} {first['ctx']['error']}") from error
+        raise RegbenchError(f"{name}={brief(shown(value))} {first['ctx']['error']}") from error
     words = type_words(hint)
     if first["type"] == "finite_number":
         words = words.replace("number", "finite number", 1)
-    raise RegbenchError(f"{name}={shown(value)} must be {words}") from error
+    raise RegbenchError(f"{name}={brief(shown(value))} must be {words}") from error
 
 
 def _group_of(hint: Any) -> Any:

@@ -1,8 +1,16 @@
-"""Text of others, made fit to be shown."""
+"""Text of others, made fit to be shown, and names of theirs that may become paths."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
+
+from regbench.errors import RegbenchError
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+
+A_NAME = "a name of 1 to 100 letters (a to z), digits and signs of . _ -, the first no . or -"
+"""What a file, a folder, a sweep or a data set may be called: so it is safe in every file system, shell and page."""
 
 
 def printable(text: str) -> str:
@@ -12,5 +20,21 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(map(_printable, text))
 
 
+def brief(name: str) -> str:
+    """Return a name of others as refusals show it: printable, and at most 100 letters of it."""
+    return printable(name if len(name) <= 100 else f"{name[:100]}…")
+
+
 def _printable(c: str) -> str:
     return c if c.isprintable() or unicodedata.category(c) == "Zs" else c.encode("unicode_escape").decode()
+
+
+def is_name(text: str) -> bool:
+    """Return True if a text is `A_NAME`: it may become a path, as it cannot lead out of a folder."""
+    return _NAME.fullmatch(text) is not None
+
+
+def refuse_name(what: str, name: str) -> None:
+    """Refuse a name, called `what`, that may not become the name of a file or a folder."""
+    if not is_name(name):
+        raise RegbenchError(f"{what}: '{brief(name)}' must be {A_NAME}")

@@ -422,6 +422,10 @@ def test_other_models_of_timm_give_what_is_pooled() -> None:
         ({"patch_size": 5}, "views of 28 px cannot be cut into patches of 5"),
         ({"options": {"width": 3}}, "timm cannot make vit_small_patch16_224 with .*width: 3.*: .*'width'"),
         ({"last_blocks": 3, "representation": "mean"}, "last_blocks=3: vit_small_patch16_224 has fewer blocks"),
+        (
+            {"options": {"checkpoint_path": "/dev/zero"}},
+            "options.checkpoint_path reads weights of a file; evaluate them",
+        ),
         ({"last_blocks": 2}, "last_blocks=2 needs network.backbone.representation=class_token or mean"),
         (
             {"model": "convnext_atto", "patch_size": None, "options": {}, "representation": "mean"},

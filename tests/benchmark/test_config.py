@@ -666,9 +666,57 @@ def test_a_damaged_sweep_file_is_refused_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(RegbenchError, match=re.escape(message)) as caught:
             load_sweep(write(tmp_path / "own.yaml", text))
         assert "\n" not in str(caught.value)
+    with pytest.raises(RegbenchError, match=r"my sweep.yaml: name=my sweep must be a name of 1 to 100 letters"):
+        load_sweep(write(tmp_path / "my sweep.yaml", "description: x\ncells: [seed=0]\n"))
     (tmp_path / "own.yaml").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(RegbenchError, match=r"own\.yaml"):
         load_sweep(str(tmp_path / "own.yaml"))
+
+
+MANY = (
+    "method=vicreg seed=range(0,10000) optimizer.base_lr=range(1,10001)",
+    "method=vicreg seed=range(0,1000000000)",
+    "method=vicreg seed=shuffle(range(0,1000000000))",
+    "method=vicreg optimizer.base_lr=range(0,inf)",
+    "method=vicreg seed=" + ",".join(map(str, range(100_000, 120_000))),
+    "method=vicreg seed=0,1,2,3,4,5,6,7,8,9,10 runtime.max_cells=10",
+    "method=vicreg,simclr,rbf seed=0,1,2,3 runtime.max_cells=11",
+)
+
+
+@pytest.mark.parametrize("line", MANY, ids=lambda line: line[:60])
+def test_more_cells_than_anybody_can_mean_are_counted_and_refused(line: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "own.yaml", f"description: x\ncells: ['{line}']\n")
+    for grid in (lambda: load_sweep(file), lambda: load_grid(line.split())):
+        with pytest.raises(
+            RegbenchError, match=r"more cells than runtime.max_cells=1\d+; ask for fewer, or raise it"
+        ) as no:
+            grid()
+        assert len(str(no.value)) < 300
+
+
+def test_the_lines_of_a_sweep_are_counted_together(tmp_path: Path) -> None:
+    lines = "".join(f"  - method=vicreg,simclr seed={seed}\n" for seed in range(4))
+    file = write(tmp_path / "own.yaml", f"description: x\ncells:\n{lines}")
+    assert len(load_sweep(file, ["runtime.max_cells=8"]).cells) == 8
+    for most in (7, 3):
+        with pytest.raises(RegbenchError, match=f"more cells than runtime.max_cells={most};"):
+            load_sweep(file, [f"runtime.max_cells={most}"])
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("seed=range(0,5,0)", "seed=range(0,5,0) gives no values; write them down"),
+        ("method=glob(*)", "method=glob(*) gives no values; write them down"),
+        (f"seed={5_000 * '['}", "…: brackets are nested too deeply"),
+        ("runtime.max_cells=0", "runtime.max_cells=0 must be a whole number, at least 1"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_values_that_are_none_are_refused(line: str, why: str) -> None:
+    with pytest.raises(RegbenchError, match=re.escape(why)):
+        load_grid([line])
 
 
 def test_a_sweep_file_needs_nothing_in_common(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_where_images_came_from(data_dir: Path, insects_source: Path) -> None:
 def test_impossible_configurations_are_refused(fashion_config: Config) -> None:
     cases: list[tuple[dict[str, object], str]] = [
         ({"source": "mnist"}, "unknown source 'mnist'; did you mean fashion_mnist"),
-        ({"name": "../x"}, "the name is a folder's name"),
+        ({"name": "../x"}, "name=../x must be a name of 1 to 100 letters"),
         ({"channels": 2}, "channels=2 must be 1 or 3"),
         ({"mean": (0.1, 0.2)}, "mean and std need 1 numbers"),
         ({"std": (0.0,)}, r"std=\[0.0\] must be a list of numbers, each above 0"),

@@ -85,7 +85,7 @@ def tuned_sweep(runs: Path, name: str = "mine", *overrides: str) -> Path:
     )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TUNING_CHOICE).write_text(choice.text())
-    how = {"selected_on": split, "score": "knn_top1", "budget": 2, "record": str(folder / TUNING_CHOICE)}
+    how = {"selected_on": split, "score": "knn_top1", "budget": 2, "record": f"{folder.name}/{TUNING_CHOICE}"}
     how["sha256"] = TuningChoice.read(folder / TUNING_CHOICE).sha256
     for place, method in enumerate(("vicreg", "auh")):
         for seed in (0, 1):

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from playwright.sync_api import Browser, Page, expect
 
+from regbench.benchmark.backbones.base import BACKBONES
 from regbench.cli import main
 from regbench.reports.board.by_task import new_slug, tasks_of
 from regbench.reports.board.gather import gather
@@ -400,7 +401,7 @@ def test_places_in_a_score_of_which_less_is_better(bundles: Path, tmp_path: Path
 def test_tasks_of_one_name_have_pages_of_their_own(bundles: Path, tmp_path: Path) -> None:
     parts = Parts(bundles / "other" / "lab-b.zip")
     (first,) = parts.records
-    first["cell"]["dataset"]["name"] = "plants (v2)"
+    first["cell"]["dataset"]["name"] = "plants_v2"
     parts.settle(first)
     second = parts.copy(first)
     second["checkpoint"] = None
@@ -411,7 +412,7 @@ def test_tasks_of_one_name_have_pages_of_their_own(bundles: Path, tmp_path: Path
     done = CliRunner().invoke(main, ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")])
     assert "cells: 2, bundles: 1, tasks: 2;" in done.output
     names = [row["task"] for row in tables_in(tmp_path / "site" / "index.html")["Tasks"]]
-    assert names == ["plants (v2), resnet_tiny", "plants (v2), resnet_tiny (evaluated in another way: 2)"]
+    assert names == ["plants_v2, resnet_tiny", "plants_v2, resnet_tiny (evaluated in another way: 2)"]
     pages = ["plants-v2-resnet-tiny-evaluated-in-another-way-2.html", "plants-v2-resnet-tiny.html"]
     assert sorted(page.name for page in (tmp_path / "site" / "tasks").iterdir()) == pages
 
@@ -485,7 +486,7 @@ def test_a_task_of_a_long_name_has_a_page(bundles: Path, tmp_path: Path) -> None
     """A name of a file has 255 letters at most."""
     parts = Parts(bundles / "other" / "lab-b.zip")
     (record,) = parts.records
-    record["cell"]["dataset"]["name"] = "plants" * 50
+    record["cell"]["network"]["backbone"] = BACKBONES.plain(BACKBONES.build("timm", model="plants" * 50))
     parts.settle(record)
     parts.write(tmp_path / "plants.zip")
     (page,) = pages(tmp_path, "tasks")

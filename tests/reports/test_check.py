@@ -52,7 +52,7 @@ MORE: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: path.rename(path.with_name("tuning.json")), "status is 'done', which belongs into another file"),
     (
         lambda path: resign(path, metrics={"file": "a\0b", "sha256": "ab" * 32}),
-        "a\0b: cannot be read (embedded null byte)",
+        r"record.json: metrics.file: 'a\x00b' must be a name of 1 to 100 letters",
     ),
     (_with_config(lambda text: text + "more:\n"), "config.yaml: differs from the record's cell in more"),
     (

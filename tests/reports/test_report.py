@@ -23,6 +23,7 @@ from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.record_parts import ImageSource, PastAttempt
 from regbench.cli import main
+from regbench.csv_files import read_csv
 from regbench.reports import WrittenReport, write_report
 from regbench.reports.find.records import read_records
 from regbench.reports.garbage import without_garbage_collection
@@ -343,8 +344,21 @@ def test_a_failed_write_leaves_the_old_report(
         write_report(runs, out / "index.html")
 
 
+def test_labels_are_no_formulas_of_a_spreadsheet(runs: Path, tmp_path: Path, record: Make) -> None:
+    for label, method in (("=1+1", "VICReg"), ("-2+3|x", "AUH")):
+        for seed in (0, 1):
+            resign(record(method, seed, environment={"@head": "+y"}), label=label)
+    files = [path for path in write_report(runs, tmp_path / "report").files if path.suffix == ".csv"]
+    assert {path.stem for path in files} == {"leaderboard", "significance", "tidy"}
+    for path in files:
+        text = path.read_text()
+        assert {"'=1+1", "'-2+3|x"} <= {cell for row in csv.reader(text.splitlines()) for cell in row}
+        assert all(cell[:1] not in ("=", "+", "@") for row in csv.reader(text.splitlines()) for cell in row), path
+        assert {"=1+1", "-2+3|x"} <= {cell for row in read_csv(text) for cell in row.values()}
+
+
 def test_tasks_whose_names_differ_in_signs_have_files_of_their_own(runs: Path, tmp_path: Path, record: Make) -> None:
-    for name in ("my-data", "my data"):
+    for name in ("my-data", "my_data"):
         record(sweep=name, cell={"dataset": dataset(name)})
     report = write_report(runs, tmp_path / "report")
     leaderboards = [path for path in report.files if path.match("leaderboard-*.csv")]

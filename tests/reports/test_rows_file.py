@@ -94,6 +94,10 @@ FORGERIES: dict[str, tuple[Callable[[Json], Any], str]] = {
         _rows(lambda rows: rows.append({**rows[0], "row": "Marvel"})),
         f"Marvel on {TASK}: the bundle has no such row",
     ),
+    "a name without end": (
+        _rows(lambda rows: rows.append({**rows[0], "row": "M\x1b" + 200_000 * "x"})),
+        rf"M\x1b{98 * 'x'}… on {TASK}: the bundle has no such row",
+    ),
     "a row left out": (
         _rows(lambda rows: rows.pop()),
         f"VICReg on {TASK}: the bundle holds this row, and the file does not; a bundle is entered with all its rows",
@@ -117,6 +121,7 @@ def test_rows_that_are_not_those_of_the_bundle_are_refused(what: str, results: P
         ("{", "lab.rows.json cannot be read ("),
         ('{"sha256": "0"}', "rows is missing"),
         ('{"sha256": "0", "rows": [{"task": "a"}]}', "rows.0.row is missing"),
+        ('{"sha256": "00", "rows": [], "sh\\u0061256": "0"}', "the key 'sha256' is given twice"),
         ('{"sha256": "00", "rows": []}', "it is of another bundle (sha256 00) than "),
     ],
 )

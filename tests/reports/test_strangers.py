@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from regbench import RegbenchError
 from regbench.cli import main
+from regbench.reports.bundle.bundle import read_bundle
+from regbench.tracks.track import unpack
 from tests.reports.forging import Json, Parts, tuned_sweep
 from tests.reports.reading import cells_in, tables_in
 from tests.reports.test_board import GIVEN
@@ -64,9 +69,8 @@ def test_the_site_leaves_out_what_verify_refuses(honest: Path, tmp_path: Path) -
 def write_everywhere(parts: Parts, text: str) -> None:
     """Puts a text wherever nothing else says what should stand there."""
     for record in parts.records:
-        record["cell"]["dataset"]["name"] += "-" + text.replace("/", "")
+        record["cell"]["dataset"]["name"] += f"-{len(text)}"
         record["cell"]["augmentation"]["name"] = f"{text}{record['cell']['optimizer']['base_lr']}"
-        record["sweep"] = text.replace("/", "")
         record["environment"] = dict.fromkeys(("hardware", "git", "loader", text), text)
         record["regularizer"] = dict.fromkeys(("reference", "formula", "url", "limitation", text), text)
         record["data"]["source"] = record["cost"]["peak_memory_kind"] = text
@@ -101,10 +105,98 @@ def test_no_text_stops_the_site(honest: Path, tmp_path: Path) -> None:
         assert all(int(px) < 2000 for px in re.findall(r"min-width: (\d+)px", text)), page
     told = set()
     for page in (tmp_path / "site" / "tasks").iterdir():
-        told |= {cell["sweep"] for cell in cells_in(page)}
+        told |= {cell["data"]["source"] for cell in cells_in(page)}
         assert all(_texts_are_printable(cell) for cell in cells_in(page)), page
-    assert any(r"\u202eGERciV\u200b" in sweep for sweep in told)
+    assert any(r"\u202eGERciV\u200b" in source for source in told)
     assert r"\u202eGERciV\u200b" in (tmp_path / "site" / "index.html").read_text()
+
+
+NO_NAMES = (
+    "../../x",
+    "/abs",
+    "a/b",
+    ".a",
+    "-a",
+    "",
+    "a\n\x1b[2J\u202eb",
+    "<img src=x>",
+    "\u043e",
+    "x" * 101,
+    "x" * 200_000,
+)
+PLACES: dict[str, Callable[[Parts, str], object]] = {
+    "sweep": lambda parts, name: parts.records[0].update(sweep=name),
+    "cell_id": lambda parts, name: parts.records[0].update(cell_id=name),
+    "metrics.file": lambda parts, name: parts.records[0]["metrics"].update(file=name),
+    "checkpoint.file": lambda parts, name: parts.records[0]["checkpoint"].update(file=name),
+    "dataset.name": lambda parts, name: parts.records[0]["cell"]["dataset"].update(name=name),
+    "hyperparameters.record": lambda parts, name: parts.final[0]["choice"]["hyperparameters"].update(record=name),
+    "content_sha256": lambda parts, name: parts.records[0]["data"]["content_sha256"].update({name: "0"}),
+    "chosen": lambda parts, name: parts.choices[0]["choices"][0].update(chosen=name),
+    "cell_id of a ranking": lambda parts, name: parts.choices[0]["choices"][0]["ranking"][0].update(cell_id=name),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_name_that_is_a_path_or_more_is_refused_in_a_line(place: str, honest: Path, tmp_path: Path) -> None:
+    shutil.copy(honest, tmp_path)
+    for number, name in enumerate(NO_NAMES):
+        if (place, name) != ("hyperparameters.record", "a/b"):  # a choice lies in the folder of its sweep
+            parts = Parts(honest)
+            PLACES[place](parts, name)
+            done = run("verify", parts.write(tmp_path / f"{number}.zip"))
+            refused = done.stderr.removesuffix("\n")
+            assert (done.exit_code, done.stdout) == (2, "") and refused.isprintable() and len(refused) < 600, refused
+            assert place.partition(" ")[0] in refused and re.search("a name of 1 to 100|no path of names", refused)
+    done = run("leaderboard", tmp_path, "--out", tmp_path / "site")
+    assert "bundles: 1, tasks: 1;" in done.stdout
+    assert len(left_out(done)) == len([*tmp_path.glob("[0-9]*.zip")])
+
+
+ENDLESS = "\x1b" + 200_000 * "x"
+TEXTS: dict[str, Callable[[Json], object]] = {
+    "label": lambda record: record.update(label=ENDLESS),
+    "method": lambda record: record.update(method=ENDLESS),
+    "command": lambda record: record.update(command=ENDLESS),
+    "time": lambda record: record["attempts"][-1].update(finished=ENDLESS),
+    "unit": lambda record: record["scores"][0].update(unit=ENDLESS),
+    "score above 100 %": lambda record: record["scores"][0].update(name=ENDLESS, value=101.0),
+    "candidates": lambda record: record["choice"]["probe_learning_rate"].update(candidates={ENDLESS: 99.0}),
+    "a setting": lambda record: record["cell"].update({ENDLESS: 1}),
+}
+
+
+@pytest.mark.parametrize("what", TEXTS)
+def test_a_text_without_end_is_cut_in_a_refusal(what: str, honest: Path, tmp_path: Path) -> None:
+    parts = Parts(honest)
+    TEXTS[what](parts.final[0])
+    done = run("verify", parts.write(tmp_path / "lab.zip"))
+    assert done.exit_code == (2 if what == "score above 100 %" else 1), done.output
+    for line in done.output.splitlines():
+        assert line.isprintable() and len(line) < 700, line[:2000]
+
+
+@pytest.mark.parametrize("name", ["../../x", "/abs", ".a", "<img src=x>", "x" * 200_000])
+def test_a_track_writes_nothing_under_such_a_name(name: str, honest: Path, tmp_path: Path) -> None:
+    """Even of a bundle that another reader let through."""
+    bundle = read_bundle(honest)
+    first, *others = bundle.records
+    assert first.metrics is not None
+    chosen = next(record for record in bundle.records if record.choice)
+    how = {"hyperparameters": chosen.choice["hyperparameters"] | {"record": name}}
+    hostile = (
+        dataclasses.replace(first, path=Path(name, *first.path.parts[1:])),
+        dataclasses.replace(first, metrics=dataclasses.replace(first.metrics, file=name)),
+        dataclasses.replace(chosen, choice=how),
+    )
+    honest_names = {path.name for path in tmp_path.parent.iterdir()}
+    for number, record in enumerate(hostile):
+        folder = tmp_path / str(number) / "track"
+        with pytest.raises(RegbenchError, match=r"must be a name of 1 to 100 letters") as refusal:
+            unpack(dataclasses.replace(bundle, records=(record, *others)), folder)
+        assert len(str(refusal.value)) < 400
+    assert {path.name for path in tmp_path.glob("*/*")} <= {"track"}
+    assert {path.name for path in tmp_path.parent.iterdir()} == honest_names
 
 
 def _texts_are_printable(data: object) -> bool:

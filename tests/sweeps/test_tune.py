@@ -945,6 +945,27 @@ def test_a_repeated_grid_chooses_in_each_repeat(tmp_path: Path, settings: list[s
         assert (refused.exit_code, "seed 1000 is too large" in refused.output) == (2, True), refused.output
 
 
+@pytest.mark.parametrize(
+    ("row", "more", "refused"),
+    [
+        ("seed=0,1", {"repeats": 10**9}, "1000000000 repeats"),
+        ("seed=0,1", {"repeats": 10**9, "trials": 4}, "sweep mine"),
+        ("seed=0,1", {"trials": 10**9}, "1,000,000,000 trainings"),
+        ("seed=0,1", {"trials_per_hyperparameter": 10**9}, "2,000,000,000 trainings"),
+        ("seed=0,1", {"trials": 4_000, "repeats": 3}, "12,000 trainings"),
+        ("seed=range(0,900) method.alignment_weight=range(1,900)", {"trials": 4}, "sweep mine"),
+        ("seed=0 optimizer.base_lr=1,2", {"final_seeds": [*range(10_001)]}, "seeds"),
+    ],
+)
+def test_more_trainings_than_anybody_can_mean_are_counted_and_refused(
+    row: str, more: dict[str, Any], refused: str, tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    path = sweep_file(tmp_path, [f"method=vicreg {row}"], settings, **more)
+    result = CliRunner().invoke(main, ["tune", str(path)])
+    line = f"regbench: {refused}: more cells than runtime.max_cells=10000; ask for fewer, or raise it\n"
+    assert (result.exit_code, result.stderr) == (2, line) and not folder.exists()
+
+
 def test_a_repeat_in_which_all_diverge_chooses_nothing(tmp_path: Path, settings: list[str], folder: Path) -> None:
     path = sweep_file(tmp_path, ["method=vicreg,simclr cluster.gpus=1", "method=auh cluster.gpus=8"], settings)
     grid = tune.repeated(load_sweep(str(path)), 2)

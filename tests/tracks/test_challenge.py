@@ -32,6 +32,7 @@ from regbench.reports.bundle.pack import submit
 from regbench.reports.bundle.rows_file import SUFFIX
 from regbench.reports.find.records import read_records
 from regbench.spaces import Range
+from regbench.text import is_name
 from regbench.tracks.challenge import Challenge, prepared
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
@@ -112,6 +113,11 @@ def test_a_plain_function_is_a_method_of_this_process_and_of_others_for_as_long(
         assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / "plug_in"), paths]
     assert METHODS.names() == before
     assert os.environ.get("PYTHONPATH") == paths and str(tmp_path / "plug_in") not in sys.path
+
+
+def test_the_name_of_any_file_gives_one_of_a_folder(write: Callable[[str, str], Path]) -> None:
+    module = LossFile.of(write(f"gr\xf6\xdfe {200 * 'x'}.py", PULL)).module
+    assert is_name(f"scenes_{module}") and module.startswith("gr__e_xxx")
 
 
 @pytest.mark.parametrize("chosen", ["", ":Far"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from regbench.cli.group import main
-from regbench.cli.options import make_folder, out_in_runs
+from regbench.cli.options import PathType, make_folder, out_in_runs
 
 
 @main.command()
@@ -32,7 +32,7 @@ from regbench.cli.options import make_folder, out_in_runs
 @click.option("--probe", "probes", multiple=True, help="Run this one only; may be repeated.  [default: all]")
 @click.option(
     "--source",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=PathType(exists=True, file_okay=False),
     help="A checkout of the library, in place of an installed one.",
 )
 @out_in_runs("audit", "Folder to write to.")

@@ -9,13 +9,13 @@ import click
 
 from regbench.cli.completion import complete_dataset
 from regbench.cli.group import main
-from regbench.cli.options import settings
+from regbench.cli.options import PathType, settings
 from regbench.errors import RegbenchError
 
 
 @main.command()
 @click.argument("dataset", shell_complete=complete_dataset)
-@click.option("--source-dir", type=click.Path(path_type=Path), help="Folder of the data set as it is published.")
+@click.option("--source-dir", type=PathType(), help="Folder of the data set as it is published.")
 @click.option("--force", is_flag=True, help="Write the files anew even if they are there.")
 @click.option("--skip-unreadable", is_flag=True, help="Leave out images that cannot be read; the manifest lists them.")
 @click.option("--verify", is_flag=True, help="Read every image of what is there back; write nothing.")

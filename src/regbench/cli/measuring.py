@@ -11,6 +11,7 @@ import click
 from regbench.cli.completion import complete_dataset, complete_method
 from regbench.cli.group import main
 from regbench.cli.options import (
+    PathType,
     comma_separated,
     make_folder,
     out_in_runs,
@@ -99,7 +100,7 @@ def cost(
 @click.option("--workers", type=int, help="Cores, and threads or processes of each loader.  [default: all cores]")
 @click.option("--seconds", type=float, default=2.0, show_default=True, callback=positive, help="Of each turn, about.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Turns of each loader.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write all rounds to this CSV file.")
+@click.option("--out", type=PathType(dir_okay=False), help="Write all rounds to this CSV file.")
 @settings
 def loader_bench(
     scenario: Sequence[str],

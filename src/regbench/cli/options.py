@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from regbench.api import refuse_folder_name
 from regbench.cli.completion import complete_cell, complete_started
 from regbench.errors import RegbenchError
+from regbench.text import refuse_name
 
 OVERRIDES_HELP = """
 Settings are given as key=value in Hydra's grammar:
@@ -36,6 +37,20 @@ def _known_names(ctx: click.Context, param: click.Parameter, overrides: tuple[st
     return overrides
 
 
+class PathType(click.Path):
+    """Paths that are given to commands; an empty one is refused, as it would stand for this folder."""
+
+    def __init__(self, **options: Any) -> None:
+        """Take the options of `click.Path`, but for the type."""
+        super().__init__(path_type=Path, **options)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if not os.fspath(value):
+            self.fail("the path is empty; give . for this folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 # Without the option --runs-dir, as for the command that prepares data sets.
 settings = click.argument("overrides", nargs=-1, callback=_known_names)
 
@@ -44,19 +59,17 @@ def overrides_and_runs_dir(command: Callable[..., Any]) -> Callable[..., Any]:
     """Take settings of runs, and the folder of runs by the option that all commands have for it."""
 
     @functools.wraps(command)
-    def with_runs_dir(*, overrides: tuple[str, ...], runs_dir: str | None, **others: Any) -> Any:
-        if runs_dir == "":
-            raise RegbenchError("--runs-dir must name a folder; give . for this one")
+    def with_runs_dir(*, overrides: tuple[str, ...], runs_dir: Path | None, **others: Any) -> Any:
         if runs_dir is not None:
             from regbench.wording import quoted
 
             # The option counts more than a setting.
-            overrides = (*overrides, f"runtime.runs_dir={quoted(runs_dir)}")
+            overrides = (*overrides, f"runtime.runs_dir={quoted(str(runs_dir))}")
         return command(overrides=overrides, **others)
 
     folder = click.option(
         "--runs-dir",
-        type=click.Path(file_okay=False),
+        type=PathType(file_okay=False),
         help="Folder of run directories.  [default: runs, or $REGBENCH_RUNS_DIR]",
     )
     return settings(folder(with_runs_dir))
@@ -74,7 +87,7 @@ def folder_name(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Refuse a name, or one of several, that would leave the folder that it is to lie in."""
     # click gives a tuple for an argument that may be repeated.
     for name in value if isinstance(value, tuple) else (value,):
-        refuse_folder_name(param.get_error_hint(ctx), name)
+        refuse_name(param.get_error_hint(ctx), name)
     return value
 
 
@@ -88,7 +101,7 @@ def make_folder(folder: Path) -> None:
 
 runs_dir_option = click.option(
     "--runs-dir",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=PathType(file_okay=False),
     default="runs",
     envvar="REGBENCH_RUNS_DIR",
     show_envvar=True,
@@ -108,7 +121,7 @@ def out_in_runs(name: str, what: str) -> Callable[[Any], Any]:
 
     return click.option(
         "--out",
-        type=click.Path(file_okay=False, path_type=Path),
+        type=PathType(file_okay=False),
         default=default,
         show_default=f"{name} in the folder of runs",
         help=what,

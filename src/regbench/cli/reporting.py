@@ -12,7 +12,7 @@ import regbench
 from regbench.api import report_folder
 from regbench.cli.completion import complete_started
 from regbench.cli.group import main
-from regbench.cli.options import runs_dir_option
+from regbench.cli.options import PathType, runs_dir_option
 from regbench.text import printable
 
 
@@ -21,7 +21,7 @@ from regbench.text import printable
 @runs_dir_option
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=PathType(file_okay=False),
     help="Folder to write to.  [default: RUNS_DIR/NAME/report]",
 )
 @click.option("--check", is_flag=True, help="Verify the records against their schema and hashes; write nothing.")

@@ -10,7 +10,7 @@ import click
 
 from regbench.cli.completion import complete_started
 from regbench.cli.group import main
-from regbench.cli.options import folder_name, runs_dir_option
+from regbench.cli.options import PathType, folder_name, runs_dir_option
 from regbench.text import printable
 
 _losses_option = click.option(
@@ -30,7 +30,7 @@ def _plug_in(ctx: click.Context, losses: Sequence[str]) -> None:
 @main.command()
 @click.argument("names", nargs=-1, required=True, shell_complete=complete_started, callback=folder_name)
 @runs_dir_option
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The bundle to write.")
+@click.option("--out", type=PathType(dir_okay=False), required=True, help="The bundle to write.")
 @click.option("--weights", is_flag=True, help="Pack the final weights too, so that others need not train again.")
 def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> None:
     r"""Pack finished cells into a file that others can check.
@@ -52,7 +52,7 @@ def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> No
 
 
 @main.command()
-@click.argument("bundle", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("bundle", type=PathType(exists=True, dir_okay=False))
 @click.argument("runtime", nargs=-1)
 @click.option(
     "--recompute",
@@ -115,10 +115,8 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
 
 
 @main.command()
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write the site to."
-)
+@click.argument("folder", type=PathType(exists=True, file_okay=False))
+@click.option("--out", type=PathType(file_okay=False), required=True, help="Folder to write the site to.")
 @_losses_option
 @click.pass_context
 def leaderboard(ctx: click.Context, folder: Path, out: Path, losses: Sequence[str]) -> None:

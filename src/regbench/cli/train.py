@@ -10,7 +10,7 @@ import click
 
 import regbench
 from regbench.cli.group import main
-from regbench.cli.options import OVERRIDES_HELP, folder_name, overrides_and_runs_dir
+from regbench.cli.options import OVERRIDES_HELP, PathType, folder_name, overrides_and_runs_dir
 from regbench.errors import RegbenchError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @overrides_and_runs_dir
 @click.option(
     "--config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=PathType(exists=True, dir_okay=False),
     help="Repeat the run of this config.yaml (from a run directory) instead of the defaults.",
 )
 @click.option(
