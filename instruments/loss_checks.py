@@ -20,6 +20,13 @@ TINY = 1e-300  # what is divided by where all is 0
 # The error of the mean is then a seventh of what single draws scatter by.
 MEAN_SEEDS = 48
 
+KEEPS_STATE = (
+    "a second call with the same embeddings and seed gives another value, so a state changes from call to call (a "
+    "centre, a schedule): compute it from the embeddings, make it a setting that stays as it is, or let a regularizer's "
+    "target_transform keep it"
+)
+"""What the reader of a check can do about a loss whose gradient no differences can tell."""
+
 Views = Sequence[Tensor]
 Outcome = tuple[float, str]
 """A deviation, and where it was."""

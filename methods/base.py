@@ -102,6 +102,8 @@ class Regularizer(ABC):
     """Parts that keep the network from collapsing where the loss does not: `predictor`, `stop_gradient` or `ema`."""
     of_training: ClassVar[tuple[str, ...]] = ()
     """Settings that only act in a training with a teacher, see `target_transform`, and not at their default, 0."""
+    has_code: ClassVar[bool] = True
+    """Whether this process can compute it; not so of one that stands in for the loss of an untrusted file."""
     space: ClassVar[Space | None] = None
     """The hyperparameters that a tuning searches, and where: none if it is empty. None means that nobody stated it."""
 

@@ -100,7 +100,7 @@ def test_a_plain_function_is_a_method_of_this_process_and_of_others_for_as_long(
     before, paths = METHODS.names(), "somewhere"
     monkeypatch.setenv("PYTHONPATH", paths)
     file = LossFile.of(write("my_loss.py", PULL))
-    with file.plugged_in(tmp_path / "plug_in") as method:
+    with file.loaded(tmp_path / "plug_in") as method:
         assert METHODS.plain(method) == {"name": "my_loss", "weight": 10.0, "power": 2, "hard": False}
         assert METHODS.build("my_loss", weight=3.0) == replace(method, weight=3.0)  # type: ignore[type-var]
         z1, z2 = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True)
@@ -119,7 +119,7 @@ def test_a_module_is_made_with_its_hyperparameters(
     chosen: str, write: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
     """The function beside it is a helper of its."""
-    with LossFile.of(f"{write('losses.py', PULL + MODULE)}{chosen}").plugged_in(tmp_path / "plug_in") as method:
+    with LossFile.of(f"{write('losses.py', PULL + MODULE)}{chosen}").loaded(tmp_path / "plug_in") as method:
         z1, z2 = torch.zeros(4, 3), torch.zeros(4, 3)
         assert method(z1, z2).total == 2.0
         assert replace(method, margin=5.0)(z1, z2).total == 5.0  # type: ignore[type-var]
@@ -142,7 +142,7 @@ def test_what_is_no_loss_is_refused_and_leaves_nothing(
 ) -> None:
     before = METHODS.names()
     file = LossFile.of(write("my_loss.py", text))
-    with pytest.raises(RegbenchError, match=refusal), file.plugged_in(tmp_path / "plug_in"):
+    with pytest.raises(RegbenchError, match=refusal), file.loaded(tmp_path / "plug_in"):
         pass
     assert METHODS.names() == before
 
@@ -150,7 +150,7 @@ def test_what_is_no_loss_is_refused_and_leaves_nothing(
 def test_a_loss_with_parameters_is_refused(write: Callable[[str, str], Path], tmp_path: Path) -> None:
     text = MODULE.replace("self.margin = margin", "self.margin = nn.Parameter(__import__('torch').tensor(margin))")
     with (
-        LossFile.of(write("my_loss.py", text)).plugged_in(tmp_path / "plug_in") as method,
+        LossFile.of(write("my_loss.py", text)).loaded(tmp_path / "plug_in") as method,
         pytest.raises(RegbenchError, match="Far has parameters, which nobody would train"),
     ):
         method(torch.zeros(4, 3), torch.zeros(4, 3))
@@ -158,7 +158,7 @@ def test_a_loss_with_parameters_is_refused(write: Callable[[str, str], Path], tm
 
 def test_the_loss_of_the_page_keeps_the_rules(write: Callable[[str, str], Path], tmp_path: Path) -> None:
     (text,) = blocks("docs/challenge.md", "python")
-    with LossFile.of(write("my_loss.py", text)).plugged_in(tmp_path / "plug_in") as method:
+    with LossFile.of(write("my_loss.py", text)).loaded(tmp_path / "plug_in") as method:
         for rule in RULES:
             result = run_check(method, rule)
             assert result is not None and result.ok, result
@@ -188,10 +188,10 @@ def test_a_loss_is_taken_from_its_file_alone(
 def test_a_regularizer_may_be_named_and_a_function_may_state_its_space(
     write: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
-    with LossFile.of(f"{write('twin.py', TWIN)}:Twin").plugged_in(tmp_path / "plug_in") as method:
+    with LossFile.of(f"{write('twin.py', TWIN)}:Twin").loaded(tmp_path / "plug_in") as method:
         assert method.label == "Twin"
     text = "from regbench.spaces import Choice\ndef own(z1, z2, a=1.0): ...\nown.space = {'a': Choice((5.0, 6.0))}"
-    with LossFile.of(write("own.py", text)).plugged_in(tmp_path / "plug_in") as method:
+    with LossFile.of(write("own.py", text)).loaded(tmp_path / "plug_in") as method:
         assert configurations(method, 2, 4, 3) == [{"a": 5.0}, {"a": 6.0}]
 
 
@@ -229,7 +229,7 @@ def test_what_states_no_space_is_tried_around_its_first_weight(
     arguments: str, expected: list[dict[str, float]], write: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
     text = f"def own(z1, z2{arguments}): ..."
-    with LossFile.of(write("own.py", text)).plugged_in(tmp_path / "plug_in") as method:
+    with LossFile.of(write("own.py", text)).loaded(tmp_path / "plug_in") as method:
         assert configurations(method, 3, 4, 3) == expected
 
 
