@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,8 @@ def ask(
 
 def _with_loaded(file: LossFile, folder: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     copy = folder.resolve() / f"{file.module}.py"
+    # Where the caller has it for its jobs, it would be an entry point like others.
+    sys.path[:] = [path for path in sys.path if path != str(copy.parent)]
     try:
         with file.loaded(folder) as method:
             return function(method, *arguments)

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from regbench.tracks.own_loss import LossFile
 
 _losses_option = click.option(
-    "--loss", "losses", multiple=True, help="File of a challenge's loss; may be repeated. It runs, in processes of its own; read it before."
+    "--loss",
+    "losses",
+    multiple=True,
+    help="File of a challenge's loss; may be repeated. It runs, in processes of its own; read it before.",
 )
 
 
