@@ -21,9 +21,8 @@ TINY = 1e-300  # what is divided by where all is 0
 MEAN_SEEDS = 48
 
 KEEPS_STATE = (
-    "a second call with the same embeddings and seed gives another value, so a state changes from call to call (a "
-    "centre, a schedule): compute it from the embeddings, make it a setting that stays as it is, or let a regularizer's "
-    "target_transform keep it"
+    "a second call with the same embeddings and seed gives another value: it changes a state (a centre, a schedule); "
+    "compute that from the embeddings, make it a setting, or let the target_transform of a regularizer keep it"
 )
 """What the reader of a check can do about a loss whose gradient no differences can tell."""
 

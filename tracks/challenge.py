@@ -186,7 +186,8 @@ def prepared(loss: object, track: str | Track, overrides: Sequence[str]) -> Iter
         overrides: Settings of the runtime and the cluster; all others are the track's.
 
     Raises:
-        RegbenchError: If the file holds no loss, its code fails, its name is that of a row, or a setting is the track's.
+        RegbenchError: If the file holds no loss, its name is that of a row, or a setting is the track's.
+        CodeFailed: If the code of the file fails.
     """
     for override in overrides:
         if not override.startswith(("runtime.", "cluster")):

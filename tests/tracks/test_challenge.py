@@ -36,6 +36,7 @@ from regbench.tracks.challenge import Challenge, prepared
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
 from regbench.tracks.smoke import RULES, Smoke
+from regbench.tracks.stand_in import entered
 from regbench.tracks.track import TRACKS, Track, configurations, write_sweep
 from tests.conftest import TINY
 from tests.records import knn_top1, made
@@ -132,7 +133,7 @@ def test_a_module_is_made_with_its_hyperparameters(
         ("x = 1", "it must hold one loss of two embeddings, and holds none; give FILE:NAME"),
         (PULL + "def second(z1, z2): ...", "and holds pull, second; give FILE:NAME"),
         ("def f(z1, z2, weight): ...", "f: the default of weight must be a number, a switch or text"),
-        ("import nothing_of_this_name", "cannot be loaded: ModuleNotFoundError: No module named 'nothing_of"),
+        ("import nothing_of_this_name", "my_loss.py: ModuleNotFoundError: No module named 'nothing_of"),
         (TWIN.replace('@register("twin")', ""), r"must register one method with @register\(NAME\), and registers none"),
         (TWIN.replace('"twin"', '"vicreg"'), "method name 'vicreg' of my_loss_.* is taken by regbench.methods.vicreg"),
     ],
@@ -142,9 +143,37 @@ def test_what_is_no_loss_is_refused_and_leaves_nothing(
 ) -> None:
     before = METHODS.names()
     file = LossFile.of(write("my_loss.py", text))
-    with pytest.raises(RegbenchError, match=refusal), file.loaded(tmp_path / "plug_in"):
+    with pytest.raises(RegbenchError, match=refusal), entered(file, tmp_path / "plug_in"):
         pass
     assert METHODS.names() == before
+
+
+@pytest.mark.parametrize(
+    ("parameter", "values", "kind"),
+    [
+        ("k=64", {}, int),
+        ("k=64", {"k": 16.0}, int),
+        ("k=64", {"k": 0.25}, float),
+        ("k: float = 64", {}, float),
+        ("k: int = 64", {}, int),
+        ("k=64.0", {}, float),
+        ("k=True", {}, bool),
+    ],
+)
+def test_a_whole_default_is_handed_over_whole_unless_its_annotation_says_otherwise(
+    parameter: str,
+    values: dict[str, float],
+    kind: type,
+    write: Callable[[str, str], Path],
+    tmp_path: Path,
+) -> None:
+    """What a search tries between whole numbers is handed over as it is."""
+    text = f"def own(z1, z2, {parameter}):\n    own.got = k\n    return (z1 - z2).square().mean()"
+    with LossFile.of(write("own.py", text)).loaded(tmp_path / "plug_in") as method:
+        changed = METHODS.from_plain({"name": "own", **values}, "method.")
+        changed(torch.ones(4, 3), torch.zeros(4, 3))
+        got = method.loss_of.got  # type: ignore[attr-defined]
+    assert (type(got), got) == (kind, values.get("k", 64 if kind is not bool else True))
 
 
 def test_a_loss_with_parameters_is_refused(write: Callable[[str, str], Path], tmp_path: Path) -> None:

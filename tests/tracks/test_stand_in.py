@@ -123,7 +123,7 @@ class Own(DINO):
             "student_temperature": Range(0.1, 1.0, times="q"),
             "weights": Choice((True, "none")),
         }
-        with pytest.raises(RegbenchError, match="method.weights=many must be"):
+        with pytest.raises(RegbenchError, match=r"method\.weights=many must be"):
             METHODS.from_plain({"name": "own", "weights": "many"}, "method.")
     with file.loaded(tmp_path / "plug_in") as own:
         assert facts == (own.prototypes, own.needs, own.of_training, METHODS.plain(own), own.space)
@@ -161,7 +161,7 @@ class Centred(torch.nn.Module):
         ),
         ("def own(z1, z2):\n    return own(z1, z2)", r"my_loss.py: RecursionError: .* \(my_loss.py, line 2\)$"),
         ("import sys\ndef own(z1, z2):\n    sys.exit(0)", r"SystemExit: 0 \(my_loss.py, line 3\)$"),
-        (CENTRE, r"Centred: a second call .*a centre, a schedule\): compute it from the embeddings"),
+        (CENTRE, r"Centred: a second call .*a centre, a schedule\); compute that from the embeddings"),
         (
             "steps = []\ndef own(z1, z2):\n    steps.append(1)\n    return len(steps) * (z1 - z2).square().mean()",
             "own: a second call with the same embeddings",
@@ -190,7 +190,7 @@ def test_the_gradient_of_what_keeps_a_state_is_told_with_what_to_do() -> None:
             return {"all": Counts.calls * (z1_NQ - z2_NQ).square().mean()}
 
     result = run_check(Counts(), "gradient")
-    assert result is not None and not result.ok and "compute it from the embeddings" in result.where
+    assert result is not None and not result.ok and "compute that from the embeddings" in result.where
 
 
 @pytest.fixture(scope="module")
