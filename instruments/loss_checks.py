@@ -20,6 +20,12 @@ TINY = 1e-300  # what is divided by where all is 0
 # The error of the mean is then a seventh of what single draws scatter by.
 MEAN_SEEDS = 48
 
+KEEPS_STATE = (
+    "a second call with the same embeddings and seed gives another value: it changes a state (a centre, a schedule); "
+    "compute that from the embeddings, make it a setting, or let the target_transform of a regularizer keep it"
+)
+"""What the reader of a check can do about a loss whose gradient no differences can tell."""
+
 Views = Sequence[Tensor]
 Outcome = tuple[float, str]
 """A deviation, and where it was."""

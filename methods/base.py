@@ -116,6 +116,8 @@ class Regularizer(ABC):
     absent: ClassVar[Mapping[str, Any]] = {}
     """Settings that came later, with the value that cells from before have. Cells leave out a setting at this value,
     so that those keep their ids, and a stored cell without the setting has this value, not the default."""
+    has_code: ClassVar[bool] = True
+    """Whether this process can compute it; not so of one that stands in for the loss of an untrusted file."""
     space: ClassVar[Space | None] = None
     """The hyperparameters that a tuning searches, and where: none if it is empty. None means that nobody stated it."""
 

@@ -43,7 +43,7 @@ class Planned:
         cell: The cell.
         done: Whether its record is there.
         gpus: GPUs of its training, over all nodes.
-        needs: Needs of a training step; None for an untrained network.
+        needs: Needs of a training step; None for an untrained network, and for a loss that only jobs run.
         fits: Whether that fits the GPUs, if their memory is known.
         gpu_hours: GPU hours by the time of like cells, else by the training's FLOP; None if neither is known.
         from_flop: Whether the hours are estimated from FLOP, see `ASSUMED_FLOP_PER_S`.
@@ -73,7 +73,7 @@ def plan(sweep: Sweep) -> list[Planned]:
     for cell, cluster in tqdm(pairs, "plan", len(sweep.cells), leave=False, disable=None):
         pretrain = cluster.at("pretrain")
         needs = None
-        if cell.epochs:
+        if cell.epochs and cell.method.has_code:
             shape = _shape(cell, pretrain.processes)
             if shape not in shapes:
                 shapes[shape] = predict(cell, **_switches(sweep.runtime, pretrain))

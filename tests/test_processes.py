@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from regbench import RegbenchError
-from regbench.processes import Place, Processes, WorkFailed
+from regbench.processes import CodeFailed, Place, Processes, WorkFailed, apart
 
 
 def state(here: Place, text: str) -> tuple[str, Place]:
@@ -88,3 +93,95 @@ def test_processes_have_the_cores_and_the_environment_of_their_start(
     finally:
         os.sched_setaffinity(0, cores)
     assert found == [({min(cores)}, "now")]
+
+
+def raise_(error: BaseException) -> None:
+    raise error
+
+
+def write_everywhere() -> None:
+    """Write what looks like an answer to whatever file is open, and end as if all were well."""
+    for file in Path("/proc/self/fd").iterdir():
+        # What is written to a pipe of the fork server would end that one.
+        if file.is_file():
+            os.write(int(file.name), b'["key", "returned", 1]')
+    os._exit(0)
+
+
+def say_and_die() -> None:
+    print("a line", "no memory\x1b left", sep="\n", flush=True)
+    os.kill(os.getpid(), 9)
+
+
+def leave_behind(file: Path) -> int:
+    """Return at once, while a thread and a process go on."""
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    child = os.fork()
+    if not child:
+        time.sleep(600)
+        os._exit(0)
+    file.write_text(str(child))
+    return child
+
+
+def remove_files() -> None:
+    """Remove the files by which the caller is told something."""
+    folders = {file.readlink().parent for file in Path("/proc/self/fd").iterdir() if file.is_file()}
+    for folder in folders:
+        if folder.name.startswith("regbench-"):
+            shutil.rmtree(folder)
+    os._exit(0)
+
+
+def test_what_a_function_returns_apart_is_plain_data() -> None:
+    assert apart("it", 60, lambda *given: {"given": given, "none": None}, 1, 2.5) == {"given": [1, 2.5], "none": None}
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "line"),
+    [
+        (raise_, (ValueError("no\nluck"),), "it: ValueError: no luck"),
+        (raise_, (SystemExit(0),), "it: SystemExit: 0"),
+        (raise_, (KeyboardInterrupt(),), "it: KeyboardInterrupt: no message"),
+        (object, (), "it: TypeError: Object of type object is not JSON serializable"),
+        (os._exit, (0,), "it: its process gave no answer, and ended with exit code 0"),
+        (say_and_die, (), "it: its process gave no answer, and was ended by signal 9: no memory\x1b left"),
+        (remove_files, (), "it: its process gave no answer, and ended with exit code 0"),
+        (str.ljust, ("", 2**25), "it: its process gave no answer, and ended with exit code 0"),
+        (time.sleep, (600,), "it has not ended within 1 s"),
+    ],
+)
+def test_nothing_but_an_answer_is_a_success_apart(
+    function: Callable[..., Any], arguments: tuple[Any, ...], line: str
+) -> None:
+    with pytest.raises(CodeFailed) as failed:
+        apart("it", 1 if function is time.sleep else 60, function, *arguments)
+    assert str(failed.value) == line
+
+
+def test_an_answer_without_the_key_is_none() -> None:
+    with pytest.raises(CodeFailed, match="gave no answer"):
+        apart("it", 60, write_everywhere)
+
+
+def test_a_refusal_apart_is_one() -> None:
+    with pytest.raises(RegbenchError, match=r"^no luck$") as refused:
+        apart("it", 60, raise_, RegbenchError("no luck"))
+    assert type(refused.value) is RegbenchError
+    with pytest.raises(CodeFailed, match=r"^no luck$"):
+        apart("it", 60, raise_, CodeFailed("no luck"))
+
+
+def test_what_was_started_apart_ends_with_it(tmp_path: Path) -> None:
+    child = apart("it", 60, leave_behind, tmp_path / "child")
+    assert child == int((tmp_path / "child").read_text())
+    for _ in range(600):
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        # Killed, and not reaped yet.
+        if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.1)
+    pytest.fail("it is still there")

@@ -37,6 +37,7 @@ from regbench.slurm.execute import Wait, refuse_unfinished, run_grid, run_stages
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
 from regbench.tracks.smoke import SMOKE, SmokeTest, smoke_test
+from regbench.tracks.stand_in import ask, compute_once, entered
 from regbench.tracks.track import TRACKS, Track, unpack, write_sweep
 from regbench.tracks.verdicts import MOST_SEEDS, unclear, verdicts
 from regbench.wording import unknown
@@ -186,6 +187,7 @@ def prepared(loss: object, track: str | Track, overrides: Sequence[str]) -> Iter
 
     Raises:
         RegbenchError: If the file holds no loss, its name is that of a row, or a setting is the track's.
+        CodeFailed: If the code of the file fails.
     """
     for override in overrides:
         if not override.startswith(("runtime.", "cluster")):
@@ -201,7 +203,8 @@ def prepared(loss: object, track: str | Track, overrides: Sequence[str]) -> Iter
         track = TRACKS[track]
     folder = Path(load_grid(overrides).runtime.runs_dir) / f"{track.name}_{file.module}"
     bundle = read_bundle(track.bundle)
-    with file.plugged_in(folder / "plug_in") as method:
+    plug_in = folder / "plug_in"
+    with file.on_path(plug_in), entered(file, plug_in) as method:
         # Rows of one label would be put together, and their seeds taken for those of one method.
         if method.label in {record.label for record in bundle.records}:
             raise RegbenchError(f"{file.path}: {method.label!r} is a row of the track; give it another title")
@@ -210,6 +213,7 @@ def prepared(loss: object, track: str | Track, overrides: Sequence[str]) -> Iter
         budget = max(choice.budget for choice in bundle.choices.values())
         write_sweep(track, method, budget, path)
         tuning = load_sweep(str(path), overrides)
+        ask(file, plug_in, compute_once, tuning.cells[0].batch_size, tuning.cells[0].output_dim)
         best = _summary([folder / "track" / "shipped"]).methods[:_REPEATED]
         shipped = [min(row.records, key=lambda record: record.seed) for row in best]
         cells = tuple(Cell.stored(record.cell) for record in shipped)

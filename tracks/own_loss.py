@@ -9,6 +9,7 @@ Shapes: N = images in the batch (n), Q = embedding dimension (q).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib
 import inspect
@@ -29,7 +30,6 @@ from regbench.files import write_text
 from regbench.instruments.audit.target import scalar
 from regbench.methods import METHODS
 from regbench.methods.base import Metadata, Regularizer, register
-from regbench.processes import one_line
 
 # A process of a sweep imports nothing but entry points, so the copy enters the loss by itself.
 _FOOTER = """
@@ -73,7 +73,10 @@ class LossFile:
         path = Path(name)
         if path.suffix != ".py" or not path.is_file():
             raise RegbenchError(f"there is no file {name}; give my_loss.py, or my_loss.py:Name")
-        return cls(path, chosen, path.read_text())
+        try:
+            return cls(path, chosen, path.read_text())
+        except UnicodeDecodeError as error:
+            raise RegbenchError(f"{name} is no text in UTF-8; save it as such") from error
 
     @property
     def name(self) -> str:
@@ -87,8 +90,34 @@ class LossFile:
         return f"{self.name[:60]}_{sha256[:8]}"  # part of a folder's name
 
     @contextmanager
-    def plugged_in(self, folder: Path) -> Iterator[Regularizer]:
-        """Make the loss a method of this process, and of those that it starts, for as long as the context lasts.
+    def on_path(self, folder: Path) -> Iterator[None]:
+        """Let processes that this one starts find the loss, for as long as the context lasts.
+
+        Args:
+            folder: Folder for the copy.
+        """
+        footer = _FOOTER.format(name=self.name, chosen=self.chosen)
+        write_text(folder / f"{self.module}.py", self.source + footer)
+        info = folder / f"{self.module}-1.0.dist-info"
+        write_text(info / "METADATA", f"Metadata-Version: 2.1\nName: {self.module}\nVersion: 1.0\n")
+        write_text(info / "entry_points.txt", f"[regbench.methods]\n{self.name} = {self.module}\n")
+        METHODS.names()  # entry points are looked for once: none of this process is in the folder
+        paths = os.environ.get("PYTHONPATH")
+        place = str(folder.resolve())
+        sys.path.insert(0, place)
+        # Jobs of Slurm get the environment, and not this process's `sys.path`.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [place, paths]))
+        try:
+            yield
+        finally:
+            sys.path.remove(place)
+            del os.environ["PYTHONPATH"]
+            if paths is not None:
+                os.environ["PYTHONPATH"] = paths
+
+    @contextmanager
+    def loaded(self, folder: Path) -> Iterator[Regularizer]:
+        """Run the file: its loss is a method of this process, and of those that it starts, while the context lasts.
 
         Args:
             folder: Folder for the copy.
@@ -99,37 +128,23 @@ class LossFile:
         Raises:
             RegbenchError: If the file holds no loss, or several.
         """
-        footer = _FOOTER.format(name=self.name, chosen=self.chosen)
-        write_text(folder / f"{self.module}.py", self.source + footer)
-        info = folder / f"{self.module}-1.0.dist-info"
-        write_text(info / "METADATA", f"Metadata-Version: 2.1\nName: {self.module}\nVersion: 1.0\n")
-        write_text(info / "entry_points.txt", f"[regbench.methods]\n{self.name} = {self.module}\n")
-        before, paths = set(METHODS.names()), os.environ.get("PYTHONPATH")
-        place = str(folder.resolve())
-        sys.path.insert(0, place)
-        # Jobs of Slurm get the environment, and not this process's `sys.path`.
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [place, paths]))
-        try:
-            # Python may have listed the folder before the copy was in it.
-            importlib.invalidate_caches()
-            yield self._loaded(before)
-        finally:
-            # Another file may hold a loss of the same name.
-            for name in {METHODS.name(METHODS.build(name)) for name in set(METHODS.names()) - before}:
-                METHODS.unregister(name)
-            sys.modules.pop(self.module, None)
-            sys.path.remove(place)
-            del os.environ["PYTHONPATH"]
-            if paths is not None:
-                os.environ["PYTHONPATH"] = paths
+        before = set(METHODS.names())
+        with self.on_path(folder):
+            try:
+                # Python may have listed the folder before the copy was in it.
+                importlib.invalidate_caches()
+                yield self._loaded(before)
+            finally:
+                # Another file may hold a loss of the same name.
+                for name in {METHODS.name(METHODS.build(name)) for name in set(METHODS.names()) - before}:
+                    METHODS.unregister(name)
+                sys.modules.pop(self.module, None)
 
     def _loaded(self, before: set[str]) -> Regularizer:
         try:
             importlib.import_module(self.module)
         except RegbenchError as error:
             raise RegbenchError(f"{self.path}: {error}") from error
-        except Exception as error:  # whatever a file of somebody else raises
-            raise RegbenchError(f"{self.path} cannot be loaded: {one_line(error)}") from error
         new = sorted(set(METHODS.names()) - before)
         if len(new) != 1:
             found = ", ".join(new) or "none"
@@ -142,21 +157,31 @@ class Plain(Regularizer):
 
     Attributes:
         loss_of: The function, or the class of the module.
+        whole: Hyperparameters that are whole by default, and of which no annotation says that others are.
     """
 
     loss_of: ClassVar[Callable[..., Any]]
+    whole: ClassVar[frozenset[str]]
     random = True  # nothing says that it draws no random numbers
+
+    def made(self, z_NQ: Tensor) -> Callable[..., Any]:
+        """Make the loss with its hyperparameters, where the embeddings `z_NQ` are."""
+        settings = dataclasses.asdict(self)  # type: ignore[call-overload]
+        for name in self.whole:
+            # It may count something, as the width of a layer does. What a search tries between stays as it is.
+            if float(settings[name]).is_integer():
+                settings[name] = int(settings[name])
+        if not inspect.isclass(self.loss_of):
+            return functools.partial(self.loss_of, **settings)
+        made: Any = self.loss_of(**settings)
+        module: nn.Module = made.to(z_NQ)  # buffers too have to be where the embeddings are
+        if list(module.parameters()):
+            raise RegbenchError(f"{self.label} has parameters, which nobody would train; a loss must have none")
+        return module
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute the loss, whose one addend is itself."""
-        settings = dataclasses.asdict(self)  # type: ignore[call-overload]
-        if inspect.isclass(self.loss_of):
-            made: Any = self.loss_of(**settings)
-            module = made.to(z1_NQ)  # buffers too have to be where the embeddings are
-            if list(module.parameters()):
-                raise RegbenchError(f"{self.label} has parameters, which nobody would train; a loss must have none")
-            return {"loss": scalar(module(z1_NQ, z2_NQ))}
-        return {"loss": scalar(self.loss_of(z1_NQ, z2_NQ, **settings))}
+        return {"loss": scalar(self.made(z1_NQ)(z1_NQ, z2_NQ), self.label)}
 
 
 def enter(module_name: str, name: str, chosen: str) -> None:
@@ -199,7 +224,7 @@ def _wrapped(loss: Any) -> type[Regularizer]:
     parameters = list(inspect.signature(loss).parameters.values())
     # The embeddings come first; those of a module are arguments of its call.
     settings = parameters if inspect.isclass(loss) else parameters[2:]
-    fields = []
+    fields, whole = [], set[str]()
     for parameter in settings:
         kind = type(parameter.default)
         if kind not in (bool, int, float, str):
@@ -209,6 +234,8 @@ def _wrapped(loss: Any) -> type[Regularizer]:
         # `weight=25` is no statement that only whole numbers make sense; `weight: int = 25` is.
         if kind is int and parameter.annotation not in (int, "int"):
             kind, default = float, float(default)
+            if parameter.annotation is parameter.empty:
+                whole.add(parameter.name)
         fields.append((parameter.name, kind, default))
     metadata = Metadata(
         title=loss.__name__,
@@ -233,6 +260,7 @@ def _wrapped(loss: Any) -> type[Regularizer]:
             "__module__": loss.__module__,
             "__doc__": "\n".join([f"The loss {loss.__name__}.", *attributes]),
             "loss_of": staticmethod(loss),
+            "whole": frozenset(whole),
             "metadata": metadata,
             "space": getattr(loss, "space", None),
         },

@@ -6,16 +6,18 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from tabulate import tabulate
 
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.settings.sweep import Sweep, load_grid, load_rows, read_rows
-from regbench.instruments.conformance import run_check
+from regbench.instruments.conformance import CHECKS, CheckResult, run_check
 from regbench.methods import METHODS, Regularizer
 from regbench.slurm.execute import Wait, refuse_unfinished, run_grid
 from regbench.tracks.own_loss import LossFile
+from regbench.tracks.stand_in import ask, compute_once, entered
 
 log = logging.getLogger("regbench")
 
@@ -55,12 +57,14 @@ class SmokeTest:
     """A smoke test that was prepared.
 
     Attributes:
-        method: The loss with its defaults.
+        method: The stand-in for the loss, with its defaults.
         grid: The untrained network, and the loss.
+        check: Checks the loss in a process of its own: for each of `RULES` that applies the deviation and its place.
     """
 
     method: Regularizer
     grid: Sweep
+    check: Callable[[], Sequence[tuple[str, float, str]]]
 
     def plan(self) -> str:
         """Say what it takes."""
@@ -73,11 +77,10 @@ class SmokeTest:
             Unfinished: If the training has ended without a record.
         """
         findings = []
-        for rule in RULES:
-            result = run_check(self.method, rule)
-            if result is not None:
-                found = f"deviation {result.error:.2g}, {result.bound:g} is allowed ({result.where})"
-                findings.append((result.ok, rule, found))
+        for rule, error, where in self.check():
+            _, bound, _ = CHECKS[rule]
+            result = CheckResult(rule, bound, error, where)
+            findings.append((result.ok, rule, f"deviation {error:.2g}, {bound:g} is allowed ({where})"))
         statuses = run_grid(self.grid, wait, say, oversized=False)
         refuse_unfinished(statuses, self.grid)
         if statuses is None:
@@ -105,9 +108,18 @@ def smoke_test(file: LossFile, overrides: Sequence[str]) -> Iterator[SmokeTest]:
     """Prepare a smoke test of a loss, with settings of the runtime and the cluster."""
     runs_dir = Path(load_grid(overrides).runtime.runs_dir)
     name = f"{SMOKE}_{file.module}"
-    with file.plugged_in(runs_dir / name / "plug_in") as method:
+    folder = runs_dir / name / "plug_in"
+    with file.on_path(folder), entered(file, folder) as method:
         preset = read_rows(SMOKE, overrides)
         untrained, trained = preset.rows
         # The preset cannot name a loss that it does not know.
         rows = [untrained, [*trained, f"method={METHODS.name(method)}"]]
-        yield SmokeTest(method, replace(load_rows(preset, rows), name=name))
+        grid = replace(load_rows(preset, rows), name=name)
+        sizes = grid.cells[-1].batch_size, grid.cells[-1].output_dim
+        yield SmokeTest(method, grid, partial(ask, file, folder, _checked, *sizes))
+
+
+def _checked(method: Regularizer, n: int, q: int) -> list[tuple[str, float, str]]:
+    compute_once(method, n, q)
+    results = [run_check(method, rule) for rule in RULES]
+    return [(result.check, result.error, result.where) for result in results if result is not None]

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Literal
 
+from pydantic import ConfigDict
 from tabulate import tabulate
 
 Severity = Literal["defect", "convention", "note"]
@@ -37,6 +38,8 @@ class Finding:
     size: float
     text: str
     probe: str = ""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # a size may be no number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from regbench.instruments.audit.target import SIZE, Target
 from regbench.instruments.audit.textbook import is_own_target, keeps_state, textbook
 from regbench.instruments.audit.weights import weights
 from regbench.instruments.loss_checks import (
+    KEEPS_STATE,
     Views,
     cast,
     chance,
@@ -28,6 +29,7 @@ from regbench.instruments.loss_checks import (
     relative,
     slopes,
 )
+from regbench.processes import one_line
 
 Probe = Callable[[Target], list[Finding]]
 
@@ -59,7 +61,7 @@ def gradient(target: Target, layout: Layout = (2, 2)) -> list[Finding]:
             return _against_differences(target, layout)
         return _against_textbook(target, layout)
     except Exception as error:
-        return [_failed(error)]
+        return [_failed(target, error)]
 
 
 def _against_differences(target: Target, layout: Layout) -> list[Finding]:
@@ -79,6 +81,9 @@ def _against_differences(target: Target, layout: Layout) -> list[Finding]:
     # Along no direction may it be off, since a wrong addend can hide along one.
     if worst <= tolerance:  # not so for NaN
         return []
+    first, second = (loss(views) for _ in range(2))
+    if not torch.allclose(first, second, rtol=1e-9, equal_nan=True):
+        return [Finding("gradient not to be told", "defect" if target.claimed else "note", worst, KEEPS_STATE)]
     _, gradients = evaluate(loss, views)
     stopped = [view for view, gradient_NQ in enumerate(gradients) if not gradient_NQ.any()]
     if stopped:
@@ -334,8 +339,8 @@ def run_probe(target: Target, name: str) -> list[Finding]:
     try:
         return PROBES[name](target)
     except Exception as error:
-        return [_failed(error)]
+        return [_failed(target, error)]
 
 
-def _failed(error: Exception) -> Finding:
-    return Finding("fails", "defect", math.nan, f"raises {type(error).__name__}: {' '.join(str(error).split())[:120]}")
+def _failed(target: Target, error: Exception) -> Finding:
+    return Finding("fails", "defect", math.nan, f"raises {one_line(error, str(target.file))}")

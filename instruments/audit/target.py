@@ -27,6 +27,7 @@ from regbench.files import file_sha256
 from regbench.instruments.audit.textbook import earlier_batches, has_targets, keeps_state
 from regbench.instruments.loss_checks import Views, cast, draw_views, seeded
 from regbench.methods import Regularizer
+from regbench.processes import CodeFailed, one_line
 
 # More images than dimensions, so that covariances have full rank; few enough for losses that
 # take n³.
@@ -182,14 +183,20 @@ class Target:
         with seeded(seed):
             for each_NQ in batches:
                 batch = Batch(list(each_NQ[:count]), list(each_NQ[count:]), global_views or count, first)
-                value = scalar(call(loss, batch))
+                value = scalar(call(loss, batch), self.name if self.is_own else "")
         return factor * value
 
     @functools.cached_property
     def dtype(self) -> torch.dtype:
-        """float64; float32 if the loss refuses that."""
+        """float64; float32 if the loss refuses that.
+
+        Raises:
+            NotScalar: If a loss without an adapter returns no scalar.
+        """
         try:
             self.value(draw_views(*SIZE, 4 if self.has_targets else 2))
+        except NotScalar:
+            raise
         except Exception:
             return torch.float32
         return torch.float64
@@ -213,10 +220,21 @@ class Target:
         return build_claim(self.claims) if self.claims else None
 
     @property
+    def is_own(self) -> bool:
+        """Whether the user names the loss by its file or module, and no adapter."""
+        return self.name == self.expression
+
+    @property
+    def file(self) -> Path:
+        """The file of the loss, or of the module that has it."""
+        module, _ = _load(self.expression)
+        return Path(str(module.__file__))
+
+    @property
     def version(self) -> str:
         """The version of the installed package, or the digest of the file where it is not one of those."""
         module, _ = _load(self.expression)
-        file = Path(str(module.__file__))
+        file = self.file
         for name in importlib.metadata.packages_distributions().get(module.__name__.split(".")[0], []):
             package = importlib.metadata.distribution(name)
             # A checkout given by --source hides the package of the same name.
@@ -231,13 +249,16 @@ def _load(target: str) -> tuple[ModuleType, str]:
     where, _, expression = target.partition(":")
     if not (where and expression):
         raise RegbenchError(f"{target!r} is no target; give package.module:Class(args) or path/file.py:Class(args)")
-    if not where.endswith(".py"):
-        try:
-            return importlib.import_module(where), expression
-        except ImportError as error:
+    file = Path(where).resolve() if where.endswith(".py") else None
+    try:
+        return _import_file(file) if file else importlib.import_module(where), expression
+    except RegbenchError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a file of somebody else raises
+        if file is None and isinstance(error, ImportError):
             hint = "install it, or give its folder: --source DIR"
             raise RegbenchError(f"{where} cannot be imported ({error}); {hint}") from error
-    return _import_file(Path(where).resolve()), expression
+        raise CodeFailed(f"{where} cannot be loaded: {one_line(error, str(file))}") from error
 
 
 @functools.cache
@@ -252,18 +273,28 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def scalar(output: Any) -> Tensor:
-    """Take the loss out of what was returned: a tuple's first, the entry `loss` or `total`; the mean of many."""
-    # Some return the loss of each image or view, and leave the mean to the caller.
+class NotScalar(RegbenchError):
+    """A loss returned many numbers, or none."""
+
+
+def scalar(output: Any, only: str = "") -> Tensor:
+    """Take the loss out of what was returned: a tuple's first, the entry `loss` or `total`; the mean of many.
+
+    With the name of a loss as `only`, many are refused.
+    """
     if isinstance(output, Tensor):
+        if only and output.numel() != 1:
+            raise NotScalar(f"{only} must return a scalar, not a tensor of shape {tuple(output.shape)}")
+        # Some return the loss of each image or view, and leave the mean to the caller.
         return output.reshape(()) if output.numel() == 1 else output.mean()
     if isinstance(output, tuple | list) and output:
-        return scalar(output[0])
+        return scalar(output[0], only)
     if isinstance(output, Mapping):
         names = [name for name in ("loss", "total") if name in output]
         if names or len(output) == 1:
-            return scalar(output[names[0]] if names else next(iter(output.values())))
-    raise RegbenchError(f"a loss must return a tensor, not {type(output).__name__}; write an adapter that takes it out")
+            return scalar(output[names[0]] if names else next(iter(output.values())), only)
+    what = f"{only or 'a loss'} must return a tensor, not {type(output).__name__}"
+    raise NotScalar(f"{what}; write an adapter that takes it out")
 
 
 def build_claim(claim: str) -> Regularizer:

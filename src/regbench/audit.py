@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 
@@ -16,10 +17,14 @@ from regbench.instruments.audit.finding import MEANING, Finding, Report
 from regbench.instruments.audit.probes import PROBES, run_probe
 from regbench.instruments.audit.ranks import Ranks, ranks
 from regbench.instruments.audit.target import SIZE, Call, Target
+from regbench.processes import FORKED, apart
+from regbench.settings import from_plain
 
 __all__ = ["ALL_PROBES", "Finding", "Report", "assert_sound", "audit"]
 
 ALL_PROBES = (*PROBES, "ranks")
+LIMIT_S = 1800.0
+"""Time in which the command has to be through with one loss, of which all probes take twenty seconds usually."""
 
 
 def audit(
@@ -75,28 +80,52 @@ def assert_sound(
     assert not defects, "\n".join(defects)
 
 
-def audit_losses(losses: Sequence[Target], probes: Sequence[str], options: str) -> Iterator[Report]:
-    """Audit losses, one after the other; `options` are those of the command that shows it again."""
+def audit_losses(
+    losses: Sequence[Target], probes: Sequence[str], options: str, *, separately: bool = False
+) -> Iterator[Report]:
+    """Audit losses, one after the other.
+
+    Args:
+        losses: The losses.
+        probes: Probes to run.
+        options: Options of the command that shows it again.
+        separately: Whether each loss without an adapter gets a process of its own, see `regbench.processes.apart`.
+    """
     for name in probes:
         if name not in ALL_PROBES:
             raise RegbenchError(wording.unknown("probe", name, ALL_PROBES))
-    severities = list(MEANING)
+    FORKED.set_forkserver_preload([__name__])
     with Ranks() as group:
         for target in losses:
-            begin_s = time.perf_counter()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a library's own warnings are not what is looked for
-                target.make(*SIZE, torch.float64)  # what cannot be made is refused, not found
-                findings: list[Finding] = []
-                for name in probes:
-                    found = ranks(target, group) if name == "ranks" else run_probe(target, name)
-                    findings += [replace(finding, probe=name) for finding in found]
-            yield Report(
-                loss=target.name,
-                version=target.version,
-                claims=target.claims,
-                probes=tuple(probes),
-                findings=tuple(sorted(findings, key=lambda finding: severities.index(finding.severity))),
-                command=f"regbench audit '{target.name}' {options}".strip(),
-                seconds_s=round(time.perf_counter() - begin_s, 2),
-            )
+            if separately and target.is_own:
+                said = apart(target.name, LIMIT_S, _audited_alone, target, probes, options)
+                yield from_plain(Report, said, f"{target.name}: ")
+            else:
+                yield _audited(target, probes, options, group)
+
+
+def _audited_alone(target: Target, probes: Sequence[str], options: str) -> dict[str, Any]:
+    with Ranks() as group:
+        return asdict(_audited(target, probes, options, group))
+
+
+def _audited(target: Target, probes: Sequence[str], options: str, group: Ranks) -> Report:
+    severities = list(MEANING)
+    begin_s = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a library's own warnings are not what is looked for
+        target.make(*SIZE, torch.float64)  # what cannot be made is refused, not found
+        assert target.dtype  # and so is what returns no scalar
+        findings: list[Finding] = []
+        for name in probes:
+            found = ranks(target, group) if name == "ranks" else run_probe(target, name)
+            findings += [replace(finding, probe=name) for finding in found]
+    return Report(
+        loss=target.name,
+        version=target.version,
+        claims=target.claims,
+        probes=tuple(probes),
+        findings=tuple(sorted(findings, key=lambda finding: severities.index(finding.severity))),
+        command=f"regbench audit '{target.name}' {options}".strip(),
+        seconds_s=round(time.perf_counter() - begin_s, 2),
+    )

@@ -1,4 +1,4 @@
-"""Processes that work for this one: jobs of a sweep, and ranks that share a batch.
+"""Processes that work for this one: jobs of a sweep, ranks that share a batch, and calls of code that is not trusted.
 
 All are forked by the fork server of `multiprocessing`, which imports what they need once. Nothing here starts a thread
 or initialises CUDA in it, which a fork would break.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import multiprocessing
 import os
 import pickle
+import secrets
 import signal
 import sys
 import tempfile
+import traceback
 import types
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -249,9 +252,7 @@ class Processes:
         for number, (process, _) in enumerate(self._running):
             process.join()
             if (code := process.exitcode) != -signal.SIGTERM:
-                said = self._said(number).read_text(errors="replace").strip().splitlines()
-                how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                return f"rank {number} {how}" + (f": {said[-1].strip()}" if said else "")
+                return f"rank {number} {_ending(code, self._said(number).read_bytes())}"
         return f"rank {rank}: {line}"
 
     def close(self) -> None:
@@ -306,7 +307,99 @@ def _serve(connection: Connection, said: Path, threads: int, place: Place) -> No
         dist.destroy_process_group()
 
 
-def one_line(error: BaseException) -> str:
-    """Put an error into one line, with its type unless it is one of ours."""
+def _ending(code: int, said: bytes) -> str:
+    """Say how a process ended, and what it said last."""
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    lines = said.decode(errors="replace").strip().splitlines()
+    return f"{how}: {lines[-1].strip()[:200]}" if lines else how
+
+
+# ----------------------------------------------------------------------------------------------------- code of others
+
+
+class CodeFailed(RegbenchError):
+    """Code of others failed, ended its process, or took too long."""
+
+    exit_code = 1
+
+
+def apart(what: str, limit_s: float, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function that runs code of others in a process of its own; return its answer, which is plain data.
+
+    The process has to answer with a key that is made for this call. So an exit at any place and with any status, a
+    crash, a signal, an endless loop, memory that runs out, what it prints, and bytes written to every open file are no
+    answer. What it started ends with it. It hands over JSON, which runs nothing here.
+
+    The code has the rights of this user, and the function runs beside it. So who means to can find the key or replace
+    the function, and hand over any answer: the caller judges the values. Not held off either are changed files, and
+    processes that leave the session.
+
+    Args:
+        what: Name of the code, for messages.
+        limit_s: Time after which the process is ended.
+        function: The function.
+        *arguments: Its arguments.
+
+    Returns:
+        What the function returned, as JSON has it.
+
+    Raises:
+        RegbenchError: If the function raises one.
+        CodeFailed: If it raises anything else, or there is no answer.
+    """
+    key = secrets.token_hex()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="regbench-")))
+        # Opened before, so that what is put in their place later is not read.
+        answer, said = (stack.enter_context((folder / name).open("w+b")) for name in (_ANSWER, _SAID))
+        process = _start(_answer, folder, key, what, cloudpickle.dumps((function, arguments)))
+        try:
+            process.join(limit_s)
+            code = process.exitcode
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            process.join(_END_TIMEOUT_S)
+        try:
+            signature, how, value = json.loads(answer.read(_MOST_BYTES))
+        except (ValueError, TypeError, RecursionError):
+            signature = None
+        if code is None:
+            raise CodeFailed(f"{what} has not ended within {limit_s:g} s")
+        if signature != key:
+            raise CodeFailed(f"{what}: its process gave no answer, and {_ending(code, said.read(_MOST_BYTES))}")
+    if how != "returned":
+        raise (RegbenchError if how == "refused" else CodeFailed)(str(value)[:1000])
+    return value
+
+
+_ANSWER, _SAID = "answer", "said"
+_MOST_BYTES = 2**24
+
+
+def _answer(folder: Path, key: str, what: str, content: bytes) -> None:
+    os.setsid()  # what it starts can be ended with it
+    with contextlib.suppress(OSError):  # no Linux
+        # Where memory runs out, this process is to be ended, and not the one that waits for it.
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    with (folder / _ANSWER).open("w") as file:
+        _say_to(folder / _SAID)
+        try:
+            function, arguments = pickle.loads(content)
+            answer = json.dumps([key, "returned", function(*arguments)])
+        except RegbenchError as error:
+            answer = json.dumps([key, "failed" if isinstance(error, CodeFailed) else "refused", str(error)])
+        except BaseException as error:  # an exit, too
+            answer = json.dumps([key, "failed", f"{what}: {one_line(error)}"])
+        file.write(answer)
+    os._exit(0)  # threads that were left behind are not waited for
+
+
+def one_line(error: BaseException, file: str = "") -> str:
+    """Put an error into one line, with its type unless it is one of ours, and its last place in a file if there is."""
     text = " ".join(str(error).split()) or "no message"
-    return text if isinstance(error, RegbenchError) else f"{type(error).__name__}: {text}"
+    if not isinstance(error, RegbenchError):
+        text = f"{type(error).__name__}: {text}"
+    places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"{text} ({Path(file).name}, line {places[-1].lineno})" if places else text

@@ -11,10 +11,12 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Stands for the program: it notes its arguments, a line each, and refuses what is named bad.
-STUB = """#!/bin/sh
+# Stands for the program: it notes its arguments, a line each, and refuses what is named bad; silent says nothing.
+STUB = f"""#!/bin/sh
 printf '%s\\n' "$@" -- >> "$CALLS"
-case "$*" in *bad*) exit 1; esac
+case "$*" in *bad*) exit 1;; *silent*) echo "2 cells check out; sha256"; exit 0; esac
+echo 'cell (VICReg, seed 0): trained again, equal to the last bit'
+echo '2 cells check out; sha256 {64 * "a"}'
 """
 
 
@@ -65,10 +67,12 @@ def test_the_workflow_verifies_what_a_pull_request_adds_or_changes(bash: Path, m
         ["verify", "results/elsewhere.rows.json", "--recompute", "1"],
         ["verify", "results/mine.rows.json", "--recompute", "1", "--loss", "results/mine.py"],
     ]
-    (clone / "results" / "bad.zip").write_text("new")
-    git(clone, "add", ".")
-    git(clone, "commit", "-m", "a bundle without rows")
-    assert run(script, clone) == 1
+    for name in ("bad", "silent"):
+        git(clone, "checkout", "-fb", name, "main")
+        (clone / "results" / f"{name}.zip").write_text("new")
+        git(clone, "add", ".")
+        git(clone, "commit", "-m", "a bundle that is refused, or of which nothing is said")
+        assert run(script, clone) == 1
 
 
 def test_the_action_audits_with_the_arguments_as_they_are_quoted(bash: Path) -> None:

@@ -37,6 +37,7 @@ from regbench.tracks.challenge import Challenge, prepared
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
 from regbench.tracks.smoke import RULES, Smoke
+from regbench.tracks.stand_in import entered
 from regbench.tracks.track import TRACKS, Track, configurations, write_sweep
 from tests.conftest import TINY
 from tests.records import knn_top1, made
@@ -101,7 +102,7 @@ def test_a_plain_function_is_a_method_of_this_process_and_of_others_for_as_long(
     before, paths = METHODS.names(), "somewhere"
     monkeypatch.setenv("PYTHONPATH", paths)
     file = LossFile.of(write("my_loss.py", PULL))
-    with file.plugged_in(tmp_path / "plug_in") as method:
+    with file.loaded(tmp_path / "plug_in") as method:
         assert METHODS.plain(method) == {"name": "my_loss", "weight": 10.0, "power": 2, "hard": False}
         assert METHODS.build("my_loss", weight=3.0) == replace(method, weight=3.0)  # type: ignore[type-var]
         z1, z2 = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True)
@@ -125,7 +126,7 @@ def test_a_module_is_made_with_its_hyperparameters(
     chosen: str, write: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
     """The function beside it is a helper of its."""
-    with LossFile.of(f"{write('losses.py', PULL + MODULE)}{chosen}").plugged_in(tmp_path / "plug_in") as method:
+    with LossFile.of(f"{write('losses.py', PULL + MODULE)}{chosen}").loaded(tmp_path / "plug_in") as method:
         z1, z2 = torch.zeros(4, 3), torch.zeros(4, 3)
         assert method(z1, z2).total == 2.0
         assert replace(method, margin=5.0)(z1, z2).total == 5.0  # type: ignore[type-var]
@@ -138,7 +139,7 @@ def test_a_module_is_made_with_its_hyperparameters(
         ("x = 1", "it must hold one loss of two embeddings, and holds none; give FILE:NAME"),
         (PULL + "def second(z1, z2): ...", "and holds pull, second; give FILE:NAME"),
         ("def f(z1, z2, weight): ...", "f: the default of weight must be a number, a switch or text"),
-        ("import nothing_of_this_name", "cannot be loaded: ModuleNotFoundError: No module named 'nothing_of"),
+        ("import nothing_of_this_name", "my_loss.py: ModuleNotFoundError: No module named 'nothing_of"),
         (TWIN.replace('@register("twin")', ""), r"must register one method with @register\(NAME\), and registers none"),
         (TWIN.replace('"twin"', '"vicreg"'), "method name 'vicreg' of my_loss_.* is taken by regbench.methods.vicreg"),
     ],
@@ -148,15 +149,43 @@ def test_what_is_no_loss_is_refused_and_leaves_nothing(
 ) -> None:
     before = METHODS.names()
     file = LossFile.of(write("my_loss.py", text))
-    with pytest.raises(RegbenchError, match=refusal), file.plugged_in(tmp_path / "plug_in"):
+    with pytest.raises(RegbenchError, match=refusal), entered(file, tmp_path / "plug_in"):
         pass
     assert METHODS.names() == before
+
+
+@pytest.mark.parametrize(
+    ("parameter", "values", "kind"),
+    [
+        ("k=64", {}, int),
+        ("k=64", {"k": 16.0}, int),
+        ("k=64", {"k": 0.25}, float),
+        ("k: float = 64", {}, float),
+        ("k: int = 64", {}, int),
+        ("k=64.0", {}, float),
+        ("k=True", {}, bool),
+    ],
+)
+def test_a_whole_default_is_handed_over_whole_unless_its_annotation_says_otherwise(
+    parameter: str,
+    values: dict[str, float],
+    kind: type,
+    write: Callable[[str, str], Path],
+    tmp_path: Path,
+) -> None:
+    """What a search tries between whole numbers is handed over as it is."""
+    text = f"def own(z1, z2, {parameter}):\n    own.got = k\n    return (z1 - z2).square().mean()"
+    with LossFile.of(write("own.py", text)).loaded(tmp_path / "plug_in") as method:
+        changed = METHODS.from_plain({"name": "own", **values}, "method.")
+        changed(torch.ones(4, 3), torch.zeros(4, 3))
+        got = method.loss_of.got  # type: ignore[attr-defined]
+    assert (type(got), got) == (kind, values.get("k", 64 if kind is not bool else True))
 
 
 def test_a_loss_with_parameters_is_refused(write: Callable[[str, str], Path], tmp_path: Path) -> None:
     text = MODULE.replace("self.margin = margin", "self.margin = nn.Parameter(__import__('torch').tensor(margin))")
     with (
-        LossFile.of(write("my_loss.py", text)).plugged_in(tmp_path / "plug_in") as method,
+        LossFile.of(write("my_loss.py", text)).loaded(tmp_path / "plug_in") as method,
         pytest.raises(RegbenchError, match="Far has parameters, which nobody would train"),
     ):
         method(torch.zeros(4, 3), torch.zeros(4, 3))
@@ -164,7 +193,7 @@ def test_a_loss_with_parameters_is_refused(write: Callable[[str, str], Path], tm
 
 def test_the_loss_of_the_page_keeps_the_rules(write: Callable[[str, str], Path], tmp_path: Path) -> None:
     (text,) = blocks("docs/challenge.md", "python")
-    with LossFile.of(write("my_loss.py", text)).plugged_in(tmp_path / "plug_in") as method:
+    with LossFile.of(write("my_loss.py", text)).loaded(tmp_path / "plug_in") as method:
         for rule in RULES:
             result = run_check(method, rule)
             assert result is not None and result.ok, result
@@ -194,10 +223,10 @@ def test_a_loss_is_taken_from_its_file_alone(
 def test_a_regularizer_may_be_named_and_a_function_may_state_its_space(
     write: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
-    with LossFile.of(f"{write('twin.py', TWIN)}:Twin").plugged_in(tmp_path / "plug_in") as method:
+    with LossFile.of(f"{write('twin.py', TWIN)}:Twin").loaded(tmp_path / "plug_in") as method:
         assert method.label == "Twin"
     text = "from regbench.spaces import Choice\ndef own(z1, z2, a=1.0): ...\nown.space = {'a': Choice((5.0, 6.0))}"
-    with LossFile.of(write("own.py", text)).plugged_in(tmp_path / "plug_in") as method:
+    with LossFile.of(write("own.py", text)).loaded(tmp_path / "plug_in") as method:
         assert configurations(method, 2, 4, 3) == [{"a": 5.0}, {"a": 6.0}]
 
 
@@ -235,7 +264,7 @@ def test_what_states_no_space_is_tried_around_its_first_weight(
     arguments: str, expected: list[dict[str, float]], write: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
     text = f"def own(z1, z2{arguments}): ..."
-    with LossFile.of(write("own.py", text)).plugged_in(tmp_path / "plug_in") as method:
+    with LossFile.of(write("own.py", text)).loaded(tmp_path / "plug_in") as method:
         assert configurations(method, 3, 4, 3) == expected
 
 

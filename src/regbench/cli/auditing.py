@@ -77,7 +77,7 @@ def audit(
     losses, options = find_losses(targets, claims, call, gathers, views)
     options += f" --source {source}" if source is not None else ""
     make_folder(out)
-    found = audit_losses(losses, tuple(probes) or ALL_PROBES, options.strip())
+    found = audit_losses(losses, tuple(probes) or ALL_PROBES, options.strip(), separately=True)
     reports = []
     with tqdm(found, total=len(losses), desc="audit", leave=False, disable=None) as bar:
         for report in bar:

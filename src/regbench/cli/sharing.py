@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,18 +15,28 @@ from regbench.cli.group import main
 from regbench.cli.options import PathType, folder_name, runs_dir_option
 from regbench.text import printable
 
+if TYPE_CHECKING:
+    from regbench.tracks.own_loss import LossFile
+
 _losses_option = click.option(
-    "--loss", "losses", multiple=True, help="File of a challenge's loss; may be repeated. It runs, so read it before."
+    "--loss",
+    "losses",
+    multiple=True,
+    help="File of a challenge's loss; may be repeated. It runs, in processes of its own; read it before.",
 )
 
 
-def _plug_in(ctx: click.Context, losses: Sequence[str]) -> None:
-    """Make the losses of challenges methods until the command ends."""
+def _entered(ctx: click.Context, losses: Sequence[str]) -> dict[str, LossFile]:
+    """Let stand-ins for the losses of challenges be methods until the command ends; return the file of each name."""
+    file_of = {}
     for loss in losses:
+        from regbench.methods import METHODS
         from regbench.tracks.own_loss import LossFile
+        from regbench.tracks.stand_in import entered
 
-        folder = ctx.with_resource(tempfile.TemporaryDirectory())
-        ctx.with_resource(LossFile.of(loss).plugged_in(Path(folder)))
+        file, folder = LossFile.of(loss), Path(ctx.with_resource(tempfile.TemporaryDirectory()))
+        file_of[METHODS.name(ctx.with_resource(entered(file, folder)))] = file
+    return file_of
 
 
 @main.command()
@@ -78,7 +90,7 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
       regbench verify results/our-lab.zip --recompute 3 runtime.data_dir=/scratch/data
     """
     # Before the bundle is read, whose cells have to be cells of known methods.
-    _plug_in(ctx, losses)
+    file_of = _entered(ctx, losses)
     from regbench.instruments import recompute as again
     from regbench.reports.board.entered import rows_misfits
     from regbench.reports.bundle.again import differences, drawn_cells
@@ -101,7 +113,12 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
             weights = saved is not None and saved.sha256 in read.weights
             if weights:
                 unpack_weights(read, record, Path(temporary))
-            done = again.recompute(record, Path(temporary), weights=weights, overrides=runtime)
+            compute: Callable[..., again.Recomputed] = again.recompute
+            if record.method in file_of:
+                from regbench.tracks.stand_in import recompute_apart
+
+                compute = partial(recompute_apart, file_of[record.method])
+            done = compute(record, Path(temporary), weights=weights, overrides=runtime)
         found = differences(read, record, done.scores, trained=done.trained, alike=done.alike)
         misfits += found
         how = "trained again" if done.trained else "evaluated again from its weights"
@@ -130,7 +147,7 @@ def leaderboard(ctx: click.Context, folder: Path, out: Path, losses: Sequence[st
     """
     from regbench.reports.board.site import write_site
 
-    _plug_in(ctx, losses)
+    _entered(ctx, losses)
     site = write_site(folder, out)
     for name, reason in site.refused:
         click.echo(printable(f"left out: {name}: {reason}"), err=True)

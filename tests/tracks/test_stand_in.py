@@ -1,0 +1,254 @@
+"""Files of strangers: whatever they do, the commands end in a line and status 1, and judge what is handed over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from torch import Tensor
+
+from regbench import RegbenchError
+from regbench.benchmark.run import run_cell
+from regbench.benchmark.settings.sweep import load_run
+from regbench.cli import main
+from regbench.instruments.conformance import run_check
+from regbench.methods import METHODS, Regularizer
+from regbench.processes import CodeFailed
+from regbench.reports.bundle.pack import submit
+from regbench.spaces import Choice, Range
+from regbench.tracks import stand_in
+from regbench.tracks.own_loss import LossFile
+from regbench.tracks.stand_in import ask, compute_once, entered
+from tests.conftest import TINY
+from tests.reports.forging import Parts
+from tests.tracks.test_challenge import PULL, TWIN
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def written(folder: Path, text: str, name: str = "my_loss.py") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def refused(result: Result, code: int = 1) -> str:
+    """What a command says in the one line that it ends with."""
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (code, "", 1), result.output
+    return result.stderr.removeprefix("regbench: ").strip()
+
+
+@pytest.mark.parametrize("end", ["import sys; sys.exit(0)", "import os; os._exit(0)"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("verify", RESULTS / "digits.zip", "--loss"),
+        ("leaderboard", RESULTS, "--out", "site", "--loss"),
+        ("challenge", "--track", "minute"),
+        ("challenge",),
+    ],
+)
+def test_a_file_that_ends_its_process_is_no_success(
+    end: str, command: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refused(run(*command, written(tmp_path, end)))
+    assert (
+        "my_loss.py: SystemExit: 0 (my_loss.py, line 1)" in said or "gave no answer, and ended with exit code 0" in said
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1 +", r"SyntaxError: .* line 1\)$"),
+        ("x = 1\n1 / 0", r"ZeroDivisionError: division by zero \(my_loss.py, line 2\)$"),
+        ("def f(): return f()\nf()", r"RecursionError: .* \(my_loss.py, line 1\)$"),
+        ("import os; os.kill(os.getpid(), 9)", "its process gave no answer, and was ended by signal 9$"),
+        ("while True: pass", "has not ended within 3 s$"),
+        (TWIN + "    label = 3", "label=3 must be a text$"),
+        (TWIN + "    prototypes = [2]", r"prototypes=\[2\] must be a whole number"),
+        (TWIN + "    needs = object()", "TypeError: Object of type object is not JSON serializable$"),
+        (
+            TWIN + "    space: ClassVar = {'a': Choice((float('nan'),))}\n    label = '\\ud800' * 2**24",
+            "gave no answer",
+        ),
+    ],
+)
+def test_whatever_a_file_does_is_one_line(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "while" in text:
+        monkeypatch.setattr(stand_in, "LIMIT_S", 3.0)
+    before = METHODS.names()
+    with (
+        pytest.raises(RegbenchError, match=rf"^{tmp_path}/my_loss.py:? ?.*{said}"),
+        entered(LossFile.of(written(tmp_path, text)), tmp_path / "plug_in"),
+    ):
+        pass
+    assert METHODS.names() == before
+
+
+def test_a_stand_in_has_the_facts_of_its_loss(tmp_path: Path) -> None:
+    text = """
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from regbench.methods.base import register
+from regbench.methods.dino import DINO
+from regbench.spaces import Choice, Range
+
+
+@register("own")
+@dataclass(frozen=True, kw_only=True)
+class Own(DINO):
+    weights: tuple[float, ...] = (1.0, 2.0)
+    space: ClassVar = {"student_temperature": Range(0.1, 1.0, times="q"), "weights": Choice((True, "none"))}
+
+    @property
+    def label(self):
+        return f"Own of {len(self.weights)}"
+"""
+    file = LossFile.of(written(tmp_path, text))
+    with entered(file, tmp_path / "plug_in") as found:
+        made = METHODS.from_plain({"name": "own", "weights": [1, 2, 3]}, "method.")
+        assert (made.label, found.label, made.weights) == ("Own of 3", "Own of 2", (1.0, 2.0, 3.0))  # type: ignore[attr-defined]
+        facts = (found.prototypes, found.needs, found.of_training, METHODS.plain(found), found.space)
+        assert found.space == {
+            "student_temperature": Range(0.1, 1.0, times="q"),
+            "weights": Choice((True, "none")),
+        }
+        with pytest.raises(RegbenchError, match=r"method\.weights=many must be"):
+            METHODS.from_plain({"name": "own", "weights": "many"}, "method.")
+    with file.loaded(tmp_path / "plug_in") as own:
+        assert facts == (own.prototypes, own.needs, own.of_training, METHODS.plain(own), own.space)
+        assert own.prototypes and own.needs
+
+
+CENTRE = """
+import torch
+
+
+class Centred(torch.nn.Module):
+    def __init__(self, momentum=0.9):
+        super().__init__()
+        self.momentum, self.centre = momentum, 0.0
+
+    def forward(self, z1, z2):
+        self.centre = self.momentum * self.centre + z1.mean().item()
+        return (z1 - z2 - self.centre).square().mean()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def own(z1, z2):\n    return (z1 - z2).square().sum(dim=1)", r"own must return a scalar, .* shape \(8,\)$"),
+        ("def own(z1, z2):\n    return 3", "own must return a tensor, not int"),
+        (
+            TWIN.replace("(VICReg)", "(Regularizer)").replace("import register", "import Regularizer, register")
+            + "    def terms(self, z1, z2):\n        return {'pull': (z1 - z2).mean(dim=0)}",
+            r"Twin: pull must be a scalar, not a tensor of shape \(4,\)$",
+        ),
+        (
+            "import torch\n\ndef _helper(z):\n    return z @ z\n\ndef own(z1, z2):\n    return _helper(z1)",
+            r"my_loss.py: RuntimeError: .* \(my_loss.py, line 4\)$",
+        ),
+        ("def own(z1, z2):\n    return own(z1, z2)", r"my_loss.py: RecursionError: .* \(my_loss.py, line 2\)$"),
+        ("import sys\ndef own(z1, z2):\n    sys.exit(0)", r"SystemExit: 0 \(my_loss.py, line 3\)$"),
+        (CENTRE, r"Centred: a second call .*a centre, a schedule\); compute that from the embeddings"),
+        (
+            "steps = []\ndef own(z1, z2):\n    steps.append(1)\n    return len(steps) * (z1 - z2).square().mean()",
+            "own: a second call with the same embeddings",
+        ),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_is_refused_before_a_training(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(RegbenchError, match=said):
+        ask(LossFile.of(written(tmp_path, text)), tmp_path / "plug_in", compute_once, 8, 4)
+
+
+@pytest.mark.parametrize("track", ["scenes", "minute"])
+def test_a_challenge_says_what_fails_in_a_loss_and_where(track: str, tmp_path: Path) -> None:
+    file = written(tmp_path, "import torch\n\ndef own(z1, z2, k=3):\n    return torch.ones(3, k) @ z1")
+    said = refused(run("challenge", file, "--track", track, f"runtime.runs_dir={tmp_path / 'runs'}"))
+    assert "RuntimeError" in said and said.endswith("(my_loss.py, line 4)")
+
+
+def test_the_gradient_of_what_keeps_a_state_is_told_with_what_to_do() -> None:
+    class Counts(Regularizer):
+        metadata = METHODS.build("vicreg").metadata
+        calls = 0
+
+        def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+            Counts.calls += 1
+            return {"all": Counts.calls * (z1_NQ - z2_NQ).square().mean()}
+
+    result = run_check(Counts(), "gradient")
+    assert result is not None and not result.ok and "compute that from the embeddings" in result.where
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a tiny run of the plain function, of an epoch."""
+    folder = tmp_path_factory.mktemp("entered")
+    own = ["method=my_loss", "epochs=1", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn]"]
+    where = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={folder}"]
+    with LossFile.of(written(folder, PULL)).loaded(folder / "plug_in"):
+        run_cell(*load_run([*TINY, *own, *where]), "own")
+        submit([folder / "own"], folder / "own.zip")
+    return folder / "own.zip"
+
+
+# What changes the checks in its own process, and answers wherever it can.
+FORGER = """
+import regbench.reports.bundle.again as again
+import regbench.reports.bundle.claims as claims
+
+claims.claim_misfits = lambda *_: []
+again.differences = lambda *_, **__: []
+print("1 cell checks out; sha256 " + 64 * "0")
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "points", "said"),
+    [
+        (PULL, 0.0, "trained again, equal to the last bit"),
+        (PULL + FORGER, 0.1, "they must be equal"),
+        (PULL.replace("    return {", "    import os; os._exit(0)\n    return {"), 0.0, ""),
+    ],
+)
+def test_a_bundle_is_judged_apart_from_its_loss(
+    text: str, points: float, said: str, bundle: Path, tiny_data_dir: Path, tmp_path: Path
+) -> None:
+    parts = Parts(bundle)
+    parts.score(parts.records[0])["value"] += points
+    forged, file = parts.write(tmp_path / "own.zip"), written(tmp_path, text)
+    done = run("verify", forged, "--loss", file, "--recompute", 1, f"runtime.data_dir={tiny_data_dir}")
+    if said:
+        assert (done.exit_code, said in done.stdout) == (int(points > 0), True), done.output
+    else:
+        assert "its process gave no answer, and ended with exit code 0" in refused(done)
+
+
+def test_a_label_that_the_loss_has_not_is_a_misfit(bundle: Path, tmp_path: Path) -> None:
+    parts = Parts(bundle)
+    parts.records[0]["label"] = "better"
+    done = run("verify", parts.write(tmp_path / "own.zip"), "--loss", written(tmp_path, PULL))
+    assert done.exit_code == 1 and "it is called 'better', and is 'pull'" in done.stdout
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "my_loss.py"
+    file.write_bytes(b"\xff\xfe")
+    assert "is no text in UTF-8" in refused(run("verify", RESULTS / "digits.zip", "--loss", file), 2)
+
+
+def test_a_failure_of_code_and_a_refusal_have_codes_of_their_own() -> None:
+    assert (CodeFailed.exit_code, RegbenchError.exit_code) == (1, 2)

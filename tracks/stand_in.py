@@ -1,0 +1,255 @@
+"""A method that stands in for the loss of a file: the file itself runs in processes of its own alone.
+
+What such a process says is data that are checked here: names, settings, scores. See `regbench.processes.apart` for what
+a file can do about it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from regbench import settings
+from regbench.benchmark.rundir.record import Record
+from regbench.errors import RegbenchError
+from regbench.files import Name
+from regbench.instruments.audit.target import scalar
+from regbench.instruments.loss_checks import KEEPS_STATE, cast, draw_views, seeded
+from regbench.instruments.recompute import Recomputed, recompute
+from regbench.methods import METHODS
+from regbench.methods.base import Regularizer, register
+from regbench.processes import FORKED, CodeFailed, apart, one_line
+from regbench.settings import AtLeastZero
+from regbench.spaces import Choice, Range
+from regbench.tracks.own_loss import LossFile, Plain
+
+LIMIT_S = 600.0
+"""Time in which a file has to be loaded and to answer a question, such as whether it keeps the rules of losses."""
+
+
+RECOMPUTE_LIMIT_S = 2 * 3600.0
+"""Time in which a cell of a file's loss has to be computed again: its training took ten minutes at most there."""
+
+
+def ask(
+    file: LossFile, folder: Path, function: Callable[..., Any], *arguments: Any, limit_s: float | None = None
+) -> Any:
+    """Call a function of a file's method in a process of its own, and return what it returns, as JSON has it.
+
+    Args:
+        file: The file.
+        folder: Folder for the copy of the file.
+        function: Function of the method with its defaults and the arguments.
+        *arguments: The arguments.
+        limit_s: Time after which the process is ended; None: `LIMIT_S`.
+
+    Raises:
+        RegbenchError: If the file holds no loss, or the function refuses.
+        CodeFailed: If the code of the file does anything else.
+    """
+    FORKED.set_forkserver_preload(["regbench.sweeps.preload"])  # jobs are forked from the same server
+    return apart(str(file.path), limit_s or LIMIT_S, _with_loaded, file, folder, function, arguments)
+
+
+def _with_loaded(file: LossFile, folder: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    copy = folder.resolve() / f"{file.module}.py"
+    # Where the caller has it for its jobs, it would be an entry point like others.
+    sys.path[:] = [path for path in sys.path if path != str(copy.parent)]
+    try:
+        with file.loaded(folder) as method:
+            return function(method, *arguments)
+    except RegbenchError:
+        raise
+    except BaseException as error:  # an exit, too
+        # Its lines are those of the file.
+        raise CodeFailed(f"{file.path}: {one_line(error, str(copy))}".replace(copy.name, file.path.name)) from error
+
+
+def compute_once(method: Regularizer, n: int, q: int) -> None:
+    """Compute a method and its gradient once, so that a failure is seen before a training is begun.
+
+    Args:
+        method: The method.
+        n: Batch size.
+        q: Embedding dimension.
+
+    Raises:
+        RegbenchError: If an addend is no scalar, or a second call gives another value.
+    """
+    views = [z_NQ.requires_grad_() for z_NQ in cast(draw_views(n, q, 2), torch.float32)]
+    loss = method(*views)
+    for name, term in loss.terms.items():
+        if term.ndim:
+            raise RegbenchError(f"{method.label}: {name} must be a scalar, not a tensor of shape {tuple(term.shape)}")
+    loss.total.backward()
+    call = method.made(views[0]) if isinstance(method, Plain) else method
+    values = []
+    for _ in range(2):
+        with seeded(0):
+            values.append(scalar(call(*views)).detach())
+    if not torch.allclose(*values, rtol=1e-6, equal_nan=True):
+        raise RegbenchError(f"{method.label}: {KEEPS_STATE}")
+
+
+_Value = bool | int | float | str | None
+
+
+def recompute_apart(
+    file: LossFile, record: Record, folder: Path, *, weights: bool, overrides: Sequence[str]
+) -> Recomputed:
+    """Compute the scores of a cell of a file's loss again, in a process of its own.
+
+    Args:
+        file: The file.
+        record: Record of the cell; the other arguments, too, are those of `regbench.instruments.recompute.recompute`.
+        folder: Folder to compute in.
+        weights: Whether there are weights.
+        overrides: Settings of the runtime.
+    """
+    arguments = record, folder, weights, tuple(overrides)
+    answer = ask(file, folder / "plug_in", _recomputed, *arguments, limit_s=RECOMPUTE_LIMIT_S)
+    return settings.from_plain(Recomputed, answer, f"{file.path}: ")
+
+
+def _recomputed(
+    _: Regularizer, record: Record, folder: Path, weights: bool, overrides: Sequence[str]
+) -> dict[str, Any]:
+    return dataclasses.asdict(recompute(record, folder, weights=weights, overrides=overrides))
+
+
+@settings.settings
+class Facts:
+    """What a file says of its method.
+
+    Attributes:
+        name: Name that the method is registered under.
+        label: Name in tables.
+        settings: Its settings, as plain data.
+        needs: Parts of a network that it needs.
+        of_training: Settings that only act in a training with a teacher.
+        prototypes: Number of prototypes.
+        space: Search space: the fields of each `Range` or `Choice` that are not at their defaults.
+    """
+
+    name: Name
+    label: str
+    settings: dict[str, _Value | tuple[_Value, ...]]
+    needs: tuple[str, ...]
+    of_training: tuple[str, ...]
+    prototypes: AtLeastZero
+    space: dict[str, dict[str, Any]] | None
+
+
+def _facts(method: Regularizer, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Collect the facts of a method with its defaults, or with settings that are given."""
+    if given is not None:
+        method = METHODS.from_plain({**given, "name": METHODS.name(method)}, "method.")
+    space: dict[str, Any] | None = None
+    if method.space is not None:
+        space = {}
+        for name, each in method.space.items():
+            fields = {field.name: (getattr(each, field.name), field.default) for field in dataclasses.fields(each)}
+            space[name] = {key: value for key, (value, default) in fields.items() if value != default}
+    return {
+        "name": METHODS.name(method),
+        "label": method.label,
+        "settings": settings.plain(method),
+        "needs": method.needs,
+        "of_training": method.of_training,
+        "prototypes": method.prototypes,
+        "space": space,
+    }
+
+
+class StandIn(Regularizer):
+    """A method of which this process has the facts and not the code.
+
+    Attributes:
+        facts_of: Returns the facts of settings.
+    """
+
+    facts_of: ClassVar[Callable[[Mapping[str, Any]], Facts]]
+    has_code = False
+
+    def __post_init__(self) -> None:
+        """Refuse the settings that the file refuses; the others get the types that they have there."""
+        for name, value in self._facts.settings.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def _facts(self) -> Facts:
+        return type(self).facts_of(settings.plain(self))
+
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+        return self._facts.label
+
+    @property
+    def prototypes(self) -> int:
+        """Number of the network's prototypes."""
+        return self._facts.prototypes
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        """Refuse to compute the loss."""
+        raise RegbenchError(f"{self.label} is computed in processes of its own alone")
+
+
+@contextmanager
+def entered(file: LossFile, folder: Path) -> Iterator[StandIn]:
+    """Let a stand-in for the loss of a file be a method of this process for as long as the context lasts.
+
+    Args:
+        file: The file.
+        folder: Folder for its copy.
+
+    Yields:
+        The stand-in with the defaults of the loss.
+
+    Raises:
+        RegbenchError: If the file holds no loss, or several, or says no facts of it.
+        CodeFailed: If the code of the file does anything else.
+    """
+    known: dict[str, Facts] = {}
+
+    def facts_of(given: Mapping[str, Any] | None) -> Facts:
+        key = json.dumps(given)
+        if key not in known:
+            known[key] = settings.from_plain(Facts, ask(file, folder, _facts, given), f"{file.path}: ")
+            known[json.dumps(known[key].settings)] = known[key]
+        return known[key]
+
+    facts = facts_of(None)
+    space = None
+    if facts.space is not None:
+        space = {}
+        for name, given in facts.space.items():
+            kind: Any = Choice if "values" in given else Range
+            space[name] = settings.from_plain(kind, given, f"{file.path}: space.{name}.")
+    made = dataclasses.make_dataclass(
+        "StandIn",
+        [(name, Any, value) for name, value in facts.settings.items()],
+        bases=(StandIn,),
+        frozen=True,
+        kw_only=True,
+        namespace={
+            "__module__": __name__,
+            "facts_of": staticmethod(facts_of),
+            "needs": facts.needs,
+            "of_training": facts.of_training,
+            "space": space,
+        },
+    )
+    register(facts.name)(made)
+    try:
+        yield METHODS.build(facts.name)  # type: ignore[misc]
+    finally:
+        METHODS.unregister(facts.name)
