@@ -45,11 +45,17 @@ def test_terms_are_scalars_that_sum_to_the_loss(method: Regularizer) -> None:
 
 @pytest.mark.parametrize(
     ("shape1", "shape2"),
-    [*itertools.permutations([(4, 3), (4, 2), (3, 3)], 2), ((1, 3), (1, 3)), ((12,), (12,)), ((2, 3, 4),) * 2],
+    [
+        *itertools.permutations([(4, 3), (4, 2), (3, 3)], 2),
+        ((1, 3), (1, 3)),
+        ((4, 1), (4, 1)),
+        ((12,), (12,)),
+        ((2, 3, 4),) * 2,
+    ],
 )
 def test_impossible_shapes_are_refused(shape1: tuple[int, ...], shape2: tuple[int, ...]) -> None:
     for method in VARIANTS.values():
-        with pytest.raises(RegbenchError, match="n >= 2"):
+        with pytest.raises(RegbenchError, match="n >= 2 and q >= 2"):
             method(torch.ones(shape1), torch.ones(shape2))
 
 
