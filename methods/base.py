@@ -119,6 +119,8 @@ class Regularizer(ABC):
     """Parts that keep the network from collapsing where the loss does not: `predictor`, `stop_gradient` or `ema`."""
     of_training: ClassVar[tuple[str, ...]] = ()
     """Settings that only act in a training with a teacher, see `target_transform`, and not at their default, 0."""
+    least_dim: ClassVar[int] = 1
+    """Fewest dimensions of embeddings for which the formula has a value."""
     space: ClassVar[Space | None] = None
     """The hyperparameters that a tuning searches, and where: none if it is empty. None means that nobody stated it."""
 
@@ -238,8 +240,8 @@ class Regularizer(ABC):
 
         Raises:
             RegbenchError: If the embeddings are no floating-point tensors, fewer than two, the shapes differ, are not
-                (n, q), q < 2, or n < 2 over all ranks; if there are not so many global views; if the method lacks the
-                form; in backward, if a second derivative is asked of a streamed form.
+                (n, q), q < `least_dim`, or n < 2 over all ranks; if there are not so many global views; if the method
+                lacks the form; in backward, if a second derivative is asked of a streamed form.
             NotComputable: If a matrix cannot be factorised, as with embeddings that are not finite. Most losses are
                 then NaN or infinite.
         """
@@ -276,10 +278,11 @@ class Regularizer(ABC):
         shapes = {tuple(z_NQ.shape) for z_NQ in views_NQ}
         # A rank among several may have a single row; `Shard.of_loss` refuses n < 2 once it knows their sum.
         lone = engine.group is None and any(shape[0] < 2 for shape in shapes if shape)
-        if len(views_NQ) < 2 or len(shapes) > 1 or views_NQ[0].ndim != 2 or lone or views_NQ[0].shape[1] < 2:
+        wrong = len(views_NQ) < 2 or len(shapes) > 1 or views_NQ[0].ndim != 2
+        if wrong or lone or views_NQ[0].shape[1] < self.least_dim:
             raise RegbenchError(
-                f"{self.label}: embeddings must be two or more (n, q) tensors of one shape with n >= 2 and q >= 2, "
-                f"not {' and '.join(str(tuple(z_NQ.shape)) for z_NQ in views_NQ) or 'none'}"
+                f"{self.label}: embeddings must be two or more (n, q) tensors of one shape with n >= 2 and "
+                f"q >= {self.least_dim}, not {' and '.join(str(tuple(z_NQ.shape)) for z_NQ in views_NQ) or 'none'}"
             )
         if not 1 <= global_views <= len(views_NQ):
             raise RegbenchError(f"{self.label}: global_views={global_views} of {len(views_NQ)} views; give 1 or more")

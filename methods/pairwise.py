@@ -116,6 +116,31 @@ def infinite_as_nan(z_NQ: Tensor) -> Tensor:
     return z_NQ + 0 * z_NQ
 
 
+def centred_units(z_NQ: Tensor) -> Tensor:
+    """Scale rows to unit length and take off their mean, shape (n, q), which no difference of two of them feels.
+
+    Both in double precision: float32 keeps the digits of such rows, however close to a point they were.
+    """
+    u_NQ = normalize(z_NQ.double())
+    return (u_NQ - u_NQ.detach().mean(dim=0)).to(z_NQ)
+
+
+def squared_distances(x_NQ: Tensor) -> Tensor:
+    """Compute ‖xᵢ − xⱼ‖², shape (n, n), of rows whose mean is about 0: else digits cancel."""
+    squared_N = x_NQ.square().sum(dim=1)
+    # Rounding can leave a negative square where rows nearly coincide.
+    return (squared_N[:, None] + squared_N - 2 * (x_NQ @ x_NQ.T)).clamp_min(0.0)
+
+
+def frobenius_norm(matrix: Tensor) -> Tensor:
+    """Compute ‖matrix‖_F, a scalar, whose gradient is 0 at 0."""
+    # On a CPU torch adds up the squares of a large float32 matrix with an error of 1e-3 at 4096², and none by its rows.
+    # Small ones lose nothing, and keep the last bits of results that were published.
+    parts = matrix if matrix.numel() <= 2**16 else torch.linalg.vector_norm(matrix, dim=1)
+    norm: Tensor = torch.linalg.vector_norm(parts)
+    return norm
+
+
 def off_diagonal_mask(n: int, like: Tensor) -> Tensor:
     """Mark the pairs with i ≠ j, shape (n, n), on the device of `like`."""
     return ~torch.eye(n, dtype=torch.bool, device=like.device)
