@@ -105,7 +105,7 @@ class HardestContrastive(Regularizer):
 
     def _below_margin(self, difference_NQ: Tensor) -> Tensor:
         # Two embeddings that coincide do not repel: the norm has the gradient 0 there.
-        distance_N = torch.linalg.vector_norm(difference_NQ, dim=1)
+        distance_N: Tensor = torch.linalg.vector_norm(difference_NQ, dim=1)
         return (self.negative_margin - distance_N).relu().square().mean()
 
 

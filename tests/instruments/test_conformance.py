@@ -264,8 +264,8 @@ def sharded_without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_command(undocumented: str, sharded_without_processes: None) -> None:
     result = CliRunner().invoke(main, ["check", "rbf", undocumented])
     assert result.exit_code == 1
-    assert "rbf: passed (15 of 15 checks)" in result.output
-    assert "undocumented: FAILED (14 of 15 checks)" in result.output
+    assert "rbf: passed (16 of 16 checks)" in result.output
+    assert "undocumented: FAILED (15 of 16 checks)" in result.output
     assert "documentation" in result.output
     assert "1 of 2 methods failed" in result.output
 
