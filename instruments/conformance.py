@@ -6,6 +6,7 @@ tests run all of it over every registered method, so a new method is tested by b
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import warnings
@@ -36,7 +37,7 @@ from regbench.instruments.loss_checks import (
     slopes,
     worst,
 )
-from regbench.methods import Engine, Regularizer
+from regbench.methods import Engine, NotComputable, Regularizer
 from regbench.methods.base import Loss
 from regbench.methods.engine import LOCAL_ROWS
 from regbench.processes import Place, Processes, WorkFailed, one_line
@@ -216,6 +217,19 @@ def finite(method: Regularizer) -> Outcome:
     return len(broken), ", ".join(broken)
 
 
+def broken_embeddings(method: Regularizer) -> Outcome:
+    """Return the number of cases in which the value hides a NaN or an infinity among the embeddings."""
+    hidden = []
+    numbers, where = (math.nan, math.inf, -math.inf), ((0, 1, 2), (1, 1, 2), (slice(None),))
+    for form, number, place in itertools.product(("auto", *method.forms), numbers, where):
+        views_VNQ = torch.stack(cast(draw_views(6, 4, 2), torch.float32))
+        views_VNQ[place] = number
+        with contextlib.suppress(NotComputable):
+            if _total(method, list(views_VNQ), engine=Engine(form=form)).isfinite():
+                hidden.append(f"{number} at {place} ({form})")
+    return len(hidden), ", ".join(hidden)
+
+
 def search_space(method: Regularizer) -> Outcome | None:
     """Return the number of times that the value or a gradient is not finite in the search space.
 
@@ -271,6 +285,7 @@ CHECKS: dict[str, tuple[Check, float, str]] = {
     "float32": (float32, 1e-4, ""),
     "half precision": (half_precision, 0.01, ""),
     "finite": (finite, 0.0, ""),
+    "broken embeddings": (broken_embeddings, 0.0, ""),
     "search space": (search_space, 0.0, ""),
     "forms": (forms, 1e-10, ""),
     "configuration": (configuration, 0.0, ""),

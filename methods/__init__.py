@@ -4,7 +4,7 @@ A new method is one file in this folder (or in another wheel, through the entry-
 with one class: see docs/tutorials/add_a_regularizer.md.
 """
 
-from regbench.methods.base import METHODS, Loss, Metadata, Regularizer, register
+from regbench.methods.base import METHODS, Loss, Metadata, NotComputable, Regularizer, register
 from regbench.methods.engine import Engine
 from regbench.methods.module import LossModule
 
@@ -16,6 +16,7 @@ __all__ = [
     "Loss",
     "LossModule",
     "Metadata",
+    "NotComputable",
     "Regularizer",
     "build",
     "defaults",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.engine import Shard
-from regbench.methods.pairwise import chunks, panels
+from regbench.methods.pairwise import chunks, frobenius_norm, panels
 from regbench.spaces import Range, Space
 
 
@@ -105,7 +105,7 @@ class BarlowTwins(Regularizer):
             diagonal_Q = correlation_QQ.diagonal().clone()
             # The diagonal, near 1, is left out before the norm: subtracted from it, it would cost the rest its digits.
             correlation_QQ.diagonal().zero_()
-            redundancy = torch.linalg.vector_norm(correlation_QQ).double().square()
+            redundancy = frobenius_norm(correlation_QQ).double().square()
             correlation_QQ.mul_(2 * weight / n)
             # The diagonal's slope takes its place, so that one product gives the gradients of both terms.
             correlation_QQ.diagonal().copy_((2 / n) * self.scale * (diagonal_Q - 1))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -91,6 +91,24 @@ class Loss(NamedTuple):
     terms: dict[str, Tensor]
 
 
+class NotComputable(RegbenchError):
+    """Numbers have no result: a matrix cannot be factorised, or a number is beyond the range of float32."""
+
+
+@contextmanager
+def numerical_failures(label: str) -> Iterator[None]:
+    """Raise what torch says of numbers that have no result as `NotComputable`, about what is called `label`."""
+    try:
+        yield
+    except RuntimeError as error:
+        failed = isinstance(error, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+        if not failed and "without overflow" not in str(error):
+            raise
+        raise NotComputable(
+            f"{label} cannot be computed: {str(error).splitlines()[0]}; look for NaN, infinite or very large values"
+        ) from error
+
+
 class Regularizer(ABC):
     """A loss on the embeddings of an image's views: alignment plus what keeps the network from collapsing.
 
@@ -118,6 +136,8 @@ class Regularizer(ABC):
     so that those keep their ids, and a stored cell without the setting has this value, not the default."""
     has_code: ClassVar[bool] = True
     """Whether this process can compute it; not so of one that stands in for the loss of an untrusted file."""
+    least_dim: ClassVar[int] = 1
+    """Fewest dimensions of embeddings for which the formula has a value."""
     space: ClassVar[Space | None] = None
     """The hyperparameters that a tuning searches, and where: none if it is empty. None means that nobody stated it."""
 
@@ -242,8 +262,10 @@ class Regularizer(ABC):
 
         Raises:
             RegbenchError: If the embeddings are no floating-point tensors, fewer than two, the shapes differ, are not
-                (n, q), or n < 2 over all ranks; if there are not so many global views; if the method lacks the form;
-                in backward, if a second derivative is asked of a streamed form.
+                (n, q), q < `least_dim`, or n < 2 over all ranks; if there are not so many global views; if the method
+                lacks the form; in backward, if a second derivative is asked of a streamed form.
+            NotComputable: If a matrix cannot be factorised, as with embeddings that are not finite. Most losses are
+                then NaN or infinite.
         """
         count = len(views_NQ)
         global_views = count if global_views is None else global_views
@@ -254,7 +276,8 @@ class Regularizer(ABC):
         kind = views_NQ[0].device.type
         # A cast of the inputs would not do: autocast would still round the factors of every matrix product.
         has_autocast = torch.amp.is_autocast_available(kind)
-        with torch.autocast(kind, enabled=False) if has_autocast else nullcontext():
+        autocast = torch.autocast(kind, enabled=False) if has_autocast else nullcontext()
+        with autocast, numerical_failures(self.label):
             if engine.form == "textbook":
                 shard = Shard.of_loss(views_NQ[0], engine, self.label)
                 gathered_NQ = [shard.gather_with_gradient(z_NQ.to(dtype)) for z_NQ in views_NQ]
@@ -277,10 +300,11 @@ class Regularizer(ABC):
         shapes = {tuple(z_NQ.shape) for z_NQ in views_NQ}
         # A rank among several may have a single row; `Shard.of_loss` refuses n < 2 once it knows their sum.
         lone = engine.group is None and any(shape[0] < 2 for shape in shapes if shape)
-        if len(views_NQ) < 2 or len(shapes) > 1 or views_NQ[0].ndim != 2 or lone:
+        wrong = len(views_NQ) < 2 or len(shapes) > 1 or views_NQ[0].ndim != 2
+        if wrong or lone or views_NQ[0].shape[1] < self.least_dim:
             raise RegbenchError(
-                f"{self.label}: embeddings must be two or more (n, q) tensors of one shape with n >= 2, "
-                f"not {' and '.join(str(tuple(z_NQ.shape)) for z_NQ in views_NQ) or 'none'}"
+                f"{self.label}: embeddings must be two or more (n, q) tensors of one shape with n >= 2 and "
+                f"q >= {self.least_dim}, not {' and '.join(str(tuple(z_NQ.shape)) for z_NQ in views_NQ) or 'none'}"
             )
         if not 1 <= global_views <= len(views_NQ):
             raise RegbenchError(f"{self.label}: global_views={global_views} of {len(views_NQ)} views; give 1 or more")
@@ -305,6 +329,10 @@ class Regularizer(ABC):
         return LossModule(self, form=form)
 
     def _eager(self, views_NQ: Sequence[Tensor], engine: Engine, global_views: int, dtype: torch.dtype) -> Loss:
+        if torch.is_inference_mode_enabled() or any(z_NQ.is_inference() for z_NQ in views_NQ):
+            # Streamed forms compute the gradient with the value, which tensors of inference mode do not allow.
+            with torch.inference_mode(False), torch.no_grad():
+                return self._eager([z_NQ.clone() for z_NQ in views_NQ], engine, global_views, dtype)
         # An autograd function returns tensors only, so the addends come back in this dictionary.
         terms: dict[str, Tensor] = {}
         total: Tensor = ValueWithGradient.apply(self, engine, global_views, dtype, terms, *views_NQ)

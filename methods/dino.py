@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regbench.methods.base import Metadata, PrototypeWeights, Regularizer, register
+from regbench.methods.pairwise import infinite_as_nan
 from regbench.spaces import Range, Space
 
 
@@ -82,7 +83,7 @@ class DINO(Regularizer):
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute the cross-entropy of scores z1 with the distribution of centred scores z2."""
-        wanted_NQ = (z2_NQ / self.teacher_temperature).softmax(dim=1)
+        wanted_NQ = (infinite_as_nan(z2_NQ) / self.teacher_temperature).softmax(dim=1)
         found_NQ = (z1_NQ / self.student_temperature).log_softmax(dim=1)
         return {"cross_entropy": -(wanted_NQ * found_NQ).sum(dim=1).mean()}
 

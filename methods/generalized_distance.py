@@ -59,7 +59,9 @@ class GeneralizedDistance(KernelRegularizer):
             return -squared_distance
         epsilon = torch.finfo(t.dtype).eps
         # `where` alone would not do: zero times the infinite slope of what it leaves out would be NaN.
-        return -torch.where(squared_distance > epsilon, squared_distance.clamp_min(epsilon) ** (self.exponent / 2), 0.0)
+        return -torch.where(
+            squared_distance <= epsilon, 0.0, squared_distance.clamp_min(epsilon) ** (self.exponent / 2)
+        )
 
     def quadratic(self, q: int) -> tuple[float, float, float] | None:
         """Return the coefficients of −2 + 2t if p = 2."""

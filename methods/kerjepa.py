@@ -17,7 +17,7 @@ from regbench.methods.base import Metadata, register
 from regbench.methods.chebyshev import chebyshev_series
 from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.engine import Shard
-from regbench.methods.pairwise import blocks, off_diagonal_mask, panels
+from regbench.methods.pairwise import blocks, off_diagonal_mask, panels, squared_distances
 from regbench.spaces import Range, Space
 
 
@@ -75,7 +75,7 @@ class KerJEPA(Decomposed):
         latex=r"\frac{1}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v D(Z_v, \mathcal{N}(0, I)), \quad "
         r"D = \mathrm{MMD}^2 \; \mathrm{or} \; \mathrm{KSD}^2",
         time="O(n² q)",
-        memory="O(n)",
+        memory="O(n q)",
         published="q = 128, batch 256, 4 views of Imagenette; λ and bandwidths by a grid, not printed, so ours",
         limitation="the original has D of four views together; its finitely many slices and other priors are left out",
         rotation_invariant=True,
@@ -107,11 +107,10 @@ class KerJEPA(Decomposed):
         n, q = u_NQ.shape
         squared_N = u_NQ.square().sum(dim=1)
         pairs_NN = off_diagonal_mask(n, u_NQ)
+        centred_NQ = u_NQ - u_NQ.detach().mean(dim=0)
+        r2_NN = squared_distances(centred_NQ)
         # With the mask as an index a GPU's host would wait to learn how many there are, and a plan never learns.
-        gram_NN = u_NQ @ u_NQ.T
-        # Rounding can leave a negative square where embeddings nearly coincide.
-        r2_NN = (squared_N[:, None] + squared_N - 2 * gram_NN).clamp_min(0.0)
-        values_NN = self.of_pairs(gram_NN, r2_NN, q).where(pairs_NN, 0.0)
+        values_NN = self.of_pairs(u_NQ @ u_NQ.T, r2_NN, q).where(pairs_NN, 0.0)
         return self._addends(values_NN.sum() / (n * (n - 1)), self.of_embeddings(squared_N, q).mean(), q)
 
     def of_pairs(self, gram: Tensor, r2: Tensor, q: int) -> Tensor:
@@ -164,28 +163,34 @@ class KerJEPA(Decomposed):
         n, q = shard.n, z_NQ.shape[1]
         squared_N = z_NQ.square().sum(dim=1)
         crossed_N, slope_N = _with_slopes(partial(self.of_embeddings, q=q), squared_N)
-        # The factor n − 1 makes the last one, with 1/(n (n − 1)), right for single embeddings too.
-        slope_N.mul_(-2 * (n - 1))
+        # The factor n − 1 makes 1/(n (n − 1)) right for single embeddings too.
+        gradient_NQ.addcmul_(z_NQ, slope_N[:, None], value=-4 * (n - 1))
+        # With z = x + m, m being the mean, ‖zᵢ − zⱼ‖² is taken of x, whose squares cancel less, and zᵢ·zⱼ is
+        # xᵢ·xⱼ + aᵢ + aⱼ, a = x·m + ½ ‖m‖².
+        mean_Q = shard.sum(z_NQ.sum(dim=0)) / n
+        x_NQ = z_NQ - mean_Q
+        squared_N, offset_N = x_NQ.square().sum(dim=1), x_NQ @ mean_Q + 0.5 * mean_Q.square().sum()
         pairs = torch.zeros((), dtype=torch.float64, device=z_NQ.device)
         # Autograd keeps up to 18 tensors of a panel's size, of `sliced_mmd` 11.
         lower = {"cpu": 8, "cuda": 1 if self.statistic == "sliced_mmd" else 2}
-        for own, (other_MQ, squared_M) in blocks(shard, z_NQ, squared_N):
+        for own, (other_MQ, squared_M, offset_M) in blocks(shard, x_NQ, squared_N, offset_N):
             for rows in panels(len(z_NQ), len(other_MQ), z_NQ, lower=lower):
-                gram_PM = z_NQ[rows] @ other_MQ.T
+                gram_PM = x_NQ[rows] @ other_MQ.T
                 r2_PM = (squared_N[rows, None] + squared_M).sub_(gram_PM, alpha=2).clamp_min_(0.0)
+                gram_PM.add_(offset_N[rows, None]).add_(offset_M)
                 value_PM, by_gram_PM, by_r2_PM = _with_slopes(partial(self.of_pairs, q=q), gram_PM, r2_PM)
-                by_gram_PM.sub_(by_r2_PM.masked_fill_(r2_PM == 0, 0.0), alpha=2)
+                by_r2_PM.masked_fill_(r2_PM == 0, 0.0)
                 if own:
-                    for x_PM in (value_PM, by_gram_PM, by_r2_PM):
-                        x_PM[:, rows].fill_diagonal_(0.0)
-                    del x_PM
+                    for each_PM in (value_PM, by_gram_PM, by_r2_PM):
+                        each_PM[:, rows].fill_diagonal_(0.0)
+                    del each_PM
                 pairs += value_PM.sum()
                 # A pair is in the sum in both orders.
-                slope_N[rows] += 2 * by_r2_PM.sum(dim=1)
-                gradient_NQ[rows].addmm_(by_gram_PM, other_MQ, alpha=2)
+                gradient_NQ[rows].addcmul_(x_NQ[rows], by_r2_PM.sum(dim=1, keepdim=True), value=4)
+                gradient_NQ[rows].addcmul_(mean_Q, by_gram_PM.sum(dim=1, keepdim=True), value=2)
+                gradient_NQ[rows].addmm_(by_gram_PM.sub_(by_r2_PM, alpha=2), other_MQ, alpha=2)
                 # Without this they would live on beside the next panel.
                 del value_PM, by_gram_PM, by_r2_PM
-        gradient_NQ.addcmul_(z_NQ, slope_N[:, None], value=2)
         gradient_NQ.mul_(share * self.regularization_weight / (n * (n - 1)))
         return self._addends(shard.sum(pairs) / (n * (n - 1)), shard.sum(crossed_N.double().sum()) / n, q)
 

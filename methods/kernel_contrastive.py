@@ -111,7 +111,7 @@ class KernelContrastive(Regularizer):
             return self.scale * (self.scale**2 + squared).rsqrt()
         tiny = torch.finfo(squared.dtype).eps
         # `where` alone would not do: zero times the infinite slope of what it leaves out would be NaN.
-        return -torch.where(squared > tiny, squared.clamp_min(tiny) ** (-self.scale / 2), 0.0)
+        return -torch.where(squared <= tiny, 0.0, squared.clamp_min(tiny) ** (-self.scale / 2))
 
     def _energy_and_slope(self, t: Tensor) -> tuple[Tensor, Tensor]:
         # By autograd, or each of the four kernels would bring a derivative to get wrong.

@@ -88,9 +88,10 @@ def _panel_bytes(like: Tensor) -> int:
 
 def normalize(z_NQ: Tensor) -> Tensor:
     """Scale rows to unit length, shape (n, q). One shorter than `SHORTEST` becomes zero, and no gradient reaches it."""
-    long_N1 = torch.linalg.vector_norm(z_NQ.detach(), dim=1, keepdim=True) > SHORTEST
+    # A row of NaN compares as neither short nor long, and stays NaN.
+    short_N1 = torch.linalg.vector_norm(z_NQ.detach(), dim=1, keepdim=True) <= SHORTEST
     # By F.normalize alone a row of zeros would get its gradient over the eps, 10¹² times as large.
-    return F.normalize(z_NQ.where(long_N1, 0.0), dim=1)
+    return F.normalize(z_NQ.where(~short_N1, 0.0), dim=1)
 
 
 def normalize_columns(shifted_NQ: Tensor, z_NQ: Tensor) -> Tensor:
@@ -105,8 +106,39 @@ def normalize_columns(shifted_NQ: Tensor, z_NQ: Tensor) -> Tensor:
     size_Q = torch.linalg.vector_norm(z_NQ.detach(), dim=0)
     # Means of constant columns are up to 5 ulp off, of 10⁵ rows.
     rounding_Q = 16 * torch.finfo(z_NQ.dtype).eps * size_Q
-    varies_Q = torch.linalg.vector_norm(shifted_NQ.detach(), dim=0) > rounding_Q
-    return F.normalize(shifted_NQ.where(varies_Q, 0.0), dim=0)
+    constant_Q = torch.linalg.vector_norm(shifted_NQ.detach(), dim=0) <= rounding_Q
+    # Nothing is known of a column that is not finite: it stays as it is.
+    return F.normalize(shifted_NQ.where(~constant_Q | size_Q.isinf(), 0.0), dim=0)
+
+
+def infinite_as_nan(z_NQ: Tensor) -> Tensor:
+    """Turn infinities into NaN, same shape: a softmax or a rectifier would make an ordinary 0 of −∞."""
+    return z_NQ + 0 * z_NQ
+
+
+def centred_units(z_NQ: Tensor) -> Tensor:
+    """Scale rows to unit length and take off their mean, shape (n, q), which no difference of two of them feels.
+
+    Both in double precision: float32 keeps the digits of such rows, however close to a point they were.
+    """
+    u_NQ = normalize(z_NQ.double())
+    return (u_NQ - u_NQ.detach().mean(dim=0)).to(z_NQ)
+
+
+def squared_distances(x_NQ: Tensor) -> Tensor:
+    """Compute ‖xᵢ − xⱼ‖², shape (n, n), of rows whose mean is about 0: else digits cancel."""
+    squared_N = x_NQ.square().sum(dim=1)
+    # Rounding can leave a negative square where rows nearly coincide.
+    return (squared_N[:, None] + squared_N - 2 * (x_NQ @ x_NQ.T)).clamp_min(0.0)
+
+
+def frobenius_norm(matrix: Tensor) -> Tensor:
+    """Compute ‖matrix‖_F, a scalar, whose gradient is 0 at 0."""
+    # On a CPU torch adds up the squares of a large float32 matrix with an error of 1e-3 at 4096², and none by its rows.
+    # Small ones lose nothing, and keep the last bits of results that were published.
+    parts = matrix if matrix.numel() <= 2**16 else torch.linalg.vector_norm(matrix, dim=1)
+    norm: Tensor = torch.linalg.vector_norm(parts)
+    return norm
 
 
 def off_diagonal_mask(n: int, like: Tensor) -> Tensor:
@@ -138,7 +170,7 @@ def mask_diagonal(logits_NN: Tensor) -> Tensor:
 def inverse_lengths(z_NQ: Tensor) -> Tensor:
     """Compute 1/‖zᵢ‖, shape (n,); 0 for rows that count as zero (shorter than 1e-12)."""
     length_N = torch.linalg.vector_norm(z_NQ, dim=1)
-    return torch.where(length_N > SHORTEST, length_N.reciprocal(), 0.0)
+    return torch.where(length_N <= SHORTEST, 0.0, length_N.reciprocal())
 
 
 def chunks(z_NQ: Tensor) -> Iterator[slice]:

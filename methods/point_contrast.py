@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.contrastive import Contrastive
-from regbench.methods.pairwise import normalize
+from regbench.methods.pairwise import centred_units
 from regbench.spaces import Range, Space
 
 _REFERENCE = "Xie, Gu, Guo, Qi, Guibas, Litany, ECCV 2020"
@@ -97,17 +97,20 @@ class HardestContrastive(Regularizer):
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute the alignment above its margin, and the distance to the nearest other image below its own."""
-        z1_NQ, z2_NQ = normalize(z1_NQ), normalize(z2_NQ)
-        square1_N, square2_N = (z_NQ.square().sum(dim=1) for z_NQ in (z1_NQ, z2_NQ))
-        # The squares are not all 1, as in 2 − 2 cos: `normalize` sets the shortest rows to zero.
-        squared_NN = square1_N[:, None] + square2_N - 2 * (z1_NQ @ z2_NQ.T)
-        others_NN = squared_NN.masked_fill(torch.eye(len(z1_NQ), dtype=torch.bool, device=z1_NQ.device), torch.inf)
+        z1_NQ, z2_NQ = centred_units(torch.cat([z1_NQ, z2_NQ])).chunk(2)
+        nearest1_N, nearest2_N = _nearest_others(z1_NQ.detach(), z2_NQ.detach())
         positive = ((z1_NQ - z2_NQ).square().sum(dim=1) - self.positive_margin).relu().mean()
-        # Rows are the first view in search of the second, columns the reverse.
-        negative = 0.5 * (self._below_margin(others_NN.amin(dim=0)) + self._below_margin(others_NN.amin(dim=1)))
-        return {"alignment": positive, "uniformity": self.negative_weight * negative}
+        negatives = [self._below_margin(z1_NQ - z2_NQ[nearest1_N]), self._below_margin(z2_NQ - z1_NQ[nearest2_N])]
+        return {"alignment": positive, "uniformity": self.negative_weight * torch.stack(negatives).mean()}
 
-    def _below_margin(self, squared_N: Tensor) -> Tensor:
-        # The root has no derivative where two embeddings coincide: they repel from a distance of about 1e-6 on.
-        distance_N = squared_N.clamp_min(torch.finfo(squared_N.dtype).eps).sqrt()
+    def _below_margin(self, difference_NQ: Tensor) -> Tensor:
+        # Two embeddings that coincide do not repel: the norm has the gradient 0 there.
+        distance_N: Tensor = torch.linalg.vector_norm(difference_NQ, dim=1)
         return (self.negative_margin - distance_N).relu().square().mean()
+
+
+def _nearest_others(z1_NQ: Tensor, z2_NQ: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the other image whose second view is nearest to each first view, and the reverse: indices, shape (n,)."""
+    squared_NN = z1_NQ.square().sum(dim=1)[:, None] + z2_NQ.square().sum(dim=1) - 2 * (z1_NQ @ z2_NQ.T)
+    squared_NN.fill_diagonal_(torch.inf)
+    return squared_NN.argmin(dim=1), squared_NN.argmin(dim=0)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
+from regbench.methods.pairwise import infinite_as_nan
 from regbench.methods.slicing import random_directions
 from regbench.methods.views import mean_squared_spread
 from regbench.spaces import Range, Space
@@ -67,7 +68,7 @@ class RDMReg(Native):
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute the alignment of the rectified views, and their distances to the rectified distribution."""
-        rectified = [z_NQ.relu() for z_NQ in views_NQ]
+        rectified = [infinite_as_nan(z_NQ).relu() for z_NQ in views_NQ]
         directions_QK = random_directions(rectified[0].shape[1], self.directions, rectified[0])
         distances = []
         for x_NQ in rectified:

@@ -36,6 +36,7 @@ class SFRIK(KernelRegularizer):
     weights: tuple[float, ...] = (1.0, 40.0, 40.0)
     alignment_weight: float = 4000.0
     regularize_local: bool = True
+    least_dim: ClassVar[int] = 2
 
     metadata: ClassVar[Metadata] = Metadata(
         title="SFRIK",

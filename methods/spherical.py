@@ -53,7 +53,7 @@ class SphericalDiscrepancy(KernelEnergy):
         statistic: `mmd` or `ksd`.
         spectrum: `heat`, `bandlimited` or `susreg`.
         regularization_weight: λ in [0, 1].
-        diffusion_time: s, the paper's t times q, > 0; for `heat`.
+        diffusion_time: s, the paper's t times q, in (0, 1000]; for `heat`.
         order: L >= 1; for `bandlimited`.
     """
 
@@ -63,6 +63,7 @@ class SphericalDiscrepancy(KernelEnergy):
     diffusion_time: float = 5.0
     order: int = 2
     to_center: ClassVar[bool] = True
+    least_dim: ClassVar[int] = 2
 
     metadata: ClassVar[Metadata] = Metadata(
         title="spherical MMD/KSD",
@@ -89,7 +90,9 @@ class SphericalDiscrepancy(KernelEnergy):
         self.require(
             (self.statistic, self.spectrum) != ("ksd", "susreg"), "spectrum susreg goes with statistic mmd only"
         )
-        self.require(self.diffusion_time > 0 and self.order >= 1, "diffusion_time must be > 0 and order >= 1")
+        # From about 40 on nothing but the first order is left in double precision.
+        self.require(0 < self.diffusion_time <= 1000, "diffusion_time must be in (0, 1000]")
+        self.require(self.order >= 1, "order must be >= 1")
 
     @property
     def label(self) -> str:
@@ -107,7 +110,7 @@ class SphericalDiscrepancy(KernelEnergy):
             for k, c in enumerate(_susreg_series(q), 1):
                 below_one = below_one + c * (t - 1) ** k
             return self.regularization_weight * (1 + below_one)
-        if self._is_fitted:
+        if self._is_fitted(q):
             log_heat, factor, _, constant = _fit(self.statistic, self.diffusion_time, q)
             value = chebyshev_series(log_heat, t).exp() * chebyshev_series(factor, t)
             return self.regularization_weight * (value - constant)
@@ -118,14 +121,15 @@ class SphericalDiscrepancy(KernelEnergy):
         """Compute λ φ(1) = λ, without the series."""
         return torch.full_like(like, self.regularization_weight)
 
-    @property
-    def _is_fitted(self) -> bool:
-        # For shorter times the fit is not exact, see `log_heat_kernel`.
-        return self.spectrum == "heat" and self.diffusion_time >= 1
+    def _is_fitted(self, q: int) -> bool:
+        # For shorter times the fit is not exact, see `log_heat_kernel`. From the longest on the first order weighs less
+        # than the constant: digits would cancel in φ − b_0, and the Legendre series is short.
+        longest = math.log(q) * q / (q - 1)
+        return self.spectrum == "heat" and 1 <= self.diffusion_time < longest
 
     def kernel_and_derivative(self, t: Tensor, q: int) -> tuple[Tensor, Tensor]:
         """Compute both of a fit from its three series; in another way by autograd."""
-        if not self._is_fitted:
+        if not self._is_fitted(q):
             return super().kernel_and_derivative(t, q)
         log_heat, factor, slope, constant = _fit(self.statistic, self.diffusion_time, q)
         heat = chebyshev_series(log_heat, t).exp_().mul_(self.regularization_weight)
@@ -166,12 +170,12 @@ def _coefficients(statistic: str, spectrum: str, diffusion_time: float, order: i
     last = order if spectrum == "bandlimited" else _last_order(diffusion_time, q)
     orders = np.arange(last + 1)
     logarithms = _heat_logarithms(diffusion_time, q, last) if spectrum == "heat" else log_harmonics(q, last)
+    # b_0 is the bias, which Eq. (11) takes off.
+    logarithms[0] = -np.inf
     # N(q, ℓ) itself overflows, and only shares of the sum are wanted.
-    weights = np.exp(logarithms - logarithms[1:].max())
+    weights = np.exp(logarithms - logarithms.max())
     if statistic == "ksd":
         weights = weights * orders * (orders + q - 2)
-    # b_0 is the bias, which Eq. (11) takes off.
-    weights[0] = 0.0
     return tuple((weights / weights.sum()).tolist())
 
 

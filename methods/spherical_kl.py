@@ -48,13 +48,15 @@ class SphericalKL(Decomposed):
 
     Attributes:
         regularization_weight: λ in [0, 1].
-        diffusion_time: s, the paper's t times q, >= 1: for less the Chebyshev series would be too short.
+        diffusion_time: s, the paper's t times q, from 1, as for less the Chebyshev series would be too short,
+            to 1000.
     """
 
     regularization_weight: float = 0.5
     diffusion_time: float = 2.0
     unit: ClassVar[bool] = True
     to_center: ClassVar[bool] = True
+    least_dim: ClassVar[int] = 2
 
     metadata: ClassVar[Metadata] = Metadata(
         title="KL (heat)",
@@ -75,7 +77,7 @@ class SphericalKL(Decomposed):
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""
         self.require(0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]")
-        self.require(self.diffusion_time >= 1, "diffusion_time must be >= 1")
+        self.require(1 <= self.diffusion_time <= 1000, "diffusion_time must be in [1, 1000]")
 
     def alignment_scale(self, q: int) -> float:
         """Return (1 − λ) q: the squared distance to the global views' mean is a sum over coordinates."""

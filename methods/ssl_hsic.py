@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
-from regbench.methods.pairwise import normalize
+from regbench.methods.pairwise import centred_units, frobenius_norm, squared_distances
 from regbench.spaces import Range, Space
 
 
@@ -67,20 +67,22 @@ class SSLHSIC(Native):
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute the two parts of −HSIC(Z, Y), and the regularizer; M = Vn embeddings."""
         count, n = len(views_NQ), len(views_NQ[0])
-        z_MQ = normalize(torch.cat(list(views_NQ)))
-        squared_distance_MM = (2 - 2 * (z_MQ @ z_MQ.T)).clamp_min(0)
+        z_MQ = centred_units(torch.cat(list(views_NQ)))
+        squared_distance_MM = squared_distances(z_MQ)
         itself_MM = torch.eye(len(z_MQ), dtype=torch.bool, device=z_MQ.device)
         # An embedding has the distance 0 to itself, where rounding would leave some, with a gradient.
         squared_distance_MM = squared_distance_MM.where(~itself_MM, 0.0)
-        kernel_MM = self.scale / (self.scale**2 + squared_distance_MM).sqrt()
-        row_mean_M = kernel_MM.mean(dim=0)
+        root_MM = (self.scale**2 + squared_distance_MM).sqrt()
+        # This is 1 − k, whose digits near a point would be lost beside the 1. H takes any constant away.
+        below_MM = squared_distance_MM / (root_MM * (root_MM + self.scale))
+        row_mean_M = below_MM.mean(dim=0)
         mean = row_mean_M.mean()
-        centred_MM = kernel_MM - row_mean_M[:, None] - row_mean_M + mean
+        centred_MM = below_MM - row_mean_M[:, None] - row_mean_M + mean
         # Offsets of whole views: the diagonals of the blocks of two different views.
-        positive = torch.stack([kernel_MM.diagonal(offset * n).sum() for offset in range(1, count)]).sum()
+        positive = torch.stack([below_MM.diagonal(offset * n).sum() for offset in range(1, count)]).sum()
         return {
             # The factor is 2 because only pairs of a view and a later one were added up.
-            "positive pairs": -2 * positive / (n * count * (count - 1)),
-            "all pairs": mean,
-            "self-dependence": self.gamma / len(z_MQ) * torch.linalg.vector_norm(centred_MM),
+            "positive pairs": 2 * positive / (n * count * (count - 1)) - 1,
+            "all pairs": 1 - mean,
+            "self-dependence": self.gamma / len(z_MQ) * frobenius_norm(centred_MM),
         }

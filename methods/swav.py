@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, PrototypeWeights, Regularizer, register
+from regbench.methods.pairwise import infinite_as_nan
 from regbench.spaces import Range, Space
 
 
@@ -74,7 +75,7 @@ class SwAV(Regularizer):
 
     def _codes(self, z_NQ: Tensor) -> Tensor:
         # Logarithms, because exp(1/ε) of a small ε is beyond float32.
-        log_NQ = z_NQ / self.epsilon
+        log_NQ = infinite_as_nan(z_NQ) / self.epsilon
         for _ in range(self.iterations):
             # Prototypes come first, so that codes sum to 1 after however few iterations.
             log_NQ = log_NQ - torch.logsumexp(log_NQ, dim=0)

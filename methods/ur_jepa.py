@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
+from regbench.methods.pairwise import squared_distances
 from regbench.methods.views import mean_squared_spread
 from regbench.spaces import Range, Space
 
@@ -91,8 +92,7 @@ class URJEPA(Native):
         z_MQ = torch.cat(list(views_NQ))
         # The mean is taken off, so that the squares of embeddings near a collapse cancel less.
         z_MQ = z_MQ - z_MQ.detach().mean(dim=0)
-        squared_M = z_MQ.square().sum(dim=1)
-        squared_MM = (squared_M[:, None] + squared_M - 2 * z_MQ @ z_MQ.T).clamp_min(0.0)
+        squared_MM = squared_distances(z_MQ)
         radii = self._radii(z_MQ.detach())
         step = (radii[0] / radii[-1]).log() / self.scales
         alignment = mean_squared_spread(views_NQ, global_views, to_center=True)

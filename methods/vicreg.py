@@ -11,7 +11,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.engine import Shard
-from regbench.methods.pairwise import chunks, energy, second_moment, square
+from regbench.methods.pairwise import chunks, energy, frobenius_norm, second_moment, square
 from regbench.spaces import Range, Space
 
 
@@ -113,7 +113,7 @@ class VICReg(VarianceCovariance):
             variance_Q = covariance_QQ.diagonal().clone()
             # The diagonal is left out before the norm: subtracted from it, it would cost the rest its digits.
             covariance_QQ.diagonal().zero_()
-            covariance = torch.linalg.vector_norm(covariance_QQ).double().square() / q
+            covariance = frobenius_norm(covariance_QQ).double().square() / q
         deviation_Q = (variance_Q + self.epsilon).sqrt()
         hinge = (1 - deviation_Q).relu().double().mean()
         # The hinge's gradient is this multiple of the centred embeddings.

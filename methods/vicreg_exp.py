@@ -36,6 +36,7 @@ class VICRegExp(VarianceCovariance):
     """
 
     temperature: float = 0.15
+    least_dim: ClassVar[int] = 2
 
     metadata: ClassVar[Metadata] = Metadata(
         title="VICReg-exp",

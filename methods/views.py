@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from regbench.methods.pairwise import chunks
+from regbench.methods.pairwise import chunks, frobenius_norm
 
 
 def pairs(count: int, global_views: int) -> Iterator[tuple[int, int, float]]:
@@ -104,7 +104,7 @@ def add_alignment(
         sum_PQ = torch.zeros_like(center_PQ)
         for view, gradient_NQ in enumerate(gradients_NQ):
             deviation_PQ = u(view) - center_PQ
-            lengths[view].append(torch.linalg.vector_norm(deviation_PQ))
+            lengths[view].append(frobenius_norm(deviation_PQ))
             gradient_NQ[rows].add_(deviation_PQ, alpha=2 * scale * weights[view])
             sum_PQ += deviation_PQ
         # The center moves with the global views. That matters to the sum over all views alone, as deviations of the

@@ -32,7 +32,7 @@ class WMSE(Native):
     dimensions than images and than `NARROW`, L is not formed, see `_whiten_by_blocks`.
 
     Attributes:
-        epsilon: ε, the shrinkage towards the identity; 0 raises where the covariance is singular.
+        epsilon: ε, the shrinkage towards the identity; 0 raises `NotComputable` where the covariance is singular.
         sub_batch_size: Images that are whitened together, drawn anew at each step, >= 2 and a divisor of larger
             batches; 0: the whole batch.
     """

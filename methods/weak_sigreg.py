@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends, Decomposed
+from regbench.methods.pairwise import frobenius_norm
 from regbench.spaces import Range, Space
 
 
@@ -77,5 +78,5 @@ class WeakSIGReg(Decomposed):
         n, dimensions = x_NK.shape
         centred_NK = x_NK - x_NK.mean(dim=0)
         identity_KK = torch.eye(dimensions, dtype=x_NK.dtype, device=x_NK.device)
-        distance = torch.linalg.vector_norm(centred_NK.T @ centred_NK / (n - 1) - identity_KK)
+        distance = frobenius_norm(centred_NK.T @ centred_NK / (n - 1) - identity_KK)
         return {"normality": self.regularization_weight * distance}

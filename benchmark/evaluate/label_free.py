@@ -18,7 +18,7 @@ from torch import Tensor
 from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, register
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.rundir.record import Score
-from regbench.benchmark.training.spread import effective_rank, feature_spread
+from regbench.benchmark.training.spread import effective_rank, feature_spread, uniformity
 from regbench.datasets.loading.splits import evenly
 from regbench.settings import AtLeastTwo, settings
 
@@ -111,29 +111,6 @@ def alignment(views_NVD: Tensor) -> float:
 
 
 @torch.no_grad()
-def uniformity(x_ND: Tensor, block: int = 1024) -> float:
-    """Return the logarithm of E exp(−2‖uᵢ − uⱼ‖²) over pairs i ≠ j of images: 0 (collapsed) to about −4.
-
-    ℓ_uniform with t = 2 of Wang and Isola (ICML 2020, Section 4.1), on unit representations.
-
-    Args:
-        x_ND: Representations, (n, d), n ≥ 2.
-        block: Rows at a time; memory is block × n.
-    """
-    u_ND = F.normalize(x_ND.float(), dim=1)
-    n = len(u_ND)
-    # The exponentials are added up as logarithms, which neither overflow nor vanish.
-    parts = []
-    for start in range(0, n, block):
-        # −2‖u − v‖² = 4 u·v − 4
-        exponent_BN = 4 * (u_ND[start : start + block] @ u_ND.T) - 4
-        rows = torch.arange(len(exponent_BN), device=exponent_BN.device)
-        exponent_BN[rows, start + rows] = -torch.inf
-        parts.append(exponent_BN.flatten().logsumexp(dim=0))
-    return torch.stack(parts).logsumexp(dim=0).item() - math.log(n * (n - 1))
-
-
-@torch.no_grad()
 def alpha_req(x_ND: Tensor) -> float | None:
     """Fit α of the power law λᵣ ∝ r^(−α) of the covariance's eigenvalues λ₁ ≥ λ₂ ≥ …; the authors find 1 best.
 
@@ -178,7 +155,8 @@ def lidar(views_NVD: Tensor) -> float | None:
         views_NVD: Representations of views, (n, v, d), not normalised.
 
     Returns:
-        The rank; None where all images have the same mean.
+        The rank; None where all images have the same mean, and where δ is lost in the rounding of a singular Σ_w: with
+        features of a size of 1e6, and fewer views than dimensions.
     """
     x = views_NVD.double()
     mean_ND = x.mean(dim=1)
@@ -186,8 +164,12 @@ def lidar(views_NVD: Tensor) -> float | None:
     between_ND = mean_ND - mean_ND.mean(dim=0)
     within_DD = within.T @ within / len(within)
     within_DD.diagonal().add_(LIDAR_DELTA)
+    factor_DD, failed = torch.linalg.cholesky_ex(within_DD)
+    # No pivot is below δ but for rounding.
+    if failed or factor_DD.diagonal().min() ** 2 < LIDAR_DELTA / 2:
+        return None
     # With Σ_w = L Lᵀ the matrix L⁻¹ Σ_b L⁻ᵀ has the eigenvalues of Σ_w^(−½) Σ_b Σ_w^(−½).
-    white_DN = torch.linalg.solve_triangular(torch.linalg.cholesky(within_DD), between_ND.T, upper=False)
+    white_DN = torch.linalg.solve_triangular(factor_DD, between_ND.T, upper=False)
     n, d = between_ND.shape
     # Both products have the same positive eigenvalues; the smaller is cheaper.
     product = white_DN @ white_DN.T if d <= n else white_DN.T @ white_DN

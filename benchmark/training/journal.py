@@ -7,7 +7,7 @@ import logging
 import math
 import statistics
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ class Journal:
         """Add what was noted to the progress.
 
         Raises:
-            Diverged: If a loss is not finite, or the embeddings have collapsed.
+            Diverged: If a loss or an embedding is not finite, or the embeddings have collapsed.
         """
         cell, progress = self._cell, self._progress
         progress.epoch_s = time.perf_counter() - self._epoch_began_s
@@ -95,6 +95,8 @@ class Journal:
         spread = feature_spread(self._gather(self._views_NQ[0]))
         # While the rate still rises, the embeddings of a sound run may lie close together for a while.
         is_warm = progress.step > cell.optimizer.warmup(steps_per_epoch)
+        if not math.isfinite(spread):
+            self._end_diverged(progress.step, steps_per_epoch, "the embeddings are not finite")
         if is_warm and spread < COLLAPSED_SPREAD:
             reason = f"the embeddings have collapsed to nearly one point (feature spread {spread:.4f})"
             self._end_diverged(progress.step, steps_per_epoch, reason)
@@ -157,7 +159,17 @@ class Journal:
         """Return the embeddings of all ranks."""
         return Shard.of(view_NQ, self._engine).gather(view_NQ)
 
-    def _end_diverged(self, step: int, steps_per_epoch: int, reason: str) -> None:
+    def end_broken(self, reason: str, steps_per_epoch: int) -> NoReturn:
+        """End a run whose next step failed.
+
+        Raises:
+            Diverged: Always; of an earlier step if that one's loss is not finite.
+        """
+        if self._losses:
+            self._add_losses(steps_per_epoch)
+        self._end_diverged(self._progress.step + 1, steps_per_epoch, reason)
+
+    def _end_diverged(self, step: int, steps_per_epoch: int, reason: str) -> NoReturn:
         epoch = (step - 1) // steps_per_epoch + 1
         raise Diverged(self._cell.label, step, epoch, reason, self._progress)
 

@@ -33,7 +33,8 @@ from regbench.benchmark.training.sinks import Sinks
 from regbench.benchmark.training.step import Step
 from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench.errors import RegbenchError
-from regbench.methods import Engine
+from regbench.methods import Engine, NotComputable
+from regbench.methods.base import numerical_failures
 
 log = logging.getLogger("regbench")
 
@@ -178,7 +179,11 @@ class _Training:
                 rate = cell.optimizer.learning_rate(cell.batch_size, progress.step, steps, cell.epochs)
                 for parameters in self.optimizer.param_groups:
                     parameters["lr"] = rate
-                stepped = step(*batch)
+                try:
+                    with numerical_failures("the step"):
+                        stepped = step(*batch)
+                except NotComputable as error:
+                    journal.end_broken(str(error), steps)
                 progress.step += 1
                 journal.note(stepped)
                 ends = progress.step % steps == 0

@@ -1,6 +1,6 @@
 """Measures of how the embeddings of a batch are spread, whichever loss trained them.
 
-Shapes: N = batch (n), Q = embedding dimension (q).
+Shapes: N = batch (n), Q = embedding dimension (q), B = rows of a block, D = embedding or representation.
 """
 
 from __future__ import annotations
@@ -19,6 +19,31 @@ COLLAPSED_SPREAD = 0.05
 def feature_spread(z_NQ: Tensor) -> float:
     """Return the root of the total variance of the unit embeddings of (n, q) embeddings: 0 (collapsed) to 1."""
     return F.normalize(z_NQ.float(), dim=1).var(dim=0, correction=0).sum().sqrt().item()
+
+
+@torch.no_grad()
+def uniformity(z_ND: Tensor, block: int = 1024) -> float:
+    """Return the logarithm of E exp(−2‖uᵢ − uⱼ‖²) over pairs i ≠ j of rows: 0 (collapsed) to about −4.
+
+    ℓ_uniform with t = 2 of Wang and Isola (ICML 2020, Section 4.1), on unit rows. As in their code a row of zeros stays
+    one: at the distance 0 from other such rows, and 1 from the rest.
+
+    Args:
+        z_ND: Embeddings or representations, (n, d), n ≥ 2.
+        block: Rows at a time; memory is block × n.
+    """
+    u_ND = F.normalize(z_ND.float(), dim=1)
+    n, squared_N = len(u_ND), u_ND.square().sum(dim=1)
+    # −2‖u − v‖² is 4 u·v − 4, and this much more for each row that has not the length 1.
+    more_N = torch.where(squared_N < 0.99, 2 - 2 * squared_N, 0.0)
+    # The exponentials are added up as logarithms, which neither overflow nor vanish.
+    parts = []
+    for start in range(0, n, block):
+        rows = slice(start, start + block)
+        exponent_BN = 4 * (u_ND[rows] @ u_ND.T) - 4 + more_N[rows, None] + more_N
+        exponent_BN[:, start:].fill_diagonal_(-torch.inf)
+        parts.append(exponent_BN.flatten().logsumexp(dim=0))
+    return torch.stack(parts).logsumexp(dim=0).item() - math.log(n * (n - 1))
 
 
 @torch.no_grad()
@@ -45,17 +70,12 @@ def spread_metrics(z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, float]:
 
     Returns:
         `alignment`: mean ‖u − v‖² of the unit embeddings of both views, 0 (same) to 4 (Wang & Isola, 2020).
-        `uniformity`: log mean_{i≠j} exp(−2‖uᵢ − uⱼ‖²) of the first view, 0 (collapsed) down to about −4 (ibid.).
-        `effective_rank`, `feature_spread`: of the first view.
+        `uniformity`, `effective_rank`, `feature_spread`: of the first view.
     """
     u1, u2 = F.normalize(z1_NQ.float(), dim=1), F.normalize(z2_NQ.float(), dim=1)
-    n = len(u1)
-    gram = u1 @ u1.T
-    gram.fill_diagonal_(-torch.inf)  # exp makes 0 of it: an image and itself are no pair
     return {
         "alignment": (u1 - u2).square().sum(dim=1).mean().item(),
-        # ‖u − v‖² is 2 − 2⟨u, v⟩ on the sphere.
-        "uniformity": (4 * gram - 4).flatten().logsumexp(dim=0).item() - math.log(n * (n - 1)),
+        "uniformity": uniformity(z1_NQ),
         "effective_rank": effective_rank(z1_NQ),
         "feature_spread": feature_spread(z1_NQ),
     }

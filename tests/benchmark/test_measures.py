@@ -14,9 +14,8 @@ from regbench.benchmark.evaluate.label_free import (
     alpha_req,
     lidar,
     measures,
-    uniformity,
 )
-from regbench.benchmark.training.spread import effective_rank, feature_spread, spread_metrics
+from regbench.benchmark.training.spread import effective_rank, feature_spread, spread_metrics, uniformity
 
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:
@@ -61,6 +60,17 @@ def test_uniformity_is_the_log_of_the_mean_over_pairs_of_images(block: int) -> N
     ]
     assert uniformity(x, block) == pytest.approx(math.log(sum(values) / len(values)), rel=1e-5)
     assert uniformity(x) == pytest.approx(spread_metrics(x, x)["uniformity"], rel=1e-5)  # the training loop's
+
+
+@pytest.mark.parametrize("dead", [0, 1, 30, 150, 300])
+@pytest.mark.parametrize("block", [1024, 70])
+def test_uniformity_takes_rows_of_zeros_for_one_point_as_the_authors_code(dead: int, block: int) -> None:
+    x = gaussian(300, 8).relu().float()
+    x[:dead] = 0
+    # lunif of SsnL/align_uniform
+    wanted = torch.pdist(torch.nn.functional.normalize(x.double())).square().mul(-2).exp().mean().log().item()
+    assert uniformity(x, block) == pytest.approx(wanted, abs=1e-5)
+    assert spread_metrics(x, x)["uniformity"] == pytest.approx(wanted, abs=1e-5)
 
 
 # ------------------------------------------------------------------ ranks
@@ -125,6 +135,15 @@ def test_lidar_by_its_formula() -> None:
     p = torch.linalg.eigvalsh(root @ between @ root).clamp_min(1e-300)
     p = p / p.sum()
     assert lidar(x) == pytest.approx(math.exp(-(p * p.log()).sum().item()), rel=1e-9)
+
+
+@pytest.mark.parametrize("size", [1e5, 1e6, 1e8, 1e20])
+def test_lidar_is_left_out_where_its_delta_is_lost_in_rounding(size: float) -> None:
+    few, many = gaussian(6, 4, 60), gaussian(40, 4, 60)
+    for views in (few + gaussian(6, 1, 60, seed=1), many):
+        measure = lidar(size * views)
+        lost = len(views) == 6 and size > 1e5
+        assert (measure is None) == lost == ("lidar" not in measures(views[:, 0], size * views))
 
 
 def test_lidar_with_fewer_images_than_dimensions() -> None:

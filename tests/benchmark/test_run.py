@@ -671,6 +671,32 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tiny: list[str], mon
     assert finish(cell, runtime, "here").sha256 == record.sha256  # a result: not tried again
 
 
+STUDENT = ("network.predictor.depth=2", "network.teacher=stop_gradient")
+TAUGHT = ("network.predictor.depth=2", "network.teacher=ema")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *((f"method={name}",) for name in ("mec", "frossl", "kcl_riesz", "rdmreg", "corinfomax", "w_mse", "mmcr")),
+        ("method=simsiam", *STUDENT),
+        ("method=swav", STUDENT[1]),
+        ("method=byol", *TAUGHT),
+        ("method=dino", TAUGHT[1]),
+        ("method=tico", "method.covariance_momentum=0.9", *TAUGHT),
+        ("baseline=supcon",),
+        *(("method=vicreg", f"optimizer={name}", "optimizer.base_lr=1e308") for name in ("sgd", "lars", "adamw")),
+    ],
+    ids=" ".join,
+)
+def test_weights_that_explode_end_the_run_as_diverged(tiny: list[str], settings: tuple[str, ...]) -> None:
+    """Whether the loss sees it, a factorisation in it fails, or the optimizer cannot write the rate down."""
+    exploding = ("optimizer=sgd", "optimizer.base_lr=1e30", "optimizer.warmup_epochs=0", "epochs=1", "precision=fp32")
+    record = finish(*load(tiny, *exploding, *settings), "here")
+    assert (record.status, record.scores) == ("diverged", ())
+    assert re.search("not finite|cannot be computed", (record.diverged or {})["reason"])
+
+
 @pytest.mark.parametrize("watched", ["", "evaluation.while_training=[knn]"])
 def test_representations_that_are_not_finite_end_the_run_as_diverged(
     tiny: list[str], monkeypatch: pytest.MonkeyPatch, watched: str

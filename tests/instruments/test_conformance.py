@@ -101,6 +101,11 @@ class DividesByTheSpread(SeesTheFirstViewMore):
         return {"spread": 1 / z1_NQ.var(dim=0).sum() + 1 / z2_NQ.var(dim=0).sum()}
 
 
+class HidesNaN(Plain):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return super().terms(*(z_NQ.where(z_NQ.isfinite(), 0) for z_NQ in (z1_NQ, z2_NQ)))
+
+
 class ForgetsTheOtherRanks(Broken):
     def add_regularizer(
         self, z_NQ: Tensor, inverse_N: Tensor, gradient_NQ: Tensor, share: float, shard: Shard, form: str
@@ -142,6 +147,7 @@ class Fails(Plain):
         (Rounds, "float32"),
         (UsesTheWrongDtype, "half precision"),
         (DividesByTheSpread, "finite"),
+        (HidesNaN, "broken embeddings"),
         (OverflowsForAWideKernel, "search space"),
         (RefusesWhatLiesBeyondItsSpace, "search space"),
         (Fails, "gradient"),
@@ -258,8 +264,8 @@ def sharded_without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_command(undocumented: str, sharded_without_processes: None) -> None:
     result = CliRunner().invoke(main, ["check", "rbf", undocumented])
     assert result.exit_code == 1
-    assert "rbf: passed (15 of 15 checks)" in result.output
-    assert "undocumented: FAILED (14 of 15 checks)" in result.output
+    assert "rbf: passed (16 of 16 checks)" in result.output
+    assert "undocumented: FAILED (15 of 16 checks)" in result.output
     assert "documentation" in result.output
     assert "1 of 2 methods failed" in result.output
 

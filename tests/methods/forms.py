@@ -23,6 +23,7 @@ def _quick(name: str) -> Regularizer:
 VARIANTS: dict[str, Regularizer] = {name: _quick(name) for name in methods.names()} | {
     "generalized_distance, p=1": methods.build("generalized_distance", exponent=1.0),
     "generalized_distance, p=0.5": methods.build("generalized_distance", exponent=0.5),
+    "frossl, not centred": methods.build("frossl", centered=False),
     "sfrik, L=5": methods.build("sfrik", weights=(1.0, 2.0, 3.0, 4.0, 5.0)),
     "sfrik, without the first order": methods.build("sfrik", weights=(0.0, 1.0)),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -45,12 +46,27 @@ def test_terms_are_scalars_that_sum_to_the_loss(method: Regularizer) -> None:
 
 @pytest.mark.parametrize(
     ("shape1", "shape2"),
-    [*itertools.permutations([(4, 3), (4, 2), (3, 3)], 2), ((1, 3), (1, 3)), ((12,), (12,)), ((2, 3, 4),) * 2],
+    [
+        *itertools.permutations([(4, 3), (4, 2), (3, 3)], 2),
+        ((1, 3), (1, 3)),
+        ((4, 0), (4, 0)),
+        ((12,), (12,)),
+        ((2, 3, 4),) * 2,
+    ],
 )
 def test_impossible_shapes_are_refused(shape1: tuple[int, ...], shape2: tuple[int, ...]) -> None:
     for method in VARIANTS.values():
-        with pytest.raises(RegbenchError, match="n >= 2"):
+        with pytest.raises(RegbenchError, match="n >= 2 and q >= "):
             method(torch.ones(shape1), torch.ones(shape2))
+
+
+@every_method
+def test_embeddings_of_one_dimension_are_refused_or_have_a_value(method: Regularizer) -> None:
+    views = [z.requires_grad_() for z in draw(6, 1)]
+    for form in ("auto", *method.forms):
+        with pytest.raises(RegbenchError, match="q >= 2, not") if method.least_dim > 1 else nullcontext():
+            loss = method.loss(*views, engine=Engine(form=form))
+            assert torch.stack([loss, *(g.sum() for g in torch.autograd.grad(loss, views))]).isfinite().all(), form
 
 
 def test_unknown_forms_are_refused() -> None:

@@ -43,3 +43,10 @@ def test_supcon_is_that_of_the_released_code_and_of_pytorch_metric_learning(coun
         gradients = torch.autograd.grad(found.total, views, retain_graph=True)
         torch.testing.assert_close(gradients, torch.autograd.grad(wanted, views), rtol=rtol, atol=1e-10)
     torch.testing.assert_close(sum(found.terms.values()), found.total.detach())
+
+
+def test_supcon_does_not_hide_embeddings_that_are_not_finite() -> None:
+    views, labels = draw(2)
+    with torch.no_grad():
+        views[0][1] = torch.nan
+    assert supervised_contrastive(views, labels, Engine()).total.isnan()

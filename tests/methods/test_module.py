@@ -35,6 +35,25 @@ def test_a_module_is_the_loss_and_has_no_state(name: str, views: tuple[torch.Ten
     assert str(method) in str(module)
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_a_loss_is_the_same_in_inference_mode(name: str, views: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """As where a trainer validates; also of tensors that were made there, and after it."""
+    method = methods.build(name)
+    losses = [method.module(form=form) for form in ("auto", *method.forms)]
+    wanted = [seeded(loss, views) for loss in losses]
+    with torch.inference_mode():
+        made = tuple(view.clone() for view in views)
+        assert [seeded(loss, views) for loss in losses] == wanted
+        assert [seeded(loss, made) for loss in losses] == wanted
+    assert [seeded(loss, made) for loss in losses] == wanted
+
+
+def seeded(loss: nn.Module, views: tuple[torch.Tensor, ...]) -> float:
+    torch.manual_seed(1)
+    value: torch.Tensor = loss(*views)
+    return value.item()
+
+
 def saved(module: nn.Module) -> nn.Module:
     """What is left of a module that was saved whole and loaded."""
     file = io.BytesIO()

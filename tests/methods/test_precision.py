@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from regbench import methods
+from regbench.methods import Engine
 
 
-def value_and_gradient(name: str, views: list[Tensor], **hyperparameters: Any) -> tuple[float, Tensor]:
+def value_and_gradient(
+    name: str, views: list[Tensor], form: str = "auto", **hyperparameters: Any
+) -> tuple[float, Tensor]:
     leaves = [z.clone().requires_grad_() for z in views]
-    value = methods.build(name, **hyperparameters).loss(*leaves)
+    value = methods.build(name, **hyperparameters).loss(*leaves, engine=Engine(form=form))
     return value.item(), torch.cat(torch.autograd.grad(value, leaves)).double()
 
 
@@ -48,6 +51,31 @@ def test_a_dimension_that_varies_little_counts_in_full(name: str, changes: dict[
         z[:, 3] = 100.1 + 0.01 * z[:, 3]
     exact = [z.double() for z in views]
     assert_close(value_and_gradient(name, views, **changes), value_and_gradient(name, exact, **changes), 1e-3)
+
+
+DISTANCES = ["ssl_hsic", "hardest_contrastive", *(name for name in methods.names() if name.startswith("kerjepa"))]
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+@pytest.mark.parametrize(("spread", "offset"), [(1e-1, 1.0), (1e-3, 1.0), (1e-5, 1.0), (1.0, 1e3)])
+def test_gradients_of_distances_keep_their_digits_near_a_point(name: str, spread: float, offset: float) -> None:
+    point = offset * torch.randn(24, generator=torch.Generator().manual_seed(1))
+    views = [point + spread * z for z in draw(48, 24)]
+    for form in methods.build(name).forms:
+        _, found = value_and_gradient(name, views, form)
+        _, wanted = value_and_gradient(name, [z.double() for z in views], form)
+        # The streamed MMD is a small difference of what it adds up of the pairs and of single embeddings.
+        assert (found - wanted).norm() <= 1e-4 * wanted.norm(), form
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "q"), [("vicreg", 1100, 1024), ("barlow_twins", 1100, 1024), ("ssl_hsic", 512, 64)]
+)
+def test_norms_of_large_matrices_keep_the_digits_of_float32(name: str, n: int, q: int) -> None:
+    views, method = draw(n, q), methods.build(name)
+    found, wanted = method(*views).terms, method(*(z.double() for z in views)).terms
+    for term, value in wanted.items():
+        assert found[term].item() == pytest.approx(value.item(), rel=2e-6), term
 
 
 @pytest.mark.parametrize("name", ["ivne", "koleo", "ur_jepa", "ur_jepa_derivative"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pickle
 import re
@@ -265,8 +266,9 @@ def test_an_unknown_hyperparameter_is_refused_with_those_there_are() -> None:
         ("w_mse", {"epsilon": -0.1}, "epsilon must be in"),
         ("w_mse", {"epsilon": 1.1}, "epsilon must be in"),
         ("w_mse", {"sub_batch_size": 1}, "sub_batch_size must be >= 2"),
-        ("intl", {"trace_weight": -1.0}, "trace_weight and iterations must be >= 0"),
-        ("intl", {"iterations": -1}, "trace_weight and iterations must be >= 0"),
+        ("intl", {"trace_weight": -1.0}, "trace_weight must be >= 0"),
+        ("intl", {"iterations": -1}, "iterations must be from 0 to 6"),
+        ("intl", {"iterations": 7}, "iterations must be from 0 to 6"),
         ("mmcr", {"local_weight": -1.0}, "local_weight must be >= 0"),
         ("vibcreg", {"epsilon": 0.0}, "epsilon > 0"),
         ("tico", {"covariance_weight": -1.0}, "covariance_weight must be >= 0"),
@@ -279,7 +281,7 @@ def test_an_unknown_hyperparameter_is_refused_with_those_there_are() -> None:
         ("susreg", {"knots": 1}, "knots >= 2"),
         ("ur_jepa", {"statistic": "beta"}, "statistic must be cglt or derivative"),
         ("ur_jepa", {"dimension": 0}, "dimension and scales must be >= 1"),
-        ("spherical_kl", {"diffusion_time": 0.5}, "diffusion_time must be >= 1"),
+        ("spherical_kl", {"diffusion_time": 0.5}, r"diffusion_time must be in \[1, 1000\]"),
         ("spherical_kl", {"regularization_weight": 2.0}, r"regularization_weight must be in \[0, 1\]"),
         ("kerjepa_sliced_mmd", {"kernel": "imq"}, "statistic sliced_mmd goes with kernel gaussian only"),
         ("kcl_imq", {"scale": -1.0}, "scale must be > 0"),
@@ -296,7 +298,10 @@ def test_an_unknown_hyperparameter_is_refused_with_those_there_are() -> None:
         ("visreg", {"directions": 0}, "directions must be >= 1 and epsilon > 0"),
         ("spherical_mmd", {"statistic": "kl"}, "statistic must be mmd or ksd"),
         ("spherical_mmd", {"spectrum": "cold"}, "spectrum must be heat, bandlimited or susreg"),
-        ("spherical_mmd", {"order": 0}, "diffusion_time must be > 0 and order >= 1"),
+        ("spherical_mmd", {"order": 0}, "order must be >= 1"),
+        ("spherical_mmd", {"diffusion_time": 0.0}, r"diffusion_time must be in \(0, 1000\]"),
+        ("spherical_mmd", {"diffusion_time": math.inf}, r"diffusion_time must be in \(0, 1000\]"),
+        ("spherical_kl", {"diffusion_time": 1001.0}, r"diffusion_time must be in \[1, 1000\]"),
         ("spherical_ksd_heat", {"spectrum": "susreg"}, "spectrum susreg goes with statistic mmd only"),
         ("auh", {"scale": 21.0}, r"scale must be in \(0, 20\]"),
         ("kerjepa", {"statistic": "kl"}, "statistic must be mmd, sliced_mmd or ksd"),

@@ -192,6 +192,22 @@ def test_heat_kernel_on_the_sphere(q: int) -> None:
     assert found == pytest.approx((mean_phi - bias) / (1 - bias), rel=1e-10)
 
 
+@pytest.mark.parametrize("name", ["spherical_mmd_heat", "spherical_ksd_heat"])
+@pytest.mark.parametrize("time", [5.0, 18.0, 40.0, 100.0, 1000.0])
+@pytest.mark.parametrize("q", [3, 64, 512])
+def test_heat_kernels_keep_their_digits_however_long_the_time(name: str, time: float, q: int) -> None:
+    """With the orders' shares as the equations have them, relative to the first, in which nothing can cancel."""
+    u = torch.randn(8, q, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    orders = range(1, 40)
+    shares = [math.exp(-time / q * (k - 1) * (k + q - 1)) * harmonics(q, k) / q for k in orders]
+    if name == "spherical_ksd_heat":
+        shares = [share * k * (k + q - 2) for share, k in zip(shares, orders, strict=True)]
+    polynomials = legendre(39, torch.nn.functional.normalize(u) @ torch.nn.functional.normalize(u).T, q)[1:]
+    wanted = sum(share * p.mean().item() for share, p in zip(shares, polynomials, strict=True)) / sum(shares)
+    assert value_of(name, u, diffusion_time=time) == pytest.approx(wanted, rel=1e-9)
+    assert value_of(name, u.float(), diffusion_time=time) == pytest.approx(wanted, rel=1e-5)
+
+
 @pytest.mark.parametrize("q", [3, 12])
 def test_kernel_stein_discrepancy_by_derivatives(q: int) -> None:
     """Eq. (12): ½ ((c² − 1) φ″ + (q − 1) c φ′), divided by (q − 1) φ′(1)/2, with φ the band-limited kernel."""

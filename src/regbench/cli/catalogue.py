@@ -123,9 +123,10 @@ def check(names: Sequence[str]) -> None:
     """Check that methods keep what a regularizer must keep.
 
     NAMES are methods, by default all. Checked are the gradient against differences of the value, symmetries that the
-    method claims, what float32 and half precision lose, corner cases such as collapse, streamed forms against the
-    textbook formula, 1 to 4 processes against one, points of the search space, configuration and documentation. Shows
-    by how much a check fails. Methods of other packages are checked the same way.
+    method claims, what float32 and half precision lose, corner cases such as collapse, embeddings that are
+    not finite, streamed forms against the textbook formula, 1 to 4 processes against one, points of the search space,
+    configuration and documentation. Shows by how much a check fails. Methods of other packages are checked the same
+    way.
     """
     from tabulate import tabulate
     from tqdm import tqdm
