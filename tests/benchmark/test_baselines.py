@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from sklearn.metrics import r2_score
 
 from regbench import RegbenchError
-from regbench.benchmark.baselines import chosen_pca
+from regbench.benchmark.baselines import COMPONENTS, chosen_pca
 from regbench.benchmark.compute import resolve
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.factors import FactorProbes
@@ -26,7 +26,7 @@ from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.lease import Attempt
-from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.factor_tables import read_factors
 from regbench.datasets.prepare import prepare
@@ -92,6 +92,29 @@ def test_the_number_of_principal_components_is_chosen_before_the_test_split_open
     ]
     expected = weighted_knn(components[0], components[1], [20], 0.07, 10)[20][0]
     assert record.score("knn_top1", "test") == pytest.approx(expected, abs=1.7)  # two images: the method is randomized
+
+
+def test_principal_components_are_the_first_ones_and_white(subject: Subject) -> None:
+    x_ND = subject.features("train", KNN().interpolation).x_ND
+    z_NK = chosen_pca(subject).module(x_ND)
+    components = z_NK.shape[1]
+    torch.testing.assert_close(z_NK.T.cov(), torch.eye(components), rtol=0, atol=1e-3)
+    # White components of the largest variance are those that explain most of the pixels.
+    centred_ND = x_ND - x_ND.mean(dim=0)
+    explained = (z_NK.T @ centred_ND / (len(x_ND) - 1)).square().sum()
+    wanted = torch.linalg.svdvals(centred_ND)[:components].square().sum() / (len(x_ND) - 1)
+    assert explained.item() == pytest.approx(wanted.item(), rel=0.01)
+
+
+@pytest.mark.parametrize(("scores", "split"), [([Score("knn_top1", 50.0, "tuning", "", "")], "tuning"), ([], "given")])
+def test_of_equally_good_numbers_of_components_the_smallest_is_chosen_and_without_scores_the_middle_one(
+    scores: list[Score], split: str, subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KNN, "select", lambda *_: scores)
+    chosen = COMPONENTS[0] if scores else COMPONENTS[len(COMPONENTS) // 2]
+    assert chosen_pca(subject).dim == chosen
+    noted = subject.choices.entries["pca_components"]
+    assert (noted["chosen"], noted["selected_on"]) == (chosen, split)
 
 
 def test_an_attempt_after_a_kill_does_not_choose_components_again(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from regbench.datasets.factor_tables import read_factors
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.base import SOURCES, Contents
-from regbench.datasets.sources.scene_pixels import pink
+from regbench.datasets.sources.scene_pixels import pink, sampled
 from regbench.datasets.verify import verify
 from regbench.files import write_text
 from tests.datasets.test_sources_arrays import pixels
@@ -63,6 +64,22 @@ def test_the_factors_say_where_a_garment_is_and_which_colour_it_has() -> None:
             found.append(min(apart, 1 - apart))
     assert len(found) == 70
     assert np.mean(np.array(found) < 0.02) > 0.9
+
+
+def test_an_image_is_sampled_at_the_centres_of_its_pixels_and_fades_out_beyond() -> None:
+    grey_NFF = np.random.default_rng(0).uniform(0, 255, (3, 5, 5))
+    v_FF, u_FF = (np.mgrid[:5, :5] + 0.5) / 5
+    rows = np.array([2, 0])
+
+    def moved(right: float, down: float) -> Any:
+        return sampled(grey_NFF, rows, np.stack([u_FF + right / 5] * 2), np.stack([v_FF + down / 5] * 2))
+
+    framed_NFF = np.pad(grey_NFF[rows], ((0, 0), (0, 1), (0, 1)))
+    assert np.allclose(moved(0, 0), grey_NFF[rows])
+    assert np.allclose(moved(0.25, 0), 0.75 * framed_NFF[:, :5, :5] + 0.25 * framed_NFF[:, :5, 1:])
+    assert np.allclose(moved(0, 0.25), 0.75 * framed_NFF[:, :5, :5] + 0.25 * framed_NFF[:, 1:, :5])
+    for beyond in ((6, 0), (-6, 0), (0, 6), (0, -6)):
+        assert moved(*beyond).max() < 0.3  # of 255 levels
 
 
 def test_a_larger_scale_covers_more_and_distractors_add_more_still() -> None:
@@ -125,6 +142,16 @@ def test_factors_lie_beside_the_images(tmp_path: Path) -> None:
         assert np.array_equal(factors[name], values), name
     assert factors["class"].dtype == np.int64
     assert verify("scenes", tmp_path, progress=False) == (110, [])
+
+
+def test_factors_are_those_of_the_training_images_that_are_used(tmp_path: Path) -> None:
+    """Rare classes have few images, so that the first ones of each class are not the first of all."""
+    whole = config("dataset.source.imbalance=0.5")
+    prepare(whole, tmp_path, progress=False)
+    table = read_factors(tmp_path, whole, "train")
+    part = read_factors(tmp_path, replace(whole, train_per_class=2), "train")
+    assert np.bincount(part["class"]).tolist() == [2] * 10
+    assert {*zip(part["class"], part["scale"], strict=True)} < {*zip(table["class"], table["scale"], strict=True)}
 
 
 def test_a_table_of_factors_that_was_changed_is_refused(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def crops(loss: Any, batch: Batch) -> Any:
         ("reverses_the_gradient_of_a_view", SIMCLR, "gradient", "gradient not the value's", "defect"),
         ("weighs_by_position", SIMCLR, "symmetry", "order of images", "defect"),
         ("divides_by_distances", SIMCLR, "finite", "not finite", "defect"),
+        ("lambda z1, z2: simclr(z1, z2) / (len(z1) - 2)", SIMCLR, "finite", "not finite at collapse", "note"),
         ("rounds", SIMCLR, "precision", "loses precision", "defect"),
         ("rounds_a_product", SIMCLR, "precision", "rounds within", "defect"),
         ("overflows", SIMCLR, "precision", "loses precision", "defect"),
@@ -347,7 +348,16 @@ def test_the_fixture_audits(tmp_path: Path) -> None:
     assert "wrong sign" in result.stdout
 
 
+def no_json(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
+
+
 def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
+    """A size that is infinite is written as text, as JSON knows no such number."""
+    arguments = [f"{FILE}:overflows", "--claims", SIMCLR, "--probe", "precision", "--out", str(tmp_path)]
+    assert CliRunner().invoke(main, ["audit", *arguments]).exit_code == 1
+    (loss,) = json.loads((tmp_path / "audit.json").read_text(), parse_constant=no_json)["losses"]
+    assert loss["findings"][0]["size"] == "inf"
     arguments = [f"{FILE}:no_covariance", "--claims", VICREG, "--probe", "value", "--out", str(tmp_path)]
     result = CliRunner().invoke(main, ["audit", *arguments])
     assert result.exit_code == 1
