@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.factor_tables import read_factors
+from regbench.datasets.loading.loaders import EvalLoader
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.base import SOURCES, Contents
-from regbench.datasets.sources.scene_pixels import pink, sampled
+from regbench.datasets.sources.scene_pixels import PATTERNS, pattern, pink, sampled
 from regbench.datasets.verify import verify
 from regbench.files import write_text
 from tests.datasets.test_sources_arrays import pixels
@@ -115,6 +117,16 @@ def test_a_class_is_a_garment_in_a_pattern() -> None:
     assert not np.array_equal(plain, pixels(split))
 
 
+def test_no_two_patterns_are_alike() -> None:
+    line, column = np.mgrid[:64, :64] / 64
+    count = len(PATTERNS)
+    found = pattern(np.arange(count), np.stack([column] * count), np.stack([line] * count))
+    assert len({image.tobytes() for image in found}) == count
+    shown = dict(zip(PATTERNS, found, strict=True))
+    for name in ("stripes", "fine stripes"):
+        assert np.array_equal(shown[f"{name} along"], shown[f"{name} across"].T)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -145,13 +157,17 @@ def test_factors_lie_beside_the_images(tmp_path: Path) -> None:
 
 
 def test_factors_are_those_of_the_training_images_that_are_used(tmp_path: Path) -> None:
-    """Rare classes have few images, so that the first ones of each class are not the first of all."""
+    """Rare classes have few images, so that two of each class are not the first twenty of all."""
     whole = config("dataset.source.imbalance=0.5")
     prepare(whole, tmp_path, progress=False)
-    table = read_factors(tmp_path, whole, "train")
-    part = read_factors(tmp_path, replace(whole, train_per_class=2), "train")
-    assert np.bincount(part["class"]).tolist() == [2] * 10
-    assert {*zip(part["class"], part["scale"], strict=True)} < {*zip(table["class"], table["scale"], strict=True)}
+    part = replace(whole, train_per_class=2)
+    table, factors = (read_factors(tmp_path, each, "train") for each in (whole, part))
+    options: Any = {"device": torch.device("cpu"), "backend": "torchvision"}
+    with EvalLoader(part, "train", data_dir=tmp_path, batch_size=20, **options) as loader, loader.epoch() as batches:
+        ((_, labels),) = batches
+    assert factors["class"].tolist() == labels.tolist()
+    assert np.bincount(factors["class"]).tolist() == [2] * 10
+    assert {*zip(factors["class"], factors["scale"], strict=True)} < {*zip(table["class"], table["scale"], strict=True)}
 
 
 def test_a_table_of_factors_that_was_changed_is_refused(tmp_path: Path) -> None:

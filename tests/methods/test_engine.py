@@ -249,29 +249,6 @@ def test_a_rank_may_have_no_rows(two_ranks: Processes) -> None:
         assert found == pytest.approx(methods.build("simclr").loss(z1, z2).item(), rel=1e-6)
 
 
-STATES: dict[str, dict[str, float]] = {"dino": {"prototypes": 5}, "tico": {"covariance_momentum": 0.75}}
-
-
-def states_after_two_steps(here: Place) -> list[dict[str, Tensor]]:
-    """Show each state this rank's rows of two batches, of which a single process has all."""
-    found = []
-    for name, settings in STATES.items():
-        transform = methods.build(name, **settings).target_transform(5)
-        assert transform is not None
-        for seed in range(2):
-            drawn = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(seed))
-            p1, p2, t1, t2 = drawn[:, here.rank :: here.world]
-            transform([t1, t2], [p1, p2], 0.5, dist.group.WORLD if here.world > 1 else None)
-        found.append(transform.state_dict())
-    return found
-
-
-def test_what_a_method_keeps_is_of_the_whole_batch_on_every_rank(two_ranks: Processes) -> None:
-    wanted = states_after_two_steps(Place(0, 1, ""))
-    for found in two_ranks.ask(states_after_two_steps):
-        torch.testing.assert_close(found, wanted)
-
-
 @pytest.mark.parametrize("form", ["auto", "textbook"])
 def test_one_row_over_all_ranks_is_refused(form: str, tmp_path: Path) -> None:
     joined(Place(0, 1, str(tmp_path / "store")))
