@@ -297,6 +297,26 @@ class Told(Ranks):
         return [replace(answer, drawn=answer.value) for answer in answers]
 
 
+class Alone(Told):
+    """What ranks would see that each know their own rows alone."""
+
+    def look(self, target: Target, rows: Sequence[int]) -> list[Answer]:
+        parts = [view.split(list(rows)) for view in whole_batch(target, rows)]
+        answers = []
+        for rank, share in enumerate(zip(*parts, strict=True)):
+            value = target.value(share, first=sum(rows[:rank])).item()
+            slopes = tuple(float(other == rank) for other in range(len(rows)))
+            answers.append(Answer(value, value, 1.0, slopes))
+        return answers
+
+
+@pytest.mark.parametrize(("gathers", "name"), [(True, "does not gather"), (False, "own rows")])
+def test_a_state_of_each_ranks_own_rows_is_told(gathers: bool, name: str) -> None:
+    """Ranks of which each has its own rows of the batches before, too."""
+    found = ranks(target("Dino", "dino", call="list", gathers=gathers), Alone(lambda world: 1.0))
+    assert [finding.name for finding in found] == [name]
+
+
 @pytest.mark.parametrize(("factor", "words"), [(lambda world: world, "times"), (lambda world: 1 / world, "divided by")])
 def test_a_factor_of_the_value_between_ranks_is_told(factor: Callable[[int], float], words: str) -> None:
     found = ranks(target("simclr", gathers=True), Told(factor))
