@@ -53,10 +53,13 @@ def test_sizes_and_colours(size_px: int, grey: bool) -> None:
     assert {image.shape for image in pixels(scenes(size_px=size_px, grey=grey).splits["test"])} == {shape}
 
 
-def test_the_factors_say_where_a_garment_is_and_which_colour_it_has() -> None:
-    """The stroke of a one runs through its centre; of a pixel there the hue is that of the garment."""
+def test_the_factors_say_where_a_garment_is_which_colour_it_has_and_how_far_it_is_turned() -> None:
+    """The stroke of a one runs through its centre; of a pixel there the hue is that of the garment.
+
+    A positive angle turns the garment clockwise, from a slope of the stroke that is another in each image.
+    """
     split = scenes(train_images=700, size_px=96).splits["train"]
-    found = []
+    found, slopes = [], []
     for number, image in enumerate(pixels(split)):
         if split.labels[number] == 1:
             column = int(96 * float(split.factors["x_share"][number]))
@@ -64,8 +67,13 @@ def test_the_factors_say_where_a_garment_is_and_which_colour_it_has() -> None:
             hue = colorsys.rgb_to_hsv(*(image[line, column] / 255))[0]
             apart = abs(hue - float(split.factors["hue_turns"][number]))
             found.append(min(apart, 1 - apart))
+            colours = image / np.linalg.norm(image, axis=2, keepdims=True).clip(1)
+            down, right = np.nonzero(colours @ colours[line, column] > 0.998) - np.array([[line], [column]])
+            near = np.hypot(down, right) < 25
+            slopes.append((-np.polyfit(down[near], right[near], 1)[0], split.factors["angle_deg"][number]))
     assert len(found) == 70
     assert np.mean(np.array(found) < 0.02) > 0.9
+    assert np.corrcoef(np.array(slopes, float).T)[0, 1] > 0.3
 
 
 def test_an_image_is_sampled_at_the_centres_of_its_pixels_and_fades_out_beyond() -> None:
