@@ -63,8 +63,9 @@ def raw(split: str) -> Features:
     """Pixels as the evaluation sees them: normalised, channel by channel."""
     images = SOURCES.build("scenes", **SOURCE).open(None, Path()).splits[split]
     pixels = np.stack([image for image, _ in images.images() if isinstance(image, np.ndarray)])
-    x_ND = torch.from_numpy((pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1) / 255 - 0.361) / 0.17)
-    return Features(x_ND.float(), torch.from_numpy(images.labels))
+    dataset = load_run(SCENES)[0].dataset
+    x_NHWC = torch.from_numpy((pixels / 255 - dataset.mean) / dataset.std).float()
+    return Features(x_NHWC.permute(0, 3, 1, 2).flatten(1), torch.from_numpy(images.labels))
 
 
 def test_raw_pixels_are_scored_as_they_are(run: Callable[..., Record]) -> None:
