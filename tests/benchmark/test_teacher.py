@@ -192,6 +192,8 @@ def test_an_ema_teacher_follows_as_byols() -> None:
     teacher = Teacher(network, settings)
     assert teacher.network is not None
     assert teacher.network.predictor is None
+    # As later in a training: a teacher that equals the network may follow it at any moment.
+    teacher.network.load_state_dict(SiameseNetwork(config("none"), 12, 3, 16, 1).state_dict())
     start = torch.nn.utils.parameters_to_vector(teacher.parameters())
     step_of(network, settings, teacher, done=lambda: 0.25)(*images())
     of_student = dict(network.named_parameters())

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import colorsys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.factor_tables import read_factors
+from regbench.datasets.loading.loaders import EvalLoader
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.base import SOURCES, Contents
-from regbench.datasets.sources.scene_pixels import pink
+from regbench.datasets.sources.scene_pixels import PATTERNS, pattern, pink, sampled
 from regbench.datasets.verify import verify
 from regbench.files import write_text
 from tests.datasets.test_sources_arrays import pixels
@@ -50,10 +53,13 @@ def test_sizes_and_colours(size_px: int, grey: bool) -> None:
     assert {image.shape for image in pixels(scenes(size_px=size_px, grey=grey).splits["test"])} == {shape}
 
 
-def test_the_factors_say_where_a_garment_is_and_which_colour_it_has() -> None:
-    """The stroke of a one runs through its centre; of a pixel there the hue is that of the garment."""
+def test_the_factors_say_where_a_garment_is_which_colour_it_has_and_how_far_it_is_turned() -> None:
+    """The stroke of a one runs through its centre; of a pixel there the hue is that of the garment.
+
+    A positive angle turns the garment clockwise, from a slope of the stroke that is another in each image.
+    """
     split = scenes(train_images=700, size_px=96).splits["train"]
-    found = []
+    found, slopes = [], []
     for number, image in enumerate(pixels(split)):
         if split.labels[number] == 1:
             column = int(96 * float(split.factors["x_share"][number]))
@@ -61,8 +67,29 @@ def test_the_factors_say_where_a_garment_is_and_which_colour_it_has() -> None:
             hue = colorsys.rgb_to_hsv(*(image[line, column] / 255))[0]
             apart = abs(hue - float(split.factors["hue_turns"][number]))
             found.append(min(apart, 1 - apart))
+            colours = image / np.linalg.norm(image, axis=2, keepdims=True).clip(1)
+            down, right = np.nonzero(colours @ colours[line, column] > 0.998) - np.array([[line], [column]])
+            near = np.hypot(down, right) < 25
+            slopes.append((-np.polyfit(down[near], right[near], 1)[0], split.factors["angle_deg"][number]))
     assert len(found) == 70
     assert np.mean(np.array(found) < 0.02) > 0.9
+    assert np.corrcoef(np.array(slopes, float).T)[0, 1] > 0.3
+
+
+def test_an_image_is_sampled_at_the_centres_of_its_pixels_and_fades_out_beyond() -> None:
+    grey_NFF = np.random.default_rng(0).uniform(0, 255, (3, 5, 5))
+    v_FF, u_FF = (np.mgrid[:5, :5] + 0.5) / 5
+    rows = np.array([2, 0])
+
+    def moved(right: float, down: float) -> Any:
+        return sampled(grey_NFF, rows, np.stack([u_FF + right / 5] * 2), np.stack([v_FF + down / 5] * 2))
+
+    framed_NFF = np.pad(grey_NFF[rows], ((0, 0), (0, 1), (0, 1)))
+    assert np.allclose(moved(0, 0), grey_NFF[rows])
+    assert np.allclose(moved(0.25, 0), 0.75 * framed_NFF[:, :5, :5] + 0.25 * framed_NFF[:, :5, 1:])
+    assert np.allclose(moved(0, 0.25), 0.75 * framed_NFF[:, :5, :5] + 0.25 * framed_NFF[:, 1:, :5])
+    for beyond in ((6, 0), (-6, 0), (0, 6), (0, -6)):
+        assert moved(*beyond).max() < 0.3  # of 255 levels
 
 
 def test_a_larger_scale_covers_more_and_distractors_add_more_still() -> None:
@@ -98,6 +125,16 @@ def test_a_class_is_a_garment_in_a_pattern() -> None:
     assert not np.array_equal(plain, pixels(split))
 
 
+def test_no_two_patterns_are_alike() -> None:
+    line, column = np.mgrid[:64, :64] / 64
+    count = len(PATTERNS)
+    found = pattern(np.arange(count), np.stack([column] * count), np.stack([line] * count))
+    assert len({image.tobytes() for image in found}) == count
+    shown = dict(zip(PATTERNS, found, strict=True))
+    for name in ("stripes", "fine stripes"):
+        assert np.array_equal(shown[f"{name} along"], shown[f"{name} across"].T)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -125,6 +162,20 @@ def test_factors_lie_beside_the_images(tmp_path: Path) -> None:
         assert np.array_equal(factors[name], values), name
     assert factors["class"].dtype == np.int64
     assert verify("scenes", tmp_path, progress=False) == (110, [])
+
+
+def test_factors_are_those_of_the_training_images_that_are_used(tmp_path: Path) -> None:
+    """Rare classes have few images, so that two of each class are not the first twenty of all."""
+    whole = config("dataset.source.imbalance=0.5")
+    prepare(whole, tmp_path, progress=False)
+    part = replace(whole, train_per_class=2)
+    table, factors = (read_factors(tmp_path, each, "train") for each in (whole, part))
+    options: Any = {"device": torch.device("cpu"), "backend": "torchvision"}
+    with EvalLoader(part, "train", data_dir=tmp_path, batch_size=20, **options) as loader, loader.epoch() as batches:
+        ((_, labels),) = batches
+    assert factors["class"].tolist() == labels.tolist()
+    assert np.bincount(factors["class"]).tolist() == [2] * 10
+    assert {*zip(factors["class"], factors["scale"], strict=True)} < {*zip(table["class"], table["scale"], strict=True)}
 
 
 def test_a_table_of_factors_that_was_changed_is_refused(tmp_path: Path) -> None:

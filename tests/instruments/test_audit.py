@@ -68,6 +68,7 @@ def crops(loss: Any, batch: Batch) -> Any:
         ("reverses_the_gradient_of_a_view", SIMCLR, "gradient", "gradient not the value's", "defect"),
         ("weighs_by_position", SIMCLR, "symmetry", "order of images", "defect"),
         ("divides_by_distances", SIMCLR, "finite", "not finite", "defect"),
+        ("lambda z1, z2: simclr(z1, z2) / (len(z1) - 2)", SIMCLR, "finite", "not finite at collapse", "note"),
         ("rounds", SIMCLR, "precision", "loses precision", "defect"),
         ("rounds_a_product", SIMCLR, "precision", "rounds within", "defect"),
         ("overflows", SIMCLR, "precision", "loses precision", "defect"),
@@ -297,6 +298,26 @@ class Told(Ranks):
         return [replace(answer, drawn=answer.value) for answer in answers]
 
 
+class Alone(Told):
+    """What ranks would see that each know their own rows alone."""
+
+    def look(self, target: Target, rows: Sequence[int]) -> list[Answer]:
+        parts = [view.split(list(rows)) for view in whole_batch(target, rows)]
+        answers = []
+        for rank, share in enumerate(zip(*parts, strict=True)):
+            value = target.value(share, first=sum(rows[:rank])).item()
+            slopes = tuple(float(other == rank) for other in range(len(rows)))
+            answers.append(Answer(value, value, 1.0, slopes))
+        return answers
+
+
+@pytest.mark.parametrize(("gathers", "name"), [(True, "does not gather"), (False, "own rows")])
+def test_a_state_of_each_ranks_own_rows_is_told(gathers: bool, name: str) -> None:
+    """Ranks of which each has its own rows of the batches before, too."""
+    found = ranks(target("Dino", "dino", call="list", gathers=gathers), Alone(lambda world: 1.0))
+    assert [finding.name for finding in found] == [name]
+
+
 @pytest.mark.parametrize(("factor", "words"), [(lambda world: world, "times"), (lambda world: 1 / world, "divided by")])
 def test_a_factor_of_the_value_between_ranks_is_told(factor: Callable[[int], float], words: str) -> None:
     found = ranks(target("simclr", gathers=True), Told(factor))
@@ -348,7 +369,16 @@ def test_the_fixture_audits(tmp_path: Path) -> None:
     assert "wrong sign" in result.stdout
 
 
+def no_json(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
+
+
 def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
+    """A size that is infinite is written as text, as JSON knows no such number."""
+    arguments = [f"{FILE}:overflows", "--claims", SIMCLR, "--probe", "precision", "--out", str(tmp_path)]
+    assert CliRunner().invoke(main, ["audit", *arguments]).exit_code == 1
+    (loss,) = json.loads((tmp_path / "audit.json").read_text(), parse_constant=no_json)["losses"]
+    assert loss["findings"][0]["size"] == "inf"
     arguments = [f"{FILE}:no_covariance", "--claims", VICREG, "--probe", "value", "--out", str(tmp_path)]
     result = CliRunner().invoke(main, ["audit", *arguments])
     assert result.exit_code == 1

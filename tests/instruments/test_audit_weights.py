@@ -79,11 +79,11 @@ def told(expression: str, claims: str, weights: Weights, detaches: str = "") -> 
         ),
         ("rbf", "rbf", {"loss": (100.0, "alignment_weight")}, "convention", "loss is no multiple of alignment_weight"),
         (
-            "lambda z1, z2: Ours('barlow_twins', **weights)(z1, z2)",
+            "lambda z1, z2: Ours('barlow_twins', scale=1.0, **weights)(z1, z2)",
             "barlow_twins",
-            {"scale": (0.024, "scale"), "redundancy_weight": (0.0051, "redundancy_weight")},
+            {"loss": (0.024, "scale"), "redundancy_weight": (0.0051, "redundancy_weight")},
             "note",
-            "scale × 1 = scale, the publication has none; redundancy_weight × 1 = redundancy_weight, × 1 = the",
+            "loss × 1 = scale, the publication has none; redundancy_weight × 1 = redundancy_weight, × 1 = the",
         ),
     ],
 )

@@ -5,15 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from regbench import RegbenchError, methods
 from regbench.instruments.conformance import check_names, check_sharded, run_check
 from regbench.methods import Engine, Regularizer, pairwise
+from regbench.processes import Place, Processes
 from tests.methods.forms import VARIANTS, every_method
-from tests.methods.test_engine import draw
+from tests.methods.test_engine import draw, joined
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,6 +40,31 @@ def test_one_to_four_processes_give_the_same_as_one() -> None:
     findings = check_sharded(VARIANTS)
     assert not {name: finding for name, finding in findings.items() if not finding.ok}
     assert findings.keys() == VARIANTS.keys()
+
+
+def states_after_two_steps(here: Place) -> dict[str, dict[str, Tensor]]:
+    """Show what each method keeps this rank's rows of two batches, of which a single process has all."""
+    found = {}
+    for name, method in VARIANTS.items():
+        settings: dict[str, Any] = dict.fromkeys(method.of_training, 0.5) | (
+            {"prototypes": 5} if method.prototypes else {}
+        )
+        transform = replace(method, **settings).target_transform(5)  # type: ignore[type-var]
+        if transform is not None:
+            for seed in range(2):
+                drawn = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(seed))
+                p1, p2, t1, t2 = drawn[:, here.rank :: here.world]
+                transform([t1, t2], [p1, p2], 0.5, dist.group.WORLD if here.world > 1 else None)
+            found[name] = transform.state_dict()
+    return found
+
+
+def test_what_a_method_keeps_is_of_the_whole_batch_on_every_rank() -> None:
+    wanted = states_after_two_steps(Place(0, 1, ""))
+    assert wanted["dino"] and wanted["tico"]
+    with Processes(2, joined) as ranks:
+        for found in ranks.ask(states_after_two_steps):
+            torch.testing.assert_close(found, wanted)
 
 
 @every_method

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -226,17 +226,27 @@ def test_a_row_of_zeros_leaves_the_gradient_in_its_size(name: str) -> None:
         assert found[1] < 1e3 * found[0], form
 
 
+def joined(here: Place) -> Place:
+    here.join("gloo")
+    return here
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[Processes]:
+    with Processes(2, joined) as ranks:
+        yield ranks
+
+
 def without_rows_on_the_second(here: Place) -> float:
     z1, z2 = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0)).unbind()
     rows = slice(6 * (1 - here.rank))
     return methods.build("simclr").loss(z1[rows], z2[rows], engine=Engine(group=dist.group.WORLD)).item()
 
 
-def test_a_rank_may_have_no_rows() -> None:
+def test_a_rank_may_have_no_rows(two_ranks: Processes) -> None:
     z1, z2 = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0)).unbind()
-    with Processes(2, joined) as ranks:
-        for found in ranks.ask(without_rows_on_the_second):
-            assert found == pytest.approx(methods.build("simclr").loss(z1, z2).item(), rel=1e-6)
+    for found in two_ranks.ask(without_rows_on_the_second):
+        assert found == pytest.approx(methods.build("simclr").loss(z1, z2).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("form", ["auto", "textbook"])
@@ -266,11 +276,6 @@ def test_embeddings_that_are_no_real_numbers_are_refused(wrong: Any, form: str) 
             method.loss(pair[0], pair[1], engine=Engine(form=form))
 
 
-def joined(here: Place) -> Place:
-    here.join("gloo")
-    return here
-
-
 def warnings_of_losses(here: Place) -> list[tuple[str, str]]:
     z1, z2 = torch.randn(2, 6, 4).unbind()
     with warnings.catch_warnings(record=True) as caught:
@@ -284,13 +289,12 @@ def warnings_of_losses(here: Place) -> list[tuple[str, str]]:
     return [(str(each.message), each.filename) for each in caught]
 
 
-def test_a_loss_of_one_ranks_rows_warns_once(tmp_path: Path) -> None:
+def test_a_loss_of_one_ranks_rows_warns_once(two_ranks: Processes, tmp_path: Path) -> None:
     alone = joined(Place(0, 1, str(tmp_path / "store")))
     try:
         assert warnings_of_losses(alone) == []
     finally:
         dist.destroy_process_group()
-    with Processes(2, joined) as ranks:
-        for ((line, where),) in ranks.ask(warnings_of_losses):
-            assert "methods.Engine(group=torch.distributed.group.WORLD)" in line
-            assert Path(where).name == Path(__file__).name  # the caller's line, not one of ours
+    for ((line, where),) in two_ranks.ask(warnings_of_losses):
+        assert "methods.Engine(group=torch.distributed.group.WORLD)" in line
+        assert Path(where).name == Path(__file__).name  # the caller's line, not one of ours

@@ -73,6 +73,7 @@ def pull(z1, z2, weight=10, power: int = 2, hard=False):
 """
 
 MODULE = """
+import torch
 from torch import nn
 
 
@@ -80,9 +81,10 @@ class Far(nn.Module):
     def __init__(self, margin=2.0):
         super().__init__()
         self.margin = margin
+        self.register_buffer("axes", torch.eye(3))
 
     def forward(self, z1, z2):
-        return (self.margin - (z1 - z2).norm(dim=1)).relu().mean()
+        return (self.margin - ((z1 - z2) @ self.axes).norm(dim=1)).relu().mean()
 """
 
 
@@ -125,11 +127,12 @@ def test_the_name_of_any_file_gives_one_of_a_folder(write: Callable[[str, str], 
 def test_a_module_is_made_with_its_hyperparameters(
     chosen: str, write: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
-    """The function beside it is a helper of its."""
+    """The function beside it is a helper of its. Its buffer is of the dtype that the embeddings have."""
     with LossFile.of(f"{write('losses.py', PULL + MODULE)}{chosen}").loaded(tmp_path / "plug_in") as method:
-        z1, z2 = torch.zeros(4, 3), torch.zeros(4, 3)
-        assert method(z1, z2).total == 2.0
-        assert replace(method, margin=5.0)(z1, z2).total == 5.0  # type: ignore[type-var]
+        for dtype in (torch.float32, torch.float64):
+            z1, z2 = torch.zeros(2, 4, 3, dtype=dtype)
+            assert method(z1, z2).total == 2.0
+            assert replace(method, margin=5.0)(z1, z2).total == 5.0  # type: ignore[type-var]
         assert configurations(method, 5, 4, 3) == [{"margin": 2.0 * factor} for factor in (1 / 16, 1 / 4, 1, 4, 16)]
 
 
@@ -379,11 +382,12 @@ def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(
         prepared(write("twin.py", TWIN.replace('title="Twin"', 'title="VICReg"')), "scenes", [runs]),
     ):
         pass
-    with (
-        pytest.raises(RegbenchError, match="epochs=2: the track decides it"),
-        prepared(write("twin.py", TWIN), "scenes", [runs, "epochs=2"]),
-    ):
-        pass
+    for setting in ("epochs=2", "seed=1", "optimizer.base_lr=0.1", "evaluation.knn.k=5"):
+        with (
+            pytest.raises(RegbenchError, match=f"{setting}: the track decides it"),
+            prepared(write("twin.py", TWIN), "scenes", [runs, setting]),
+        ):
+            pass
     with pytest.raises(RegbenchError, match="minute"), prepared(write("twin.py", TWIN), "hour", [runs]):
         pass
 

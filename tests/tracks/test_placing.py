@@ -74,6 +74,11 @@ def test_a_place_is_among_the_methods_alone_and_told_with_all_that_was_measured(
     ]
 
 
+def test_a_row_of_the_same_mean_is_not_ahead() -> None:
+    tied = [replace(verdict, difference=0.0) for verdict in VERDICTS]
+    assert (PLACING.place, replace(PLACING, verdicts=tied).place) == (3, 1)
+
+
 def test_what_is_not_known_is_not_told() -> None:
     bare = replace(PLACING, share=None, measured={})
     beside_untold = replace(bare, verdicts=VERDICTS[:1] + VERDICTS[5:])
