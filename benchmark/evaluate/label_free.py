@@ -165,8 +165,7 @@ def lidar(views_NVD: Tensor) -> float | None:
     within_DD = within.T @ within / len(within)
     within_DD.diagonal().add_(LIDAR_DELTA)
     factor_DD, failed = torch.linalg.cholesky_ex(within_DD)
-    # No pivot is below δ but for rounding.
-    if failed or factor_DD.diagonal().min() ** 2 < LIDAR_DELTA / 2:
+    if failed:
         return None
     # With Σ_w = L Lᵀ the matrix L⁻¹ Σ_b L⁻ᵀ has the eigenvalues of Σ_w^(−½) Σ_b Σ_w^(−½).
     white_DN = torch.linalg.solve_triangular(factor_DD, between_ND.T, upper=False)

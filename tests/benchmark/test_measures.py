@@ -137,7 +137,7 @@ def test_lidar_by_its_formula() -> None:
     assert lidar(x) == pytest.approx(math.exp(-(p * p.log()).sum().item()), rel=1e-9)
 
 
-@pytest.mark.parametrize("size", [1e5, 1e6, 1e8, 1e20])
+@pytest.mark.parametrize("size", [1e5, 1e7, 1e20])
 def test_lidar_is_left_out_where_its_delta_is_lost_in_rounding(size: float) -> None:
     few, many = gaussian(6, 4, 60), gaussian(40, 4, 60)
     for views in (few + gaussian(6, 1, 60, seed=1), many):
