@@ -25,6 +25,7 @@ from regbench.slurm import manage
 from regbench.sweeps.status import FINISHED, CellStatus
 from tests.slurm.cluster import Cluster, curve, is_training, owner, setting
 from tests.slurm.testbed import wait_for
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slurm
 
@@ -271,3 +272,40 @@ def _check_writers(directory: Path, seen: set[tuple[int, int]]) -> None:
     last = max((attempt for attempt, _ in seen), default=0)
     assert all(attempt >= last for attempt, _ in new), (directory, seen, new)
     seen |= new
+
+
+def test_cells_that_are_cancelled_to_make_room_for_others_go_on(cluster: Cluster) -> None:
+    """Where preemption cancels jobs, whatever they say of being queued again: by retry, sweep and one that waits."""
+    cluster.write(*(f"method=vicreg {setting(number)}" for number in range(2)))
+    commands = cluster.slurm.command
+    urgent = ("--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+
+    def make_room() -> None:
+        wait_for(lambda: all(map(is_training, cluster.statuses())), "both to train", 120)
+        commands("sbatch", *urgent)
+
+    cluster.submit()
+    commands("scontrol", "update", "PartitionName=main", "PreemptMode=CANCEL", "GraceTime=5")
+    try:
+        make_room()
+        wait_for(lambda: cluster.states() == {"preempted"}, "both to be preempted", 120)
+        assert "was cancelled to make room for others" in cluster.run("status", "own")
+        first = cluster.statuses()[0].cell_id
+        assert "was preempted" in cluster.run("retry", "own", first)
+        waits = cluster.begin("sweep", "own.yaml", "cluster=slurm", "cluster.cpus=1", "cluster.gpus=0", "--wait")
+        with waits:
+            make_room()
+            wait_for(lambda: len(list((cluster.sweep / "jobs").glob("*.json"))) == 4, "both to be submitted again", 180)
+            for status in cluster.statuses():
+                cluster.hurry(status.job)
+            assert waits.wait(PATIENCE_S) == 0, cluster.statuses()
+    finally:
+        commands("scontrol", "update", "PartitionName=main", "PreemptMode=REQUEUE", "GraceTime=20")
+    cell, runtime = load_run([*cluster.tiny, f"epochs={cluster.epochs}", "method=vicreg", setting(0)])
+    undisturbed = run_cell(cell, runtime, "undisturbed")
+    assert undisturbed is not None
+    for status in cluster.statuses():
+        record = read_record(status.directory)
+        assert record is not None and curve(record) == curve(undisturbed)
+        ends = [attempt["ended"] for attempt in read_attempts(status.directory)]
+        assert ends == ["interrupted", "interrupted", "done"]

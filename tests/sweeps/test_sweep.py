@@ -298,11 +298,11 @@ def test_many_cells_are_counted_and_those_that_need_a_look_are_listed(tmp_path: 
     assert everything.count("cell") >= 150
 
 
-@pytest.mark.parametrize(("each", "listed"), [(10, 7 * 10), (20, 100)])
+@pytest.mark.parametrize(("each", "listed"), [(10, 8 * 10), (20, 100)])
 def test_all_that_need_a_look_are_listed_until_a_screen_is_full(tmp_path: Path, each: int, listed: int) -> None:
     plan(tmp_path, "cell")
     (one,) = sweep_status(tmp_path)
-    need = ["failed", "lost", "cancelled", "damaged", "interrupted", "diverged", "running"]
+    need = ["failed", "lost", "cancelled", "preempted", "damaged", "interrupted", "diverged", "running"]
     states = each * ["pending", "queued", "tuned", "done", *need]
     lines = status_table([replace(one, state=state) for state in states]).splitlines()
     assert [line.split()[3] for line in lines[2:-2]] == (each * need)[:listed]
