@@ -280,22 +280,27 @@ def test_cells_that_are_cancelled_to_make_room_for_others_go_on(cluster: Cluster
     commands = cluster.slurm.command
     urgent = ("--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
 
-    def make_room() -> None:
-        wait_for(lambda: all(map(is_training, cluster.statuses())), "both to train", 120)
+    def make_room(life: int) -> None:
+        def train() -> bool:
+            found = [status for status in cluster.statuses() if len(read_attempts(status.directory)) == life]
+            return len(found) == 2 and all(status.epochs_done for status in found) and all(map(is_training, found))
+
+        wait_for(train, "both to train", 300)
         commands("sbatch", *urgent)
 
     cluster.submit()
-    commands("scontrol", "update", "PartitionName=main", "PreemptMode=CANCEL", "GraceTime=5")
+    # Without a time of grace Slurm does not send the signal at which jobs put themselves back into the queue.
+    commands("scontrol", "update", "PartitionName=main", "PreemptMode=CANCEL", "GraceTime=0")
     try:
-        make_room()
-        wait_for(lambda: cluster.states() == {"preempted"}, "both to be preempted", 120)
+        make_room(1)
+        wait_for(lambda: cluster.states() == {"preempted"}, "both to be preempted", 300)
         assert "was cancelled to make room for others" in cluster.run("status", "own")
         first = cluster.statuses()[0].cell_id
         assert "was preempted" in cluster.run("retry", "own", first)
         waits = cluster.begin("sweep", "own.yaml", "cluster=slurm", "cluster.cpus=1", "cluster.gpus=0", "--wait")
         with waits:
-            make_room()
-            wait_for(lambda: len(list((cluster.sweep / "jobs").glob("*.json"))) == 4, "both to be submitted again", 180)
+            make_room(2)
+            wait_for(lambda: len(list((cluster.sweep / "jobs").glob("*.json"))) == 4, "both to be submitted again", 300)
             for status in cluster.statuses():
                 cluster.hurry(status.job)
             assert waits.wait(PATIENCE_S) == 0, cluster.statuses()
@@ -308,4 +313,4 @@ def test_cells_that_are_cancelled_to_make_room_for_others_go_on(cluster: Cluster
         record = read_record(status.directory)
         assert record is not None and curve(record) == curve(undisturbed)
         ends = [attempt["ended"] for attempt in read_attempts(status.directory)]
-        assert ends == ["interrupted", "interrupted", "done"]
+        assert len(ends) == 3 and ends[-1] == "done" and set(ends[:2]) <= {"interrupted", None}  # None: killed

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -594,6 +595,28 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
         assert [call[0] for call in seen] == left  # type: ignore[index]
         seen.clear()
         shutil.rmtree(directories[2])
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_cell_that_another_command_has_claimed_is_waited_for_or_through(
+    own: Sweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other one has found one cell tuned, goes on with the second and tries the third again, which fails."""
+    own.write("method=vicreg seed=0,1,2")
+    directories = [own.directory("method=vicreg", f"seed={seed}") for seed in range(3)]
+
+    def run(cell: Cell, *_: Any) -> None:
+        attempt(directories[cell.seed])  # of this very process, which lives
+        if cell.seed < 2:
+            (directories[cell.seed] / "tuning.json").touch()
+
+    looks = iter([lambda: None, lambda: attempt(directories[2], ended="failed", error="too large")])
+    monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
+    monkeypatch.setattr("regbench.sweeps.local.time", SimpleNamespace(sleep=lambda _: next(looks)()))
+    with caplog.at_level("INFO", "regbench"):
+        found = run_sweep(load_sweep(str(own.folder / "own.yaml")), ("pretrain", "tune"))
+    assert [(status.state, status.detail) for status in found][::2] == [("tuned", ""), ("failed", "too large")]
+    assert found[1].state == "tuned" and "FAILED" not in caplog.text
 
 
 @pytest.mark.parametrize(
