@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import shlex
 import tempfile
@@ -23,7 +24,7 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.stored import load_cell, load_config
 from regbench.benchmark.training.assembly import build_network
 from regbench.errors import RegbenchError
-from regbench.files import write_new
+from regbench.files import read_file, write_new
 
 log = logging.getLogger("regbench")
 
@@ -44,8 +45,8 @@ def evaluate_directory(
 ) -> list[Score]:
     """Evaluate the final weights of a run directory anew.
 
-    What the record of a finished run does not hold is written to `evaluations/<protocol>.json` beside it, once; all
-    else is only returned.
+    What the record of a finished run does not hold is written to `evaluations/<protocol>.json` beside it, once, and
+    read from there by later calls; all else is only returned.
 
     Args:
         directory: The run directory, with `config.yaml` and the last checkpoint.
@@ -65,7 +66,7 @@ def evaluate_directory(
     cell, runtime = load_config(directory / "config.yaml", [*overrides, *chosen])
     # Scores by other settings are not the run's, so they do not collide with those that are written.
     changed = [override for override in overrides if override.startswith("evaluation.")]
-    to_write = _protocols_to_write(directory, own, cell, changed)
+    to_write = _protocols_to_write(directory, own, cell)
     compute = resolve(runtime)
     network = build_network(own, compute.device, _final_state(directory, own))
     scores: list[Score] = []
@@ -80,34 +81,32 @@ def evaluate_directory(
         if not only or "knn" in only:
             scores += subject.select()
         for protocol in cell.evaluation.protocols:
-            if protocol not in to_write:
+            path = directory / "evaluations" / f"{protocol}.json"
+            is_there = path.exists()
+            if protocol not in to_write or (is_there and changed):
                 scores += subject.run(protocol)
                 log.info("%s: shown only, nothing is written", protocol)
                 continue
-            command = shlex.join(["regbench", "evaluate", str(directory), "--only", protocol, *changed])
-            evaluation = _evaluate_later(own.id, protocol, subject, choices, command)
-            scores += evaluation.scores
-            path = _path(directory, protocol)
-            path.parent.mkdir(exist_ok=True)
-            # The first of two processes that evaluate at once wins.
-            write_new(path, evaluation.text())
-            log.info("%s: written to %s", protocol, path)
+            if is_there:  # of an earlier call, which may have been killed after it
+                log.info("%s is there already; remove it to evaluate again", path)
+            else:
+                command = shlex.join(["regbench", "evaluate", str(directory), "--only", protocol, *changed])
+                evaluation = _evaluate_later(own.id, protocol, subject, choices, command)
+                path.parent.mkdir(exist_ok=True)
+                # The first of two processes that evaluate at once wins.
+                write_new(path, evaluation.text())
+                log.info("%s: written to %s", protocol, path)
+            written = functools.partial(LaterEvaluation.parse, path=path)
+            scores += read_file(path, written, f"remove it to evaluate {protocol} again").scores
     return scores
 
 
-def _protocols_to_write(directory: Path, own: Cell, cell: Cell, changed: Sequence[str]) -> list[str]:
-    """List the protocols whose scores are new to a finished run; refuse one that was evaluated later already."""
-    new = [protocol for protocol in cell.evaluation.protocols if protocol not in own.evaluation.protocols]
-    written = [protocol for protocol in new if _path(directory, protocol).exists()]
-    if written and not changed:
-        raise RegbenchError(
-            f"{_path(directory, written[0])} is there already; remove it to evaluate {written[0]} again, or leave "
-            f"{written[0]} out of --only"
-        )
+def _protocols_to_write(directory: Path, own: Cell, cell: Cell) -> list[str]:
+    """List the protocols whose scores are new to a finished run."""
     record = read_record(directory)
     if record is None or record.status != "done":
         return []
-    return [protocol for protocol in new if protocol not in written]
+    return [protocol for protocol in cell.evaluation.protocols if protocol not in own.evaluation.protocols]
 
 
 def _evaluate_later(cell_id: str, protocol: str, subject: Subject, choices: Choices, command: str) -> LaterEvaluation:
@@ -150,8 +149,3 @@ def _final_state(directory: Path, cell: Cell) -> dict[str, Any] | None:
             f"{directory / saved.file}, which holds the final weights, cannot be evaluated: {error}; train them "
             f"again: regbench train --config {directory / 'config.yaml'} --name again"
         ) from error
-
-
-def _path(directory: Path, protocol: str) -> Path:
-    """Return where an evaluation that came after the record is kept."""
-    return directory / "evaluations" / f"{protocol}.json"

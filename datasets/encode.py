@@ -29,6 +29,7 @@ from PIL import UnidentifiedImageError
 
 from regbench.datasets.beton import JPEG, RAW, Sample
 from regbench.datasets.sources.base import Image, ImageFiles, Source, Split
+from regbench.files import regular
 
 # Images that are no RGB JPEG are stored raw up to this many pixels.
 MAX_RAW_PIXELS = 128 * 128
@@ -49,7 +50,7 @@ class Unreadable:
 def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> Sample | Unreadable:
     """Read and fully decode one image, and shrink or convert it where `source` or its kind asks for that."""
     try:
-        data = image.read_bytes() if isinstance(image, Path) else image
+        data = regular(image).read_bytes() if isinstance(image, Path) else image
         with PIL_Image.open(BytesIO(data)) as picture:
             # Even if its bytes are kept, the image is decoded in full, as a check.
             picture.load()

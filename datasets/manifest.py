@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired
@@ -12,11 +14,13 @@ from typing_extensions import TypedDict
 
 from regbench.datasets.config import DatasetConfig, decisive
 from regbench.errors import RegbenchError
-from regbench.files import Name, read_json, write_text
+from regbench.files import Name, lock, read_json, write_text
 from regbench.settings import plain
 from regbench.wording import shown
 
 FILE_NAME = "manifest.json"
+LOCK = ".lock"
+"""Name of the file, beside the manifest, that the process which prepares a data set holds."""
 
 
 class SplitEntry(TypedDict):
@@ -84,11 +88,19 @@ class Manifest:
 
     @classmethod
     def load(cls, data_dir: Path, dataset: DatasetConfig | str) -> Manifest:
-        """Read the manifest of a data set, or of the one with that name; refuse one that is missing or damaged."""
+        """Read the manifest of a data set, or of the one with that name; refuse one that is missing or damaged.
+
+        While another process prepares the data set there is none, so that one is waited for.
+        """
         name = dataset if isinstance(dataset, str) else dataset.name
         command = f"regbench prepare {name}" if isinstance(dataset, str) else dataset.prepare_command
+        folder = data_dir / name
+        with suppress(OSError):
+            if not (folder / FILE_NAME).exists():
+                with (folder / LOCK).open() as file:
+                    lock(file, f"prepares {folder}", fcntl.LOCK_SH)
         try:
-            return read_json(data_dir / name / FILE_NAME, cls, f"write it again: {command} --force")
+            return read_json(folder / FILE_NAME, cls, f"write it again: {command} --force")
         except FileNotFoundError:
             raise RegbenchError(f"data set '{name}' is not prepared in {data_dir}; run: {command}") from None
 

@@ -5,19 +5,17 @@ The manifest comes last. Until it is there, the data set is not prepared.
 
 from __future__ import annotations
 
-import fcntl
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.manifest import FILE_NAME, Manifest, prepared_from
+from regbench.datasets.manifest import FILE_NAME, LOCK, Manifest, prepared_from
 from regbench.datasets.sources.base import Contents
 from regbench.datasets.split_files import listed_unreadable, write_splits
 from regbench.errors import RegbenchError
-from regbench.files import remove_leftovers
+from regbench.files import lock
 from regbench.version import __version__
 
 
@@ -52,13 +50,11 @@ def prepare(
     done = None if force else _prepared(config, data_dir)
     if done is not None:
         return done
-    with locked(folder, progress):
+    with locked(folder):
         # Another process may have prepared it while this one waited.
         done = None if force else _prepared(config, data_dir)
         if done is not None:
             return done
-        # Temporary files here are of a killed process, since the lock keeps others out.
-        remove_leftovers(folder)
         contents = open_source(config, source_dir, data_dir / ".downloads")
         splits = write_splits(config, contents, folder, progress)
         left_out: dict[str, str] = {}
@@ -127,22 +123,15 @@ def _prepared(config: DatasetConfig, data_dir: Path) -> Manifest | None:
 
 
 @contextmanager
-def locked(folder: Path, progress: bool) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold the folder's lock; the system releases it when the process ends, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        file = (folder / LOCK).open("w")
     except OSError as error:
         raise RegbenchError(
             f"cannot write in the folder {folder}: {error.strerror}; choose another: runtime.data_dir=FOLDER"
         ) from error
-    with lock:
-        # A file system without locks is used without: every file appears whole or not at all.
-        with suppress(OSError):
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if progress:
-                    print(f"waiting for another process that prepares {folder}", file=sys.stderr, flush=True)
-                fcntl.flock(lock, fcntl.LOCK_EX)
+    with file:
+        lock(file, f"prepares {folder}")
         yield

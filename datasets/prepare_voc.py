@@ -32,7 +32,7 @@ def prepare_voc07(
     """
     folder = data_dir / "voc07"
     place = folder / "VOCdevkit"
-    with locked(folder, progress):
+    with locked(folder):
         for leftover in folder.glob(".VOCdevkit.*"):
             shutil.rmtree(leftover)
         if source_dir is not None and (force or not place.is_dir()):

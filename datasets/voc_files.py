@@ -21,6 +21,7 @@ from torch import Tensor
 from regbench.datasets.loading.torchvision_crops import resize
 from regbench.datasets.published import PUBLISHED, refuse_if
 from regbench.errors import RegbenchError
+from regbench.files import regular
 
 # fmt: off
 CLASSES = (
@@ -104,7 +105,7 @@ def _presence(folder: Path, name: str, split: str, wrong: list[str]) -> dict[str
 def read_image(path: Path) -> npt.NDArray[np.uint8]:
     """Decode an image of VOC2007: (height, width, 3), RGB; a refusal names the file."""
     try:
-        with Image.open(path) as image:
+        with Image.open(regular(path)) as image:
             return np.asarray(image.convert("RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise RegbenchError(f"cannot read the image {path} ({error}); unpack its archive again") from error

@@ -6,14 +6,23 @@ import logging
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regbench.benchmark.rundir.directory import superfluous_files
 from regbench.errors import RegbenchError
 from regbench.settings import from_plain
-from regbench.slurm.queue import call_for_jobs, jobs_of, recover_interrupted, require_slurm, submissions, was_submitted
+from regbench.slurm.queue import (
+    call_for_jobs,
+    jobs_of,
+    preempted,
+    recover_interrupted,
+    require_slurm,
+    submissions,
+    was_submitted,
+)
 from regbench.sweeps.status import FINISHED, CellStatus, Job, ends, locked, log_file, sweep_status, write_plan
 
 if TYPE_CHECKING:
@@ -35,7 +44,7 @@ def statuses(folder: Path, cells: Sequence[str] = ()) -> list[CellStatus]:
 
 
 def _chosen(folder: Path, cells: Sequence[str], jobs: Mapping[str, Job]) -> list[CellStatus]:
-    found = sweep_status(folder, jobs)
+    found = _with_preempted(sweep_status(folder, jobs), jobs)
     if not cells:
         return found
     chosen = []
@@ -49,12 +58,40 @@ def _chosen(folder: Path, cells: Sequence[str], jobs: Mapping[str, Job]) -> list
     return chosen
 
 
+def _with_preempted(statuses: list[CellStatus], jobs: Mapping[str, Job]) -> list[CellStatus]:
+    """Tell cells whose job Slurm cancelled for another's sake from those that are lost or failed."""
+    chains: dict[str, tuple[str, ...]] = {}
+    for status in statuses:
+        job = jobs.get(status.cell_id)
+        if status.state in ("lost", "failed") and job is not None and job.state is None:
+            chains[status.cell_id] = job.chain
+    if not chains:
+        return statuses
+    cancelled = preempted(list(chain.from_iterable(chains.values())))
+    found = []
+    for status in statuses:
+        for name in cancelled.intersection(chains.get(status.cell_id, ())):
+            detail = f"job {name} was cancelled to make room for others"
+            status = replace(status, state="preempted", detail=detail)
+        found.append(status)
+    return found
+
+
 def poll(folder: Path) -> Iterator[list[CellStatus]]:
-    """Ask every two seconds how the cells of a sweep stand, until none of them runs or waits."""
+    """Ask every two seconds how the cells of a sweep stand, until none of them runs or waits.
+
+    What is preempted meanwhile is submitted again.
+    """
     while True:
         found = statuses(folder)
         yield found
-        if not any(status.state in ("running", "queued") for status in found):
+        again = []
+        for status in found:
+            if status.state == "preempted" and (status.directory / "config.yaml").exists():
+                again.append(status.cell_id)
+        if again:
+            log.info("%s", "; ".join(retry(folder, again)))
+        elif not any(status.state in ("running", "queued") for status in found):
             return
         time.sleep(2)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import logging
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -144,6 +146,32 @@ def jobs_of(folder: Path) -> dict[str, Job]:
             state, reason = ("?", "") if states is None else states.get(name, (None, ""))
             jobs[cell] = _with_job(jobs.get(cell), Job(name, state, reason), is_later_stage=bool(entry["after"]))
     return jobs
+
+
+def preempted(names: Collection[str]) -> set[str]:
+    """Return those of some jobs that have left the queue because Slurm cancelled them to make room for others."""
+    arrays = ",".join(sorted(set(map(_array_of, names))))
+    ends: dict[str, str] = {}
+    with contextlib.suppress(SlurmError):  # for MinJobAge, five minutes, it knows of jobs that have ended
+        ends = _ends("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T", f"--jobs={arrays}")
+    if not ends.keys() >= set(names):
+        with contextlib.suppress(SlurmError):  # the cluster keeps no accounts
+            ends = _accounts(arrays) | ends
+    return {name for name in names if ends.get(name) == "PREEMPTED"}
+
+
+# Whoever waits asks every two seconds about the same jobs, and their accounts are closed.
+@functools.lru_cache(maxsize=1)
+def _accounts(arrays: str) -> dict[str, str]:
+    return _ends("sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State", f"--jobs={arrays}")
+
+
+def _ends(*command: str) -> dict[str, str]:
+    """Map jobs to their states, as a command of Slurm prints them."""
+    found = {}
+    for line in call(*command).splitlines():
+        name, _, found[name] = line.partition("|")
+    return found
 
 
 def _with_job(known: Job | None, job: Job, *, is_later_stage: bool) -> Job:

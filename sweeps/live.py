@@ -24,6 +24,7 @@ _STATES = {
     "damaged": "red",
     "interrupted": "yellow",
     "cancelled": "yellow",
+    "preempted": "yellow",
     "diverged": "magenta",
     "queued": "cyan",
     "pending": "dim",

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -65,7 +66,19 @@ def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES, announce: Announce |
     log.info(message, sweep.name, len(sweep.cells), done, len(todo), parallel, threads, plural)
     if todo:
         _drain(todo, runtime, sweep.name, stages, parallel, gpus, announce or _announce)
-    return [cell_status(folder / cell.id, plan_of(cell)) for cell in sweep.cells]
+    return [_settled(folder, cell, stages) for cell in sweep.cells]
+
+
+def _settled(folder: Path, cell: Cell, stages: Sequence[str]) -> CellStatus:
+    """Tell how a cell stands when it has come through the stages, or nobody is at work on it any more."""
+    while True:
+        status = cell_status(folder / cell.id, plan_of(cell))
+        if status.state != "running":
+            return status
+        # Another command of the same tuning may have claimed the cell, to find it tuned or for its final stage.
+        if "final" not in stages and (status.directory / "tuning.json").exists():
+            return replace(status, state="tuned")
+        time.sleep(POLL_S)
 
 
 def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str], gpu: str = "") -> None:
@@ -183,7 +196,7 @@ def _announce_others(directory: Path, cell: Cell) -> None:
 
 def _announce(status: CellStatus, finished: int, count: int) -> None:
     name = f"{status.label} seed {status.seed} ({status.cell_id})"
-    if status.state in FINISHED:
+    if status.state in (*FINISHED, "running"):  # by another command, which has claimed it since
         log.info("[%d/%d] %s: %s", finished, count, name, status.detail)
     else:
         detail = status.detail or "ended without a record"

@@ -30,7 +30,7 @@ _LEASE_S = 60.0
 # A traceback ends in the place and the error.
 _LOG_LINES = 3
 _HEADS = ("cell", "method", "seed", "state", "epochs", "img/s", "left", "job", "")
-_NEED_A_LOOK = ("failed", "lost", "cancelled", "damaged", "interrupted", "diverged", "running")
+_NEED_A_LOOK = ("failed", "lost", "cancelled", "preempted", "damaged", "interrupted", "diverged", "running")
 
 
 def ends(stages: Collection[str]) -> tuple[str, ...]:
@@ -47,8 +47,8 @@ class CellStatus:
         label: The method's display name.
         seed: The cell's seed.
         state: "done", "diverged", "tuned" (has the score that its tuning chooses by), "running", "queued", "failed",
-            "cancelled", "lost" (a scheduler's job that is gone, nobody knows why), "interrupted", "pending" or
-            "damaged" (a file of it cannot be read).
+            "cancelled", "preempted" (its job was cancelled to make room for others), "lost" (a job that is gone, nobody
+            knows why), "interrupted", "pending" or "damaged" (a file of it cannot be read).
         epochs_done: Epochs trained.
         epochs: Epochs in all.
         img_per_s: Speed, while it trains.

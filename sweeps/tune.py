@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from regbench.benchmark.settings.stored import load_cell
 from regbench.benchmark.settings.sweep import Sweep
 from regbench.errors import RegbenchError
 from regbench.files import configuration_id, signed, write_text
-from regbench.sweeps.choose import COMPARED, choose, compared_ids, grouped
+from regbench.sweeps.choose import COMPARED, choose, compared_ids, grouped, read_search
 from regbench.sweeps.search import Proposed
 from regbench.sweeps.status import locked
 
@@ -76,9 +76,7 @@ def tune(
     while not (folder / TUNING_CHOICE).exists():
         # The plan of a search gives all methods equally much.
         # Each time, because the file closes the test split, and has to name a cell before it runs.
-        begin(sweep.cells, folder, Path(sweep.runtime.data_dir), unequal=unequal or search is not None)
-        if search is not None:
-            write_text(folder / SEARCH, signed(search))
+        begin(sweep.cells, folder, Path(sweep.runtime.data_dir), search, unequal=unequal or search is not None)
         # A search that is complete has ended; a grid is complete from the start.
         if (search is None or not complete) and not run(sweep, ("pretrain", "tune")):
             return None
@@ -118,8 +116,10 @@ def repeated(grid: Sweep, repeats: int) -> Sweep:
     return replace(grid, cells=tuple(cells), clusters=grid.clusters * repeats)
 
 
-def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool) -> None:
-    """Write down what is compared, before anything runs; with `unequal`, methods may have different budgets.
+def begin(
+    cells: Sequence[Cell], folder: Path, data_dir: Path, search: Mapping[str, Any] | None = None, *, unequal: bool
+) -> None:
+    """Write down what is compared and a search has tried, before anything runs; `unequal` lets methods' budgets differ.
 
     Raises:
         RegbenchError: If budgets differ, there is no split to choose on, or the folder holds another sweep.
@@ -133,6 +133,13 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
         ids = set(compared_ids(folder)) if path.exists() else set()
         ids |= {cell.id for cell in cells}
         write_text(path, json.dumps(sorted(ids), indent=1))
+        # Another process of the same search may have got further, and even have chosen.
+        if search is not None and _scored(search) >= _scored(read_search(folder)):
+            write_text(folder / SEARCH, signed(search))
+
+
+def _scored(search: Mapping[str, Any]) -> int:
+    return sum(entry.get("score") is not None for entry in search.get("tried", ()))
 
 
 def _refuse_incomparable(cells: Sequence[Cell], data_dir: Path, *, unequal: bool) -> None:

@@ -6,9 +6,12 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, NotRequired
 
@@ -19,10 +22,10 @@ from regbench import RegbenchError
 from regbench.files import (
     Name,
     cell_id,
+    hold,
     parse_json,
     parse_yaml,
     read_json,
-    remove_leftovers,
     signed,
     verified,
     write_atomically,
@@ -31,6 +34,7 @@ from regbench.files import (
     write_text,
     write_there,
 )
+from tests.waiting import PATIENCE_S, wait_for
 
 
 def test_writes_and_replaces(tmp_path: Path) -> None:
@@ -80,8 +84,64 @@ write_atomically(Path({str(path)!r}), write)
     assert done.returncode == -signal.SIGKILL
     assert path.read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 2
-    remove_leftovers(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["file.json"]
+    kept = tmp_path / ".file.json.part", tmp_path / ".other.cfg.bak", tmp_path / ".other.0.regbench"
+    for other in kept[:2]:  # of other programs
+        other.touch()
+    with hold(kept[2]):  # of a process that lives
+        write_text(path, "new")
+    assert set(tmp_path.iterdir()) == {path, *kept}
+
+
+def test_a_file_that_its_holder_removes_is_held_by_the_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, held = tmp_path / "lock", threading.Event()
+
+    def second() -> None:
+        with hold(path, "writes x"):
+            assert path.exists()
+            held.set()
+
+    with caplog.at_level("INFO", "regbench"), ThreadPoolExecutor(1) as pool:
+        with hold(path):
+            other = pool.submit(second)
+            wait_for(lambda: "waiting for another process that writes x" in caplog.text)
+            assert not held.is_set()
+            path.unlink()
+        other.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device", "socket", "unread pipe", "own output"])
+def test_what_is_no_regular_file_is_written_to_or_refused_and_stays(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "out"
+    if kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    elif kind == "device":
+        path.symlink_to("/dev/null")
+    elif kind != "own output":
+        os.mkfifo(path)
+    read = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if kind.endswith("a pipe") or kind == "pipe" else None
+    target = path
+    if kind == "link to a pipe":
+        target = tmp_path / "link"
+        target.symlink_to(path)
+    before = path.lstat() if path.exists() else None
+    if kind in ("socket", "unread pipe"):
+        with pytest.raises(RegbenchError, match="is no regular file and cannot be written to"):
+            write_text(target, "new")
+    elif kind == "own output":
+        program = "import sys; from pathlib import Path; from regbench.files import write_text; print('a', flush=True);"
+        for name in ("/dev/stdout", str(path)):
+            program += f"write_text(Path({name!r}), 'b\\n'); print('c', flush=True);"
+        with path.open("w") as file:
+            subprocess.run([sys.executable, "-c", program], check=True, stdout=file)
+        assert path.read_text().split() == ["a", "b", "c", "b", "c"]
+    else:
+        write_text(target, "new")
+    if read is not None:
+        assert os.read(read, 10) == b"new"
+        os.close(read)
+    assert before is None or os.path.samestat(before, path.lstat())
+    assert {left.name for left in tmp_path.iterdir()} == {"out", target.name}
 
 
 def test_what_has_a_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

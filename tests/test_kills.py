@@ -57,7 +57,7 @@ ROWS = {
 COMMANDS = {
     "prepare": ("", "prepare imagefolder --source-dir images " + " ".join(OF_DATA)),
     "train": ("prepare", "train " + " ".join(SETTINGS) + " method=sigreg epochs=4"),
-    "evaluate": ("train", "evaluate RUN --only retrieval runtime.data_dir=data runtime.loader=torchvision"),
+    "evaluate": ("train", "evaluate RUN --only measures,retrieval runtime.data_dir=data runtime.loader=torchvision"),
     "sweep": ("prepare", "sweep pair.yaml"),
     "tune": ("prepare", "tune search.yaml --trials 3"),
     "report": ("sweep", "report pair"),
@@ -128,15 +128,17 @@ def perform(folder: Path, words: str, killed_at: int | None) -> None:
         Path("../operations").write_text(json.dumps(operations.done))
 
 
-def begin(folder: Path, command: str, killed_at: int | None = None) -> int | None:
-    """Give a command in a process of its own; return its exit code."""
+def begin(folder: Path, command: str, killed_at: int | None = None, count: int = 1) -> set[int | None]:
+    """Give a command in a process of its own, or in several at once; return their exit codes."""
     words = COMMANDS[command][1]
     for path in folder.glob("runs/manual/*/record.json"):
         words = words.replace("RUN", str(path.parent.relative_to(folder)))
-    process = FORKED.Process(target=perform, args=(folder, words, killed_at))
-    process.start()
-    process.join(PATIENCE_S)
-    return process.exitcode
+    processes = [FORKED.Process(target=perform, args=(folder, words, killed_at)) for _ in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(PATIENCE_S)
+    return {process.exitcode for process in processes}
 
 
 SELDOM_EQUAL = {"attempts", "checkpoint", "cost", "created", "finished", "metrics", "seconds", "sha256"}
@@ -164,8 +166,8 @@ def content(path: Path) -> Any:
     return found
 
 
-# What each attempt has of its own, and temporary files of killed writers, which nobody reads.
-OF_ATTEMPTS = re.compile(r"attempts/|logs/|-\d{4}[-.]|(runs|site)/(.*/)?[.]")
+# What each attempt has of its own, and temporary files of its killed writers, which nobody reads.
+OF_ATTEMPTS = re.compile(r"attempts/|logs/|-\d{4}[-.]|runs/(.*/)?[.](?!.*[.]regbench$)")
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -212,7 +214,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Und
             before = run(former).after if former else start
             after = tmp_path_factory.mktemp(command) / "folder"
             shutil.copytree(before, after)
-            assert begin(after, command) == 0, (after.parent / "said").read_text()
+            assert begin(after, command) == {0}, (after.parent / "said").read_text()
             operations = json.loads((after.parent / "operations").read_text())
             known[command] = Undisturbed(before, after, operations, outcome(after))
         return known[command]
@@ -226,9 +228,8 @@ def kill(command: str, undisturbed: Undisturbed, numbers: Sequence[int], place: 
         folder = place / str(number) / "folder"
         shutil.copytree(undisturbed.before, folder)
         where = f"{number}: {undisturbed.operations[number]}"
-        assert begin(folder, command, number) == -signal.SIGKILL, where
-        code, said = begin(folder, command), (folder.parent / "said").read_text()
-        assert code == 0 or "retrieval.json is there already" in said, (where, said)  # it was killed after its work
+        assert begin(folder, command, number) == {-signal.SIGKILL}, where
+        assert begin(folder, command) == {0}, (where, (folder.parent / "said").read_text())
         assert outcome(folder) == undisturbed.outcome, where
         shutil.rmtree(folder.parent)
 
@@ -240,6 +241,17 @@ def test_a_killed_command_goes_on(command: str, undisturbed: Callable[[str], Und
     found = undisturbed(command)
     last = len(found.operations) - 1
     kill(command, found, sorted({round(last * i / 4) for i in range(5)}), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_two_of_a_command_at_once_end_well_and_as_one(
+    command: str, undisturbed: Callable[[str], Undisturbed], tmp_path: Path
+) -> None:
+    found, folder = undisturbed(command), tmp_path / "folder"
+    shutil.copytree(found.before, folder)
+    assert begin(folder, command, count=2) == {0}, (tmp_path / "said").read_text()
+    assert outcome(folder) == found.outcome
 
 
 @pytest.mark.slow

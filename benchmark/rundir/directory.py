@@ -148,7 +148,7 @@ def superfluous_files(directory: Path, *, checkpoints: bool) -> list[Path]:
     found = [path for path in written if checkpoints or path not in kept]
     for name in ("choice.json", "environment.json", "metrics.jsonl", "scores.json"):
         found += [path for path in numbered_files(directory, name)[1:] if path.name not in named]
-    for pattern in ("evaluation-*.pt", "*.damaged", ".*.*", "attempts/.*.*"):
+    for pattern in ("evaluation-*.pt", "*.damaged", ".*.*", "attempts/.*.*", "evaluations/.*.*"):
         found += directory.glob(pattern)
     return found
 

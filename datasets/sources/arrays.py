@@ -15,6 +15,7 @@ import numpy.typing as npt
 from regbench.datasets.published import Faults, Published
 from regbench.datasets.sources.base import SOURCES, Contents, Labels, Pixels, Source, Split
 from regbench.errors import RegbenchError
+from regbench.files import regular
 from regbench.settings import settings
 
 
@@ -36,7 +37,7 @@ class ArrayFiles:
     def read(self, name: str) -> bytes | None:
         """Return a file's content; None if it cannot be read."""
         try:
-            return (self.folder / name).read_bytes()
+            return regular(self.folder / name).read_bytes()
         except FileNotFoundError:
             self.wrong.append(f"{name} is missing")
         except OSError as error:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from regbench.datasets.progress import tracked
 from regbench.datasets.published import Faults, few
+from regbench.files import regular
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff"})
 _KAGGLE = Path("ILSVRC/Data/CLS-LOC")
@@ -193,7 +194,7 @@ def _places205_list(source_dir: Path, part: str, wrong: Faults) -> dict[int, lis
     """Read the names of the images of a part by label."""
     name = f"{part}_places205.csv"
     try:
-        lines = (source_dir / _PLACES_LISTS / name).read_text().splitlines()
+        lines = regular(source_dir / _PLACES_LISTS / name).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         wrong.append(f"{_PLACES_LISTS / name} cannot be read ({error})")
         return {}

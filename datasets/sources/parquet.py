@@ -21,6 +21,7 @@ from regbench.datasets.progress import tracked
 from regbench.datasets.published import Faults, few
 from regbench.datasets.sources.base import Contents, DividedFiles, Labels, Split, register
 from regbench.errors import RegbenchError
+from regbench.files import regular
 from regbench.settings import settings
 
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "test": "test"}
@@ -136,7 +137,7 @@ def _examine(split: str, paths: Sequence[Path], wrong: Faults) -> list[_Shard]:
     shards = []
     for path in tracked(paths, len(paths), f"reading labels of {split}", unit="files"):
         try:
-            with ParquetFile(path) as file:
+            with ParquetFile(regular(path)) as file:
                 columns = _find_columns(file.schema_arrow)
                 if columns is None:
                     wrong.append(

@@ -10,7 +10,7 @@ from pathlib import Path
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.errors import RegbenchError
-from regbench.files import write_text
+from regbench.files import hold, is_stream, write_text
 from regbench.reports.board.entered import entered_rows
 from regbench.reports.bundle.bundle import BundleContents, one_line, read_bundle, write_bundle
 from regbench.reports.bundle.claims import claim_misfits
@@ -48,8 +48,10 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
 
     Raises:
         RegbenchError: If anything does not fit that `check_records` or `claim_misfits` looks at, a cell is in two of
-            the sweeps, or its weights are asked for and gone.
+            the sweeps, its weights are asked for and gone, or `out` is a stream (see `regbench.files.is_stream`).
     """
+    if is_stream(out):
+        raise RegbenchError(f"{out} is no regular file, which a bundle has to be; give another --out")
     checked = check_records(folders)
     if checked.misfits:
         names = " ".join(folder.name for folder in folders)
@@ -58,23 +60,26 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
     contents = _contents(found, weights=weights)
     # In a folder of its own until it has checked out, so that nobody takes an unchecked file for a bundle. The folder's
     # name is always the same, so that the next call replaces what a killed one left.
-    place = out.with_name(f".{out.name}.unfinished")
-    shutil.rmtree(place, ignore_errors=True)
-    try:
-        written = place / out.name
-        write_bundle(contents, written)
-        # Read back from the disk and not taken from memory: what a reader will get is what is checked.
-        bundle = read_bundle(written)
-        misfits = claim_misfits(bundle)
-        if misfits:
-            _refuse(misfits, "docs/leaderboard.md says what is checked")
-        size_bytes = written.stat().st_size
-        rows = out.with_name(out.name.removesuffix(".zip") + SUFFIX)
-        write_text(place / rows.name, RowsFile(bundle.sha256, entered_rows(bundle)).text())
-        written.replace(out)
-        (place / rows.name).replace(rows)
-    finally:
+    place, busy = out.with_name(f".{out.name}.unfinished"), out.with_name(f".{out.name}.lock")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with hold(busy, f"writes {out}"):
         shutil.rmtree(place, ignore_errors=True)
+        try:
+            written = place / out.name
+            write_bundle(contents, written)
+            # Read back from the disk and not taken from memory: what a reader will get is what is checked.
+            bundle = read_bundle(written)
+            misfits = claim_misfits(bundle)
+            if misfits:
+                _refuse(misfits, "docs/leaderboard.md says what is checked")
+            size_bytes = written.stat().st_size
+            rows = out.with_name(out.name.removesuffix(".zip") + SUFFIX)
+            write_text(place / rows.name, RowsFile(bundle.sha256, entered_rows(bundle)).text())
+            written.replace(out)
+            (place / rows.name).replace(rows)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+            busy.unlink(missing_ok=True)
     return Submitted(bundle.sha256, rows, len(bundle.records), len(find_missing(found)), size_bytes)
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import fcntl
 import functools
 import hashlib
 import json
+import logging
 import os
-import tempfile
+import secrets
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar, cast
@@ -20,6 +24,8 @@ from typing_extensions import is_typeddict
 
 from regbench.errors import RegbenchError
 from regbench.text import A_NAME, brief, is_name
+
+log = logging.getLogger("regbench")
 
 T = TypeVar("T")
 
@@ -37,6 +43,9 @@ DIGITS = 16
 """Number of digits of the SHA-256 in a file's name; 64 bits meet no other file of a run by chance."""
 
 
+_HELD = ".regbench"
+"""What the temporary files of `write_atomically` end in: no other program's do, so leftovers can be told."""
+
 MOST_LETTERS = 10_000_000
 """Largest length of YAML with its aliases written out: a sweep of 100,000 lines has half of it."""
 
@@ -47,11 +56,89 @@ _MOST_DIGITS = 1_000  # a number of base 60 takes the square of its digits
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """Write `path`, whose folder is made if missing, through a temporary file beside it, which is synced and renamed.
 
-    A reader sees the old content or the new, never a part. `write` is called with the open temporary file.
+    A reader sees the old content or the new, never a part. `write` is called with the open temporary file. Such files
+    of killed processes are removed from the folder. A stream (see `is_stream`) is written to directly.
+
+    Raises:
+        RegbenchError: If `path` is a stream that cannot be written to, such as a pipe that nobody reads.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _written(path, write) as temporary:
+    if is_stream(path):
+        with os.fdopen(_open_stream(path), "wb") as file:
+            write(file)
+        return
+    for left in path.parent.glob(f".*{_HELD}"):
+        with contextlib.suppress(OSError), left.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises as long as its writer lives
+            left.unlink()
+    with _written(path, write, held=True) as temporary:
         temporary.replace(path)
+
+
+def is_stream(path: Path) -> bool:
+    """Return True for what no file may replace: a device, a pipe, a socket, the file that this process prints to."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    if stat.S_ISDIR(found.st_mode):
+        return False
+    return not stat.S_ISREG(found.st_mode) or _printed_to(found) is not None
+
+
+def regular(path: Path) -> Path:
+    """Return `path`; raise OSError if it is a stream, to read which could take for ever."""
+    if is_stream(path):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return path
+
+
+def _printed_to(found: os.stat_result) -> int | None:
+    """Return the number of the standard stream that goes to a file, under whatever name."""
+    for number in (1, 2):
+        with contextlib.suppress(OSError):  # it is closed
+            if os.path.samestat(os.fstat(number), found):
+                return number
+    return None
+
+
+def _open_stream(path: Path) -> int:
+    number = _printed_to(path.stat())
+    if number is not None:
+        return os.dup(number)  # a file that is opened anew would be written from its beginning
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise RegbenchError(
+            f"{path} is no regular file and cannot be written to ({error.strerror}); give another file"
+        ) from error
+    os.set_blocking(handle, True)  # not to wait was for the opening: of a pipe, until somebody reads it
+    return handle
+
+
+def hold(path: Path, doing: str = "") -> IO[bytes]:
+    """Open a file to write, which one process at a time can, until it is closed, however the process ends.
+
+    See `lock`. Whoever holds the file may remove it.
+    """
+    while True:
+        file = path.open("wb")
+        lock(file, doing)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # whoever held it has removed it
+
+
+def lock(file: IO[Any], doing: str = "", kind: int = fcntl.LOCK_EX) -> None:
+    """Lock an open file; if another process has to be waited for, say what it is `doing`."""
+    # A file system without locks is used without: every file appears whole or not at all.
+    with contextlib.suppress(OSError):
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if doing:
+                log.info("waiting for another process that %s", doing)
+            fcntl.flock(file, kind)
 
 
 def write_there(path: Path, data: bytes) -> None:
@@ -124,17 +211,16 @@ class _Watched:
 
 
 @contextlib.contextmanager
-def _written(path: Path, write: Callable[[IO[bytes]], Any]) -> Iterator[Path]:
+def _written(path: Path, write: Callable[[IO[bytes]], Any], *, held: bool = False) -> Iterator[Path]:
     """Write a temporary file beside `path` and sync it; remove it at the end if it is still there."""
-    handle, temporary_name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(temporary_name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_HELD * held}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with hold(temporary) if held else temporary.open("xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())  # else a crash of the machine could leave the name with no content
-        temporary.chmod(0o644)  # mkstemp makes it private, and others are to read it
-        yield temporary
+            temporary.chmod(0o644)  # others are to read it, whatever the user's mask
+            yield temporary
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -147,12 +233,6 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically."""
     write_bytes(path, text.encode())
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files that killed writers left in `folder`; for its only writer to call."""
-    for path in folder.glob(".*.*"):
-        path.unlink(missing_ok=True)
 
 
 def file_sha256(path: Path) -> str:

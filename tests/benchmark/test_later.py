@@ -143,9 +143,20 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
     assert ((finished / "record.json").read_bytes(), (finished / "choice-0001.json").read_bytes()) == before
 
     written = (folder / "voc07.json").read_bytes()
-    again = call(str(finished), *own(tiny), "--only", "voc07")
-    assert again.exit_code == 2
-    assert "voc07.json is there already; remove it" in again.stderr
+    (folder / "measures.json").unlink()  # as a kill between the two leaves it
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "regbench"):
+        again = call(str(finished), *own(tiny), "--only", "voc07,measures")
+    assert again.exit_code == 0, again.output
+    assert f"{folder / 'voc07.json'} is there already; remove it to evaluate again" in caplog.text
+    assert (folder / "voc07.json").read_bytes() == written
+    for score in (*voc07.scores, *unlabelled.scores):
+        assert score.name in again.output
+    assert LaterEvaluation.read(folder / "measures.json").cell_id == record.cell_id
+    (folder / "voc07.json").write_bytes(written[:-9])
+    damaged = call(str(finished), *own(tiny), "--only", "voc07")
+    assert damaged.exit_code == 2 and "remove it to evaluate voc07 again" in damaged.stderr
+    (folder / "voc07.json").write_bytes(written)
     other = call(str(finished), *own(tiny), *VOC, "evaluation.voc07.folds=2", "--only", "voc07")
     assert "2-fold" in other.output
     assert (folder / "voc07.json").read_bytes() == written

@@ -110,17 +110,22 @@ def test_unreadable_images_are_listed_and_refused_and_left_out_on_request(
     for name, (content, _) in UNREADABLE.items():
         (root / "train" / "bee" / name).write_bytes(content)
     (root / "val" / "cat" / "a folder.jpg").mkdir()
+    os.mkfifo(root / "val" / "cat" / "a pipe.jpg")
+    (root / "val" / "cat" / "endless.jpg").symlink_to("/dev/zero")
     result = regbench_prepare(tmp_path, root)
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
-    assert f"{len(UNREADABLE) + 1} images cannot be read: train/bee/cut short.jpg (image file is truncated" in line
-    assert f"and {len(UNREADABLE) - 2} more; all are listed in {tmp_path / 'insects' / 'unreadable.txt'}" in line
+    assert f"{len(UNREADABLE) + 3} images cannot be read: train/bee/cut short.jpg (image file is truncated" in line
+    assert f"and {len(UNREADABLE)} more; all are listed in {tmp_path / 'insects' / 'unreadable.txt'}" in line
     assert "--skip-unreadable" in line
     listed = (tmp_path / "insects" / "unreadable.txt").read_text().splitlines()
-    assert len(listed) == len(UNREADABLE) + 1
+    assert len(listed) == len(UNREADABLE) + 3
     for name, (_, reason) in UNREADABLE.items():
         assert [entry for entry in listed if entry.startswith(f"train/bee/{name}: ") and reason in entry], name
-    assert "val/cat/a folder.jpg: Is a directory" in listed
+    in_val = {"a folder.jpg": "Is a directory"}
+    in_val |= dict.fromkeys(("a pipe.jpg", "endless.jpg"), "it is no regular file")
+    left_out = {f"val/cat/{name}": reason for name, reason in in_val.items()}
+    assert {f"{origin}: {reason}" for origin, reason in left_out.items()} <= set(listed)
     with pytest.raises(RegbenchError, match="is not prepared"):
         Manifest.load(tmp_path, "insects")
 
@@ -129,7 +134,7 @@ def test_unreadable_images_are_listed_and_refused_and_left_out_on_request(
     assert f"({len(UNREADABLE)} left out)" in result.stdout
     manifest = Manifest.load(tmp_path, "insects")
     assert set(manifest.splits["train"]["left_out"]) == {f"train/bee/{name}" for name in UNREADABLE}
-    assert manifest.splits["test"]["left_out"] == {"val/cat/a folder.jpg": "Is a directory"}
+    assert manifest.splits["test"]["left_out"] == left_out
     for split, entry in good.splits.items():
         assert manifest.splits[split]["content_sha256"] == entry["content_sha256"]
         assert manifest.splits[split]["counts_per_class"] == entry["counts_per_class"]
@@ -465,12 +470,12 @@ def test_what_was_prepared_with_other_settings_is_refused(tmp_path: Path, root: 
         prepare(shrunk, tmp_path, source_dir=root, progress=False)
 
 
-def test_a_second_writer_waits_and_writes_nothing(
+def test_a_second_writer_and_readers_wait_and_the_second_writes_nothing(
     tmp_path: Path,
     root: Path,
     config: DatasetConfig,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     go_on = threading.Event()
     encode = encoding.encode
@@ -479,19 +484,18 @@ def test_a_second_writer_waits_and_writes_nothing(
         assert go_on.wait(PATIENCE_S)
         return encode(image, label, origin, source)
 
+    def told(times: int) -> bool:
+        return caplog.messages.count(f"waiting for another process that prepares {tmp_path / 'insects'}") == times
+
+    prepare(config, tmp_path, source_dir=root, progress=False)
     monkeypatch.setattr(encoding, "encode", held)
-    said = ""
-
-    def waits() -> bool:
-        nonlocal said
-        said += capsys.readouterr().err
-        return "waiting" in said
-
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(prepare, config, tmp_path, source_dir=root, progress=False)
+    with ThreadPoolExecutor(3) as pool, caplog.at_level("INFO", "regbench"):
+        first = pool.submit(prepare, config, tmp_path, source_dir=root, progress=False, force=True)
         wait_for(lambda: list((tmp_path / "insects").glob(".train.beton.*")))
         second = pool.submit(prepare, config, tmp_path, source_dir=tmp_path / "none")
-        wait_for(lambda: waits() or second.done())
+        wait_for(lambda: told(1) or second.done())
+        reader = pool.submit(Manifest.load, tmp_path, config)
+        wait_for(lambda: told(2) or reader.done())
         go_on.set()
-        assert second.result() == first.result()
-    assert said == f"waiting for another process that prepares {tmp_path / 'insects'}\n"
+        assert second.result() == reader.result() == first.result()
+    assert told(2)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
+import threading
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +21,14 @@ from click.testing import CliRunner, Result
 from regbench.benchmark.rundir.record import Record
 from regbench.cli import main
 from regbench.errors import RegbenchError
-from regbench.reports.bundle import bundle
+from regbench.reports.bundle import bundle, pack
 from regbench.reports.bundle.again import differences, drawn_cells
 from regbench.reports.bundle.bundle import Bundle, read_bundle, unpack_weights
 from regbench.reports.bundle.pack import submit
 from tests.records import CELL, made
 from tests.reports.conftest import later, resign, score
 from tests.reports.forging import Json, Parts, tuned_sweep
+from tests.waiting import PATIENCE_S, wait_for
 
 LEADERBOARD = Path(__file__).parents[2] / "docs" / "leaderboard.md"
 
@@ -107,10 +111,46 @@ def test_what_a_killed_submit_leaves_is_swept(honest: Path, tmp_path: Path, monk
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", watched)
         assert run(*command).exit_code == 0
-    assert {path.name for path in (tmp_path / "killed").iterdir()} == {".lab.zip.unfinished", "lab.zip"}
+    assert {path.name for path in (tmp_path / "killed").iterdir()} == {
+        ".lab.zip.lock",
+        ".lab.zip.unfinished",
+        "lab.zip",
+    }
     shutil.copytree(tmp_path / "killed", out, dirs_exist_ok=True)
     assert run(*command).exit_code == 0
     assert {path.name for path in out.iterdir()} == {"lab.rows.json", "lab.zip"}
+
+
+def test_of_several_that_submit_at_once_each_has_the_bundle(
+    honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    out, folders = tmp_path / "new" / "lab.zip", [honest.parent / "runs" / "mine"]
+    read, all_wait = pack.read_bundle, threading.Event()
+
+    def held(path: Path) -> Bundle:
+        assert all_wait.wait(PATIENCE_S)
+        return read(path)
+
+    monkeypatch.setattr(pack, "read_bundle", held)
+    with caplog.at_level("INFO", "regbench"), ThreadPoolExecutor(3) as pool:
+        found = [pool.submit(submit, folders, out) for _ in range(3)]
+        said = f"waiting for another process that writes {out}"
+        wait_for(lambda: caplog.messages.count(said) == 2 or any(each.done() for each in found))
+        all_wait.set()
+        assert {each.result().sha256 for each in found} == {read(out).sha256}
+    assert {path.name for path in out.parent.iterdir()} == {"lab.rows.json", "lab.zip"}
+
+
+@pytest.mark.parametrize("command", [["submit", "mine"], ["report", "mine"], ["leaderboard", "."]])
+def test_what_is_no_regular_file_is_refused_and_stays(honest: Path, tmp_path: Path, command: list[str]) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    place = {"submit": ["--runs-dir", honest.parent / "runs"], "report": ["--runs-dir", honest.parent / "runs"]}
+    words = [str(honest.parent) if word == "." else word for word in command]
+    done = run(*words, *place.get(command[0], []), "--out", pipe)
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert str(pipe) in done.stderr
+    assert list(tmp_path.iterdir()) == [pipe] and pipe.is_fifo()
 
 
 def test_a_cell_of_two_sweeps_is_not_packed_twice(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-COMMANDS = ("sbatch", "scancel", "scontrol", "squeue", "srun")
+COMMANDS = ("sacct", "sbatch", "scancel", "scontrol", "squeue", "srun")
 
 # Python without site packages starts in hundredths of a second.
 SCRIPT = (
@@ -40,9 +40,12 @@ def write(path, data):
     new.replace(path)
 
 
+def tasks():
+    return [json.loads(path.read_text()) for path in sorted(here.glob("tasks/*.json"))]
+
+
 def queue():
-    found = [json.loads(path.read_text()) for path in sorted(here.glob("tasks/*.json"))]
-    return [task for task in found if task["state"] != "ENDED"]
+    return [task for task in tasks() if task["state"] not in ("ENDED", "PREEMPTED")]
 
 
 def change(task, **more):
@@ -83,11 +86,18 @@ if command == "sbatch":
         fail("Batch job submission failed: Socket timed out on send/recv operation")
     print(f"Submitted batch job {first}")
 
+elif command == "sacct":
+    accounts = here / "accounts"
+    print(accounts.read_text() if accounts.exists() else fail("Slurm accounting storage is disabled"))
+
 elif command == "squeue":
-    tasks = named(options["jobs"].split(",")) if "jobs" in options else queue()
+    if options.get("states") == "all":
+        found = [task for task in tasks() if not task.get("forgotten")]
+    else:
+        found = named(options["jobs"].split(",")) if "jobs" in options else queue()
     if "name" in options:
-        tasks = [task for task in tasks if task["asked"]["job-name"] == options["name"]]
-    for task in tasks:
+        found = [task for task in found if task["asked"]["job-name"] == options["name"]]
+    for task in found:
         line = options["format"].replace("%i", task["name"]).replace("%T", task["state"]).replace("%r", task["reason"])
         print(line.replace("%j", task["asked"]["job-name"]))
 
@@ -112,7 +122,7 @@ else:
     files = ("--output", "--error")
     at = next(i for i, word in enumerate(words) if not word.startswith("-") and words[i - 1] not in files)
     count, nodes = int(os.environ["SLURM_NTASKS"]), int(os.environ["SLURM_NNODES"])
-    tasks = []
+    ranks = []
     for rank in range(count):
         environment = {**os.environ, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % (count // nodes))}
         files = []
@@ -121,23 +131,23 @@ else:
             path = path.replace("%A", os.environ.get("SLURM_ARRAY_JOB_ID", ""))
             files.append(open(path.replace("%a", os.environ.get("SLURM_ARRAY_TASK_ID", "")), "ab"))
         try:
-            tasks.append(subprocess.Popen(words[at:], env=environment, stdout=files[0], stderr=files[1]))
+            ranks.append(subprocess.Popen(words[at:], env=environment, stdout=files[0], stderr=files[1]))
         except OSError as error:
             files[1].write(f"slurmstepd: error: execve(): {words[at]}: {error.strerror}\n".encode())
             fail(f"task {rank}: Exited with exit code 2", 2)
     codes = [None] * count
     while None in codes:
         time.sleep(0.01)
-        codes = [task.poll() for task in tasks]
+        codes = [task.poll() for task in ranks]
         if any(codes):  # --kill-on-bad-exit, as Slurm does it: the others are asked, and killed a little later
             for number in (signal.SIGTERM, signal.SIGKILL):
-                for task in tasks:
+                for task in ranks:
                     if task.poll() is None:
                         task.send_signal(number)
                 end = time.monotonic() + 1
-                while time.monotonic() < end and any(task.poll() is None for task in tasks):
+                while time.monotonic() < end and any(task.poll() is None for task in ranks):
                     time.sleep(0.01)
-            codes = [task.wait() for task in tasks]
+            codes = [task.wait() for task in ranks]
     codes = [code if code >= 0 else 128 - code for code in codes]
     for rank, code in enumerate(codes):
         if code:
@@ -171,7 +181,7 @@ class Standin:
 
     def queued(self) -> list[str]:
         """The names of those that have not ended, in the order of their ids."""
-        found = [task for task in self.tasks().values() if task["state"] != "ENDED"]
+        found = [task for task in self.tasks().values() if task["state"] not in ("ENDED", "PREEMPTED")]
         return [task["name"] for task in sorted(found, key=lambda task: int(task["raw"]))]
 
     def change(self, name: str, **more: Any) -> None:

@@ -25,6 +25,7 @@ from regbench.slurm import manage
 from regbench.sweeps.status import FINISHED, CellStatus
 from tests.slurm.cluster import Cluster, curve, is_training, owner, setting
 from tests.slurm.testbed import wait_for
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slurm
 
@@ -271,3 +272,45 @@ def _check_writers(directory: Path, seen: set[tuple[int, int]]) -> None:
     last = max((attempt for attempt, _ in seen), default=0)
     assert all(attempt >= last for attempt, _ in new), (directory, seen, new)
     seen |= new
+
+
+def test_cells_that_are_cancelled_to_make_room_for_others_go_on(cluster: Cluster) -> None:
+    """Where preemption cancels jobs, whatever they say of being queued again: by retry, sweep and one that waits."""
+    cluster.write(*(f"method=vicreg {setting(number)}" for number in range(2)))
+    commands = cluster.slurm.command
+    urgent = ("--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+
+    def make_room(life: int) -> None:
+        def train() -> bool:
+            found = [status for status in cluster.statuses() if len(read_attempts(status.directory)) == life]
+            return len(found) == 2 and all(status.epochs_done for status in found) and all(map(is_training, found))
+
+        wait_for(train, "both to train", 300)
+        commands("sbatch", *urgent)
+
+    cluster.submit()
+    # Without a time of grace Slurm does not send the signal at which jobs put themselves back into the queue.
+    commands("scontrol", "update", "PartitionName=main", "PreemptMode=CANCEL", "GraceTime=0")
+    try:
+        make_room(1)
+        wait_for(lambda: cluster.states() == {"preempted"}, "both to be preempted", 300)
+        assert "was cancelled to make room for others" in cluster.run("status", "own")
+        first = cluster.statuses()[0].cell_id
+        assert "was preempted" in cluster.run("retry", "own", first)
+        waits = cluster.begin("sweep", "own.yaml", "cluster=slurm", "cluster.cpus=1", "cluster.gpus=0", "--wait")
+        with waits:
+            make_room(2)
+            wait_for(lambda: len(list((cluster.sweep / "jobs").glob("*.json"))) == 4, "both to be submitted again", 300)
+            for status in cluster.statuses():
+                cluster.hurry(status.job)
+            assert waits.wait(PATIENCE_S) == 0, cluster.statuses()
+    finally:
+        commands("scontrol", "update", "PartitionName=main", "PreemptMode=REQUEUE", "GraceTime=20")
+    cell, runtime = load_run([*cluster.tiny, f"epochs={cluster.epochs}", "method=vicreg", setting(0)])
+    undisturbed = run_cell(cell, runtime, "undisturbed")
+    assert undisturbed is not None
+    for status in cluster.statuses():
+        record = read_record(status.directory)
+        assert record is not None and curve(record) == curve(undisturbed)
+        ends = [attempt["ended"] for attempt in read_attempts(status.directory)]
+        assert len(ends) == 3 and ends[-1] == "done" and set(ends[:2]) <= {"interrupted", None}  # None: killed

@@ -179,6 +179,43 @@ def test_waiting_ends_when_no_cell_waits_or_runs_any_more(
     assert (waited.exit_code, "1 of 1 cells are not finished: VICReg seed 0 lost" in waited.output) == (1, True)
 
 
+@pytest.mark.parametrize("remembers", ["squeue", "sacct"])
+def test_what_is_cancelled_to_make_room_for_others_is_submitted_again(remembers: str, user: User) -> None:
+    """By retry and sweep; though the job had no time to come to run our code, or a stage of it waited for the first."""
+    user.write("method=vicreg seed=0,1,2", "method=simclr cluster.nodes=2")
+    user.submit()
+    logs = user.sweep / "jobs" / "logs"
+    (logs / "1_1_missed").write_text("\n")
+    (logs / "1_2_error").write_text("ValueError: no")
+    user.slurm.lose(*user.slurm.queued())
+    for name in ("1_0", "1_1", "4"):
+        user.slurm.change(name, state="PREEMPTED", forgotten=remembers == "sacct")
+    if remembers == "sacct":
+        (user.slurm.folder / "accounts").write_text("1_0|PREEMPTED\n1_1|PREEMPTED\n4|PREEMPTED\n5|CANCELLED\n")
+    assert user.states() == ["preempted", "preempted", "failed", "preempted"]
+    assert "job 1_0 was cancelled to make room for others" in user.run("status", "own")
+    assert "seed 0: was preempted" in user.run("retry", "own", user.cells()[0])
+    assert "submitted 3 cells" in user.submit()
+    assert user.states() == ["queued"] * 4
+
+
+def test_waiting_submits_again_what_is_cancelled_to_make_room_for_others(
+    user: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    user.write("method=vicreg")
+    events = iter([("1", "RUNNING"), ("1", "PREEMPTED"), ("2", "RUNNING"), ("2", "ENDED")])
+
+    def sleep(_: float) -> None:
+        name, state = next(events)
+        user.slurm.change(name, state=state)
+
+    monkeypatch.setattr(manage, "time", SimpleNamespace(sleep=sleep))
+    with caplog.at_level("INFO", "regbench"):
+        waited = user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS, "--wait")
+    assert (waited.exit_code, "VICReg seed 0 lost" in waited.output) == (1, True)
+    assert "was preempted; submitted 1 cells as 2" in caplog.text
+
+
 def test_before_cells_are_submitted_their_data_sets_are_prepared(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of their evaluations too. A job's Python may have a sink that this one lacks; a run here needs it."""
     prepared: list[str] = []

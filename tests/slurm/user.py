@@ -37,6 +37,10 @@ class User:
             env={**self.environment, **more},
         )
 
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        """A command that has begun."""
+        return subprocess.Popen([self.program, *words], cwd=self.folder, env=self.environment, text=True)
+
     def run(self, *words: str) -> str:
         """The output of a command that succeeds."""
         done = self.call(*words)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -298,11 +299,11 @@ def test_many_cells_are_counted_and_those_that_need_a_look_are_listed(tmp_path: 
     assert everything.count("cell") >= 150
 
 
-@pytest.mark.parametrize(("each", "listed"), [(10, 7 * 10), (20, 100)])
+@pytest.mark.parametrize(("each", "listed"), [(10, 8 * 10), (20, 100)])
 def test_all_that_need_a_look_are_listed_until_a_screen_is_full(tmp_path: Path, each: int, listed: int) -> None:
     plan(tmp_path, "cell")
     (one,) = sweep_status(tmp_path)
-    need = ["failed", "lost", "cancelled", "damaged", "interrupted", "diverged", "running"]
+    need = ["failed", "lost", "cancelled", "preempted", "damaged", "interrupted", "diverged", "running"]
     states = each * ["pending", "queued", "tuned", "done", *need]
     lines = status_table([replace(one, state=state) for state in states]).splitlines()
     assert [line.split()[3] for line in lines[2:-2]] == (each * need)[:listed]
@@ -596,6 +597,28 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
         assert announced == [(number + 1, len(left)) for number in range(len(left))]
         seen.clear()
         shutil.rmtree(directories[2])
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_cell_that_another_command_has_claimed_is_waited_for_or_through(
+    own: Sweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other one has found one cell tuned, goes on with the second and tries the third again, which fails."""
+    own.write("method=vicreg seed=0,1,2")
+    directories = [own.directory("method=vicreg", f"seed={seed}") for seed in range(3)]
+
+    def run(cell: Cell, *_: Any) -> None:
+        attempt(directories[cell.seed])  # of this very process, which lives
+        if cell.seed < 2:
+            (directories[cell.seed] / "tuning.json").touch()
+
+    looks = iter([lambda: None, lambda: attempt(directories[2], ended="failed", error="too large")])
+    monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
+    monkeypatch.setattr("regbench.sweeps.local.time", SimpleNamespace(sleep=lambda _: next(looks)()))
+    with caplog.at_level("INFO", "regbench"):
+        found = run_sweep(load_sweep(str(own.folder / "own.yaml")), ("pretrain", "tune"))
+    assert [(status.state, status.detail) for status in found][::2] == [("tuned", ""), ("failed", "too large")]
+    assert found[1].state == "tuned" and "FAILED" not in caplog.text
 
 
 @pytest.mark.parametrize(

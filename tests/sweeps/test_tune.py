@@ -34,7 +34,7 @@ from regbench.files import verified, write_text
 from regbench.methods.vicreg import VICReg
 from regbench.slurm.execute import proposals
 from regbench.sweeps import tune
-from regbench.sweeps.choose import choice_table, choose, compared_ids
+from regbench.sweeps.choose import choice_table, choose, compared_ids, read_search
 from regbench.sweeps.local import run_sweep
 from regbench.sweeps.search import Proposed, mean_trials, propose
 from tests.conftest import TINY
@@ -154,6 +154,16 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     (folder / TUNING_CHOICE).unlink()
     with pytest.raises(RegbenchError, match="holds runs that were scored on the test split already"):
         tune.begin(two, folder, tiny_data_dir, unequal=False)
+
+
+def test_a_search_that_has_got_further_elsewhere_is_not_set_back(
+    cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path
+) -> None:
+    """Two commands work on one search; the slower one writes what it knew before the faster one's last round."""
+    early, late = ({"tried": [{"score": 1.0}] * number + [{"score": None}]} for number in (1, 2))
+    for search, expected in ((early, early), (late, late), (early, late), (late, late)):
+        tune.begin(cells[:2], folder, tiny_data_dir, search, unequal=False)
+        assert read_search(folder)["tried"] == expected["tried"]
 
 
 def test_the_choice_may_be_by_knn_and_linear_probing(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType
@@ -357,6 +360,18 @@ def test_a_copy_of_a_row_is_not_told_from_its_twin_and_its_bundle_is_accepted(
     again = regbench.challenge(file, overrides, track=track)
     assert again == placing
     assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+@pytest.mark.slow
+def test_two_of_a_challenge_at_once_say_the_same(
+    track: Track, tiny_data_dir: Path, write: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    overrides = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"]
+    challenge = partial(regbench.challenge, str(write("my_loss.py", PULL)), overrides, track=track)
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        one, other = (pool.submit(challenge) for _ in range(2))
+        assert isinstance(one.result(), Placing)
+        assert one.result() == other.result()
 
 
 def _enter(bundle: Path, loss: Path, results: Path) -> None:

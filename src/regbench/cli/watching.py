@@ -19,7 +19,7 @@ from regbench.errors import RegbenchError
 _LOOK_S = 2.0
 # A report of thousands of cells takes longer than a look.
 _REPORT_S = 30.0
-_ON_THEIR_WAY = ("running", "queued", "pending", "interrupted")
+_ON_THEIR_WAY = ("running", "queued", "pending", "interrupted", "preempted")
 
 
 @main.command()
