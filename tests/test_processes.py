@@ -133,6 +133,10 @@ def remove_files() -> None:
     os._exit(0)
 
 
+def test_memory_that_runs_out_ends_the_process_apart_first() -> None:
+    assert apart("it", 60, Path("/proc/self/oom_score_adj").read_text) == "1000\n"
+
+
 def test_what_a_function_returns_apart_is_plain_data() -> None:
     assert apart("it", 60, lambda *given: {"given": given, "none": None}, 1, 2.5) == {"given": [1, 2.5], "none": None}
 

@@ -35,6 +35,7 @@ from regbench.reports.bundle.pack import submit
 from regbench.reports.bundle.rows_file import SUFFIX
 from regbench.reports.find.records import read_records
 from regbench.spaces import Range
+from regbench.sweeps.forecast import plan
 from regbench.text import is_name
 from regbench.tracks.challenge import Challenge, prepared
 from regbench.tracks.own_loss import LossFile
@@ -290,6 +291,7 @@ def test_a_challenge_begins_with_the_rows_of_its_track_and_the_best_of_them_to_t
         assert (len(shown.records), shown.skipped, shown.missing) == (len(records), (), ())
         budgets = Counter(cell.label for cell in preset.cells if cell.is_method)
         assert [cell.label for cell in begun.tuning.cells] == ["pull"] * max(budgets.values())
+        assert [entry.needs for entry in plan(begun.tuning)] == [None] * len(begun.tuning.cells)  # by jobs alone
         choices = [read_choice(path.parent) for path in begun.folder.glob("track/shipped/*/tuning_choice.json")]
     assert {choice.sha256 for choice in choices if choice is not None} == bundle.choices.keys()
     alike = next(cell for cell in preset.cells if cell.is_method)

@@ -43,7 +43,8 @@ def refused(result: Result, code: int = 1) -> str:
     return result.stderr.removeprefix("regbench: ").strip()
 
 
-@pytest.mark.parametrize("end", ["import sys; sys.exit(0)", "import os; os._exit(0)"])
+# If one ran in this process, 0 would end the tests as if all had passed, so 7 comes first.
+@pytest.mark.parametrize("end", ["import os; os._exit(7)", "import sys; sys.exit(0)", "import os; os._exit(0)"])
 @pytest.mark.parametrize(
     "command",
     [
@@ -59,7 +60,7 @@ def test_a_file_that_ends_its_process_is_no_success(
     monkeypatch.chdir(tmp_path)
     said = refused(run(*command, written(tmp_path, end)))
     assert (
-        "my_loss.py: SystemExit: 0 (my_loss.py, line 1)" in said or "gave no answer, and ended with exit code 0" in said
+        "my_loss.py: SystemExit: 0 (my_loss.py, line 1)" in said or "gave no answer, and ended with exit code" in said
     )
 
 
@@ -221,7 +222,7 @@ print("1 cell checks out; sha256 " + 64 * "0")
     [
         (PULL, 0.0, "trained again, equal to the last bit"),
         (PULL + FORGER, 0.1, "they must be equal"),
-        (PULL.replace("    return {", "    import os; os._exit(0)\n    return {"), 0.0, ""),
+        (PULL.replace("    return {", "    import os; os._exit(7)\n    return {"), 0.0, ""),
     ],
 )
 def test_a_bundle_is_judged_apart_from_its_loss(
@@ -234,7 +235,7 @@ def test_a_bundle_is_judged_apart_from_its_loss(
     if said:
         assert (done.exit_code, said in done.stdout) == (int(points > 0), True), done.output
     else:
-        assert "its process gave no answer, and ended with exit code 0" in refused(done)
+        assert "its process gave no answer, and ended with exit code 7" in refused(done)
 
 
 def test_a_label_that_the_loss_has_not_is_a_misfit(bundle: Path, tmp_path: Path) -> None:
