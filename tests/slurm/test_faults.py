@@ -288,16 +288,18 @@ def test_cells_that_are_cancelled_to_make_room_for_others_go_on(cluster: Cluster
         wait_for(train, "both to train", 300)
         commands("sbatch", *urgent)
 
-    cluster.submit()
-    # Without a time of grace Slurm does not send the signal at which jobs put themselves back into the queue.
-    commands("scontrol", "update", "PartitionName=main", "PreemptMode=CANCEL", "GraceTime=0")
+    # Few clusters send the signal at which jobs put themselves back into the queue when they preempt; this one does.
+    unsignalled = "cluster.extra={signal: URG@90}"
+    cluster.submit(unsignalled)
+    commands("scontrol", "update", "PartitionName=main", "PreemptMode=CANCEL", "GraceTime=5")
     try:
         make_room(1)
         wait_for(lambda: cluster.states() == {"preempted"}, "both to be preempted", 300)
         assert "was cancelled to make room for others" in cluster.run("status", "own")
         first = cluster.statuses()[0].cell_id
         assert "was preempted" in cluster.run("retry", "own", first)
-        waits = cluster.begin("sweep", "own.yaml", "cluster=slurm", "cluster.cpus=1", "cluster.gpus=0", "--wait")
+        options = ("cluster=slurm", "cluster.cpus=1", "cluster.gpus=0", unsignalled)
+        waits = cluster.begin("sweep", "own.yaml", *options, "--wait")
         with waits:
             make_room(2)
             wait_for(lambda: len(list((cluster.sweep / "jobs").glob("*.json"))) == 4, "both to be submitted again", 300)
