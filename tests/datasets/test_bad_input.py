@@ -109,27 +109,26 @@ def test_unreadable_images_are_listed_and_refused_and_left_out_on_request(
     good = prepare(config, tmp_path / "good", source_dir=root, progress=False)
     for name, (content, _) in UNREADABLE.items():
         (root / "train" / "bee" / name).write_bytes(content)
-    (root / "val" / "cat" / "a folder.jpg").mkdir()
     result = regbench_prepare(tmp_path, root)
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
-    assert f"{len(UNREADABLE) + 1} images cannot be read: train/bee/cut short.jpg (image file is truncated" in line
-    assert f"and {len(UNREADABLE) - 2} more; all are listed in {tmp_path / 'insects' / 'unreadable.txt'}" in line
+    assert f"{len(UNREADABLE)} images cannot be read: train/bee/cut short.jpg (image file is truncated" in line
+    assert f"and {len(UNREADABLE) - 3} more; all are listed in {tmp_path / 'insects' / 'unreadable.txt'}" in line
     assert "--skip-unreadable" in line
     listed = (tmp_path / "insects" / "unreadable.txt").read_text().splitlines()
-    assert len(listed) == len(UNREADABLE) + 1
+    assert len(listed) == len(UNREADABLE)
     for name, (_, reason) in UNREADABLE.items():
         assert [entry for entry in listed if entry.startswith(f"train/bee/{name}: ") and reason in entry], name
-    assert "val/cat/a folder.jpg: Is a directory" in listed
     with pytest.raises(RegbenchError, match="is not prepared"):
         Manifest.load(tmp_path, "insects")
 
     result = regbench_prepare(tmp_path, root, "--skip-unreadable")
     assert result.exit_code == 0, result.output
     assert f"({len(UNREADABLE)} left out)" in result.stdout
+    assert "train/bee/cut short.jpg (image file is truncated" in result.stdout
     manifest = Manifest.load(tmp_path, "insects")
     assert set(manifest.splits["train"]["left_out"]) == {f"train/bee/{name}" for name in UNREADABLE}
-    assert manifest.splits["test"]["left_out"] == {"val/cat/a folder.jpg": "Is a directory"}
+    assert not manifest.splits["test"]["left_out"]
     for split, entry in good.splits.items():
         assert manifest.splits[split]["content_sha256"] == entry["content_sha256"]
         assert manifest.splits[split]["counts_per_class"] == entry["counts_per_class"]
