@@ -41,7 +41,7 @@ MAX_SIDE_PX = 65500
 # TIFF's number of this tag.
 _NUM_BANDS = 277
 # What is left out of an image, in words for many of them.
-_BANDS = "have a transparency or a fourth band, of which nothing is kept"
+_BANDS = "have transparency or bands beyond their colours, of which nothing is kept"
 _FRAMES = "have several frames or pages, of which the first is kept"
 # Pillow prints a line of its own for each image that is refused here.
 logging.getLogger(TiffImagePlugin.__name__).setLevel(logging.CRITICAL)
@@ -84,7 +84,7 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
             remarks = _remarks(picture)
     except UnidentifiedImageError:
         bands = _bands_of_tiff(data)
-        known = f"it has {bands} bands, and Pillow reads up to four; write three of them" if bands > 4 else ""
+        known = f"it has {bands} bands, more than Pillow decodes; write three of them" if bands > 4 else ""
         return Unreadable(origin, known or ("it is no image of a known format" if data else "it is empty"))
     except Exception as error:  # a damaged file can lead Pillow's decoders to raise anything
         reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

@@ -224,6 +224,10 @@ def test_no_permission_is_one_line(as_nobody: Path, make_imagefolder: MakeFolder
     with pytest.raises(RegbenchError, match=r"1 images cannot be read: train/ant/ant_001\.jpg \(Permission denied\)"):
         prepare(config, as_nobody / "data", source_dir=root, progress=False)
     secret.chmod(0o600)
+    secret.parent.chmod(0)
+    with pytest.raises(RegbenchError, match=r"source/train/ant cannot be listed \(Permission denied\)"):
+        prepare(config, as_nobody / "data", source_dir=root, progress=False)
+    secret.parent.chmod(0o700)
     closed = as_nobody / "closed"
     closed.mkdir(mode=0o500)
     with pytest.raises(RegbenchError, match=r"cannot write in the folder .*closed/insects: Permission denied; choose"):

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,11 +29,11 @@ CLASSES = ("ant", "bee")
 GREY12 = np.linspace(0, 4095, 64).reshape(8, 8).astype(np.uint16)
 
 
-def draw(path: Path, seed: object = 0, **options: object) -> Path:
-    """A small image, another one for each path and seed."""
+def draw(path: Path, mode: str = "RGB", **options: Any) -> Path:
+    """A small image, another one for each path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(zlib.crc32(f"{path}{seed}".encode()))
-    Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path, **options)  # type: ignore[arg-type]
+    rng = np.random.default_rng(zlib.crc32(str(path).encode()))
+    Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).convert(mode).save(path, **options)
     return path
 
 
@@ -142,8 +143,8 @@ def kinds(root: Path) -> None:
 
 def twelve_bits(root: Path) -> None:
     fill(root)
-    for name in CLASSES:
-        Image.fromarray(GREY12).save(root / name / "deep.png")
+    for name, pixels in zip(CLASSES, (GREY12, GREY12[::-1]), strict=True):
+        Image.fromarray(pixels).save(root / name / "deep.png")
 
 
 def deep_colours(root: Path) -> None:
@@ -154,10 +155,10 @@ def deep_colours(root: Path) -> None:
 def bands_and_frames(root: Path) -> None:
     fill(root)
     tiff(root / "ant" / "near infrared.tif", 4)
-    Image.open(root / "ant" / "0.png").convert("RGBA").save(root / "ant" / "clear.png")
+    draw(root / "ant" / "clear.png", "RGBA")
     pages = [Image.open(root / "bee" / f"{i}.png") for i in range(3)]
     for name in ("pages.tif", "film.gif", "film.webp"):
-        pages[0].save(root / "bee" / name, save_all=True, append_images=pages[1:])
+        draw(root / "bee" / name, save_all=True, append_images=pages)
 
 
 def copied(root: Path) -> None:
@@ -270,7 +271,7 @@ READ: dict[str, tuple[Callable[[Path], None], tuple[str, ...], int, tuple[str, .
         (),
         15,
         (
-            "2 images have a transparency or a fourth band, of which nothing is kept",
+            "2 images have transparency or bands beyond their colours, of which nothing is kept",
             "3 images have several frames or pages, of which the first is kept",
         ),
     ),
@@ -293,7 +294,7 @@ READ: dict[str, tuple[Callable[[Path], None], tuple[str, ...], int, tuple[str, .
         labelled_parts,
         ("--labels", "labels.csv"),
         8,
-        ("from labels.csv, split train", "from labels.csv, split val", "from labels.csv, split test"),
+        ("labels are those of", *(f"from labels.csv, split {part}" for part in ("train", "val", "test"))),
     ),
     "one class": (one_class, (), 5, ("warning: all images are of one class, images",)),
 }
@@ -309,6 +310,8 @@ def test_what_was_read_and_what_was_not_is_said(case: str, tmp_path: Path) -> No
     assert result.stderr == ""
     for line in lines:
         assert line in result.stdout
+    for note in result.stdout.splitlines()[3 - ("by numbers" in case) :]:
+        assert any(line in note for line in lines), note
     read = origins(root)
     assert len(read) == len(set(read)) == count
     # The second time nothing is read, and all is said again.
@@ -385,7 +388,7 @@ def test_images_are_held_out_by_their_names_in_the_class(tmp_path: Path) -> None
     for root in (tmp_path / "a" / "root", tmp_path / "b" / "root" / "wrapping"):
         for name in CLASSES:
             for i in range(20):
-                draw(root / name / f"patient {i}" / "slice.png", i)
+                draw(root / name / f"patient {i}" / "slice.png")
     held_out = []
     for letter in "ab":
         run(tmp_path / letter / "root")
@@ -452,7 +455,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
     "only unknown files in a class": (only_heic, (), "not read: 1 .heic (cat/a.heic)"),
     "two folders for a part": (two_of_a_part, (), "Validation/ and val/ both mean val/: leave one of them"),
     "no UTF-8": (not_utf8, (), r"the names of 1 classes are not UTF-8: f\xe9e; rename them"),
-    "13 bands": (many_bands, (), "satellite.tif (it has 13 bands, and Pillow reads up to four; write three of them)"),
+    "13 bands": (many_bands, (), "satellite.tif (it has 13 bands, more than Pillow decodes; write three of them)"),
     "colours by levels": (deep_colours, ("dataset.source.levels=4096",), "levels is for grey images; convert its"),
     "no labels": (
         flat,
