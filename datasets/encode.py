@@ -80,7 +80,7 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
                 if source.levels is not None:
                     raise ValueError("dataset.source.levels is for grey images; convert its colours to 8 bits")
                 # At most: the lower bits are not known.
-                peak = max(high for _, high in rgb.getextrema()) * 256 + 255
+                peak = int(np.asarray(rgb).max()) * 256 + 255
             remarks = _remarks(picture)
     except UnidentifiedImageError:
         bands = _bands_of_tiff(data)

@@ -155,7 +155,7 @@ def _notes(stored: Iterable[_Stored], source: Source) -> list[str]:
             fitting = max(2, 1 << peak.bit_length())
             note = f"warning: {note}, so they are nearly black; set dataset.source.levels={fitting}"
         elif peak >= levels:
-            note += ", and from the number of levels on all became white"
+            note += f", and from {levels} on all is white"
         notes.append(note)
     return notes
 

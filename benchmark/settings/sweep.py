@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -68,7 +69,9 @@ def load_run(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
 
 def load_dataset(overrides: Sequence[str]) -> tuple[DatasetConfig, Runtime]:
     """Return the data set that overrides give, and the runtime, as if nothing was prepared yet."""
-    (point,) = points(overrides)
+    point, *others = islice(points(overrides), 2)
+    if others:
+        raise RegbenchError("the overrides give several data sets: give one value of each")
     composed = Composer(prepared=False).compose(point)
     return composed.cell.dataset, composed.runtime
 

@@ -67,7 +67,7 @@ class ImageFolder(DividedFiles):
         """Layout that the folder must have."""
         if self.held_out is None:
             return "train/CLASS/*.jpg and val/CLASS/*.jpg"
-        return "CLASS/*.jpg, or train/CLASS/*.jpg and what there is of val/ and test/, or with --labels FILE.csv"
+        return "CLASS/*.jpg, or train/CLASS/*.jpg and what there is of val/ and test/"
 
     def __post_init__(self) -> None:
         """Refuse settings that say twice which images are for training, or leave none for tuning."""
@@ -86,7 +86,10 @@ class ImageFolder(DividedFiles):
                 "tuning_per_class and train_list; set dataset.source.held_out=null"
             )
         if self.held_out is None and self.labels is not None:
-            raise RegbenchError("dataset.source.labels needs dataset.source.held_out: set it to 0.1")
+            raise RegbenchError(
+                "dataset.source.labels goes with dataset.source.held_out, not with train_per_class, tuning_per_class "
+                "and train_list"
+            )
 
     def open(self, folder: Path | None, downloads: Path) -> Contents:
         """Read the folder; see `Source.open`."""
@@ -110,7 +113,7 @@ class ImageFolder(DividedFiles):
             if files:
                 counts[part] = sum(map(len, files.values()))
         if seen:
-            seen += seen.summary()
+            seen += seen.unread()
         self.refuse(folder, seen, counts if self.held_out is None else None)
         chosen, taken_from = self._divide(seen, parts)
         self._refuse_shared(folder, chosen)

@@ -75,7 +75,9 @@ class Listing(Faults):
                 # The order decides which images are for tuning, and a disk has none.
                 found = sorted(entries, key=lambda entry: entry.name)
         except OSError as error:
-            self.append(f"{folder} cannot be listed ({error.strerror})")
+            fault = f"{folder} cannot be listed ({error.strerror})"
+            if fault not in self:
+                self.append(fault)
             found = []
         for entry in found:
             if entry.name.startswith(".") or entry.name in _OF_SYSTEMS:
@@ -105,18 +107,22 @@ class Listing(Faults):
         return found
 
     def summary(self) -> list[str]:
-        """Word the notes, and how many files of each kind are left out, with the first of them."""
+        """Word all that is to be said of what is no fault, each in one line."""
         said = list(self.notes)
         if self.nested:
             first = named(self.nested[0], self.folder)
-            said.append(f"{len(self.nested):,} images lie in folders below that of their class, such as {first}")
+            said.append(
+                f"{len(self.nested):,} images are read from folders inside those of their classes, such as {first}"
+            )
+        return said + self.unread()
+
+    def unread(self) -> list[str]:
+        """Word how many files of each kind are left out, with the first of them."""
         of_kind: dict[str, list[Path]] = {}
         for path, kind in self.left_out.items():
             of_kind.setdefault(kind, []).append(path)
-        if of_kind:
-            words = [f"{len(paths):,} {kind} ({named(paths[0], self.folder)})" for kind, paths in of_kind.items()]
-            said.append(f"not read: {', '.join(words)}")
-        return said
+        words = [f"{len(paths):,} {kind} ({named(paths[0], self.folder)})" for kind, paths in of_kind.items()]
+        return [f"not read: {', '.join(words)}"] if words else []
 
 
 @functools.cache
@@ -238,7 +244,7 @@ def _class_files(folder: Path, seen: Listing) -> Files:
         return classes
     what = f"{len(empty):,} class folders of {folder.name}/ have no images: {few(empty)}"
     if not seen.allow_empty or len(empty) == len(classes):
-        seen.append(f"{what} (--allow-empty leaves out empty ones)")
+        seen.append(f"{what}{'' if seen.allow_empty else ' (--allow-empty leaves them out)'}")
         return classes
     seen.notes.append(f"{what}; they are left out")
     return {name: files for name, files in classes.items() if files}

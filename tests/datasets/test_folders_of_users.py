@@ -190,7 +190,12 @@ def one_class(root: Path) -> None:
 
 
 READ: dict[str, tuple[Callable[[Path], None], tuple[str, ...], int, tuple[str, ...]]] = {
-    "nested": (nested, (), 14, ("4 images lie in folders below that of their class, such as ant/album.jpg/0.png",)),
+    "nested": (
+        nested,
+        (),
+        14,
+        ("4 images are read from folders inside those of their classes, such as ant/album",),
+    ),
     "train, valid": (parts("train", "valid"), (), 20, ("read valid/ as val/", "from valid/")),
     "Train, Validation": (
         parts("Train", "Validation"),
@@ -263,7 +268,7 @@ READ: dict[str, tuple[Callable[[Path], None], tuple[str, ...], int, tuple[str, .
         twelve_bits,
         ("dataset.source.levels=1024",),
         12,
-        ("the highest is 4095, and from the number of levels on all became white",),
+        ("the highest is 4095, and from 1024 on all is white",),
     ),
     "12 bits, colours": (deep_colours, (), 11, ("warning: 1 images have more than 8 bits", "the highest is 4095")),
     "bands and frames": (
@@ -450,7 +455,7 @@ def table(text: str) -> Callable[[Path], None]:
 
 LABELS = ("--labels", "labels.csv")
 REFUSED: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
-    "empty class": (empty_class, (), "1 class folders of root/ have no images: cat (--allow-empty leaves out empty"),
+    "empty class": (empty_class, (), "1 class folders of root/ have no images: cat (--allow-empty leaves them out)"),
     "nothing but empty classes": (all_empty, ("--allow-empty",), "2 class folders of root/ have no images: ant, bee"),
     "only unknown files in a class": (only_heic, (), "not read: 1 .heic (cat/a.heic)"),
     "two folders for a part": (two_of_a_part, (), "Validation/ and val/ both mean val/: leave one of them"),
@@ -482,10 +487,11 @@ REFUSED: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
         LABELS,
         "train/ lacks 1 classes of labels.csv, split test: bee",
     ),
+    "two data folders": (flat, ("runtime.data_dir=a,b",), "the overrides give several data sets"),
     "labels and numbers": (
         table("file,label\n0.png,ant"),
         (*LABELS, "dataset.source.train_per_class=1"),
-        "dataset.source.labels needs dataset.source.held_out",
+        "dataset.source.labels goes with dataset.source.held_out",
     ),
 }
 

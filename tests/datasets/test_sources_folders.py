@@ -157,7 +157,7 @@ def test_all_that_is_wrong_with_imagenet_is_listed(tmp_path: Path, devkit_source
         "1 images that ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt names are not in val/: "
         "ILSVRC2012_val_00000003",
         f"1 classes of ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt are not in train/: {WNIDS[2]}",
-        "3 more faults; get it from https://image-net.org/",
+        "2 more faults; get it from https://image-net.org/",
     )
     (devkit / "meta.mat").write_bytes(b"no MATLAB file")
     refused(config, devkit_source, "ILSVRC2012_devkit_t12/data/ cannot be read (")

@@ -47,6 +47,7 @@ def prepare(
     \b
       dataset.source.resize_px=256 dataset.source.jpeg_quality=90
 
+    Prints where each split is, and a line for each thing that was read otherwise than it lies there, or not read.
     With --verify, prints a line for each image or file that is not as it was written, and exits with 1 if there is any.
     """
     from regbench.benchmark.settings.sweep import load_dataset
@@ -64,9 +65,9 @@ def prepare(
     if labels or allow_empty:
         if not isinstance(config.source, ImageFolder):
             raise RegbenchError(f"--labels and --allow-empty are for a folder of images, not {config.source.title}")
-        given = {"labels": labels, "allow_empty": allow_empty}
-        source = replace(config.source, **{name: value for name, value in given.items() if value})
-        config = replace(config, source=source)
+        labels = labels or config.source.labels
+        allow_empty = allow_empty or config.source.allow_empty
+        config = replace(config, source=replace(config.source, labels=labels, allow_empty=allow_empty))
     data_dir = Path(runtime.data_dir)
     if verify:
         images, problems = read_back(config.name, data_dir)
