@@ -64,6 +64,8 @@ class Sample:
         data: The stored bytes.
         origin: Origin of the image: a file's name relative to the source, or its row there; one line.
         grey: Whether it had no colour channels there.
+        peak: Its highest value there, if that had more than 8 bits, else -1.
+        remarks: What of it was left out.
     """
 
     mode: int
@@ -73,6 +75,8 @@ class Sample:
     data: bytes
     origin: str
     grey: bool = False
+    peak: int = -1
+    remarks: tuple[str, ...] = ()
 
 
 class LargerThanPage(RegbenchError):

@@ -253,7 +253,8 @@ def decisive(dataset: Mapping[str, Any]) -> dict[str, Any]:
     left_out = {each.name for each in dataclasses.fields(source) if not each.compare}  # type: ignore[arg-type]
     source_settings = {key: value for key, value in dataset["source"].items() if key not in left_out}
     found = {**dataset, "source": source_settings}
-    # Cells from before there were shared bits keep their ids.
-    if not found.get("shared_bits"):
-        found.pop("shared_bits", None)
+    # Cells from before there were these settings keep their ids.
+    for group, name in ((found, "shared_bits"), (source_settings, "levels")):
+        if not group.get(name):
+            group.pop(name, None)
     return found

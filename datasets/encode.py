@@ -10,14 +10,18 @@ What a picture looks like does not depend on the loader, so it is settled here, 
 - The EXIF orientation of JPEG, PNG and WebP files is ignored, as torchvision's `ImageFolder` does; of TIFF files Pillow
   itself obeys it, there as here. A transparent pixel has the colour that is stored for it, as in `ImageFolder`.
 - Of 16 bits a channel the upper 8 are kept. (Pillow's own conversion would turn all but the darkest grey levels white.)
+  Grey images that do not use all of them are scaled by `levels`.
+- Of several frames or pages the first is kept, and of more than three bands the first three.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -25,7 +29,7 @@ from typing import TypeVar
 
 import numpy as np
 from PIL import Image as PIL_Image
-from PIL import UnidentifiedImageError
+from PIL import TiffImagePlugin, UnidentifiedImageError
 
 from regbench.datasets.beton import JPEG, RAW, Sample
 from regbench.datasets.sources.base import Image, ImageFiles, Source, Split
@@ -35,6 +39,13 @@ from regbench.files import regular
 MAX_RAW_PIXELS = 128 * 128
 # The longest side that libjpeg can write and read.
 MAX_SIDE_PX = 65500
+# TIFF's number of this tag.
+_NUM_BANDS = 277
+# What is left out of an image, in words for many of them.
+_BANDS = "have transparency or bands beyond their colours, of which nothing is kept"
+_FRAMES = "have several frames or pages, of which the first is kept"
+# Pillow prints a line of its own for each image that is refused here.
+logging.getLogger(TiffImagePlugin.__name__).setLevel(logging.CRITICAL)
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -52,6 +63,8 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
     try:
         data = regular(image).read_bytes() if isinstance(image, Path) else image
         with PIL_Image.open(BytesIO(data)) as picture:
+            # Pillow keeps 8 of the 16 bits of a colour, and only says so until the image is decoded.
+            deep_colour = ";16" in str(picture.tile[:1]) and not picture.mode.startswith("I")
             # Even if its bytes are kept, the image is decoded in full, as a check.
             picture.load()
             width, height = shrunk_size(*picture.size, source)
@@ -63,19 +76,27 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
             if picture.format == "JPEG" and picture.mode == "RGB" and not shrunk:
                 return Sample(JPEG, height, width, label, data, origin)
             grey = picture.mode in ("1", "L", "LA") or picture.mode.startswith("I")
-            rgb = _rgb(picture)
+            rgb, peak = _rgb(picture, source.levels)
+            if deep_colour:
+                if source.levels is not None:
+                    raise ValueError("dataset.source.levels is for grey images; convert its colours to 8 bits")
+                # At most: the lower bits are not known.
+                peak = int(np.asarray(rgb).max()) * 256 + 255
+            remarks = _remarks(picture)
     except UnidentifiedImageError:
-        return Unreadable(origin, "it is no image of a known format" if data else "it is empty")
+        bands = _bands_of_tiff(data)
+        known = f"it has {bands} bands, more than Pillow decodes; write three of them" if bands > 4 else ""
+        return Unreadable(origin, known or ("it is no image of a known format" if data else "it is empty"))
     except Exception as error:  # a damaged file can lead Pillow's decoders to raise anything
         reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
         return Unreadable(origin, " ".join(reason.split()))
     if shrunk:
         rgb = rgb.resize((width, height), PIL_Image.Resampling.BICUBIC)
     elif width * height <= MAX_RAW_PIXELS:
-        return Sample(RAW, height, width, label, rgb.tobytes(), origin, grey)
+        return Sample(RAW, height, width, label, rgb.tobytes(), origin, grey, peak, remarks)
     buffer = BytesIO()
     rgb.save(buffer, "JPEG", quality=source.jpeg_quality, subsampling=0)
-    return Sample(JPEG, height, width, label, buffer.getvalue(), origin, grey)
+    return Sample(JPEG, height, width, label, buffer.getvalue(), origin, grey, peak, remarks)
 
 
 def shrunk_size(width: int, height: int, source: ImageFiles) -> tuple[int, int]:
@@ -86,17 +107,53 @@ def shrunk_size(width: int, height: int, source: ImageFiles) -> tuple[int, int]:
     return max(1, width * source.resize_px // side), max(1, height * source.resize_px // side)
 
 
-def _rgb(picture: PIL_Image.Image) -> PIL_Image.Image:
+def _rgb(picture: PIL_Image.Image, levels: int | None) -> tuple[PIL_Image.Image, int]:
+    """Convert to 8-bit RGB, and return the highest value of more than 8 bits of grey, else -1."""
     if picture.mode == "F":
         raise ValueError("its pixels are floating-point numbers, whose range is not known; convert it to 8 or 16 bits")
-    if picture.mode == "I" and picture.format != "PPM":  # that Pillow scales to 16 bits
-        raise ValueError("its pixels are 32-bit numbers, whose range is not known; convert it to 8 or 16 bits")
+    peak = -1
     if picture.mode.startswith("I"):
-        picture = PIL_Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+        values = np.asarray(picture).astype(np.int64)
+        if picture.format == "PPM":  # that states its range, and Pillow scales to 16 bits
+            levels = None
+        elif picture.mode == "I" and levels is None:
+            raise ValueError(
+                "its pixels are 32-bit numbers, whose range is not known; convert it to 8 or 16 bits, or set "
+                "dataset.source.levels"
+            )
+        else:
+            peak = int(values.max())
+        scaled = np.clip(values * 256 // (levels or 65536), 0, 255)
+        picture = PIL_Image.fromarray(scaled.astype(np.uint8))
     elif "transparency" in picture.info:
         # Pillow warns if a palette with transparency is converted to RGB directly.
         picture = picture.convert("RGBA")
-    return picture.convert("RGB")
+    return picture.convert("RGB"), peak
+
+
+def _remarks(picture: PIL_Image.Image) -> tuple[str, ...]:
+    """Say what of a decoded image is not kept."""
+    said = []
+    bands = picture.getbands()
+    more = isinstance(picture, TiffImagePlugin.TiffImageFile) and picture.tag_v2.get(_NUM_BANDS, 1) > len(bands)
+    if more or "A" in bands or "a" in bands or "transparency" in picture.info:
+        said.append(_BANDS)
+    # What is damaged in later frames does not matter.
+    with suppress(Exception):
+        if getattr(picture, "n_frames", 1) > 1:
+            said.append(_FRAMES)
+    return tuple(said)
+
+
+def _bands_of_tiff(data: bytes) -> int:
+    """Read the number of bands of a TIFF file that Pillow cannot decode; 0 of anything else."""
+    with suppress(Exception):
+        tags = TiffImagePlugin.ImageFileDirectory_v2(data[:8])
+        file = BytesIO(data)
+        file.seek(tags.next)
+        tags.load(file)
+        return int(tags[_NUM_BANDS])
+    return 0
 
 
 def samples_of(split: Split, source: Source) -> Iterator[Sample | Unreadable]:

@@ -69,6 +69,7 @@ class Manifest:
         regbench_version: The version that wrote them.
         created: UTC time, ISO 8601.
         taken_from: Split -> which of the source's images are in it, where that needs to be said.
+        notes: What was read otherwise than a user may expect, or was not read, and why, each in one line.
     """
 
     name: Name
@@ -79,6 +80,7 @@ class Manifest:
     regbench_version: str
     created: str
     taken_from: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def pretraining_split(self) -> str:

@@ -5,6 +5,7 @@ The manifest comes last. Until it is there, the data set is not prepared.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -12,10 +13,12 @@ from pathlib import Path
 
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import FILE_NAME, LOCK, Manifest, prepared_from
+from regbench.datasets.published import refuse_if
 from regbench.datasets.sources.base import Contents
 from regbench.datasets.split_files import listed_unreadable, write_splits
 from regbench.errors import RegbenchError
 from regbench.files import lock
+from regbench.text import printable
 from regbench.version import __version__
 
 
@@ -56,7 +59,7 @@ def prepare(
         if done is not None:
             return done
         contents = open_source(config, source_dir, data_dir / ".downloads")
-        splits = write_splits(config, contents, folder, progress)
+        splits, notes = write_splits(config, contents, folder, progress)
         left_out: dict[str, str] = {}
         for entry in splits.values():
             left_out |= entry["left_out"]
@@ -65,6 +68,8 @@ def prepare(
                 f"data set '{config.name}': {listed_unreadable(folder, left_out)}; mend them and prepare again, or "
                 "leave them out with --skip-unreadable"
             )
+        if left_out:
+            notes.append(listed_unreadable(Path(), left_out))
         manifest = Manifest(
             name=config.name,
             source=prepared_from(config),
@@ -73,7 +78,9 @@ def prepare(
             beton_version=2,
             regbench_version=__version__,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            taken_from=contents.taken_from,
+            # Names in these need not be UTF-8, and then nobody could read the manifest.
+            taken_from={split: printable(text) for split, text in contents.taken_from.items()},
+            notes=[printable(note) for note in (*contents.notes, *notes)],
         )
         manifest.save(data_dir)
     return manifest
@@ -99,6 +106,10 @@ def open_source(config: DatasetConfig, source_dir: Path | None, downloads: Path)
             f"{config.prepare_command}{about}"
         )
     contents = source.open(source_dir, downloads)
+    # What is not UTF-8 could be written to the manifest and not be read from it.
+    odd = [os.fsencode(name) for name in contents.class_names if name.encode(errors="ignore").decode() != name]
+    names = [name.decode(errors="backslashreplace") for name in odd]
+    refuse_if(names, f"data set '{config.name}': the names of {len(names):,} classes are not UTF-8", "rename them")
     found = len(contents.class_names)
     if config.num_classes and found != config.num_classes:
         raise RegbenchError(

@@ -5,9 +5,12 @@ A file is under its name only when it is whole.
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import logging
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +22,8 @@ from regbench.datasets.encode import Unreadable, samples_of
 from regbench.datasets.factor_tables import factors_table
 from regbench.datasets.manifest import FILE_NAME, SplitEntry, save_text
 from regbench.datasets.progress import tracked
-from regbench.datasets.sources.base import Contents, Labels, Split
+from regbench.datasets.published import few
+from regbench.datasets.sources.base import Contents, ImageFiles, Labels, Source, Split
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
 
@@ -28,16 +32,19 @@ log = logging.getLogger("regbench")
 UNREADABLE = "unreadable.txt"
 
 
-def write_splits(config: DatasetConfig, contents: Contents, folder: Path, progress: bool) -> dict[str, SplitEntry]:
-    """Write all splits, and list what cannot be read."""
+def write_splits(
+    config: DatasetConfig, contents: Contents, folder: Path, progress: bool
+) -> tuple[dict[str, SplitEntry], list[str]]:
+    """Write all splits, and list what cannot be read; return notes on their images too, each in one line."""
     # The manifest is removed before any file is replaced, since it must not describe other files than its own.
     (folder / FILE_NAME).unlink(missing_ok=True)
     entries: dict[str, SplitEntry] = {}
+    stored: dict[str, _Stored] = {}
     left_out: dict[str, dict[str, str]] = {}
     try:
         for name, split in contents.splits.items():
             left_out[name] = {}
-            entries[name] = _write_split(
+            entries[name], stored[name] = _write_split(
                 config, folder / f"{name}.beton", split, contents.class_names, left_out[name], progress
             )
     finally:
@@ -48,17 +55,19 @@ def write_splits(config: DatasetConfig, contents: Contents, folder: Path, progre
             save_text(folder / UNREADABLE, "".join(lines))
         else:
             (folder / UNREADABLE).unlink(missing_ok=True)
-    return entries
+    return entries, [*_notes(stored.values(), config.source), *_shared(folder, stored)]
 
 
 @dataclass
 class _Stored:
-    """Notes on a split's images while they are written: rows, origins, shorter sides and greyness."""
+    """Notes on a split's images while they are written: see `Sample` for most."""
 
     rows: list[int] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     sides_px: list[int] = field(default_factory=list)
     greys: list[bool] = field(default_factory=list)
+    peaks: list[int] = field(default_factory=list)
+    remarks: Counter[str] = field(default_factory=Counter)
 
     def readable(self, samples: Iterable[Sample | Unreadable], left_out: dict[str, str]) -> Iterator[Sample]:
         """Pass on what can be read; the rest is added to `left_out`."""
@@ -70,12 +79,15 @@ class _Stored:
             self.lines.append(f"{zlib.crc32(sample.data):08x} {sample.origin}\n")
             self.sides_px.append(min(sample.height, sample.width))
             self.greys.append(sample.grey)
+            if sample.peak >= 0:
+                self.peaks.append(sample.peak)
+            self.remarks.update(sample.remarks)
             yield sample
 
 
 def _write_split(
     config: DatasetConfig, path: Path, split: Split, class_names: list[str], left_out: dict[str, str], progress: bool
-) -> SplitEntry:
+) -> tuple[SplitEntry, _Stored]:
     """Write the file of one split and where its images came from; what cannot be read is added to `left_out`."""
 
     def images(stored: _Stored) -> Iterator[Sample]:
@@ -124,7 +136,55 @@ def _write_split(
         table = path.with_suffix(".factors.csv")
         save_text(table, factors_table(split.factors, stored.rows))
         entry |= {"factors": table.name, "factors_sha256": file_sha256(table)}
-    return entry
+    return entry, stored
+
+
+def _notes(stored: Iterable[_Stored], source: Source) -> list[str]:
+    """Say what of the images of all splits was left out, and how those of more than 8 bits were scaled."""
+    remarks: Counter[str] = Counter()
+    peaks: list[int] = []
+    for split in stored:
+        remarks += split.remarks
+        peaks += split.peaks
+    notes = [f"{count:,} images {remark}" for remark, count in sorted(remarks.items())]
+    if peaks:
+        assert isinstance(source, ImageFiles)  # other sources give 8 bits
+        levels, peak = source.levels or 65536, max(peaks)
+        note = f"{len(peaks):,} images have more than 8 bits: value * 256 // {levels} is kept; the highest is {peak}"
+        if peak < levels // 4:
+            fitting = max(2, 1 << peak.bit_length())
+            note = f"warning: {note}, so they are nearly black; set dataset.source.levels={fitting}"
+        elif peak >= levels:
+            note += f", and from {levels} on all is white"
+        notes.append(note)
+    return notes
+
+
+def _shared(folder: Path, stored: Mapping[str, _Stored]) -> list[str]:
+    """Say how many images two splits share, byte for byte as they are stored."""
+    notes = []
+    for one, other in itertools.combinations(stored, 2):
+        first, second = ({line[:8] for line in stored[split].lines} for split in (one, other))
+        # Few images are read again: of four billion pairs of different ones, one has the same CRC-32.
+        alike = first & second
+        origins = dict(_digested(folder, one, stored[one], alike))
+        both = [
+            f"{origin} ({origins[digest]})"
+            for digest, origin in _digested(folder, other, stored[other], alike)
+            if digest in origins
+        ]
+        if both:
+            notes.append(f"warning: {len(both):,} images of {other} are in {one} too, byte for byte: {few(both)}")
+    return notes
+
+
+def _digested(folder: Path, name: str, split: _Stored, crcs: Collection[str]) -> Iterator[tuple[bytes, str]]:
+    """Give a digest of each image that has one of the CRC-32s, and its origin."""
+    if crcs:
+        beton = Beton(folder / f"{name}.beton")
+        for index, line in enumerate(split.lines):
+            if line[:8] in crcs:
+                yield hashlib.sha256(beton.stored_bytes(index).data).digest(), line[9:].rstrip("\n")
 
 
 def counts_per_class(labels: Labels, num_classes: int) -> list[int]:

@@ -26,7 +26,7 @@ GROUPS = {
     "ncm": "regbench.evaluations",
     "convnet": "regbench.backbones",
     "nadam": "regbench.optimizers",
-    "csv": "regbench.sources",
+    "by_name": "regbench.sources",
 }
 # Of other wheels too: their modules, by the kind of plug-in, and what is wrong with them.
 BROKEN = {
@@ -57,7 +57,7 @@ class Unset(KNN):
         "RegbenchError: the setting needed is missing",
     ),
 }
-LONGEST = {"imq": 25, "ncm": 60, "convnet": 20, "nadam": 20, "csv": 60}
+LONGEST = {"imq": 25, "ncm": 60, "convnet": 20, "nadam": 20, "by_name": 60}
 
 
 def examples() -> dict[str, str]:
@@ -88,7 +88,7 @@ main([*prepare, *of_data], standalone_mode=False)
 main(["train", "dataset=plants", *settings], standalone_mode=False)
 for broken in ("method=gone_plugin", "method=half", "evaluation.protocols=[unset_plugin]"):
     assert main(["train", "dataset=plants", *settings, broken], standalone_mode=False) == 2
-Path(source, "val").unlink()
+Path(source, "level_000.jpg").rename(Path(source, "stray.jpg"))
 main([*prepare, *of_data, "--force"])
 """
 
@@ -109,12 +109,8 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
     preset.write_text(blocks("CONTRIBUTING.md", "yaml")[0])
     folder = tmp_path / "plants"
     folder.mkdir()
-    rows = ["file,class,split"]
-    for part, split in (("train", "train"), ("val", "test")):
-        (folder / part).symlink_to(tiny_source / part)
-        files = sorted((tiny_source / part).glob("*/*.jpg"))
-        rows += [f"{path.relative_to(tiny_source)},{path.parent.name},{split}" for path in files]
-    (folder / "images.csv").write_text("\n".join(rows))
+    for path in (tiny_source / "train").glob("*/*.jpg"):
+        (folder / f"{path.parent.name}_{path.name}").symlink_to(path)
     settings = [override for override in TINY if not override.startswith("dataset")]
     settings += ["method=imq", "network.backbone=convnet", "network.backbone.width=24", "optimizer=nadam"]
     settings += ["optimizer.base_lr=0.01", "evaluation.protocols=[ncm,retrieval]", "dataset.source.resize_px=24"]
@@ -132,12 +128,11 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
     assert without_gone.startswith("regbench: method 'gone_plugin' cannot be loaded: ModuleNotFoundError")
     assert without_half.startswith("regbench: unknown method 'half'")
     assert "evaluation 'unset_plugin' cannot be loaded: RegbenchError: the setting needed" in without_unset
-    assert "missing" in line
-    wanted = "images.csv, with the columns file, class and split (train, tuning or test), and these files"
-    assert line.endswith(f"; mend it, or give another folder, with {wanted}")
+    wanted = "mend it, or give another folder, with CLASS_NUMBER.jpg, several of each class"
+    assert line.endswith(f" cannot be used: stray.jpg has no class; {wanted}")
     (path,) = (tmp_path / "runs").glob("*/*/record.json")
     record = json.loads(path.read_bytes())
-    assert (record["method"], record["cell"]["dataset"]["source"]["table"]) == ("imq", "images.csv")
+    assert (record["method"], record["cell"]["dataset"]["source"]["separator"]) == ("imq", "_")
     assert record["cell"]["network"]["backbone"] == {"name": "convnet", "width": 24}
     assert (record["cell"]["optimizer"]["name"], record["cell"]["optimizer"]["weight_decay"]) == ("nadam", 0.05)
     scores = {score["name"]: score for score in record["scores"]}

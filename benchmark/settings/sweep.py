@@ -66,7 +66,9 @@ def load_run(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
 
 def load_dataset(overrides: Sequence[str]) -> tuple[DatasetConfig, Runtime]:
     """Return the data set that overrides give, and the runtime, as if nothing was prepared yet."""
-    (point,) = itertools.product(*grid(overrides))
+    point, *others = itertools.islice(itertools.product(*grid(overrides)), 2)
+    if others:
+        raise RegbenchError("the overrides give several data sets: give one value of each")
     composed = Composer(prepared=False).compose(point)
     return composed.cell.dataset, composed.runtime
 

@@ -50,11 +50,13 @@ class Contents:
         splits: "train", "test", and "tuning" or "unlabeled" if there is such a split.
         class_names: Names in the order of the labels.
         taken_from: Split -> which of the source's images are in it, where that needs to be said.
+        notes: What was read otherwise than a user may expect, or was not read, and why, each in one line.
     """
 
     splits: dict[str, Split]
     class_names: list[str]
     taken_from: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 class Source(ABC):
@@ -125,12 +127,15 @@ class ImageFiles(Source):
             kept bit for bit.
         resize_side: The side that resize_px is about.
         jpeg_quality: Quality of images that are shrunk or converted when the data set is prepared.
+        levels: Number of grey levels of images that have more than 8 bits, such as 4096 for 12 bits in 16: a value v
+            becomes v * 256 // levels, at most 255; null: 65536.
     """
 
     resize_px: AtLeastOne | None = None
     resize_side: Literal["shorter", "longer"] = "shorter"
     # Pillow advises against more: files grow, and the images hardly change.
     jpeg_quality: Annotated[int, Field(ge=1, le=100)] = 95
+    levels: Annotated[int, Field(ge=2, le=2**31)] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a side without a size."""
@@ -194,15 +199,18 @@ class DividedFiles(ImageFiles):
         return chosen
 
 
+def named(path: Path, root: Path) -> str:
+    """Name a file relative to `root`, in UTF-8 and in one line, as its name need not be."""
+    return os.fsencode(path.relative_to(root)).decode(errors="backslashreplace").replace("\n", "\\n")
+
+
 def split_of_files(classes: Mapping[str, Sequence[Path]], root: Path) -> Split:
     """Make a split of the files of each class, in the order of the labels; messages name them relative to `root`."""
     files: list[tuple[Path, str]] = []
     labels, sizes_bytes = [], []
     for label, paths in enumerate(classes.values()):
         for path in paths:
-            # A name need not be UTF-8, nor free of line breaks.
-            origin = os.fsencode(path.relative_to(root)).decode(errors="backslashreplace").replace("\n", "\\n")
-            files.append((path, origin))
+            files.append((path, named(path, root)))
             labels.append(label)
             sizes_bytes.append(path.stat().st_size)
     return Split(

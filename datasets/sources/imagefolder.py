@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -12,10 +14,10 @@ from typing import Annotated
 from pydantic import Field
 
 from regbench.datasets.progress import tracked
-from regbench.datasets.published import Faults, few, refuse_if
+from regbench.datasets.published import few, refuse_if
 from regbench.datasets.sources.base import Contents, DividedFiles, register, split_of_files
-from regbench.datasets.sources.layouts import Files, parts_of, train_and_val
-from regbench.datasets.sources.lists import find_list, of_listed_classes, of_listed_images
+from regbench.datasets.sources.layouts import Files, Listing, parts_of, train_and_val
+from regbench.datasets.sources.lists import find_list, of_labels, of_listed_classes, of_listed_images
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
 from regbench.settings import settings
@@ -44,12 +46,19 @@ class ImageFolder(DividedFiles):
             the working directory; null: all of them. Tuning images are then the first others of each class.
         held_out: The share of each class's training images, by the hash of their names, that is for tuning, and as
             many for the test, where there are no folders for these; null: another setting divides the images.
+        labels: A table (CSV) of images in a folder without classes, with the columns file and label, and where it is
+            to divide them split (train, val or test), in the source's folder or in the working directory; null: the
+            folders are the classes.
+        allow_empty: Whether class folders without images are left out; otherwise they are refused.
     """
 
     class_list: str | None = None
     train_list: str | None = None
     # With 0.4 each, tuning and test leave a fifth of the images for training.
     held_out: Annotated[float, Field(gt=0, le=0.4)] | None = None
+    # As the images, these are what `prepare` is given.
+    labels: str | None = field(default=None, compare=False)
+    allow_empty: bool = field(default=False, compare=False)
 
     title = "a folder of images"
 
@@ -76,15 +85,24 @@ class ImageFolder(DividedFiles):
                 f"dataset.source.held_out={self.held_out:g} divides the images, and so do train_per_class, "
                 "tuning_per_class and train_list; set dataset.source.held_out=null"
             )
+        if self.held_out is None and self.labels is not None:
+            raise RegbenchError(
+                "dataset.source.labels goes with dataset.source.held_out, not with train_per_class, tuning_per_class "
+                "and train_list"
+            )
 
     def open(self, folder: Path | None, downloads: Path) -> Contents:
         """Read the folder; see `Source.open`."""
         assert folder is not None  # a source of one's own images has one
-        wrong = Faults()
-        parts = train_and_val(folder, wrong) if self.held_out is None else parts_of(folder, wrong)
+        seen = Listing(folder, self.allow_empty)
+        if self.labels is not None:
+            parts = of_labels(find_list(self.labels, folder, "labels"), folder, seen)
+        else:
+            parts = train_and_val(folder, seen) if self.held_out is None else parts_of(folder, seen)
         note = ""
         if self.class_list is not None:
             path = find_list(self.class_list, folder, "class_list")
+            seen.left_out.pop(path, None)
             note = f"the classes of {path.name} (SHA-256 {file_sha256(path)})"
             for part, files in parts.items():
                 # A part that could not be read is refused below, with its reason.
@@ -94,8 +112,10 @@ class ImageFolder(DividedFiles):
         for part, files in parts.items():
             if files:
                 counts[part] = sum(map(len, files.values()))
-        self.refuse(folder, wrong, counts if self.held_out is None else None)
-        chosen, taken_from = self._divide(folder, parts)
+        if seen:
+            seen += seen.unread()
+        self.refuse(folder, seen, counts if self.held_out is None else None)
+        chosen, taken_from = self._divide(seen, parts)
         self._refuse_shared(folder, chosen)
         splits = {}
         stated = {}
@@ -103,16 +123,21 @@ class ImageFolder(DividedFiles):
             splits[split] = split_of_files(classes, folder)
             if texts := [text for text in (taken_from.get(split), note) if text]:
                 stated[split] = ", ".join(texts)
-        return Contents(splits, list(chosen["train"]), stated)
+        names = list(chosen["train"])
+        if len(names) == 1:
+            seen.notes.append(f"warning: all images are of one class, {names[0]}")
+        return Contents(splits, names, stated, seen.summary())
 
-    def _divide(self, folder: Path, parts: Mapping[str, Files]) -> tuple[Chosen, dict[str, str]]:
+    def _divide(self, seen: Listing, parts: Mapping[str, Files]) -> tuple[Chosen, dict[str, str]]:
         """Make the splits of the folders that there are, and say where each is from if that needs to be said."""
+        folder = seen.folder
         if self.held_out is not None:
-            return _divide_by_hash(folder, parts, self.held_out)
+            return _divide_by_hash(seen, parts, self.held_out)
         train = parts["train"]
         if self.train_list is None:
             return {**self.divided(train, f"{folder}: train/"), "test": parts["val"]}, {}
         path = find_list(self.train_list, folder, "train_list")
+        seen.left_out.pop(path, None)
         listed = of_listed_images(path, train, folder / "train")
         chosen: Chosen = {"train": listed}
         if (tune := self.tuning_per_class) is not None:
@@ -137,6 +162,8 @@ class ImageFolder(DividedFiles):
             try:
                 status = path.stat()
             except OSError:
+                status = None
+            if status is None or not stat.S_ISREG(status.st_mode):
                 missing.append(path.relative_to(folder))
                 continue
             # Links count: an image of the test must not be trained on under another name.
@@ -148,7 +175,7 @@ class ImageFolder(DividedFiles):
         refuse_if(both, f"{folder}: the splits overlap", "keep each file in one")
 
 
-def _divide_by_hash(folder: Path, parts: Mapping[str, Files], share: float) -> tuple[Chosen, dict[str, str]]:
+def _divide_by_hash(seen: Listing, parts: Mapping[str, Files], share: float) -> tuple[Chosen, dict[str, str]]:
     """Make train, tuning and test of the folders `parts`, the first of which is divided for what the others lack."""
     (first, train), *others = parts.items()
     roles = ("test",) if len(others) == 1 else ("tuning", "test")
@@ -156,25 +183,32 @@ def _divide_by_hash(folder: Path, parts: Mapping[str, Files], share: float) -> t
     taken_from = {}
     for role, (part, files) in zip(roles, others, strict=False):
         chosen[role] = files
-        taken_from[role] = f"{part}/"
+        taken_from[role] = part
     missing = [split for split in ("test", "tuning") if split not in chosen]
     too_few = [f"{name} has {len(files)}" for name, files in train.items() if len(files) <= len(missing)]
     refuse_if(
         too_few,
-        f"{folder}: each class needs at least {len(missing) + 1} images to be divided",
+        f"{seen.folder}: each class needs at least {len(missing) + 1} images to be divided",
         "add some, or leave out the class",
     )
     for split in missing:
         chosen[split] = {}
-        taken_from[split] = f"{first}/, {share:.3g} of each class by the hash of CLASS/NAME"
+        taken_from[split] = f"{first}, {share:.3g} of each class by the hash of CLASS/NAME"
     rest: dict[str, list[Path]] = {}
     for label, images in train.items():
         # Neighbours by name are often alike, such as the frames of one film, so they are ranked by a hash.
-        ranked = sorted(images, key=lambda path: hashlib.sha256(os.fsencode(f"{label}/{path.name}")).digest())
+        home = seen.root / first / label
+        hashes = {path: _hash(label, path, home if home in path.parents else seen.root) for path in images}
+        ranked = sorted(images, key=hashes.__getitem__)
         # At least one image in each split.
         count = min(max(1, round(share * len(images))), (len(images) - 1) // max(1, len(missing)))
         for number, split in enumerate(missing):
             chosen[split] = {**chosen[split], label: sorted(ranked[number * count : (number + 1) * count])}
         rest[label] = sorted(ranked[len(missing) * count :])
-    taken_from["train"] = f"{first}/" + (", the rest" if missing else "")
+    taken_from["train"] = first + (", the rest" if missing else "")
     return {"train": rest, "tuning": chosen["tuning"], "test": chosen["test"]}, taken_from
+
+
+def _hash(label: str, path: Path, home: Path) -> bytes:
+    """Hash the name of an image and of its class, wherever the folder `home` lies."""
+    return hashlib.sha256(os.fsencode(f"{label}/{path.relative_to(home)}")).digest()

@@ -8,141 +8,302 @@ Places205 is published as `data/vision/torralba/deeplearning/images256/`, with t
 `trainvalsplit_places205/{train,val}_places205.csv`: a line for each image, its name and its label, such as
 `a/abbey/gsun_0a1b.jpg 0`.
 
-Each function adds what is wrong to the faults that it is given.
+Each function adds what is wrong, and what else is to be said, to the listing that it is given.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
 import os
 from pathlib import Path
 
 from regbench.datasets.progress import tracked
 from regbench.datasets.published import Faults, few
+from regbench.datasets.sources.base import named
 from regbench.files import regular
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff"})
 _KAGGLE = Path("ILSVRC/Data/CLS-LOC")
 _KAGGLE_LABELS = Path("LOC_val_solution.csv")
 _DEVKIT = Path("ILSVRC2012_devkit_t12/data")
 _PLACES_LISTS = Path("trainvalsplit_places205")
 _PLACES_IMAGES = (Path("data/vision/torralba/deeplearning/images256"), Path("images256"))
+PARTS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "testing": "test",
+}
+"""The part of a data set that a folder's name means, in lower case."""
+# Archives of macOS and disks of Synology have copies of each image here, which are not the user's.
+_OF_SYSTEMS = ("__MACOSX", "@eaDir")
+# Pillow knows these kinds, and leaves it to other programs to decode them.
+_NOT_DECODED = ("BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF")
 
 Files = dict[str, list[Path]]
 """Image files by class, in the order of the labels."""
 
 
-def train_and_val(source_dir: Path, wrong: Faults) -> dict[str, Files]:
-    """Find the files of train/ and val/, in any of the layouts."""
-    if not (source_dir / "train").is_dir() and (source_dir / _PLACES_LISTS).is_dir():
-        return _places205(source_dir, wrong)
-    root = source_dir / _KAGGLE if (source_dir / _KAGGLE).is_dir() else source_dir
-    train, val = _class_files(root / "train", wrong), root / "val"
-    if val.is_dir() and not _class_folders(val) and _images(val):
-        return {"train": train, "val": _flat_files(val, source_dir, train, wrong)}
-    return {"train": train, "val": _class_files_like(train, val, wrong)}
+class Listing(Faults):
+    """What is wrong with a folder of images, and what else is to be said of it.
+
+    Attributes:
+        folder: The folder that was given.
+        root: The folder in it that holds the classes or the splits, or the same one.
+        allow_empty: Whether classes may have no images.
+        notes: What was read otherwise than it lies there or was not read, each in one line.
+        left_out: Files that are not read, with the kind of each.
+        nested: Images in folders below the folder of their class.
+    """
+
+    def __init__(self, folder: Path, allow_empty: bool) -> None:
+        """Begin with nothing seen."""
+        super().__init__()
+        self.folder = self.root = folder
+        self.allow_empty = allow_empty
+        self.notes: list[str] = []
+        self.left_out: dict[Path, str] = {}
+        self.nested: list[Path] = []
+
+    def listed(self, folder: Path) -> tuple[list[Path], list[Path]]:
+        """List the folders and the image files in a folder, each sorted by name; all else is left out."""
+        folders, images = [], []
+        try:
+            with os.scandir(folder) as entries:
+                # The order decides which images are for tuning, and a disk has none.
+                found = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            fault = f"{folder} cannot be listed ({error.strerror})"
+            if fault not in self:
+                self.append(fault)
+            found = []
+        for entry in found:
+            if entry.name.startswith(".") or entry.name in _OF_SYSTEMS:
+                self.left_out[Path(entry)] = "hidden"
+            elif entry.is_dir():
+                folders.append(Path(entry))
+            elif kind := _no_image(entry):
+                self.left_out[Path(entry)] = kind
+            else:
+                images.append(Path(entry))
+        return folders, images
+
+    def images_below(self, folder: Path) -> list[Path]:
+        """List the image files of a folder and of those in it, as torchvision's ImageFolder finds them."""
+        found: list[Path] = []
+        waiting, seen = [folder], set()
+        while waiting:
+            here = waiting.pop()
+            status = here.stat()
+            # Links can lead back to a folder that holds them.
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            folders, images = self.listed(here)
+            found += images
+            waiting += reversed(folders)
+        return found
+
+    def summary(self) -> list[str]:
+        """Word all that is to be said of what is no fault, each in one line."""
+        said = list(self.notes)
+        if self.nested:
+            first = named(self.nested[0], self.folder)
+            said.append(
+                f"{len(self.nested):,} images are read from folders inside those of their classes, such as {first}"
+            )
+        return said + self.unread()
+
+    def unread(self) -> list[str]:
+        """Word how many files of each kind are left out, with the first of them."""
+        of_kind: dict[str, list[Path]] = {}
+        for path, kind in self.left_out.items():
+            of_kind.setdefault(kind, []).append(path)
+        words = [f"{len(paths):,} {kind} ({named(paths[0], self.folder)})" for kind, paths in of_kind.items()]
+        return [f"not read: {', '.join(words)}"] if words else []
 
 
-def parts_of(source_dir: Path, wrong: Faults) -> dict[str, Files]:
-    """Find the files of train/, val/ and test/, as far as they are there, or of the class folders themselves (".")."""
-    if (source_dir / _KAGGLE).is_dir():
-        return train_and_val(source_dir, wrong)
-    there = [part for part in ("val", "test") if (source_dir / part).is_dir()]
-    if not there and not (source_dir / "train").is_dir():
-        return {".": _class_files(source_dir, wrong)}
-    # ILSVRC2012's test/ is flat and has no labels.
-    if "test" in there and _class_folders(source_dir / "test"):
-        train = _class_files(source_dir / "train", wrong)
-        parts = {"train": train}
-        for part in there:
-            parts[part] = _class_files_like(train, source_dir / part, wrong)
-        return parts
-    if "val" in there:
-        return train_and_val(source_dir, wrong)
-    return {"train": _class_files(source_dir / "train", wrong)}
+@functools.cache
+def _suffixes() -> frozenset[str]:
+    """Return the endings of the files that Pillow decodes, in lower case."""
+    from PIL import Image
+
+    Image.init()
+    kinds = Image.registered_extensions()
+    decoded = Image.OPEN.keys() - {*_NOT_DECODED}
+    return frozenset(suffix for suffix, kind in kinds.items() if kind in decoded)
 
 
-def _images(folder: Path) -> list[Path]:
-    """List the image files of a folder, sorted by name."""
-    with os.scandir(folder) as entries:
-        # The order decides which images are for tuning, and a disk has none.
-        names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
-    return [folder / name for name in names if Path(name).suffix.lower() in IMAGE_SUFFIXES]
+def _no_image(entry: os.DirEntry[str]) -> str:
+    """Return the kind of a file that is no image; empty for an image."""
+    path = Path(entry)
+    suffix = path.suffix.lower()
+    if suffix not in _suffixes():
+        return suffix or "without an ending"
+    # Reading a pipe or a device may never end. A link to nothing is an image that is missing.
+    return "" if entry.is_file() or not path.exists() else "no regular files"
 
 
-def _class_folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+def train_and_val(source_dir: Path, seen: Listing) -> dict[str, Files]:
+    """Find the files of the parts "train" and "val", in any of the layouts."""
+    base = _unwrapped(source_dir, seen)
+    folders = _part_folders(("train", "val"), seen)
+    if "train" not in folders and (base / _PLACES_LISTS).is_dir():
+        return _places205(base, seen)
+    return _parts(base, {"train": seen.root / "train", "val": seen.root / "val", **folders}, seen)
 
 
-def _class_files(folder: Path, wrong: Faults) -> Files:
-    """List the image files of each class folder, both sorted by name."""
+def parts_of(source_dir: Path, seen: Listing) -> dict[str, Files]:
+    """Find the files of train/, val/ and test/, as far as they are there, or of the class folders themselves ("./").
+
+    They are named as their folders are.
+    """
+    base = _unwrapped(source_dir, seen)
+    folders = _part_folders(("train", "val", "test"), seen)
+    if not folders:
+        return {"./": _class_files(seen.root, seen)}
+    if "test" in folders:
+        # ILSVRC2012's test/ is flat and has no labels.
+        classes, images = seen.listed(folders["test"])
+        if not classes:
+            name = folders.pop("test").name
+            seen.notes.append(f"{name}/ is not read: its {len(images):,} images lie in no class folders")
+    folders = {"train": seen.root / "train", **folders}
+    return {f"{folders[part].name}/": files for part, files in _parts(base, folders, seen).items()}
+
+
+def _unwrapped(source_dir: Path, seen: Listing) -> Path:
+    """Step into the one folder that there is, as archives have it, unless it is a class or a part."""
+    base = source_dir
+    while base.is_dir() and not (base / _KAGGLE).is_dir():
+        folders, images = seen.listed(base)
+        if images or len(folders) != 1 or folders[0].name.lower() in PARTS or not seen.listed(folders[0])[0]:
+            break
+        base = folders[0]
+    if base != source_dir:
+        seen.notes.append(f"the images are those of {named(base, source_dir)}/, the only folder there")
+    seen.root = base / _KAGGLE if (base / _KAGGLE).is_dir() else base
+    return base
+
+
+def _part_folders(parts: tuple[str, ...], seen: Listing) -> dict[str, Path]:
+    """Find the folders of parts by their names, in the order of `parts`."""
+    found: dict[str, Path] = {}
+    others = []
+    folders, images = seen.listed(seen.root) if seen.root.is_dir() else ([], [])
+    for folder in folders:
+        part = PARTS.get(folder.name.lower(), "")
+        if part in found:
+            seen.append(f"{found[part].name}/ and {folder.name}/ both mean {part}/: leave one of them")
+        elif part in parts:
+            found[part] = folder
+        elif folder.name != _DEVKIT.parts[0]:
+            others.append(f"{named(folder, seen.root)}/")
+    found = {part: found[part] for part in parts if part in found}
+    if renamed := [f"{folder.name}/ as {part}/" for part, folder in found.items() if folder.name != part]:
+        seen.notes.append(f"read {', '.join(renamed)}")
+    if images:
+        others.append(f"{len(images):,} images")
+    if found and others:
+        beside = ", ".join(f"{folder.name}/" for folder in found.values())
+        seen.notes.append(f"beside {beside} not read: {few(others)}")
+    return found
+
+
+def _parts(base: Path, folders: dict[str, Path], seen: Listing) -> dict[str, Files]:
+    """Find the files of each part: those of the class folders of train/, and of the same classes in the others."""
+    train = _class_files(folders["train"], seen)
+    parts = {"train": train}
+    for part, folder in list(folders.items())[1:]:
+        classes, images = seen.listed(folder) if folder.is_dir() else ([], [])
+        if part == "val" and images and not classes:
+            parts[part] = _flat_files(folder, base, train, seen)
+        else:
+            parts[part] = like_train(train, _class_files(folder, seen), f"{folder.name}/", seen)
+    return parts
+
+
+def _class_files(folder: Path, seen: Listing) -> Files:
+    """List the image files below each class folder, both sorted by name."""
     if not folder.is_dir():
-        wrong.append(f"{folder.name}/ is missing")
+        seen.append(f"{folder.name}/ is missing")
         return {}
-    folders = _class_folders(folder)
-    title = f"listing {folder.name}/"
-    classes = {path.name: _images(path) for path in tracked(folders, len(folders), title, unit="folders")}
+    folders, loose = seen.listed(folder)
+    classes: Files = {}
+    for path in tracked(folders, len(folders), f"listing {folder.name}/", unit="folders"):
+        classes[path.name] = seen.images_below(path)
+        seen.nested += [image for image in classes[path.name] if image.parent != path]
     if not classes:
-        wrong.append(f"{folder.name}/ has no class folders")
-    elif loose := _images(folder):
-        wrong.append(f"{len(loose):,} images lie in {folder.name}/ itself, the first is {loose[0].name}")
-    wrong.add(_empty(classes), f"class folders of {folder.name}/ have no images")
-    return classes
+        unlabelled = f", and the {len(loose):,} images in it have no labels: give them with --labels FILE.csv"
+        seen.append(f"{folder.name}/ has no class folders{unlabelled if loose else ''}")
+    elif loose:
+        seen.append(f"{len(loose):,} images lie in {folder.name}/ itself, the first is {loose[0].name}")
+    if not (empty := _empty(classes)):
+        return classes
+    what = f"{len(empty):,} class folders of {folder.name}/ have no images: {few(empty)}"
+    if not seen.allow_empty or len(empty) == len(classes):
+        seen.append(f"{what}{'' if seen.allow_empty else ' (--allow-empty leaves them out)'}")
+        return classes
+    seen.notes.append(f"{what}; they are left out")
+    return {name: files for name, files in classes.items() if files}
 
 
-def _class_files_like(train: Files, folder: Path, wrong: Faults) -> Files:
-    """Find the files of a folder that is to have the classes of train/."""
-    files = _class_files(folder, wrong)
+def like_train(train: Files, files: Files, where: str, seen: Listing) -> Files:
+    """Return the files of another part with the classes of train, in its order; refuse other classes."""
     if not train or not files:
         return files
-    if lacking := sorted(train.keys() - files.keys()):
-        wrong.append(f"{folder.name}/ lacks {len(lacking):,} classes of train/: {few(lacking)}")
+    if (lacking := sorted(train.keys() - files.keys())) and not seen.allow_empty:
+        seen.append(f"{where} lacks {len(lacking):,} classes of train/: {few(lacking)}")
     if lacking := sorted(files.keys() - train.keys()):
-        wrong.append(f"train/ lacks {len(lacking):,} classes of {folder.name}/: {few(lacking)}")
-    return files
+        seen.append(f"train/ lacks {len(lacking):,} classes of {where}: {few(lacking)}")
+    return {name: files.get(name, []) for name in train}
 
 
 def _empty(classes: Files) -> list[str]:
     return [name for name, files in classes.items() if not files]
 
 
-def _flat_files(val: Path, source_dir: Path, train: Files, wrong: Faults) -> Files:
+def _flat_files(val: Path, source_dir: Path, train: Files, seen: Listing) -> Files:
     """Find the files of ILSVRC2012's flat val/ by class, in the order of the classes of `train`."""
     if (source_dir / _DEVKIT).is_dir():
-        labels, origin = _devkit_labels(source_dir, wrong)
+        labels, origin = _devkit_labels(source_dir, seen)
     elif (source_dir / _KAGGLE_LABELS).is_file():
-        labels, origin = _kaggle_labels(source_dir, wrong), _KAGGLE_LABELS
+        labels, origin = _kaggle_labels(source_dir, seen), _KAGGLE_LABELS
+        seen.left_out.pop(source_dir / _KAGGLE_LABELS, None)
     else:
-        wrong.append(
+        seen.append(
             f"val/ has no class folders, and neither {_DEVKIT}/ nor {_KAGGLE_LABELS}, which tell its labels, is "
             "beside it"
         )
         return {}
     if not labels:
         return {}
-    images = _images(val)
+    images = seen.listed(val)[1]
     stems = {path.stem for path in images}
     unlabelled = [path.name for path in images if path.stem not in labels]
-    wrong.add(unlabelled, f"images of val/ have no label in {origin}")
+    seen.add(unlabelled, f"images of val/ have no label in {origin}")
     missing = [name for name in labels if name not in stems]
-    wrong.add(missing, f"images that {origin} names are not in val/")
-    wrong.add(sorted(set(labels.values()) - train.keys()), f"classes of {origin} are not in train/")
+    seen.add(missing, f"images that {origin} names are not in val/")
+    seen.add(sorted(set(labels.values()) - train.keys()), f"classes of {origin} are not in train/")
     classes: Files = {name: [] for name in train}
     for path in images:
         if (name := labels.get(path.stem)) in classes:
             classes[name].append(path)
-    wrong.add(_empty(classes), "classes of train/ have no images in val/")
+    seen.add(_empty(classes), "classes of train/ have no images in val/")
     return classes
 
 
-def _devkit_labels(source_dir: Path, wrong: Faults) -> tuple[dict[str, str], Path]:
+def _devkit_labels(source_dir: Path, seen: Listing) -> tuple[dict[str, str], Path]:
     """Read the class of each validation image from the devkit, by its name without the ending; and name the list."""
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
     meta, truth = _DEVKIT / "meta.mat", _DEVKIT / "ILSVRC2012_validation_ground_truth.txt"
     if missing := [str(path) for path in (meta, truth) if not (source_dir / path).is_file()]:
-        wrong.append(f"{' and '.join(missing)} cannot be found")
+        seen.append(f"{' and '.join(missing)} cannot be found")
         return {}, truth
     try:
         synsets = loadmat(source_dir / meta, squeeze_me=True)["synsets"]
@@ -152,35 +313,35 @@ def _devkit_labels(source_dir: Path, wrong: Faults) -> tuple[dict[str, str], Pat
         # The list has no names: its lines are in the order of the images' numbers, which begin with 1.
         return {f"ILSVRC2012_val_{i:08d}": classes[int(number)] for i, number in enumerate(numbers, 1)}, truth
     except (OSError, LookupError, ValueError, TypeError, NotImplementedError, MatReadError) as error:
-        wrong.append(f"{_DEVKIT}/ cannot be read ({error})")
+        seen.append(f"{_DEVKIT}/ cannot be read ({error})")
         return {}, truth
 
 
-def _kaggle_labels(source_dir: Path, wrong: Faults) -> dict[str, str]:
+def _kaggle_labels(source_dir: Path, seen: Listing) -> dict[str, str]:
     """Read the class of each validation image from Kaggle's list, by its name without the ending."""
     try:
         with (source_dir / _KAGGLE_LABELS).open(newline="") as file:
             # The class stands before the boxes of the objects.
             return {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(file)}
     except (OSError, LookupError, ValueError, AttributeError, csv.Error) as error:
-        wrong.append(f"{_KAGGLE_LABELS} cannot be read ({error})")
+        seen.append(f"{_KAGGLE_LABELS} cannot be read ({error})")
         return {}
 
 
-def _places205(source_dir: Path, wrong: Faults) -> dict[str, Files]:
+def _places205(source_dir: Path, seen: Listing) -> dict[str, Files]:
     """Find the files that Places205's two lists name, by class, sorted by name."""
     folders = [source_dir / path for path in _PLACES_IMAGES]
     folder = next(filter(Path.is_dir, folders), None)
     if folder is None:
-        wrong.append(f"{_PLACES_IMAGES[0]}/ is missing")
-    listed = {part: _places205_list(source_dir, part, wrong) for part in ("train", "val")}
+        seen.append(f"{_PLACES_IMAGES[0]}/ is missing")
+    listed = {part: _places205_list(source_dir, part, seen) for part in ("train", "val")}
     labels = sorted(listed["train"].keys() | listed["val"].keys())
     for part, images in listed.items():
         lacking = [label for label in labels if label not in images]
         if images and lacking:
-            wrong.append(f"{part}_places205.csv has no images of the labels {few(lacking)}")
+            seen.append(f"{part}_places205.csv has no images of the labels {few(lacking)}")
     parts: dict[str, Files] = {"train": {}, "val": {}}
-    if folder is None or wrong:
+    if folder is None or seen:
         return parts
     for label in labels:
         # A class is named by its folder without the letter before it: abbey of a/abbey.
@@ -190,13 +351,13 @@ def _places205(source_dir: Path, wrong: Faults) -> dict[str, Files]:
     return parts
 
 
-def _places205_list(source_dir: Path, part: str, wrong: Faults) -> dict[int, list[str]]:
+def _places205_list(source_dir: Path, part: str, seen: Listing) -> dict[int, list[str]]:
     """Read the names of the images of a part by label."""
     name = f"{part}_places205.csv"
     try:
         lines = regular(source_dir / _PLACES_LISTS / name).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        wrong.append(f"{_PLACES_LISTS / name} cannot be read ({error})")
+        seen.append(f"{_PLACES_LISTS / name} cannot be read ({error})")
         return {}
     images: dict[int, list[str]] = {}
     bad: list[int] = []
@@ -207,5 +368,5 @@ def _places205_list(source_dir: Path, part: str, wrong: Faults) -> dict[int, lis
             images.setdefault(int(label), []).append(image)
         elif line.strip():
             bad.append(number)
-    wrong.add(bad, f"lines of {name} are no image with its label")
+    seen.add(bad, f"lines of {name} are no image with its label")
     return images

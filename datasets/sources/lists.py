@@ -1,14 +1,17 @@
-"""Text files that say which images or classes of a folder are taken: a name on each line."""
+"""Files that say which images or classes of a folder are taken, a name on each line, or the label of each image."""
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 from regbench.datasets.published import SIMCLR_LISTS, Faults, few, refuse_if
-from regbench.datasets.sources.layouts import Files
+from regbench.datasets.sources.base import named
+from regbench.datasets.sources.layouts import PARTS, Files, Listing, like_train
 from regbench.errors import RegbenchError
+from regbench.files import file_sha256
 
-_WHAT = {"train_list": "training images", "class_list": "classes"}
+_WHAT = {"train_list": "training images", "class_list": "classes", "labels": "labels"}
 
 
 def find_list(name: str, folder: Path, setting: str) -> Path:
@@ -89,3 +92,57 @@ def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
         )
     refuse_if(wrong, f"{path} does not fit {folder}", "get the list again, or mend it or the folder")
     return chosen
+
+
+def of_labels(path: Path, folder: Path, seen: Listing) -> dict[str, Files]:
+    """Find the images that a table names, by part and class; without a column "split" there is one part.
+
+    Images that it does not name are left out.
+    """
+    # Spreadsheets begin a file in UTF-8 with a mark, which is no part of the first column's name.
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            columns = reader.fieldnames or []
+            rows = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        seen.append(f"the labels {path} cannot be read ({error})")
+        return {}
+    if not {"file", "label"} <= {*columns}:
+        seen.append(f"{path.name} has the columns {few(columns)}; it needs file and label, and may have split")
+        return {}
+    images = set(seen.images_below(folder))
+    seen.left_out.pop(path, None)
+    lines: dict[Path, int] = {}
+    parts: dict[str, Files] = {}
+    for number, row in rows:
+        name, label, split = ((row.get(column) or "").strip() for column in ("file", "label", "split"))
+        image = folder / name
+        part = PARTS.get(split.lower()) if "split" in columns else ""
+        fault = ""
+        if image in lines:
+            fault = f"is already in line {lines[image]}"
+        elif image not in images:
+            fault = f"is no image in {folder}"
+        elif not label:
+            fault = "has no label"
+        elif part is None:
+            fault = f"has the split '{split}', which is none of train, val and test"
+        else:
+            lines[image] = number
+            parts.setdefault(part, {}).setdefault(label, []).append(image)
+        if fault:
+            seen.append(f"line {number} of {path.name}: {name} {fault}")
+    first = "train" if "split" in columns else ""
+    if not parts.get(first) and not seen:
+        seen.append(f"{path.name} names no images{' of the split train' if first else ''}")
+    seen.notes.append(f"labels are those of {path.name} (SHA-256 {file_sha256(path)})")
+    if others := sorted(images - lines.keys()):
+        seen.notes.append(f"{len(others):,} images without a label are not read, such as {named(others[0], folder)}")
+    found: dict[str, Files] = {}
+    for part in (first, "val", "test"):
+        if part in parts:
+            files = {label: sorted(parts[part][label]) for label in sorted(parts[part])}
+            where = f"{path.name}, split {part}" if part else path.name
+            found[where] = like_train(next(iter(found.values()), {}), files, where, seen)
+    return found

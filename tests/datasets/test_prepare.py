@@ -80,7 +80,12 @@ def test_refusals_of_folders(tmp_path: Path, make_imagefolder: MakeFolder, folde
     root = make_imagefolder(tmp_path / "source", 6, 2)
     config = folder_config(train_per_class=3, tuning_per_class=2)
     refused(config, None, "give the folder that holds train/CLASS/")
-    refused(config, tmp_path, "train/ is missing; val/ is missing; mend it, or give another folder, with train/CLASS/")
+    (tmp_path / "nothing").mkdir()
+    refused(
+        config,
+        tmp_path / "nothing",
+        "train/ is missing; val/ is missing; mend it, or give another folder, with train/CLASS/",
+    )
     refused(folder_config(train_per_class=4, tuning_per_class=2), root, "ant has 6 images; ", " need 7")
     refused(folder_config(num_classes=4, train_per_class=3, tuning_per_class=2), root, "3 classes, not 4")
     (root / "val" / "dog").mkdir()

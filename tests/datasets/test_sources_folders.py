@@ -94,6 +94,7 @@ def test_a_flat_val_is_read_with_the_published_labels(kind: str, request: pytest
     numbers = [(label, i) for label in range(3) for i, truth in enumerate(TRUTH, 1) if truth == label]
     expected = [(label, f"{folder}/ILSVRC2012_val_{i:08d}.JPEG") for label, i in numbers]
     assert images(contents, "test") == expected
+    assert not contents.notes
 
 
 def test_in20_is_cut_from_the_published_folder(devkit_source: Path) -> None:

@@ -68,7 +68,9 @@ def test_a_list_is_sought_beside_the_images_and_then_here(
     (tmp_path / "few.txt").write_text("\n".join(f"{name}_007.jpg" for name in CLASSES))
     assert images(opened(listed("few.txt"), root), "train") == files(7)
     (root / "few.txt").write_text("\n".join(NAMES))
-    assert images(opened(listed("few.txt"), root), "train") == files(1, 4, 6)
+    contents = opened(listed("few.txt"), root)
+    assert images(contents, "train") == files(1, 4, 6)
+    assert not contents.notes  # the list is no file that was left out
 
 
 def test_a_list_that_does_not_fit_is_refused(path: Path, root: Path, listed: Config) -> None:

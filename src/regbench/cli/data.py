@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -18,6 +20,8 @@ from regbench.errors import RegbenchError
 @click.option("--source-dir", type=PathType(), help="Folder of the data set as it is published.")
 @click.option("--force", is_flag=True, help="Write the files anew even if they are there.")
 @click.option("--skip-unreadable", is_flag=True, help="Leave out images that cannot be read; the manifest lists them.")
+@click.option("--labels", metavar="CSV", help="Table of file and label, maybe split, beside a folder without classes.")
+@click.option("--allow-empty", is_flag=True, help="Leave out class folders without images.")
 @click.option("--verify", is_flag=True, help="Read every image of what is there back; write nothing.")
 @settings
 @click.pass_context
@@ -27,6 +31,8 @@ def prepare(
     source_dir: Path | None,
     force: bool,
     skip_unreadable: bool,
+    labels: str | None,
+    allow_empty: bool,
     verify: bool,
     overrides: Sequence[str],
 ) -> None:
@@ -41,19 +47,27 @@ def prepare(
     \b
       dataset.source.resize_px=256 dataset.source.jpeg_quality=90
 
+    Prints where each split is, and a line for each thing that was read otherwise than it lies there, or not read.
     With --verify, prints a line for each image or file that is not as it was written, and exits with 1 if there is any.
     """
     from regbench.benchmark.settings.sweep import load_dataset
     from regbench.datasets import prepare as preparation
+    from regbench.datasets.sources.imagefolder import ImageFolder
     from regbench.datasets.verify import verify as read_back
 
     if dataset == "voc07":
-        if skip_unreadable:
-            raise RegbenchError("voc07 is whole or refused; leave out --skip-unreadable")
+        if skip_unreadable or labels or allow_empty:
+            raise RegbenchError("voc07 is whole or refused; leave out --skip-unreadable, --labels and --allow-empty")
         # Without a source it only looks at what is there.
         _prepare_voc07(None if verify else source_dir, force, overrides)
         return
     config, runtime = load_dataset([f"dataset={dataset}", *overrides])
+    if labels or allow_empty:
+        if not isinstance(config.source, ImageFolder):
+            raise RegbenchError(f"--labels and --allow-empty are for a folder of images, not {config.source.title}")
+        labels = labels or config.source.labels
+        allow_empty = allow_empty or config.source.allow_empty
+        config = replace(config, source=replace(config.source, labels=labels, allow_empty=allow_empty))
     data_dir = Path(runtime.data_dir)
     if verify:
         images, problems = read_back(config.name, data_dir)
@@ -64,6 +78,7 @@ def prepare(
             click.echo(f"and {len(problems) - 20:,} more")
         click.echo(f"{config.name}: {images:,} images read back, {len(problems):,} problems")
         ctx.exit(1 if problems else 0)
+    begun = datetime.now(UTC).isoformat(timespec="seconds")
     manifest = preparation.prepare(
         config, data_dir, source_dir=source_dir, force=force, skip_unreadable=skip_unreadable
     )
@@ -72,6 +87,10 @@ def prepare(
         path = data_dir / manifest.name / entry["file"]
         origin = f", from {manifest.taken_from[split]}" if split in manifest.taken_from else ""
         click.echo(f"{split:>7}: {entry['num_samples']:>9,} images in {path}{origin}{left_out}")
+    for note in manifest.notes:
+        click.echo(note)
+    if manifest.created < begun:
+        click.echo(f"this was prepared on {manifest.created}; --force reads the source again")
 
 
 def _prepare_voc07(source_dir: Path | None, force: bool, overrides: Sequence[str]) -> None:

@@ -1,0 +1,516 @@
+"""Folders of images as users have them, and what `regbench prepare` says of each: nothing is left out silently."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from regbench.benchmark.settings.sweep import load_run
+from regbench.cli import main
+from regbench.datasets.beton import Beton
+from regbench.datasets.encode import Unreadable, encode
+from regbench.datasets.manifest import Manifest
+from regbench.datasets.sources.imagefolder import ImageFolder
+
+CLASSES = ("ant", "bee")
+# Of an image of 12 bits.
+GREY12 = np.linspace(0, 4095, 64).reshape(8, 8).astype(np.uint16)
+
+
+def draw(path: Path, mode: str = "RGB", **options: Any) -> Path:
+    """A small image, another one for each path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(zlib.crc32(str(path).encode()))
+    Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).convert(mode).save(path, **options)
+    return path
+
+
+def fill(folder: Path, count: int = 5) -> Path:
+    """So many images of each class."""
+    for name in CLASSES:
+        for i in range(count):
+            draw(folder / name / f"{i}.png")
+    return folder
+
+
+def tiff(path: Path, bands: int) -> None:
+    """An uncompressed TIFF of so many bands of 8 bits, of which those after the third have no meaning."""
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, bands), dtype=np.uint8).tobytes()
+    after = 8 + len(pixels)
+    extra = [(338, 3, [0] * (bands - 3))]
+    tags = [(256, 3, [8]), (257, 3, [8]), (258, 3, [8] * bands), (259, 3, [1]), (262, 3, [2]), (273, 4, [8])]
+    tags += [(277, 3, [bands]), (278, 3, [8]), (279, 4, [len(pixels)]), *extra]
+    rows, values = struct.pack("<H", len(tags)), b""
+    for tag, kind, numbers in tags:
+        value = struct.pack(f"<{len(numbers)}{'H' if kind == 3 else 'I'}", *numbers)
+        if len(value) > 4:
+            place = struct.pack("<I", after + 2 + 12 * len(tags) + 4 + len(values))
+            values += value
+            value = place
+        rows += struct.pack("<HHI", tag, kind, len(numbers)) + value.ljust(4, b"\0")
+    path.write_bytes(b"II*\0" + struct.pack("<I", after) + pixels + rows + bytes(4) + values)
+
+
+def png16(path: Path, pixels: npt.NDArray[np.uint16]) -> None:
+    """A PNG with 16 bits for each of three colours, which Pillow does not write."""
+    lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    content = b"\x89PNG\r\n\x1a\n"
+    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 16, 2, 0, 0, 0)
+    for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")):
+        content += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    path.write_bytes(content)
+
+
+def run(root: Path, *options: str) -> Result:
+    """The command of a user."""
+    arguments = ["prepare", "imagefolder", "--source-dir", str(root), f"runtime.data_dir={root.parent / 'data'}"]
+    return CliRunner().invoke(main, [*arguments, *options], prog_name="regbench")
+
+
+def origins(root: Path, split: str = "") -> list[str]:
+    """The files that were read, as the prepared data set lists them."""
+    paths = sorted((root.parent / "data" / "imagefolder").glob(f"{split}*.origins.txt"))
+    return sorted(line[9:] for path in paths for line in path.read_text().split("\n")[:-1])
+
+
+# ------------------------------------------------------------------------------------------------ what can be read
+
+
+def nested(root: Path) -> None:
+    fill(root)
+    for i in range(3):
+        draw(root / "ant" / "field" / "site 2" / f"{i}.png")
+    (root / "ant" / "field" / "again").symlink_to(root / "ant")
+    (root / "ant" / "album.jpg").mkdir()
+    draw(root / "ant" / "album.jpg" / "0.png")
+
+
+def parts(*names: str) -> Callable[[Path], None]:
+    def make(root: Path) -> None:
+        for name in names:
+            fill(root / name)
+
+    return make
+
+
+def beside_parts(root: Path) -> None:
+    for name in ("train", "val"):
+        fill(root / name)
+    fill(root / "old")
+    draw(root / "test" / "0.png")
+    draw(root / "cover.png")
+
+
+def wrapped(root: Path) -> None:
+    fill(root / "insects" / "insects v2")
+    draw(root / "__MACOSX" / "insects" / "ant" / "0.png")
+    draw(root / "insects" / "insects v2" / "ant" / "._0.png")
+
+
+def empty_class(root: Path) -> None:
+    fill(root)
+    (root / "cat").mkdir()
+
+
+def empty_class_of_a_part(root: Path) -> None:
+    fill(root / "train")
+    fill(root / "test")
+    for path in (root / "test" / "bee").iterdir():
+        path.unlink()
+
+
+def kinds(root: Path) -> None:
+    fill(root)
+    for suffix in ("jfif", "gif", "bmp", "webp", "tiff", "jp2", "JPE", "tga"):
+        draw(root / "ant" / f"a.{suffix}")
+    for name in ("a.heic", "b.heic", "notes.txt", "movie.mpg", "table.h5", "README"):
+        (root / "bee" / name).write_bytes(b"\0")
+    os.mkfifo(root / "bee" / "pipe.jpg")
+    (root / "bee" / "zero.png").symlink_to("/dev/zero")
+
+
+def twelve_bits(root: Path) -> None:
+    fill(root)
+    for name, pixels in zip(CLASSES, (GREY12, GREY12[::-1]), strict=True):
+        Image.fromarray(pixels).save(root / name / "deep.png")
+
+
+def deep_colours(root: Path) -> None:
+    fill(root)
+    png16(root / "bee" / "deep.png", np.repeat(GREY12[:, :, None], 3, axis=2))
+
+
+def bands_and_frames(root: Path) -> None:
+    fill(root)
+    tiff(root / "ant" / "near infrared.tif", 4)
+    draw(root / "ant" / "clear.png", "RGBA")
+    pages = [Image.open(root / "bee" / f"{i}.png") for i in range(3)]
+    for name in ("pages.tif", "film.gif", "film.webp"):
+        draw(root / "bee" / name, save_all=True, append_images=pages)
+
+
+def copied(root: Path) -> None:
+    parts("train", "val", "test")(root)
+    for i in (0, 1):
+        (root / "test" / "ant" / f"copy {i}.png").write_bytes((root / "train" / "bee" / f"{i}.png").read_bytes())
+
+
+def labelled(root: Path) -> None:
+    rows = ["\ufefffile,label"]
+    for i in range(10):
+        draw(root / "images" / f"{i}.png")
+        rows.append(f"./images/{i}.png,{CLASSES[i % 2]}")
+    draw(root / "images" / "more.png")
+    (root / "labels.csv").write_text("\r\n".join(rows), newline="")
+
+
+def labelled_parts(root: Path) -> None:
+    rows = ["split,label,file,camera"]
+    for i, split in enumerate(("Train", "train", "training", "train", "valid", "validation", "test", "test")):
+        draw(root / f"{i}.png")
+        rows.append(f"{split},{CLASSES[i % 2]},{i}.png,x")
+    (root / "labels.csv").write_text("\n".join(rows))
+
+
+def one_class(root: Path) -> None:
+    for i in range(5):
+        draw(root / "images" / f"{i}.png")
+
+
+READ: dict[str, tuple[Callable[[Path], None], tuple[str, ...], int, tuple[str, ...]]] = {
+    "nested": (
+        nested,
+        (),
+        14,
+        ("4 images are read from folders inside those of their classes, such as ant/album",),
+    ),
+    "train, valid": (parts("train", "valid"), (), 20, ("read valid/ as val/", "from valid/")),
+    "Train, Validation": (
+        parts("Train", "Validation"),
+        (),
+        20,
+        ("read Train/ as train/, Validation/ as val/", "from Train/, the rest", "from Validation/"),
+    ),
+    "training, testing": (parts("training", "testing"), (), 20, ("read training/ as train/, testing/ as test/",)),
+    "by numbers": (
+        parts("Train", "valid", "test"),
+        ("dataset.source.train_per_class=2",),
+        14,
+        ("read Train/ as train/, valid/ as val/", "beside Train/, valid/ not read: test/"),
+    ),
+    "beside parts": (
+        beside_parts,
+        (),
+        20,
+        (
+            "beside train/, val/, test/ not read: old/, 1 images",
+            "test/ is not read: its 1 images lie in no class folders",
+        ),
+    ),
+    "wrapped": (
+        wrapped,
+        (),
+        10,
+        (
+            "the images are those of insects/insects v2/, the only folder there",
+            "not read: 2 hidden (__MACOSX)",
+        ),
+    ),
+    "empty class": (
+        empty_class,
+        ("--allow-empty",),
+        10,
+        ("1 class folders of root/ have no images: cat; they are left out",),
+    ),
+    "empty class of a part": (
+        empty_class_of_a_part,
+        ("--allow-empty",),
+        15,
+        ("1 class folders of test/ have no images: bee; they are left out",),
+    ),
+    "kinds": (
+        kinds,
+        (),
+        18,
+        (
+            "not read: 1 without an ending (bee/README), 2 .heic (bee/a.heic), 1 .mpg (bee/movie.mpg), "
+            "1 .txt (bee/notes.txt), 2 no regular files (bee/pipe.jpg), 1 .h5 (bee/table.h5)",
+        ),
+    ),
+    "12 bits": (
+        twelve_bits,
+        (),
+        12,
+        (
+            "warning: 2 images have more than 8 bits: value * 256 // 65536 is kept; the highest is 4095, so they are "
+            "nearly black; set dataset.source.levels=4096",
+        ),
+    ),
+    "12 bits, said": (
+        twelve_bits,
+        ("dataset.source.levels=4096",),
+        12,
+        ("2 images have more than 8 bits: value * 256 // 4096 is kept; the highest is 4095",),
+    ),
+    "12 bits, said wrongly": (
+        twelve_bits,
+        ("dataset.source.levels=1024",),
+        12,
+        ("the highest is 4095, and from 1024 on all is white",),
+    ),
+    "12 bits, colours": (deep_colours, (), 11, ("warning: 1 images have more than 8 bits", "the highest is 4095")),
+    "bands and frames": (
+        bands_and_frames,
+        (),
+        15,
+        (
+            "2 images have transparency or bands beyond their colours, of which nothing is kept",
+            "3 images have several frames or pages, of which the first is kept",
+        ),
+    ),
+    "copied": (
+        copied,
+        (),
+        32,
+        (
+            "warning: 2 images of test are in train too, byte for byte: test/ant/copy 0.png (train/bee/0.png), "
+            "test/ant/copy 1.png (train/bee/1.png)",
+        ),
+    ),
+    "labels": (
+        labelled,
+        ("--labels", "labels.csv"),
+        10,
+        ("labels are those of labels.csv (SHA-256 ", "1 images without a label are not read, such as images/more.png"),
+    ),
+    "labels and parts": (
+        labelled_parts,
+        ("--labels", "labels.csv"),
+        8,
+        ("labels are those of", *(f"from labels.csv, split {part}" for part in ("train", "val", "test"))),
+    ),
+    "one class": (one_class, (), 5, ("warning: all images are of one class, images",)),
+}
+
+
+@pytest.mark.parametrize("case", READ)
+def test_what_was_read_and_what_was_not_is_said(case: str, tmp_path: Path) -> None:
+    make, options, count, lines = READ[case]
+    root = tmp_path / "root"
+    make(root)
+    result = run(root, *options)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    for line in lines:
+        assert line in result.stdout
+    for note in result.stdout.splitlines()[3 - ("by numbers" in case) :]:
+        assert any(line in note for line in lines), note
+    read = origins(root)
+    assert len(read) == len(set(read)) == count
+    # The second time nothing is read, and all is said again.
+    again = run(root, *options)
+    assert again.stdout.startswith(result.stdout)
+
+
+def test_of_a_tidy_folder_nothing_is_to_be_said(tmp_path: Path) -> None:
+    result = run(fill(tmp_path / "root"))
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["train:", "tuning:", "test:"]
+
+
+def test_what_was_prepared_before_is_said_to_be(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root")
+    assert "--force" not in run(root).stdout
+    manifest = Manifest.load(tmp_path / "data", "imagefolder")
+    replace(manifest, created="2026-01-02T03:04:05+00:00").save(tmp_path / "data")
+    line = run(root).stdout.splitlines()[-1]
+    assert line == "this was prepared on 2026-01-02T03:04:05+00:00; --force reads the source again"
+
+
+def test_parts_by_other_names_are_the_splits(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    parts("Training", "valid", "Testing")(root)
+    run(root)
+    for split, folder in (("train", "Training"), ("tuning", "valid"), ("test", "Testing")):
+        expected = [f"{folder}/{name}/{i}.png" for name in CLASSES for i in range(5)]
+        assert origins(root, split) == expected
+
+
+def test_labels_are_those_of_the_table(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    labelled_parts(root)
+    run(root, "--labels", str(root / "labels.csv"))
+    assert Manifest.load(tmp_path / "data", "imagefolder").class_names == list(CLASSES)
+    beton = Beton(tmp_path / "data" / "imagefolder" / "train.beton")
+    lines = (tmp_path / "data" / "imagefolder" / "train.origins.txt").read_text().splitlines()
+    found = {line[9:]: label for line, label in zip(lines, beton.labels.tolist(), strict=True)}
+    assert found == {"0.png": 0, "1.png": 1, "2.png": 0, "3.png": 1}
+
+
+def test_images_of_more_bits_are_scaled_by_the_levels(tmp_path: Path) -> None:
+    for levels, expected in ((None, GREY12 >> 8), (4096, GREY12 >> 4), (2048, np.minimum(GREY12 >> 3, 255))):
+        source = ImageFolder(levels=levels)
+        for values in (GREY12, GREY12.astype(np.int32)):
+            content = io.BytesIO()
+            Image.fromarray(values).save(content, "TIFF")
+            sample = encode(content.getvalue(), 0, "", source)
+            if isinstance(sample, Unreadable):  # 32 bits, of which nobody knows how many are used
+                assert levels is None and "or set dataset.source.levels" in sample.reason
+                continue
+            pixels = np.frombuffer(sample.data, np.uint8).reshape(8, 8, 3)
+            np.testing.assert_array_equal(pixels, np.repeat(expected[:, :, None], 3, axis=2))
+
+
+def test_cells_of_before_the_levels_keep_their_ids() -> None:
+    before, _ = load_run(["dataset=in20"])
+    assert "levels" not in before.plain()["dataset"]["source"]
+    assert load_run(["dataset=in20", "dataset.source.levels=null"])[0].id == before.id
+    assert load_run(["dataset=in20", "dataset.source.levels=4096"])[0].id != before.id
+    # What `prepare` is given is in no cell.
+    given = [
+        "dataset.source.held_out=0.1",
+        "dataset.source.train_per_class=null",
+        "dataset.source.tuning_per_class=null",
+    ]
+    divided, _ = load_run(["dataset=in20", *given])
+    labelled, _ = load_run(["dataset=in20", *given, "dataset.source.labels=x.csv", "dataset.source.allow_empty=true"])
+    assert labelled.id == divided.id
+
+
+def test_images_are_held_out_by_their_names_in_the_class(tmp_path: Path) -> None:
+    """Wherever they lie, and slices of the same names in several folders of a class not all at once."""
+    for root in (tmp_path / "a" / "root", tmp_path / "b" / "root" / "wrapping"):
+        for name in CLASSES:
+            for i in range(20):
+                draw(root / name / f"patient {i}" / "slice.png")
+    held_out = []
+    for letter in "ab":
+        run(tmp_path / letter / "root")
+        held_out.append([name.removeprefix("wrapping/") for name in origins(tmp_path / letter / "root", "test")])
+    assert held_out[0] == held_out[1]
+    assert held_out[0] != sorted(f"{name}/patient {i}/slice.png" for name in CLASSES for i in (0, 1))
+
+
+# ------------------------------------------------------------------------------------------------------ refusals
+
+
+def two_of_a_part(root: Path) -> None:
+    parts("train", "val", "Validation")(root)
+
+
+def not_utf8(root: Path) -> None:
+    fill(root)
+    (root / "ant").rename(root / os.fsdecode(b"f\xe9e"))
+
+
+def many_bands(root: Path) -> None:
+    fill(root)
+    tiff(root / "ant" / "satellite.tif", 13)
+
+
+def flat(root: Path) -> None:
+    draw(root / "0.png")
+
+
+def flat_part(root: Path) -> None:
+    fill(root / "train")
+    draw(root / "val" / "0.png")
+
+
+def only_heic(root: Path) -> None:
+    fill(root)
+    (root / "cat").mkdir()
+    (root / "cat" / "a.heic").write_bytes(b"")
+
+
+def all_empty(root: Path) -> None:
+    for name in CLASSES:
+        (root / name).mkdir(parents=True)
+
+
+def dangling(root: Path) -> None:
+    fill(root)
+    (root / "ant" / "lost.png").symlink_to(root / "nowhere.png")
+
+
+def table(text: str) -> Callable[[Path], None]:
+    def make(root: Path) -> None:
+        for i in range(6):
+            draw(root / f"{i}.png")
+        (root / "labels.csv").write_text(text, errors="surrogateescape")
+
+    return make
+
+
+LABELS = ("--labels", "labels.csv")
+REFUSED: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
+    "empty class": (empty_class, (), "1 class folders of root/ have no images: cat (--allow-empty leaves them out)"),
+    "nothing but empty classes": (all_empty, ("--allow-empty",), "2 class folders of root/ have no images: ant, bee"),
+    "only unknown files in a class": (only_heic, (), "not read: 1 .heic (cat/a.heic)"),
+    "two folders for a part": (two_of_a_part, (), "Validation/ and val/ both mean val/: leave one of them"),
+    "no UTF-8": (not_utf8, (), r"the names of 1 classes are not UTF-8: f\xe9e; rename them"),
+    "13 bands": (many_bands, (), "satellite.tif (it has 13 bands, more than Pillow decodes; write three of them)"),
+    "colours by levels": (deep_colours, ("dataset.source.levels=4096",), "levels is for grey images; convert its"),
+    "no labels": (
+        flat,
+        (),
+        "root/ has no class folders, and the 1 images in it have no labels: give them with --labels",
+    ),
+    "a part without labels": (flat_part, (), "val/ has no class folders"),
+    "a link to nothing": (dangling, (), "1 of 11 images are not there: ant/lost.png"),
+    "no such table": (flat, LABELS, "the list of labels labels.csv is missing: it is neither in"),
+    "other columns": (table("name;label\n0.png;ant"), LABELS, "labels.csv has the columns name;label; it needs file"),
+    "no images": (table("file,label\n"), LABELS, "labels.csv names no images"),
+    "no training": (table("file,label,split\n0.png,ant,val"), LABELS, "labels.csv names no images of the split train"),
+    "no file": (
+        table("file,label\n../root/0.png,ant\n9.png,bee"),
+        LABELS,
+        "line 3 of labels.csv: 9.png is no image in",
+    ),
+    "twice": (table("file,label\n0.png,ant\n0.png,bee"), LABELS, "line 3 of labels.csv: 0.png is already in line 2"),
+    "no label": (table("file,label\n0.png,"), LABELS, "line 2 of labels.csv: 0.png has no label"),
+    "another split": (table("file,label,split\n0.png,ant,dev"), LABELS, "0.png has the split 'dev', which is none of"),
+    "no CSV": (table("\udc80"), LABELS, "labels.csv cannot be read ("),
+    "a class of one part": (
+        table("file,label,split\n0.png,ant,train\n1.png,bee,test"),
+        LABELS,
+        "train/ lacks 1 classes of labels.csv, split test: bee",
+    ),
+    "two data folders": (flat, ("runtime.data_dir=a,b",), "the overrides give several data sets"),
+    "labels and numbers": (
+        table("file,label\n0.png,ant"),
+        (*LABELS, "dataset.source.train_per_class=1"),
+        "dataset.source.labels goes with dataset.source.held_out",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_read_is_refused_in_a_line(case: str, tmp_path: Path) -> None:
+    make, options, reason = REFUSED[case]
+    root = tmp_path / "root"
+    make(root)
+    result = run(root, *options)
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
+    assert reason in line
+    assert not (tmp_path / "data" / "imagefolder" / "manifest.json").exists()
+
+
+def test_options_of_folders_are_refused_of_others(tmp_path: Path) -> None:
+    for name in ("parquet", "voc07"):
+        arguments = ["prepare", name, "--source-dir", str(tmp_path), "--allow-empty", f"runtime.data_dir={tmp_path}"]
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 2
+        assert "--allow-empty" in result.stderr
