@@ -11,6 +11,7 @@ import torch
 from regbench import RegbenchError, methods
 from regbench.instruments.conformance import check_names, check_sharded, run_check
 from regbench.methods import Engine, Regularizer, pairwise
+from regbench.methods.engine import FORMS
 from tests.methods.forms import VARIANTS, every_method
 from tests.methods.test_engine import draw
 
@@ -57,7 +58,7 @@ def test_unknown_forms_are_refused() -> None:
     with pytest.raises(RegbenchError, match="unknown form 'fast'"):
         Engine(form="fast")
     for method in VARIANTS.values():
-        for form in {"gram", "covariance"} - set(method.forms):
+        for form in set(FORMS) - {"auto", *method.forms}:
             with pytest.raises(RegbenchError, match=f"has no {form} form; it has textbook"):
                 method(*draw(4, 3), engine=Engine(form=form))
 
