@@ -3,20 +3,23 @@
 PYTHON ?= python3
 FFCV ?= 1
 TORCH ?=
+TORCH_INDEX ?=
+SITE ?=
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+# With SITE=1, PyTorch is the one that PYTHON has.
+ifeq ($(SITE),1)
+TORCH := $(shell '$(PYTHON)' -c 'import torch; print(torch.__version__.partition("+")[0])' 2>/dev/null)
+endif
 CONSTRAINTS := -c $(if $(TORCH),.venv/constraints.txt,constraints.txt)
-# Python compiles what is imported, once. To compile all that is installed would add a quarter to the installation or
-# more. Where Python keeps nothing that it compiles, as in many containers, each start would take four seconds longer.
-COMPILE := $(if $(PYTHONDONTWRITEBYTECODE),--compile,--no-compile)
-INSTALL := $(PIP) install $(COMPILE) $(CONSTRAINTS)
+# uv does not see the packages of another environment.
+INSTALL := $(BIN)/python .ci/install.py $(if $(SITE),--pip) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(CONSTRAINTS)
 # FFCV is compiled with OpenCV's description of itself, or with ours where that is not installed.
 OPENCV := pkg-config --exists opencv4 2>/dev/null || export PKG_CONFIG_PATH="$$PKG_CONFIG_PATH:$(CURDIR)/.ci/ffcv-build"
 # Written last, so that an interrupted installation is taken up by the next run.
 RUNTIME := .venv/runtime.stamp
 TOOLS := .venv/tools.stamp
-SITE := .venv/site.stamp
+PAGES := .venv/pages.stamp
 
 # What is installed works in one place: its scripts begin with the path, and its link to this code holds it. So a clone
 # that was copied or moved is installed anew.
@@ -54,14 +57,14 @@ lint: $(TOOLS) ## Check style, formatting and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-docs: $(SITE) ## Build the documentation site into site/ (open site/index.html)
+docs: $(PAGES) ## Build the documentation site into site/ (open site/index.html)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 format: $(TOOLS) ## Format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-install: $(RUNTIME) ## Install regbench into .venv (PYTHON=python3.12: with that one; FFCV=0: without FFCV; TORCH=2.11.0: with that PyTorch)
+install: $(RUNTIME) ## Install regbench into .venv (PYTHON=python3.12: with that one; FFCV=0: without FFCV; TORCH=2.11.0: with that PyTorch; SITE=1: with PYTHON's; TORCH_INDEX=URL: from there too)
 
 clean: ## Remove .venv and caches; data and runs stay
 	@rm -rf .venv build site .coverage* .mypy_cache .pytest_cache .ruff_cache src/regbench.egg-info
@@ -70,26 +73,22 @@ clean: ## Remove .venv and caches; data and runs stay
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-# FFCV is compiled while PyTorch is unpacked. Where that fails regbench works with its torchvision loader, except in CI,
-# which has to test both.
-$(RUNTIME): pyproject.toml constraints.txt .ci/system-packages .ci/ffcv-build/opencv4.pc
+# Where FFCV cannot be built regbench works with its torchvision loader, except in CI, which has to test both.
+$(RUNTIME): pyproject.toml constraints.txt .ci/install.py .ci/system-packages .ci/ffcv-build/opencv4.pc
 	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "make: regbench needs Python 3.11 or later and '$(PYTHON)' is not; give another: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@[ -z '$(SITE)' ] || '$(PYTHON)' -c 'import sys; sys.exit(tuple(map(int, "$(TORCH)".split(".")[:2])) < (2, 11))' 2>/dev/null || { \
+		echo "make: SITE=1 takes the PyTorch of '$(PYTHON)', which has $(or $(TORCH),none), and regbench needs 2.11 or later; leave SITE out" >&2; exit 1; }
 	@.ci/system-packages '$(PYTHON)' '$(FFCV)'
-	@[ '$(HERE)' ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf .venv && '$(PYTHON)' -m venv .venv; }
+	@[ '$(HERE)' ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf .venv && '$(PYTHON)' -m venv $(if $(SITE),--system-site-packages) .venv; }
 	@[ -z '$(TORCH)' ] || { grep -vE '^(torch|torchvision|triton|nvidia|cuda|setuptools)' constraints.txt; echo 'torch==$(TORCH)'; } >.venv/constraints.txt
-	@echo "Installing PyTorch (a download of several GB where pip has not cached it)"
-	@[ '$(FFCV)' = 0 ] || { $(OPENCV); $(PIP) wheel $(CONSTRAINTS) -q --no-deps -w .venv/wheels ffcv >.venv/ffcv.log 2>&1 & }; \
-		$(INSTALL) torch torchvision; status=$$?; wait; exit $$status
-	@echo "Installing regbench and its other dependencies"
-	@$(INSTALL) -q -e .
-	@[ '$(FFCV)' = 0 ] || { \
-		echo "Installing FFCV"; \
-		$(OPENCV); $(INSTALL) -q --find-links .venv/wheels -e '.[ffcv]' >.venv/ffcv.log 2>&1 && $(BIN)/python -c 'import ffcv' 2>>.venv/ffcv.log; } || { \
-		echo "make: FFCV cannot be built here (why: .venv/ffcv.log); images are loaded with torchvision instead" >&2; [ -z "$$CI" ]; }
+	@echo "Installing regbench with PyTorch (a download of several GB where nothing has cached it)"
+	@$(OPENCV); { [ '$(FFCV)' != 0 ] && $(INSTALL) -e '.[ffcv]' && $(BIN)/python -c 'import ffcv'; } || $(INSTALL) -e .
+	@[ '$(FFCV)' = 0 ] || $(BIN)/python -c 'import ffcv' 2>/dev/null || { \
+		echo "make: FFCV cannot be built here (why: above); images are loaded with torchvision instead" >&2; [ -z "$$CI" ]; }
 	@touch $@
 
-$(SITE): $(RUNTIME)
+$(PAGES): $(RUNTIME)
 	@echo "Installing what the documentation is built with"
 	@$(INSTALL) -q -e '.[docs]'
 	@touch $@

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import platform
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from regbench.benchmark.machine import processor
+from regbench.benchmark.machine import has_fast_bf16
 
 _PRODUCTS = {
     torch.conv1d,
@@ -37,20 +36,9 @@ def fast_bf16(device: torch.device, precision: str) -> contextlib.AbstractContex
         device: The device that computes.
         precision: "bf16" or "fp32".
     """
-    if precision == "fp32" or device.type != "cpu" or _multiplies_bf16_fast():
+    if precision == "fp32" or device.type != "cpu" or has_fast_bf16():
         return contextlib.nullcontext()
     return ProductsInFloat32()
-
-
-def _multiplies_bf16_fast() -> bool:
-    """Return True if bf16 is faster than float32, by what the processor says of itself.
-
-    A timing might answer differently when a run is resumed, which would change the run's bits.
-    """
-    if platform.machine() != "x86_64" or torch.cpu._is_amx_tile_supported():
-        return True
-    # Intel's AVX-512 multiplies bf16 at half the speed of float32, AMD's (from Zen 4 on) at twice the speed.
-    return torch.cpu._is_avx512_bf16_supported() and processor("vendor_id") == "AuthenticAMD"
 
 
 class ProductsInFloat32(TorchFunctionMode):

@@ -35,6 +35,8 @@ def environment(device: torch.device) -> dict[str, Any]:
         "hardware": hardware(device),
         "threads": torch.get_num_threads(),
         "blas_threads": max((library["num_threads"] for library in blas), default=None),
+        # See `regbench.benchmark.bf16`.
+        "bf16_products": "torch" if device.type != "cpu" or has_fast_bf16() else "float32",
         "tf32": torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32,
     }
 
@@ -46,6 +48,17 @@ def hardware(device: torch.device) -> str:
     # Linux names the architecture alone here, and the model in /proc.
     name = processor("model name") or platform.processor() or platform.machine()
     return f"{len(os.sched_getaffinity(0))} cores of {name}"
+
+
+def has_fast_bf16() -> bool:
+    """Return True if this processor multiplies bf16 faster than float32, by what it says of itself.
+
+    A timing might answer differently when a run is resumed, which would change the run's bits.
+    """
+    if platform.machine() != "x86_64" or torch.cpu._is_amx_tile_supported():
+        return True
+    # Intel's AVX-512 multiplies bf16 at half the speed of float32, AMD's (from Zen 4 on) at twice the speed.
+    return torch.cpu._is_avx512_bf16_supported() and processor("vendor_id") == "AuthenticAMD"
 
 
 def processor(field: str) -> str:

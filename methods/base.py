@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,17 @@ from regbench.methods.module import LossModule
 from regbench.methods.views import pairs
 from regbench.plugins import Registry
 from regbench.spaces import Space
+
+PrototypeWeights = Literal["uniform", "unit", "normal"]
+"""How prototypes (K, q) begin and are kept.
+
+- `uniform`: their numbers are between −1/√q and 1/√q, as of torch's linear layer: a length of about 0.58.
+- `unit`: the same, rescaled to length 1 then and after each step.
+- `normal`: standard normal numbers, a length of about √q, as in cells from before there was a choice.
+
+But for `unit`, scores depend on directions alone. The longer a prototype is, the less a step of AdamW or SGD turns it;
+LARS turns all alike.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +113,9 @@ class Regularizer(ABC):
     """Parts that keep the network from collapsing where the loss does not: `predictor`, `stop_gradient` or `ema`."""
     of_training: ClassVar[tuple[str, ...]] = ()
     """Settings that only act in a training with a teacher, see `target_transform`, and not at their default, 0."""
+    absent: ClassVar[Mapping[str, Any]] = {}
+    """Settings that came later, with the value that cells from before have. Cells leave out a setting at this value,
+    so that those keep their ids, and a stored cell without the setting has this value, not the default."""
     space: ClassVar[Space | None] = None
     """The hyperparameters that a tuning searches, and where: none if it is empty. None means that nobody stated it."""
 
@@ -134,6 +148,11 @@ class Regularizer(ABC):
     def prototypes(self) -> int:
         """Number of the network's prototypes; their scores, (n, prototypes), take the embeddings' place. 0: none."""
         return 0
+
+    @property
+    def prototype_weights(self) -> PrototypeWeights:
+        """How the network's prototypes begin and are kept."""
+        return "uniform"
 
     def target_transform(self, q: int) -> nn.Module | None:
         """Make what has a state or follows the training, such as DINO's `Centering`; None if there is no such thing.

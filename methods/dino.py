@@ -5,15 +5,15 @@ Shapes: N = batch (n), Q = prototypes, whose scores stand in the place of embedd
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.base import Metadata, PrototypeWeights, Regularizer, register
 from regbench.spaces import Range, Space
 
 
@@ -32,6 +32,9 @@ class DINO(Regularizer):
         first_teacher_temperature: τ_t > 0 in the first step.
         warmup: Share of the training in which τ_t changes linearly.
         center_momentum: Share of c that stays in each step, below 1.
+        prototype_weights: How prototypes begin and are kept: `uniform`, the authors', from numbers within ±1/√q, so a
+            length of about 0.58; `unit`, of length 1 and rescaled to it after each step; or `normal`, of a length of
+            √q, as in cells without the setting.
     """
 
     prototypes: int = 65536
@@ -40,6 +43,7 @@ class DINO(Regularizer):
     first_teacher_temperature: float = 0.04
     warmup: float = 0.1
     center_momentum: float = 0.9
+    prototype_weights: PrototypeWeights = "uniform"
 
     metadata: ClassVar[Metadata] = Metadata(
         title="DINO",
@@ -53,11 +57,13 @@ class DINO(Regularizer):
         published="65536 prototypes, τ_s = 0.1, τ_t from 0.04 to 0.07 in 30 of 300 epochs, center's momentum 0.9, "
         "teacher's 0.996 rising to 1, batch 1024, ViT-S/16 on ImageNet",
         views="the same paper, Eq. (3)",
-        limitation="the original keeps the prototypes as they are in the first epoch, and its weight decay rises",
+        limitation="the original keeps the prototypes as they are in the first epoch, its weight decay rises, and its "
+        "temperature rises by epochs, to its end at the warm-up's last one, ours by steps",
         symmetric=False,
         ordered=False,
     )
     needs: ClassVar[tuple[str, ...]] = ("ema",)
+    absent: ClassVar[Mapping[str, Any]] = {"prototype_weights": "normal"}
     space: ClassVar[Space] = {"teacher_temperature": Range(0.02, 0.2)}
 
     def __post_init__(self) -> None:
@@ -65,6 +71,8 @@ class DINO(Regularizer):
         temperatures = self.student_temperature, self.teacher_temperature, self.first_teacher_temperature
         self.require(min(temperatures) > 0, "temperatures must be > 0")
         self.require(self.prototypes >= 2, "prototypes must be >= 2")
+        weights = get_args(PrototypeWeights)
+        self.require(self.prototype_weights in weights, f"prototype_weights must be of {', '.join(weights)}")
         self.require(0 <= self.warmup <= 1, "warmup must be from 0 to 1")
         self.require(0 <= self.center_momentum < 1, "center_momentum must be from 0 to below 1")
 

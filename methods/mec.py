@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -47,11 +47,13 @@ class MaximumEntropyCoding(Regularizer):
         memory="O(min(n, q)²)",
         published="ε² = 64, order 4, q = 2048, batch 1024, ResNet-50 on ImageNet (released command)",
         limitation="as published with method.warmup=0.1 (10 of 100 epochs) network.predictor.depth=2 "
-        "network.teacher=ema network.projector.last_norm=plain_batch; λ then rises from an eighth of its value",
+        "network.teacher=ema network.projector.last_norm=plain_batch; λ then rises from an eighth of its value, and "
+        "arrives a step later than in the authors' code",
         scale_invariant=True,
         rotation_invariant=True,
     )
     of_training: ClassVar[tuple[str, ...]] = ("warmup",)
+    absent: ClassVar[Mapping[str, Any]] = {"warmup": 0.0}
     space: ClassVar[Space] = {"distortion": Range(6, 600)}
 
     def __post_init__(self) -> None:

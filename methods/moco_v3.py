@@ -38,7 +38,9 @@ class MoCoV3(Contrastive):
         time="O(n² q)",
         memory="O(1)",
         published="τ = 1 for ResNet-50, 0.2 for ViTs; teacher's momentum 0.99 rising to 1, batch 4096, ImageNet",
-        limitation="projector and predictor of the original end in a BN without scale and shift",
+        limitation="the original's projector ends in a BN without scale and shift "
+        "(network.projector.last_norm=plain_batch), for ViTs its predictor too; its teacher follows before it embeds a "
+        "batch, ours after the step",
         scale_invariant=True,
         rotation_invariant=True,
         symmetric=False,

@@ -5,13 +5,14 @@ Shapes: N = batch (n), Q = prototypes, whose scores stand in the place of embedd
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.base import Metadata, PrototypeWeights, Regularizer, register
 from regbench.spaces import Range, Space
 
 
@@ -28,12 +29,16 @@ class SwAV(Regularizer):
         temperature: τ > 0.
         epsilon: ε > 0; the smaller, the sharper are codes.
         iterations: Iterations of Sinkhorn and Knopp, at least 1.
+        prototype_weights: How prototypes begin and are kept: `unit`, the authors', of length 1 and rescaled to it after
+            each step; `uniform`, from numbers within ±1/√q, so a length of about 0.58; or `normal`, of a length of √q,
+            as in cells without the setting.
     """
 
     prototypes: int = 3000
     temperature: float = 0.1
     epsilon: float = 0.05
     iterations: int = 3
+    prototype_weights: PrototypeWeights = "unit"
 
     metadata: ClassVar[Metadata] = Metadata(
         title="SwAV",
@@ -52,12 +57,15 @@ class SwAV(Regularizer):
         ordered=False,
     )
     needs: ClassVar[tuple[str, ...]] = ("stop_gradient",)
+    absent: ClassVar[Mapping[str, Any]] = {"prototype_weights": "normal"}
     space: ClassVar[Space] = {"epsilon": Range(0.01, 0.3), "temperature": Range(0.02, 1)}
 
     def __post_init__(self) -> None:
         """Refuse numbers out of bounds."""
         self.require(min(self.temperature, self.epsilon) > 0, "temperature and epsilon must be > 0")
         self.require(self.prototypes >= 2 and self.iterations >= 1, "prototypes must be >= 2, iterations >= 1")
+        weights = get_args(PrototypeWeights)
+        self.require(self.prototype_weights in weights, f"prototype_weights must be of {', '.join(weights)}")
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute the cross-entropy of scores z1 with the codes of scores z2."""

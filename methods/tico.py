@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,8 @@ class TiCo(KernelEnergy):
     The original keeps C ← β C + (1 − β) C_batch over the steps, with β = 0.9, and compares with the embeddings of a
     momentum network, `network.teacher=ema`, through which no gradient flows. By default β = 0, which needs no state,
     and the second term is the mean over the views. With β > 0, beside a teacher, the second term is ρ mean pᵢᵀ C pᵢ of
-    the predictions p alone, in both orders of the views: `CovarianceContrast`.
+    the predictions p alone, in both orders of the views: `CovarianceContrast`. C then moves once a step, by the
+    predictions of all views; released codes take one order of the views, and C of that one's predictions.
 
     Attributes:
         covariance_weight: ρ >= 0.
@@ -49,13 +50,14 @@ class TiCo(KernelEnergy):
         time="O(n² q) or O(n q²)",
         memory="O(1) or O(q²)",
         published="ρ = 8, β = 0.9",
-        limitation="as published with method.covariance_momentum=0.9 network.teacher=ema; by default the covariance is "
-        "that of the batch, not a running mean over the steps",
+        limitation="as published with method.covariance_momentum=0.9 network.teacher=ema, but that the covariance "
+        "follows all views; by default it is that of the batch, not a running mean over the steps",
         scale_invariant=True,
         rotation_invariant=True,
         exact_gradient=False,
     )
     of_training: ClassVar[tuple[str, ...]] = ("covariance_momentum",)
+    absent: ClassVar[Mapping[str, Any]] = {"covariance_momentum": 0.0}
     space: ClassVar[Space] = {"covariance_weight": Range(0.3, 300, balances=True)}
 
     def __post_init__(self) -> None:

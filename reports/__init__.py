@@ -49,11 +49,13 @@ def write_report(runs: Path | Sequence[Path], out: Path) -> WrittenReport:
     Raises:
         RegbenchError: If there is no readable record, or `out` cannot be written.
     """
-    from regbench.reports.contents import report_contents
     from regbench.reports.find.records import read_records
 
     with without_garbage_collection():
         found = read_records(runs)
+        # After a folder that does not exist was refused: matplotlib and pandas take a second to import.
+        from regbench.reports.contents import report_contents
+
         contents, text = report_contents(found)
         try:
             for name, content in contents.items():

@@ -16,7 +16,7 @@ from regbench.sweeps import tune
 from regbench.sweeps.choose import choice_table, choose
 from regbench.sweeps.forecast import refuse_oversized
 from regbench.sweeps.search import Proposed, propose
-from regbench.sweeps.status import CellStatus, ends, unfinished
+from regbench.sweeps.status import Announce, CellStatus, ends, unfinished
 
 log = logging.getLogger("regbench")
 
@@ -31,7 +31,12 @@ class Unfinished(RegbenchError):
 
 
 def run_grid(
-    grid: Sweep, wait: Wait | None, say: Callable[[str], None] = log.info, *, oversized: bool
+    grid: Sweep,
+    wait: Wait | None,
+    say: Callable[[str], None] = log.info,
+    *,
+    oversized: bool,
+    announce: Announce | None = None,
 ) -> list[CellStatus] | None:
     """Refuse a grid that cannot run, prepare its data sets, and run it to the records.
 
@@ -40,13 +45,14 @@ def run_grid(
         wait: Waits for cells that Slurm has; None: return when they are in the queue.
         say: Takes a line on what was submitted.
         oversized: Run cells too that are predicted not to fit `cluster.gpu_memory_gib`.
+        announce: See `regbench.sweeps.local.run_sweep`.
 
     Returns:
         How the cells stand; None if Slurm goes on with them.
     """
     tune.refuse_tuning(grid)
     _prepare(grid, oversized=oversized)
-    return run_stages(grid, STAGES, wait, say)
+    return run_stages(grid, STAGES, wait, say, announce)
 
 
 def run_tuning(
@@ -95,13 +101,17 @@ def run_tuning(
 
 
 def run_stages(
-    grid: Sweep, stages: Sequence[str], wait: Wait | None, say: Callable[[str], None] = log.info
+    grid: Sweep,
+    stages: Sequence[str],
+    wait: Wait | None,
+    say: Callable[[str], None] = log.info,
+    announce: Announce | None = None,
 ) -> list[CellStatus] | None:
     """Run stages of each cell of a grid whose data sets are prepared; see `run_grid`."""
     if grid.scheduler != "slurm":
         from regbench.sweeps.local import run_sweep
 
-        return run_sweep(grid, stages)
+        return run_sweep(grid, stages, announce)
     from regbench.slurm import manage
     from regbench.sweeps import forecast
 

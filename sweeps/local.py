@@ -22,7 +22,7 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.settings.sweep import Sweep
 from regbench.processes import FORKED, Worker
-from regbench.sweeps.status import FINISHED, CellStatus, cell_status, ends, log_file, plan_of, write_plan
+from regbench.sweeps.status import FINISHED, Announce, CellStatus, cell_status, ends, log_file, plan_of, write_plan
 
 log = logging.getLogger("regbench")
 
@@ -30,7 +30,7 @@ log = logging.getLogger("regbench")
 POLL_S = 1.0
 
 
-def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
+def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES, announce: Announce | None = None) -> list[CellStatus]:
     """Run every unfinished cell of a sweep on this machine and wait for the end.
 
     Finished cells are left alone, interrupted ones go on from their checkpoints, a failed one does not stop the others
@@ -39,6 +39,7 @@ def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
     Args:
         sweep: The grid.
         stages: Stages to bring each cell through.
+        announce: Is called when a cell has ended; None: a line in the log.
 
     Returns:
         How the sweep's cells stand in the end.
@@ -63,7 +64,7 @@ def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
     message = "sweep %s: %d cells, %d done, %d to run, %d at a time with %d thread%s each"
     log.info(message, sweep.name, len(sweep.cells), done, len(todo), parallel, threads, plural)
     if todo:
-        _drain(todo, runtime, sweep.name, stages, parallel, gpus)
+        _drain(todo, runtime, sweep.name, stages, parallel, gpus, announce or _announce)
     return [cell_status(folder / cell.id, plan_of(cell)) for cell in sweep.cells]
 
 
@@ -101,7 +102,13 @@ def _visible_gpus() -> list[str]:
 
 
 def _drain(
-    todo: deque[Cell], runtime: Runtime, name: str, stages: Sequence[str], parallel: int, gpus: Sequence[str]
+    todo: deque[Cell],
+    runtime: Runtime,
+    name: str,
+    stages: Sequence[str],
+    parallel: int,
+    gpus: Sequence[str],
+    announce: Announce,
 ) -> None:
     """Keep `parallel` jobs going until none is left; on Ctrl-C end them and pass it on."""
     # Importing PyTorch takes seconds: the server that jobs are forked from does it once for all of them.
@@ -119,7 +126,7 @@ def _drain(
     epochs = sum(cell.epochs for cell in todo)
     with tqdm(total=epochs, unit="epoch", disable=None) as bar:
         try:
-            _work(todo, list(gpu_of), begin, lambda cell: run_directory(runtime, name, cell), bar)
+            _work(todo, list(gpu_of), begin, lambda cell: run_directory(runtime, name, cell), bar, announce)
         except KeyboardInterrupt:
             for worker in gpu_of:
                 worker.end_job()
@@ -134,6 +141,7 @@ def _work(
     begin: Callable[[Worker, Cell], None],
     directory: Callable[[Cell], Path],
     bar: tqdm[Any],
+    announce: Announce,
 ) -> None:
     """Give each worker that is free the next cell, and announce each that has ended."""
     count, epochs, running = len(todo), sum(cell.epochs for cell in todo), dict[Worker, Cell]()
@@ -154,7 +162,7 @@ def _work(
             if not worker.busy:
                 cell = running.pop(worker)
                 with bar.external_write_mode(sys.stderr):
-                    _announce(cell_status(directory(cell), plan_of(cell)), count - len(todo) - len(running), count)
+                    announce(cell_status(directory(cell), plan_of(cell)), count - len(todo) - len(running), count)
         # Set and not added to: an attempt that is interrupted falls back to its last checkpoint.
         bar.n = epochs - sum(cell.epochs for cell in todo)
         for cell in running.values():

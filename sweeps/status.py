@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -73,6 +73,10 @@ class CellStatus:
     def __str__(self) -> str:
         """Name the cell."""
         return f"{self.cell_id}  {self.label} seed {self.seed}"
+
+
+Announce = Callable[[CellStatus, int, int], None]
+"""Shows how a cell has ended, how many have, and how many there are."""
 
 
 @dataclass(frozen=True)

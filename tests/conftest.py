@@ -54,7 +54,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
             importlib.util.find_spec("tensorboard"),
             "pip install 'regbench[tensorboard]', as make test does",
         ),
-        ("FFCV's loader", importlib.util.find_spec("ffcv"), "make install; .venv/ffcv.log tells why it failed"),
+        ("FFCV's loader", importlib.util.find_spec("ffcv"), "make clean install, which says why it fails"),
         ("a machine without a GPU", not torch.cuda.is_available(), "CUDA_VISIBLE_DEVICES= make test"),
     ]
     lines = [f"skipped here: {what}; to get it: {remedy}" for what, here, remedy in needs if not here]

@@ -20,7 +20,8 @@ from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import is_running, last_attempt, read_attempts
 from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.settings.sweep import load_run, sweep_names
+from regbench.benchmark.settings.presets import sweep_names
+from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.instruments.cost import losses
 from regbench.instruments.cost.losses import Grid
@@ -94,13 +95,35 @@ def test_help_shows_examples() -> None:
     assert "\n    regbench evaluate runs/" in call("evaluate", "--help").output
 
 
-def test_help_is_quick() -> None:
-    """It imports neither torch nor the rest: a slow `--help` is the first thing a newcomer meets."""
-    program = "import sys; from regbench.cli import main; main(['--help'], standalone_mode=False); print(*sys.modules)"
+def loaded_by(program: str) -> set[str]:
+    """The packages that a program has imported, which it prints last."""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded = done.stdout.splitlines()[-1].split()
+    return {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "without"),
+    [
+        ("--help", {"torch", "pandas"}),
+        ("methods", {"torch", "pandas"}),
+        ("report nosuch/folder", {"torch", "pandas", "matplotlib"}),
+    ],
+)
+def test_quick_commands_import_no_more_than_they_need(arguments: str, without: set[str]) -> None:
+    """A slow `--help` is the first thing a newcomer meets. The second listing takes what the first one kept."""
+    call("methods")
+    program = f"""
+import sys
+from regbench.cli import main
+try:
+    main({arguments.split()}, standalone_mode=False)
+except Exception as error:
+    print(error)
+print(*sys.modules)
+"""
+    loaded = loaded_by(program)
     assert "click" in loaded
-    assert "torch" not in loaded
+    assert not without & loaded
 
 
 # ------------------------------------------------------------------ refusals

@@ -20,7 +20,8 @@ import yaml
 import regbench
 from regbench import RegbenchError, methods
 from regbench.benchmark.settings.listing import listing
-from regbench.benchmark.settings.sweep import load_run, load_sweep, read_rows, sweep_names
+from regbench.benchmark.settings.presets import sweep_names
+from regbench.benchmark.settings.sweep import load_run, load_sweep, read_rows
 from regbench.cli import main
 from regbench.instruments.conformance import check_names, run_check
 from regbench.settings import plain

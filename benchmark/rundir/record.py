@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -333,12 +334,21 @@ class LaterEvaluation(SignedFile):
 def _flat(cell: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     out: dict[str, str] = {}
     for key, value in sorted(cell.items()):
+        # Ten thousand records have the same names and mostly the same values: they share the texts.
+        name = sys.intern(prefix + key)
         if isinstance(value, dict):
-            out.update(_flat(value, f"{prefix}{key}."))
+            out.update(_flat(value, f"{name}."))
+        elif isinstance(value, str):
+            out[name] = sys.intern(value)
         else:
             # Settings of all types become texts, which can be compared and sorted.
-            out[prefix + key] = value if isinstance(value, str) else json.dumps(value)
+            out[name] = json.dumps(value) if isinstance(value, list) else _scalar_text(value)
     return out
+
+
+@functools.lru_cache(typed=True)
+def _scalar_text(value: float | bool | None) -> str:
+    return json.dumps(value)
 
 
 def _parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:

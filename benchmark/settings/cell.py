@@ -247,8 +247,8 @@ class Cell:
         # A cell without predictor and teacher keeps the id that it had before there were any.
         for name in self.network.unused:
             del data["network"][name]
-        for name in self.method.of_training:
-            if not getattr(self.method, name):
+        for name, value in self.method.absent.items():
+            if getattr(self.method, name) == value:
                 del data["method"][name]
         for group in (data, *data["evaluation"].values()):
             dataset = group.get("dataset") if isinstance(group, dict) else None
@@ -267,9 +267,12 @@ class Cell:
         return from_plain(Cell, data)
 
     @classmethod
-    def stored(cls, data: object) -> Cell:
+    def stored(cls, data: Any) -> Cell:
         """Return the cell of plain data in a run directory or a job; refuse data that leave a setting out."""
         cell = cls.from_plain(data)
+        older = {name: value for name, value in cell.method.absent.items() if name not in data["method"]}
+        if older:
+            cell = replace(cell, method=replace(cell.method, **older))  # type: ignore[type-var]
         missing = _first_missing(cell.plain(), data, "")
         # A missing setting is not given its default, which may have changed since.
         if missing:

@@ -21,3 +21,8 @@ def preset_files(group: str) -> dict[str, Path]:
 def dataset_preset(name: str) -> DatasetConfig:
     """Return a data set that comes with the package."""
     return from_plain(DatasetConfig, read_yaml(preset_files("dataset")[name]), "dataset.")
+
+
+def sweep_names() -> dict[str, str]:
+    """Return the sweeps that come with the package: name -> description."""
+    return {name: str(read_yaml(path)["description"]) for name, path in preset_files("sweep").items()}

@@ -14,8 +14,7 @@ from typing import Any
 
 import yaml
 
-from regbench.benchmark.settings.presets import CONF
-from regbench.benchmark.settings.sweep import sweep_names
+from regbench.benchmark.settings.presets import CONF, sweep_names
 from regbench.errors import RegbenchError
 from regbench.settings import from_plain, settings
 from regbench.wording import unknown

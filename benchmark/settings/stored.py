@@ -13,6 +13,7 @@ from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.fit import complete
 from regbench.errors import RegbenchError
+from regbench.methods import METHODS
 from regbench.settings import read_yaml
 
 
@@ -32,7 +33,9 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtim
     """
     own = [override for override in overrides if override.startswith("runtime.")]
     changes = [parse(override) for override in overrides if override not in own]
-    tree = load_cell(path).plain()
+    cell = load_cell(path)
+    tree = cell.plain()
+    tree["method"] = METHODS.plain(cell.method)
     tree["evaluation"] = merged(evaluation_defaults(), tree["evaluation"])
     tree["dataset"] = complete(tree["dataset"])
     for change in changes:

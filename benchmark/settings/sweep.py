@@ -51,11 +51,6 @@ class Sweep:
         return self.clusters[0].scheduler
 
 
-def sweep_names() -> dict[str, str]:
-    """Return the sweeps that come with the package: name -> description."""
-    return {name: str(read_yaml(path)["description"]) for name, path in preset_files("sweep").items()}
-
-
 def load_run(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
     """Return one cell and its runtime from the defaults and Hydra overrides such as `method=vicreg`; refuse a grid."""
     sweep = _expand("manual", "one run", [list(overrides)])

@@ -36,7 +36,8 @@ def new_network(cell: Cell, kind: type[SiameseNetwork] = SiameseNetwork) -> Siam
     if cell.baseline == "supervised":
         config = replace(config, projector=ProjectorConfig(depth=1, bias=True))
     image = cell.dataset.input_channels, cell.dataset.image_size
-    return kind(config, width, *image, cell.seed, prototypes=prototypes)
+    weights = cell.method.prototype_weights
+    return kind(config, width, *image, cell.seed, prototypes=prototypes, prototype_weights=weights)
 
 
 def build_network(cell: Cell, device: torch.device, state: Mapping[str, Any] | None = None) -> SiameseNetwork:

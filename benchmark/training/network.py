@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regbench.benchmark.settings.architecture import NetworkConfig, ProjectorConfig
 from regbench.benchmark.training.layers import SmallLinear, SmallMaxPool
 from regbench.errors import RegbenchError
+from regbench.methods.base import PrototypeWeights
 
 
 class SiameseNetwork(nn.Module):
@@ -37,10 +38,11 @@ class SiameseNetwork(nn.Module):
         seed: int,
         *,
         prototypes: int = 0,
+        prototype_weights: PrototypeWeights = "uniform",
     ) -> None:
         """Build the parts for images of a side of `image_size` px, with weights that depend on the seed alone.
 
-        With `prototypes`, the embeddings are scores of so many unit vectors, which are trained.
+        With `prototypes`, the embeddings are scores of so many vectors, which are trained: see `Prototypes`.
 
         Raises:
             RegbenchError: If the backbone does not take such images, or the embedding dimension does not fit.
@@ -55,7 +57,7 @@ class SiameseNetwork(nn.Module):
                 _compute_blocks_again(self.backbone, config.architecture)
             self.projector = _projector(config.projector, self.representation_dim, embedding_dim)
             if prototypes:
-                self.projector.append(Prototypes(embedding_dim, prototypes))
+                self.projector.append(Prototypes(embedding_dim, prototypes, prototype_weights))
             self.predictor: nn.Sequential | None = None
             if config.predictor.depth:
                 layers = ProjectorConfig(depth=config.predictor.depth, hidden_dim=config.predictor.hidden_dim)
@@ -104,16 +106,31 @@ class PlainSiameseNetwork(SiameseNetwork):
 
 
 class Prototypes(nn.Module):
-    """Cosines of embeddings (n, q) with unit vectors, shape (n, prototypes): the last layer of DINO and SwAV."""
+    """Cosines of embeddings (n, q) with vectors, shape (n, prototypes): the last layer of DINO and SwAV.
 
-    def __init__(self, embedding_dim: int, count: int) -> None:
-        """Draw the vectors; only their directions count."""
+    Vectors that are rescaled to length 1 after each step are taken as they are, so that the gradient has the part along
+    them, as in SwAV's code.
+    """
+
+    def __init__(self, embedding_dim: int, count: int, weights: PrototypeWeights) -> None:
+        """Draw the vectors."""
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(count, embedding_dim))
+        self._unit = weights == "unit"
+        weight_KQ, bound = torch.empty(count, embedding_dim), embedding_dim**-0.5
+        weight_KQ = weight_KQ.normal_() if weights == "normal" else weight_KQ.uniform_(-bound, bound)
+        self.weight = nn.Parameter(weight_KQ)
+        self.rescale()
+
+    @torch.no_grad()
+    def rescale(self) -> None:
+        """Give the vectors length 1 if they are to have it."""
+        if self._unit:
+            self.weight.copy_(F.normalize(self.weight, dim=1))
 
     def forward(self, z_NQ: Tensor) -> Tensor:
         """Return the scores."""
-        return F.linear(F.normalize(z_NQ, dim=1), F.normalize(self.weight, dim=1))
+        weight_KQ = self.weight if self._unit else F.normalize(self.weight, dim=1)
+        return F.linear(F.normalize(z_NQ, dim=1), weight_KQ)
 
 
 def _compute_blocks_again(backbone: nn.Module, name: str) -> None:

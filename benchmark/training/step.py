@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from regbench.benchmark.bf16 import fast_bf16
 from regbench.benchmark.meters import peak_extra_bytes
+from regbench.benchmark.training.network import Prototypes
 from regbench.benchmark.training.teacher import Teacher
 from regbench.methods import Engine, Regularizer
 from regbench.methods.labelled import LOSSES_OF_LABELS
@@ -105,6 +106,9 @@ class Step:
             self._backward_in_parts(parts, gradients, states)
         marks.append(self.mark())
         self.optimizer.step()
+        for module in self.network.modules():
+            if isinstance(module, Prototypes):
+                module.rescale()
         # DistributedDataParallel keeps the gradients in its buckets, so they are zeroed; others are freed. For LARS,
         # `zero_grad` would take an operation for each tensor.
         if isinstance(self.network, DistributedDataParallel):

@@ -19,7 +19,8 @@ from regbench.benchmark.training.network import SiameseNetwork
 class Teacher(nn.Module):
     """Makes targets through which no gradient flows: of the network itself, or of a copy that follows it slowly.
 
-    The copy is in training mode: its BN layers normalise by the batch, as in BYOL and MoCo v3. Nothing evaluates it.
+    The copy's BN layers normalise by the batch, as in BYOL and MoCo v3. All else is in evaluation mode: the copy has
+    neither stochastic depth nor dropout, as in DINO.
     The state is that of the copy and of the transform, and empty without both.
 
     Attributes:
@@ -44,8 +45,11 @@ class Teacher(nn.Module):
             clones: dict[int, Any] = {id(buffer): buffer.clone() for buffer in student.buffers()}
             for weight in student.parameters():
                 clones[id(weight)] = nn.Parameter(weight.detach().clone(), requires_grad=False)
-            self.network = copy.deepcopy(student, clones).train()
+            self.network = copy.deepcopy(student, clones).eval()
             self.network.predictor = None
+            for module in self.network.modules():
+                # Not by `train`, which would reach what a BN layer of timm holds, such as DropBlock.
+                module.training = hasattr(module, "running_mean")
             of_student = dict(student.named_parameters())
             # A list, so that the student is no part of this module.
             self._followed: list[Tensor] = [of_student[name] for name, _ in self.network.named_parameters()]

@@ -2,21 +2,23 @@
 
 docs/identities.md says which methods are the same. Here each of these losses is written in common terms: a factor times
 λ mean (z₁ − z₂)² plus the energy of a kernel, less a constant. Rows with the same kernel, λ and other settings then
-have gradients that differ by the ratio of their factors alone.
+have gradients that differ by the ratio of their factors alone. z are unit embeddings; beside a predictor or a teacher
+z₁ is a prediction and z₂ a target.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from regbench.reports.rows.summary import Row, Summary
 
-_LINEAR, _QUADRATIC = "u·v", "(u·v)²"
+_NONE, _LINEAR, _QUADRATIC, _CANDIDATES = "0", "u·v", "(u·v)²", "log Σ exp(u·v/τ)"
 _TOLERANCE = 1e-6  # of weights that somebody has rounded, as q/ρ
+_MOST_ORDERS = 20  # nobody lists more weights of SFRIK, and a stranger's cell may have any number
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,30 @@ class CommonTerms:
 
 
 def _of_sfrik(method: Mapping[str, Any], q: int) -> CommonTerms | None:
-    weights, alignment = method["weights"], method["alignment_weight"]
-    if not method["regularize_local"]:
-        return None
-    if len(weights) == 1:
-        return CommonTerms(_LINEAR, alignment / weights[0], weights[0])
+    return _of_series(method["weights"], method["alignment_weight"], q) if method["regularize_local"] else None
+
+
+def _of_series(weights: Sequence[float], alignment: float, q: int) -> CommonTerms:
+    """Write λ mean (z₁ − z₂)² + Σ b_ℓ P_ℓ, whose weights b_ℓ begin with that of ℓ = 1, in common terms."""
+    kernel, factor = _LINEAR, math.fsum(weights)
     if len(weights) == 2 and weights[0] == 0:  # P₂(t) = (q t² − 1)/(q − 1)
-        factor = weights[1] * q / (q - 1)
-        return CommonTerms(_QUADRATIC, alignment / factor, factor)
-    return None
+        kernel, factor = _QUADRATIC, weights[1] * q / (q - 1)
+    elif len(weights) > 1:
+        kernel = " + ".join(f"{weight / factor:.6g} P_{order}" for order, weight in enumerate(weights, 1))
+    return CommonTerms(kernel, alignment / factor, factor)
+
+
+def _of_spherical(method: Mapping[str, Any], q: int) -> CommonTerms | None:
+    order, share = method["order"], method["regularization_weight"]
+    if method["spectrum"] != "bandlimited" or order > _MOST_ORDERS:
+        return None
+    weights = []
+    for degree in range(1, order + 1):
+        # The number of spherical harmonics, and Legendre's eigenvalue.
+        harmonics = math.comb(q + degree - 1, degree) - (math.comb(q + degree - 3, degree - 2) if degree > 1 else 0)
+        weights.append(harmonics * (degree * (degree + q - 2) if method["statistic"] == "ksd" else 1))
+    total = sum(weights)
+    return _of_series([share * weight / total for weight in weights], (1 - share) * q / 4, q)
 
 
 def _of_generalized_distance(method: Mapping[str, Any], q: int) -> CommonTerms | None:
@@ -56,10 +73,22 @@ def _of_quadratic(method: Mapping[str, Any], q: int) -> CommonTerms:
 
 
 def _of_tico(method: Mapping[str, Any], q: int) -> CommonTerms | None:
+    if not method["covariance_weight"]:
+        return _cosines(1.0, q)
     if method.get("covariance_momentum"):
         return None
     # No gradient flows through one of the kernel's two factors. 1 − cos is half of a squared distance.
     return CommonTerms(_QUADRATIC, q / method["covariance_weight"], method["covariance_weight"] / 2)
+
+
+def _cosines(factor: float, q: int) -> CommonTerms:
+    # −cos is ½ q mean (z₁ − z₂)², less 1.
+    return CommonTerms(_NONE, 1.0, factor * q / 2)
+
+
+def _of_candidates(method: Mapping[str, Any], q: int) -> CommonTerms:
+    factor = 4 * method["temperature"] if method["name"] == "moco_v3" else 1.0
+    return CommonTerms(_CANDIDATES, q / (2 * method["temperature"]), factor)
 
 
 _TERMS: Mapping[str, Callable[[Mapping[str, Any], int], CommonTerms | None]] = {
@@ -67,6 +96,12 @@ _TERMS: Mapping[str, Callable[[Mapping[str, Any], int], CommonTerms | None]] = {
     "generalized_distance": _of_generalized_distance,
     "quadratic": _of_quadratic,
     "tico": _of_tico,
+    "simsiam": lambda method, q: _cosines(1.0, q),
+    "byol": lambda method, q: _cosines(4.0, q),
+    "mec": lambda method, q: _cosines(1.0, q) if method["order"] == 1 else None,
+    "info_nce": _of_candidates,
+    "moco_v3": _of_candidates,
+    "spherical_mmd": _of_spherical,
 }
 
 
@@ -87,13 +122,18 @@ class Pair:
     equal: bool
 
 
-def common_terms(method: Any, q: int) -> CommonTerms | None:
-    """Write a method's plain settings in common terms, in embedding dimension q; None for a loss that no other is."""
+def common_terms(cell: Mapping[str, Any]) -> CommonTerms | None:
+    """Write the loss of a cell, plain data, in common terms; None for a loss that no other is."""
     try:
+        method = cell["method"]
         write = _TERMS.get(method["name"])
-        terms = write(method, q) if write else None
+        views = sum(kind["count"] for kind in cell["augmentation"]["views"].values())
+        # It aligns views with their mean, so of more than two it is another loss.
+        if write is None or (write is _of_spherical and views != 2):
+            return None
+        terms = write(method, cell["embedding_dim"])
         return terms if terms and math.isfinite(terms.alignment_weight) else None
-    except (ArithmeticError, LookupError, TypeError):  # a stranger's cell may hold anything
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # a stranger's cell may hold anything
         return None
 
 
@@ -101,8 +141,7 @@ def same_losses(summary: Summary) -> list[Pair]:
     """Find the pairs of rows with different names that are one loss, in one setting of the table."""
     written = []
     for row in summary.methods:
-        cell = row.first.cell
-        terms = common_terms(cell.get("method"), cell["embedding_dim"])
+        terms = common_terms(row.first.cell)
         if terms is not None:
             written.append((row, terms))
     pairs = []

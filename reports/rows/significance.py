@@ -74,17 +74,19 @@ class Tukey:
                 self.means[place] = float(np.mean(list(row.values())))
         known = ~np.isnan(counted)
         own = np.sum(known, axis=1, keepdims=True)
-        # A least-squares fit of what each seed gives. Scores and indicators of seeds are taken without the means of
-        # their rows, so that what remains is of the seeds alone. Rows may lack seeds, and so averages would not do.
-        centred = np.where(known, counted - np.nansum(counted, axis=1, keepdims=True) / own, 0.0)[known]
-        of_seed = (known[:, None] * (np.eye(len(seeds)) - 1 / own[:, None]))[known]
+        # A least-squares fit of what each seed gives, by the normal equations: scores and indicators of seeds are taken
+        # without the means of their rows, so that what remains is of the seeds alone. Rows may lack seeds, and so
+        # averages would not do.
+        row_means = np.nansum(counted, axis=1, keepdims=True) / own
+        centred = np.where(known, counted - row_means, 0.0)
+        equations = np.diag(known.sum(axis=0)) - (known / own).T @ known
         # The columns add up to 0, as a shift of all seeds is one of the rows' means. So the rank is one short at least,
         # and singular values below a billionth of the largest are rounding.
-        given, _, rank, _ = np.linalg.lstsq(of_seed, centred, rcond=1e-9)
-        self.freedom = len(centred) - self.rows - int(rank)
+        given, _, rank, _ = np.linalg.lstsq(equations, centred.sum(axis=0), rcond=1e-9)
+        self.freedom = int(known.sum()) - self.rows - int(rank)
+        given_means = (known @ given)[:, None] / own
         # Scores are stated to a hundredth at most: what is below a billionth is rounding.
-        squares = np.zeros(known.shape)
-        squares[known] = np.round(centred - of_seed @ given, 9) ** 2
+        squares = np.where(known, np.round(centred - given + given_means, 9), 0.0) ** 2
         self.deviation = math.sqrt(float(squares.sum()) / self.freedom) if self.freedom > 0 else math.nan
         others = max(self.rows - 1, 1)
         # A row takes its share of what the seeds give, so that its squares are too few by 1 - 1 / rows.

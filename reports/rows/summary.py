@@ -73,7 +73,7 @@ class Configuration:
         """Whether any of the cells has its final scores."""
         return any(r.status == "done" for r in self.records)
 
-    @property
+    @functools.cached_property
     def repeated(self) -> bool:
         """Whether it stands for what several searches chose, and not for one configuration."""
         return any(record.search is not None for record in self.records)

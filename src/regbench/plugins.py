@@ -221,12 +221,22 @@ def _group(kind: str) -> str:
     return f"regbench.{kind}s"
 
 
-def own_names(kind: str) -> list[str]:
-    """Return the names of our own plug-ins of a kind, sorted, without the import of any."""
+def has_others(kind: str) -> bool:
+    """Return True if another wheel has plug-ins of a kind."""
+    return bool(importlib.metadata.entry_points(group=_group(kind)))
+
+
+def own_files(kind: str) -> list[Path]:
+    """Return the files of the package that holds our own plug-ins of a kind, sorted."""
     spec = importlib.util.find_spec(PACKAGES[kind])
     assert spec is not None and spec.origin is not None
+    return sorted(Path(spec.origin).parent.glob("*.py"))
+
+
+def own_names(kind: str) -> list[str]:
+    """Return the names of our own plug-ins of a kind, sorted, without the import of any."""
     names: list[str] = []
-    for file in Path(spec.origin).parent.glob("*.py"):
+    for file in own_files(kind):
         for call in ast.walk(ast.parse(file.read_text())):
             # Calls have the form register("name", preset=...).
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "register":
@@ -238,7 +248,7 @@ def own_names(kind: str) -> list[str]:
 def refuse_unknown(kind: str, names: Collection[str], where: str = "") -> None:
     """Refuse names that no plug-in has before torch is imported, which takes seconds."""
     # The registry refuses names later if another wheel may have them, or if torch is there already.
-    if not names or sys.modules.get("torch") or importlib.metadata.entry_points(group=_group(kind)):
+    if not names or sys.modules.get("torch") or has_others(kind):
         return
     known = own_names(kind)
     for name in names:

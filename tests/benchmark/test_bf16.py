@@ -38,7 +38,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, vendor: str, avx512_bf16: bool, 
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    monkeypatch.setattr("regbench.benchmark.bf16.processor", {"vendor_id": vendor}.get)
+    monkeypatch.setattr("regbench.benchmark.machine.processor", {"vendor_id": vendor}.get)
 
 
 @pytest.fixture(params=[True, False], ids=["fast", "slow"])

@@ -24,9 +24,10 @@ from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.settings.architecture import needed_settings
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.preset_tree import config_folder
+from regbench.benchmark.settings.presets import sweep_names
 from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.stored import load_config
-from regbench.benchmark.settings.sweep import load_grid, load_run, load_sweep, sweep_names
+from regbench.benchmark.settings.sweep import load_grid, load_run, load_sweep
 from regbench.benchmark.training.optimizers.lars import LARSConfig
 from regbench.datasets.sources.imagefolder import ImageFolder
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import re
+import zipfile
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from regbench import RegbenchError
 from regbench.benchmark.backbones.base import BACKBONES
+from regbench.benchmark.rundir.directory import write_config
 from regbench.benchmark.settings.architecture import NetworkConfig, PredictorConfig, ProjectorConfig
 from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.settings.sweep import load_run
-from regbench.benchmark.training.network import SiameseNetwork
+from regbench.benchmark.settings.stored import load_config
+from regbench.benchmark.settings.sweep import load_run, load_sweep
+from regbench.benchmark.training.assembly import new_network
+from regbench.benchmark.training.network import Prototypes, SiameseNetwork
 from regbench.benchmark.training.spread import effective_rank, feature_spread
 from regbench.benchmark.training.step import Step
 from regbench.benchmark.training.teacher import Teacher
@@ -42,6 +50,7 @@ REFUSED = {
     "method=mec method.warmup=1.5 network.teacher=ema": "warmup must be from 0 to 1",
     "method=tico method.covariance_momentum=1.0 network.teacher=ema": "covariance_momentum must be from 0 to below 1",
     "method=vicreg network.teacher=mean": "network.teacher=mean must be",
+    "method=dino network.teacher=ema method.prototype_weights=long": "must be uniform, unit or normal",
 }
 
 
@@ -70,6 +79,57 @@ def test_cells_hold_what_acts_beside_a_teacher_alone_only_where_it_acts(method: 
     assert acting.plain()["method"][setting] == 0.5
     assert [Cell.stored(cell.plain()) for cell in (plain, acting)] == [plain, acting]
     assert plain.id == {"tico": "f7bbeed02cfb", "mec": "7758a57909e3"}[method]
+
+
+HEURISTICS = Path(__file__).parents[2] / "results" / "heuristics.zip"
+PROTOTYPES = {"dino": "network.teacher=ema", "swav": "network.teacher=stop_gradient"}
+
+
+def shipped() -> list[dict[str, Any]]:
+    """Return the cells of the study of teachers, which is older than the setting of the prototypes."""
+    with zipfile.ZipFile(HEURISTICS) as archive:
+        lines = archive.read("records.jsonl").splitlines()
+    return [json.loads(line)["cell"] for line in lines]
+
+
+def prototypes_of(network: SiameseNetwork) -> Tensor:
+    return cast("Prototypes", network.projector[-1]).weight
+
+
+def test_cells_from_before_the_setting_of_prototypes_keep_ids_and_meaning(tmp_path: Path) -> None:
+    cells = [cell for cell in shipped() if cell["method"]["name"] in PROTOTYPES]
+    assert len(cells) == 14
+    for data in cells:
+        cell = Cell.stored(data)
+        assert cell.method.prototype_weights == "normal"
+        assert cell.plain() == data
+        write_config(tmp_path, data)
+        assert load_config(tmp_path / "config.yaml")[0] == cell
+    changed, _ = load_config(tmp_path / "config.yaml", ["method.prototype_weights=uniform"])
+    assert changed.method.prototype_weights == "uniform"
+
+
+def test_the_sweep_of_a_shipped_study_has_its_cells() -> None:
+    ids = {cell.id for cell in load_sweep("heuristics", []).cells}
+    assert ids == {Cell.stored(cell).id for cell in shipped() if cell["seed"] == 0}
+
+
+@pytest.mark.parametrize("kind", ["", "normal", "uniform", "unit"])
+@pytest.mark.parametrize("name", PROTOTYPES)
+def test_prototypes_begin_with_the_length_that_is_set(name: str, kind: str) -> None:
+    given = [f"method.prototype_weights={kind}"] if kind else []
+    cell, _ = load_run([f"method={name}", "method.prototypes=300", "embedding_dim=64", PROTOTYPES[name], *given])
+    assert Cell.stored(cell.plain()) == cell
+    assert ("prototype_weights" in cell.plain()["method"]) == (kind != "normal")
+    weight_KQ = prototypes_of(new_network(cell)).detach()
+    lengths_K = weight_KQ.norm(dim=1)
+    kind = kind or {"dino": "uniform", "swav": "unit"}[name]
+    if kind == "unit":
+        torch.testing.assert_close(lengths_K, torch.ones(300))
+    else:
+        length, most = {"normal": (8.0, 6.0), "uniform": (3**-0.5, 1 / 8)}[kind]
+        assert lengths_K.mean().item() == pytest.approx(length, rel=0.02)
+        assert 0.99 * most < weight_KQ.abs().max() < most or kind == "normal"
 
 
 def config(teacher: str, depth: int = 0, momentum: float = 0.996) -> NetworkConfig:
@@ -144,6 +204,53 @@ def test_an_ema_teacher_follows_as_byols() -> None:
     assert torch.equal(torch.nn.utils.parameters_to_vector(teacher.parameters()), followed)
 
 
+@pytest.mark.parametrize("kind", ["uniform", "unit"])
+def test_prototypes_learn_as_those_of_released_codes(kind: str) -> None:
+    """DINO's last layer is torch's linear one with `weight_norm`; SwAV's is rescaled before each step.
+
+    By AdamW, as DINO, and by SwAV's loss, whose codes need no state.
+    """
+    settings, method = config("stop_gradient"), build("swav", prototypes=5, prototype_weights=kind)
+    network = SiameseNetwork(settings, 12, 3, 16, 0, prototypes=5, prototype_weights=kind)  # type: ignore[arg-type]
+    theirs = SiameseNetwork(settings, 12, 3, 16, 0, prototypes=5, prototype_weights=kind)  # type: ignore[arg-type]
+    linear = nn.Linear(12, 5, bias=False)
+    linear.weight.data.copy_(prototypes_of(theirs))
+    if kind == "uniform":
+        linear = weight_norm(linear)
+        length = linear.parametrizations.weight.original0.requires_grad_(False)
+        length.fill_(1.0)
+    theirs.projector[-1] = linear
+    linear.register_forward_pre_hook(lambda _, inputs: (F.normalize(inputs[0], dim=1),))
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (network, theirs)]
+    step = step_of(network, settings, Teacher(network, settings), method=method, optimizer=optimizers[0])
+    for _ in range(4):
+        if kind == "unit":
+            linear.weight.data.copy_(F.normalize(linear.weight.data, dim=1))
+        step(*images())
+        scores = theirs(*images())
+        loss_of_targets(method, scores, [s.detach() for s in scores], Engine()).total.backward()
+        optimizers[1].step(), optimizers[1].zero_grad()
+    prototypes = prototypes_of(network)
+    turned = F.normalize(linear.weight.detach(), dim=1)
+    torch.testing.assert_close(F.normalize(prototypes.detach(), dim=1), turned, rtol=1e-3, atol=1e-5)
+    begun = SiameseNetwork(settings, 12, 3, 16, 0, prototypes=5, prototype_weights=kind)  # type: ignore[arg-type]
+    assert (F.normalize(prototypes_of(begun), dim=1) * turned).sum(dim=1).max() < 0.9995
+    if kind == "unit":
+        torch.testing.assert_close(prototypes.norm(dim=1), torch.ones(5))
+
+
+def test_nothing_is_random_in_an_ema_teacher() -> None:
+    """As DINO's, it has no stochastic depth, which its student has; nor dropout."""
+    options = {"depth": 2, "embed_dim": 24, "num_heads": 2, "proj_drop_rate": 0.3}
+    backbone = BACKBONES.build("timm", patch_size=4, drop_path_rate=0.5, options=options)
+    settings = replace(config("ema"), backbone=backbone)
+    network = SiameseNetwork(settings, 12, 3, 16, 0)
+    teacher = Teacher(network, settings)
+    x_NCHW = images(1)[0]
+    assert not torch.equal(*network(x_NCHW, x_NCHW))
+    assert torch.equal(*teacher(x_NCHW, x_NCHW))
+
+
 @pytest.mark.parametrize("kind", ["none", "stop_gradient", "ema"])
 def test_micro_batches_give_the_step_of_the_whole_batch(kind: str) -> None:
     settings = config(kind, depth=2)
@@ -171,7 +278,9 @@ def test_a_plan_counts_the_teacher() -> None:
 def trained(method: Regularizer, teacher: str, depth: int, steps: int, *, centred: bool = True) -> tuple[float, float]:
     """Train on pictures of stripes; return effective rank and feature spread of the last batch's embeddings."""
     settings = config(teacher, depth, momentum=0.9 if teacher == "ema" else 0.996)
-    network = SiameseNetwork(settings, 16, 3, 16, 0, prototypes=method.prototypes)
+    network = SiameseNetwork(
+        settings, 16, 3, 16, 0, prototypes=method.prototypes, prototype_weights=method.prototype_weights
+    )
     transform = method.target_transform(method.prototypes) if centred else None
     own = None if teacher == "none" else Teacher(network, settings, transform)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
@@ -206,7 +315,8 @@ def test_byol_collapses_without_its_predictor_and_without_a_stopped_gradient() -
 
 @pytest.mark.slow
 def test_dino_collapses_without_its_center() -> None:
-    method = build("dino", prototypes=32, warmup=0.0)
+    # Long prototypes hardly turn by SGD; short ones would have to be kept as they are at first, as DINO does.
+    method = build("dino", prototypes=32, warmup=0.0, prototype_weights="normal")
     rank, spread = trained(method, "ema", 0, 120)
     collapsed_rank, collapsed_spread = trained(method, "ema", 0, 120, centred=False)
     assert spread > 0.3

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from regbench.benchmark.machine import has_fast_bf16
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
@@ -48,6 +49,9 @@ def test_honest_cells_come_out_the_same(trained: Path, tiny_data_dir: Path, monk
     done = verify(trained, tiny_data_dir)
     assert (done.exit_code, done.stdout.count("evaluated again from its weights, equal to the last bit")) == (0, 1)
     done = verify(trained, tiny_data_dir, "runtime.threads=2")  # other numbers, by the last bits
+    assert (done.exit_code, done.stdout.count("equal to the last bit")) == (0, 0), done.output
+    monkeypatch.setattr("regbench.benchmark.machine.has_fast_bf16", lambda: not has_fast_bf16())
+    done = verify(trained, tiny_data_dir)
     assert (done.exit_code, done.stdout.count("equal to the last bit")) == (0, 0), done.output
 
 

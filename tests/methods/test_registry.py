@@ -62,9 +62,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "dino": {
         **{"prototypes": 65536, "student_temperature": 0.1, "teacher_temperature": 0.07},
         **{"first_teacher_temperature": 0.04, "warmup": 0.1, "center_momentum": 0.9},
+        "prototype_weights": "uniform",
     },
     # Caron et al. (NeurIPS 2020), the code.
-    "swav": {"prototypes": 3000, "temperature": 0.1, "epsilon": 0.05, "iterations": 3},
+    "swav": {"prototypes": 3000, "temperature": 0.1, "epsilon": 0.05, "iterations": 3, "prototype_weights": "unit"},
     # Chen et al. (ICCV 2021), the code's for ResNets.
     "moco_v3": {"temperature": 1.0},
     # Yeh et al. (ECCV 2022).

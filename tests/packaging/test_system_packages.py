@@ -1,9 +1,10 @@
-"""`make install`'s first step, on machines that are pretended: its PATH holds nothing but the commands written here."""
+"""What `make install` calls, on machines that are pretended: their PATH holds nothing but the commands written here."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +142,27 @@ def test_make_refuses_another_python(tmp_path: Path, python: str) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
+def test_uv_gets_what_pip_is_configured_with(machine: Machine) -> None:
+    machine.command("uv", "exit 3")
+    # A variable replaces the line of a file.
+    (machine.folder / "pip.conf").write_text("[global]\nfind-links = /of/the/file\ntimeout = 60\n")
+    configured = {"PIP_CONFIG_FILE": f"{machine.folder}/pip.conf", "PIP_FIND_LINKS": "/one /two"}
+    configured |= {"PIP_INDEX_URL": "file:///first", "PIP_EXTRA_INDEX_URL": "file:///second"}
+    done = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "install.py", "-q", "-e", "."],
+        env={"PATH": str(machine.folder), **configured},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 3, done.stderr
+    (line,) = machine.log
+    assert line.startswith(f"uv pip install --python {sys.executable} ")
+    assert (
+        " --default-index file:///first --extra-index-url file:///second --find-links /one --find-links /two " in line
+    )
+    assert line.endswith(" -q -e .")
+
+
 PRETENDED_PYTHON = """
 case "$*" in
     *-m\\ venv*)
@@ -150,6 +172,8 @@ case "$*" in
         echo "$begin$PWD/.venv/bin/python" >.venv/bin/pip
         ;;
     *install*-e*) pwd >.venv/code ;;
+    *"import torch; print"*) echo 2.10.0 ;;
+    *"< (2, 11)"*) exit 1 ;;
 esac
 """
 
@@ -161,6 +185,18 @@ def make_install(clone: Path) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_make_refuses_a_site_whose_pytorch_is_too_old(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    Machine(tmp_path).command("some-python", PRETENDED_PYTHON, logged=False)
+    command = ["make", "install", f"PYTHON={tmp_path}/some-python", "SITE=1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"make: SITE=1 takes the PyTorch of '{tmp_path}/some-python', which has 2.10.0, and")
+    assert not (tmp_path / ".venv").exists()
 
 
 @pytest.mark.parametrize("name", ["clone", "a clone"])

@@ -7,6 +7,7 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from html.parser import HTMLParser
@@ -95,6 +96,16 @@ def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFact
     (runs / "quickstart" / "0123456789ab" / "config.yaml").touch()
     report = write_report([runs / "quickstart"], runs.parent / "deep" / "report")
     return report, Page(report.page.read_text())
+
+
+def test_a_report_is_made_without_torch(record: Make, runs: Path) -> None:
+    record()
+    program = f"""
+import sys, regbench
+regbench.report({str(runs / "quickstart")!r})
+sys.exit("torch" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_the_files(site: tuple[WrittenReport, Page]) -> None:

@@ -22,6 +22,21 @@ LINEAR = {"name": "sfrik", "weights": [1.0], "alignment_weight": 600.0, "regular
 DISTANCE = {"name": "generalized_distance", "exponent": 2.0, "alignment_weight": 1200.0}
 QUADRATIC = {"name": "quadratic", "alignment_weight": 64.0}
 TICO = {"name": "tico", "covariance_weight": 8.0}
+SIMSIAM = {"name": "simsiam"}
+MMD = {"name": "spherical_mmd", "spectrum": "bandlimited", "regularization_weight": 0.2, "statistic": "mmd", "order": 3}
+
+
+def written(method: Any, q: int = 12, views: int = 2) -> Any:
+    kinds = {"view1": {"count": 1}, "view2": {"count": views - 1}}
+    return common_terms({"method": method, "embedding_dim": q, "augmentation": {"views": kinds}})
+
+
+def bandlimited(order: int, *, ksd: bool = False, q: int = 12) -> dict[str, Any]:
+    """SFRIK with the weights of a band-limited spectrum: dimensions of spaces of harmonics, times eigenvalues."""
+    sizes = [1.0, 12.0, 77.0, 352.0][1 : order + 1]
+    weights = [size * (degree * (degree + q - 2) if ksd else 1) for degree, size in enumerate(sizes, 1)]
+    weights = [0.2 * weight / sum(weights) for weight in weights]
+    return LINEAR | {"weights": weights, "alignment_weight": 0.8 * q / 4}
 
 
 @pytest.mark.parametrize(
@@ -31,6 +46,14 @@ TICO = {"name": "tico", "covariance_weight": 8.0}
         (LINEAR | {"weights": [3.0], "alignment_weight": 1800.0}, DISTANCE),
         (QUADRATIC, TICO | {"covariance_weight": 12 / 64}),
         (QUADRATIC, LINEAR | {"weights": [0.0, 11.0], "alignment_weight": 64.0 * 12}),
+        (SIMSIAM, {"name": "byol"}),
+        (SIMSIAM, {"name": "mec", "order": 1}),
+        (SIMSIAM, TICO | {"covariance_weight": 0.0}),
+        ({"name": "info_nce", "temperature": 0.3}, {"name": "moco_v3", "temperature": 0.3}),
+        (MMD, bandlimited(3)),
+        (MMD | {"statistic": "ksd"}, bandlimited(3, ksd=True)),
+        (MMD | {"order": 1, "regularization_weight": 0.5}, LINEAR | {"alignment_weight": 3.0}),
+        (MMD | {"order": 1, "statistic": "ksd"}, LINEAR | {"alignment_weight": 12.0}),
     ],
 )
 def test_what_is_called_the_same_loss_has_the_same_gradient(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -41,7 +64,7 @@ def test_what_is_called_the_same_loss_has_the_same_gradient(one: dict[str, Any],
     for choice in (one, other):
         name, arguments = choice["name"], {key: value for key, value in choice.items() if key != "name"}
         method = methods.build(name, **arguments)
-        found = common_terms({"name": name, **plain(method)}, 12)
+        found = written({"name": name, **plain(method)})
         assert found is not None
         terms.append(found)
         gradients = torch.autograd.grad(method(*views).total, views)
@@ -55,11 +78,15 @@ def test_what_is_called_the_same_loss_has_the_same_gradient(one: dict[str, Any],
     "method",
     [
         DISTANCE | {"exponent": 1.0},
-        LINEAR | {"weights": [1.0, 40.0]},
         LINEAR | {"regularize_local": False},
         {"name": "vicreg"},
         {"name": "quadratic", "alignment_weight": "odd"},
-        {"name": "tico", "covariance_weight": 0.0},
+        {"name": "mec", "order": 4},
+        {"name": "moco_v3", "temperature": 0.0},
+        MMD | {"spectrum": "heat"},
+        MMD | {"order": 10**9},
+        MMD | {"order": -1},
+        MMD | {"regularization_weight": 0.0},
         TICO | {"covariance_momentum": 0.9},
         {"name": "sfrik"},
         {"name": ["sfrik"]},
@@ -67,7 +94,35 @@ def test_what_is_called_the_same_loss_has_the_same_gradient(one: dict[str, Any],
     ],
 )
 def test_what_is_no_other_loss_is_not_called_so(method: Any) -> None:
-    assert common_terms(method, 512) is None
+    assert written(method, 512) is None
+
+
+def test_other_weights_of_a_series_are_another_kernel() -> None:
+    kernels = {written(LINEAR | {"weights": weights}).kernel for weights in ([1.0, 40.0], [1.0, 41.0], [0.0, 1.0])}
+    assert len(kernels) == 3
+
+
+def test_of_more_than_two_views_the_spherical_discrepancies_are_another_loss() -> None:
+    assert written(MMD, views=3) is None
+    assert written(bandlimited(3), views=3) is not None
+    assert common_terms({"method": MMD, "embedding_dim": 12, "augmentation": {"views": [1]}}) is None
+    assert written(MMD, q=-5) is None  # a stranger's
+
+
+@pytest.mark.parametrize("teacher", ["stop_gradient", "ema"])
+def test_byol_and_simsiam_are_marked_beside_one_teacher_alone(runs: Path, record: Make, teacher: str) -> None:
+    network = settings("VICReg")["network"]
+    record("simsiam", cell={"method": SIMSIAM, "network": network | {"teacher": "stop_gradient"}})
+    record("byol", cell={"method": {"name": "byol"}, "network": network | {"teacher": teacher}}, linear=79.0)
+    found = notes(runs)
+    begins = "≡ The same loss (up to a factor of 4): "
+    assert [note[: len(begins)] for note in found] == [begins] * (teacher == "stop_gradient")
+
+
+def test_of_infonce_and_moco_v3_the_temperature_is_the_weight(runs: Path, record: Make) -> None:
+    record("info_nce", cell={"method": {"name": "info_nce", "temperature": 0.4}})
+    record("moco_v3", cell={"method": {"name": "moco_v3", "temperature": 1.0}}, linear=79.0)
+    assert "(λ = 256 and 640 beside the kernel log Σ exp(u·v/τ))" in notes(runs)[0]
 
 
 def pair(record: Make, distance: dict[str, Any], **cell: Any) -> None:

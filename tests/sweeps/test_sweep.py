@@ -590,8 +590,10 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
     (directories[1] / "tuning.json").touch()
     attempt(directories[1], **done)
     for some, left in ((("pretrain", "tune"), [0, 2, 3]), (stages, [0, 1, 2, 3])):
-        run_sweep(grid, some)
+        announced: list[tuple[int, int]] = []
+        run_sweep(grid, some, lambda status, *of: announced.append(of))  # noqa: B023
         assert [call[0] for call in seen] == left  # type: ignore[index]
+        assert announced == [(number + 1, len(left)) for number in range(len(left))]
         seen.clear()
         shutil.rmtree(directories[2])
 

@@ -25,18 +25,41 @@ KINDS = {
 @click.argument("names", nargs=-1, shell_complete=complete_method)
 def methods(names: Sequence[str]) -> None:
     """List the regularizers, or show those of NAMES in full: formula, reference, hyperparameters, search space."""
+    if not names:
+        _list_methods()
+        return
     from regbench import methods as registry
 
-    if names:
-        for name in names:
-            _show_method(registry.build(name), registry.defaults(name))
-    else:
-        _list_methods()
+    for name in names:
+        _show_method(registry.build(name), registry.defaults(name))
 
 
 def _list_methods() -> None:
     from tabulate import tabulate
 
+    click.echo(tabulate(_listed_methods(), headers=["method=", "label", "reference", "time", "memory"]))
+    click.echo("\nn = batch, q = embedding dimension. One method in full: regbench methods NAME")
+
+
+def _listed_methods() -> list[list[str]]:
+    """Return a row for each method, kept beside the compiled modules: the methods themselves need torch's import."""
+    import contextlib
+    import json
+
+    from regbench.files import write_text
+    from regbench.plugins import has_others, own_files
+
+    files = own_files("method")
+    cache = files[0].parent / "__pycache__" / "methods.json"
+    changed_ns = {file.name: file.stat().st_mtime_ns for file in files}
+    # Methods of other wheels may change at any time.
+    is_kept = not has_others("method")
+    if is_kept:
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            stored = json.loads(cache.read_text())
+            if stored["changed_ns"] == changed_ns:
+                rows: list[list[str]] = stored["rows"]
+                return rows
     from regbench import methods as registry
 
     rows = []
@@ -44,8 +67,10 @@ def _list_methods() -> None:
         method = registry.build(name)
         data = method.metadata
         rows.append([name, method.label, data.reference, data.time, data.memory])
-    click.echo(tabulate(rows, headers=["method=", "label", "reference", "time", "memory"]))
-    click.echo("\nn = batch, q = embedding dimension. One method in full: regbench methods NAME")
+    if is_kept:
+        with contextlib.suppress(OSError):
+            write_text(cache, json.dumps({"changed_ns": changed_ns, "rows": rows}))
+    return rows
 
 
 def _show_method(method: Regularizer, defaults: Mapping[str, Any]) -> None:

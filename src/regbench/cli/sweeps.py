@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from regbench.cli.reporting import write_and_show_report
 if TYPE_CHECKING:
     from regbench.benchmark.settings.sweep import Sweep
     from regbench.sweeps.forecast import Planned
-    from regbench.sweeps.status import CellStatus
+    from regbench.sweeps.status import Announce, CellStatus
 
 _report_option = click.option(
     "--report/--no-report", default=False, help="Write the report at the end and print the leaderboard."
@@ -55,19 +56,34 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
       regbench sweep in20_table2 cluster=slurm cluster.partition=gpu cluster.gpus=4
       regbench status in20_table2
     """
-    from regbench.benchmark.settings.sweep import load_sweep, sweep_names
-    from regbench.slurm.execute import run_grid
+    from regbench.benchmark.settings.presets import sweep_names
 
     if name is None:
         for preset, description in sweep_names().items():
             click.echo(f"{preset:<18} {description}")
         return
+    announce = None if plan else _show_expected(name)
+    from regbench.benchmark.settings.sweep import load_sweep
+    from regbench.slurm.execute import run_grid
+
     grid = load_sweep(name, overrides)
     if plan:
         show_plan(grid)
         return
-    statuses = run_grid(grid, watch if wait else None, click.echo, oversized=oversized)
+    statuses = run_grid(grid, watch if wait else None, click.echo, oversized=oversized, announce=announce)
     _conclude(grid, statuses, report)
+
+
+def _show_expected(name: str) -> Announce | None:
+    """Print the shipped rows of a sweep that has some; return what shows those of this machine beside them."""
+    from regbench.tracks.expected import SHIPPED, ExpectedTable
+
+    if name not in SHIPPED:
+        return None
+    table = ExpectedTable(SHIPPED[name])
+    click.echo(f"What to expect:\n\n{table.text()}\n")
+    # A log gets a line for each cell.
+    return table.announce if sys.stderr.isatty() else None
 
 
 def _conclude(grid: Sweep, statuses: Sequence[CellStatus] | None, report: bool) -> None:

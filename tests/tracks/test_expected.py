@@ -1,0 +1,72 @@
+"""The shipped rows that a sweep begins with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from regbench.benchmark.settings.sweep import load_sweep
+from regbench.cli import main
+from regbench.errors import RegbenchError
+from regbench.files import write_text
+from regbench.reports.bundle.bundle import read_bundle
+from regbench.sweeps.status import CellStatus
+from regbench.tracks.expected import SHIPPED, ExpectedTable
+
+STATUS = CellStatus("0123456789ab", "VICReg", 7, "done", 15, 15, None, None, "", "", Path())
+
+
+def here(text: str) -> dict[str, list[str]]:
+    """The methods of a table, and the numbers in its rows without those that are shipped."""
+    rows = {}
+    for line in text.splitlines():
+        label, _, numbers = line.partition("  ")
+        if " ± " in numbers:
+            rows[label] = [word for word in numbers.replace(" ± ", "±").split() if "±" not in word]
+    return rows
+
+
+def test_all_rows_of_the_quickstart_are_expected() -> None:
+    labels = {cell.label for cell in load_sweep("quickstart").cells}
+    assert labels <= here(ExpectedTable(SHIPPED["quickstart"]).text()).keys()
+
+
+def test_the_table_comes_first_and_a_log_has_a_line_for_each_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    announces = []
+
+    def run_grid(*_: object, announce: object, **__: object) -> None:
+        announces.append(announce)
+        raise RegbenchError("nothing is run")
+
+    monkeypatch.setattr("regbench.slurm.execute.run_grid", run_grid)
+    done = CliRunner().invoke(main, ["sweep", "quickstart"])
+    assert done.output.startswith("What to expect:\n")
+    assert "3 seeds on 2 cores of AMD EPYC" in done.output
+    assert announces == [None]
+    # Others begin as before.
+    assert "What to expect" not in CliRunner().invoke(main, ["sweep", "minute"]).output
+
+
+def test_cells_that_end_fill_a_column_in_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = ExpectedTable(SHIPPED["quickstart"])
+    records = [record for record in read_bundle(SHIPPED["quickstart"]).records if record.status == "done"]
+    (vicreg,) = (record for record in records if record.label == "VICReg" and record.seed == 0)
+    write_text(tmp_path / vicreg.file_name, vicreg.text())
+
+    table.announce(replace(STATUS, directory=tmp_path), 1, 11)
+    first = capsys.readouterr().err
+    shown = here(first)
+    numbers = [vicreg.score(name, "test") for name in ("linear_top1", "knn_top1")]
+    assert shown.pop("VICReg") == [f"{number:.2f}" for number in numbers]
+    assert set(map(tuple, shown.values())) == {()}
+
+    table.announce(replace(STATUS, label="AUH", state="failed", detail="no memory", directory=tmp_path), 2, 11)
+    second = capsys.readouterr().err
+    # The cursor goes up to the first line of the table before.
+    lines = len(first.strip("\n").splitlines())
+    assert second.startswith(f"\x1b[{lines}F\x1b[J")
+    assert "AUH seed 7 (0123456789ab) FAILED: no memory" in second
+    assert second.endswith("2 of 11 cells have ended\n")
