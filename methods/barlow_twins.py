@@ -74,21 +74,28 @@ class BarlowTwins(Regularizer):
         """All three: as ‖Ẑ₁ᵀẐ₂‖² = ⟨Ẑ₁Ẑ₁ᵀ, Ẑ₂Ẑ₂ᵀ⟩, the redundancy does not need the correlation."""
         return ("textbook", "gram", "covariance")
 
+    def form_at(self, form: str, n: int, q: int) -> str:
+        """Take the covariance form for `auto` at n = q too: both have 6 n³ FLOP, but panels cut a ragged triangle."""
+        return "covariance" if form == "auto" and n == q else super().form_at(form, n, q)
+
     def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Compute it in Gram or covariance form, see `Regularizer.pair_value_and_gradient`."""
         n = shard.n
-        views = [self._normalizer(z_NQ, shard) for z_NQ in (z1_NQ, z2_NQ)]
-        # The Gram form needs normalised rows in every panel and keeps them. The other form makes them by chunks.
-        if form == "gram":
+        # The Gram form needs normalised rows in every panel and keeps them. The other form makes them by chunks, unless
+        # they take no more memory than the correlation: a large product is a little faster than many.
+        kept = form == "gram" or len(z1_NQ) <= z1_NQ.shape[1]
+        parts = [slice(None)] if kept else list(chunks(z1_NQ))
+        views = [self._normalizer(z_NQ, shard, kept=kept) for z_NQ in (z1_NQ, z2_NQ)]
+        if kept:
             y1_NQ, y2_NQ = (rows(slice(None)) for rows, _ in views)
             views = [(y1_NQ.__getitem__, views[0][1]), (y2_NQ.__getitem__, views[1][1])]
         (rows1, _), (rows2, _) = views
-        gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))
         weight = self.scale * self.redundancy_weight
         if form == "gram":
             diagonal_Q = shard.sum(torch.linalg.vecdot(y1_NQ, y2_NQ, dim=0)) / n
+            gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))
             # With n <= q the diagonal is a small part of the norm, so nothing cancels.
             norm = shard.sum(_product_of_grams(y1_NQ, y2_NQ, gradients, shard)) / n**2
             redundancy = norm - diagonal_Q.double().square().sum()
@@ -99,7 +106,7 @@ class BarlowTwins(Regularizer):
             gradients[1].addcmul_(y1_NQ, slope_Q)
         else:
             correlation_QQ = z1_NQ.new_zeros(z1_NQ.shape[1], z1_NQ.shape[1])
-            for part in chunks(z1_NQ):
+            for part in parts:
                 correlation_QQ.addmm_(rows1(part).T, rows2(part))
             shard.sum(correlation_QQ).div_(n)
             diagonal_Q = correlation_QQ.diagonal().clone()
@@ -109,9 +116,10 @@ class BarlowTwins(Regularizer):
             correlation_QQ.mul_(2 * weight / n)
             # The diagonal's slope takes its place, so that one product gives the gradients of both terms.
             correlation_QQ.diagonal().copy_((2 / n) * self.scale * (diagonal_Q - 1))
-            for part in chunks(z1_NQ):
-                gradients[0][part].addmm_(rows2(part), correlation_QQ.T)
-                gradients[1][part].addmm_(rows1(part), correlation_QQ)
+            gradients = (torch.empty_like(z1_NQ), torch.empty_like(z2_NQ))
+            for part in parts:
+                torch.mm(rows2(part), correlation_QQ.T, out=gradients[0][part])
+                torch.mm(rows1(part), correlation_QQ, out=gradients[1][part])
         for (rows, inverse_Q), gradient_NQ in zip(views, gradients, strict=True):
             # Through the normalisation: take off the mean, and the part along y, which the variance takes back.
             moments_2Q = torch.stack([gradient_NQ.sum(dim=0), torch.zeros_like(inverse_Q)])
@@ -123,16 +131,24 @@ class BarlowTwins(Regularizer):
         terms = {"alignment": self.scale * (1 - diagonal_Q.double()).square().sum(), "redundancy": weight * redundancy}
         return terms, *gradients
 
-    def _normalizer(self, z_NQ: Tensor, shard: Shard) -> tuple[Callable[[slice], Tensor], Tensor]:
-        """Return a function giving a slice of this rank's rows, normalised over all ranks, and 1/√(variance + ε)."""
+    def _normalizer(self, z_NQ: Tensor, shard: Shard, *, kept: bool) -> tuple[Callable[[slice], Tensor], Tensor]:
+        """Return a function giving a slice of this rank's rows, normalised over all ranks, and 1/√(variance + ε).
+
+        What it gave before is overwritten, unless it is `kept`: then it may be asked once, for all rows.
+        """
+        # Fresh memory of this size comes from the system, page by page, which takes longer than to fill it.
+        scratch_PQ = torch.empty_like(z_NQ if kept else z_NQ[next(chunks(z_NQ), slice(0))])
+
+        def centred(part: slice) -> Tensor:
+            return torch.sub(z_NQ[part], mean_Q, out=scratch_PQ[: len(z_NQ[part])])
+
         mean_Q = shard.sum(z_NQ.sum(dim=0)) / shard.n
         variance_Q = torch.zeros_like(mean_Q)
         # A second pass, because E z² − (E z)² would lose digits to a large mean.
         for part in chunks(z_NQ):
-            centred_PQ = z_NQ[part] - mean_Q
-            variance_Q += torch.linalg.vecdot(centred_PQ, centred_PQ, dim=0)
+            variance_Q += centred(part).square_().sum(dim=0)
         inverse_Q = (shard.sum(variance_Q) / shard.n + self.epsilon).rsqrt()
-        return lambda part: (z_NQ[part] - mean_Q).mul_(inverse_Q), inverse_Q
+        return lambda part: centred(part).mul_(inverse_Q), inverse_Q
 
 
 def _product_of_grams(a_NQ: Tensor, b_NQ: Tensor, gradients: tuple[Tensor, Tensor], shard: Shard) -> Tensor:

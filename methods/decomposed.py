@@ -20,6 +20,8 @@ from regbench.methods.pairwise import inverse_lengths, normalize, to_embedding_g
 from regbench.methods.views import add_alignment, mean_squared_spread
 
 Addends = dict[str, Tensor]
+AddRegularizer = Callable[[Tensor, Tensor, Tensor, float, Shard, str], Addends]
+"""See `Decomposed.add_regularizer`."""
 
 
 class Decomposed(Regularizer):
@@ -103,6 +105,14 @@ class Decomposed(Regularizer):
         """
         raise NotImplementedError
 
+    def add_regularizer_of_step(self, like_NQ: Tensor) -> AddRegularizer:
+        """Return the `add_regularizer` of every view of one step: it, unless views share what a step draws.
+
+        Args:
+            like_NQ: See `regularizer_of_step`.
+        """
+        return self.add_regularizer
+
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> Addends:
         """Compute the addends of the loss of two global views, see `view_terms`."""
         return self.view_terms((z1_NQ, z2_NQ), 2)
@@ -123,8 +133,11 @@ class Decomposed(Regularizer):
         q, seen = views_NQ[0].shape[1], self.regularized_views(len(views_NQ), global_views)
         share = 1 / seen
         inverses_N = [inverse_lengths(z_NQ) if self.unit else z_NQ.new_ones(len(z_NQ)) for z_NQ in views_NQ]
-        # The regularizer is asked for once, so that all views of a step see the same draws.
-        regularizer = self.regularizer_of_step(views_NQ[0])
+        # Either is asked for once, so that all views of a step see the same draws.
+        if form == "textbook":
+            regularizer = self.regularizer_of_step(views_NQ[0])
+        else:
+            add_regularizer = self.add_regularizer_of_step(views_NQ[0])
         addends, gradients_NQ = [], []
         for view, (z_NQ, inverse_N) in enumerate(zip(views_NQ, inverses_N, strict=True)):
             if view >= seen:
@@ -138,7 +151,7 @@ class Decomposed(Regularizer):
                 gradient_NQ.mul_(share)
             else:
                 gradient_NQ = torch.zeros_like(z_NQ)
-                own = self.add_regularizer(z_NQ, inverse_N, gradient_NQ, share, shard, form)
+                own = add_regularizer(z_NQ, inverse_N, gradient_NQ, share, shard, form)
             addends.append(own)
             gradients_NQ.append(gradient_NQ)
         weight = self.alignment_scale(q) / (shard.n * q)

@@ -21,7 +21,7 @@ from regbench.errors import RegbenchError
 # torch renamed it; the old name warns in the releases that have the new one.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-FORMS = ("auto", "gram", "covariance", "textbook")
+FORMS = ("auto", "gram", "covariance", "powers", "textbook")
 
 LOCAL_ROWS = "torch.distributed is initialised and the loss was given no group"
 """Beginning of the warning that a loss sees this process's rows only."""
@@ -34,6 +34,7 @@ class Engine:
     Attributes:
         form: `textbook` is the published formula under plain autograd, with every n × n or q × q tensor it makes;
             `gram` streams over blocks of the Gram matrix, O(n² q); `covariance` goes through a q × q matrix, O(n q²);
+            `powers` takes the waves of all frequencies of projections as powers of those of the first;
             `auto` takes the cheaper of the streamed forms that the method has.
         group: The processes that share the batch, each holding its own rows; None for a single process (where there
             are several, a warning says that each one's loss is that of its own rows). The value is

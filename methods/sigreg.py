@@ -10,13 +10,13 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends
-from regbench.methods.slicing import Sliced, epps_pulley
+from regbench.methods.slicing import SlicedCharacteristic, epps_pulley
 from regbench.spaces import Range, Space
 
 
 @register("sigreg")
 @dataclass(frozen=True, kw_only=True)
-class SIGReg(Sliced):
+class SIGReg(SlicedCharacteristic):
     """s [ (1 − λ) ¼ mean (Z₁ − Z₂)² + λ ½ Σ_v mean over directions of n EP(Z_v a) ] (Balestriero, LeCun, arXiv 2025).
 
     EP is the Epps-Pulley statistic against N(0, 1): ∫ |φ̂(t) − e^{−t²/2}|² e^{−t²/2} dt with the empirical
@@ -40,6 +40,7 @@ class SIGReg(Sliced):
     largest_frequency: float = 3.0
     scale: float = 1.0
     to_center: ClassVar[bool] = True
+    addend: ClassVar[str] = "normality"
 
     metadata: ClassVar[Metadata] = Metadata(
         title="SIGReg",
@@ -49,7 +50,7 @@ class SIGReg(Sliced):
         latex=r"s \left[ \frac{1 - \lambda}{4nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v \mathbb{E}_a "
         r"\, n \int | \hat{\varphi}_{Z_v a}(t) - e^{-t^2/2} |^2 e^{-t^2/2} \, dt \right]",
         time="O(n K (q + T)), K directions, T knots",
-        memory="O(n K T)",
+        memory="O(n K)",
         published="λ = 0.05, 1024 directions, 17 knots (README and launch scripts); λ = 0.02, 256 directions, 4 views "
         "of Imagenette, ViT-S/8, q = 16, batch 256 (minimal example)",
         views="the authors' code: distance to the mean of the global views, the statistic of every view",
@@ -66,18 +67,25 @@ class SIGReg(Sliced):
         """Return s (1 − λ), whatever q is."""
         return self.scale * (1 - self.regularization_weight)
 
+    @property
+    def weight(self) -> float:
+        """Factor s λ of the statistic."""
+        return self.scale * self.regularization_weight
+
+    def characteristic(self, frequencies_T: Tensor, q: int) -> Tensor:
+        """Compute e^{−t²/2}, that of N(0, 1), whatever q is."""
+        return (-(frequencies_T**2) / 2).exp()
+
     def sliced(self, u_NQ: Tensor, directions_QK: Tensor) -> Addends:
         """Compute s λ times the mean statistic over directions."""
-        return {"normality": self.scale * self.regularization_weight * self._statistic(u_NQ @ directions_QK)}
-
-    def _statistic(self, projections_NK: Tensor) -> Tensor:
-        n, device = len(projections_NK), projections_NK.device
+        n, projections_NK = len(u_NQ), u_NQ @ directions_QK
         # At frequency 0, which is left out, both functions are 1.
-        frequencies_T = torch.linspace(0, self.largest_frequency, self.knots, dtype=torch.float64, device=device)[1:]
+        frequencies_T = torch.linspace(0, self.largest_frequency, self.knots, dtype=torch.float64, device=u_NQ.device)
+        frequencies_T = frequencies_T[1:]
         cosines, sines = [], []
         for frequency in frequencies_T:
             angles_NK = projections_NK * frequency
             cosines.append(angles_NK.cos().sum(dim=0))
             sines.append(angles_NK.sin().sum(dim=0))
-        normals_T = (-(frequencies_T**2) / 2).exp().to(projections_NK)
-        return n * epps_pulley(torch.stack(cosines) / n - normals_T[:, None], torch.stack(sines) / n, frequencies_T)
+        real_TK = torch.stack(cosines) / n - self.characteristic(frequencies_T, u_NQ.shape[1]).to(u_NQ)[:, None]
+        return {self.addend: self.weight * n * epps_pulley(real_TK, torch.stack(sines) / n, frequencies_T)}

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends
-from regbench.methods.slicing import Sliced, epps_pulley
+from regbench.methods.slicing import SlicedCharacteristic, epps_pulley
 from regbench.spaces import Range, Space
 
 
 @register("susreg")
 @dataclass(frozen=True, kw_only=True)
-class SUSReg(Sliced):
+class SUSReg(SlicedCharacteristic):
     """(1 − λ) ¼ mean_i ‖z₁ᵢ − z₂ᵢ‖² + λ ½ Σ_v E_a EP(Z_v a) on unit embeddings (Nicollier et al., arXiv 2605.26900).
 
     Eqs. (2) to (5) of "SPHERE-JEPA": EP = n ∫ |φ̂(t) − ψ(t)|² e^{−t²/2} dt, the Epps-Pulley statistic, where φ̂ is the
@@ -42,6 +42,7 @@ class SUSReg(Sliced):
     largest_frequency: float = 5.0
     unit: ClassVar[bool] = True
     to_center: ClassVar[bool] = True
+    addend: ClassVar[str] = "uniformity"
 
     metadata: ClassVar[Metadata] = Metadata(
         title="SUSReg",
@@ -51,7 +52,7 @@ class SUSReg(Sliced):
         latex=r"\frac{1 - \lambda}{4n} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v \mathbb{E}_a "
         r"\, n \int | \hat{\varphi}_{Z_v a}(t) - \psi(t) |^2 e^{-t^2/2} \, dt",
         time="O(n K (q + T)), K directions, T knots",
-        memory="O(n K T)",
+        memory="O(n K)",
         published="λ = 0.05, 1024 directions at q = 256; ViT-B/14 on ImageNet (batch 512), ResNet-18 on ImageNet-100, "
         "ResNet-50 on Galaxy10; the quadrature is ours, and the weight is not scaled to a density",
         views="Eq. (5): views are aligned with the mean of the global ones",
@@ -69,6 +70,15 @@ class SUSReg(Sliced):
         """Return (1 − λ) q: the squared distance to the global views' mean is a sum over coordinates."""
         return (1 - self.regularization_weight) * q
 
+    @property
+    def weight(self) -> float:
+        """Factor λ of the statistic."""
+        return self.regularization_weight
+
+    def characteristic(self, frequencies_T: Tensor, q: int) -> Tensor:
+        """Compute ₀F₁(; q/2; −t²/4), that of an entry of a uniform unit vector."""
+        return 1 + _characteristic_less_one(frequencies_T, q)
+
     def sliced(self, u_NQ: Tensor, directions_QK: Tensor) -> Addends:
         """Compute λ times the mean statistic over directions."""
         n, projections_NK = len(u_NQ), u_NQ @ directions_QK
@@ -82,9 +92,7 @@ class SUSReg(Sliced):
         # From both 1 is taken off, which they are close to as projections are about 1/√q: cos x − 1 = −2 sin²(x/2).
         uniform_T = _characteristic_less_one(frequencies_T, u_NQ.shape[1]).to(u_NQ)
         real_TK = -2 * (torch.stack(squares) / n) - uniform_T[:, None]
-        return {
-            "uniformity": self.regularization_weight * n * epps_pulley(real_TK, torch.stack(sines) / n, frequencies_T)
-        }
+        return {self.addend: self.weight * n * epps_pulley(real_TK, torch.stack(sines) / n, frequencies_T)}
 
 
 def _characteristic_less_one(frequencies_T: Tensor, q: int) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.pairwise import frobenius_norm
+from regbench.methods.slicing import standard_normal
 from regbench.spaces import Range, Space
 
 
@@ -70,8 +71,7 @@ class WeakSIGReg(Decomposed):
         # A covariance that is no larger than its sketch needs none.
         if q <= self.sketch_dim:
             return self._distance
-        dtype = torch.float64 if like_NQ.device.type == "cpu" else torch.float32
-        sketch_QK = torch.randn(q, self.sketch_dim, dtype=dtype, device=like_NQ.device).to(like_NQ) / math.sqrt(q)
+        sketch_QK = standard_normal(q, self.sketch_dim, like_NQ.device).to(like_NQ) / math.sqrt(q)
         return lambda u_NQ: self._distance(u_NQ @ sketch_QK)
 
     def _distance(self, x_NK: Tensor) -> Addends:

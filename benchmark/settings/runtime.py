@@ -31,8 +31,8 @@ class Runtime:
             run; 0: one on a CPU, as many as it has CPUs beside a GPU.
         threads: CPU threads that compute for each process of a run; 0: one on a CPU that may have other work, as many
             as it has CPUs beside a GPU and in a Slurm job.
-        loss_form: Form that the loss is computed in: "auto" (the cheapest), "gram", "covariance" or "textbook" (the
-            published formula under plain autograd).
+        loss_form: Form that the loss is computed in: "auto" (the cheapest), "gram", "covariance", "powers" or
+            "textbook" (the published formula under plain autograd).
         compile: Whether torch.compile builds the network, the kernels of losses over pairs, and those of the
             augmentation on the device.
         checkpoint_minutes: Minutes between checkpoints.
@@ -55,7 +55,7 @@ class Runtime:
     # More than a thousand would be a slip of the hand, and may stop the machine.
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    loss_form: Literal["auto", "textbook", "gram", "covariance"] = "auto"
+    loss_form: Literal["auto", "textbook", "gram", "covariance", "powers"] = "auto"
     compile: bool = False
     # A kill then costs five minutes of training on average.
     checkpoint_minutes: NonNegative = 10.0

@@ -13,7 +13,7 @@ from regbench.csv_files import read_csv
 from regbench.reports.page.drawing import labelled_png, plain_ticks, sizes_axis, styles
 from regbench.reports.page.lines import Curve, draw_curves
 
-_FORM_DASHES = {"textbook": ":", "gram": "-", "covariance": "--"}
+_FORM_DASHES = {"textbook": ":", "gram": "-", "covariance": "--", "powers": "-."}
 _QUANTITIES = {"median_ms": ("time (ms)", 1.0), "extra_bytes": ("extra memory (MiB)", 2.0**20)}
 _NAMES = {"n": "batch n", "q": "embedding dimension q"}
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from regbench import RegbenchError, methods
 from regbench.instruments.conformance import check_names, check_sharded, run_check
 from regbench.methods import Engine, Regularizer, pairwise
+from regbench.methods.engine import FORMS
 from regbench.processes import Place, Processes
 from tests.methods.forms import VARIANTS, every_method
 from tests.methods.test_engine import draw, joined
@@ -103,7 +104,7 @@ def test_unknown_forms_are_refused() -> None:
     with pytest.raises(RegbenchError, match="unknown form 'fast'"):
         Engine(form="fast")
     for method in VARIANTS.values():
-        for form in {"gram", "covariance"} - set(method.forms):
+        for form in set(FORMS) - {"auto", *method.forms}:
             with pytest.raises(RegbenchError, match=f"has no {form} form; it has textbook"):
                 method(*draw(4, 3), engine=Engine(form=form))
 

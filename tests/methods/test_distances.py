@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regbench import methods
 from regbench.methods import Engine
-from regbench.methods.slicing import random_directions
+from regbench.methods.slicing import random_directions, standard_normal
 from tests.methods.forms import Array, draw, terms_of, unit
 
 SIZES = [(2, 2), (7, 3), (4, 9)]
@@ -151,6 +151,60 @@ def test_sigreg_in_the_weights_of_other_codes() -> None:
     terms = terms_of("sigreg", z1, z2, regularization_weight=share, scale=4 / (1 - share), **settings)
     assert terms["alignment"] == pytest.approx(((z1 - z2) ** 2).mean(), rel=1e-10)
     assert terms["normality"] == pytest.approx(weight * plain["normality"] / n, rel=1e-10)
+
+
+class Elements(TorchDispatchMode):
+    """Counts the elements that sines and cosines are taken of, and the elements of the largest tensor."""
+
+    waves = largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.largest = max(self.largest, out.numel())
+            if func.overloadpacket.__name__ in ("sin", "cos", "polar"):
+                self.waves += out.numel()
+        return out
+
+
+@pytest.mark.parametrize("name", ["sigreg", "susreg"])
+def test_a_sliced_test_takes_one_wave_of_each_projection_and_keeps_no_others(name: str) -> None:
+    views = [torch.from_numpy(z).float().requires_grad_() for z in draw(40, 8, seed=11)]
+    projections = 2 * 40 * 1024
+    for form, waves in (("textbook", 16 * 2), ("auto", 1)):
+        with Elements() as counted:
+            methods.build(name).loss(*views, engine=Engine(form=form))
+        # Box and Muller's draw has some too.
+        assert waves * projections <= counted.waves <= waves * projections + 8 * 1024
+        assert counted.largest <= 40 * 1024
+
+
+@pytest.mark.parametrize("name", ["sigreg", "susreg"])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
+def test_powers_of_waves_are_as_exact_as_the_textbook_in_float32(name: str, scale: float) -> None:
+    """In the gradient and the statistic, where waves of the last frequency turn up to fifty times."""
+    method = methods.build(name, regularization_weight=1.0)
+    exact = [torch.from_numpy(scale * z) for z in draw(64, 32, seed=12)]
+
+    def value_and_gradients(dtype: torch.dtype, form: str) -> list[torch.Tensor]:
+        leaves = [z.to(dtype).requires_grad_() for z in exact]
+        torch.manual_seed(0)
+        value = method.loss(*leaves, engine=Engine(form=form))
+        return [value.detach(), *torch.autograd.grad(value, leaves)]
+
+    wanted = value_and_gradients(torch.float64, "textbook")
+    for found, rounded, right in zip(
+        value_and_gradients(torch.float32, "auto"), value_and_gradients(torch.float32, "textbook"), wanted, strict=True
+    ):
+        assert (found - right).norm() <= 2 * (rounded - right).norm() + 5e-7 * right.norm()
+
+
+@pytest.mark.parametrize("shape", [(16, 3), (5, 7), (512, 4)])
+def test_normal_numbers_are_those_of_torch(shape: tuple[int, int]) -> None:
+    torch.manual_seed(3)
+    wanted = torch.randn(*shape, dtype=torch.float64)
+    torch.manual_seed(3)
+    torch.testing.assert_close(standard_normal(*shape, torch.device("cpu")), wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_visreg() -> None:

@@ -29,6 +29,7 @@ def draw(n: int, q: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Te
 
 def gradients(name: str, z1: Tensor, z2: Tensor, form: str) -> tuple[Tensor, ...]:
     leaf1, leaf2 = (z.clone().requires_grad_() for z in (z1, z2))
+    torch.manual_seed(0)  # random methods draw the same in every form
     return torch.autograd.grad(methods.build(name).loss(leaf1, leaf2, engine=Engine(form=form)), (leaf1, leaf2))
 
 
@@ -119,6 +120,14 @@ def test_auto_takes_the_smaller_form(name: str, n: int, q: int, largest_form: st
     other = gradients(name, z1, z2, "covariance" if largest_form == "gram" else "gram")
     assert all(torch.equal(a, b) for a, b in zip(automatic, forced, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(automatic, other, strict=True))
+
+
+def test_barlow_twins_of_square_batches_takes_the_correlation() -> None:
+    """At n = q the Gram form has as many products, and an eighth more of them for the edges of its panels."""
+    method = methods.build("barlow_twins")
+    forms = {(n, q): method.form_at("auto", n, q) for n, q in ((64, 64), (64, 65), (64, 63))}
+    assert forms == {(64, 64): "covariance", (64, 65): "gram", (64, 63): "covariance"}
+    assert method.form_at("gram", 64, 64) == "gram"
 
 
 def test_backward_may_be_repeated_if_the_graph_is_kept() -> None:

@@ -125,7 +125,7 @@ def test_of_several_that_submit_at_once_each_has_the_bundle(
     honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     out, folders = tmp_path / "new" / "lab.zip", [honest.parent / "runs" / "mine"]
-    read, all_wait = pack.read_bundle, threading.Event()
+    read, all_wait = read_bundle, threading.Event()
 
     def held(path: Path) -> Bundle:
         assert all_wait.wait(PATIENCE_S)
