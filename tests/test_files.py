@@ -109,39 +109,38 @@ def test_a_file_that_its_holder_removes_is_held_by_the_next(tmp_path: Path, capl
         other.result(PATIENCE_S)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device", "socket", "unread pipe", "own output"])
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device", "socket", "unread pipe"])
 def test_what_is_no_regular_file_is_written_to_or_refused_and_stays(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "out"
-    if kind == "socket":
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(str(path))
-    elif kind == "device":
-        path.symlink_to("/dev/null")
-    elif kind != "own output":
-        os.mkfifo(path)
-    read = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if kind.endswith("a pipe") or kind == "pipe" else None
-    target = path
+    made, path = tmp_path / "made", tmp_path / "made"
+    if kind == "device":
+        made.symlink_to("/dev/null")
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(made))
+    else:
+        os.mkfifo(made)
     if kind == "link to a pipe":
-        target = tmp_path / "link"
-        target.symlink_to(path)
-    before = path.lstat() if path.exists() else None
+        path = tmp_path / "link"
+        path.symlink_to(made)
+    before = {each.name: each.lstat().st_ino for each in tmp_path.iterdir()}
     if kind in ("socket", "unread pipe"):
         with pytest.raises(RegbenchError, match="is no regular file and cannot be written to"):
-            write_text(target, "new")
-    elif kind == "own output":
-        program = "import sys; from pathlib import Path; from regbench.files import write_text; print('a', flush=True);"
-        for name in ("/dev/stdout", str(path)):
-            program += f"write_text(Path({name!r}), 'b\\n'); print('c', flush=True);"
-        with path.open("w") as file:
-            subprocess.run([sys.executable, "-c", program], check=True, stdout=file)
-        assert path.read_text().split() == ["a", "b", "c", "b", "c"]
+            write_text(path, "new")
     else:
-        write_text(target, "new")
-    if read is not None:
-        assert os.read(read, 10) == b"new"
-        os.close(read)
-    assert before is None or os.path.samestat(before, path.lstat())
-    assert {left.name for left in tmp_path.iterdir()} == {"out", target.name}
+        with os.fdopen(os.open(made, os.O_RDONLY | os.O_NONBLOCK)) as reader:
+            write_text(path, "new")
+            assert reader.read() == ("" if kind == "device" else "new")
+    assert {each.name: each.lstat().st_ino for each in tmp_path.iterdir()} == before
+
+
+def test_what_this_process_prints_to_is_written_to_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "printed"
+    program = "import sys; from pathlib import Path; from regbench.files import write_text; print('a', flush=True);"
+    for name in ("/dev/stdout", str(path)):
+        program += f"write_text(Path({name!r}), 'b\\n'); print('c', flush=True);"
+    with path.open("w") as file:
+        subprocess.run([sys.executable, "-c", program], check=True, stdout=file)
+    assert path.read_text().split() == ["a", "b", "c", "b", "c"]
 
 
 def test_what_has_a_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

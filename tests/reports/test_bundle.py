@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from regbench.benchmark.rundir.record import Record
 from regbench.cli import main
 from regbench.errors import RegbenchError
-from regbench.reports.bundle import bundle, pack
+from regbench.reports.bundle import bundle
 from regbench.reports.bundle.again import differences, drawn_cells
 from regbench.reports.bundle.bundle import Bundle, read_bundle, unpack_weights
 from regbench.reports.bundle.pack import submit
@@ -125,19 +125,19 @@ def test_of_several_that_submit_at_once_each_has_the_bundle(
     honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     out, folders = tmp_path / "new" / "lab.zip", [honest.parent / "runs" / "mine"]
-    read, all_wait = read_bundle, threading.Event()
+    all_wait = threading.Event()
 
     def held(path: Path) -> Bundle:
         assert all_wait.wait(PATIENCE_S)
-        return read(path)
+        return read_bundle(path)
 
-    monkeypatch.setattr(pack, "read_bundle", held)
+    monkeypatch.setattr("regbench.reports.bundle.pack.read_bundle", held)
     with caplog.at_level("INFO", "regbench"), ThreadPoolExecutor(3) as pool:
         found = [pool.submit(submit, folders, out) for _ in range(3)]
         said = f"waiting for another process that writes {out}"
         wait_for(lambda: caplog.messages.count(said) == 2 or any(each.done() for each in found))
         all_wait.set()
-        assert {each.result().sha256 for each in found} == {read(out).sha256}
+        assert {each.result().sha256 for each in found} == {read_bundle(out).sha256}
     assert {path.name for path in out.parent.iterdir()} == {"lab.rows.json", "lab.zip"}
 
 
