@@ -463,7 +463,7 @@ def test_adapters_of_libraries_that_are_installed() -> None:
         ("def own(", 1, r"own.py cannot be loaded: SyntaxError: .* line 1\)\n$"),
         ("def f(): return f()\nf()", 1, r"own.py cannot be loaded: RecursionError: .* \(own.py, line 1\)\n$"),
         ("import sys; sys.exit(0)", 1, r"own.py cannot be loaded: SystemExit: 0 \(own.py, line 1\)\n$"),
-        ("import os; os._exit(0)", 1, "own: its process gave no answer, and ended with exit code 0\n$"),
+        ("import os; os._exit(7)", 1, "own: its process gave no answer, and ended with exit code 7\n$"),
         (
             "def own(z1, z2):\n    import os; os._exit(0)",
             1,
