@@ -76,7 +76,7 @@ def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path
     if bad := {"%", "\\"} & set(str(folder)):
         raise RegbenchError(
             f"{folder}: Slurm takes {bad.pop()!r} in the path of a log for a sign of its own; choose another folder "
-            "(runtime.runs_dir, or the name of the sweep's file)"
+            "(runtime.runs_dir)"
         )
     # A later call may come from another place; jobs themselves begin where they were submitted.
     runtime = replace(runtime, runs_dir=str(folder.parent), data_dir=str(Path(runtime.data_dir).absolute()))
@@ -102,7 +102,7 @@ def _submit_array(
     for names in cluster.jobs(stages):
         # Written first and found again by the job's name, should this process be killed before it knows the job's id.
         intent = folder / "jobs" / f"{uuid.uuid4().hex[:12]}.intent"
-        name = f"regbench-{re.sub(r'[^A-Za-z0-9_.-]', '_', folder.name)}-{intent.stem}"
+        name = f"regbench-{folder.name}-{intent.stem}"
         note = {
             "name": name,
             "submitted": time.time(),

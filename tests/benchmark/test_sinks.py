@@ -76,7 +76,7 @@ def rows(directory: Path) -> list[dict[str, Any]]:
 def test_a_resumed_run_goes_on_in_its_services(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     services = [Service(name, monkeypatch) for name in ("wandb", "trackio")]
     cell, runtime = load_run([*tiny, *SHORT, "runtime.sinks=[wandb,trackio]"])
-    directory = run_directory(runtime, "a sweep", cell)
+    directory = run_directory(runtime, "a_sweep", cell)
 
     def interrupt(step: int) -> None:
         if step == 2:
@@ -84,14 +84,14 @@ def test_a_resumed_run_goes_on_in_its_services(tiny: list[str], monkeypatch: pyt
 
     services[0].before = interrupt
     with pytest.raises(KeyboardInterrupt):
-        run_cell(cell, runtime, "a sweep")
+        run_cell(cell, runtime, "a_sweep")
     services[0].before = lambda step: None
-    record = run_cell(cell, runtime, "a sweep")
+    record = run_cell(cell, runtime, "a_sweep")
     assert record is not None
     for service in services:
         first, second = service.begun
         assert first == second
-        assert (first["resume"], first["group"]) == ("allow", "a sweep")
+        assert (first["resume"], first["group"]) == ("allow", "a_sweep")
         assert first["config"]["method"]["name"] == "vicreg"
         assert service.ended == 2
         assert [step for step, _ in service.given] == [1, 2]
@@ -128,7 +128,7 @@ def test_a_sink_that_fails_is_named_once_and_the_run_goes_on(
 def test_the_same_cell_in_another_folder_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service, cell = Service("trackio", monkeypatch), load_run([])[0]
     for place in ("here", "there", "here"):
-        directory = tmp_path / place / "a sweep" / cell.id
+        directory = tmp_path / place / "a_sweep" / cell.id
         directory.mkdir(parents=True, exist_ok=True)
         with Sinks(("trackio",), cell, directory, 1):
             pass

@@ -244,13 +244,12 @@ def test_jobs_find_relative_folders(user: User, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(user.folder)
     (data_dir,) = (word.partition("=")[2] for word in user.tiny if word.startswith("runtime.data_dir="))
     Path("data").symlink_to(data_dir)
-    Path("own.yaml").rename("my own.yaml")
-    user.run("sweep", "my own.yaml", *OPTIONS, "runtime.runs_dir=runs", "runtime.data_dir=data")
+    user.run("sweep", "own.yaml", *OPTIONS, "runtime.runs_dir='my runs'", "runtime.data_dir=data")
     (task,) = user.slurm.tasks().values()
-    assert task["asked"]["job-name"].startswith("regbench-my_own-")
-    (note,) = submissions(user.folder / "runs" / "my own")
+    assert task["asked"]["job-name"].startswith("regbench-own-")
+    (note,) = submissions(user.folder / "my runs" / "own")
     folders = [note["runtime"][name] for name in ("runs_dir", "data_dir")]
-    assert folders == [str(user.folder / name) for name in ("runs", "data")]
+    assert folders == [str(user.folder / name) for name in ("my runs", "data")]
 
 
 def test_stages_wait_for_each_other(user: User) -> None:
