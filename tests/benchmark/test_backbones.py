@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -252,6 +251,8 @@ def test_a_download_that_fails_says_where_to_put_the_file(monkeypatch: pytest.Mo
 
 
 def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+    import timm
+
     create, models = timm.create_model, []
 
     def untrained(name: str, *, pretrained: bool, **options: Any) -> nn.Module:
@@ -278,6 +279,8 @@ def test_a_model_of_timm_with_images_of_another_size(
     name: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """timm resamples the positions of a transformer when it loads them; a file stands for the download."""
+    import timm
+
     create = timm.create_model
     model: Any = create(name.partition(".")[0], pretrained=False)
     torch.save(model.state_dict(), tmp_path / "weights.pth")
@@ -311,6 +314,8 @@ def vit(**settings: Any) -> tuple[Any, int]:
 def of_timm(name: str = "vit_small_patch16_224", **options: Any) -> nn.Module:
     """What timm itself makes of it."""
     torch.manual_seed(0)
+    import timm
+
     model: nn.Module = timm.create_model(name, num_classes=0, **options)
     return model.eval()
 

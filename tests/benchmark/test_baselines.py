@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import r2_score
 
 from regbench import RegbenchError
 from regbench.benchmark.baselines import COMPONENTS, chosen_pca
@@ -223,6 +222,8 @@ def test_a_representation_of_nothing_is_held_against_the_means_of_sine_and_cosin
         circle[split] = np.stack([np.sin(angle), np.cos(angle)], axis=1)
     guess = np.broadcast_to(circle["train"].mean(axis=0), circle["test"].shape)
     found = probe(subject, monkeypatch, lambda factors: [np.ones(len(factors["scale"]))])
+    from sklearn.metrics import r2_score
+
     wanted = r2_score(circle["test"], guess, multioutput="variance_weighted")
     assert found["factor_hue_turns_representation"] == pytest.approx(wanted, abs=1e-9)
 

@@ -10,7 +10,6 @@ from typing import cast
 import pytest
 import torch
 import torch.distributed as dist
-from timm.layers.norm_act import BatchNormAct2d
 from torch import nn
 
 from regbench import RegbenchError
@@ -231,6 +230,8 @@ def test_an_error_of_one_rank_ends_the_others_wherever_they_wait() -> None:
 
 def test_a_layer_that_does_more_than_bn_is_not_taken_for_bn() -> None:
     """timm's rectifies too, which would be lost."""
+    from timm.layers.norm_act import BatchNormAct2d
+
     network = nn.Sequential(BatchNormAct2d(4))
     with pytest.raises(RegbenchError, match="BatchNormAct2d of the network cannot take its statistics over several"):
         synchronize_batch_norm(network, World(size=2, group=cast("dist.ProcessGroup", object())), torch.device("cpu"))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from scipy import stats
-from sklearn.datasets import load_digits
 
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.prepare import prepare
-
-pytest.importorskip("ffcv")
 
 SETTINGS = (
     "dataset=imagefolder",
@@ -44,6 +41,8 @@ SETTINGS = (
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Scikit-learn's digits as JPEGs of 40 px, a third of each class for the test."""
     source, data_dir = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("data")
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     seen = [0] * 10
     for image, label in zip(digits.images, digits.target, strict=True):
@@ -58,6 +57,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ffcv") is None, reason="FFCV is not installed")
 def test_the_accuracy_is_the_same_within_the_noise_of_seeds(data_dir: Path, tmp_path: Path) -> None:
     def accuracy(loader: str, seed: int) -> float:
         runtime = (f"runtime.data_dir={data_dir}", f"runtime.runs_dir={tmp_path}", f"runtime.loader={loader}")
@@ -67,6 +67,8 @@ def test_the_accuracy_is_the_same_within_the_noise_of_seeds(data_dir: Path, tmp_
         top1 = record.score("knn_top1", "test")
         assert top1 is not None
         return top1
+
+    from scipy import stats
 
     ffcv, torchvision = ([accuracy(loader, seed) for seed in range(6)] for loader in ("ffcv", "torchvision"))
     assert statistics.mean(ffcv) > 50

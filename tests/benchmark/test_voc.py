@@ -10,9 +10,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from sklearn.metrics import average_precision_score
-from sklearn.model_selection import StratifiedKFold
-from sklearn.svm import LinearSVC
 
 from regbench import RegbenchError
 from regbench.benchmark.evaluate.voc import VOC07, average_precisions, choose_costs, svm_precisions
@@ -47,6 +44,8 @@ def ranking(seed: int, ties: bool) -> tuple[Bools, Floats]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_average_precision_of_distinct_scores(seed: int) -> None:
+    from sklearn.metrics import average_precision_score
+
     positive, score = ranking(seed, ties=False)
     assert average_precisions(positive, score) == pytest.approx(slow(positive.tolist(), score.tolist()))
     # scikit-learn's is without the envelope, so never above.
@@ -87,6 +86,10 @@ CONFIG = VOC07(costs=(0.01, 0.5, 20.0))
 
 def test_costs_are_chosen_as_by_hand() -> None:
     """Folds by hand, LIBLINEAR's dual solver, difficult images as negatives; the primal one finds the same optimum."""
+    from sklearn.metrics import average_precision_score
+    from sklearn.model_selection import StratifiedKFold
+    from sklearn.svm import LinearSVC
+
     x, presence = clouds(160, seed=0)
     found = choose_costs(x, presence, CONFIG, threads=2)
     assert list(found) == list(CLASSES)
@@ -103,6 +106,8 @@ def test_costs_are_chosen_as_by_hand() -> None:
 
 
 def test_svms_are_those_of_scikit_learn_and_difficult_images_are_left_out() -> None:
+    from sklearn.svm import LinearSVC
+
     train, test = clouds(160, seed=0), clouds(120, seed=1)
     costs = [0.5] * 20
     found = svm_precisions(train, test, costs, threads=3)

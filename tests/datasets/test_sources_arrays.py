@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torchvision.datasets
-from sklearn.datasets import load_digits
 
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.config import DatasetConfig
@@ -73,6 +72,8 @@ def test_fashion_mnist(fashion_source: Path, fashion_config: Config) -> None:
 
 def test_digits(tmp_path: Path) -> None:
     """As scikit-learn itself reads them, in its order; each is in one split."""
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     contents = load_run(["dataset=digits"])[0].dataset.source.open(None, tmp_path)
     assert counts(contents) == {"train": 805, "tuning": 396, "test": 596}
