@@ -153,6 +153,7 @@ class _Run:
         self.surroundings = {
             **environment(self.compute.device),
             "loss_form": self.runtime.loss_form,
+            "loss_revision": self.cell.method.revision,
             "compile": self.runtime.compile,
         }
         if self.cell.network.teacher == "ema":

@@ -24,7 +24,8 @@ SMALL_S = 600.0
 
 # Entries of the environment that must be the same for numbers to be the same to the last bit.
 _VERSIONS = ("torch", "torchvision", "numpy")
-_DECIDING = (*_VERSIONS, "hardware", "threads", "tf32", "loader", "loss_form", "compile", "world_size", "bf16_products")
+_ARITHMETIC = ("threads", "tf32", "bf16_products", "loss_form", "loss_revision", "compile")
+_DECIDING = (*_VERSIONS, "hardware", "loader", "world_size", *_ARITHMETIC)
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def _refuse_other_images(record: Record, manifest: Manifest) -> None:
 
 def _alike(record: Record, now: Mapping[str, Any]) -> bool:
     """Return True if an environment computes a record's numbers to the last bit."""
-    said = {"bf16_products": "torch", **record.environment}  # older records do not state it
+    # Older records do not state the first two.
+    said = {"bf16_products": "torch", "loss_revision": 1, **record.environment}
     # Where nothing is trained, NumPy's linear algebra decides: it finds the components of a PCA.
     deciding = _DECIDING if record.cell["epochs"] else (*_DECIDING, "blas_threads")
     return all(said.get(name) == now.get(name) for name in deciding)

@@ -136,6 +136,8 @@ class Regularizer(ABC):
     so that those keep their ids, and a stored cell without the setting has this value, not the default."""
     has_code: ClassVar[bool] = True
     """Whether this process can compute it; not so of one that stands in for the loss of an untrusted file."""
+    revision: ClassVar[int] = 1
+    """Number that rises when last digits of a value or a gradient change. Records state it."""
     least_dim: ClassVar[int] = 1
     """Fewest dimensions of embeddings for which the formula has a value."""
     space: ClassVar[Space | None] = None

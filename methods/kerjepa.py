@@ -82,6 +82,7 @@ class KerJEPA(Decomposed):
     )
     # The paper prints no bandwidth. Eight searches on small images at q = 512, begun from 0.03 to 3, chose 0.007 to
     # 0.084, the geometric mean of which is 0.03.
+    revision: ClassVar[int] = 2
     space: ClassVar[Space] = {"regularization_weight": Range(0.1, 1000, balances=True), "bandwidth": Range(0.001, 1)}
 
     def __post_init__(self) -> None:

@@ -86,6 +86,7 @@ class HardestContrastive(Regularizer):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    revision: ClassVar[int] = 2
     space: ClassVar[Space] = {"negative_weight": Range(0.1, 100, balances=True)}
 
     def __post_init__(self) -> None:

@@ -59,6 +59,7 @@ class SlicedCharacteristic(Sliced):
         largest_frequency: The last of them.
     """
 
+    revision: ClassVar[int] = 2
     addend: ClassVar[str]
     knots: int
     largest_frequency: float

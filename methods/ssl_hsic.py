@@ -58,6 +58,7 @@ class SSLHSIC(Native):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    revision: ClassVar[int] = 2
     space: ClassVar[Space] = {"gamma": Range(0.03, 30, balances=True)}
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.datasets.prepare import prepare
 from regbench.instruments import recompute
+from regbench.methods.sfrik import SFRIK
 from regbench.reports.bundle.pack import submit
 from tests.conftest import TINY
 from tests.reports.forging import Parts
@@ -50,7 +51,12 @@ def test_honest_cells_come_out_the_same(trained: Path, tiny_data_dir: Path, monk
     assert (done.exit_code, done.stdout.count("evaluated again from its weights, equal to the last bit")) == (0, 1)
     done = verify(trained, tiny_data_dir, "runtime.threads=2")  # other numbers, by the last bits
     assert (done.exit_code, done.stdout.count("equal to the last bit")) == (0, 0), done.output
-    monkeypatch.setattr("regbench.benchmark.machine.has_fast_bf16", lambda: not has_fast_bf16())
+    with monkeypatch.context() as patch:
+        patch.setattr("regbench.benchmark.machine.has_fast_bf16", lambda: not has_fast_bf16())
+        done = verify(trained, tiny_data_dir)
+        assert (done.exit_code, done.stdout.count("equal to the last bit")) == (0, 0), done.output
+    monkeypatch.setattr(recompute, "SMALL_S", 600.0)
+    monkeypatch.setattr(SFRIK, "revision", SFRIK.revision + 1)  # of its last digits
     done = verify(trained, tiny_data_dir)
     assert (done.exit_code, done.stdout.count("equal to the last bit")) == (0, 0), done.output
 
