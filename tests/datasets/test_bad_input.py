@@ -111,7 +111,7 @@ def test_unreadable_images_are_listed_and_refused_and_left_out_on_request(
         (root / "train" / "bee" / name).write_bytes(content)
     (root / "val" / "cat" / "a folder.jpg").mkdir()
     os.mkfifo(root / "val" / "cat" / "a pipe.jpg")
-    (root / "val" / "cat" / "endless.jpg").symlink_to("/dev/zero")
+    (root / "val" / "cat" / "a device.jpg").symlink_to("/dev/null")
     result = regbench_prepare(tmp_path, root)
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
@@ -123,7 +123,7 @@ def test_unreadable_images_are_listed_and_refused_and_left_out_on_request(
     for name, (_, reason) in UNREADABLE.items():
         assert [entry for entry in listed if entry.startswith(f"train/bee/{name}: ") and reason in entry], name
     in_val = {"a folder.jpg": "Is a directory"}
-    in_val |= dict.fromkeys(("a pipe.jpg", "endless.jpg"), "it is no regular file")
+    in_val |= dict.fromkeys(("a pipe.jpg", "a device.jpg"), "it is no regular file")
     left_out = {f"val/cat/{name}": reason for name, reason in in_val.items()}
     assert {f"{origin}: {reason}" for origin, reason in left_out.items()} <= set(listed)
     with pytest.raises(RegbenchError, match="is not prepared"):
