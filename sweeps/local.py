@@ -73,11 +73,12 @@ def _settled(folder: Path, cell: Cell, stages: Sequence[str]) -> CellStatus:
     """Tell how a cell stands when it has come through the stages, or nobody is at work on it any more."""
     while True:
         status = cell_status(folder / cell.id, plan_of(cell))
+        # Another command of the same tuning may have claimed the cell, to find it tuned or for its final stage.
+        is_claimed = status.state in ("running", "interrupted")
+        if is_claimed and "final" not in stages and (status.directory / "tuning.json").exists():
+            return replace(status, state="tuned")
         if status.state != "running":
             return status
-        # Another command of the same tuning may have claimed the cell, to find it tuned or for its final stage.
-        if "final" not in stages and (status.directory / "tuning.json").exists():
-            return replace(status, state="tuned")
         time.sleep(POLL_S)
 
 

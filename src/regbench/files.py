@@ -87,7 +87,7 @@ def is_stream(path: Path) -> bool:
 
 
 def regular(path: Path) -> Path:
-    """Return `path`; raise OSError if it is a stream, to read which could take for ever."""
+    """Return `path`; raise OSError if it is a stream, which may never end."""
     if is_stream(path):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     return path
@@ -112,7 +112,7 @@ def _open_stream(path: Path) -> int:
         raise RegbenchError(
             f"{path} is no regular file and cannot be written to ({error.strerror}); give another file"
         ) from error
-    os.set_blocking(handle, True)  # not to wait was for the opening: of a pipe, until somebody reads it
+    os.set_blocking(handle, True)  # to open a pipe would wait for a reader; to write may wait for one that is slow
     return handle
 
 
