@@ -181,6 +181,25 @@ def test_refusals_are_one_line_and_exit_code_2(
         assert part in line
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["a0: &a0 [x]\n" + "\n".join(f"a{i}: &a{i} [{9 * f'*a{i - 1},'}]" for i in range(1, 30)), 200_000 * "- "],
+    ids=["aliases", "nesting"],
+)
+@pytest.mark.parametrize("words", ["sweep FILE", "tune FILE", "plan FILE", "train --config FILE", "train network=mine"])
+def test_yaml_of_a_stranger_is_refused_in_a_line(
+    words: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "regbench" / "network" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    result = call(*words.replace("FILE", str(file)).split())
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert re.fullmatch(r"regbench: \S+mine.yaml is not YAML: (nested|it has more than) .*\n", result.stderr)
+
+
 def _path_parameters() -> list[tuple[str, click.Parameter]]:
     """All arguments and options of commands that are paths."""
     found = []

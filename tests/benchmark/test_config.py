@@ -699,8 +699,8 @@ def test_the_lines_of_a_sweep_are_counted_together(tmp_path: Path) -> None:
     lines = "".join(f"  - method=vicreg,simclr seed={seed}\n" for seed in range(4))
     file = write(tmp_path / "own.yaml", f"description: x\ncells:\n{lines}")
     assert len(load_sweep(file, ["runtime.max_cells=8"]).cells) == 8
-    for most in (7, 3):
-        with pytest.raises(RegbenchError, match=f"more cells than runtime.max_cells={most};"):
+    for most, what in ((7, "sweep own"), (3, "own.yaml: cells")):
+        with pytest.raises(RegbenchError, match=f"{what}: more cells than runtime.max_cells={most};"):
             load_sweep(file, [f"runtime.max_cells={most}"])
 
 
