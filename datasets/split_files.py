@@ -10,7 +10,7 @@ import itertools
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def write_splits(
             save_text(folder / UNREADABLE, "".join(lines))
         else:
             (folder / UNREADABLE).unlink(missing_ok=True)
-    return entries, [*_notes(stored.values(), config.source), *_shared(folder, stored)]
+    return entries, [*_notes(stored.values(), config.source), *_shared(stored)]
 
 
 @dataclass
@@ -64,6 +64,7 @@ class _Stored:
 
     rows: list[int] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
     sides_px: list[int] = field(default_factory=list)
     greys: list[bool] = field(default_factory=list)
     peaks: list[int] = field(default_factory=list)
@@ -77,6 +78,7 @@ class _Stored:
                 continue
             self.rows.append(row)
             self.lines.append(f"{zlib.crc32(sample.data):08x} {sample.origin}\n")
+            self.digests.append(hashlib.sha256(sample.data).digest())
             self.sides_px.append(min(sample.height, sample.width))
             self.greys.append(sample.grey)
             if sample.peak >= 0:
@@ -160,31 +162,18 @@ def _notes(stored: Iterable[_Stored], source: Source) -> list[str]:
     return notes
 
 
-def _shared(folder: Path, stored: Mapping[str, _Stored]) -> list[str]:
+def _shared(stored: Mapping[str, _Stored]) -> list[str]:
     """Say how many images two splits share, byte for byte as they are stored."""
     notes = []
     for one, other in itertools.combinations(stored, 2):
-        first, second = ({line[:8] for line in stored[split].lines} for split in (one, other))
-        # Few images are read again: of four billion pairs of different ones, one has the same CRC-32.
-        alike = first & second
-        origins = dict(_digested(folder, one, stored[one], alike))
-        both = [
-            f"{origin} ({origins[digest]})"
-            for digest, origin in _digested(folder, other, stored[other], alike)
-            if digest in origins
-        ]
+        origins = dict(zip(stored[one].digests, stored[one].lines, strict=True))
+        both = []
+        for digest, line in zip(stored[other].digests, stored[other].lines, strict=True):
+            if digest in origins:
+                both.append(f"{line[9:-1]} ({origins[digest][9:-1]})")
         if both:
             notes.append(f"warning: {len(both):,} images of {other} are in {one} too, byte for byte: {few(both)}")
     return notes
-
-
-def _digested(folder: Path, name: str, split: _Stored, crcs: Collection[str]) -> Iterator[tuple[bytes, str]]:
-    """Give a digest of each image that has one of the CRC-32s, and its origin."""
-    if crcs:
-        beton = Beton(folder / f"{name}.beton")
-        for index, line in enumerate(split.lines):
-            if line[:8] in crcs:
-                yield hashlib.sha256(beton.stored_bytes(index).data).digest(), line[9:].rstrip("\n")
 
 
 def counts_per_class(labels: Labels, num_classes: int) -> list[int]:

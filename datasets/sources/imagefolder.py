@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from itertools import chain
@@ -112,9 +111,9 @@ class ImageFolder(DividedFiles):
         for part, files in parts.items():
             if files:
                 counts[part] = sum(map(len, files.values()))
-        if seen:
-            seen += seen.unread()
-        self.refuse(folder, seen, counts if self.held_out is None else None)
+        # A folder that cannot be listed was asked for more than once.
+        wrong = [*dict.fromkeys(seen), *seen.unread()] if seen else []
+        self.refuse(folder, wrong, counts if self.held_out is None else None)
         chosen, taken_from = self._divide(seen, parts)
         self._refuse_shared(folder, chosen)
         splits = {}
@@ -126,7 +125,7 @@ class ImageFolder(DividedFiles):
         names = list(chosen["train"])
         if len(names) == 1:
             seen.notes.append(f"warning: all images are of one class, {names[0]}")
-        return Contents(splits, names, stated, seen.summary())
+        return Contents(splits, names, stated, seen.notes + seen.unread())
 
     def _divide(self, seen: Listing, parts: Mapping[str, Files]) -> tuple[Chosen, dict[str, str]]:
         """Make the splits of the folders that there are, and say where each is from if that needs to be said."""
@@ -159,13 +158,10 @@ class ImageFolder(DividedFiles):
         seen: dict[tuple[int, int], tuple[str, Path]] = {}
         missing, both = [], []
         for split, path in tracked(files, len(files), f"files of {folder}", unit="files"):
-            try:
-                status = path.stat()
-            except OSError:
-                status = None
-            if status is None or not stat.S_ISREG(status.st_mode):
+            if not path.is_file():
                 missing.append(path.relative_to(folder))
                 continue
+            status = path.stat()
             # Links count: an image of the test must not be trained on under another name.
             other_split, other = seen.setdefault((status.st_dev, status.st_ino), (split, path))
             if other_split != split:
@@ -198,7 +194,10 @@ def _divide_by_hash(seen: Listing, parts: Mapping[str, Files], share: float) -> 
     for label, images in train.items():
         # Neighbours by name are often alike, such as the frames of one film, so they are ranked by a hash.
         home = seen.root / first / label
-        hashes = {path: _hash(label, path, home if home in path.parents else seen.root) for path in images}
+        hashes = {}
+        for path in images:
+            name = path.relative_to(home if home in path.parents else seen.root)
+            hashes[path] = hashlib.sha256(os.fsencode(f"{label}/{name}")).digest()
         ranked = sorted(images, key=hashes.__getitem__)
         # At least one image in each split.
         count = min(max(1, round(share * len(images))), (len(images) - 1) // max(1, len(missing)))
@@ -207,8 +206,3 @@ def _divide_by_hash(seen: Listing, parts: Mapping[str, Files], share: float) -> 
         rest[label] = sorted(ranked[len(missing) * count :])
     taken_from["train"] = first + (", the rest" if missing else "")
     return {"train": rest, "tuning": chosen["tuning"], "test": chosen["test"]}, taken_from
-
-
-def _hash(label: str, path: Path, home: Path) -> bytes:
-    """Hash the name of an image and of its class, wherever the folder `home` lies."""
-    return hashlib.sha256(os.fsencode(f"{label}/{path.relative_to(home)}")).digest()

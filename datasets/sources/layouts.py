@@ -56,7 +56,6 @@ class Listing(Faults):
         allow_empty: Whether classes may have no images.
         notes: What was read otherwise than it lies there or was not read, each in one line.
         left_out: Files that are not read, with the kind of each.
-        nested: Images in folders below the folder of their class.
     """
 
     def __init__(self, folder: Path, allow_empty: bool) -> None:
@@ -66,7 +65,6 @@ class Listing(Faults):
         self.allow_empty = allow_empty
         self.notes: list[str] = []
         self.left_out: dict[Path, str] = {}
-        self.nested: list[Path] = []
 
     def listed(self, folder: Path) -> tuple[list[Path], list[Path]]:
         """List the folders and the image files in a folder, each sorted by name; all else is left out."""
@@ -76,9 +74,7 @@ class Listing(Faults):
                 # The order decides which images are for tuning, and a disk has none.
                 found = sorted(entries, key=lambda entry: entry.name)
         except OSError as error:
-            fault = f"{folder} cannot be listed ({error.strerror})"
-            if fault not in self:
-                self.append(fault)
+            self.append(f"{folder} cannot be listed ({error.strerror})")
             found = []
         for entry in found:
             if entry.name.startswith(".") or entry.name in _OF_SYSTEMS:
@@ -107,16 +103,6 @@ class Listing(Faults):
             waiting += reversed(folders)
         return found
 
-    def summary(self) -> list[str]:
-        """Word all that is to be said of what is no fault, each in one line."""
-        said = list(self.notes)
-        if self.nested:
-            first = named(self.nested[0], self.folder)
-            said.append(
-                f"{len(self.nested):,} images are read from folders inside those of their classes, such as {first}"
-            )
-        return said + self.unread()
-
     def unread(self) -> list[str]:
         """Word how many files of each kind are left out, with the first of them."""
         of_kind: dict[str, list[Path]] = {}
@@ -139,12 +125,11 @@ def _suffixes() -> frozenset[str]:
 
 def _no_image(entry: os.DirEntry[str]) -> str:
     """Return the kind of a file that is no image; empty for an image."""
-    path = Path(entry)
-    suffix = path.suffix.lower()
-    if suffix not in _suffixes():
-        return suffix or "without an ending"
+    _, dot, suffix = entry.name.lower().rpartition(".")
+    if dot + suffix not in _suffixes():
+        return dot + suffix if dot else "without an ending"
     # Reading a pipe or a device may never end. A link to nothing is an image that is missing.
-    return "" if entry.is_file() or not path.exists() else "no regular files"
+    return "" if entry.is_file() or not Path(entry).exists() else "no regular files"
 
 
 def train_and_val(source_dir: Path, seen: Listing) -> dict[str, Files]:
@@ -233,9 +218,13 @@ def _class_files(folder: Path, seen: Listing) -> Files:
         return {}
     folders, loose = seen.listed(folder)
     classes: Files = {}
+    nested: list[Path] = []
     for path in tracked(folders, len(folders), f"listing {folder.name}/", unit="folders"):
         classes[path.name] = seen.images_below(path)
-        seen.nested += [image for image in classes[path.name] if image.parent != path]
+        nested += [image for image in classes[path.name] if image.parent != path]
+    if nested:
+        what = f"{len(nested):,} images are read from folders inside those of their classes"
+        seen.notes.append(f"{what}, such as {named(nested[0], seen.folder)}")
     if not classes:
         unlabelled = f", and the {len(loose):,} images in it have no labels: give them with --labels FILE.csv"
         seen.append(f"{folder.name}/ has no class folders{unlabelled if loose else ''}")

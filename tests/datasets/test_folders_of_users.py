@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import struct
@@ -19,7 +20,7 @@ from PIL import Image
 
 from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
-from regbench.datasets.beton import Beton
+from regbench.datasets.beton import Beton, Sample
 from regbench.datasets.encode import Unreadable, encode
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.sources.imagefolder import ImageFolder
@@ -156,6 +157,7 @@ def bands_and_frames(root: Path) -> None:
     fill(root)
     tiff(root / "ant" / "near infrared.tif", 4)
     draw(root / "ant" / "clear.png", "RGBA")
+    draw(root / "ant" / "palette.png", "P", transparency=0)
     pages = [Image.open(root / "bee" / f"{i}.png") for i in range(3)]
     for name in ("pages.tif", "film.gif", "film.webp"):
         draw(root / "bee" / name, save_all=True, append_images=pages)
@@ -274,9 +276,9 @@ READ: dict[str, tuple[Callable[[Path], None], tuple[str, ...], int, tuple[str, .
     "bands and frames": (
         bands_and_frames,
         (),
-        15,
+        16,
         (
-            "2 images have transparency or bands beyond their colours, of which nothing is kept",
+            "3 images have transparency or bands beyond their colours, of which nothing is kept",
             "3 images have several frames or pages, of which the first is kept",
         ),
     ),
@@ -370,6 +372,11 @@ def test_images_of_more_bits_are_scaled_by_the_levels(tmp_path: Path) -> None:
                 continue
             pixels = np.frombuffer(sample.data, np.uint8).reshape(8, 8, 3)
             np.testing.assert_array_equal(pixels, np.repeat(expected[:, :, None], 3, axis=2))
+        # A PGM states its range.
+        sample = encode(b"P5 8 8 4095\n" + GREY12.astype(">u2").tobytes(), 0, "", source)
+        assert isinstance(sample, Sample)
+        found = np.frombuffer(sample.data, np.uint8)[::3].reshape(8, 8).astype(int)
+        assert np.abs(found - (GREY12 >> 4)).max() <= 1
 
 
 def test_cells_of_before_the_levels_keep_their_ids() -> None:
@@ -399,7 +406,10 @@ def test_images_are_held_out_by_their_names_in_the_class(tmp_path: Path) -> None
         run(tmp_path / letter / "root")
         held_out.append([name.removeprefix("wrapping/") for name in origins(tmp_path / letter / "root", "test")])
     assert held_out[0] == held_out[1]
-    assert held_out[0] != sorted(f"{name}/patient {i}/slice.png" for name in CLASSES for i in (0, 1))
+    for name in CLASSES:
+        names = [f"{name}/patient {i}/slice.png" for i in range(20)]
+        smallest = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:2]
+        assert {*smallest} == {found for found in held_out[0] if found.startswith(name)}
 
 
 # ------------------------------------------------------------------------------------------------------ refusals
@@ -407,6 +417,11 @@ def test_images_are_held_out_by_their_names_in_the_class(tmp_path: Path) -> None
 
 def two_of_a_part(root: Path) -> None:
     parts("train", "val", "Validation")(root)
+
+
+def beside_a_folder(root: Path) -> None:
+    fill(root / "insects")
+    draw(root / "cover.png")
 
 
 def not_utf8(root: Path) -> None:
@@ -459,8 +474,13 @@ REFUSED: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
     "nothing but empty classes": (all_empty, ("--allow-empty",), "2 class folders of root/ have no images: ant, bee"),
     "only unknown files in a class": (only_heic, (), "not read: 1 .heic (cat/a.heic)"),
     "two folders for a part": (two_of_a_part, (), "Validation/ and val/ both mean val/: leave one of them"),
+    "an image beside a folder": (beside_a_folder, (), "1 images lie in root/ itself, the first is cover.png"),
     "no UTF-8": (not_utf8, (), r"the names of 1 classes are not UTF-8: f\xe9e; rename them"),
-    "13 bands": (many_bands, (), "satellite.tif (it has 13 bands, more than Pillow decodes; write three of them)"),
+    "13 bands": (
+        many_bands,
+        (),
+        "satellite.tif (Pillow decodes no such TIFF; of more than four bands write three)",
+    ),
     "colours by levels": (deep_colours, ("dataset.source.levels=4096",), "levels is for grey images; convert its"),
     "no labels": (
         flat,
@@ -497,7 +517,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_read_is_refused_in_a_line(case: str, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_refused_in_a_line(case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make, options, reason = REFUSED[case]
     root = tmp_path / "root"
     make(root)
@@ -505,6 +525,7 @@ def test_what_cannot_be_read_is_refused_in_a_line(case: str, tmp_path: Path) -> 
     assert result.exit_code == 2, result.output
     (line,) = result.stderr.splitlines()
     assert reason in line
+    assert not caplog.records
     assert not (tmp_path / "data" / "imagefolder" / "manifest.json").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,12 +86,20 @@ def config_of(preset: str, **changes: object) -> DatasetConfig:
     return load_run([f"dataset={preset}", *overrides])[0].dataset
 
 
-@pytest.mark.parametrize("kind", ["devkit", "kaggle"])
+@pytest.fixture
+def unpacked_source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    write_images(source)
+    write_kaggle_labels(source)
+    return source
+
+
+@pytest.mark.parametrize("kind", ["devkit", "kaggle", "unpacked"])
 def test_a_flat_val_is_read_with_the_published_labels(kind: str, request: pytest.FixtureRequest) -> None:
     contents = opened(config_of("in100"), request.getfixturevalue(f"{kind}_source"))
     assert contents.class_names == list(WNIDS)
     assert contents.splits["train"].labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    folder = "val" if kind == "devkit" else "ILSVRC/Data/CLS-LOC/val"
+    folder = "ILSVRC/Data/CLS-LOC/val" if kind == "kaggle" else "val"
     numbers = [(label, i) for label in range(3) for i, truth in enumerate(TRUTH, 1) if truth == label]
     expected = [(label, f"{folder}/ILSVRC2012_val_{i:08d}.JPEG") for label, i in numbers]
     assert images(contents, "test") == expected
@@ -255,6 +264,8 @@ def test_places205_without_its_images_is_refused(tmp_path: Path, places_source: 
     config = config_of("places205")
     images = places_source / "data/vision/torralba/deeplearning/images256"
     (images / "b/bar/gsun_92.jpg").unlink()
+    refused(config, places_source, "1 of 15 images are not there: data/vision", "b/bar/gsun_92.jpg")
+    os.mkfifo(images / "b/bar/gsun_92.jpg")  # to read it would not end
     refused(config, places_source, "1 of 15 images are not there: data/vision", "b/bar/gsun_92.jpg")
     images.rename(places_source / "elsewhere")
     refused(config, places_source, "data/vision/torralba/deeplearning/images256/ is missing")
