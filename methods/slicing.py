@@ -102,9 +102,9 @@ class SlicedCharacteristic(Sliced):
         slopes_T11 = (2 * share * weights_T * frequencies_T).to(z_NQ)[:, None, None]
         aim_T1 = self.characteristic(frequencies_T, z_NQ.shape[1]).to(z_NQ)[:, None]
         total = torch.zeros((), dtype=torch.float64, device=z_NQ.device)
-        projections_KN = directions_QK.T @ (z_NQ * inverse_N[:, None]).T
-        # All ranks have to cut alike, so they cut by the rows of all; a power is twice as large as what it is of.
-        for rows in panels(self.directions, shard.n, z_NQ, lower={"cpu": 2, "cuda": 2}):
+        projections_KN = (directions_QK.T @ z_NQ.T).mul_(inverse_N)
+        # All ranks have to cut alike, so they cut by the rows of all. A CPU's cache holds two panels of 1 MiB.
+        for rows in panels(self.directions, shard.n, z_NQ, lower={"cpu": 8, "cuda": 2}):
             x_PN = projections_KN[rows]
             first_PN = torch.polar(x_PN.new_ones(()).expand_as(x_PN), x_PN.mul_(step))
             power_PN = first_PN.clone()
