@@ -145,7 +145,7 @@ def test_a_sweep_gives_its_scores_as_a_table(tiny: list[str], tmp_path: Path) ->
 def test_a_line_without_training_stays_so(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
 
-    def seen(grid: Sweep, stages: Sequence[str]) -> list[CellStatus]:
+    def seen(grid: Sweep, stages: Sequence[str], announce: None) -> list[CellStatus]:
         found.extend(cell.epochs for cell in grid.cells)
         return []
 
@@ -164,7 +164,7 @@ def test_the_folder_of_a_tuning_is_no_sweep(tiny: list[str], tmp_path: Path) -> 
 
 
 def test_a_sweep_says_which_cells_did_not_end(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(grid: Sweep, stages: Sequence[str]) -> list[CellStatus]:
+    def fails(grid: Sweep, stages: Sequence[str], announce: None) -> list[CellStatus]:
         return [cell_status(Path(grid.runtime.runs_dir) / "none" / cell.id, plan_of(cell)) for cell in grid.cells]
 
     monkeypatch.setattr("regbench.sweeps.local.run_sweep", fails)
