@@ -613,13 +613,21 @@ def test_a_cell_that_another_command_has_claimed_is_waited_for_or_through(
         if cell.seed < 2:
             (directories[cell.seed] / "tuning.json").touch()
 
-    looks = iter([lambda: None, lambda: attempt(directories[2], ended="failed", error="too large")])
+    looks = iter(
+        [
+            lambda: None,
+            lambda: attempt(directories[2], ended="failed", error="too large"),
+            lambda: (directories[0] / "record.json").write_text(made().text()),
+        ]
+    )
     monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
     monkeypatch.setattr("regbench.sweeps.local.time", SimpleNamespace(sleep=lambda _: next(looks)()))
     with caplog.at_level("INFO", "regbench"):
         found = run_sweep(load_sweep(str(own.folder / "own.yaml")), ("pretrain", "tune"))
     assert [status.state for status in found] == ["tuned", "tuned", "failed"]
     assert caplog.text.count("FAILED") == 1  # the one that was killed
+    (first,) = run_sweep(load_sweep(str(own.folder / "own.yaml"), ["seed=0"]))  # which is tuned, and not scored yet
+    assert first.state == "done"
 
 
 @pytest.mark.parametrize(

@@ -160,8 +160,8 @@ def test_a_search_that_has_got_further_elsewhere_is_not_set_back(
     cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path
 ) -> None:
     """Two commands work on one search; the slower one writes what it knew before the faster one's last round."""
-    early, late = ({"tried": [{"score": 1.0}] * number + [{"score": None}]} for number in (1, 2))
-    for search, expected in ((early, early), (late, late), (early, late), (late, late)):
+    first, early, late = ({"tried": [{"score": 1.0}] * number + [{"score": None}]} for number in range(3))
+    for search, expected in ((first, first), (early, early), (late, late), (early, late), (late, late)):
         tune.begin(cells[:2], folder, tiny_data_dir, search, unequal=False)
         assert read_search(folder)["tried"] == expected["tried"]
 
