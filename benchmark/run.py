@@ -150,9 +150,11 @@ class _Run:
         if config.while_training and config.select_on == "test":
             # Such evaluations read the test split, which opens only after the choice.
             self._note_choice(attempt)
+        form = self.cell.method.form_at(self.runtime.loss_form, self.cell.batch_size, self.cell.embedding_dim)
         self.surroundings = {
             **environment(self.compute.device),
-            "loss_form": self.runtime.loss_form,
+            # In older records "auto" stands for any form but this one.
+            "loss_form": form if form == "powers" else self.runtime.loss_form,
             "compile": self.runtime.compile,
         }
         if self.cell.network.teacher == "ema":

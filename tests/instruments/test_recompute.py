@@ -100,6 +100,21 @@ def test_elsewhere_scores_may_differ_a_little(
     assert "0.5 is the tolerance" in verify(parts.write(tmp_path / "far.zip"), tiny_data_dir).stdout
 
 
+def test_waves_of_older_records_were_not_powers(tiny_data_dir: Path, tmp_path: Path) -> None:
+    """The same form is computed to the last bit. Older records say "auto", which was the textbook then."""
+    quick = ["epochs=1", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn]", "method=sigreg"]
+    where = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path}"]
+    run_cell(*load_run([*TINY, *quick, "method.directions=16", *where]), "waves")
+    submit([tmp_path / "waves"], tmp_path / "now.zip")
+    assert "trained again, equal to the last bit" in verify(tmp_path / "now.zip", tiny_data_dir).stdout
+    parts = Parts(tmp_path / "now.zip")
+    (record,) = parts.records
+    assert record["environment"]["loss_form"] == "powers"
+    record["environment"]["loss_form"] = "auto"
+    done = verify(parts.write(tmp_path / "older.zip"), tiny_data_dir)
+    assert "trained again, as near as other seeds come" in done.stdout, done.output
+
+
 def test_swapped_seeds_are_found_by_training_again(trained: Path, tiny_data_dir: Path, tmp_path: Path) -> None:
     parts = Parts(trained)
     one, other = parts.records
