@@ -110,7 +110,11 @@ def test_unreadable_images_are_listed_and_refused_and_left_out_on_request(
     for name, (content, _) in UNREADABLE.items():
         (root / "train" / "bee" / name).write_bytes(content)
     (root / "val" / "cat" / "a folder.jpg").mkdir()
-    os.mkfifo(root / "val" / "cat" / "a pipe.jpg")
+    pipe = root / "val" / "cat" / "a pipe.jpg"
+    os.mkfifo(pipe)
+    # Whoever reads it all the same finds its end.
+    writer = threading.Thread(target=lambda: pipe.open("wb").close(), daemon=True)
+    writer.start()
     (root / "val" / "cat" / "a device.jpg").symlink_to("/dev/null")
     result = regbench_prepare(tmp_path, root)
     assert result.exit_code == 2
@@ -126,6 +130,8 @@ def test_unreadable_images_are_listed_and_refused_and_left_out_on_request(
     in_val |= dict.fromkeys(("a pipe.jpg", "a device.jpg"), "it is no regular file")
     left_out = {f"val/cat/{name}": reason for name, reason in in_val.items()}
     assert {f"{origin}: {reason}" for origin, reason in left_out.items()} <= set(listed)
+    os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
+    writer.join(PATIENCE_S)
     with pytest.raises(RegbenchError, match="is not prepared"):
         Manifest.load(tmp_path, "insects")
 
