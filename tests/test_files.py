@@ -134,13 +134,15 @@ def test_what_is_no_regular_file_is_written_to_or_refused_and_stays(tmp_path: Pa
 
 
 def test_what_this_process_prints_to_is_written_to_where_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "printed"
+    path, link = tmp_path / "printed", tmp_path / "stdout"
+    link.symlink_to("/proc/self/fd/1")  # as /dev/stdout
     program = "import sys; from pathlib import Path; from regbench.files import write_text; print('a', flush=True);"
-    for name in ("/dev/stdout", str(path)):
+    for name in (str(link), str(path)):
         program += f"write_text(Path({name!r}), 'b\\n'); print('c', flush=True);"
     with path.open("w") as file:
         subprocess.run([sys.executable, "-c", program], check=True, stdout=file)
     assert path.read_text().split() == ["a", "b", "c", "b", "c"]
+    assert link.is_symlink()
 
 
 def test_what_has_a_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

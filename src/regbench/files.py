@@ -11,8 +11,8 @@ import hashlib
 import json
 import logging
 import os
-import secrets
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar, cast
@@ -213,13 +213,15 @@ class _Watched:
 @contextlib.contextmanager
 def _written(path: Path, write: Callable[[IO[bytes]], Any], *, held: bool = False) -> Iterator[Path]:
     """Write a temporary file beside `path` and sync it; remove it at the end if it is still there."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_HELD * held}")
+    handle, temporary_name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_HELD * held)
+    os.close(handle)
+    temporary = Path(temporary_name)
     try:
-        with hold(temporary) if held else temporary.open("xb") as file:
+        with hold(temporary) if held else temporary.open("wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())  # else a crash of the machine could leave the name with no content
-            temporary.chmod(0o644)  # others are to read it, whatever the user's mask
+            temporary.chmod(0o644)  # mkstemp makes it private, and others are to read it
             yield temporary
     finally:
         temporary.unlink(missing_ok=True)

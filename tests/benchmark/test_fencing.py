@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -84,22 +85,15 @@ class Process:
         for name in ("replace", "link", "unlink"):
             patch.setattr(os, name, self._watched(name, getattr(os, name)))
         patch.setattr(os, "fsync", lambda _: None)  # nobody loses power here, and a busy disk takes its time
-        make, opened = self._watched("make", lambda path: None), Path.open
-
-        def watched_open(path: Path, mode: str = "r", *rest: Any, **options: Any) -> Any:
-            if mode in ("xb", "wb"):  # a temporary file
-                make(path)
-            return opened(path, mode, *rest, **options)
-
-        patch.setattr(Path, "open", watched_open)
+        patch.setattr(tempfile, "mkstemp", self._watched("make", tempfile.mkstemp))
         patch.setattr(ThreadPoolExecutor, "submit", at_once)  # the order of the operations is always the same
 
     def _watched(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*paths: Any, **options: Any) -> Any:
-            path = str(paths[-1])
+            path = str(paths[-1]) if paths else f"{options['dir']}/{options['prefix']}"
             if path.startswith(str(self.directory)) and threading.current_thread() is threading.main_thread():
                 # Without what differs from run to run: a digest, the random end of a temporary file's name.
-                shown = re.sub(r"-[0-9a-f]{16}|^[.](.*)[.][0-9a-f]{16}(?:[.]regbench)?$", r"\1", Path(path).name)
+                shown = re.sub(r"-[0-9a-f]{16}|^[.](.*)[.][^.]*$", r"\1", Path(path).name)
                 self.before(f"{name} {shown}")
             return operation(*paths, **options)
 
