@@ -38,6 +38,7 @@ from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.base import SOURCES, ImageFiles
 from regbench.datasets.verify import verify
+from regbench.datasets.voc_files import read_image
 from tests.waiting import PATIENCE_S, wait_for
 
 Config = Callable[..., DatasetConfig]
@@ -134,6 +135,24 @@ def test_unreadable_images_are_listed_and_refused_and_left_out_on_request(
         assert manifest.splits[split]["counts_per_class"] == entry["counts_per_class"]
     assert verify("insects", tmp_path, progress=False) == (15, [])
     assert len(evaluated(config, tmp_path, "torchvision", choice)) == 6
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("fashion_mnist", ["train-labels-idx1-ubyte.gz"]),
+        ("parquet", ["train.parquet", "test.parquet"]),
+        ("imagefolder", ["trainvalsplit_places205/train_places205.csv"]),
+    ],
+)
+def test_no_source_reads_a_device(tmp_path: Path, source: str, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to("/dev/null")
+    with pytest.raises(RegbenchError, match=f"{names[0]}.* cannot be read .*it is no regular file"):
+        SOURCES.build(source).open(tmp_path, tmp_path)
+    with pytest.raises(RegbenchError, match=r"cannot read the image .*it is no regular file"):
+        read_image(tmp_path / names[0])
 
 
 def test_mended_images_are_read_again(tmp_path: Path, root: Path, config: DatasetConfig) -> None:
