@@ -1,6 +1,6 @@
 """Installs into the environment of the Python that runs this: with uv where it is on the path, else with pip.
 
-    .venv/bin/python .ci/install.py [--pip] [--index URL] -c constraints.txt -e '.[ffcv]'
+    .venv/bin/python .ci/install.py [--pip] [--extra-index-url URL] -c constraints.txt -e '.[ffcv]'
 
 uv takes a third of pip's time. It reads none of pip's configuration, so it is handed pip's own indexes, folders of
 files, constraints and certificate.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
@@ -61,6 +62,8 @@ def has_fast_bf16() -> bool:
     return torch.cpu._is_avx512_bf16_supported() and processor("vendor_id") == "AuthenticAMD"
 
 
+# Each forward pass in bf16 asks, and a machine of many cores takes milliseconds to answer.
+@functools.cache
 def processor(field: str) -> str:
     """Return what Linux knows of the first processor, such as its "model name" or "vendor_id"; "" if nothing."""
     with contextlib.suppress(OSError):

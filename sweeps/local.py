@@ -23,7 +23,7 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.settings.sweep import Sweep
 from regbench.processes import FORKED, Worker
-from regbench.sweeps.status import FINISHED, Announce, CellStatus, cell_status, ends, log_file, plan_of, write_plan
+from regbench.sweeps.status import Announce, CellStatus, cell_status, ends, failure, plan_of, write_plan
 
 log = logging.getLogger("regbench")
 
@@ -197,8 +197,7 @@ def _announce_others(directory: Path, cell: Cell) -> None:
 
 def _announce(status: CellStatus, finished: int, count: int) -> None:
     name = f"{status.label} seed {status.seed} ({status.cell_id})"
-    if status.state in (*FINISHED, "running"):  # by another command, which has claimed it since
-        log.info("[%d/%d] %s: %s", finished, count, name, status.detail)
+    if failed := failure(status):
+        log.error("[%d/%d] %s %s", finished, count, name, failed)
     else:
-        detail = status.detail or "ended without a record"
-        log.error("[%d/%d] %s FAILED: %s (logs: %s)", finished, count, name, detail, log_file(status.directory))
+        log.info("[%d/%d] %s: %s", finished, count, name, status.detail)

@@ -280,6 +280,15 @@ def _last_words(log: Path | None) -> str:
     return " / ".join(lines[-_LOG_LINES:]) or "it left no log"
 
 
+def failure(status: CellStatus) -> str:
+    """Word how a cell that a command ran has failed, with its log; "" if it has not."""
+    # Another command may have claimed it since.
+    if status.state in (*FINISHED, "running"):
+        return ""
+    detail = status.detail or "ended without a record"
+    return f"FAILED: {detail} (logs: {log_file(status.directory)})"
+
+
 def log_file(directory: Path, job: str = "") -> Path | None:
     """Find the newest log of a run directory, or of a scheduler's job: its errors where there are any."""
     folder = directory.parent / "jobs" / "logs" if job else directory / "logs"

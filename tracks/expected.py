@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from tabulate import tabulate
 
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.reports.bundle.bundle import read_bundle
-from regbench.sweeps.status import FINISHED, CellStatus
+from regbench.reports.rows.summary import Configuration, mean_of
+from regbench.reports.tables.table import spread
+from regbench.sweeps.status import CellStatus, failure
 
 SHIPPED = {"quickstart": Path(__file__).with_name("scenes.zip")}
 """Sweeps whose rows are in a bundle that comes with regbench."""
@@ -29,8 +29,9 @@ class ExpectedTable:
         rows: dict[str, list[Record]] = {}
         for record in done:
             rows.setdefault(record.label, []).append(record)
+        shipped = [Configuration(tuple(records)) for records in rows.values()]
         # Methods come before references, the best of each first.
-        self._shipped = dict(sorted(rows.items(), key=lambda row: (row[1][0].is_reference, -_top1(row[1]))))
+        self._shipped = sorted(shipped, key=lambda row: (row.is_reference, -mean_of(row, "linear_top1")))
         self._here: dict[str, list[Record]] = {}
         self._failed: list[str] = []
         self._lines_below = 0
@@ -38,15 +39,16 @@ class ExpectedTable:
     def text(self) -> str:
         """Return the table, with a line on what it holds."""
         rows = []
-        for label, shipped in self._shipped.items():
-            cells = [label]
+        for shipped in self._shipped:
+            here = Configuration(tuple(self._here.get(shipped.label, ())))
+            cells = [shipped.label]
             for score in _SCORES:
-                cells += [_mean(shipped, score), _mean(self._here.get(label, []), score)]
+                cells += [_cell(shipped, score), _cell(here, score)]
             rows.append(cells)
         headers = ["method"]
         for title in _SCORES.values():
             headers += [f"{title}\nshipped", "\nhere"]
-        seeds = max(len(records) for records in self._shipped.values())
+        seeds = max(len(row.records) for row in self._shipped)
         note = f"shipped: mean ± standard deviation of {seeds} seeds on {self._hardware}; here: this machine"
         return "\n".join([tabulate(rows, headers, disable_numparse=True), note, *self._failed])
 
@@ -58,11 +60,10 @@ class ExpectedTable:
             finished: Number of cells that have ended.
             count: Number of cells.
         """
-        record = read_record(status.directory) if status.state in FINISHED else None
-        if record is not None:
+        if failed := failure(status):
+            self._failed.append(f"{status.label} seed {status.seed} ({status.cell_id}) {failed}")
+        elif (record := read_record(status.directory)) is not None:
             self._here.setdefault(record.label, []).append(record)
-        else:
-            self._failed.append(f"{status.label} seed {status.seed} ({status.cell_id}) FAILED: {status.detail}")
         lines = [*self.text().splitlines(), f"{finished} of {count} cells have ended"]
         # Up to the first line of the table before, and clear from there.
         above = f"\x1b[{self._lines_below}F\x1b[J" if self._lines_below else "\n"
@@ -70,18 +71,9 @@ class ExpectedTable:
         self._lines_below = len(lines)
 
 
-def _top1(records: Sequence[Record]) -> float:
-    return statistics.fmean(record.score("linear_top1", "test") or 0.0 for record in records)
-
-
-def _mean(records: Sequence[Record], score: str) -> str:
-    """Format the mean over seeds with its standard deviation."""
-    known = []
-    for record in records:
-        value = record.score(score, "test")
-        if value is not None:
-            known.append(value)
-    if not known:
-        return "diverged" if records else ""
-    mean = f"{statistics.fmean(known):.2f}"
-    return f"{mean} ± {statistics.stdev(known):.2f}" if len(known) > 1 else mean
+def _cell(row: Configuration, score: str) -> str:
+    """Write the mean of a score over seeds with its standard deviation; "" for a row without cells."""
+    found = row.score(score)
+    if found is None:
+        return "diverged" if row.records else ""
+    return spread(found, 2)

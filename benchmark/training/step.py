@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -74,6 +75,10 @@ class Step:
     teacher: Teacher | None = None
     done: Callable[[], float] = lambda: 0.0
 
+    @functools.cached_property
+    def _prototypes(self) -> list[Prototypes]:
+        return [module for module in self.network.modules() if isinstance(module, Prototypes)]
+
     def __call__(self, *batch: Tensor) -> Stepped:
         """Update the network once; gradients are gone afterwards."""
         views_NCHW, labels_N = (batch[:-1], batch[-1]) if self.labelled else (batch, None)
@@ -106,9 +111,8 @@ class Step:
             self._backward_in_parts(parts, gradients, states)
         marks.append(self.mark())
         self.optimizer.step()
-        for module in self.network.modules():
-            if isinstance(module, Prototypes):
-                module.rescale()
+        for prototypes in self._prototypes:
+            prototypes.rescale()
         # DistributedDataParallel keeps the gradients in its buckets, so they are zeroed; others are freed. For LARS,
         # `zero_grad` would take an operation for each tensor.
         if isinstance(self.network, DistributedDataParallel):

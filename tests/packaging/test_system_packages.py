@@ -126,11 +126,15 @@ def test_incomplete_python_of_the_users_own_is_refused(machine: Machine) -> None
     assert machine.log == []
 
 
+def copy_what_installs(clone: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, clone)
+    shutil.copytree(ROOT / ".ci", clone / ".ci")
+
+
 @pytest.mark.parametrize("python", ["too old", "absent"])
 def test_make_refuses_another_python(tmp_path: Path, python: str) -> None:
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    copy_what_installs(tmp_path)
     machine = Machine(tmp_path)
     if python == "too old":
         machine.command("some-python", "exit 1", logged=False)
@@ -188,9 +192,7 @@ def make_install(clone: Path) -> str:
 
 
 def test_make_refuses_a_site_whose_pytorch_is_too_old(tmp_path: Path) -> None:
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    copy_what_installs(tmp_path)
     Machine(tmp_path).command("some-python", PRETENDED_PYTHON, logged=False)
     command = ["make", "install", f"PYTHON={tmp_path}/some-python", "SITE=1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -206,9 +208,7 @@ def test_a_clone_that_was_copied_or_moved_is_installed_anew(
 ) -> None:
     original, clone = tmp_path / f"first {name}", tmp_path / name
     original.mkdir()
-    for file in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / file, original)
-    shutil.copytree(ROOT / ".ci", original / ".ci")
+    copy_what_installs(original)
     Machine(original / ".ci").command("system-packages", logged=False)
     Machine(original).command("some-python", PRETENDED_PYTHON, logged=False)
     make_install(original)
