@@ -1,8 +1,9 @@
 """Pack regbench for a GPU machine without a network: `make gpu-bundle` writes regbench-gpu.tar.gz.
 
-There `tar -xzf regbench-gpu.tar.gz && bash regbench-gpu/run.sh` compares the GPU with the CPU and measures it. The
-machine brings Python 3.12, PyTorch and the large packages below; the bundle brings everything else but FFCV, which
-would have to be compiled there, so images are loaded with torchvision.
+There `tar -xzf regbench-gpu.tar.gz && bash regbench-gpu/run.sh` compares the GPU with the CPU and
+measures it. The machine brings Python 3.12, PyTorch and the large packages below; the bundle brings
+everything else but FFCV, which would have to be compiled there, so images are loaded with
+torchvision.
 """
 
 from __future__ import annotations
@@ -21,9 +22,25 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "regbench-gpu.tar.gz"
 # A machine that trains networks has these, and they would make the bundle ten times as large.
-THERE = {"matplotlib", "numpy", "pandas", "pillow", "pyarrow", "scikit-learn", "scipy", "timm", "torch", "torchvision"}
+THERE = {
+    "matplotlib",
+    "numpy",
+    "pandas",
+    "pillow",
+    "pyarrow",
+    "scikit-learn",
+    "scipy",
+    "timm",
+    "torch",
+    "torchvision",
+}
 # pip matches the names of platforms exactly, and packages are built for different ones.
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
+PLATFORMS = (
+    "manylinux_2_28_x86_64",
+    "manylinux_2_17_x86_64",
+    "manylinux2014_x86_64",
+    "manylinux1_x86_64",
+)
 
 
 def closure(*wanted: str) -> set[str]:
@@ -66,7 +83,9 @@ def main() -> None:
         wheels = ["--only-binary=:all:", "--python-version=3.12", "--implementation=cp", *platforms]
         pip("download", *into, *wheels, "-d", where, *sorted(names - sources))
         pip("wheel", *into, "-w", where, *sorted(names & sources), str(ROOT))
-        shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__")
+        )
         shutil.copy(ROOT / "pyproject.toml", folder)
         shutil.copy(ROOT / ".ci" / "gpu-run", folder / "run.sh")
         with tarfile.open(OUT, "w:gz") as archive:

@@ -1,9 +1,10 @@
-"""Installs into the environment of the Python that runs this: with uv where it is on the path, else with pip.
+"""Installs into the environment of the Python that runs this: with uv where it is on the path, else
+with pip.
 
     .venv/bin/python .ci/install.py [--pip] [--extra-index-url URL] -c constraints.txt -e '.[ffcv]'
 
-uv takes a third of pip's time. It reads none of pip's configuration, so it is handed pip's own indexes, folders of
-files, constraints and certificate.
+uv takes a third of pip's time. It reads none of pip's configuration, so it is handed pip's own
+indexes, folders of files, constraints and certificate.
 """
 
 from __future__ import annotations
@@ -46,16 +47,24 @@ def main(arguments: list[str]) -> int:
     uv = shutil.which("uv")
     use_pip = "--pip" in arguments or uv is None
     arguments = [argument for argument in arguments if argument != "--pip"]
-    # Python compiles what is imported, once. To compile all that is installed would add a quarter to the installation
-    # or more. Where Python keeps nothing that it compiles, as in many containers, each start would take four seconds
-    # longer.
+    # Python compiles what is imported, once. To compile all that is installed would add a quarter
+    # to the installation or more. Where Python keeps nothing that it compiles, as in many
+    # containers, each start would take four seconds longer.
     compiled = "PYTHONDONTWRITEBYTECODE" in os.environ
     if use_pip:
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
         command.append("--compile" if compiled else "--no-compile")
     else:
         # pip takes the newest version that any of the indexes has, uv by itself that of the first.
-        command = [str(uv), "pip", "install", "--python", sys.executable, "--index-strategy", "unsafe-best-match"]
+        command = [
+            str(uv),
+            "pip",
+            "install",
+            "--python",
+            sys.executable,
+            "--index-strategy",
+            "unsafe-best-match",
+        ]
         command += [*options_of_pip(), *(["--compile-bytecode"] if compiled else [])]
     return subprocess.run([*command, *arguments]).returncode
 

@@ -26,11 +26,13 @@ _PRODUCTS = {
 
 
 def fast_bf16(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
-    """Return a context for the forward pass in which products in bf16 take no longer than in float32.
+    """Return a context for the forward pass in which products in bf16 take no longer than in
+    float32.
 
-    Instructions for bf16 multiply in bf16 and add in float32. Where they are slower than those for float32, or missing,
-    the context rounds the factors to bf16, multiplies in float32, and rounds the product. Gradients are rounded at the
-    same places. The numbers are those of torch's own products in bf16, but for the order of sums.
+    Instructions for bf16 multiply in bf16 and add in float32. Where they are slower than those for
+    float32, or missing, the context rounds the factors to bf16, multiplies in float32, and rounds
+    the product. Gradients are rounded at the same places. The numbers are those of torch's own
+    products in bf16, but for the order of sums.
 
     Args:
         device: The device that computes.
@@ -42,7 +44,9 @@ def fast_bf16(device: torch.device, precision: str) -> contextlib.AbstractContex
 
 
 class ProductsInFloat32(TorchFunctionMode):
-    """Computes convolutions and matrix products under bf16 autocast from rounded factors in float32."""
+    """Computes convolutions and matrix products under bf16 autocast from rounded factors in
+    float32.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""

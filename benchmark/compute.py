@@ -15,8 +15,8 @@ from regbench.benchmark.training.distributed import environment_ranks
 from regbench.errors import RegbenchError
 from regbench.processes import hold_blas
 
-# Of glibc's malloc.h, with bytes: free memory at the heap's end is kept up to this, larger blocks are mapped apart, and
-# the heap grows by this.
+# Of glibc's malloc.h, with bytes: free memory at the heap's end is kept up to this, larger blocks
+# are mapped apart, and the heap grows by this.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_TOP_PAD = (-1, 2**30), (-3, 2**30), (-2, 2**26)
 
 
@@ -41,19 +41,25 @@ class Compute:
 
 
 def resolve(runtime: Runtime) -> Compute:
-    """Find the runtime's device; set threads, arithmetic, the allocator and, for one of several processes, its GPU."""
+    """Find the runtime's device.
+
+    Set threads, arithmetic, the allocator and, for one of several processes, its GPU.
+    """
     device: str = runtime.device
     _, _, local_rank, local_size = environment_ranks()
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         if not torch.cuda.is_available():
-            raise RegbenchError("runtime.device=cuda but torch sees no GPU here; use runtime.device=cpu")
+            raise RegbenchError(
+                "runtime.device=cuda but torch sees no GPU here; use runtime.device=cpu"
+            )
         # A job step may show each of its processes one GPU only.
         index = local_rank if torch.cuda.device_count() > 1 else 0
         if index >= torch.cuda.device_count():
             raise RegbenchError(
-                f"{local_size} processes on a machine with {torch.cuda.device_count()} GPUs; start fewer"
+                f"{local_size} processes on a machine with {torch.cuda.device_count()} GPUs; start "
+                "fewer"
             )
         torch.cuda.set_device(index)
         device = f"cuda:{index}"
@@ -62,38 +68,49 @@ def resolve(runtime: Runtime) -> Compute:
     threads = runtime.threads or default_threads(device, local_size)
     torch.set_num_threads(threads)
     hold_blas(threads)
-    return Compute(runtime, torch.device(device), runtime.workers or default_workers(device, local_size))
+    return Compute(
+        runtime, torch.device(device), runtime.workers or default_workers(device, local_size)
+    )
 
 
 def forbid_tf32() -> None:
-    """Let float32 be that of IEEE 754: torch's default for convolutions on a GPU keeps 10 of its 23 bits (TF32)."""
+    """Let float32 be that of IEEE 754: torch's default for convolutions on a GPU keeps 10 of
+    its 23 bits (TF32).
+    """
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory that it frees, for its next step, where the allocator is glibc's.
+    """Let this process keep the memory that it frees, for its next step, where the allocator is
+    glibc's.
 
-    By default each step of a training on a CPU returns its activations to the system, and takes thousands of
-    page faults to get them again.
+    By default each step of a training on a CPU returns its activations to the system, and takes
+    thousands of page faults to get them again.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for option, size_bytes in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_TOP_PAD):
-            mallopt(option, size_bytes)  # an older glibc refuses a threshold above 32 MiB and keeps its own
+            mallopt(
+                option, size_bytes
+            )  # an older glibc refuses a threshold above 32 MiB and keeps its own
 
 
 def default_threads(device: str, processes: int) -> int:
-    """Return how many threads one of so many processes computes with: what `runtime.threads=0` means."""
+    """Return how many threads one of so many processes computes with: what `runtime.threads=0`
+    means.
+    """
     # On a CPU it is one, unless the cores are a Slurm job's own.
-    # Threads that share an operation wait for each other without giving up their core: in oneDNN's barriers in the
-    # backward pass of a convolution, in OpenMP's pool between operations. So any other work on the machine makes
-    # several threads slower than one.
+    # Threads that share an operation wait for each other without giving up their core: in oneDNN's
+    # barriers in the backward pass of a convolution, in OpenMP's pool between operations. So any
+    # other work on the machine makes several threads slower than one.
     has_own_cores = "SLURM_JOB_ID" in os.environ
     return cpus_of_each(processes) if device != "cpu" or has_own_cores else 1
 
 
 def default_workers(device: str, processes: int) -> int:
-    """Return how many threads or processes load images for one of so many runs: what `runtime.workers=0` means."""
+    """Return how many threads or processes load images for one of so many runs: what
+    `runtime.workers=0` means.
+    """
     # Beside a GPU every CPU loads images; on a CPU it is one, as the network computes there too.
     return cpus_of_each(processes) if device != "cpu" else 1
 
@@ -107,9 +124,14 @@ def cpus_of_each(processes: int) -> int:
     return max(1, usable_cpus() // max(1, processes // tasks))
 
 
-def usable_cpus(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
-    """Return how many CPUs this process may use, by its affinity, its control groups' quotas and its Slurm task."""
-    # Linux shows the second version of control groups in the folder, and the group of this process in the file.
+def usable_cpus(
+    cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> int:
+    """Return how many CPUs this process may use, by its affinity, its control groups' quotas
+    and its Slurm task.
+    """
+    # Linux shows the second version of control groups in the folder, and the group of this process
+    # in the file.
     slurm_cpus = float(os.environ.get("SLURM_CPUS_PER_TASK") or "inf")
     limits = [float(len(os.sched_getaffinity(0))), slurm_cpus]
     with contextlib.suppress(OSError, ValueError):

@@ -36,21 +36,27 @@ def trained_cell(directory: Path) -> Cell:
         raise RegbenchError(f"{config} is missing; give the directory of a run that has trained")
     record = read_record(directory)
     if record is not None and record.method == "external":
-        raise RegbenchError(f"{directory} holds no weights, but scores of published ones; repeat: {record.command}")
+        raise RegbenchError(
+            f"{directory} holds no weights, but scores of published ones; repeat: {record.command}"
+        )
     return load_cell(config)
 
 
 def evaluate_directory(
-    directory: Path, overrides: Sequence[str], only: Sequence[str] = (), how_chosen: Mapping[str, Any] = GIVEN
+    directory: Path,
+    overrides: Sequence[str],
+    only: Sequence[str] = (),
+    how_chosen: Mapping[str, Any] = GIVEN,
 ) -> list[Score]:
     """Evaluate the final weights of a run directory anew.
 
-    What the record of a finished run does not hold is written to `evaluations/<protocol>.json` beside it, once, and
-    read from there by later calls; all else is only returned.
+    What the record of a finished run does not hold is written to `evaluations/<protocol>.json`
+    beside it, once, and read from there by later calls; all else is only returned.
 
     Args:
         directory: The run directory, with `config.yaml` and the last checkpoint.
-        overrides: `evaluation.…=value` and `runtime.…=value` settings that differ from the run's own.
+        overrides: `evaluation.…=value` and `runtime.…=value` settings that differ from the run's
+            own.
         only: The protocols; none: those of the run.
         how_chosen: See `run_cell`.
 
@@ -59,19 +65,26 @@ def evaluate_directory(
     """
     for override in overrides:
         if not override.startswith(("evaluation.", "runtime.")):
-            raise RegbenchError(f"{override}: a trained run can be given other evaluation.* settings only")
+            raise RegbenchError(
+                f"{override}: a trained run can be given other evaluation.* settings only"
+            )
     # A folder without weights is refused before anything is loaded.
     own = trained_cell(directory)
     chosen = [f"evaluation.protocols=[{','.join(only)}]"] if only else []
     cell, runtime = load_config(directory / "config.yaml", [*overrides, *chosen])
-    # Scores by other settings are not the run's, so they do not collide with those that are written.
+    # Scores by other settings are not the run's, so they do not collide with those that are
+    # written.
     changed = [override for override in overrides if override.startswith("evaluation.")]
     to_write = _protocols_to_write(directory, own, cell)
     compute = resolve(runtime)
     network = build_network(own, compute.device, _final_state(directory, own))
     scores: list[Score] = []
-    # The run's own files stay as they are: choices are written into a folder that is removed afterwards.
-    with tempfile.TemporaryDirectory() as folder, attempt_at(Path(folder), runtime.lease_s) as attempt:
+    # The run's own files stay as they are: choices are written into a folder that is removed
+    # afterwards.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        attempt_at(Path(folder), runtime.lease_s) as attempt,
+    ):
         assert attempt is not None
         choices = Choices(attempt)
         on_test = "test" in (own.evaluation.select_on, cell.evaluation.select_on)
@@ -90,7 +103,9 @@ def evaluate_directory(
             if is_there:  # of an earlier call, which may have been killed after it
                 log.info("%s is there already; remove it to evaluate again", path)
             else:
-                command = shlex.join(["regbench", "evaluate", str(directory), "--only", protocol, *changed])
+                command = shlex.join(
+                    ["regbench", "evaluate", str(directory), "--only", protocol, *changed]
+                )
                 evaluation = _evaluate_later(own.id, protocol, subject, choices, command)
                 path.parent.mkdir(exist_ok=True)
                 # The first of two processes that evaluate at once wins.
@@ -106,10 +121,16 @@ def _protocols_to_write(directory: Path, own: Cell, cell: Cell) -> list[str]:
     record = read_record(directory)
     if record is None or record.status != "done":
         return []
-    return [protocol for protocol in cell.evaluation.protocols if protocol not in own.evaluation.protocols]
+    return [
+        protocol
+        for protocol in cell.evaluation.protocols
+        if protocol not in own.evaluation.protocols
+    ]
 
 
-def _evaluate_later(cell_id: str, protocol: str, subject: Subject, choices: Choices, command: str) -> LaterEvaluation:
+def _evaluate_later(
+    cell_id: str, protocol: str, subject: Subject, choices: Choices, command: str
+) -> LaterEvaluation:
     before, began_s = choices.entries, time.perf_counter()
     scores = subject.run(protocol)
     # The record has its own choices; these are the ones that this evaluation made.
@@ -137,7 +158,9 @@ def _final_state(directory: Path, cell: Cell) -> dict[str, Any] | None:
     if record is None:
         loaded = load_checkpoint(directory)
         if loaded is None or len(loaded[0]["progress"]["history"]) < cell.epochs:
-            raise RegbenchError(f"{directory} is not trained to the end; give the directory of a run that is")
+            raise RegbenchError(
+                f"{directory} is not trained to the end; give the directory of a run that is"
+            )
         return loaded[0]
     saved = record.checkpoint
     if saved is None:
@@ -146,6 +169,7 @@ def _final_state(directory: Path, cell: Cell) -> dict[str, Any] | None:
         return read_saved(directory, saved)
     except Damaged as error:
         raise RegbenchError(
-            f"{directory / saved.file}, which holds the final weights, cannot be evaluated: {error}; train them "
-            f"again: regbench train --config {directory / 'config.yaml'} --name again"
+            f"{directory / saved.file}, which holds the final weights, cannot be evaluated: "
+            f"{error}; train them again: regbench train --config {directory / 'config.yaml'} "
+            "--name again"
         ) from error

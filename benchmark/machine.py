@@ -25,7 +25,9 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Describe what ran the cell: versions, git state, host, hardware, threads, and whether float32 is cut to TF32."""
+    """Describe what ran the cell: versions, git state, host, hardware, threads, and whether
+    float32 is cut to TF32.
+    """
     blas = threadpoolctl.ThreadpoolController().select(user_api="blas").info()
     return {
         "python": platform.python_version(),
@@ -58,14 +60,17 @@ def has_fast_bf16() -> bool:
     """
     if platform.machine() != "x86_64" or torch.cpu._is_amx_tile_supported():
         return True
-    # Intel's AVX-512 multiplies bf16 at half the speed of float32, AMD's (from Zen 4 on) at twice the speed.
+    # Intel's AVX-512 multiplies bf16 at half the speed of float32, AMD's (from Zen 4 on) at twice
+    # the speed.
     return torch.cpu._is_avx512_bf16_supported() and processor("vendor_id") == "AuthenticAMD"
 
 
 # Each forward pass in bf16 asks, and a machine of many cores takes milliseconds to answer.
 @functools.cache
 def processor(field: str) -> str:
-    """Return what Linux knows of the first processor, such as its "model name" or "vendor_id"; "" if nothing."""
+    """Return what Linux knows of the first processor, such as its "model name" or "vendor_id";
+    "" if nothing.
+    """
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
@@ -80,8 +85,15 @@ def git_state() -> str | None:
     git = ["git", "-C", str(here.parent)]
     try:
         # An environment may lie inside some other checkout, to which this file does not belong.
-        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, check=True, timeout=10)
+        subprocess.run(
+            [*git, "ls-files", "--error-unmatch", here.name],
+            capture_output=True,
+            check=True,
+            timeout=10,
+        )
         run = [*git, "describe", "--always", "--dirty=+dirty", "--abbrev=12", "--exclude=*"]
-        return subprocess.run(run, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return subprocess.run(
+            run, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

@@ -19,7 +19,9 @@ from torch._C._profiler import _EventType, _ExtraFields_Allocation
 
 
 class Stopwatch:
-    """Marks moments of a stream of work: CUDA events on a GPU, which do not stall it, else the process's clock."""
+    """Marks moments of a stream of work: CUDA events on a GPU, which do not stall it, else the
+    process's clock.
+    """
 
     def __init__(self, device: torch.device) -> None:
         """Time the work of a device."""
@@ -45,8 +47,8 @@ class Stopwatch:
 class PeakMemory:
     """Peak memory since the object was made.
 
-    On CUDA it is the peak of the allocator; on a CPU the peak resident size of the process, with the interpreter and
-    its libraries. So the two cannot be compared.
+    On CUDA it is the peak of the allocator; on a CPU the peak resident size of the process, with
+    the interpreter and its libraries. So the two cannot be compared.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -55,7 +57,8 @@ class PeakMemory:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return
-        # Linux resets VmHWM to the present size. Other systems only know the peak since the process began.
+        # Linux resets VmHWM to the present size. Other systems only know the peak since the process
+        # began.
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
@@ -75,15 +78,22 @@ class PeakMemory:
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
     def read_reserved_bytes(self) -> int:
-        """Return the peak of what the allocator held, with fragments and caches; on a CPU the same as `read_bytes`."""
+        """Return the peak of what the allocator held, with fragments and caches.
+
+        On a CPU the same as `read_bytes`.
+        """
         if self._device.type == "cuda":
             return torch.cuda.max_memory_reserved(self._device)
         return self.read_bytes()
 
 
 def peak_extra_bytes(run: Callable[[], Sequence[Tensor]], device: torch.device) -> int:
-    """Measure the highest sum of live allocations that `run` makes on `device`, without the tensors that it returns."""
-    return _peak_extra_cuda_bytes(run, device) if device.type == "cuda" else _peak_extra_cpu_bytes(run)
+    """Measure the highest sum of live allocations that `run` makes on `device`, without the
+    tensors that it returns.
+    """
+    return (
+        _peak_extra_cuda_bytes(run, device) if device.type == "cuda" else _peak_extra_cpu_bytes(run)
+    )
 
 
 def _peak_extra_cuda_bytes(run: Callable[[], Sequence[Tensor]], device: torch.device) -> int:
@@ -102,14 +112,16 @@ def _peak_extra_cuda_bytes(run: Callable[[], Sequence[Tensor]], device: torch.de
 def _peak_extra_cpu_bytes(run: Callable[[], Sequence[Tensor]]) -> int:
     # Kineto says on standard error when it starts and stops, and that there is no GPU.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    # `torch.profiler.profile` would import the compiler first: more than a second, and 150 MiB of the process's memory.
-    # PyTorch 2.11 warns unless events are said to be kept.
+    # `torch.profiler.profile` would import the compiler first: more than a second, and 150 MiB of
+    # the process's memory. PyTorch 2.11 warns unless events are said to be kept.
     with autograd.profiler.profile(profile_memory=True, acc_events=True) as profile:
         kept_tensors = run()
     assert profile.kineto_results is not None
-    # A dispatch mode that watches the outputs of operations would count 10 % too much for some textbook losses:
-    # autograd does not accumulate gradients in place while one is active.
-    events = sorted(_allocations(profile.kineto_results.experimental_event_tree()), key=lambda event: event[0])
+    # A dispatch mode that watches the outputs of operations would count 10 % too much for some
+    # textbook losses: autograd does not accumulate gradients in place while one is active.
+    events = sorted(
+        _allocations(profile.kineto_results.experimental_event_tree()), key=lambda event: event[0]
+    )
     # An address is used again and again; what is returned lies in its last allocation.
     newest = {pointer: i for i, (_, pointer, size) in enumerate(events) if size > 0}
     returned = {newest.get(tensor.untyped_storage().data_ptr()) for tensor in kept_tensors}
@@ -117,7 +129,8 @@ def _peak_extra_cpu_bytes(run: Callable[[], Sequence[Tensor]]) -> int:
     live = peak = 0
     for i, (_, pointer, size) in enumerate(events):
         if size < 0:
-            # A tensor from before the measurement has no entry: its release makes no room for what is measured.
+            # A tensor from before the measurement has no entry: its release makes no room for what
+            # is measured.
             live -= alive.pop(pointer, 0)
         elif i not in returned:
             alive[pointer] = size
@@ -127,7 +140,9 @@ def _peak_extra_cpu_bytes(run: Callable[[], Sequence[Tensor]]) -> int:
 
 
 def _allocations(tree: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
-    """Find (time, address, bytes) of all allocations and, with negative bytes, releases on the CPU."""
+    """Find (time, address, bytes) of all allocations and, with negative bytes, releases on the
+    CPU.
+    """
     pending = list(tree)
     while pending:
         event = pending.pop()
@@ -145,9 +160,9 @@ ENERGY_KINDS = ("gpu", "cpu")
 class EnergyMeter:
     """Energy used since the object was made, as far as the hardware tells.
 
-    "gpu" is what NVML counts for the device, in equal shares for the processes that compute on it at each reading.
-    "cpu" is what RAPL counts for all processors of the machine, with the work of other processes; most systems let only
-    root read it. Counters that cannot be read are left out.
+    "gpu" is what NVML counts for the device, in equal shares for the processes that compute on it
+    at each reading. "cpu" is what RAPL counts for all processors of the machine, with the work of
+    other processes; most systems let only root read it. Counters that cannot be read are left out.
     """
 
     def __init__(self, device: torch.device, powercap: Path = Path("/sys/class/powercap")) -> None:
@@ -163,7 +178,9 @@ class EnergyMeter:
             # Not every GPU counts its energy, and not every driver tells it.
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlInit()
-                handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+                handle = pynvml.nvmlDeviceGetHandleByUUID(
+                    f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+                )
                 self._add(
                     "gpu",
                     lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
@@ -197,7 +214,10 @@ class EnergyMeter:
         self._used_joules.setdefault(kind, 0.0)
 
     def read_joules(self) -> dict[str, float]:
-        """Return the energy so far by kind; call it more often than a counter wraps around, such as every minute."""
+        """Return the energy so far by kind.
+
+        Call it more often than a counter wraps around, such as every minute.
+        """
         for kind, used in self._counters:
             self._used_joules[kind] += used()
         return dict(self._used_joules)

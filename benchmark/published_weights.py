@@ -32,7 +32,15 @@ METHOD = "external"
 """Method in the record of published weights."""
 
 # The settings that decide a training, and nothing here.
-_TRAINING = ("method", "optimizer", "embedding_dim", "batch_size", "micro_batch_size", "epochs", "precision")
+_TRAINING = (
+    "method",
+    "optimizer",
+    "embedding_dim",
+    "batch_size",
+    "micro_batch_size",
+    "epochs",
+    "precision",
+)
 
 
 def evaluate_backbone(
@@ -57,16 +65,26 @@ def evaluate_backbone(
     """
     for override in overrides:
         if override.partition("=")[0].partition(".")[0] in _TRAINING:
-            raise RegbenchError(f"{override}: published weights are not trained, so it has no effect; leave it out")
+            raise RegbenchError(
+                f"{override}: published weights are not trained, so it has no effect; leave it out"
+            )
     chosen = [f"evaluation.protocols=[{','.join(only)}]"] if only else []
     cell, runtime = load_run([*overrides, *chosen])
     compute = resolve(runtime)
     manifest = Manifest.load(compute.data_dir, cell.dataset)
     # Refuse what cannot be evaluated before the weights are downloaded.
-    selection_splits(cell.evaluation, Task(cell.dataset, cell.evaluation.select_on, compute.data_dir))
-    published = load_backbone(source, cell.network.backbone, cell.dataset.input_channels, cell.dataset.image_size)
+    selection_splits(
+        cell.evaluation, Task(cell.dataset, cell.evaluation.select_on, compute.data_dir)
+    )
+    published = load_backbone(
+        source, cell.network.backbone, cell.dataset.input_channels, cell.dataset.image_size
+    )
     # The weights expect the colours that they were trained with.
-    dataset = replace(cell.dataset, mean=published.mean or cell.dataset.mean, std=published.std or cell.dataset.std)
+    dataset = replace(
+        cell.dataset,
+        mean=published.mean or cell.dataset.mean,
+        std=published.std or cell.dataset.std,
+    )
     cell = replace(cell, dataset=dataset)
     shown = _shown(source)
     label = label or shown
@@ -96,7 +114,12 @@ def evaluate_backbone(
 
 
 def _evaluate(
-    attempt: Attempt, compute: Compute, cell: Cell, plain: Mapping[str, Any], published: PublishedWeights, label: str
+    attempt: Attempt,
+    compute: Compute,
+    cell: Cell,
+    plain: Mapping[str, Any],
+    published: PublishedWeights,
+    label: str,
 ) -> dict[str, Any]:
     """Score the weights; return the fields of the record that this decides."""
     surroundings = environment(compute.device)
@@ -106,7 +129,15 @@ def _evaluate(
     choices = Choices(attempt)
     choices.note_hyperparameters(GIVEN, on_test=cell.evaluation.select_on == "test")
     published.backbone.module.to(compute.device)
-    subject = Subject(cell.evaluation, cell.dataset, cell.augmentation, published.backbone, compute, choices, cell.seed)
+    subject = Subject(
+        cell.evaluation,
+        cell.dataset,
+        cell.augmentation,
+        published.backbone,
+        compute,
+        choices,
+        cell.seed,
+    )
     done = score(attempt, subject, label, cell.evaluation.protocols, published.sha256)
     attempt.update(outcome="done")
     attempt.beat()  # the record takes its attempts from their files
@@ -125,8 +156,12 @@ def _shown(source: str) -> str:
 
 
 def _plain(cell: Cell, source: str, published: PublishedWeights) -> dict[str, Any]:
-    """Return the settings that decide the scores, in the form of a cell whose training is not known."""
-    nothing = dict.fromkeys(("embedding_dim", "batch_size", "micro_batch_size", "epochs", "precision", "optimizer"))
+    """Return the settings that decide the scores, in the form of a cell whose training is not
+    known.
+    """
+    nothing = dict.fromkeys(
+        ("embedding_dim", "batch_size", "micro_batch_size", "epochs", "precision", "optimizer")
+    )
     return {
         **cell.plain(),
         **nothing,
@@ -136,7 +171,9 @@ def _plain(cell: Cell, source: str, published: PublishedWeights) -> dict[str, An
     }
 
 
-def _command(source: str, overrides: Sequence[str], label: str, name: str, only: Sequence[str]) -> str:
+def _command(
+    source: str, overrides: Sequence[str], label: str, name: str, only: Sequence[str]
+) -> str:
     command = ["regbench", "evaluate", "--backbone", source, "--label", label, "--name", name]
     if only:
         command += ["--only", ",".join(only)]

@@ -19,7 +19,11 @@ from regbench.benchmark.evaluate.subject import selection_splits
 from regbench.benchmark.machine import environment
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
 from regbench.benchmark.rundir.choice import GIVEN, Choices
-from regbench.benchmark.rundir.directory import remove_earlier_leftovers, run_directory, write_config
+from regbench.benchmark.rundir.directory import (
+    remove_earlier_leftovers,
+    run_directory,
+    write_config,
+)
 from regbench.benchmark.rundir.interruption import Interruption
 from regbench.benchmark.rundir.lease import Attempt, LeaseLost, claim
 from regbench.benchmark.rundir.record import Record, Score, read_record
@@ -57,7 +61,9 @@ def run_cell(
     interruption: Interruption | None = None,
     how_chosen: Mapping[str, Any] = GIVEN,
 ) -> Record | None:
-    """Make the record of a cell: train, evaluate, write. Go on from whatever an earlier attempt left.
+    """Make the record of a cell: train, evaluate, write.
+
+    Go on from whatever an earlier attempt left.
 
     Args:
         cell: The cell.
@@ -73,7 +79,8 @@ def run_cell(
     Raises:
         RegbenchError: If the run is refused. The message is kept with the attempt.
         Interrupted: If a signal asked to stop.
-        LeaseLost: If another process took over or finished the run, or the run directory was removed.
+        LeaseLost: If another process took over or finished the run, or the run directory was
+            removed.
     """
     # One attempt at a time works in a run directory; another waits for it and takes its record.
     # Started by torchrun or as a Slurm step of several tasks, all processes train; the first alone
@@ -82,10 +89,15 @@ def run_cell(
     run = _Run(cell, runtime, sweep, interruption or Interruption(), how_chosen)
     run.directory.mkdir(parents=True, exist_ok=True)
     trained: Trained | None = None
-    # The attempt outlives the connection: the other ranks leave after training, and the first evaluates alone.
+    # The attempt outlives the connection: the other ranks leave after training, and the first
+    # evaluates alone.
     with contextlib.ExitStack() as stack:
         with connect(run.compute.device) as world:
-            attempt = stack.enter_context(attempt_at(run.directory, runtime.lease_s)) if world.rank == 0 else None
+            attempt = (
+                stack.enter_context(attempt_at(run.directory, runtime.lease_s))
+                if world.rank == 0
+                else None
+            )
             if attempt is not None:
                 run.begin(attempt)
             if world.from_first(attempt is not None) and "pretrain" in stages:
@@ -135,7 +147,12 @@ class _Run:
     """The stages of one cell in its directory."""
 
     def __init__(
-        self, cell: Cell, runtime: Runtime, sweep: str, interruption: Interruption, how_chosen: Mapping[str, Any]
+        self,
+        cell: Cell,
+        runtime: Runtime,
+        sweep: str,
+        interruption: Interruption,
+        how_chosen: Mapping[str, Any],
     ) -> None:
         self.cell, self.runtime, self.sweep = cell, runtime, sweep
         self.interruption, self.how_chosen = interruption, how_chosen
@@ -143,7 +160,10 @@ class _Run:
         self.compute = resolve(runtime)
 
     def begin(self, attempt: Attempt) -> None:
-        """Write down what the run is made of; refuse before the training what its evaluations would refuse."""
+        """Write down what the run is made of.
+
+        Refuse before the training what its evaluations would refuse.
+        """
         self.manifest = Manifest.load(self.compute.data_dir, self.cell.dataset)
         config = self.cell.evaluation
         selection_splits(config, Task(self.cell.dataset, config.select_on, self.compute.data_dir))
@@ -166,7 +186,9 @@ class _Run:
         if attempt is not None:
             attempt.update(stage="pretrain")
         try:
-            trained = train(self.cell, self.compute, self.directory, world, attempt, self.interruption)
+            trained = train(
+                self.cell, self.compute, self.directory, world, attempt, self.interruption
+            )
         except Diverged as error:
             if attempt is not None:
                 self._end_diverged(attempt, error)
@@ -174,7 +196,9 @@ class _Run:
         if world.group is None or world.rank > 0:
             return trained
         # The trained BN layers belong to ranks that leave now; an evaluation could not copy them.
-        network = build_network(self.cell, self.compute.device, {"network": trained.network.state_dict()})
+        network = build_network(
+            self.cell, self.compute.device, {"network": trained.network.state_dict()}
+        )
         return replace(trained, network=network)
 
     def load_trained(self) -> Trained:
@@ -182,7 +206,9 @@ class _Run:
         state, saved = load_checkpoint(self.directory) or (None, None)
         progress = Progress(**state["progress"]) if state else Progress()
         if len(progress.history) < self.cell.epochs or progress.is_unscored(self.cell):
-            raise RegbenchError(f"{self.directory} is not trained to the end; run the stage pretrain first")
+            raise RegbenchError(
+                f"{self.directory} is not trained to the end; run the stage pretrain first"
+            )
         network = build_network(self.cell, self.compute.device, state)
         return Trained(network=network, progress=progress, checkpoint=saved)
 
@@ -197,15 +223,20 @@ class _Run:
         try:
             done = score(attempt, subject, cell.label, protocols, weights)
         except NotFinite as error:
-            # A network as it is initialised has not diverged: something is wrong with it or the images.
+            # A network as it is initialised has not diverged: something is wrong with it or the
+            # images.
             if not cell.epochs:
                 raise
-            diverged = Diverged(cell.label, progress.step, len(progress.history), str(error), progress)
+            diverged = Diverged(
+                cell.label, progress.step, len(progress.history), str(error), progress
+            )
             self._end_diverged(attempt, diverged)
             return
         names = (SELECTION, *protocols)
         scores = distinct_scores(done, names)
-        attempt.update(outcome="done" if is_final else "tuned", detail=_headline(scores, is_final=is_final))
+        attempt.update(
+            outcome="done" if is_final else "tuned", detail=_headline(scores, is_final=is_final)
+        )
         self.surroundings["loader"] = done[SELECTION]["loader"]
         self._write_record(
             attempt,
@@ -225,7 +256,9 @@ class _Run:
     def _note_choice(self, attempt: Attempt) -> Choices:
         """Write down how the cell was chosen, which opens the test split."""
         choices = Choices(attempt)
-        choices.note_hyperparameters(self.how_chosen, on_test=self.cell.evaluation.select_on == "test")
+        choices.note_hyperparameters(
+            self.how_chosen, on_test=self.cell.evaluation.select_on == "test"
+        )
         return choices
 
     def _write_record(
@@ -241,7 +274,9 @@ class _Run:
         cell, method = self.cell, self.cell.method
         # The record takes its attempts from their files, so this one's must be up to date.
         attempt.beat()
-        metadata = {key: value for key, value in asdict(method.metadata).items() if isinstance(value, str)}
+        metadata = {
+            key: value for key, value in asdict(method.metadata).items() if isinstance(value, str)
+        }
         record = Record(
             cell_id=cell.id,
             sweep=self.sweep,
@@ -257,7 +292,9 @@ class _Run:
             environment={**self.surroundings, "world_size": progress.world_size},
             data=images_record(self.manifest),
             attempts=past_attempts(self.directory),
-            command=shlex.join(["regbench", "train", "--config", str(self.directory / "config.yaml")]),
+            command=shlex.join(
+                ["regbench", "train", "--config", str(self.directory / "config.yaml")]
+            ),
             metrics=write_metrics(attempt, progress),
             **more,
         )

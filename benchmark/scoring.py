@@ -1,4 +1,6 @@
-"""The evaluations of a frozen network, each done once, and the parts of a record beside the scores."""
+"""The evaluations of a frozen network, each done once, and the parts of a record beside the
+scores.
+"""
 
 from __future__ import annotations
 
@@ -32,26 +34,43 @@ from regbench.files import signed
 log = logging.getLogger("regbench")
 
 SELECTION = "selection"
-"""The name of the evaluation that hyperparameters are selected by, beside those of the protocols."""
+"""The name of the evaluation that hyperparameters are selected by, beside those of the
+protocols.
+"""
 
 _STEP_TIMES = ("step_ms", "data_ms", "forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
 
 
 def subject_of(cell: Cell, network: SiameseNetwork, compute: Compute, choices: Choices) -> Subject:
-    """Return the backbone of a network, or a trivial baseline, ready for the evaluations of a cell."""
+    """Return the backbone of a network, or a trivial baseline, ready for the evaluations of a
+    cell.
+    """
     if cell.baseline is None or cell.is_supervised:
         encoder = Encoder(network.backbone, network.representation_dim)
         embedder = Encoder(nn.Sequential(network.backbone, network.projector), cell.output_dim)
     else:
-        encoder, embedder = baselines.pixels(cell.dataset.input_channels, cell.dataset.image_size), None
-    subject = Subject(cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, choices, cell.seed, embedder)
+        encoder, embedder = (
+            baselines.pixels(cell.dataset.input_channels, cell.dataset.image_size),
+            None,
+        )
+    subject = Subject(
+        cell.evaluation,
+        cell.dataset,
+        cell.augmentation,
+        encoder,
+        compute,
+        choices,
+        cell.seed,
+        embedder,
+    )
     return subject.of(baselines.chosen_pca(subject)) if cell.baseline == "pca" else subject
 
 
 def score(
     attempt: Attempt, subject: Subject, label: str, protocols: Sequence[str], weights: str | None
 ) -> dict[str, dict[str, Any]]:
-    """Score what hyperparameters are selected by, then the protocols; do not repeat what `scores.json` holds.
+    """Score what hyperparameters are selected by, then the protocols; do not repeat what
+    `scores.json` holds.
 
     The attempt may write into the run directory. `weights` is the SHA-256 of the network's weights.
 
@@ -60,7 +79,8 @@ def score(
     """
     kept = read_numbered(attempt.directory, "scores.json")
     done: dict[str, dict[str, Any]] = {}
-    # Kept scores may be of other weights: if a checkpoint was damaged, a GPU need not train the same weights again.
+    # Kept scores may be of other weights: if a checkpoint was damaged, a GPU need not train the
+    # same weights again.
     if kept and kept["weights"] == weights:
         done = kept["done"]
     if done:
@@ -87,7 +107,9 @@ def score(
     return done
 
 
-def distinct_scores(done: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> tuple[Score, ...]:
+def distinct_scores(
+    done: Mapping[str, Mapping[str, Any]], names: Iterable[str]
+) -> tuple[Score, ...]:
     """Return the scores of some evaluations that `score` returned, each once."""
     # The protocol knn, for example, gives a score that the selection gave too.
     found: dict[tuple[str, str], Score] = {}
@@ -110,14 +132,21 @@ def past_attempts(directory: Path) -> tuple[PastAttempt, ...]:
     attempts[-1]["finished"] = now()
     found = []
     for attempt in attempts:
-        times = {name: attempt.get(name) for name in ("number", "started", "finished", "ended", "error")}
+        times = {
+            name: attempt.get(name) for name in ("number", "started", "finished", "ended", "error")
+        }
         from_step = attempt["progress"].get("began", {}).get("step")
-        found.append(PastAttempt(**times, hostname=attempt["owner"].get("hostname"), from_step=from_step))
+        found.append(
+            PastAttempt(**times, hostname=attempt["owner"].get("hostname"), from_step=from_step)
+        )
     return tuple(found)
 
 
 def cost_of(progress: Progress, evaluate_s: float) -> Cost:
-    """Sum up time, memory and energy of training; a step's times are medians over epochs of medians over steps."""
+    """Sum up time, memory and energy of training.
+
+    A step's times are medians over epochs of medians over steps.
+    """
     history = progress.history
     train_s = sum(epoch["epoch_s"] for epoch in history) + progress.epoch_s
     measured: dict[str, float] = {}

@@ -1,10 +1,12 @@
-"""Reading and writing FFCV's `.beton` files with NumPy alone, version 2 of the format, one image and one label each.
+"""Reading and writing FFCV's `.beton` files with NumPy alone, version 2 of the format, one image
+and one label each.
 
-Layout, little-endian: a header, one descriptor per field, one row of metadata per sample, the images' bytes in
-pages (no image crosses from one page to the next), and last the allocation table, which says where each image
-lies. The header's `alloc_table_ptr` stays 0 until all else is written. FFCV reads what is written here, and its
-files are read here; the writer is our own because FFCV's writes from several processes and waits for ever when
-one of them fails, and because it encodes JPEGs anew.
+Layout, little-endian: a header, one descriptor per field, one row of metadata per sample, the
+images' bytes in pages (no image crosses from one page to the next), and last the allocation table,
+which says where each image lies. The header's `alloc_table_ptr` stays 0 until all else is written.
+FFCV reads what is written here, and its files are read here; the writer is our own because FFCV's
+writes from several processes and waits for ever when one of them fails, and because it encodes
+JPEGs anew.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ _HEADER = np.dtype(
     ],
     align=True,
 )
-_FIELD = np.dtype([("type_id", "<u1"), ("name", ("<u1", 16)), ("arguments", ("<u1", 1024))], align=True)
+_FIELD = np.dtype(
+    [("type_id", "<u1"), ("name", ("<u1", 16)), ("arguments", ("<u1", 1024))], align=True
+)
 # FFCV aligns headers, fields and samples as C does, and packs what an image and the table say.
 _IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("data_ptr", "<u8")])
 _SAMPLE = np.dtype([("f0", _IMAGE), ("f1", "<i8")], align=True)
@@ -62,7 +66,8 @@ class Sample:
         width: Width in px.
         label: The class, or -1 for none.
         data: The stored bytes.
-        origin: Origin of the image: a file's name relative to the source, or its row there; one line.
+        origin: Origin of the image: a file's name relative to the source, or its row there; one
+            line.
         grey: Whether it had no colour channels there.
         peak: Its highest value there, if that had more than 8 bits, else -1.
         remarks: What of it was left out.
@@ -88,20 +93,26 @@ class LargerThanPage(RegbenchError):
         self.size_bytes = size_bytes
 
 
-def write_beton(path: Path, samples: Iterable[Sample], max_samples: int, page_bytes: int = MIN_PAGE_BYTES) -> str:
-    """Write at most `max_samples` samples, in order, to a file that appears at `path` only when it is complete.
+def write_beton(
+    path: Path, samples: Iterable[Sample], max_samples: int, page_bytes: int = MIN_PAGE_BYTES
+) -> str:
+    """Write at most `max_samples` samples, in order, to a file that appears at `path` only when it
+    is complete.
 
     No image may be larger than a page, whose size is a power of two.
 
     Returns:
-        The content's SHA-256: over each sample's label (8 bytes, little-endian) and stored bytes, in order.
+        The content's SHA-256: over each sample's label (8 bytes, little-endian) and stored bytes,
+        in order.
 
     Raises:
         LargerThanPage: If an image is larger than a page.
     """
     digests: list[str] = []
     try:
-        write_atomically(path, lambda file: digests.append(_write(file, samples, max_samples, page_bytes)))
+        write_atomically(
+            path, lambda file: digests.append(_write(file, samples, max_samples, page_bytes))
+        )
     except OSError as error:
         raise RegbenchError(f"cannot write {path}: {error.strerror or error}") from error
     return digests[0]
@@ -137,7 +148,8 @@ def _write(file: IO[bytes], samples: Iterable[Sample], max_samples: int, page_by
     file.write(metadata[:written].tobytes())
     header = np.zeros(1, _HEADER)
     header[0] = (_VERSION, 2, page_bytes, written, position)
-    # The header comes last: until then alloc_table_ptr is 0, and a file of a killed writer is known by that.
+    # The header comes last: until then alloc_table_ptr is 0, and a file of a killed writer is known
+    # by that.
     file.seek(0)
     file.write(header.tobytes())
     return digest.hexdigest()
@@ -145,17 +157,20 @@ def _write(file: IO[bytes], samples: Iterable[Sample], max_samples: int, page_by
 
 def _fields() -> Array:
     fields = np.zeros(2, _FIELD)
-    for row, (name, type_id) in zip(fields, (("image", _IMAGE_FIELD), ("label", _INT_FIELD)), strict=True):
+    for row, (name, type_id) in zip(
+        fields, (("image", _IMAGE_FIELD), ("label", _INT_FIELD)), strict=True
+    ):
         row["type_id"] = type_id
         row["name"][: len(name)] = np.frombuffer(name.encode(), np.uint8)
     return fields
 
 
 class Beton:
-    """A `.beton` file with an image field and an integer field, in this order, checked when it is opened.
+    """A `.beton` file with an image field and an integer field, in this order, checked when it is
+    opened.
 
-    The checks cover the header, the field types, every size and every pointer, so that a file that is half
-    written or cut short is refused here and not read as black images.
+    The checks cover the header, the field types, every size and every pointer, so that a file that
+    is half written or cut short is refused here and not read as black images.
 
     Attributes:
         path: The file.
@@ -174,7 +189,8 @@ class Beton:
             image, labels, allocations, data_start, table_start = self._read()
         except OSError as error:
             raise RegbenchError(f"cannot read {path}: {error.strerror or error}") from error
-        # An image's row says where it lies. The table, which FFCV's writer does not sort, says how long it is.
+        # An image's row says where it lies. The table, which FFCV's writer does not sort, says how
+        # long it is.
         allocations = allocations[np.argsort(allocations["ptr"], kind="stable")]
         place = np.searchsorted(allocations["ptr"], image["data_ptr"])
         self._require((place < len(image)).all(), "an image's bytes lie outside")
@@ -185,21 +201,29 @@ class Beton:
         self.heights: npt.NDArray[np.int64] = image["height"].astype(np.int64)
         self.widths: npt.NDArray[np.int64] = image["width"].astype(np.int64)
         known = allocations["ptr"][place] == image["data_ptr"]
-        inside = (self.start >= data_start) & (self.start + self.size <= table_start) & (self.size > 0)
+        inside = (
+            (self.start >= data_start) & (self.start + self.size <= table_start) & (self.size > 0)
+        )
         self._require((known & inside).all(), "an image's bytes lie outside")
         pixels = self.heights * self.widths
         whole = (self.modes == JPEG) | ((self.modes == RAW) & (self.size == 3 * pixels))
         self._require((whole & (pixels > 0)).all(), "an image has no sensible size")
 
     def _read(self) -> tuple[Array, Array, Array, int, int]:
-        """Read the images' rows, the labels, the allocation table, and where the images begin and end in the file."""
+        """Read the images' rows, the labels, the allocation table, and where the images begin
+        and end in the file.
+        """
         file_bytes = self.path.stat().st_size
         header = np.fromfile(self.path, _HEADER, 1)
-        self._require(len(header) == 1 and header[0]["version"] == _VERSION, "it has no .beton header of version 2")
+        self._require(
+            len(header) == 1 and header[0]["version"] == _VERSION,
+            "it has no .beton header of version 2",
+        )
         num_samples, table_start = int(header[0]["num_samples"]), int(header[0]["alloc_table_ptr"])
         self._require(table_start != 0, "its writing was never finished")
         data_start = _METADATA_START + num_samples * _SAMPLE.itemsize
-        # The length in the header is checked before so much is read: a flipped bit can make it immense.
+        # The length in the header is checked before so much is read: a flipped bit can make it
+        # immense.
         self._require(data_start <= table_start < file_bytes, "it is cut short")
         types = np.fromfile(self.path, _FIELD, 2, offset=_HEADER.itemsize)["type_id"].tolist()
         expected = header[0]["num_fields"] == 2 and types == [_IMAGE_FIELD, _INT_FIELD]
@@ -207,7 +231,9 @@ class Beton:
         metadata = np.fromfile(self.path, _SAMPLE, num_samples, offset=_METADATA_START)
         table = np.fromfile(self.path, np.uint8, offset=table_start)
         table_bytes = num_samples * _ALLOCATION.itemsize
-        self._require(num_samples > 0 and table.nbytes == table_bytes, "its allocation table is cut short")
+        self._require(
+            num_samples > 0 and table.nbytes == table_bytes, "its allocation table is cut short"
+        )
         return metadata["f0"], metadata["f1"], table.view(_ALLOCATION), data_start, table_start
 
     def _require(self, condition: bool | np.bool_, reason: str) -> None:

@@ -20,7 +20,9 @@ from regbench.settings import AtLeastOne, AtLeastZero, Fraction, Positive, plain
 from regbench.wording import shown
 
 Interpolation = Literal["bicubic", "bilinear", "area"]
-"""The filters that resize: bicubic (a = -0.5), bilinear or the mean of the covered pixels, all antialiased."""
+"""The filters that resize: bicubic (a = -0.5), bilinear or the mean of the covered pixels, all
+antialiased.
+"""
 
 Cut = Literal["random", "center", "patches"]
 
@@ -71,25 +73,28 @@ class ViewConfig:
         for name in ("crop_scale", "crop_ratio", "blur_sigma"):
             low, high = getattr(self, name)
             if low > high:
-                raise RegbenchError(f"augmentation: {name} is [{low},{high}]; give the smaller number first")
+                raise RegbenchError(
+                    f"augmentation: {name} is [{low},{high}]; give the smaller number first"
+                )
 
 
 @settings
 class ViewsConfig(ViewConfig):
     """The views of one kind, of which an image can have many: their augmentation, size and number.
 
-    A kind is cut in one of three ways. "random": random resized crops. "center": the shorter side is resized to
-    `resize` px and the central square is kept, flipped as `flip_p` says. "patches": of the 3 x 3 overlapping squares of
-    one random resized crop of `resize` px, each moved by up to `PATCH_JITTER` px, `count` different ones (Gidaris et
-    al., "OBoW", CVPR 2021). Patches of an image share their photometric parameters; the contrast is about the mean of
-    the patch.
+    A kind is cut in one of three ways. "random": random resized crops. "center": the shorter side
+    is resized to `resize` px and the central square is kept, flipped as `flip_p` says. "patches":
+    of the 3 x 3 overlapping squares of one random resized crop of `resize` px, each moved by up to
+    `PATCH_JITTER` px, `count` different ones (Gidaris et al., "OBoW", CVPR 2021). Patches of an
+    image share their photometric parameters; the contrast is about the mean of the patch.
 
     Attributes:
         count: Number of such views of an image.
         size: Side of a view, px; null: the data set's image size.
         cut: Way that views are cut out of an image: "random", "center" or "patches".
         resize: Side in px, see `cut`.
-        local: Whether they show a small part of the image. A loss compares each global view with all others.
+        local: Whether they show a small part of the image. A loss compares each global view with
+            all others.
     """
 
     count: AtLeastOne = 1
@@ -99,11 +104,16 @@ class ViewsConfig(ViewConfig):
     local: bool = False
 
     def of_size(self, image_size: int) -> ViewsConfig:
-        """Return the same kind with `image_size` px where it has no size; refuse numbers that do not fit each other."""
+        """Return the same kind with `image_size` px where it has no size.
+
+        Refuse numbers that do not fit each other.
+        """
         size = self.size or image_size
         needed = {"random": 0, "center": size, "patches": size + PATCH_JITTER}[self.cut]
         if needed and (self.resize or 0) < needed:
-            raise RegbenchError(f"crops: resize is {self.resize}; {self.cut} of {size} px needs at least {needed}")
+            raise RegbenchError(
+                f"crops: resize is {self.resize}; {self.cut} of {size} px needs at least {needed}"
+            )
         if self.cut == "patches" and self.count > 9:
             raise RegbenchError(f"crops: count is {self.count}; there are 9 patches")
         return replace(self, size=size)
@@ -144,7 +154,9 @@ class AugmentationConfig:
         # False comes before True, so that sorted kinds have the global ones first.
         local = [kind.local for kind in self.views.values()]
         if self.count < 2 or local != sorted(local) or all(local):
-            stated = [f"{name}: {kind.count}{' local' * kind.local}" for name, kind in self.views.items()]
+            stated = [
+                f"{name}: {kind.count}{' local' * kind.local}" for name, kind in self.views.items()
+            ]
             raise RegbenchError(
                 f"augmentation.views are {', '.join(stated) or 'none'}; "
                 "give two or more, the global ones before the local ones"
@@ -161,7 +173,9 @@ class AugmentationConfig:
         return sum(kind.count for kind in self.views.values() if not kind.local)
 
     def pair(self) -> AugmentationConfig:
-        """Return the same with its first two views only: what evaluations that need two views look at."""
+        """Return the same with its first two views only: what evaluations that need two views
+        look at.
+        """
         views: dict[str, ViewsConfig] = {}
         wanted = 2
         for name, kind in self.views.items():
@@ -172,7 +186,10 @@ class AugmentationConfig:
         return replace(self, views=views)
 
     def kinds(self, image_size: int) -> list[ViewsConfig]:
-        """List the kinds of views with their sizes, for a data set of this image size; refuse what cannot be cut."""
+        """List the kinds of views with their sizes, for a data set of this image size.
+
+        Refuse what cannot be cut.
+        """
         return [kind.of_size(image_size) for kind in self.views.values()]
 
     def sizes_px(self, image_size: int) -> list[int]:
@@ -194,13 +211,16 @@ class DatasetConfig:
         channels: 3, or 1 for grey images (stored as RGB; the first channel is taken).
         mean: Mean of each channel, of values in [0, 1]; it is subtracted.
         std: Standard deviation of each channel; it is divided by.
-        shared_bits: Number of random bits that all views of an image share, each a further, constant channel: a
-            shortcut that a network can take in place of what the image shows (Chen, Luo and Li, "Intriguing properties
-            of contrastive losses", NeurIPS 2021).
-        num_classes: Number of classes; 0 of one's own images: as many as there are, which `prepare` finds.
+        shared_bits: Number of random bits that all views of an image share, each a further,
+            constant channel: a shortcut that a network can take in place of what the image shows
+            (Chen, Luo and Li, "Intriguing properties of contrastive losses", NeurIPS 2021).
+        num_classes: Number of classes; 0 of one's own images: as many as there are, which `prepare`
+            finds.
         eval_resize: Shorter side for evaluation, px; image_size px are then cut from the
-            centre. (The paper writes "256 × 256"; the code that it names, DINO's and VICReg's, does this.)
-        train_per_class: Training takes the first so many images of each class of the train split; null: all of them.
+            centre. (The paper writes "256 × 256"; the code that it names, DINO's and VICReg's, does
+            this.)
+        train_per_class: Training takes the first so many images of each class of the train split;
+            null: all of them.
     """
 
     name: Name
@@ -223,17 +243,22 @@ class DatasetConfig:
             raise RegbenchError(f"{where}: num_classes is at least 1")
         if self.eval_resize < self.image_size:
             raise RegbenchError(
-                f"{where}: eval_resize ({self.eval_resize} px) is smaller than image_size ({self.image_size} px)"
+                f"{where}: eval_resize ({self.eval_resize} px) is smaller than image_size "
+                f"({self.image_size} px)"
             )
 
     @property
     def input_channels(self) -> int:
-        """Number of channels that the network is given: those of the images, and the shared bits."""
+        """Number of channels that the network is given: those of the images, and the shared
+        bits.
+        """
         return self.channels + self.shared_bits
 
     @property
     def prepare_command(self) -> str:
-        """The command that prepares it, by a published data set's name or by the kind of source of one's own images."""
+        """The command that prepares it, by a published data set's name or by the kind of source
+        of one's own images.
+        """
         if self.source.own:
             preset = self.name if self.source.about else SOURCES.name(self.source)
             words = [preset, "--source-dir FOLDER"]
@@ -248,10 +273,15 @@ class DatasetConfig:
 
 
 def decisive(dataset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a data set's plain data without what decides nothing about a run, such as what `prepare` accepts."""
+    """Return a data set's plain data without what decides nothing about a run, such as what
+    `prepare` accepts.
+    """
     source = SOURCES.of(dataset["source"]["name"])
+
     left_out = {each.name for each in dataclasses.fields(source) if not each.compare}  # type: ignore[arg-type]
-    source_settings = {key: value for key, value in dataset["source"].items() if key not in left_out}
+    source_settings = {
+        key: value for key, value in dataset["source"].items() if key not in left_out
+    }
     found = {**dataset, "source": source_settings}
     # Cells from before there were these settings keep their ids.
     for group, name in ((found, "shared_bits"), (source_settings, "levels")):

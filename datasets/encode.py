@@ -1,16 +1,19 @@
-"""Images as they are stored: the bytes of an RGB JPEG as they are, everything else converted, shrunk where asked.
+"""Images as they are stored: the bytes of an RGB JPEG as they are, everything else converted,
+shrunk where asked.
 
-What a picture looks like does not depend on the loader, so it is settled here, with the settings of `ImageFiles`:
+What a picture looks like does not depend on the loader, so it is settled here, with the settings of
+`ImageFiles`:
 
-- Without `resize_px` an RGB JPEG is copied bit for bit. Other kinds are converted to RGB and stored raw
-  up to `MAX_RAW_PIXELS` pixels, above as JPEG.
-- With it, an image whose side is longer is shrunk by Pillow's bicubic filter, which is antialiased, and stored as JPEG;
-  others are treated as without it. Nothing is enlarged.
+- Without `resize_px` an RGB JPEG is copied bit for bit. Other kinds are converted to RGB and stored
+  raw up to `MAX_RAW_PIXELS` pixels, above as JPEG.
+- With it, an image whose side is longer is shrunk by Pillow's bicubic filter, which is antialiased,
+  and stored as JPEG; others are treated as without it. Nothing is enlarged.
 - JPEGs made here have `jpeg_quality` and no chroma subsampling.
-- The EXIF orientation of JPEG, PNG and WebP files is ignored, as torchvision's `ImageFolder` does; of TIFF files Pillow
-  itself obeys it, there as here. A transparent pixel has the colour that is stored for it, as in `ImageFolder`.
-- Of 16 bits a channel the upper 8 are kept. (Pillow's own conversion would turn all but the darkest grey levels white.)
-  Grey images that do not use all of them are scaled by `levels`.
+- The EXIF orientation of JPEG, PNG and WebP files is ignored, as torchvision's `ImageFolder` does;
+  of TIFF files Pillow itself obeys it, there as here. A transparent pixel has the colour that is
+  stored for it, as in `ImageFolder`.
+- Of 16 bits a channel the upper 8 are kept. (Pillow's own conversion would turn all but the darkest
+  grey levels white.) Grey images that do not use all of them are scaled by `levels`.
 - Of several frames or pages the first is kept, and of more than three bands the first three.
 """
 
@@ -58,18 +61,22 @@ class Unreadable:
 
 
 def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> Sample | Unreadable:
-    """Read and fully decode one image, and shrink or convert it where `source` or its kind asks for that."""
+    """Read and fully decode one image, and shrink or convert it where `source` or its kind asks
+    for that.
+    """
     try:
         data = regular(image).read_bytes() if isinstance(image, Path) else image
         with PIL_Image.open(BytesIO(data)) as picture:
-            # Pillow keeps 8 of the 16 bits of a colour, and only says so until the image is decoded.
+            # Pillow keeps 8 of the 16 bits of a colour, and only says so until the image is
+            # decoded.
             deep_colour = ";16" in str(picture.tile[:1]) and not picture.mode.startswith("I")
             # Even if its bytes are kept, the image is decoded in full, as a check.
             picture.load()
             width, height = shrunk_size(*picture.size, source)
             if max(width, height) > MAX_SIDE_PX:
                 raise ValueError(
-                    f"it is {width} x {height} px, and {MAX_SIDE_PX} is the most; set dataset.source.resize_px"
+                    f"it is {width} x {height} px, and {MAX_SIDE_PX} is the most; set "
+                    "dataset.source.resize_px"
                 )
             shrunk = (width, height) != picture.size
             if picture.format == "JPEG" and picture.mode == "RGB" and not shrunk:
@@ -78,16 +85,22 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
             rgb, peak = _rgb(picture, source.levels)
             if deep_colour:
                 if source.levels is not None:
-                    raise ValueError("dataset.source.levels is for grey images; convert its colours to 8 bits")
+                    raise ValueError(
+                        "dataset.source.levels is for grey images; convert its colours to 8 bits"
+                    )
                 # At most: the lower bits are not known.
                 peak = int(np.asarray(rgb).max()) * 256 + 255
             remarks = _remarks(picture)
     except UnidentifiedImageError:
         if data[:4] in (b"II*\0", b"MM\0*"):
-            return Unreadable(origin, "Pillow decodes no such TIFF; of more than four bands write three")
+            return Unreadable(
+                origin, "Pillow decodes no such TIFF; of more than four bands write three"
+            )
         return Unreadable(origin, "it is no image of a known format" if data else "it is empty")
     except Exception as error:  # a damaged file can lead Pillow's decoders to raise anything
-        reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+        reason = (
+            (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+        )
         return Unreadable(origin, " ".join(reason.split()))
     if shrunk:
         rgb = rgb.resize((width, height), PIL_Image.Resampling.BICUBIC)
@@ -99,7 +112,10 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
 
 
 def shrunk_size(width: int, height: int, source: ImageFiles) -> tuple[int, int]:
-    """Return the width and height (px) to store; the side that is not asked for is cut down to whole pixels."""
+    """Return the width and height (px) to store.
+
+    The side that is not asked for is cut down to whole pixels.
+    """
     side = min(width, height) if source.resize_side == "shorter" else max(width, height)
     if source.resize_px is None or side <= source.resize_px:
         return width, height
@@ -109,7 +125,10 @@ def shrunk_size(width: int, height: int, source: ImageFiles) -> tuple[int, int]:
 def _rgb(picture: PIL_Image.Image, levels: int | None) -> tuple[PIL_Image.Image, int]:
     """Convert to 8-bit RGB, and return the highest value of more than 8 bits of grey, else -1."""
     if picture.mode == "F":
-        raise ValueError("its pixels are floating-point numbers, whose range is not known; convert it to 8 or 16 bits")
+        raise ValueError(
+            "its pixels are floating-point numbers, whose range is not known; convert it to 8 or "
+            "16 bits"
+        )
     peak = -1
     if picture.mode.startswith("I"):
         values = np.asarray(picture).astype(np.int64)
@@ -117,8 +136,8 @@ def _rgb(picture: PIL_Image.Image, levels: int | None) -> tuple[PIL_Image.Image,
             levels = None
         elif picture.mode == "I" and levels is None:
             raise ValueError(
-                "its pixels are 32-bit numbers, whose range is not known; convert it to 8 or 16 bits, or set "
-                "dataset.source.levels"
+                "its pixels are 32-bit numbers, whose range is not known; convert it to 8 or 16 "
+                "bits, or set dataset.source.levels"
             )
         else:
             peak = int(values.max())
@@ -134,7 +153,9 @@ def _remarks(picture: PIL_Image.Image) -> tuple[str, ...]:
     """Say what of a decoded image is not kept."""
     said = []
     bands = picture.getbands()
-    more = isinstance(picture, TiffImagePlugin.TiffImageFile) and picture.tag_v2.get(_TIFF_BANDS, 1) > len(bands)
+    more = isinstance(picture, TiffImagePlugin.TiffImageFile) and picture.tag_v2.get(
+        _TIFF_BANDS, 1
+    ) > len(bands)
     if more or "A" in bands or "a" in bands or "transparency" in picture.info:
         said.append(_BANDS)
     # What is damaged in later frames does not matter.
@@ -145,13 +166,18 @@ def _remarks(picture: PIL_Image.Image) -> tuple[str, ...]:
 
 
 def samples_of(split: Split, source: Source) -> Iterator[Sample | Unreadable]:
-    """Give what is stored of every image of a split, in order; image files are read in several threads."""
+    """Give what is stored of every image of a split, in order.
+
+    Image files are read in several threads.
+    """
     # Threads will do: Pillow releases Python's lock while it decodes, shrinks and encodes.
     images = zip(split.images(), split.labels.tolist(), strict=True)
     if not isinstance(source, ImageFiles):
         return (_raw(pixels, label, origin) for (pixels, origin), label in images)
 
-    def encoded(item: tuple[tuple[Image, str], int], files: ImageFiles = source) -> Sample | Unreadable:
+    def encoded(
+        item: tuple[tuple[Image, str], int], files: ImageFiles = source
+    ) -> Sample | Unreadable:
         (image, origin), label = item
         assert not isinstance(image, np.ndarray), "a source of image files gives files"
         return encode(image, label, origin, files)
@@ -168,7 +194,9 @@ def _raw(pixels: Image, label: int, origin: str) -> Sample:
 
 
 def in_order(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Give the results of `function` in the order of `items`, from a thread per core, never far ahead of the reader."""
+    """Give the results of `function` in the order of `items`, from a thread per core, never far
+    ahead of the reader.
+    """
     waiting: deque[Future[R]] = deque()
     # The cores that this process may use: under Slurm fewer than the machine has.
     threads = len(os.sched_getaffinity(0))

@@ -1,7 +1,8 @@
-"""The factors that the images of a generated data set are made of: a table beside each split, a line for each image.
+"""The factors that the images of a generated data set are made of: a table beside each split, a
+line for each image.
 
-The name of a factor says how it is read: a name that ends in `_turns` is a place on a circle, a column
-of whole numbers is a choice among classes, and any other column is a quantity.
+The name of a factor says how it is read: a name that ends in `_turns` is a place on a circle, a
+column of whole numbers is a choice among classes, and any other column is a quantity.
 """
 
 from __future__ import annotations
@@ -44,12 +45,14 @@ def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:
     entry = Manifest.load(data_dir, dataset).splits[split]
     if "factors" not in entry:
         raise RegbenchError(
-            f"data set {dataset.name!r} does not say what its images are made of; take one that does, such "
-            "as dataset=scenes"
+            f"data set {dataset.name!r} does not say what its images are made of; take one that "
+            "does, such as dataset=scenes"
         )
     path = data_dir / dataset.name / entry["factors"]
     if not path.is_file() or file_sha256(path) != entry["factors_sha256"]:
-        raise RegbenchError(f"{path} is missing or was changed; write it again: {dataset.prepare_command} --force")
+        raise RegbenchError(
+            f"{path} is missing or was changed; write it again: {dataset.prepare_command} --force"
+        )
     lines = read_csv(path.read_bytes().decode())
     found = {name: _column([line[name] for line in lines]) for name in lines[0]}
     # Bits are drawn from split and place when images are loaded, so no file holds them.

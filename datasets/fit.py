@@ -23,7 +23,8 @@ _BATCH = 64
 
 
 def complete(dataset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a data set's plain data with all settings: those that are left out have their defaults, or are null.
+    """Return a data set's plain data with all settings: those that are left out have their
+    defaults, or are null.
 
     The source is the name of one, or holds the name.
     """
@@ -31,16 +32,24 @@ def complete(dataset: Mapping[str, Any]) -> dict[str, Any]:
     given = source if isinstance(source, Mapping) else {"name": source}
     name = str(given.get("name"))
     fields = dataclasses.fields(DatasetConfig)
-    defaults = {field.name: None if field.default is dataclasses.MISSING else field.default for field in fields}
+    defaults = {
+        field.name: None if field.default is dataclasses.MISSING else field.default
+        for field in fields
+    }
     if any(dataset.get(name) is None for name in _OPEN if name != "channels"):
         defaults["channels"] = None  # it depends on the images as the others in _OPEN do
     return {**defaults, **dataset, "source": {"name": name, **SOURCES.defaults(name), **given}}
 
 
 def fitting(
-    dataset: Mapping[str, Any], batch_size: object, epochs: object, data_dir: Path | None, given: Collection[str]
+    dataset: Mapping[str, Any],
+    batch_size: object,
+    epochs: object,
+    data_dir: Path | None,
+    given: Collection[str],
 ) -> dict[str, Any]:
-    """Choose what the settings of one's own images leave open, and leave alone those that were `given`, by name.
+    """Choose what the settings of one's own images leave open, and leave alone those that were
+    `given`, by name.
 
     Without `data_dir`, the folder of prepared data sets, it is as if nothing was prepared.
 
@@ -58,7 +67,8 @@ def fitting(
         if manifest and isinstance(batch_size, int) and isinstance(epochs, int):
             images = manifest.splits["train"]["num_samples"]
             if "batch_size" not in given:
-                # The largest power of two, of which a quarter will do: then an epoch has four steps.
+                # The largest power of two, of which a quarter will do: then an epoch has four
+                # steps.
                 filled = 1 << (images.bit_length() - 1)
                 batch_size = min(batch_size, max(filled // 4, min(filled, _BATCH)))
                 fitted["batch_size"] = batch_size
@@ -69,7 +79,9 @@ def fitting(
 
 
 def _fitting_images(dataset: Mapping[str, Any], manifest: Manifest | None) -> dict[str, Any]:
-    """Choose sizes, channels, augmentation and network by the images of the train split, if they are prepared."""
+    """Choose sizes, channels, augmentation and network by the images of the train split, if
+    they are prepared.
+    """
     train = manifest.splits["train"] if manifest else None
     image_px, grey = (train["image_px"], train["grey"]) if train else (_UNKNOWN_PX, False)
     given_px, given_channels = dataset.get("image_size"), dataset.get("channels")

@@ -32,13 +32,15 @@ class SplitEntry(TypedDict):
         counts_per_class: Number of images of each class; empty for a split without labels.
         content_sha256: Digest of all images' labels and stored bytes, in order.
         bytes: The file's size.
-        origins: Name of a text file beside it: for each image, in order, a line of the CRC-32 of its stored bytes
-            (hexadecimal), a blank, and where it came from: a file's name relative to the source, or its row there.
+        origins: Name of a text file beside it: for each image, in order, a line of the CRC-32 of
+            its stored bytes (hexadecimal), a blank, and where it came from: a file's name relative
+            to the source, or its row there.
         origins_sha256: Digest of the file of origins.
         left_out: Images that could not be read: where they are in the source -> the reason.
         image_px: The median of the images' shorter sides.
         grey: Whether none of the images had colour channels in the source.
-        factors: Name of a table beside it, with a line for each image: what it is made of, where the source knows.
+        factors: Name of a table beside it, with a line for each image: what it is made of, where
+            the source knows.
         factors_sha256: SHA-256 of that table.
     """
 
@@ -58,18 +60,21 @@ class SplitEntry(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The content of a prepared data set; it is written last, so its presence means that all is there.
+    """The content of a prepared data set; it is written last, so its presence means that all is
+    there.
 
     Attributes:
         name: The data set's folder.
         source: Name and settings of the source that it was made from.
-        splits: Splits by name: "train", "tuning" (if there is one), "test", and for STL-10 "unlabeled".
+        splits: Splits by name: "train", "tuning" (if there is one), "test", and for STL-10
+            "unlabeled".
         class_names: Names in the order of the labels.
         beton_version: Version of the files' format.
         regbench_version: The version that wrote them.
         created: UTC time, ISO 8601.
         taken_from: Split -> which of the source's images are in it, where that needs to be said.
-        notes: What was read otherwise than a user may expect, or was not read, and why, each in one line.
+        notes: What was read otherwise than a user may expect, or was not read, and why, each in one
+            line.
     """
 
     name: Name
@@ -90,12 +95,15 @@ class Manifest:
 
     @classmethod
     def load(cls, data_dir: Path, dataset: DatasetConfig | str) -> Manifest:
-        """Read the manifest of a data set, or of the one with that name; refuse one that is missing or damaged.
+        """Read the manifest of a data set, or of the one with that name; refuse one that is missing
+        or damaged.
 
         While another process prepares the data set there is none, so that one is waited for.
         """
         name = dataset if isinstance(dataset, str) else dataset.name
-        command = f"regbench prepare {name}" if isinstance(dataset, str) else dataset.prepare_command
+        command = (
+            f"regbench prepare {name}" if isinstance(dataset, str) else dataset.prepare_command
+        )
         folder = data_dir / name
         with suppress(OSError):
             if not (folder / FILE_NAME).exists():
@@ -104,15 +112,26 @@ class Manifest:
         try:
             return read_json(folder / FILE_NAME, cls, f"write it again: {command} --force")
         except FileNotFoundError:
-            raise RegbenchError(f"data set '{name}' is not prepared in {data_dir}; run: {command}") from None
+            raise RegbenchError(
+                f"data set '{name}' is not prepared in {data_dir}; run: {command}"
+            ) from None
 
     def require(self, dataset: DatasetConfig, data_dir: Path) -> None:
-        """Refuse a prepared data set that has another source, other settings or another number of classes."""
-        wanted = {**prepared_from(dataset), "num_classes": dataset.num_classes or len(self.class_names)}
+        """Refuse a prepared data set that has another source, other settings or another number
+        of classes.
+        """
+        wanted = {
+            **prepared_from(dataset),
+            "num_classes": dataset.num_classes or len(self.class_names),
+        }
         found = {**self.source, "num_classes": len(self.class_names)}
         if wanted != found:
             # A setting that one of the two lacks differs: another version has it.
-            differ = [key for key in {**wanted, **found} if wanted.get(key, wanted) != found.get(key, found)]
+            differ = [
+                key
+                for key in {**wanted, **found}
+                if wanted.get(key, wanted) != found.get(key, found)
+            ]
             there = ", ".join(_stated(found, key) for key in differ)
             asked = ", ".join(_stated(wanted, key) for key in differ)
             raise RegbenchError(
@@ -127,15 +146,21 @@ class Manifest:
     def split_file(self, data_dir: Path, split: str) -> Path:
         """Return the file of `split`; refuse one that is missing or not of the recorded size."""
         if split not in self.splits:
-            raise RegbenchError(f"data set '{self.name}' has no split '{split}'; it has {', '.join(self.splits)}")
+            raise RegbenchError(
+                f"data set '{self.name}' has no split '{split}'; it has {', '.join(self.splits)}"
+            )
         path = data_dir / self.name / self.splits[split]["file"]
         try:
             found = path.stat().st_size if path.is_file() else -1
         except OSError:  # no name that a file may have, in a manifest that was damaged
             found = -1
         if found != self.splits[split]["bytes"]:
-            state = "missing" if found < 0 else f"{found} bytes long, not {self.splits[split]['bytes']}"
-            raise RegbenchError(f"{path} is {state}; write it again: regbench prepare {self.name} --force")
+            state = (
+                "missing" if found < 0 else f"{found} bytes long, not {self.splits[split]['bytes']}"
+            )
+            raise RegbenchError(
+                f"{path} is {state}; write it again: regbench prepare {self.name} --force"
+            )
         return path
 
 
@@ -147,14 +172,20 @@ def _stated(settings: Mapping[str, Any], key: str) -> str:
 
 
 def prepared_from(dataset: DatasetConfig) -> dict[str, Any]:
-    """Return the name and settings of a data set's source that decide which images are in its files."""
-    # Settings that only say what `prepare` accepts are left out: prepared images fit all cells that see the same.
+    """Return the name and settings of a data set's source that decide which images are in its
+    files.
+    """
+    # Settings that only say what `prepare` accepts are left out: prepared images fit all cells that
+    # see the same.
     source: dict[str, Any] = decisive(plain(dataset))["source"]
     return source
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write `text` atomically to `path`, in a prepared data set's folder; refuse a full disk in one line."""
+    """Write `text` atomically to `path`, in a prepared data set's folder.
+
+    Refuse a full disk in one line.
+    """
     try:
         write_text(path, text)
     except OSError as error:

@@ -1,4 +1,5 @@
-"""Preparing a data set: its source is read once and written as one `.beton` file per split, with a manifest.
+"""Preparing a data set: its source is read once and written as one `.beton` file per split, with a
+manifest.
 
 The manifest comes last. Until it is there, the data set is not prepared.
 """
@@ -33,8 +34,8 @@ def prepare(
 ) -> Manifest:
     """Write `<data_dir>/<name>/<split>.beton` for every split, and the manifest last.
 
-    Nothing is done when the manifest is there, fits `config` and the files have the recorded sizes. Several
-    processes may call this at once: one writes, the others wait for it.
+    Nothing is done when the manifest is there, fits `config` and the files have the recorded sizes.
+    Several processes may call this at once: one writes, the others wait for it.
 
     Args:
         config: The data set.
@@ -42,11 +43,12 @@ def prepare(
         source_dir: The folder that holds the source; None for the usual place or a download.
         progress: Show progress on stderr.
         force: Write again what is there.
-        skip_unreadable: Leave out the images that cannot be read, instead of refusing all when they are listed.
+        skip_unreadable: Leave out the images that cannot be read, instead of refusing all when they
+            are listed.
 
     Raises:
-        RegbenchError: If the source cannot be used, what is there was made with other settings, images cannot be
-            read, or no space is left.
+        RegbenchError: If the source cannot be used, what is there was made with other settings,
+            images cannot be read, or no space is left.
     """
     folder = data_dir / config.name
     # The first look is without the lock, which those who may only read cannot take.
@@ -65,8 +67,8 @@ def prepare(
             left_out |= entry["left_out"]
         if left_out and not skip_unreadable:
             raise RegbenchError(
-                f"data set '{config.name}': {listed_unreadable(folder, left_out)}; mend them and prepare again, or "
-                "leave them out with --skip-unreadable"
+                f"data set '{config.name}': {listed_unreadable(folder, left_out)}; mend them and "
+                "prepare again, or leave them out with --skip-unreadable"
             )
         if left_out:
             notes.append(listed_unreadable(Path(), left_out))
@@ -93,23 +95,36 @@ def prepare_all(configs: Iterable[DatasetConfig], data_dir: Path) -> None:
 
 
 def open_source(config: DatasetConfig, source_dir: Path | None, downloads: Path) -> Contents:
-    """Find the images of a data set, download them where that is possible, and divide them into splits.
+    """Find the images of a data set, download them where that is possible, and divide them into
+    splits.
 
-    A source that cannot be had, is not complete or has other classes is refused: all that is wrong is listed, with the
-    address where it is to be had.
+    A source that cannot be had, is not complete or has other classes is refused: all that is wrong
+    is listed, with the address where it is to be had.
     """
     source = config.source
     if source.own and source_dir is None:
-        about = f"; {source.about.title} is to be had from {source.about.address}" if source.about else ""
+        about = (
+            f"; {source.about.title} is to be had from {source.about.address}"
+            if source.about
+            else ""
+        )
         raise RegbenchError(
-            f"data set '{config.name}' is made from {source.title}; give the folder that holds {source.layout}: "
-            f"{config.prepare_command}{about}"
+            f"data set '{config.name}' is made from {source.title}; give the folder that holds "
+            f"{source.layout}: {config.prepare_command}{about}"
         )
     contents = source.open(source_dir, downloads)
     # What is not UTF-8 could be written to the manifest and not be read from it.
-    odd = [os.fsencode(name) for name in contents.class_names if name.encode(errors="ignore").decode() != name]
+    odd = [
+        os.fsencode(name)
+        for name in contents.class_names
+        if name.encode(errors="ignore").decode() != name
+    ]
     names = [name.decode(errors="backslashreplace") for name in odd]
-    refuse_if(names, f"data set '{config.name}': the names of {len(names):,} classes are not UTF-8", "rename them")
+    refuse_if(
+        names,
+        f"data set '{config.name}': the names of {len(names):,} classes are not UTF-8",
+        "rename them",
+    )
     found = len(contents.class_names)
     if config.num_classes and found != config.num_classes:
         raise RegbenchError(
@@ -141,7 +156,8 @@ def locked(folder: Path) -> Iterator[None]:
         file = (folder / LOCK).open("w")
     except OSError as error:
         raise RegbenchError(
-            f"cannot write in the folder {folder}: {error.strerror}; choose another: runtime.data_dir=FOLDER"
+            f"cannot write in the folder {folder}: {error.strerror}; choose another: "
+            "runtime.data_dir=FOLDER"
         ) from error
     with file:
         lock(file, f"prepares {folder}")

@@ -1,4 +1,6 @@
-"""Preparing VOC2007: its two archives are unpacked, or an unpacked folder is taken, and every image is read."""
+"""Preparing VOC2007: its two archives are unpacked, or an unpacked folder is taken, and every
+image is read.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ def prepare_voc07(
 ) -> dict[str, VOCSplit]:
     """Bring VOC2007 to `<data_dir>/voc07/VOCdevkit/`, unless it is there, and check all of it.
 
-    It appears there when it is complete and checked, by a rename. `source_dir` holds the two archives, or VOCdevkit/,
-    to which a link is made; `force` replaces what is there by it.
+    It appears there when it is complete and checked, by a rename. `source_dir` holds the two
+    archives, or VOCdevkit/, to which a link is made; `force` replaces what is there by it.
     """
     folder = data_dir / "voc07"
     place = folder / "VOCdevkit"
@@ -42,7 +44,8 @@ def prepare_voc07(
                 _bring(source_dir, new, progress)
                 _check(new / "VOCdevkit", str(source_dir), num_images, progress)
                 if place.is_symlink() or place.exists():
-                    # The old folder moves into one that is removed below, so that its place is empty for a moment only.
+                    # The old folder moves into one that is removed below, so that its place is
+                    # empty for a moment only.
                     place.rename(new / "replaced")
                 (new / "VOCdevkit").rename(place)
             finally:
@@ -57,17 +60,23 @@ def _bring(source_dir: Path, new: Path, progress: bool) -> None:
     if missing := [name for name in ARCHIVES if not (source_dir / name).is_file()]:
         unpacked = (source_dir / "VOCdevkit").resolve()
         if not unpacked.is_dir() or unpacked == (new.parent / "VOCdevkit").resolve():
-            raise RegbenchError(f"{source_dir} has not {' and '.join(missing)}; get both archives from {address}")
+            raise RegbenchError(
+                f"{source_dir} has not {' and '.join(missing)}; get both archives from {address}"
+            )
         (new / "VOCdevkit").symlink_to(unpacked)
         return
     for name in ARCHIVES:
         try:
             with tarfile.open(source_dir / name) as archive:
                 members = archive.getmembers()
-                for member in tracked(members, len(members), f"unpacking {name}", progress, "files"):
+                for member in tracked(
+                    members, len(members), f"unpacking {name}", progress, "files"
+                ):
                     _extract(archive, member, new)
         except (tarfile.TarError, EOFError) as error:
-            raise RegbenchError(f"cannot unpack {source_dir / name} ({error}); get it again from {address}") from error
+            raise RegbenchError(
+                f"cannot unpack {source_dir / name} ({error}); get it again from {address}"
+            ) from error
         except OSError as error:
             raise RegbenchError(
                 f"cannot unpack {source_dir / name} to {new.parent}: {error.strerror or error}; "
@@ -87,15 +96,18 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) ->
     archive.extract(member, folder)
 
 
-def _check(devkit: Path, where: str, num_images: tuple[int, int], progress: bool) -> dict[str, VOCSplit]:
+def _check(
+    devkit: Path, where: str, num_images: tuple[int, int], progress: bool
+) -> dict[str, VOCSplit]:
     """Read the splits, if all is there and every image can be read."""
     splits = read_voc07(devkit / "VOC2007", num_images, where)
     paths = [*splits["trainval"].paths, *splits["test"].paths]
     faults = tracked(in_order(_fault, paths), len(paths), "VOC2007: reading", progress)
     if wrong := [fault for fault in faults if fault]:
         raise RegbenchError(
-            f"{where} is not the complete VOC2007: {len(wrong):,} images cannot be read: {few(wrong)}; get it again "
-            f"from {PUBLISHED['voc2007'].address}: regbench prepare voc07 --source-dir FOLDER --force"
+            f"{where} is not the complete VOC2007: {len(wrong):,} images cannot be read: "
+            f"{few(wrong)}; get it again from {PUBLISHED['voc2007'].address}: regbench prepare "
+            "voc07 --source-dir FOLDER --force"
         )
     return splits
 

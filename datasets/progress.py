@@ -13,7 +13,9 @@ _FIRST_LINE_S, _LOG_EVERY_S = 2.0, 30.0
 T = TypeVar("T")
 
 
-def tracked(items: Iterable[T], total: int, title: str, progress: bool = True, unit: str = "images") -> Iterator[T]:
+def tracked(
+    items: Iterable[T], total: int, title: str, progress: bool = True, unit: str = "images"
+) -> Iterator[T]:
     """Pass the items on, with a bar on a terminal and a line now and then in a log."""
     # A bar would fill a log with lines that are meant to be written over.
     if not progress or sys.stderr.isatty():
@@ -28,4 +30,8 @@ def tracked(items: Iterable[T], total: int, title: str, progress: bool = True, u
             next_s = now_s + _LOG_EVERY_S
             rate = number / (now_s - start_s)
             left = tqdm.format_interval((total - number) / rate)
-            print(f"{title}: {number} of {total} {unit}, {rate:.0f} {unit}/s, {left} left", file=sys.stderr, flush=True)
+            print(
+                f"{title}: {number} of {total} {unit}, {rate:.0f} {unit}/s, {left} left",
+                file=sys.stderr,
+                flush=True,
+            )

@@ -1,4 +1,6 @@
-"""Published data sets: where each is to be had, how many images it has, and the refusal of what is not all of it."""
+"""Published data sets: where each is to be had, how many images it has, and the refusal of what
+is not all of it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Published:
 
 PUBLISHED = {
     "fashion_mnist": Published(
-        "Fashion-MNIST", "https://github.com/zalandoresearch/fashion-mnist", {"train": 60_000, "test": 10_000}
+        "Fashion-MNIST",
+        "https://github.com/zalandoresearch/fashion-mnist",
+        {"train": 60_000, "test": 10_000},
     ),
     "digits": Published(
         "scikit-learn's digits",
@@ -58,12 +62,14 @@ PUBLISHED = {
     ),
     "places205": Published(
         "Places205",
-        "http://data.csail.mit.edu/places/places205/ (imagesPlaces205_resize.tar.gz, trainvalsplit_places205.tar.gz)",
+        "http://data.csail.mit.edu/places/places205/ (imagesPlaces205_resize.tar.gz, "
+        "trainvalsplit_places205.tar.gz)",
         {"train": 2_448_873, "val": 20_500},
     ),
     "imagenette2-160": Published(
         "Imagenette, 160 px",
-        "https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz (github.com/fastai/imagenette)",
+        "https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz "
+        "(github.com/fastai/imagenette)",
         {"train": 9_469, "val": 3_925},
     ),
     "imagenet100": Published(
@@ -73,7 +79,8 @@ PUBLISHED = {
     ),
     "voc2007": Published(
         "VOC2007",
-        "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/ (VOCtrainval_06-Nov-2007.tar, VOCtest_06-Nov-2007.tar)",
+        "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/ (VOCtrainval_06-Nov-2007.tar, "
+        "VOCtest_06-Nov-2007.tar)",
         {"trainval": 5_011, "test": 4_952},
     ),
 }
@@ -84,20 +91,26 @@ SIMCLR_LISTS = "https://raw.githubusercontent.com/google-research/simclr/master/
 def few(names: Sequence[object]) -> str:
     """Join the first names, and say how many more there are."""
     more = len(names) - _LISTED
-    return ", ".join(str(name) for name in names[:_LISTED]) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(str(name) for name in names[:_LISTED]) + (
+        f" and {more:,} more" if more > 0 else ""
+    )
 
 
 class Faults(list[str]):
     """All that is wrong with a source, each fault in one line."""
 
     def add(self, names: Sequence[object], what: str) -> None:
-        """Add a fault that `names` have, if there are any: their number, what it is, and the first of them."""
+        """Add a fault that `names` have, if there are any: their number, what it is, and the
+        first of them.
+        """
         if names:
             self.append(f"{len(names):,} {what}: {few(names)}")
 
 
 def refuse_if(wrong: Sequence[str], what: str, remedy: str) -> None:
-    """Refuse `what` with all that is wrong with it, or the first of it and how many more, in one line."""
+    """Refuse `what` with all that is wrong with it, or the first of it and how many more, in
+    one line.
+    """
     # All is told at once, as a source of a terabyte is not mended fault by fault.
     if wrong:
         more = len(wrong) - _LISTED

@@ -35,8 +35,12 @@ UNREADABLE = "unreadable.txt"
 def write_splits(
     config: DatasetConfig, contents: Contents, folder: Path, progress: bool
 ) -> tuple[dict[str, SplitEntry], list[str]]:
-    """Write all splits, and list what cannot be read; return notes on their images too, each in one line."""
-    # The manifest is removed before any file is replaced, since it must not describe other files than its own.
+    """Write all splits, and list what cannot be read.
+
+    Return notes on their images too, each in one line.
+    """
+    # The manifest is removed before any file is replaced, since it must not describe other files
+    # than its own.
     (folder / FILE_NAME).unlink(missing_ok=True)
     entries: dict[str, SplitEntry] = {}
     stored: dict[str, _Stored] = {}
@@ -45,7 +49,12 @@ def write_splits(
         for name, split in contents.splits.items():
             left_out[name] = {}
             entries[name], stored[name] = _write_split(
-                config, folder / f"{name}.beton", split, contents.class_names, left_out[name], progress
+                config,
+                folder / f"{name}.beton",
+                split,
+                contents.class_names,
+                left_out[name],
+                progress,
             )
     finally:
         lines: list[str] = []
@@ -70,7 +79,9 @@ class _Stored:
     peaks: list[int] = field(default_factory=list)
     remarks: Counter[str] = field(default_factory=Counter)
 
-    def readable(self, samples: Iterable[Sample | Unreadable], left_out: dict[str, str]) -> Iterator[Sample]:
+    def readable(
+        self, samples: Iterable[Sample | Unreadable], left_out: dict[str, str]
+    ) -> Iterator[Sample]:
         """Pass on what can be read; the rest is added to `left_out`."""
         for row, sample in enumerate(samples):
             if isinstance(sample, Unreadable):
@@ -88,12 +99,25 @@ class _Stored:
 
 
 def _write_split(
-    config: DatasetConfig, path: Path, split: Split, class_names: list[str], left_out: dict[str, str], progress: bool
+    config: DatasetConfig,
+    path: Path,
+    split: Split,
+    class_names: list[str],
+    left_out: dict[str, str],
+    progress: bool,
 ) -> tuple[SplitEntry, _Stored]:
-    """Write the file of one split and where its images came from; what cannot be read is added to `left_out`."""
+    """Write the file of one split and where its images came from.
+
+    What cannot be read is added to `left_out`.
+    """
 
     def images(stored: _Stored) -> Iterator[Sample]:
-        found = tracked(samples_of(split, config.source), len(split.labels), f"{config.name}/{path.stem}", progress)
+        found = tracked(
+            samples_of(split, config.source),
+            len(split.labels),
+            f"{config.name}/{path.stem}",
+            progress,
+        )
         yield from stored.readable(found, left_out)
         # A refusal here comes before the end of the writing, which then leaves no file.
         emptied = sorted(set(split.labels.tolist()) - set(split.labels[stored.rows].tolist()))
@@ -111,7 +135,8 @@ def _write_split(
         stored = _Stored()
         left_out.clear()
         # An image can grow where it has to be converted.
-        # FFCV finds the page of an image by shifting its address, so the size of a page is a power of two.
+        # FFCV finds the page of an image by shifting its address, so the size of a page is a power
+        # of two.
         page_bytes = max(MIN_PAGE_BYTES, 1 << (4 * largest_bytes - 1).bit_length())
         try:
             content_sha256 = write_beton(path, images(stored), len(split.labels), page_bytes)
@@ -142,7 +167,9 @@ def _write_split(
 
 
 def _notes(stored: Iterable[_Stored], source: Source) -> list[str]:
-    """Say what of the images of all splits was left out, and how those of more than 8 bits were scaled."""
+    """Say what of the images of all splits was left out, and how those of more than 8 bits were
+    scaled.
+    """
     remarks: Counter[str] = Counter()
     peaks: list[int] = []
     for split in stored:
@@ -152,7 +179,10 @@ def _notes(stored: Iterable[_Stored], source: Source) -> list[str]:
     if peaks:
         assert isinstance(source, ImageFiles)  # other sources give 8 bits
         levels, peak = source.levels or 65536, max(peaks)
-        note = f"{len(peaks):,} images have more than 8 bits: value * 256 // {levels} is kept; the highest is {peak}"
+        note = (
+            f"{len(peaks):,} images have more than 8 bits: value * 256 // {levels} is kept; the "
+            f"highest is {peak}"
+        )
         if peak < levels // 4:
             fitting = max(2, 1 << peak.bit_length())
             note = f"warning: {note}, so they are nearly black; set dataset.source.levels={fitting}"
@@ -172,14 +202,19 @@ def _shared(stored: Mapping[str, _Stored]) -> list[str]:
             if digest in origins:
                 both.append(f"{line[9:-1]} ({origins[digest][9:-1]})")
         if both:
-            notes.append(f"warning: {len(both):,} images of {other} are in {one} too, byte for byte: {few(both)}")
+            notes.append(
+                f"warning: {len(both):,} images of {other} are in {one} too, byte for byte: "
+                f"{few(both)}"
+            )
     return notes
 
 
 def counts_per_class(labels: Labels, num_classes: int) -> list[int]:
     """Count the images of each class; an empty list if there are no labels."""
     labelled = labels[labels >= 0]
-    counts: list[int] = np.bincount(labelled, minlength=num_classes).tolist() if len(labelled) else []
+    counts: list[int] = (
+        np.bincount(labelled, minlength=num_classes).tolist() if len(labelled) else []
+    )
     return counts
 
 
@@ -187,4 +222,7 @@ def listed_unreadable(folder: Path, left_out: dict[str, str]) -> str:
     """Word how many images cannot be read, and the first of them."""
     first = ", ".join(f"{origin} ({reason})" for origin, reason in list(left_out.items())[:3])
     more = f" and {len(left_out) - 3:,} more" if len(left_out) > 3 else ""
-    return f"{len(left_out):,} images cannot be read: {first}{more}; all are listed in {folder / UNREADABLE}"
+    return (
+        f"{len(left_out):,} images cannot be read: {first}{more}; all are listed in "
+        f"{folder / UNREADABLE}"
+    )

@@ -1,4 +1,6 @@
-"""Reading a prepared data set back: every image is decoded and held against what was noted when it was written."""
+"""Reading a prepared data set back: every image is decoded and held against what was noted when
+it was written.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,18 @@ def verify(name: str, data_dir: Path, *, progress: bool = True) -> tuple[int, li
         wrong, content_sha256 = _read_back(beton, origins, f"verify {name}/{split}", progress)
         problems += wrong
         if not -1 <= beton.labels.min() <= beton.labels.max() < len(manifest.class_names):
-            problems.append(f"{beton.path}: labels from {beton.labels.min()} to {beton.labels.max()} are no classes")
+            problems.append(
+                f"{beton.path}: labels from {beton.labels.min()} to {beton.labels.max()} are no "
+                "classes"
+            )
         elif counts_per_class(beton.labels, len(manifest.class_names)) != entry["counts_per_class"]:
-            problems.append(f"{beton.path}: the images of each class are not as many as in the manifest")
+            problems.append(
+                f"{beton.path}: the images of each class are not as many as in the manifest"
+            )
         elif not wrong and content_sha256 != entry["content_sha256"]:
-            problems.append(f"{beton.path}: its labels and images have not the hash in the manifest")
+            problems.append(
+                f"{beton.path}: its labels and images have not the hash in the manifest"
+            )
     return images, problems
 
 
@@ -62,8 +71,12 @@ def _origins(folder: Path, entry: SplitEntry) -> list[tuple[int, str]]:
     return [(int(line[:8], 16), line[9:]) for line in path.read_text().split("\n")[:-1]]
 
 
-def _read_back(beton: Beton, origins: list[tuple[int, str]], title: str, progress: bool) -> tuple[list[str], str]:
-    """Return a line for each image that is not as it was written, and the content's hash, see `write_beton`."""
+def _read_back(
+    beton: Beton, origins: list[tuple[int, str]], title: str, progress: bool
+) -> tuple[list[str], str]:
+    """Return a line for each image that is not as it was written, and the content's hash, see
+    `write_beton`.
+    """
 
     def wrong(index: int) -> str | None:
         crc, origin = origins[index]
@@ -76,7 +89,8 @@ def _read_back(beton: Beton, origins: list[tuple[int, str]], title: str, progres
             return f"{where} cannot be decoded"
         return None
 
-    # The digest is taken here, in order, while threads decode: it cannot be put together from parts.
+    # The digest is taken here, in order, while threads decode: it cannot be put together from
+    # parts.
     digest = hashlib.sha256()
     lines = []
     found = tracked(in_order(wrong, range(len(beton))), len(beton), title, progress)

@@ -1,7 +1,8 @@
-"""PASCAL VOC2007 as it is published: which classes are in an image, and the images of its two splits.
+"""PASCAL VOC2007 as it is published: which classes are in an image, and the images of its two
+splits.
 
-`ImageSets/Main/<class>_<split>.txt` has a line for each image: its name and 1 (the class is in it), -1 (it is not) or 0
-(it is, but only in objects marked "difficult").
+`ImageSets/Main/<class>_<split>.txt` has a line for each image: its name and 1 (the class is in it),
+-1 (it is not) or 0 (it is, but only in objects marked "difficult").
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from regbench.files import regular
 
 # fmt: off
 CLASSES = (
-    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
+        "diningtable", "dog",
     "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )
 # fmt: on
@@ -38,7 +40,8 @@ class VOCSplit:
 
     Attributes:
         paths: Paths of the N images, sorted by name.
-        presence: (N, 20) int8: 1 the class is in the image, -1 it is not, 0 only in objects marked difficult.
+        presence: (N, 20) int8: 1 the class is in the image, -1 it is not, 0 only in objects marked
+            difficult.
     """
 
     paths: tuple[Path, ...]
@@ -46,12 +49,18 @@ class VOCSplit:
 
 
 def open_voc07(data_dir: Path, num_images: tuple[int, int]) -> dict[str, VOCSplit]:
-    """Read the splits "trainval" and "test" of `<data_dir>/voc07/VOCdevkit/VOC2007`; see `read_voc07`."""
+    """Read the splits "trainval" and "test" of `<data_dir>/voc07/VOCdevkit/VOC2007`.
+
+    See `read_voc07`.
+    """
     return read_voc07(data_dir / "voc07" / "VOCdevkit" / "VOC2007", num_images)
 
 
 def read_voc07(folder: Path, num_images: tuple[int, int], where: str = "") -> dict[str, VOCSplit]:
-    """Read "trainval" and "test" of a folder VOC2007/, which messages call `where`; refuse other numbers of images."""
+    """Read "trainval" and "test" of a folder VOC2007/, which messages call `where`.
+
+    Refuse other numbers of images.
+    """
     where = where or str(folder)
     address = PUBLISHED["voc2007"].address
     if not folder.is_dir():
@@ -62,8 +71,11 @@ def read_voc07(folder: Path, num_images: tuple[int, int], where: str = "") -> di
     wrong: list[str] = []
     splits = {}
     for split, expected in zip(SPLITS, num_images, strict=True):
-        # A row for each image that any class names. A fault can leave gaps, filled so that all faults are found.
-        table = pd.DataFrame({name: _presence(folder, name, split, wrong) for name in CLASSES}).sort_index()
+        # A row for each image that any class names. A fault can leave gaps, filled so that all
+        # faults are found.
+        table = pd.DataFrame(
+            {name: _presence(folder, name, split, wrong) for name in CLASSES}
+        ).sort_index()
         if len(table) != expected:
             wrong.append(f"{split} has {len(table):,} images, not {expected:,}")
         for name, count in table.notna().sum().items():
@@ -72,15 +84,19 @@ def read_voc07(folder: Path, num_images: tuple[int, int], where: str = "") -> di
         paths = tuple(folder / "JPEGImages" / f"{image}.jpg" for image in table.index)
         missing = [path.name for path in paths if not path.is_file()]
         if missing:
-            wrong.append(f"{len(missing):,} images of {split} are not in JPEGImages/, the first is {missing[0]}")
+            wrong.append(
+                f"{len(missing):,} images of {split} are not in JPEGImages/, the first is "
+                f"{missing[0]}"
+            )
         splits[split] = VOCSplit(paths, table.fillna(-1).to_numpy(np.int8))
     if both := set(splits["trainval"].paths) & set(splits["test"].paths):
         wrong.append(f"{len(both):,} images are in both splits, the first is {min(both).name}")
     refuse_if(
         wrong,
         f"{where} is not the complete VOC2007",
-        f"get both archives again from {address}: regbench prepare voc07 --source-dir FOLDER --force; or state the "
-        "size of a folder of your own: evaluation.voc07.num_images=[TRAINVAL,TEST]",
+        f"get both archives again from {address}: regbench prepare voc07 --source-dir FOLDER "
+        "--force; or state the size of a folder of your own: "
+        "evaluation.voc07.num_images=[TRAINVAL,TEST]",
     )
     return splits
 
@@ -108,21 +124,35 @@ def read_image(path: Path) -> npt.NDArray[np.uint8]:
         with Image.open(regular(path)) as image:
             return np.asarray(image.convert("RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise RegbenchError(f"cannot read the image {path} ({error}); unpack its archive again") from error
+        raise RegbenchError(
+            f"cannot read the image {path} ({error}); unpack its archive again"
+        ) from error
 
 
 def whole_images(
-    paths: tuple[Path, ...], *, shorter: int, size: int, interpolation: str, batch_size: int, workers: int
+    paths: tuple[Path, ...],
+    *,
+    shorter: int,
+    size: int,
+    interpolation: str,
+    batch_size: int,
+    workers: int,
 ) -> Iterator[Tensor]:
-    """Make batches (n, 3, size, size) uint8 of whole images, in order, in threads; a refusal names the file."""
+    """Make batches (n, 3, size, size) uint8 of whole images, in order, in threads.
 
-    # VISSL resizes twice, too: the shorter side to `shorter` px, then the image to a square, whatever its shape.
+    A refusal names the file.
+    """
+
+    # VISSL resizes twice, too: the shorter side to `shorter` px, then the image to a square,
+    # whatever its shape.
     def read(path: Path) -> Tensor:
         pixels = read_image(path)
         height, width, _ = pixels.shape
         short = min(height, width)
         pixels = resize(pixels, shorter * height // short, shorter * width // short, interpolation)
-        return torch.from_numpy(np.array(resize(pixels, size, size, interpolation))).permute(2, 0, 1)
+        return torch.from_numpy(np.array(resize(pixels, size, size, interpolation))).permute(
+            2, 0, 1
+        )
 
     with ThreadPoolExecutor(workers) as pool:
         for start in range(0, len(paths), batch_size):

@@ -1,6 +1,7 @@
 """Losses over several processes: torchrun --nproc-per-node 2 examples/ddp.py, or any other number.
 
-The loss compares the images of all processes. So it is the same for any number of them, up to rounding.
+The loss compares the images of all processes. So it is the same for any number of them, up to
+rounding.
 """
 
 import torch
@@ -26,7 +27,11 @@ class Siamese(nn.Module):
 
 dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
-device = torch.device("cuda", rank % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
+device = (
+    torch.device("cuda", rank % torch.cuda.device_count())
+    if torch.cuda.is_available()
+    else torch.device("cpu")
+)
 torch.manual_seed(0)
 network = DistributedDataParallel(Siamese().to(device))
 optimizer = torch.optim.SGD(network.parameters(), lr=0.1)

@@ -1,4 +1,6 @@
-"""A loss of regbench where lightly's examples have theirs: in the training step of a LightningModule."""
+"""A loss of regbench where lightly's examples have theirs: in the training step of a
+LightningModule.
+"""
 
 import logging
 import sys
@@ -23,12 +25,16 @@ class SelfSupervised(LightningModule):
         super().__init__()
         self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU())
         self.projector = nn.Linear(64, 16)
-        self.criterion = methods.build("barlow_twins").module()  # with several GPUs it sees the images of all
+        self.criterion = methods.build(
+            "barlow_twins"
+        ).module()  # with several GPUs it sees the images of all
 
     def training_step(self, batch: list[Tensor], batch_index: int) -> Tensor:
         """Return the loss of two views."""
         (images,) = batch
-        first, second = (self.projector(self.backbone(images + 0.1 * torch.randn_like(images))) for _ in range(2))
+        first, second = (
+            self.projector(self.backbone(images + 0.1 * torch.randn_like(images))) for _ in range(2)
+        )
         loss: Tensor = self.criterion(first, second)
         self.log("loss", loss)
         return loss

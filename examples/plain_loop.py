@@ -10,7 +10,8 @@ network = nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.L
 optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
 loss_of = methods.build("sfrik_l3", alignment_weight=100.0)
 
-# In place of images: points around ten centres. A view is a point with noise; a local view has more of it.
+# In place of images: points around ten centres. A view is a point with noise; a local view has more
+# of it.
 centres = torch.randn(10, 64)
 
 

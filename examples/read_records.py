@@ -1,4 +1,6 @@
-"""Records of finished runs with pandas: python examples/read_records.py runs/losses, or any other folders of runs."""
+"""Records of finished runs with pandas: python examples/read_records.py runs/losses, or any
+other folders of runs.
+"""
 
 import sys
 

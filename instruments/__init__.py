@@ -1,1 +1,3 @@
-"""Instruments beside the benchmark: is a loss right, what does it cost, what does a run need, what has this machine."""
+"""Instruments beside the benchmark: is a loss right, what does it cost, what does a run need,
+what has this machine.
+"""

@@ -1,7 +1,8 @@
 """Conformance: what every regularizer must do, whoever wrote it, in numbers.
 
-The loss is held against its own derivative, symmetries, precision, streamed forms and ranks. `regbench check` and the
-tests run all of it over every registered method, so a new method is tested by being registered.
+The loss is held against its own derivative, symmetries, precision, streamed forms and ranks.
+`regbench check` and the tests run all of it over every registered method, so a new method is tested
+by being registered.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class CheckResult:
     Attributes:
         check: Name of the check.
         bound: Largest deviation that is allowed.
-        error: The largest deviation, in the unit that the check's docstring names; infinite if something broke.
+        error: The largest deviation, in the unit that the check's docstring names; infinite if
+            something broke.
         where: Place of the largest deviation, or what broke.
     """
 
@@ -77,7 +79,11 @@ class CheckResult:
 
 
 def _evaluate(
-    method: Regularizer, views: Views, engine: Engine = AUTO, global_views: int | None = None, seed: int = 0
+    method: Regularizer,
+    views: Views,
+    engine: Engine = AUTO,
+    global_views: int | None = None,
+    seed: int = 0,
 ) -> Loss:
     """Compute the loss with the same random numbers each time."""
     with seeded(seed):
@@ -94,7 +100,11 @@ def _size(loss: Loss) -> float:
 
 
 def value_and_gradients(
-    method: Regularizer, views: Views, engine: Engine = AUTO, global_views: int | None = None, seed: int = 0
+    method: Regularizer,
+    views: Views,
+    engine: Engine = AUTO,
+    global_views: int | None = None,
+    seed: int = 0,
 ) -> tuple[list[Tensor], float]:
     """Compute value and gradients, and the size that the value is measured against."""
     leaves = [z_NQ.detach().clone().requires_grad_() for z_NQ in views]
@@ -111,7 +121,9 @@ def _change(method: Regularizer, views: Views, other: Views) -> float:
 
 
 def gradient(method: Regularizer) -> Outcome:
-    """Return the largest difference from central differences in float64, relative to the largest derivative."""
+    """Return the largest difference from central differences in float64, relative to the
+    largest derivative.
+    """
     same = draw_views(4, 3, 2)
     if not torch.allclose(_total(method, same), _total(method, same), rtol=1e-9, equal_nan=True):
         return math.inf, KEEPS_STATE
@@ -121,7 +133,8 @@ def gradient(method: Regularizer) -> Outcome:
         views = draw_views(n, q, count)
         tried = slopes(partial(_total, method, global_views=global_views), views, step=3e-5)
         _, found, wanted = torch.tensor(tried, dtype=torch.float64).T
-        # Below it the differences' own rounding would be measured; a loss may be 0 whatever two images it has.
+        # Below it the differences' own rounding would be measured; a loss may be 0 whatever two
+        # images it has.
         floor = max(1e-3 * _size(_evaluate(method, views, global_views=global_views)), 1e-15)
         error = (found - wanted).abs().max().item() / max(wanted.abs().max().item(), floor)
         outcomes.append((error, f"n={n}, q={q}, {count} views, {global_views} global"))
@@ -156,10 +169,12 @@ def lengths(method: Regularizer) -> Outcome:
 
 
 def minimum(method: Regularizer) -> Outcome:
-    """Return how far a single point is from costing more than uniform embeddings, with half-collapsed ones between.
+    """Return how far a single point is from costing more than uniform embeddings, with
+    half-collapsed ones between.
 
-    All views are aligned. Uniform: orthonormal frames and their opposites; half-collapsed: the same within half of
-    the dimensions. Kernels of order one cannot tell these two. Relative to the spread of the three values.
+    All views are aligned. Uniform: orthonormal frames and their opposites; half-collapsed: the same
+    within half of the dimensions. Kernels of order one cannot tell these two. Relative to the
+    spread of the three values.
     """
     q = 8
     frames = [torch.linalg.qr(draw_views(q, q, 1, seed)[0])[0] for seed in range(4)]
@@ -171,12 +186,17 @@ def minimum(method: Regularizer) -> Outcome:
     low, middle, high = (_total(method, [z, z]).item() for z in (uniform, half, constant))
     spread = max(abs(high - low), abs(middle - low), TINY)
     gaps = [low - high + spread / 2, low - middle, middle - high]
-    where = f"uniform {low:.6g} <= half-collapsed {middle:.6g} <= constant {high:.6g}, uniform < constant"
+    where = (
+        f"uniform {low:.6g} <= half-collapsed {middle:.6g} <= constant {high:.6g}, uniform < "
+        "constant"
+    )
     return max(max(gaps) / spread, 0.0) if math.isfinite(sum(gaps)) else math.inf, where
 
 
 def views_matter(method: Regularizer) -> Outcome:
-    """Return how much less views of different images cost than views of the same, relative to the value."""
+    """Return how much less views of different images cost than views of the same, relative to
+    the value.
+    """
     z1, z2 = draw_views(9, 5, 2)
     same, other = _total(method, [z1, z2]).item(), _total(method, [z1, z2.roll(1, dims=0)]).item()
     error = max(same - other, 0.0) / max(abs(same), TINY) if same != other else math.inf
@@ -195,7 +215,9 @@ def float32(method: Regularizer) -> Outcome:
 
 
 def half_precision(method: Regularizer) -> Outcome:
-    """Return the relative difference of 16-bit embeddings under autocast from the same numbers in float32."""
+    """Return the relative difference of 16-bit embeddings under autocast from the same numbers
+    in float32.
+    """
     outcomes: list[Outcome] = []
     for dtype in (torch.bfloat16, torch.float16):
         views = cast(draw_views(16, 8, 2), dtype)
@@ -203,7 +225,10 @@ def half_precision(method: Regularizer) -> Outcome:
         with torch.autocast("cpu", torch.bfloat16):
             found, _ = value_and_gradients(method, views)
         if found[0].dtype != torch.float32 or found[1].dtype != dtype:
-            return math.inf, f"{dtype} gives a {found[0].dtype} value and {found[1].dtype} gradients"
+            return (
+                math.inf,
+                f"{dtype} gives a {found[0].dtype} value and {found[1].dtype} gradients",
+            )
         outcomes += errors(found, wanted, f" in {dtype}")
     return worst(outcomes)
 
@@ -218,7 +243,9 @@ def finite(method: Regularizer) -> Outcome:
 
 
 def broken_embeddings(method: Regularizer) -> Outcome:
-    """Return the number of cases in which the value hides a NaN or an infinity among the embeddings."""
+    """Return the number of cases in which the value hides a NaN or an infinity among the
+    embeddings.
+    """
     hidden = []
     numbers, where = (math.nan, math.inf, -math.inf), ((0, 1, 2), (1, 1, 2), (slice(None),))
     for form, number, place in itertools.product(("auto", *method.forms), numbers, where):
@@ -233,8 +260,9 @@ def broken_embeddings(method: Regularizer) -> Outcome:
 def search_space(method: Regularizer) -> Outcome | None:
     """Return the number of times that the value or a gradient is not finite in the search space.
 
-    At its corners for every corner case of the embeddings, at some points within for ordinary ones. A tuning may go on
-    beyond a range, so the method must also take what lies a whole range further, up to the limits that the range names.
+    At its corners for every corner case of the embeddings, at some points within for ordinary ones.
+    A tuning may go on beyond a range, so the method must also take what lies a whole range further,
+    up to the limits that the range names.
     """
     if method.space is None:
         return None
@@ -243,11 +271,16 @@ def search_space(method: Regularizer) -> Outcome | None:
         for position in (-1.0, 2.0) if isinstance(each, Range) else ():
             replace(method, **{name: each.value(position)})  # type: ignore[type-var]
     ordinary = {"ordinary": draw_views(6, 4, 2)}
-    tried = [(positions, corner_cases()) for positions in itertools.product((0.0, 1.0), repeat=len(space))]
+    tried = [
+        (positions, corner_cases())
+        for positions in itertools.product((0.0, 1.0), repeat=len(space))
+    ]
     tried += [(tuple(spread(index, len(space))), ordinary) for index in range(3)]
     broken = []
     for positions, cases in tried:
-        values = {name: each.value(at) for (name, each), at in zip(space.items(), positions, strict=True)}
+        values = {
+            name: each.value(at) for (name, each), at in zip(space.items(), positions, strict=True)
+        }
         there = replace(method, **values)  # type: ignore[type-var]
         settings = ", ".join(f"{name}={value}" for name, value in values.items())
         for case, views in cases.items():
@@ -257,19 +290,30 @@ def search_space(method: Regularizer) -> Outcome | None:
 
 
 def forms(method: Regularizer) -> Outcome:
-    """Return the relative difference of each form from the textbook's: value, addends, gradients; 2, 3 and 8 views."""
+    """Return the relative difference of each form from the textbook's: value, addends,
+    gradients; 2, 3 and 8 views.
+    """
     outcomes: list[Outcome] = []
-    for n, q, (count, global_views) in ((300, 20, (2, 2)), (20, 300, (2, 2)), *((5, 3, views) for views in VIEWS)):
+    for n, q, (count, global_views) in (
+        (300, 20, (2, 2)),
+        (20, 300, (2, 2)),
+        *((5, 3, views) for views in VIEWS),
+    ):
         views = draw_views(n, q, count)
         wanted, size = value_and_gradients(method, views, TEXTBOOK, global_views)
         addends = _evaluate(method, views, TEXTBOOK, global_views).terms
         floor = max(gradient.norm().item() for gradient in wanted[1:])
         for form in method.forms[1:] or ("auto",):
-            engine, where = Engine(form=form), f", {form} at n={n}, q={q}, {count} views, {global_views} global"
+            engine, where = (
+                Engine(form=form),
+                f", {form} at n={n}, q={q}, {count} views, {global_views} global",
+            )
             found, _ = value_and_gradients(method, views, engine, global_views)
             outcomes += errors(found, wanted, where, size, floor)
             own = _evaluate(method, views, engine, global_views).terms
-            outcomes += [(relative(own[name], term, size), name + where) for name, term in addends.items()]
+            outcomes += [
+                (relative(own[name], term, size), name + where) for name, term in addends.items()
+            ]
     return worst(outcomes)
 
 
@@ -291,7 +335,9 @@ CHECKS: dict[str, tuple[Check, float, str]] = {
     "configuration": (configuration, 0.0, ""),
     "documentation": (documentation, 0.0, ""),
 }
-"""Each check, what is allowed, and the claim in a method's metadata that it is about, if it is about one."""
+"""Each check, what is allowed, and the claim in a method's metadata that it is about, if it is
+about one.
+"""
 
 
 def check_names() -> list[str]:
@@ -314,21 +360,27 @@ def run_check(method: Regularizer, check: str) -> CheckResult | None:
 def left_out(method: Regularizer) -> list[str]:
     """Name the checks that do not apply to a method, each with the claim that it does not make."""
     claims = {check: claim for check, (_, _, claim) in CHECKS.items() if claim}
-    return [f"{check} (not {claim})" for check, claim in claims.items() if not getattr(method.metadata, claim)]
+    return [
+        f"{check} (not {claim})"
+        for check, claim in claims.items()
+        if not getattr(method.metadata, claim)
+    ]
 
 
 # Over ranks.
 
 
 def check_sharded(many: Mapping[str, Regularizer]) -> dict[str, CheckResult]:
-    """Check whether 1, 2, 3 and 4 processes with uneven shares give the value and gradients of one, in every form.
+    """Check whether 1, 2, 3 and 4 processes with uneven shares give the value and gradients of one,
+    in every form.
 
     Args:
         many: Methods by any name.
 
     Returns:
-        For each name the largest relative difference: of a rank's value from the single process's, and of its
-        gradients divided by the number of ranks (the mean that DistributedDataParallel takes).
+        For each name the largest relative difference: of a rank's value from the single process's,
+        and of its gradients divided by the number of ranks (the mean that DistributedDataParallel
+        takes).
     """
     found = {}
     with Processes(max(SHARDS), _join) as ranks:
@@ -343,7 +395,9 @@ def check_sharded(many: Mapping[str, Regularizer]) -> dict[str, CheckResult]:
 
 def _join(here: Place) -> dict[int, Any]:
     """Make the groups; a process outside of one gets a placeholder that it never uses."""
-    warnings.filterwarnings("ignore", LOCAL_ROWS)  # one process's value is what the others are compared with
+    warnings.filterwarnings(
+        "ignore", LOCAL_ROWS
+    )  # one process's value is what the others are compared with
     here.join("gloo")
     return {size: dist.new_group(list(range(size))) for size in SHARDS}
 

@@ -16,10 +16,14 @@ from regbench.methods import Regularizer
 
 
 def configuration(method: Regularizer) -> Outcome:
-    """Return the number of hyperparameters that do not come back from Hydra overrides and from a cell's JSON."""
+    """Return the number of hyperparameters that do not come back from Hydra overrides and from
+    a cell's JSON.
+    """
     values = asdict(method)  # type: ignore[call-overload]
     overrides = [f"method.{key}={_hydra(value)}" for key, value in values.items()]
-    cell, _ = load_run([f"method={methods.registry_name(method)}", *overrides, *needed_settings(method)])
+    cell, _ = load_run(
+        [f"method={methods.registry_name(method)}", *overrides, *needed_settings(method)]
+    )
     # Through text and back, since a cell's file has JSON's types: a tuple comes back as a list.
     again = Cell.stored(json.loads(json.dumps(cell.plain())))
     lost = []
@@ -48,7 +52,9 @@ def documentation(method: Regularizer) -> Outcome:
     for name in ("title", "reference", "formula", "time", "memory", "published"):
         wanted[f"metadata.{name}"] = getattr(data, name)
     wanted["metadata.url with https://"] = data.url.startswith("https://") or not published
-    wanted['a year, or "unpublished", in metadata.reference'] = year.search(data.reference) or not published
+    wanted['a year, or "unpublished", in metadata.reference'] = (
+        year.search(data.reference) or not published
+    )
     wanted["the source with its year in the docstring"] = year.search(text) or not published
     for name in asdict(method):  # type: ignore[call-overload]
         wanted[f"{name} under Attributes"] = re.search(rf"^\s+{name}: ", inherited, re.MULTILINE)

@@ -1,9 +1,10 @@
 """Measure a GPU and write a page of it: `python -m regbench.instruments.gpu --out docs/results`.
 
-Measured are losses beside their matrix products, trainings beside a bare loop, and loaders. The page is written anew
-after each part; a part that fails is named there and does not stop the others. `--only Losses` measures one part, and
-the page keeps what earlier calls measured on the same machine. With `--device cpu` everything runs on small sizes,
-which shows that it works, not how fast.
+Measured are losses beside their matrix products, trainings beside a bare loop, and loaders. The
+page is written anew after each part; a part that fails is named there and does not stop the others.
+`--only Losses` measures one part, and the page keeps what earlier calls measured on the same
+machine. With `--device cpu` everything runs on small sizes, which shows that it works, not how
+fast.
 """
 
 from __future__ import annotations
@@ -37,8 +38,20 @@ from regbench.instruments.cost import loader_speed, losses
 from regbench.instruments.cost.images import SCENARIOS, PreparedImages, Scenario, make_images
 from regbench.processes import Place, Processes, WorkFailed
 
-METHODS = ("sfrik_l1", "sfrik_l2", "sfrik_l3", "rbf", "auh", "simclr", "vicreg", "barlow_twins", "sigreg")
-SMALL = Scenario(name="small", height=48, width=64, quality=90, image_size=32, distinct=32, copies=4)
+METHODS = (
+    "sfrik_l1",
+    "sfrik_l2",
+    "sfrik_l3",
+    "rbf",
+    "auh",
+    "simclr",
+    "vicreg",
+    "barlow_twins",
+    "sigreg",
+)
+SMALL = Scenario(
+    name="small", height=48, width=64, quality=90, image_size=32, distinct=32, copies=4
+)
 PARTS = ("step_ms", "data_ms", "forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
 
 
@@ -70,19 +83,25 @@ def measure_losses(bench: Bench) -> str:
     if bench.small:
         sizes = {"n": (32, 64), "q": (32, 64), "budget_s": 20.0}
     device: Any = bench.device.type
-    rows = losses.measure(losses.Grid(methods=METHODS, forms=("auto",), repeats=3, device=device, **sizes))
+    rows = losses.measure(
+        losses.Grid(methods=METHODS, forms=("auto",), repeats=3, device=device, **sizes)
+    )
     return f"{losses.table(rows, 'github')}\n\n{losses.LEGEND}"
 
 
 def measure_training(network: str, bench: Bench) -> str:
-    """Train two epochs of a network from JPEG files, and the same network in plain PyTorch on one batch."""
+    """Train two epochs of a network from JPEG files, and the same network in plain PyTorch on
+    one batch.
+    """
     batch, q = (16, 64) if bench.small else (256, 2048)
     images = bench.images()
     record = train(bench, images, network, batch, q)
     cost, last = record.cost, record.history[-1]
     # Loading is part of an epoch. The first epoch also waits for memory, algorithms and workers.
     rate = last["images"] / last["epoch_s"]
-    torch.set_num_threads(record.environment["threads"])  # more would wait for each other on a busy CPU
+    torch.set_num_threads(
+        record.environment["threads"]
+    )  # more would wait for each other on a busy CPU
     bare = bare_img_per_s(bench, network, batch, q, images.dataset.image_size)
     row = [rate, bare, rate / bare]
     row += [getattr(cost, part) for part in PARTS]
@@ -92,9 +111,10 @@ def measure_training(network: str, bench: Bench) -> str:
     heads = ["img/s", "bare loop", "ratio", *PARTS, "peak GiB", "J/image"]
     return f"""{tabulate([row], heads, "github", floatfmt=".3g")}
 
-Batches of {batch} images of {images.dataset.image_size} px in bf16, two views; loading is part of img/s, of the last
-epoch, and the parts are medians over steps. Peak: {cost.peak_memory_kind}. Threads: {torch.get_num_threads()}.
-Bare loop: the same layers in plain PyTorch, on a batch that lies on the device, without a loss over pairs."""
+Batches of {batch} images of {images.dataset.image_size} px in bf16, two views; loading is part of
+img/s, of the last epoch, and the parts are medians over steps. Peak: {cost.peak_memory_kind}.
+Threads: {torch.get_num_threads()}. Bare loop: the same layers in plain PyTorch, on a batch that
+lies on the device, without a loss over pairs."""
 
 
 def train(bench: Bench, images: PreparedImages, network: str, batch: int, q: int) -> Record:
@@ -106,7 +126,9 @@ def train(bench: Bench, images: PreparedImages, network: str, batch: int, q: int
     command = [sys.executable, "-m", "regbench", "train", *settings]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RegbenchError(f"training {network} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+        raise RegbenchError(
+            f"training {network} ended with {done.returncode}: {done.stderr.strip()[-300:]}"
+        )
     cell, runtime = load_run(settings)
     record = read_record(run_directory(runtime, "manual", cell))
     assert record is not None
@@ -114,10 +136,19 @@ def train(bench: Bench, images: PreparedImages, network: str, batch: int, q: int
 
 
 def bare_img_per_s(bench: Bench, network: str, batch: int, q: int, side_px: int) -> float:
-    """Return the images a second, two views each, of the backbone and a projector in a loop of their own."""
+    """Return the images a second, two views each, of the backbone and a projector in a loop of
+    their own.
+    """
     backbone = torchvision.models.get_model(network)
     width, backbone.fc = backbone.fc.in_features, nn.Identity()
-    hidden = [nn.Linear(width, q), nn.BatchNorm1d(q), nn.ReLU(), nn.Linear(q, q), nn.BatchNorm1d(q), nn.ReLU()]
+    hidden = [
+        nn.Linear(width, q),
+        nn.BatchNorm1d(q),
+        nn.ReLU(),
+        nn.Linear(q, q),
+        nn.BatchNorm1d(q),
+        nn.ReLU(),
+    ]
     module = nn.Sequential(backbone, *hidden, nn.Linear(q, q)).to(bench.device)
     # Images are laid out as regbench does it: the bare loop must not be slow for another reason.
     module = module.to(memory_format=torch.channels_last)
@@ -145,7 +176,9 @@ def measure_loaders(bench: Bench) -> str:
     for each in loader_speed.CONTESTANTS:
         if each.interpolation == "bicubic" and each.backend != "torchvision":
             own.append(each)
-    lines, _ = loader_speed.measure([bench.images()], workers=cores, seconds=seconds, rounds=rounds, contestants=own)
+    lines, _ = loader_speed.measure(
+        [bench.images()], workers=cores, seconds=seconds, rounds=rounds, contestants=own
+    )
     return f"```\n{loader_speed.tables(lines)}\n```\n\n{loader_speed.LEGEND}"
 
 
@@ -170,7 +203,9 @@ def describe_machine(device: torch.device) -> str:
     return "\n".join(f"- {name}: {value}" for name, value in facts.items())
 
 
-def write_page(device: torch.device, out: Path, parts: Mapping[str, Callable[[Bench], str]]) -> bool:
+def write_page(
+    device: torch.device, out: Path, parts: Mapping[str, Callable[[Bench], str]]
+) -> bool:
     """Measure each part in a process of its own, for an error of CUDA leaves nothing usable behind.
 
     Returns:
@@ -199,7 +234,10 @@ def write_page(device: torch.device, out: Path, parts: Mapping[str, Callable[[Be
 
 
 def earlier_sections(page: Path, head: str) -> dict[str, str]:
-    """Read what earlier calls measured on the same machine, by title; nothing where the page describes another one."""
+    """Read what earlier calls measured on the same machine, by title.
+
+    Nothing where the page describes another one.
+    """
     if not page.exists():
         return {}
     before, *sections = page.read_text().split("\n## ")
@@ -223,7 +261,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--only", choices=ALL, nargs="+", default=list(ALL), help="parts; without it, all of them")
+    parser.add_argument(
+        "--only", choices=ALL, nargs="+", default=list(ALL), help="parts; without it, all of them"
+    )
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("torch sees no GPU here; try it on small sizes: --device cpu")

@@ -43,7 +43,11 @@ def inventory() -> Iterator[Item]:
     yield _gpus()
     yield _ffcv()
     slurm = shutil.which("sbatch")
-    yield Item("Slurm", slurm or "none", "" if slurm else "sbatch is not on the PATH; sweeps run as local processes")
+    yield Item(
+        "Slurm",
+        slurm or "none",
+        "" if slurm else "sbatch is not on the PATH; sweeps run as local processes",
+    )
     yield _prepared(runtime.data_dir)
     yield _space("data", Path(runtime.data_dir))
     yield _space("runs", Path(runtime.runs_dir))
@@ -54,15 +58,26 @@ def _gpus() -> Item:
     if names:
         return Item("GPUs", ", ".join(names))
     if torch.version.cuda is None:
-        return Item("GPUs", "none that this build of PyTorch can use", "install a CUDA build: https://pytorch.org")
-    return Item("GPUs", "none", "nvidia-smi tells whether the driver sees one; trainings run on the CPU meanwhile")
+        return Item(
+            "GPUs",
+            "none that this build of PyTorch can use",
+            "install a CUDA build: https://pytorch.org",
+        )
+    return Item(
+        "GPUs",
+        "none",
+        "nvidia-smi tells whether the driver sees one; trainings run on the CPU meanwhile",
+    )
 
 
 def _ffcv() -> Item:
     version = versions("ffcv").get("ffcv")
     if version and importlib.util.find_spec("ffcv"):
         return Item("FFCV", version)
-    remedy = "pip install 'regbench[ffcv]' (docs/data.md); images are read by torchvision meanwhile, which is slower"
+    remedy = (
+        "pip install 'regbench[ffcv]' (docs/data.md); images are read by torchvision meanwhile, "
+        "which is slower"
+    )
     return Item("FFCV", "none", remedy)
 
 
@@ -79,7 +94,11 @@ def _space(what: str, folder: Path) -> Item:
     place = folder.absolute()
     there = next(each for each in (place, *place.parents) if each.exists())
     if not os.access(there, os.W_OK):
-        return Item(f"space for {what}", f"{there} cannot be written to", f"runtime.{what}_dir=FOLDER")
+        return Item(
+            f"space for {what}", f"{there} cannot be written to", f"runtime.{what}_dir=FOLDER"
+        )
     free = shutil.disk_usage(there).free
-    remedy = f"choose another folder: runtime.{what}_dir=FOLDER" if free < _LITTLE_SPACE_BYTES else ""
+    remedy = (
+        f"choose another folder: runtime.{what}_dir=FOLDER" if free < _LITTLE_SPACE_BYTES else ""
+    )
     return Item(f"space for {what}", f"{free / 1e9:.0f} GB free at {there}", remedy)

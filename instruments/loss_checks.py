@@ -1,7 +1,7 @@
 """Checks of a loss that is a function of the views' embeddings, whoever wrote it.
 
-Each check takes such a loss and returns numbers. `conformance` holds our own methods to bounds on them; the audit puts
-losses of other libraries through the same and words what it finds.
+Each check takes such a loss and returns numbers. `conformance` holds our own methods to bounds on
+them; the audit puts losses of other libraries through the same and words what it finds.
 
 Shapes: N = batch (n), Q = embedding dimension (q).
 """
@@ -21,8 +21,9 @@ TINY = 1e-300  # what is divided by where all is 0
 MEAN_SEEDS = 48
 
 KEEPS_STATE = (
-    "a second call with the same embeddings and seed gives another value: it changes a state (a centre, a schedule); "
-    "compute that from the embeddings, make it a setting, or let the target_transform of a regularizer keep it"
+    "a second call with the same embeddings and seed gives another value: it changes a state (a "
+    "centre, a schedule); compute that from the embeddings, make it a setting, or let the "
+    "target_transform of a regularizer keep it"
 )
 """What the reader of a check can do about a loss whose gradient no differences can tell."""
 
@@ -34,7 +35,9 @@ Mean = tuple[float, float]
 
 
 class LossOfViews(Protocol):
-    """A loss as a function of the embeddings of each view, shape (n, q), and of the seed of what it draws."""
+    """A loss as a function of the embeddings of each view, shape (n, q), and of the seed of
+    what it draws.
+    """
 
     def __call__(self, views_NQ: Views, /, *, seed: int = 0) -> Tensor:
         """Compute the loss, a scalar."""
@@ -98,7 +101,8 @@ def permuted(views: Views) -> list[Tensor]:
 
 
 def relative(found: Tensor, wanted: Tensor, floor: float = TINY) -> float:
-    """Return the norm of the difference over that of what is wanted, or over `floor` if that is larger.
+    """Return the norm of the difference over that of what is wanted, or over `floor` if that is
+    larger.
 
     Where something is not a number it is infinite, which max() does not lose as it does NaN.
     """
@@ -107,8 +111,13 @@ def relative(found: Tensor, wanted: Tensor, floor: float = TINY) -> float:
     return math.inf if math.isnan(error) else error
 
 
-def errors(found: Views, wanted: Views, where: str, size: float = TINY, floor: float = TINY) -> list[Outcome]:
-    """Compare a value and gradients with those wanted; `size` and `floor` are the least that they are measured by."""
+def errors(
+    found: Views, wanted: Views, where: str, size: float = TINY, floor: float = TINY
+) -> list[Outcome]:
+    """Compare a value and gradients with those wanted.
+
+    `size` and `floor` are the least that they are measured by.
+    """
     outcomes = [(relative(found[0], wanted[0], size), f"value{where}")]
     for a, b in zip(found[1:], wanted[1:], strict=True):
         outcomes.append((relative(a, b, floor), f"gradient{where}"))
@@ -116,7 +125,10 @@ def errors(found: Views, wanted: Views, where: str, size: float = TINY, floor: f
 
 
 def worst(outcomes: Sequence[Outcome]) -> Outcome:
-    """Find the largest deviation; one that is not a number is the largest, and would get lost in max()."""
+    """Find the largest deviation.
+
+    One that is not a number is the largest, and would get lost in max().
+    """
     return max(outcomes, key=lambda outcome: math.inf if math.isnan(outcome[0]) else outcome[0])
 
 
@@ -139,7 +151,9 @@ def not_finite(loss: LossOfViews, views: Views) -> str:
 
 
 def slope(loss: LossOfViews, views: Views, directions: Views, step: float) -> float:
-    """Differentiate a loss along a direction, by differences of fourth order, so the step need not be tiny."""
+    """Differentiate a loss along a direction, by differences of fourth order, so the step need
+    not be tiny.
+    """
 
     def moved(shift: float) -> float:
         return loss([z + shift * d for z, d in zip(views, directions, strict=True)]).item()
@@ -150,7 +164,9 @@ def slope(loss: LossOfViews, views: Views, directions: Views, step: float) -> fl
 
 
 class Slope(NamedTuple):
-    """A derivative along one direction in one view's embeddings: as autograd gives it, and by differences."""
+    """A derivative along one direction in one view's embeddings: as autograd gives it, and by
+    differences.
+    """
 
     view: int
     found: float
@@ -158,7 +174,8 @@ class Slope(NamedTuple):
 
 
 def slopes(loss: LossOfViews, views: Views, step: float) -> list[Slope]:
-    """Differentiate a loss along each view's own gradient, where a wrong factor shows most, and at random.
+    """Differentiate a loss along each view's own gradient, where a wrong factor shows most, and at
+    random.
 
     A gradient that is wrong anywhere is wrong along a random direction.
     """
@@ -166,7 +183,9 @@ def slopes(loss: LossOfViews, views: Views, step: float) -> list[Slope]:
     generator = torch.Generator().manual_seed(3)
     found = []
     for view, gradient_NQ in enumerate(gradients):
-        noise_NQ = torch.randn(gradient_NQ.shape, generator=generator, dtype=torch.float64).to(gradient_NQ.dtype)
+        noise_NQ = torch.randn(gradient_NQ.shape, generator=generator, dtype=torch.float64).to(
+            gradient_NQ.dtype
+        )
         for direction_NQ in (gradient_NQ, noise_NQ):
             length = direction_NQ.norm().item()
             if length == 0:

@@ -1,18 +1,21 @@
-"""Predict what a run needs, without a GPU and without memory: a training step on tensors with a shape but no data.
+"""Predict what a run needs, without a GPU and without memory: a training step on tensors with a
+shape but no data.
 
-The step is the real one (`Step`, `SiameseNetwork`, optimizer, the method in its form) on PyTorch's fake tensors, for
-rank 0 of as many ranks as asked for, whose collectives do nothing. Every allocation is counted while it lives, rounded
-up to the 512 bytes of PyTorch's CUDA allocator; the peak is that of the second step, when the optimizer has its state.
-What is assumed:
+The step is the real one (`Step`, `SiameseNetwork`, optimizer, the method in its form) on PyTorch's
+fake tensors, for rank 0 of as many ranks as asked for, whose collectives do nothing. Every
+allocation is counted while it lives, rounded up to the 512 bytes of PyTorch's CUDA allocator; the
+peak is that of the second step, when the optimizer has its state. What is assumed:
 
-- The views are on the device, in bf16 if that is the precision; the uint8 crops that they were made of are free again.
-- DistributedDataParallel cannot run on fake tensors. Under it the gradients stay between steps, because `Step` only
-  sets them to zero: they are there from the beginning, and autograd adds to them. With `gradient_as_bucket_view` they
-  are views of DDP's buckets; otherwise the buckets are one more copy.
+- The views are on the device, in bf16 if that is the precision; the uint8 crops that they were made
+  of are free again.
+- DistributedDataParallel cannot run on fake tensors. Under it the gradients stay between steps,
+  because `Step` only sets them to zero: they are there from the beginning, and autograd adds to
+  them. With `gradient_as_bucket_view` they are views of DDP's buckets; otherwise the buckets are
+  one more copy.
 - SyncBatchNorm keeps what BatchNorm keeps.
 - A teacher's passes count as forward, its activations only while its layers work.
-- Workspaces of cuBLAS and cuDNN, the CUDA context (about 0.5 GB, outside the allocator) and what the allocator loses to
-  fragmentation are not counted. Leave some 10 % free.
+- Workspaces of cuBLAS and cuDNN, the CUDA context (about 0.5 GB, outside the allocator) and what
+  the allocator loses to fragmentation are not counted. Leave some 10 % free.
 """
 
 from __future__ import annotations
@@ -53,10 +56,12 @@ class Needs:
 
     Attributes:
         peak_bytes: Highest sum of live allocations on one GPU.
-        moment: Part of the step in which the peak lies, of `regbench.benchmark.training.step.PARTS`.
+        moment: Part of the step in which the peak lies, of
+            `regbench.benchmark.training.step.PARTS`.
         parts_bytes: Memory that lives at the peak, by kind; its sum is `peak_bytes`.
         parameters: Trained numbers.
-        flop_per_step: FLOP of matrix products and convolutions, all ranks; one multiplication and addition is 2.
+        flop_per_step: FLOP of matrix products and convolutions, all ranks; one multiplication and
+            addition is 2.
         sent_bytes_per_step: Bytes that one GPU sends to others, collectives as rings.
         checkpoint_bytes: Weights, buffers and the optimizer's state on disk.
     """
@@ -85,17 +90,27 @@ def predict(
         world_size: GPUs that share the batch.
         loss_form: See `Engine`.
         ddp_bucket_view: Whether gradients are views of DistributedDataParallel's buckets.
-        plain_network: Whether the network is `PlainSiameseNetwork`: what the savings in memory are measured against.
+        plain_network: Whether the network is `PlainSiameseNetwork`: what the savings in memory are
+            measured against.
 
     Raises:
-        RegbenchError: If the ranks cannot have equal parts of the batch, or the process is already one of several.
+        RegbenchError: If the ranks cannot have equal parts of the batch, or the process is already
+            one of several.
     """
     if world_size < 1 or cell.batch_size % world_size:
         raise RegbenchError(
-            f"batch_size={cell.batch_size} cannot be shared equally by {world_size} GPUs; choose a multiple"
+            f"batch_size={cell.batch_size} cannot be shared equally by {world_size} GPUs; choose a "
+            "multiple"
         )
-    with _ranks(world_size) as group, panels_of("cuda"), FakeTensorMode(), Accounts(world_size) as accounts:
-        network, teacher = _networks(cell, accounts, plain=plain_network, in_group=group is not None)
+    with (
+        _ranks(world_size) as group,
+        panels_of("cuda"),
+        FakeTensorMode(),
+        Accounts(world_size) as accounts,
+    ):
+        network, teacher = _networks(
+            cell, accounts, plain=plain_network, in_group=group is not None
+        )
         parameters = list(network.parameters())
         optimizer = cell.optimizer.build_clipping(parameters)
         step = Step(
@@ -113,7 +128,10 @@ def predict(
         )
         images, channels = cell.batch_size // world_size, cell.dataset.input_channels
         sides_px = cell.augmentation.sizes_px(cell.dataset.image_size)
-        views = [torch.empty(images, channels, side_px, side_px, dtype=views_dtype(cell)) for side_px in sides_px]
+        views = [
+            torch.empty(images, channels, side_px, side_px, dtype=views_dtype(cell))
+            for side_px in sides_px
+        ]
         labels = [torch.empty(images, dtype=torch.int64)] if cell.is_supervised else []
         accounts.file("images", [*views, *labels])
         ddp_gradients = list(map(torch.zeros_like, parameters)) if group is not None else []
@@ -147,8 +165,13 @@ def predict(
         )
 
 
-def _networks(cell: Cell, accounts: Accounts, *, plain: bool, in_group: bool) -> tuple[SiameseNetwork, Teacher | None]:
-    """Build the network and its teacher, if it has one; in a group of ranks, count what BatchNorm sends."""
+def _networks(
+    cell: Cell, accounts: Accounts, *, plain: bool, in_group: bool
+) -> tuple[SiameseNetwork, Teacher | None]:
+    """Build the network and its teacher, if it has one.
+
+    In a group of ranks, count what BatchNorm sends.
+    """
     network = new_network(cell, PlainSiameseNetwork if plain else SiameseNetwork)
     accounts.file("weights", network.state_dict().values())
     layers = list(network.modules())
@@ -170,13 +193,17 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def largest(cell: Cell, limit_bytes: int, what: str, *, world_size: int = 1, **switches: Any) -> int | None:
-    """Find the largest batch size or embedding dimension that needs at most `limit_bytes` on a GPU; None if none does.
+def largest(
+    cell: Cell, limit_bytes: int, what: str, *, world_size: int = 1, **switches: Any
+) -> int | None:
+    """Find the largest batch size or embedding dimension that needs at most `limit_bytes` on a GPU;
+    None if none does.
 
     Args:
         cell: The run, but for what is sought.
         limit_bytes: Memory of a GPU.
-        what: "batch_size", of which world_size · 2, · 4, · 8, … are tried, or "embedding_dim": 2, 4, 8, ….
+        what: "batch_size", of which world_size · 2, · 4, · 8, … are tried, or "embedding_dim": 2,
+            4, 8, ….
         world_size: GPUs that share the batch.
         **switches: Other arguments of `predict`.
 
@@ -196,7 +223,9 @@ def largest(cell: Cell, limit_bytes: int, what: str, *, world_size: int = 1, **s
 
 
 def savings(cell: Cell, *, world_size: int) -> dict[str, Needs]:
-    """Predict what the cell needs in the textbook's way, and after each saving, one on top of the other."""
+    """Predict what the cell needs in the textbook's way, and after each saving, one on top of
+    the other.
+    """
     steps: dict[str, dict[str, Any]] = {
         "textbook": {"loss_form": "textbook", "plain_network": True, "ddp_bucket_view": False},
         "streamed loss": {"loss_form": "auto"},
@@ -212,11 +241,15 @@ def savings(cell: Cell, *, world_size: int) -> dict[str, Needs]:
 
 
 def table(rows: dict[str, Needs], style: str = "github") -> str:
-    """Set the needs by name as a table, in a format of `tabulate`: decimal GB on each GPU, the parts largest first."""
+    """Set the needs by name as a table, in a format of `tabulate`: decimal GB on each GPU, the
+    parts largest first.
+    """
     cells = []
     for name, needs in rows.items():
         # Less than 5 MB would print as 0.00 GB.
-        parts = [f"{part} {count / 1e9:.2f}" for part, count in needs.parts_bytes.items() if count >= 5e6]
+        parts = [
+            f"{part} {count / 1e9:.2f}" for part, count in needs.parts_bytes.items() if count >= 5e6
+        ]
         work = (f"{needs.flop_per_step / 1e12:.1f}", f"{needs.sent_bytes_per_step / 1e9:.2f}")
         cells.append((name, f"{needs.peak_bytes / 1e9:.2f}", needs.moment, ", ".join(parts), *work))
     headers = ("", "peak GB", "in", "of which GB", "TFLOP a step", "sent GB a step")
@@ -243,7 +276,8 @@ def _ranks(world_size: int) -> Iterator[dist.ProcessGroup | None]:
 class Accounts(TorchDispatchMode):
     """Counts live storages by what they are, FLOP and bytes sent, of all that runs under it.
 
-    A new storage is filed under the part of the step that makes it, or as a cast weight; `file` files it elsewhere.
+    A new storage is filed under the part of the step that makes it, or as a cast weight; `file`
+    files it elsewhere.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -285,10 +319,16 @@ class Accounts(TorchDispatchMode):
         """Count an all-reduce of so many bytes: in a ring, every rank sends 2 (P − 1)/P of them."""
         self.sent_bytes += 2 * (self._world_size - 1) / self._world_size * size
 
-    def synchronize_statistics(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Count what SyncBatchNorm sends, as a forward hook: mean, inverse deviation, count; in backward two sums."""
+    def synchronize_statistics(
+        self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+    ) -> None:
+        """Count what SyncBatchNorm sends, as a forward hook: mean, inverse deviation, count.
+
+        In backward two sums.
+        """
         features = inputs[0].shape[1]
-        # An all-gather: every rank sends its two vectors and the count, in float32, to each of the others.
+        # An all-gather: every rank sends its two vectors and the count, in float32, to each of the
+        # others.
         self.sent_bytes += (self._world_size - 1) * 4 * (2 * features + 1)
         if torch.is_grad_enabled():
             self.all_reduce(4 * 2 * features)
@@ -296,14 +336,21 @@ class Accounts(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count an operation and what it makes."""
         if func is torch.ops.aten._local_scalar_dense.default:
-            return 0  # there are no data; any number will do, such as for a seed, and 0 drops no path
+            return (
+                0  # there are no data; any number will do, such as for a seed, and 0 drops no path
+            )
         out = func(*args, **(kwargs or {}))
         self._count_work(func, args, kwargs or {}, out)
         moment = PARTS[max(0, min(self._marks, len(PARTS)) - 1)]
         part = "activations" if moment == "forward" else f"scratch of {moment}"
-        if func is torch.ops.aten._to_copy.default and self._files.get(id(args[0].untyped_storage())) == "weights":
+        if (
+            func is torch.ops.aten._to_copy.default
+            and self._files.get(id(args[0].untyped_storage())) == "weights"
+        ):
             part = "cast weights"
-        new = [tensor for tensor in _tensors(out) if id(tensor.untyped_storage()) not in self._files]
+        new = [
+            tensor for tensor in _tensors(out) if id(tensor.untyped_storage()) not in self._files
+        ]
         self.file(part, new)
         live_bytes = self._live.total()
         if live_bytes > self.peak_bytes:
@@ -322,7 +369,10 @@ class Accounts(TorchDispatchMode):
             elif name == "broadcast_":
                 self.sent_bytes += size
         elif func.namespace == "aten":
-            # An operation in place (addmm_) costs what the other (addmm) does; a CPU's attention what a GPU's does.
-            formula = flop_registry.get(getattr(torch.ops.aten, name.rstrip("_").replace("_for_cpu", ""), None))
+            # An operation in place (addmm_) costs what the other (addmm) does; a CPU's attention
+            # what a GPU's does.
+            formula = flop_registry.get(
+                getattr(torch.ops.aten, name.rstrip("_").replace("_for_cpu", ""), None)
+            )
             if formula is not None:
                 self.flop += formula(*args, **kwargs, out_val=out)

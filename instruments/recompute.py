@@ -1,4 +1,6 @@
-"""Cells of others, computed again: whether their settings are settings, and their scores come again."""
+"""Cells of others, computed again: whether their settings are settings, and their scores come
+again.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class Recomputed:
 
     Attributes:
         trained: Whether it was trained again; else its weights were evaluated again.
-        alike: Whether the numbers have to be the same to the last bit: on a CPU, with all that decides it the same.
+        alike: Whether the numbers have to be the same to the last bit: on a CPU, with all that
+            decides it the same.
         scores: New scores; empty where training diverged.
     """
 
@@ -43,25 +46,31 @@ class Recomputed:
     scores: Sequence[Score]
 
 
-def recompute(record: Record, folder: Path, *, weights: bool, overrides: Sequence[str] = ()) -> Recomputed:
-    """Compute the scores of a finished cell again: the whole run where that is small, else from its weights.
+def recompute(
+    record: Record, folder: Path, *, weights: bool, overrides: Sequence[str] = ()
+) -> Recomputed:
+    """Compute the scores of a finished cell again: the whole run where that is small, else from its
+    weights.
 
-    It computes as the record says that it was computed (threads, loader, form of the loss) but for the overrides. Data
-    that can be generated or downloaded are prepared where they are missing.
+    It computes as the record says that it was computed (threads, loader, form of the loss) but for
+    the overrides. Data that can be generated or downloaded are prepared where they are missing.
 
     Args:
         record: Record of the cell.
-        folder: Folder to compute in, empty but for the file of the weights, where there are weights.
+        folder: Folder to compute in, empty but for the file of the weights, where there are
+            weights.
         weights: Whether there are weights.
         overrides: `runtime.…=value`, as for the command line.
 
     Raises:
-        RegbenchError: If the data are not to be had or are other images here, the cell is too large to be trained
-            again and has no weights, or an override is no setting of the runtime.
+        RegbenchError: If the data are not to be had or are other images here, the cell is too large
+            to be trained again and has no weights, or an override is no setting of the runtime.
     """
     for override in overrides:
         if not override.startswith("runtime."):
-            raise RegbenchError(f"{override}: settings of the cell are the record's; give runtime.* settings only")
+            raise RegbenchError(
+                f"{override}: settings of the cell are the record's; give runtime.* settings only"
+            )
     write_config(folder, record.cell)
     said = record.environment
     # Threads and loader decide the last bits of sums and of images.
@@ -79,8 +88,9 @@ def recompute(record: Record, folder: Path, *, weights: bool, overrides: Sequenc
     # Hours of training are nothing to begin unasked.
     if not small and not weights:
         raise RegbenchError(
-            f"{record.path}: its training took {(record.cost.train_s or 0) / 3600:.1f} h, and the bundle has no "
-            "weights of it; ask for a bundle made with --weights, or run it: regbench train --config config.yaml"
+            f"{record.path}: its training took {(record.cost.train_s or 0) / 3600:.1f} h, and the "
+            "bundle has no weights of it; ask for a bundle made with --weights, or run it: "
+            "regbench train --config config.yaml"
         )
     if small:
         runtime = replace(runtime, runs_dir=str(folder / "again"))
@@ -88,7 +98,9 @@ def recompute(record: Record, folder: Path, *, weights: bool, overrides: Sequenc
         assert again is not None
         return Recomputed(True, on_cpu and _alike(record, again.environment), again.scores)
     (folder / record.file_name).write_text(record.text())
-    scores = evaluate_directory(folder, [*own, *overrides], how_chosen=record.choice["hyperparameters"])
+    scores = evaluate_directory(
+        folder, [*own, *overrides], how_chosen=record.choice["hyperparameters"]
+    )
     # The rest of what the record says holds for the training, which is not done again.
     now = {**said, "loader": runtime.loader, **environment(compute.device)}
     return Recomputed(False, on_cpu and _alike(record, now), scores)
@@ -99,8 +111,8 @@ def _refuse_other_images(record: Record, manifest: Manifest) -> None:
     for split, sha256 in record.data.content_sha256.items():
         if here.get(split) != sha256:
             raise RegbenchError(
-                f"{record.path}: the {split} split of {manifest.name} has other images there ({sha256:.12}) than "
-                f"here ({here.get(split, 'none'):.12}); nothing can be compared"
+                f"{record.path}: the {split} split of {manifest.name} has other images there "
+                f"({sha256:.12}) than here ({here.get(split, 'none'):.12}); nothing can be compared"
             )
 
 

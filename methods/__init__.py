@@ -1,7 +1,7 @@
 """Regularizers of self-supervised learning: one file each, found by themselves.
 
-A new method is one file in this folder (or in another wheel, through the entry-point group `regbench.methods`)
-with one class: see docs/tutorials/add_a_regularizer.md.
+A new method is one file in this folder (or in another wheel, through the entry-point group
+`regbench.methods`) with one class: see docs/tutorials/add_a_regularizer.md.
 """
 
 from regbench.methods.base import METHODS, Loss, Metadata, NotComputable, Regularizer, register

@@ -20,14 +20,15 @@ from regbench.spaces import Range, Space
 class AUH(Decomposed):
     """λ ℓ_a + ½ Σ_v log mean_{i≠j} exp(−t ‖zᵢ − zⱼ‖²) on unit embeddings (Wang & Isola, ICML 2020).
 
-    Zheng et al. (ICLR 2023, appendix "Regularization loss of SimCLR, AUH and VICReg") print the sum over all pairs
-    with 1/n² outside the logarithm. The form here, the mean over pairs i ≠ j inside it, is that of Wang & Isola
-    and of the code that gave the paper's figures; counting the diagonal would scale the gradient by a factor that
-    depends on n.
+    Zheng et al. (ICLR 2023, appendix "Regularization loss of SimCLR, AUH and VICReg") print the sum
+    over all pairs with 1/n² outside the logarithm. The form here, the mean over pairs i ≠ j inside
+    it, is that of Wang & Isola and of the code that gave the paper's figures; counting the diagonal
+    would scale the gradient by a factor that depends on n.
 
     Attributes:
         scale: t in (0, 20]; the paper's tuned value is 2.5.
-        alignment_weight: λ as the paper's tables print it: the weight of the mean over n and q of (z₁ − z₂)².
+        alignment_weight: λ as the paper's tables print it: the weight of the mean over n and q of
+            (z₁ − z₂)².
     """
 
     scale: float = 2.5
@@ -39,11 +40,12 @@ class AUH(Decomposed):
         reference="Wang, Isola, ICML 2020",
         url="https://arxiv.org/abs/2005.10242",
         formula="λ ‖Z₁ − Z₂‖²/(nq) + ½ Σ_v log mean_{i≠j} exp(−t ‖zᵢ − zⱼ‖²)",
-        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{1}{2} \sum_v \log \frac{1}{n(n-1)} \sum_{i "
-        r"\neq j} \exp(-t \Vert z_{v,i} - z_{v,j} \Vert^2)",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{1}{2} \sum_v \log "
+        r"\frac{1}{n(n-1)} \sum_{i \neq j} \exp(-t \Vert z_{v,i} - z_{v,j} \Vert^2)",
         time="O(n² q)",
         memory="O(1)",
-        published="t = 2, λ = 1 for ℓ_a by its authors; (3000, 2.5) at q = 8192 in Zheng et al. (ICLR 2023)",
+        published="t = 2, λ = 1 for ℓ_a by its authors; (3000, 2.5) at q = 8192 in Zheng et al. "
+        "(ICLR 2023)",
         scale_invariant=True,
         rotation_invariant=True,
     )
@@ -56,7 +58,8 @@ class AUH(Decomposed):
     def __post_init__(self) -> None:
         """Refuse a negative weight and a scale that is not positive."""
         self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
-        # exp(−4 scale) of opposite embeddings must not vanish in float32, or so would the sum under the logarithm.
+        # exp(−4 scale) of opposite embeddings must not vanish in float32, or so would the sum under
+        # the logarithm.
         self.require(0 < self.scale <= 20, "scale must be in (0, 20]")
 
     def alignment_scale(self, q: int) -> float:
@@ -76,11 +79,19 @@ class AUH(Decomposed):
         return ("textbook", "gram")
 
     def add_regularizer(
-        self, z_NQ: Tensor, inverse_N: Tensor, gradient_NQ: Tensor, share: float, shard: Shard, form: str
+        self,
+        z_NQ: Tensor,
+        inverse_N: Tensor,
+        gradient_NQ: Tensor,
+        share: float,
+        shard: Shard,
+        form: str,
     ) -> Addends:
         """Compute it in Gram form, see `Decomposed.add_regularizer`."""
         n = shard.n
-        total = shard.sum(energy(z_NQ, inverse_N, fused(self._energy_and_slope), gradient_NQ, shard))
+        total = shard.sum(
+            energy(z_NQ, inverse_N, fused(self._energy_and_slope), gradient_NQ, shard)
+        )
         # The logarithm has the slope 1/total, and `energy` gives half of the total's gradient.
         gradient_NQ.mul_(2 * share / total)
         return {"uniformity": (total / (n * (n - 1))).log()}

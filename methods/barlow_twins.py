@@ -18,12 +18,13 @@ from regbench.spaces import Range, Space
 @register("barlow_twins")
 @dataclass(frozen=True, kw_only=True)
 class BarlowTwins(Regularizer):
-    """s [ Σⱼ (1 − Cⱼⱼ)² + λ Σ_{j≠k} Cⱼₖ² ] with C = Ẑ₁ᵀẐ₂/n (Zbontar et al., ICML 2021, Eqs. (1) and (2)).
+    """s [ Σⱼ (1 − Cⱼⱼ)² + λ Σ_{j≠k} Cⱼₖ² ] with C = Ẑ₁ᵀẐ₂/n (Zbontar et al., ICML 2021, Eqs. (1)
+    and (2)).
 
-    Ẑ is the batch-normalised batch: mean 0 and biased variance 1 for each coordinate, with ε under the root as in the
-    authors' code. The factor s is not in the paper: the code behind its ImageNet checkpoint multiplied the loss by
-    0.024; the code released later has a learning rate of its own for biases and batch normalisation instead. LARS
-    does not see s on weight matrices.
+    Ẑ is the batch-normalised batch: mean 0 and biased variance 1 for each coordinate, with ε under
+    the root as in the authors' code. The factor s is not in the paper: the code behind its ImageNet
+    checkpoint multiplied the loss by 0.024; the code released later has a learning rate of its own
+    for biases and batch normalisation instead. LARS does not see s on weight matrices.
 
     Attributes:
         redundancy_weight: λ >= 0.
@@ -41,13 +42,14 @@ class BarlowTwins(Regularizer):
         reference="Zbontar, Jing, Misra, LeCun, Deny, ICML 2021",
         url="https://arxiv.org/abs/2103.03230",
         formula="s [ Σⱼ (1 − Cⱼⱼ)² + λ Σ_{j≠k} Cⱼₖ² ],  C = Ẑ₁ᵀẐ₂/n",
-        latex=r"s \left[ \sum_j (1 - C_{jj})^2 + \lambda \sum_{j \neq k} C_{jk}^2 \right], \quad C = \frac{1}{n} "
-        r"\hat{Z}_1^\top \hat{Z}_2",
+        latex=r"s \left[ \sum_j (1 - C_{jj})^2 + \lambda \sum_{j \neq k} C_{jk}^2 \right], \quad C "
+        r"= \frac{1}{n} \hat{Z}_1^\top \hat{Z}_2",
         time="O(n² q) or O(n q²)",
         memory="O(n q) or O(q²)",
         published="λ = 0.0051, s = 0.024 on ImageNet, ResNet-50, q = 8192, batch 2048",
     )
-    # The q² − q squares are weighed against q others, so λ moves as 1/q; the published one is 42/q at q = 8192.
+    # The q² − q squares are weighed against q others, so λ moves as 1/q; the published one is 42/q
+    # at q = 8192.
     space: ClassVar[Space] = {"redundancy_weight": Range(1, 1000, times="1/q", balances=True)}
 
     def __post_init__(self) -> None:
@@ -75,7 +77,9 @@ class BarlowTwins(Regularizer):
         return ("textbook", "gram", "covariance")
 
     def form_at(self, form: str, n: int, q: int) -> str:
-        """Take the covariance form for `auto` at n = q too: both have 6 n³ FLOP, but panels cut a ragged triangle."""
+        """Take the covariance form for `auto` at n = q too: both have 6 n³ FLOP, but panels cut
+        a ragged triangle.
+        """
         return "covariance" if form == "auto" and n == q else super().form_at(form, n, q)
 
     def pair_value_and_gradient(
@@ -83,8 +87,9 @@ class BarlowTwins(Regularizer):
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Compute it in Gram or covariance form, see `Regularizer.pair_value_and_gradient`."""
         n = shard.n
-        # The Gram form needs normalised rows in every panel and keeps them. The other form makes them by chunks, unless
-        # they take no more memory than the correlation: a large product is a little faster than many.
+        # The Gram form needs normalised rows in every panel and keeps them. The other form makes
+        # them by chunks, unless they take no more memory than the correlation: a large product is a
+        # little faster than many.
         kept = form == "gram" or len(z1_NQ) <= z1_NQ.shape[1]
         parts = [slice(None)] if kept else list(chunks(z1_NQ))
         views = [self._normalizer(z_NQ, shard, kept=kept) for z_NQ in (z1_NQ, z2_NQ)]
@@ -110,33 +115,46 @@ class BarlowTwins(Regularizer):
                 correlation_QQ.addmm_(rows1(part).T, rows2(part))
             shard.sum(correlation_QQ).div_(n)
             diagonal_Q = correlation_QQ.diagonal().clone()
-            # The diagonal, near 1, is left out before the norm: subtracted from it, it would cost the rest its digits.
+            # The diagonal, near 1, is left out before the norm: subtracted from it, it would cost
+            # the rest its digits.
             correlation_QQ.diagonal().zero_()
             redundancy = frobenius_norm(correlation_QQ).double().square()
             correlation_QQ.mul_(2 * weight / n)
-            # The diagonal's slope takes its place, so that one product gives the gradients of both terms.
+            # The diagonal's slope takes its place, so that one product gives the gradients of both
+            # terms.
             correlation_QQ.diagonal().copy_((2 / n) * self.scale * (diagonal_Q - 1))
             gradients = (torch.empty_like(z1_NQ), torch.empty_like(z2_NQ))
             for part in parts:
                 torch.mm(rows2(part), correlation_QQ.T, out=gradients[0][part])
                 torch.mm(rows1(part), correlation_QQ, out=gradients[1][part])
         for (rows, inverse_Q), gradient_NQ in zip(views, gradients, strict=True):
-            # Through the normalisation: take off the mean, and the part along y, which the variance takes back.
+            # Through the normalisation: take off the mean, and the part along y, which the variance
+            # takes back.
             moments_2Q = torch.stack([gradient_NQ.sum(dim=0), torch.zeros_like(inverse_Q)])
             for part in chunks(gradient_NQ):
                 moments_2Q[1] += torch.linalg.vecdot(gradient_NQ[part], rows(part), dim=0)
             mean_Q, along_Q = shard.sum(moments_2Q) / n
             for part in chunks(gradient_NQ):
-                gradient_NQ[part].sub_(mean_Q).addcmul_(rows(part), along_Q, value=-1).mul_(inverse_Q)
-        terms = {"alignment": self.scale * (1 - diagonal_Q.double()).square().sum(), "redundancy": weight * redundancy}
+                gradient_NQ[part].sub_(mean_Q).addcmul_(rows(part), along_Q, value=-1).mul_(
+                    inverse_Q
+                )
+        terms = {
+            "alignment": self.scale * (1 - diagonal_Q.double()).square().sum(),
+            "redundancy": weight * redundancy,
+        }
         return terms, *gradients
 
-    def _normalizer(self, z_NQ: Tensor, shard: Shard, *, kept: bool) -> tuple[Callable[[slice], Tensor], Tensor]:
-        """Return a function giving a slice of this rank's rows, normalised over all ranks, and 1/√(variance + ε).
+    def _normalizer(
+        self, z_NQ: Tensor, shard: Shard, *, kept: bool
+    ) -> tuple[Callable[[slice], Tensor], Tensor]:
+        """Return a function giving a slice of this rank's rows, normalised over all ranks, and
+        1/√(variance + ε).
 
-        What it gave before is overwritten, unless it is `kept`: then it may be asked once, for all rows.
+        What it gave before is overwritten, unless it is `kept`: then it may be asked once, for all
+        rows.
         """
-        # Fresh memory of this size comes from the system, page by page, which takes longer than to fill it.
+        # Fresh memory of this size comes from the system, page by page, which takes longer than to
+        # fill it.
         scratch_PQ = torch.empty_like(z_NQ if kept else z_NQ[next(chunks(z_NQ), slice(0))])
 
         def centred(part: slice) -> Tensor:
@@ -151,8 +169,13 @@ class BarlowTwins(Regularizer):
         return lambda part: centred(part).mul_(inverse_Q), inverse_Q
 
 
-def _product_of_grams(a_NQ: Tensor, b_NQ: Tensor, gradients: tuple[Tensor, Tensor], shard: Shard) -> Tensor:
-    """Sum (aᵢ·aⱼ)(bᵢ·bⱼ) over this rank's i and all j; add half of the gradients of the whole batch's sum."""
+def _product_of_grams(
+    a_NQ: Tensor, b_NQ: Tensor, gradients: tuple[Tensor, Tensor], shard: Shard
+) -> Tensor:
+    """Sum (aᵢ·aⱼ)(bᵢ·bⱼ) over this rank's i and all j.
+
+    Add half of the gradients of the whole batch's sum.
+    """
     total = torch.zeros((), dtype=torch.float64, device=a_NQ.device)
     gradient_a_NQ, gradient_b_NQ = gradients
     n = len(a_NQ)

@@ -1,8 +1,9 @@
 """The regularizer interface and the registry.
 
-Shapes: N = images in the batch (n), Q = embedding dimension (q). `views_NQ[v][i]` is the embedding of view v of image
-i, as the projector gives it: a method that works on the sphere normalises it itself. An image has V views, of which the
-first G are global: they show most of it. Two views, both global, are the usual case.
+Shapes: N = images in the batch (n), Q = embedding dimension (q). `views_NQ[v][i]` is the embedding
+of view v of image i, as the projector gives it: a method that works on the sphere normalises it
+itself. An image has V views, of which the first G are global: they show most of it. Two views, both
+global, are the usual case.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ from regbench.spaces import Space
 PrototypeWeights = Literal["uniform", "unit", "normal"]
 """How prototypes (K, q) begin and are kept.
 
-- `uniform`: their numbers are between −1/√q and 1/√q, as of torch's linear layer: a length of about 0.58.
+- `uniform`: their numbers are between −1/√q and 1/√q, as of torch's linear layer: a length of about
+  0.58.
 - `unit`: the same, rescaled to length 1 then and after each step.
-- `normal`: standard normal numbers, a length of about √q, as in cells from before there was a choice.
+- `normal`: standard normal numbers, a length of about √q, as in cells from before there was a
+  choice.
 
-But for `unit`, scores depend on directions alone. The longer a prototype is, the less a step of AdamW or SGD turns it;
-LARS turns all alike.
+But for `unit`, scores depend on directions alone. The longer a prototype is, the less a step of
+AdamW or SGD turns it; LARS turns all alike.
 """
 
 
@@ -44,22 +47,25 @@ class Metadata:
 
     Attributes:
         title: Display name.
-        reference: Authors, venue and year of the publication; or "unpublished", and what else there is to say.
+        reference: Authors, venue and year of the publication; or "unpublished", and what else there
+            is to say.
         url: Address of the publication; may be empty if unpublished.
         formula: The loss in plain Unicode mathematics, for terminals.
         latex: The same in LaTeX, for pages; if empty, they show `formula`.
         time: Complexity of value and gradient in n and q.
         memory: Complexity of the memory beyond the embeddings and their gradient.
-        published: The hyperparameters of the publication and what they were used on; the defaults are from there. If
-            unpublished, where the defaults come from.
+        published: The hyperparameters of the publication and what they were used on; the defaults
+            are from there. If unpublished, where the defaults come from.
         views: Source of the loss of more than two views; empty if it is this benchmark's.
         limitation: Parts of the original that views and a projector cannot give; empty if none.
-        scale_invariant: Whether the lengths of the embeddings do not matter (methods on the sphere).
+        scale_invariant: Whether the lengths of the embeddings do not matter (methods on the
+            sphere).
         rotation_invariant: Whether one rotation of all embeddings leaves the value as it is.
         symmetric: Whether the views can be exchanged.
-        exact_gradient: Whether the gradient is the value's; not so where the publication stops it at a part.
-        ordered: Whether, with aligned views, embeddings spread uniformly over the sphere cost less than a single point,
-            and ones that fill half of its dimensions something in between.
+        exact_gradient: Whether the gradient is the value's; not so where the publication stops it
+            at a part.
+        ordered: Whether, with aligned views, embeddings spread uniformly over the sphere cost less
+            than a single point, and ones that fill half of its dimensions something in between.
     """
 
     title: str
@@ -92,12 +98,16 @@ class Loss(NamedTuple):
 
 
 class NotComputable(RegbenchError):
-    """Numbers have no result: a matrix cannot be factorised, or a number is beyond the range of float32."""
+    """Numbers have no result: a matrix cannot be factorised, or a number is beyond the range of
+    float32.
+    """
 
 
 @contextmanager
 def numerical_failures(label: str) -> Iterator[None]:
-    """Raise what torch says of numbers that have no result as `NotComputable`, about what is called `label`."""
+    """Raise what torch says of numbers that have no result as `NotComputable`, about what is
+    called `label`.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -105,55 +115,75 @@ def numerical_failures(label: str) -> Iterator[None]:
         if not failed and "without overflow" not in str(error):
             raise
         raise NotComputable(
-            f"{label} cannot be computed: {str(error).splitlines()[0]}; look for NaN, infinite or very large values"
+            f"{label} cannot be computed: {str(error).splitlines()[0]}; look for NaN, infinite or "
+            "very large values"
         ) from error
 
 
 class Regularizer(ABC):
-    """A loss on the embeddings of an image's views: alignment plus what keeps the network from collapsing.
+    """A loss on the embeddings of an image's views: alignment plus what keeps the network from
+    collapsing.
 
-    A subclass is a frozen keyword-only dataclass of its hyperparameters, decorated by `register`. It states
-    `metadata` and implements `terms` for two views; everything else (more views, fp32, checks, many ranks,
-    configuration, tests, cost, table rows) is done for it. With more views the loss is the mean of the two-view loss
-    over the pairs of a global view and another one. A method that is alignment plus a regularizer of each view is a
-    `Decomposed`; one with a formula of its own for V views is a `Native`.
+    A subclass is a frozen keyword-only dataclass of its hyperparameters, decorated by `register`.
+    It states `metadata` and implements `terms` for two views; everything else (more views, fp32,
+    checks, many ranks, configuration, tests, cost, table rows) is done for it. With more views the
+    loss is the mean of the two-view loss over the pairs of a global view and another one. A method
+    that is alignment plus a regularizer of each view is a `Decomposed`; one with a formula of its
+    own for V views is a `Native`.
 
-    One with a cheaper way to the same numbers also implements `pair_value_and_gradient` and names the forms that it
-    has.
+    One with a cheaper way to the same numbers also implements `pair_value_and_gradient` and names
+    the forms that it has.
     """
 
     metadata: ClassVar[Metadata]
     kind: ClassVar[str] = "pairwise"
     """Way that more than two views are taken: `pairwise`, `decomposed` or `native`."""
     random: ClassVar[bool] = False
-    """Whether `terms` draws from torch's generator of the embeddings' device. All ranks draw the same then."""
+    """Whether `terms` draws from torch's generator of the embeddings' device.
+
+    All ranks draw the same then.
+    """
     needs: ClassVar[tuple[str, ...]] = ()
-    """Parts that keep the network from collapsing where the loss does not: `predictor`, `stop_gradient` or `ema`."""
+    """Parts that keep the network from collapsing where the loss does not: `predictor`,
+    `stop_gradient` or `ema`.
+    """
     of_training: ClassVar[tuple[str, ...]] = ()
-    """Settings that only act in a training with a teacher, see `target_transform`, and not at their default, 0."""
+    """Settings that only act in a training with a teacher, see `target_transform`, and not at
+    their default, 0.
+    """
     absent: ClassVar[Mapping[str, Any]] = {}
-    """Settings that came later, with the value that cells from before have. Cells leave out a setting at this value,
-    so that those keep their ids, and a stored cell without the setting has this value, not the default."""
+    """Settings that came later, with the value that cells from before have. Cells leave out a
+    setting at this value,
+    so that those keep their ids, and a stored cell without the setting has this value, not the
+    default."""
     has_code: ClassVar[bool] = True
-    """Whether this process can compute it; not so of one that stands in for the loss of an untrusted file."""
+    """Whether this process can compute it.
+
+    Not so of one that stands in for the loss of an untrusted file.
+    """
     revision: ClassVar[int] = 1
     """Number that rises when last digits of a value or a gradient change. Records state it."""
     least_dim: ClassVar[int] = 1
     """Fewest dimensions of embeddings for which the formula has a value."""
     space: ClassVar[Space | None] = None
-    """The hyperparameters that a tuning searches, and where: none if it is empty. None means that nobody stated it."""
+    """The hyperparameters that a tuning searches, and where: none if it is empty.
+
+    None means that nobody stated it.
+    """
 
     @abstractmethod
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Compute the weighted addends of the loss of two views: the published formula, in plain differentiable torch.
+        """Compute the weighted addends of the loss of two views: the published formula, in plain
+        differentiable torch.
 
         Args:
-            z1_NQ: Embeddings of the first views of the whole batch, shape (n, q), float32 or float64.
+            z1_NQ: Embeddings of the first views of the whole batch, shape (n, q), float32 or
+                float64.
             z2_NQ: Embeddings of the second views, same shape and dtype.
 
         Returns:
-            Scalars by name, whose sum is the loss. A constant (such as a Gram matrix's diagonal) is an addend of its
-            own, so that curves show what moves.
+            Scalars by name, whose sum is the loss. A constant (such as a Gram matrix's diagonal) is
+            an addend of its own, so that curves show what moves.
         """
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
@@ -170,7 +200,10 @@ class Regularizer(ABC):
 
     @property
     def prototypes(self) -> int:
-        """Number of the network's prototypes; their scores, (n, prototypes), take the embeddings' place. 0: none."""
+        """Number of the network's prototypes.
+
+        Their scores, (n, prototypes), take the embeddings' place. 0: none.
+        """
         return 0
 
     @property
@@ -179,10 +212,11 @@ class Regularizer(ABC):
         return "uniform"
 
     def target_transform(self, q: int) -> nn.Module | None:
-        """Make what has a state or follows the training, such as DINO's `Centering`; None if there is no such thing.
+        """Make what has a state or follows the training, such as DINO's `Centering`; None if there
+        is no such thing.
 
-        It maps the teacher's embeddings of this rank, the predictions, the share of the training that is done, and the
-        ranks to the loss of this step and its targets.
+        It maps the teacher's embeddings of this rank, the predictions, the share of the training
+        that is done, and the ranks to the loss of this step and its targets.
 
         Args:
             q: Width of the embeddings.
@@ -197,7 +231,8 @@ class Regularizer(ABC):
     def value_and_gradient(
         self, views_NQ: Sequence[Tensor], global_views: int, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Compute the addends and their sum's gradients, without a graph, a pair of views at a time.
+        """Compute the addends and their sum's gradients, without a graph, a pair of views at a
+        time.
 
         Args:
             views_NQ: This rank's embeddings of each view, shape (n_rank, q), float32 or float64.
@@ -206,7 +241,8 @@ class Regularizer(ABC):
             form: One of `forms`.
 
         Returns:
-            The addends over the whole batch, and the gradients of their sum with respect to this rank's rows.
+            The addends over the whole batch, and the gradients of their sum with respect to this
+            rank's rows.
         """
         total: dict[str, Tensor] = {}
         gradients_NQ: dict[int, Tensor] = {}
@@ -217,14 +253,16 @@ class Regularizer(ABC):
                 if view in gradients_NQ:
                     gradients_NQ[view].add_(gradient_NQ, alpha=share)
                 else:
-                    # The first pair's gradient serves as the buffer, so that no zeros have to be made.
+                    # The first pair's gradient serves as the buffer, so that no zeros have to be
+                    # made.
                     gradients_NQ[view] = gradient_NQ.mul_(share)
         return total, [gradients_NQ[view] for view in range(len(views_NQ))]
 
     def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Compute what `value_and_gradient` returns for two views; here of the textbook form, by autograd.
+        """Compute what `value_and_gradient` returns for two views; here of the textbook form, by
+        autograd.
 
         A method with other forms overrides this and is asked for those only.
 
@@ -234,12 +272,17 @@ class Regularizer(ABC):
             shard: The ranks that share the batch.
             form: One of `forms`.
         """
-        terms, (gradient1_NQ, gradient2_NQ) = differentiate(lambda views: self.terms(*views), (z1_NQ, z2_NQ), shard)
+        terms, (gradient1_NQ, gradient2_NQ) = differentiate(
+            lambda views: self.terms(*views), (z1_NQ, z2_NQ), shard
+        )
         return terms, gradient1_NQ, gradient2_NQ
 
     @property
     def label(self) -> str:
-        """The name in tables and figures; the hyperparameters are not in it unless they make another method."""
+        """The name in tables and figures.
+
+        The hyperparameters are not in it unless they make another method.
+        """
         return self.metadata.title
 
     def __call__(
@@ -250,12 +293,13 @@ class Regularizer(ABC):
     ) -> Loss:
         """Compute the loss in at least float32, whatever the autocast.
 
-        Unscaled half-precision Gram matrices cost up to 12 % of the gradient, so none are made. Except in the form
-        `textbook`, the gradient is computed with the value and kept until backward, which only scales it.
+        Unscaled half-precision Gram matrices cost up to 12 % of the gradient, so none are made.
+        Except in the form `textbook`, the gradient is computed with the value and kept until
+        backward, which only scales it.
 
         Args:
-            *views_NQ: Embeddings of each view, two at least, the global ones first: shape (n, q), any floating dtype;
-                with several ranks this rank's rows.
+            *views_NQ: Embeddings of each view, two at least, the global ones first: shape (n, q),
+                any floating dtype; with several ranks this rank's rows.
             engine: Form and ranks.
             global_views: Number of global views; by default all.
 
@@ -263,20 +307,27 @@ class Regularizer(ABC):
             Total and addends: scalars, float64 if the embeddings are, else float32.
 
         Raises:
-            RegbenchError: If the embeddings are no floating-point tensors, fewer than two, the shapes differ, are not
-                (n, q), q < `least_dim`, or n < 2 over all ranks; if there are not so many global views; if the method
-                lacks the form; in backward, if a second derivative is asked of a streamed form.
-            NotComputable: If a matrix cannot be factorised, as with embeddings that are not finite. Most losses are
-                then NaN or infinite.
+            RegbenchError: If the embeddings are no floating-point tensors, fewer than two, the
+                shapes differ, are not (n, q), q < `least_dim`, or n < 2 over all ranks; if there
+                are not so many global views; if the method lacks the form; in backward, if a second
+                derivative is asked of a streamed form.
+            NotComputable: If a matrix cannot be factorised, as with embeddings that are not finite.
+                Most losses are then NaN or infinite.
         """
         count = len(views_NQ)
         global_views = count if global_views is None else global_views
         self._check(views_NQ, engine, global_views)
-        if engine.group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if (
+            engine.group is None
+            and dist.is_available()
+            and dist.is_initialized()
+            and dist.get_world_size() > 1
+        ):
             warn_of_local_rows()
         dtype = torch.float64 if views_NQ[0].dtype == torch.float64 else torch.float32
         kind = views_NQ[0].device.type
-        # A cast of the inputs would not do: autocast would still round the factors of every matrix product.
+        # A cast of the inputs would not do: autocast would still round the factors of every matrix
+        # product.
         has_autocast = torch.amp.is_autocast_available(kind)
         autocast = torch.autocast(kind, enabled=False) if has_autocast else nullcontext()
         with autocast, numerical_failures(self.label):
@@ -289,8 +340,8 @@ class Regularizer(ABC):
                 return Loss(total, {name: term.detach() for name, term in terms.items()})
             eager = self._eager
             if torch.compiler.is_compiling():
-                # The streamed loops are made of few large operations: nothing to compile, and unrolling takes minutes.
-                # A decorator would import the compiler into every process.
+                # The streamed loops are made of few large operations: nothing to compile, and
+                # unrolling takes minutes. A decorator would import the compiler into every process.
                 eager = torch.compiler.disable(eager)
             return eager(views_NQ, engine, global_views, dtype)
 
@@ -298,20 +349,29 @@ class Regularizer(ABC):
         for z_NQ in views_NQ:
             if not isinstance(z_NQ, Tensor) or not z_NQ.is_floating_point():
                 what = z_NQ.dtype if isinstance(z_NQ, Tensor) else type(z_NQ).__name__
-                raise RegbenchError(f"{self.label}: embeddings must be tensors of real numbers, not {what}")
+                raise RegbenchError(
+                    f"{self.label}: embeddings must be tensors of real numbers, not {what}"
+                )
         shapes = {tuple(z_NQ.shape) for z_NQ in views_NQ}
-        # A rank among several may have a single row; `Shard.of_loss` refuses n < 2 once it knows their sum.
+        # A rank among several may have a single row; `Shard.of_loss` refuses n < 2 once it knows
+        # their sum.
         lone = engine.group is None and any(shape[0] < 2 for shape in shapes if shape)
         wrong = len(views_NQ) < 2 or len(shapes) > 1 or views_NQ[0].ndim != 2
         if wrong or lone or views_NQ[0].shape[1] < self.least_dim:
             raise RegbenchError(
-                f"{self.label}: embeddings must be two or more (n, q) tensors of one shape with n >= 2 and "
-                f"q >= {self.least_dim}, not {' and '.join(str(tuple(z_NQ.shape)) for z_NQ in views_NQ) or 'none'}"
+                f"{self.label}: embeddings must be two or more (n, q) tensors of one shape with n "
+                f">= 2 and q >= {self.least_dim}, not "
+                f"{' and '.join(str(tuple(z_NQ.shape)) for z_NQ in views_NQ) or 'none'}"
             )
         if not 1 <= global_views <= len(views_NQ):
-            raise RegbenchError(f"{self.label}: global_views={global_views} of {len(views_NQ)} views; give 1 or more")
+            raise RegbenchError(
+                f"{self.label}: global_views={global_views} of {len(views_NQ)} views; give 1 or "
+                "more"
+            )
         if engine.form not in ("auto", *self.forms):
-            raise RegbenchError(f"{self.label} has no {engine.form} form; it has {', '.join(self.forms)}")
+            raise RegbenchError(
+                f"{self.label} has no {engine.form} form; it has {', '.join(self.forms)}"
+            )
 
     def loss(
         self,
@@ -330,9 +390,12 @@ class Regularizer(ABC):
         """
         return LossModule(self, form=form)
 
-    def _eager(self, views_NQ: Sequence[Tensor], engine: Engine, global_views: int, dtype: torch.dtype) -> Loss:
+    def _eager(
+        self, views_NQ: Sequence[Tensor], engine: Engine, global_views: int, dtype: torch.dtype
+    ) -> Loss:
         if torch.is_inference_mode_enabled() or any(z_NQ.is_inference() for z_NQ in views_NQ):
-            # Streamed forms compute the gradient with the value, which tensors of inference mode do not allow.
+            # Streamed forms compute the gradient with the value, which tensors of inference mode do
+            # not allow.
             with torch.inference_mode(False), torch.no_grad():
                 return self._eager([z_NQ.clone() for z_NQ in views_NQ], engine, global_views, dtype)
         # An autograd function returns tensors only, so the addends come back in this dictionary.
@@ -341,11 +404,14 @@ class Regularizer(ABC):
         return Loss(total, terms)
 
     def form_at(self, form: str, n: int, q: int) -> str:
-        """Tell what a form stands for at a batch of n and q dimensions: `auto` for the cheapest there is."""
+        """Tell what a form stands for at a batch of n and q dimensions: `auto` for the cheapest
+        there is.
+        """
         if form != "auto":
             return form
         streamed = [form for form in self.forms if form != "textbook"]
-        # The forms take about 4 n q² and 3 n² q FLOP (`quadratic_energy`, `energy`), so the smaller side decides.
+        # The forms take about 4 n q² and 3 n² q FLOP (`quadratic_energy`, `energy`), so the smaller
+        # side decides.
         if len(streamed) == 2:
             return "covariance" if q < n else "gram"
         return streamed[0] if streamed else "textbook"
@@ -357,7 +423,10 @@ class Regularizer(ABC):
             RegbenchError: Unless `condition` holds, naming the method and `what` must hold.
         """
         if not condition:
-            values = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self))  # type: ignore[arg-type]
+            values = ", ".join(
+                f"{f.name}={getattr(self, f.name)!r}"
+                for f in dataclasses.fields(self)  # type: ignore[arg-type]
+            )
             raise RegbenchError(f"{self.metadata.title}: {what} (got {values})")
 
 
@@ -375,7 +444,9 @@ class Native(Regularizer):
 
     @abstractmethod
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
-        """Compute the addends of the loss of V views: the published formula, in plain differentiable torch."""
+        """Compute the addends of the loss of V views: the published formula, in plain
+        differentiable torch.
+        """
 
     def value_and_gradient(
         self, views_NQ: Sequence[Tensor], global_views: int, shard: Shard, form: str

@@ -15,11 +15,12 @@ from regbench.spaces import Space
 @register("byol")
 @dataclass(frozen=True, kw_only=True)
 class BYOL(Regularizer):
-    """Mean ‖p̄₁ᵢ − t̄₂ᵢ‖² + mean ‖p̄₂ᵢ − t̄₁ᵢ‖² on unit vectors (Grill et al., NeurIPS 2020, Eq. (2)).
+    """Mean ‖p̄₁ᵢ − t̄₂ᵢ‖² + mean ‖p̄₂ᵢ − t̄₁ᵢ‖² on unit vectors (Grill et al., NeurIPS 2020, Eq.
+    (2)).
 
-    p is the predictor's output, t the teacher's embedding. The publication adds both orders of the views where
-    `loss_of_targets` takes their mean, hence twice the squared distance. A single point is a minimum of the loss: the
-    predictor and the teacher keep the network from it.
+    p is the predictor's output, t the teacher's embedding. The publication adds both orders of the
+    views where `loss_of_targets` takes their mean, hence twice the squared distance. A single point
+    is a minimum of the loss: the predictor and the teacher keep the network from it.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -30,7 +31,8 @@ class BYOL(Regularizer):
         latex=r"\frac{2}{n} \sum_i \Vert \bar p_{1,i} - \bar t_{2,i} \Vert^2",
         time="O(n q)",
         memory="O(n q)",
-        published="no hyperparameter; teacher's momentum 0.996 rising to 1, predictor 4096-256, batch 4096, ImageNet",
+        published="no hyperparameter; teacher's momentum 0.996 rising to 1, predictor 4096-256, "
+        "batch 4096, ImageNet",
         views="DINO (Caron et al., ICCV 2021, Eq. (3))",
         scale_invariant=True,
         rotation_invariant=True,

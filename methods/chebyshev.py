@@ -1,4 +1,6 @@
-"""Chebyshev series: functions that are smooth on an interval, to rounding and at the cost of a few products."""
+"""Chebyshev series: functions that are smooth on an interval, to rounding and at the cost of a
+few products.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ from torch import Tensor
 
 
 def chebyshev_series(coefficients: Sequence[float], s: Tensor) -> Tensor:
-    """Compute Σ_k c_k T_k(s), by Clenshaw's recurrence: two tensors, whatever the degree, and differentiable.
+    """Compute Σ_k c_k T_k(s), by Clenshaw's recurrence: two tensors, whatever the degree, and
+    differentiable.
 
-    The last terms are left out if their sum is less than a sixteenth of the rounding of the largest one in the dtype of
-    s. Two operations are made for each of the others.
+    The last terms are left out if their sum is less than a sixteenth of the rounding of the largest
+    one in the dtype of s. Two operations are made for each of the others.
 
     Args:
         coefficients: c_0, c_1, …, at least one.
@@ -33,7 +36,9 @@ def series_derivative(coefficients: Sequence[float]) -> tuple[float, ...]:
 
 
 def _felt(coefficients: Sequence[float], precision: float) -> Sequence[float]:
-    """Leave out the last coefficients whose magnitudes add up to less than so much of the largest one."""
+    """Leave out the last coefficients whose magnitudes add up to less than so much of the
+    largest one.
+    """
     sizes = np.abs(coefficients)
     left_N = np.cumsum(sizes[::-1])[::-1]
     return coefficients[: max(1, int((left_N > precision * sizes.max()).sum()))]
@@ -46,7 +51,8 @@ class _Chebyshev(torch.autograd.Function):
         ctx.save_for_backward(s)
         ctx.coefficients = coefficients
         felt = _felt(coefficients, torch.finfo(s.dtype).eps / 16)
-        # Every other pair of b_k = c_k + 2 s b_{k+1} − b_{k+2} has its sign turned: so all is added up in place.
+        # Every other pair of b_k = c_k + 2 s b_{k+1} − b_{k+2} has its sign turned: so all is added
+        # up in place.
         signed = [-c if k & 2 else c for k, c in enumerate(felt)]
         last, before = torch.full_like(s, signed[-1]), torch.zeros_like(s)
         for k in range(len(felt) - 2, -1, -1):

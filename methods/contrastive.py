@@ -14,13 +14,21 @@ from torch import Tensor
 
 from regbench.methods.base import Regularizer
 from regbench.methods.engine import Shard
-from regbench.methods.pairwise import chunks, inverse_lengths, mask_diagonal, normalize, panels, to_embedding_gradient
+from regbench.methods.pairwise import (
+    chunks,
+    inverse_lengths,
+    mask_diagonal,
+    normalize,
+    panels,
+    to_embedding_gradient,
+)
 from regbench.spaces import Range, Space
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contrastive(Regularizer):
-    """f(sim(zᵢ, z⁺ᵢ)) + mean over anchors of log Σ exp(sim/τ) over a set of pairs, on unit embeddings.
+    """f(sim(zᵢ, z⁺ᵢ)) + mean over anchors of log Σ exp(sim/τ) over a set of pairs, on unit
+    embeddings.
 
     Attributes:
         temperature: τ > 0.
@@ -31,7 +39,10 @@ class Contrastive(Regularizer):
     own_view: ClassVar[bool] = True
     """Whether pairs j ≠ i within the anchor's view are in the set."""
     cross_view: ClassVar[str] = "all"
-    """Pairs with the other view that are negatives: `all`, the positive one too; `others`, without it; `none`."""
+    """Pairs with the other view that are negatives: `all`, the positive one too.
+
+    `others`, without it; `none`.
+    """
     anchors: ClassVar[int] = 2
     """2: the embeddings of both views are anchors; 1: those of the first view only."""
     space: ClassVar[Space] = {"temperature": Range(0.02, 2, balances=True)}
@@ -43,7 +54,9 @@ class Contrastive(Regularizer):
         self.require(self.temperature > 0, "temperature must be > 0")
 
     def alignment(self, similarity_N: Tensor) -> Tensor:
-        """Compute the positives' addend of their cosines, shape (n,): −mean sim(zᵢ, z⁺ᵢ)/τ unless overridden."""
+        """Compute the positives' addend of their cosines, shape (n,): −mean sim(zᵢ, z⁺ᵢ)/τ
+        unless overridden.
+        """
         return -similarity_N.mean() / self.temperature
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
@@ -67,13 +80,17 @@ class Contrastive(Regularizer):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """The textbook form, and `gram`: log-sums, then gradients, in two passes over one half of the Gram matrix."""
+        """The textbook form, and `gram`: log-sums, then gradients, in two passes over one half
+        of the Gram matrix.
+        """
         return ("textbook", "gram")
 
     def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Compute it in 4 n² q FLOP for each set of pairs in a view, see `Regularizer.pair_value_and_gradient`."""
+        """Compute it in 4 n² q FLOP for each set of pairs in a view, see
+        `Regularizer.pair_value_and_gradient`.
+        """
         views = [(z1_NQ, inverse_lengths(z1_NQ)), (z2_NQ, inverse_lengths(z2_NQ))]
         gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))
         log_sums = self._streamed_log_sums(views, shard)
@@ -81,13 +98,21 @@ class Contrastive(Regularizer):
         rows = self.anchors * shard.n
         for gradient_NQ in gradients:
             gradient_NQ.mul_(self.uniformity_weight / (self.temperature * rows))
-        total = shard.sum(torch.stack([log_sums_N.double().sum() for log_sums_N in log_sums[: self.anchors]]).sum())
+        total = shard.sum(
+            torch.stack(
+                [log_sums_N.double().sum() for log_sums_N in log_sums[: self.anchors]]
+            ).sum()
+        )
 
         (z1_NQ, inverse1_N), (z2_NQ, inverse2_N) = views
-        # A rank without rows has no chunk, and `cat` wants a tensor: hence the empty one before them.
+        # A rank without rows has no chunk, and `cat` wants a tensor: hence the empty one before
+        # them.
         dots = [(z1_NQ[part] * z2_NQ[part]).sum(dim=1) for part in chunks(z1_NQ)]
-        # The weights of DCLW depend on all positive pairs, so those of the whole batch are gathered.
-        similarity_N = shard.gather(torch.cat([z1_NQ.new_zeros(0), *dots]) * inverse1_N * inverse2_N).requires_grad_()
+        # The weights of DCLW depend on all positive pairs, so those of the whole batch are
+        # gathered.
+        similarity_N = shard.gather(
+            torch.cat([z1_NQ.new_zeros(0), *dots]) * inverse1_N * inverse2_N
+        ).requires_grad_()
         with torch.enable_grad():
             alignment = self.alignment(similarity_N)
         (slope_N,) = torch.autograd.grad(alignment, similarity_N)
@@ -97,17 +122,26 @@ class Contrastive(Regularizer):
             gradients[1][part].addcmul_(z1_NQ[part], (inverse1_N * slope_N)[part, None])
         for (z_NQ, inverse_N), gradient_NQ in zip(views, gradients, strict=True):
             to_embedding_gradient(gradient_NQ, z_NQ, inverse_N)
-        return {"alignment": alignment.detach(), "uniformity": self.uniformity_weight * total / rows}, *gradients
+        return {
+            "alignment": alignment.detach(),
+            "uniformity": self.uniformity_weight * total / rows,
+        }, *gradients
 
     def _blocks(self) -> Iterator[tuple[int, int, bool]]:
-        """Yield pairs of views (a, b) whose Gram block counts, a <= b, and whether its diagonal is left out."""
+        """Yield pairs of views (a, b) whose Gram block counts, a <= b, and whether its diagonal
+        is left out.
+        """
         if self.own_view:
             yield from ((view, view, True) for view in range(self.anchors))
         if self.cross_view != "none":
             yield 0, 1, self.cross_view == "others"
 
-    def _own(self, views: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[int, int, slice, slice, Tensor, Tensor]]:
-        """Yield panels (a, b, rows of a, rows of b, unit rows of a, logits) of this rank's pairs, each pair once."""
+    def _own(
+        self, views: list[tuple[Tensor, Tensor]]
+    ) -> Iterator[tuple[int, int, slice, slice, Tensor, Tensor]]:
+        """Yield panels (a, b, rows of a, rows of b, unit rows of a, logits) of this rank's
+        pairs, each pair once.
+        """
         for a, b, hollow in self._blocks():
             (za_NQ, inverse_a_N), (zb_NQ, inverse_b_N) = views[a], views[b]
             for rows in panels(len(za_NQ), len(zb_NQ), za_NQ, triangle=a == b):
@@ -115,15 +149,19 @@ class Contrastive(Regularizer):
                 u_PQ = za_NQ[rows] * inverse_a_N[rows, None]
                 logits_PM = (u_PQ @ zb_NQ[columns].T).mul_(inverse_b_N[columns] / self.temperature)
                 if hollow:
-                    # The pairs i = j begin at column 0 of a triangle's panel, and at the row's number in a whole one.
+                    # The pairs i = j begin at column 0 of a triangle's panel, and at the row's
+                    # number in a whole one.
                     logits_PM[:, rows.start - columns.start :].diagonal().fill_(-torch.inf)
                 yield a, b, rows, columns, u_PQ, logits_PM
 
     def _others(
         self, views: list[tuple[Tensor, Tensor]], shard: Shard, *more: Tensor
     ) -> Iterator[tuple[int, int, slice, Tensor, tuple[Tensor, ...]]]:
-        """Yield panels (a, b, rows of a, logits, (zb, its factors, `more`)), a this rank's and b another rank's."""
-        # Both orders count, since this rank's rows can be either end of a pair; they are the same if a = b.
+        """Yield panels (a, b, rows of a, logits, (zb, its factors, `more`)), a this rank's and
+        b another rank's.
+        """
+        # Both orders count, since this rank's rows can be either end of a pair; they are the same
+        # if a = b.
         orders: dict[tuple[int, int], None] = {}
         for a, b, _ in self._blocks():
             orders |= {(a, b): None, (b, a): None}
@@ -133,10 +171,18 @@ class Contrastive(Regularizer):
                 zb_MQ, inverse_b_M = remote[2 * b : 2 * b + 2]
                 for rows in panels(len(za_NQ), len(zb_MQ), za_NQ):
                     logits_PM = (za_NQ[rows] * inverse_a_N[rows, None]) @ zb_MQ.T
-                    yield a, b, rows, logits_PM.mul_(inverse_b_M / self.temperature), (zb_MQ, inverse_b_M, *remote[4:])
+                    yield (
+                        a,
+                        b,
+                        rows,
+                        logits_PM.mul_(inverse_b_M / self.temperature),
+                        (zb_MQ, inverse_b_M, *remote[4:]),
+                    )
 
     def _streamed_log_sums(self, views: list[tuple[Tensor, Tensor]], shard: Shard) -> list[Tensor]:
-        """Compute the log-sums of this rank's anchors, of both views; −∞ where a view has no anchors."""
+        """Compute the log-sums of this rank's anchors, of both views; −∞ where a view has no
+        anchors.
+        """
         log_sums = [torch.full_like(inverse_N, -torch.inf) for _, inverse_N in views]
 
         def add(view: int, rows: slice, more: Tensor) -> None:
@@ -156,9 +202,15 @@ class Contrastive(Regularizer):
         return log_sums
 
     def _add_gradients(
-        self, views: list[tuple[Tensor, Tensor]], log_sums: list[Tensor], gradients: tuple[Tensor, Tensor], shard: Shard
+        self,
+        views: list[tuple[Tensor, Tensor]],
+        log_sums: list[Tensor],
+        gradients: tuple[Tensor, Tensor],
+        shard: Shard,
     ) -> None:
-        """Add τ times the gradients of the sum of all ranks' log-sums with respect to this rank's unit embeddings."""
+        """Add τ times the gradients of the sum of all ranks' log-sums with respect to this
+        rank's unit embeddings.
+        """
         for a, b, rows, columns, u_PQ, logits_PM in self._own(views):
             weight_PM = (logits_PM - log_sums[a][rows, None]).exp_()
             # A pair is in the log-sum of each of its ends that is an anchor.
@@ -172,7 +224,9 @@ class Contrastive(Regularizer):
                 gradients[b].addmm_(weight_PM.T, u_PQ)
             # The gradient of a comes last because it scales the weights in place.
             gradients[a][rows].addmm_(weight_PM.mul_(inverse_b_N[columns]), zb_NQ[columns])
-        for a, b, rows, logits_PM, (zb_MQ, inverse_b_M, *remote_log_sums) in self._others(views, shard, *log_sums):
+        for a, b, rows, logits_PM, (zb_MQ, inverse_b_M, *remote_log_sums) in self._others(
+            views, shard, *log_sums
+        ):
             weight_PM = torch.zeros_like(logits_PM)
             if a < self.anchors:
                 weight_PM += (logits_PM - log_sums[a][rows, None]).exp_()

@@ -18,17 +18,20 @@ from regbench.spaces import Range, Space
 @register("corinfomax")
 @dataclass(frozen=True, kw_only=True)
 class CorInfoMax(Decomposed):
-    """α mse(Z₁, Z₂) − (1/q) Σ_v log det(R_v + ε I) over unit embeddings (Ozsoy et al., NeurIPS 2022).
+    """α mse(Z₁, Z₂) − (1/q) Σ_v log det(R_v + ε I) over unit embeddings (Ozsoy et al., NeurIPS
+    2022).
 
-    R_v = (1/n) Σᵢ (zᵢ − z̄)(zᵢ − z̄)ᵀ, shape (q, q), is the covariance of this batch. The original keeps
-    R ← λ R + (1 − λ) R_batch over the steps, around a mean kept likewise, with λ = 0.01 in most of its experiments
-    and 0.1 in the others; this is λ = 0, which needs no state. The 1/q and the mean over n and q are those of the
-    authors' code; the paper's objective is q times this loss with its α.
+    R_v = (1/n) Σᵢ (zᵢ − z̄)(zᵢ − z̄)ᵀ, shape (q, q), is the covariance of this batch. The original
+    keeps R ← λ R + (1 − λ) R_batch over the steps, around a mean kept likewise, with λ = 0.01 in
+    most of its experiments and 0.1 in the others; this is λ = 0, which needs no state. The 1/q and
+    the mean over n and q are those of the authors' code; the paper's objective is q times this loss
+    with its α.
 
-    The determinant is computed in float64, as in the authors' code, by ε^q det(I + R_v/ε) and in the smaller of n and
-    q. A column of ones next to the centred embeddings, to which it is orthogonal, takes out the zero eigenvalue that
-    centring gives the (n, n) side; its factor 1 + 1/ε is divided out. In a batch of low rank some per cent of the
-    gradient is rounding all the same: that of the embeddings in directions they do not fill is divided by ε.
+    The determinant is computed in float64, as in the authors' code, by ε^q det(I + R_v/ε) and in
+    the smaller of n and q. A column of ones next to the centred embeddings, to which it is
+    orthogonal, takes out the zero eigenvalue that centring gives the (n, n) side; its factor 1 +
+    1/ε is divided out. In a batch of low rank some per cent of the gradient is rounding all the
+    same: that of the embeddings in directions they do not fill is divided by ε.
 
     Attributes:
         alignment_weight: α, multiplying the mean over n and q.
@@ -43,14 +46,16 @@ class CorInfoMax(Decomposed):
         title="CorInfoMax",
         reference="Ozsoy, Hamdan, Arik, Yuret, Erdogan, NeurIPS 2022",
         url="https://arxiv.org/abs/2209.07999",
-        formula="α ‖Z₁ − Z₂‖²/(nq) − (1/q) Σ_v log det(R_v + εI), R_v the covariance of unit embeddings",
-        latex=r"\frac{\alpha}{nq} \Vert Z_1 - Z_2 \Vert_F^2 - \frac{1}{q} \sum_v \log \det (R_v + \epsilon I), "
-        r"\quad R_v = \mathrm{Cov}(Z_v)",
+        formula="α ‖Z₁ − Z₂‖²/(nq) − (1/q) Σ_v log det(R_v + εI), R_v the covariance of unit "
+        "embeddings",
+        latex=r"\frac{\alpha}{nq} \Vert Z_1 - Z_2 \Vert_F^2 - \frac{1}{q} \sum_v \log \det (R_v + "
+        r"\epsilon I), \quad R_v = \mathrm{Cov}(Z_v)",
         time="O(n q min(n, q))",
         memory="O(min(n, q)²)",
-        published="α = 250 (CIFAR-10, q = 64), 1000 (CIFAR-100, q = 128), 500 (Tiny ImageNet, ImageNet-100, q = 128), "
-        "2000 (ImageNet, q = 512)",
-        limitation="the covariance is that of the batch; the original's is a running mean over the steps",
+        published="α = 250 (CIFAR-10, q = 64), 1000 (CIFAR-100, q = 128), 500 (Tiny ImageNet, "
+        "ImageNet-100, q = 128), 2000 (ImageNet, q = 512)",
+        limitation="the covariance is that of the batch; the original's is a running mean over the "
+        "steps",
         scale_invariant=True,
         rotation_invariant=True,
     )
@@ -76,5 +81,6 @@ class CorInfoMax(Decomposed):
             - math.log1p(1 / self.epsilon)
             + q * math.log(self.epsilon)
         )
-        # The factor 2 turns the mean over views, which is taken of this, into the publication's sum.
+        # The factor 2 turns the mean over views, which is taken of this, into the publication's
+        # sum.
         return {"log-determinant": (-2 * log_det / q).to(u_NQ)}

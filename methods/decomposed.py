@@ -27,16 +27,20 @@ AddRegularizer = Callable[[Tensor, Tensor, Tensor, float, Shard, str], Addends]
 class Decomposed(Regularizer):
     """Alignment of the views plus the mean over views of a regularizer of one view.
 
-    A subclass states the two parts, `alignment_scale` and `regularizer`, for any number of views; time and memory are
-    those of V views, however many pairs they form. One with a cheaper way to the numbers of its regularizer also
-    implements `add_regularizer` and names the forms that it has.
+    A subclass states the two parts, `alignment_scale` and `regularizer`, for any number of views;
+    time and memory are those of V views, however many pairs they form. One with a cheaper way to
+    the numbers of its regularizer also implements `add_regularizer` and names the forms that it
+    has.
     """
 
     kind = "decomposed"
     unit: ClassVar[bool] = False
     """Whether both parts see embeddings of unit length."""
     to_center: ClassVar[bool] = False
-    """Whether views are aligned with the mean of the global ones; else each global view with each other view."""
+    """Whether views are aligned with the mean of the global ones.
+
+    Else each global view with each other view.
+    """
 
     def __init_subclass__(cls) -> None:
         """Refuse a formula of two views beside the two parts: it would not be what is computed.
@@ -47,17 +51,17 @@ class Decomposed(Regularizer):
         super().__init_subclass__()
         if "terms" in vars(cls):
             raise RegbenchError(
-                f"{cls.__name__}: a Decomposed loss states alignment_scale and regularizer; to state terms, "
-                "derive from Regularizer"
+                f"{cls.__name__}: a Decomposed loss states alignment_scale and regularizer; to "
+                "state terms, derive from Regularizer"
             )
 
     @abstractmethod
     def alignment_scale(self, q: int) -> float:
         """Give the weight of the alignment.
 
-        It is that of the mean over pairs, images **and** coordinates of (u_g − u_v)²; with `to_center` of the mean over
-        views, images and coordinates of (u_v − c)², c being the mean of the global views, which for two views is a
-        quarter of the other.
+        It is that of the mean over pairs, images **and** coordinates of (u_g − u_v)²; with
+        `to_center` of the mean over views, images and coordinates of (u_v − c)², c being the mean
+        of the global views, which for two views is a quarter of the other.
 
         Args:
             q: Embedding dimension.
@@ -65,14 +69,16 @@ class Decomposed(Regularizer):
 
     @abstractmethod
     def regularizer(self, u_NQ: Tensor) -> Addends:
-        """Compute the weighted addends of one view, in plain differentiable torch; they count by their mean over views.
+        """Compute the weighted addends of one view, in plain differentiable torch; they count by
+        their mean over views.
 
         Args:
             u_NQ: Embeddings of one view of the whole batch, shape (n, q), of unit length if `unit`.
         """
 
     def regularized_views(self, count: int, global_views: int) -> int:
-        """Give how many of V views, from the first on, the regularizer sees: all, unless a publication leaves some out.
+        """Give how many of V views, from the first on, the regularizer sees: all, unless a
+        publication leaves some out.
 
         Args:
             count: V.
@@ -81,7 +87,8 @@ class Decomposed(Regularizer):
         return count
 
     def regularizer_of_step(self, like_NQ: Tensor) -> Callable[[Tensor], Addends]:
-        """Return the regularizer of every view of one step: `regularizer`, unless views share what a step draws.
+        """Return the regularizer of every view of one step: `regularizer`, unless views share what
+        a step draws.
 
         Args:
             like_NQ: A tensor of the embeddings' dimension, dtype and device.
@@ -89,9 +96,16 @@ class Decomposed(Regularizer):
         return self.regularizer
 
     def add_regularizer(
-        self, z_NQ: Tensor, inverse_N: Tensor, gradient_NQ: Tensor, share: float, shard: Shard, form: str
+        self,
+        z_NQ: Tensor,
+        inverse_N: Tensor,
+        gradient_NQ: Tensor,
+        share: float,
+        shard: Shard,
+        form: str,
     ) -> Addends:
-        """Compute the addends of one view, streamed, and add their sum's gradient with respect to u.
+        """Compute the addends of one view, streamed, and add their sum's gradient with respect to
+        u.
 
         A method with other forms than the textbook's overrides this.
 
@@ -106,7 +120,8 @@ class Decomposed(Regularizer):
         raise NotImplementedError
 
     def add_regularizer_of_step(self, like_NQ: Tensor) -> AddRegularizer:
-        """Return the `add_regularizer` of every view of one step: it, unless views share what a step draws.
+        """Return the `add_regularizer` of every view of one step: it, unless views share what a
+        step draws.
 
         Args:
             like_NQ: See `regularizer_of_step`.
@@ -129,10 +144,15 @@ class Decomposed(Regularizer):
     def value_and_gradient(
         self, views_NQ: Sequence[Tensor], global_views: int, shard: Shard, form: str
     ) -> tuple[Addends, list[Tensor]]:
-        """Compute one view at a time, so that scratch does not grow with V; see `Regularizer.value_and_gradient`."""
+        """Compute one view at a time, so that scratch does not grow with V.
+
+        See `Regularizer.value_and_gradient`.
+        """
         q, seen = views_NQ[0].shape[1], self.regularized_views(len(views_NQ), global_views)
         share = 1 / seen
-        inverses_N = [inverse_lengths(z_NQ) if self.unit else z_NQ.new_ones(len(z_NQ)) for z_NQ in views_NQ]
+        inverses_N = [
+            inverse_lengths(z_NQ) if self.unit else z_NQ.new_ones(len(z_NQ)) for z_NQ in views_NQ
+        ]
         # Either is asked for once, so that all views of a step see the same draws.
         if form == "textbook":
             regularizer = self.regularizer_of_step(views_NQ[0])
@@ -145,9 +165,12 @@ class Decomposed(Regularizer):
                 gradients_NQ.append(torch.zeros_like(z_NQ))
                 continue
             if form == "textbook":
-                # The gradient is for u, as the alignment's is: both are added before they are turned into z's.
+                # The gradient is for u, as the alignment's is: both are added before they are
+                # turned into z's.
                 u_NQ = z_NQ * inverse_N[:, None] if self.unit else z_NQ
-                own, (gradient_NQ,) = differentiate(lambda views: regularizer(views[0]), [u_NQ], shard)
+                own, (gradient_NQ,) = differentiate(
+                    lambda views: regularizer(views[0]), [u_NQ], shard
+                )
                 gradient_NQ.mul_(share)
             else:
                 gradient_NQ = torch.zeros_like(z_NQ)
@@ -165,7 +188,9 @@ class Decomposed(Regularizer):
             to_center=self.to_center,
         )
         if self.unit:
-            for gradient_NQ, z_NQ, inverse_N in zip(gradients_NQ, views_NQ, inverses_N, strict=True):
+            for gradient_NQ, z_NQ, inverse_N in zip(
+                gradients_NQ, views_NQ, inverses_N, strict=True
+            ):
                 to_embedding_gradient(gradient_NQ, z_NQ, inverse_N)
         return {"alignment": weight * shard.sum(alignment)} | _mean(addends), gradients_NQ
 

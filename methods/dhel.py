@@ -14,8 +14,9 @@ from regbench.methods.contrastive import Contrastive
 class DHEL(Contrastive):
     """Decoupled hyperspherical energy loss (Koromilas et al., ICML 2024).
 
-    loss = −(1/n) Σᵢ sim(z1ᵢ, z2ᵢ)/τ + Σ_v (1/n) Σᵢ log Σ_{j≠i} exp(sim(zvᵢ, zvⱼ)/τ): negatives come from the anchor's
-    own view only. The sum of both views' energies is the default of the authors' code; its option leaves one out.
+    loss = −(1/n) Σᵢ sim(z1ᵢ, z2ᵢ)/τ + Σ_v (1/n) Σᵢ log Σ_{j≠i} exp(sim(zvᵢ, zvⱼ)/τ): negatives come
+    from the anchor's own view only. The sum of both views' energies is the default of the authors'
+    code; its option leaves one out.
 
     Attributes:
         temperature: τ > 0; 0.3 is the default of the authors' code.
@@ -31,8 +32,8 @@ class DHEL(Contrastive):
         reference="Koromilas, Bouritsas, Giannakopoulos, Nicolaou, Panagakis, ICML 2024",
         url="https://arxiv.org/abs/2405.18045",
         formula="(1/n) Σᵢ [ −z1ᵢ·z2ᵢ/τ + Σ_v log Σ_{j≠i} exp(zvᵢ·zvⱼ/τ) ]",
-        latex=r"\frac{1}{n} \sum_i \left[ -\frac{z_{1,i} \cdot z_{2,i}}{\tau} + \sum_v \log \sum_{j \neq i} \exp "
-        r"\frac{z_{v,i} \cdot z_{v,j}}{\tau} \right]",
+        latex=r"\frac{1}{n} \sum_i \left[ -\frac{z_{1,i} \cdot z_{2,i}}{\tau} + \sum_v \log "
+        r"\sum_{j \neq i} \exp \frac{z_{v,i} \cdot z_{v,j}}{\tau} \right]",
         time="O(n² q)",
         memory="O(1)",
         published="τ = 0.3 (the authors' code)",

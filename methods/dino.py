@@ -21,10 +21,12 @@ from regbench.spaces import Range, Space
 @register("dino")
 @dataclass(frozen=True, kw_only=True)
 class DINO(Regularizer):
-    """−mean Σ_k softmax((t₂ᵢ − c)/τ_t)_k log softmax(s₁ᵢ/τ_s)_k of scores s, t (Caron et al., ICCV 2021, Eq. (1)).
+    """−mean Σ_k softmax((t₂ᵢ − c)/τ_t)_k log softmax(s₁ᵢ/τ_s)_k of scores s, t (Caron et al., ICCV
+    2021, Eq. (1)).
 
-    s are the network's scores of its prototypes, t the teacher's of its own. In training, c is a moving mean of t, and
-    τ_t rises; both are in what `Centering` gives as t. A call by itself takes t as it is.
+    s are the network's scores of its prototypes, t the teacher's of its own. In training, c is a
+    moving mean of t, and τ_t rises; both are in what `Centering` gives as t. A call by itself takes
+    t as it is.
 
     Attributes:
         prototypes: K, the number of prototypes.
@@ -33,9 +35,9 @@ class DINO(Regularizer):
         first_teacher_temperature: τ_t > 0 in the first step.
         warmup: Share of the training in which τ_t changes linearly.
         center_momentum: Share of c that stays in each step, below 1.
-        prototype_weights: How prototypes begin and are kept: `uniform`, the authors', from numbers within ±1/√q, so a
-            length of about 0.58; `unit`, of length 1 and rescaled to it after each step; or `normal`, of a length of
-            √q, as in cells without the setting.
+        prototype_weights: How prototypes begin and are kept: `uniform`, the authors', from numbers
+            within ±1/√q, so a length of about 0.58; `unit`, of length 1 and rescaled to it after
+            each step; or `normal`, of a length of √q, as in cells without the setting.
     """
 
     prototypes: int = 65536
@@ -50,16 +52,18 @@ class DINO(Regularizer):
         title="DINO",
         reference="Caron, Touvron, Misra, Jégou, Mairal, Bojanowski, Joulin, ICCV 2021",
         url="https://arxiv.org/abs/2104.14294",
-        formula="−(1/n) Σᵢ Σ_k softmax((t₂ᵢ − c)/τ_t)_k log softmax(s₁ᵢ/τ_s)_k, mean over both orders of the views",
-        latex=r"-\frac{1}{n} \sum_i \sum_k \mathrm{softmax}\left(\frac{t_{2,i} - c}{\tau_t}\right)_k \log "
-        r"\mathrm{softmax}\left(\frac{s_{1,i}}{\tau_s}\right)_k",
+        formula="−(1/n) Σᵢ Σ_k softmax((t₂ᵢ − c)/τ_t)_k log softmax(s₁ᵢ/τ_s)_k, mean over both "
+        "orders of the views",
+        latex=r"-\frac{1}{n} \sum_i \sum_k \mathrm{softmax}\left(\frac{t_{2,i} - "
+        r"c}{\tau_t}\right)_k \log \mathrm{softmax}\left(\frac{s_{1,i}}{\tau_s}\right)_k",
         time="O(n (q + k))",
         memory="O(n k)",
-        published="65536 prototypes, τ_s = 0.1, τ_t from 0.04 to 0.07 in 30 of 300 epochs, center's momentum 0.9, "
-        "teacher's 0.996 rising to 1, batch 1024, ViT-S/16 on ImageNet",
+        published="65536 prototypes, τ_s = 0.1, τ_t from 0.04 to 0.07 in 30 of 300 epochs, "
+        "center's momentum 0.9, teacher's 0.996 rising to 1, batch 1024, ViT-S/16 on ImageNet",
         views="the same paper, Eq. (3)",
-        limitation="the original keeps the prototypes as they are in the first epoch, its weight decay rises, and its "
-        "temperature rises by epochs, to its end at the warm-up's last one, ours by steps",
+        limitation="the original keeps the prototypes as they are in the first epoch, its weight "
+        "decay rises, and its temperature rises by epochs, to its end at the warm-up's last one, "
+        "ours by steps",
         symmetric=False,
         ordered=False,
     )
@@ -69,11 +73,17 @@ class DINO(Regularizer):
 
     def __post_init__(self) -> None:
         """Refuse numbers out of bounds."""
-        temperatures = self.student_temperature, self.teacher_temperature, self.first_teacher_temperature
+        temperatures = (
+            self.student_temperature,
+            self.teacher_temperature,
+            self.first_teacher_temperature,
+        )
         self.require(min(temperatures) > 0, "temperatures must be > 0")
         self.require(self.prototypes >= 2, "prototypes must be >= 2")
         weights = get_args(PrototypeWeights)
-        self.require(self.prototype_weights in weights, f"prototype_weights must be of {', '.join(weights)}")
+        self.require(
+            self.prototype_weights in weights, f"prototype_weights must be of {', '.join(weights)}"
+        )
         self.require(0 <= self.warmup <= 1, "warmup must be from 0 to 1")
         self.require(0 <= self.center_momentum < 1, "center_momentum must be from 0 to below 1")
 
@@ -111,7 +121,8 @@ class Centering(nn.Module):
         done: float,
         group: dist.ProcessGroup | None,
     ) -> tuple[DINO, list[Tensor]]:
-        """Return the method and the centred scores, scaled as if the temperature was that of the training's end.
+        """Return the method and the centred scores, scaled as if the temperature was that of the
+        training's end.
 
         Args:
             views_NQ: This rank's scores of each global view, shape (n, prototypes).
@@ -122,7 +133,8 @@ class Centering(nn.Module):
         method = self._method
         first, last = method.first_teacher_temperature, method.teacher_temperature
         risen = min(done / method.warmup, 1.0) if method.warmup else 1.0
-        # `terms` divides by the last temperature. This factor turns that into the temperature of this step.
+        # `terms` divides by the last temperature. This factor turns that into the temperature of
+        # this step.
         scale = last / (first + (last - first) * risen)
         centred = [(view_NQ - self.center) * scale for view_NQ in views_NQ]
         mean_Q = torch.stack([view_NQ.mean(dim=0) for view_NQ in views_NQ]).mean(dim=0)

@@ -29,23 +29,29 @@ LOCAL_ROWS = "torch.distributed is initialised and the loss was given no group"
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """The way to compute a loss. Values and gradients are the same for every choice, up to rounding.
+    """The way to compute a loss.
+
+    Values and gradients are the same for every choice, up to rounding.
 
     Attributes:
-        form: `textbook` is the published formula under plain autograd, with every n × n or q × q tensor it makes;
-            `gram` streams over blocks of the Gram matrix, O(n² q); `covariance` goes through a q × q matrix, O(n q²);
-            `powers` takes the waves of all frequencies of projections as powers of those of the first;
-            `auto` takes the cheaper of the streamed forms that the method has.
-        group: The processes that share the batch, each holding its own rows; None for a single process (where there
-            are several, a warning says that each one's loss is that of its own rows). The value is
-            that of the whole batch on every rank, and gradients are multiplied by the number of ranks, so that
-            the mean that DistributedDataParallel takes is the gradient of the whole batch.
-        even: Whether all ranks are known to hold equally many rows. Then they need not ask each other, which would
-            make a GPU wait.
-        draw_seed: Gives the seed of what a random method draws: the same on all ranks, another in each step. None: a
-            number of torch's CPU generator, of the first rank's, which makes a GPU wait if there are several.
-        compile: Whether torch.compile builds functions of single pairs, such as a kernel with its derivative: one pass
-            over a panel of the Gram matrix in place of many. The first call then takes some ten seconds.
+        form: `textbook` is the published formula under plain autograd, with every n × n or q × q
+            tensor it makes; `gram` streams over blocks of the Gram matrix, O(n² q); `covariance`
+            goes through a q × q matrix, O(n q²); `powers` takes the waves of all frequencies of
+            projections as powers of those of the first; `auto` takes the cheaper of the streamed
+            forms that the method has.
+        group: The processes that share the batch, each holding its own rows; None for a single
+            process (where there are several, a warning says that each one's loss is that of its own
+            rows). The value is that of the whole batch on every rank, and gradients are multiplied
+            by the number of ranks, so that the mean that DistributedDataParallel takes is the
+            gradient of the whole batch.
+        even: Whether all ranks are known to hold equally many rows. Then they need not ask each
+            other, which would make a GPU wait.
+        draw_seed: Gives the seed of what a random method draws: the same on all ranks, another in
+            each step. None: a number of torch's CPU generator, of the first rank's, which makes a
+            GPU wait if there are several.
+        compile: Whether torch.compile builds functions of single pairs, such as a kernel with its
+            derivative: one pass over a panel of the Gram matrix in place of many. The first call
+            then takes some ten seconds.
 
     Raises:
         RegbenchError: If `form` is none of these.
@@ -92,12 +98,17 @@ class Shard:
         """
         shard = Shard.of(z_NQ, engine)
         if shard.n < 2:
-            raise RegbenchError(f"{label}: embeddings must have n >= 2 rows over all ranks, not {shard.n}")
+            raise RegbenchError(
+                f"{label}: embeddings must have n >= 2 rows over all ranks, not {shard.n}"
+            )
         return shard
 
     @staticmethod
     def of(z_NQ: Tensor, engine: Engine) -> Shard:
-        """Find the share of this rank, whose rows are `z_NQ`; ranks may have different numbers of rows."""
+        """Find the share of this rank, whose rows are `z_NQ`.
+
+        Ranks may have different numbers of rows.
+        """
         group = engine.group
         if group is None or dist.get_world_size(group) == 1:
             return Shard([len(z_NQ)])
@@ -131,7 +142,10 @@ class Shard:
         return local.detach() if self.group is None else self._start_gather(local)()
 
     def _start_gather(self, local: Tensor) -> Callable[[], Tensor]:
-        """Start to gather; the function that is returned waits for the end and gives the rows of all ranks."""
+        """Start to gather.
+
+        The function that is returned waits for the end and gives the rows of all ranks.
+        """
         # Every backend gathers equal shapes; only batches of uneven length pay for copies.
         longest = max(self.sizes)
         padded = _pad(local, longest)
@@ -142,12 +156,18 @@ class Shard:
             work.wait()
             if min(self.sizes) == longest:
                 return gathered
-            return torch.cat([rows[:size] for rows, size in zip(gathered.split(longest), self.sizes, strict=True)])
+            return torch.cat(
+                [
+                    rows[:size]
+                    for rows, size in zip(gathered.split(longest), self.sizes, strict=True)
+                ]
+            )
 
         return finish
 
     def others(self, *local: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Start to gather the tensors `local`; the iterator gives those of the ranks after this one, then before it.
+        """Start to gather the tensors `local`; the iterator gives those of the ranks after this
+        one, then before it.
 
         They travel while the caller works on its own rows.
         """
@@ -157,16 +177,19 @@ class Shard:
 
     def _gathered(self, pending: Sequence[Callable[[], Tensor]]) -> Iterator[tuple[Tensor, ...]]:
         gathered = [finish() for finish in pending]
-        # Two slices share the gathered memory. One tensor of all others would be a copy of nearly the whole batch.
+        # Two slices share the gathered memory. One tensor of all others would be a copy of nearly
+        # the whole batch.
         for rows in (slice(self.rows.stop, self.n), slice(0, self.rows.start)):
             if rows.start < rows.stop:
                 yield tuple(tensor[rows] for tensor in gathered)
 
     def gather_with_gradient(self, local_NQ: Tensor) -> Tensor:
-        """Gather the rows of all ranks; backward hands this rank its own rows' gradient, times the number of ranks.
+        """Gather the rows of all ranks; backward hands this rank its own rows' gradient, times the
+        number of ranks.
 
-        Nothing is communicated backward: every rank computes the whole loss, so its gradient for its own rows is
-        complete. Letting gradients of the gather be summed or dropped instead gives results off by the number of ranks.
+        Nothing is communicated backward: every rank computes the whole loss, so its gradient for
+        its own rows is complete. Letting gradients of the gather be summed or dropped instead gives
+        results off by the number of ranks.
         """
         if self.group is None:
             return local_NQ
@@ -176,7 +199,8 @@ class Shard:
 
 @contextmanager
 def drawing(random: bool, shard: Shard, engine: Engine, device: torch.device) -> Iterator[None]:
-    """Let a random method draw the same numbers on every rank; the caller's generators stay as they are.
+    """Let a random method draw the same numbers on every rank; the caller's generators stay as they
+    are.
 
     Unless the engine gives the seed, one number of the caller's stream is taken for it.
 
@@ -212,9 +236,10 @@ def _first_ranks_seed(shard: Shard) -> int:
 def warn_of_local_rows() -> None:
     """Warn that a loss is that of this process's rows, though several processes run."""
     warnings.warn(
-        f"{LOCAL_ROWS}: of each process's own rows, not of the batch that the {dist.get_world_size()} processes share. "
-        "Give the group, loss(z1, z2, engine=methods.Engine(group=torch.distributed.group.WORLD)), or ignore this "
-        "warning if that is what you want",
+        f"{LOCAL_ROWS}: of each process's own rows, not of the batch that the "
+        f"{dist.get_world_size()} processes share. Give the group, loss(z1, z2, "
+        "engine=methods.Engine(group=torch.distributed.group.WORLD)), or ignore this warning if "
+        "that is what you want",
         stacklevel=4,  # the line of the user, who called `loss`
     )
 

@@ -16,12 +16,13 @@ from regbench.spaces import Range, Space
 @register("generalized_distance")
 @dataclass(frozen=True, kw_only=True)
 class GeneralizedDistance(KernelRegularizer):
-    """K(u, v) = −‖u − v‖ᵖ = −(2 − 2 u·v)^{p/2}, Example 2 of Zheng et al. (ICLR 2023) with the constant C = 0.
+    """K(u, v) = −‖u − v‖ᵖ = −(2 − 2 u·v)^{p/2}, Example 2 of Zheng et al. (ICLR 2023) with the
+    constant C = 0.
 
-    The paper defines the kernel for exponents 2s − q + 1 in the open interval (0, 2) and then tunes p = 2, which
-    is the linear kernel 2 u·v up to a constant, that is SFRIK with L = 1; both are accepted here. For p < 2 the
-    derivative is infinite where two embeddings coincide: the squared distance is clamped there at the dtype's
-    epsilon, which leaves distinct embeddings as they are.
+    The paper defines the kernel for exponents 2s − q + 1 in the open interval (0, 2) and then tunes
+    p = 2, which is the linear kernel 2 u·v up to a constant, that is SFRIK with L = 1; both are
+    accepted here. For p < 2 the derivative is infinite where two embeddings coincide: the squared
+    distance is clamped there at the dtype's epsilon, which leaves distinct embeddings as they are.
 
     Attributes:
         exponent: p in (0, 2]; the paper's tuned value is 2.
@@ -36,8 +37,8 @@ class GeneralizedDistance(KernelRegularizer):
         reference="Zheng, Puy, Riccietti, Pérez, Gribonval, ICLR 2023 (ablation, Table 3)",
         url="https://openreview.net/forum?id=8uu6JStuYm",
         formula="λ ‖Z₁ − Z₂‖²/(nq) − ½ Σ_v n⁻² Σᵢⱼ ‖zᵢ − zⱼ‖ᵖ",
-        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 - \frac{1}{2n^2} \sum_v \sum_{i,j} \Vert z_{v,i} - "
-        r"z_{v,j} \Vert^p",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 - \frac{1}{2n^2} \sum_v \sum_{i,j} "
+        r"\Vert z_{v,i} - z_{v,j} \Vert^p",
         time="O(n² q), for p = 2 also O(n q²)",
         memory="O(1); O(q²) in the covariance form of p = 2",
         published="λ = 10000, p = 2 at q = 8192 on IN20 %, ResNet-18, batch 2048 (appendix)",
@@ -58,9 +59,12 @@ class GeneralizedDistance(KernelRegularizer):
         if self.exponent == 2:
             return -squared_distance
         epsilon = torch.finfo(t.dtype).eps
-        # `where` alone would not do: zero times the infinite slope of what it leaves out would be NaN.
+        # `where` alone would not do: zero times the infinite slope of what it leaves out would be
+        # NaN.
         return -torch.where(
-            squared_distance <= epsilon, 0.0, squared_distance.clamp_min(epsilon) ** (self.exponent / 2)
+            squared_distance <= epsilon,
+            0.0,
+            squared_distance.clamp_min(epsilon) ** (self.exponent / 2),
         )
 
     def quadratic(self, q: int) -> tuple[float, float, float] | None:

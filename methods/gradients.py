@@ -1,4 +1,6 @@
-"""Gradients of a loss: by autograd over the whole batch, or computed with the value and kept until backward."""
+"""Gradients of a loss: by autograd over the whole batch, or computed with the value and kept
+until backward.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def differentiate(
-    terms_of: Callable[[Sequence[Tensor]], dict[str, Tensor]], views_NQ: Sequence[Tensor], shard: Shard
+    terms_of: Callable[[Sequence[Tensor]], dict[str, Tensor]],
+    views_NQ: Sequence[Tensor],
+    shard: Shard,
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
     """Compute addends of the whole batch and their sum's gradients by autograd.
 
@@ -37,12 +41,16 @@ def differentiate(
         total = torch.stack(list(terms.values())).sum()
     gradients_NQ: list[Tensor] = []
     for gradient_NQ in torch.autograd.grad(total, whole_NQ, materialize_grads=True):
-        # Callers write over them. Autograd gives one tensor twice where views are only added up, and of a plain sum a
-        # tensor whose rows share their memory.
-        shared = any(gradient_NQ.untyped_storage() is other_NQ.untyped_storage() for other_NQ in gradients_NQ)
+        # Callers write over them. Autograd gives one tensor twice where views are only added up,
+        # and of a plain sum a tensor whose rows share their memory.
+        shared = any(
+            gradient_NQ.untyped_storage() is other_NQ.untyped_storage() for other_NQ in gradients_NQ
+        )
         own_NQ = gradient_NQ.clone() if shared else gradient_NQ.contiguous()
         gradients_NQ.append(own_NQ)
-    return {name: term.detach() for name, term in terms.items()}, [g_NQ[shard.rows] for g_NQ in gradients_NQ]
+    return {name: term.detach() for name, term in terms.items()}, [
+        g_NQ[shard.rows] for g_NQ in gradients_NQ
+    ]
 
 
 class ValueWithGradient(torch.autograd.Function):
@@ -83,14 +91,23 @@ class ValueWithGradient(torch.autograd.Function):
         Raises:
             RegbenchError: If a second derivative is asked for.
         """
-        # Gradients are recorded in a backward only if it is to be differentiated itself (`create_graph=True`).
+        # Gradients are recorded in a backward only if it is to be differentiated itself
+        # (`create_graph=True`).
         if torch.is_grad_enabled():
             raise RegbenchError(
                 f"{ctx.label}: the streamed loss has no second derivative; "
                 'give engine=Engine(form="textbook") to differentiate twice'
             )
         (scale,) = outputs
-        # Gradients are scaled in place unless backward may come again: a scaled copy would be the largest scratch.
+        # Gradients are scaled in place unless backward may come again: a scaled copy would be the
+        # largest scratch.
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         gradients_NQ = [g_NQ * scale if keep else g_NQ.mul_(scale) for g_NQ in ctx.saved_tensors]
-        return None, None, None, None, None, *(gradient_NQ.to(ctx.dtype) for gradient_NQ in gradients_NQ)
+        return (
+            None,
+            None,
+            None,
+            None,
+            None,
+            *(gradient_NQ.to(ctx.dtype) for gradient_NQ in gradients_NQ),
+        )

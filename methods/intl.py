@@ -20,12 +20,13 @@ from regbench.spaces import Range, Space
 class INTL(Native):
     """Mean over the images of 2 − 2 cos(w₁ᵢ, w₂ᵢ), plus β (t(W₁) + t(W₂)) (Weng et al., ICLR 2024).
 
-    W = P_T X / √(tr Σ), where X is Z with the mean over the coordinates taken from each row, Σ = X Xᵀ/(q − 1), shape
-    (n, n), and P_T is T Newton steps P ← (3 P − P³ Σ/tr Σ)/2 from P = I towards (Σ/tr Σ)^{−1/2}. The trace loss
-    t(W) = Σᵢ (vᵢ − 1)², where vᵢ is the variance, with q − 1, of row i of W. This is the authors' default axis
-    ("channel whitening"), which normalises over the images; their other one exchanges the roles of n and q. Their rule
-    for β is 0.01 (log₂ n − 3); here β is a number, and the default is that of n = 256. A view without variance
-    has tr Σ = 0, which is bounded below by the smallest normal number.
+    W = P_T X / √(tr Σ), where X is Z with the mean over the coordinates taken from each row, Σ = X
+    Xᵀ/(q − 1), shape (n, n), and P_T is T Newton steps P ← (3 P − P³ Σ/tr Σ)/2 from P = I towards
+    (Σ/tr Σ)^{−1/2}. The trace loss t(W) = Σᵢ (vᵢ − 1)², where vᵢ is the variance, with q − 1, of
+    row i of W. This is the authors' default axis ("channel whitening"), which normalises over the
+    images; their other one exchanges the roles of n and q. Their rule for β is 0.01 (log₂ n − 3);
+    here β is a number, and the default is that of n = 256. A view without variance has tr Σ = 0,
+    which is bounded below by the smallest normal number.
 
     Attributes:
         trace_weight: β.
@@ -40,9 +41,10 @@ class INTL(Native):
         title="INTL",
         reference="Weng, Ni, Song, Luo, Anwer, Khan, Khan, Huang, ICLR 2024",
         url="https://arxiv.org/abs/2305.16789",
-        formula="mean_i (2 − 2 cos(w₁ᵢ, w₂ᵢ)) + β Σ_v Σᵢ (var(w_{v,i}) − 1)², W_v ≈ Σ_v^{−1/2} X_v by Newton steps",
-        latex=r"\frac{1}{n} \sum_i (2 - 2 \cos(w_{1,i}, w_{2,i})) + \beta \sum_v \sum_i (\mathrm{var}(w_{v,i}) - "
-        r"1)^2, \quad W_v \approx \Sigma_v^{-1/2} X_v",
+        formula="mean_i (2 − 2 cos(w₁ᵢ, w₂ᵢ)) + β Σ_v Σᵢ (var(w_{v,i}) − 1)², W_v ≈ Σ_v^{−1/2} X_v "
+        "by Newton steps",
+        latex=r"\frac{1}{n} \sum_i (2 - 2 \cos(w_{1,i}, w_{2,i})) + \beta \sum_v \sum_i "
+        r"(\mathrm{var}(w_{v,i}) - 1)^2, \quad W_v \approx \Sigma_v^{-1/2} X_v",
         time="O(n² q + n³)",
         memory="O(n²)",
         published="T = 4, β = 0.01 (log₂ n − 3), q = 8192, batch 256, ResNet-50 on ImageNet",
@@ -54,11 +56,14 @@ class INTL(Native):
     def __post_init__(self) -> None:
         """Refuse a negative weight, and steps beyond those that rounding allows."""
         self.require(self.trace_weight >= 0, "trace_weight must be >= 0")
-        # Rounding grows with each step: in float32, near a point, the gradient is off by 3 % after 6 and lost after 8.
+        # Rounding grows with each step: in float32, near a point, the gradient is off by 3 % after
+        # 6 and lost after 8.
         self.require(0 <= self.iterations <= 6, "iterations must be from 0 to 6")
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
-        """Compute alignment of the normalised views, and the trace loss of both views of each pair."""
+        """Compute alignment of the normalised views, and the trace loss of both views of each
+        pair.
+        """
         w_NQ = [self._normalize_spectrum(z_NQ) for z_NQ in views_NQ]
         unit_NQ, traces = [normalize(w) for w in w_NQ], [_trace_loss(w) for w in w_NQ]
         alignment, trace = [], []

@@ -17,15 +17,17 @@ from regbench.spaces import Range, Space
 @register("ivne")
 @dataclass(frozen=True, kw_only=True)
 class IVNE(Native):
-    """−α₁ mean_{g<v} mean_i cos(z_gᵢ, z_vᵢ) − α₂ mean_v S(Z_v) (Kim et al., CVPR 2023), g a global view.
+    """−α₁ mean_{g<v} mean_i cos(z_gᵢ, z_vᵢ) − α₂ mean_v S(Z_v) (Kim et al., CVPR 2023), g a global
+    view.
 
-    S(Z) = −Σ_j λ_j log λ_j over the eigenvalues λ_j of ZᵀZ/n for unit embeddings: the von Neumann entropy of the
-    autocorrelation, between 0 and log min(n, q). They are taken from the smaller of ZᵀZ/n and ZZᵀ/n, in double
-    precision. The logarithm's argument is bounded below by the smallest normal number, so that 0 log 0 = 0 has a finite
-    gradient.
+    S(Z) = −Σ_j λ_j log λ_j over the eigenvalues λ_j of ZᵀZ/n for unit embeddings: the von Neumann
+    entropy of the autocorrelation, between 0 and log min(n, q). They are taken from the smaller of
+    ZᵀZ/n and ZZᵀ/n, in double precision. The logarithm's argument is bounded below by the smallest
+    normal number, so that 0 log 0 = 0 has a finite gradient.
 
     Attributes:
-        alignment_weight: α₁; the authors' code notes that its 4.16 is the logarithm of the batch size 64.
+        alignment_weight: α₁; the authors' code notes that its 4.16 is the logarithm of the batch
+            size 64.
         entropy_weight: α₂.
     """
 
@@ -37,8 +39,8 @@ class IVNE(Native):
         reference="Kim, Kang, Hwang, Shin, Rhee, CVPR 2023",
         url="https://arxiv.org/abs/2304.01434",
         formula="−α₁ mean_{g<v} mean_i z_gᵢ·z_vᵢ + α₂ mean_v tr(C_v log C_v), C_v = Z_vᵀZ_v/n",
-        latex=r"-\alpha_1 \, \mathrm{mean}_{g<v, \, i} \; z_{g,i} \cdot z_{v,i} + \alpha_2 \, \mathrm{mean}_v \, "
-        r"\mathrm{tr}(C_v \log C_v), \quad C_v = \frac{1}{n} Z_v^\top Z_v",
+        latex=r"-\alpha_1 \, \mathrm{mean}_{g<v, \, i} \; z_{g,i} \cdot z_{v,i} + \alpha_2 \, "
+        r"\mathrm{mean}_v \, \mathrm{tr}(C_v \log C_v), \quad C_v = \frac{1}{n} Z_v^\top Z_v",
         time="O(n q min(n, q))",
         memory="O(min(n, q)²)",
         published="α₁ = 4.16, α₂ = 1, batch 64, 2 + 4 views on ImageNet-100 (released script)",
@@ -56,7 +58,8 @@ class IVNE(Native):
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute alignment and entropy."""
         views_NQ = [normalize(z_NQ) for z_NQ in views_NQ]
-        # The authors' code counts each pair once; `pairs` would count one of two global views twice.
+        # The authors' code counts each pair once; `pairs` would count one of two global views
+        # twice.
         cosines = []
         for g in range(global_views):
             for v in range(g + 1, len(views_NQ)):
@@ -69,10 +72,12 @@ class IVNE(Native):
 
 
 def _entropy(z_NQ: Tensor) -> Tensor:
-    """Compute the von Neumann entropy of ZᵀZ/n. The gradient of `eigvalsh` is sound at repeated eigenvalues.
+    """Compute the von Neumann entropy of ZᵀZ/n.
 
-    In double precision: near a collapse the logarithm of the smaller eigenvalues is what counts, and in single
-    precision these are rounding.
+    The gradient of `eigvalsh` is sound at repeated eigenvalues.
+
+    In double precision: near a collapse the logarithm of the smaller eigenvalues is what counts,
+    and in single precision these are rounding.
     """
     z_NQ = z_NQ.double()
     n, q = z_NQ.shape

@@ -1,4 +1,6 @@
-"""KerJEPA: kernel discrepancies to a Gaussian, without slicing or in the limit of infinitely many slices."""
+"""KerJEPA: kernel discrepancies to a Gaussian, without slicing or in the limit of infinitely
+many slices.
+"""
 
 from __future__ import annotations
 
@@ -30,30 +32,36 @@ from regbench.spaces import Range, Space
 )
 @dataclass(frozen=True, kw_only=True)
 class KerJEPA(Decomposed):
-    """mean (Z₁ − Z₂)² + λ ½ Σ_v D(Z_v, N(0, I)) (Zimmermann et al., arXiv 2512.19605, 2025), without slices.
+    """mean (Z₁ − Z₂)² + λ ½ Σ_v D(Z_v, N(0, I)) (Zimmermann et al., arXiv 2512.19605, 2025),
+    without slices.
 
-    D is a U-statistic of the kernel k(x, y) = f(r²), r = ‖x − y‖, h² = b q: means over i, j are over pairs i ≠ j, so
-    that the expectation over samples of N(0, I) is 0.
+    D is a U-statistic of the kernel k(x, y) = f(r²), r = ‖x − y‖, h² = b q: means over i, j are
+    over pairs i ≠ j, so that the expectation over samples of N(0, I) is 0.
 
-    - `mmd`: mean k(xᵢ, xⱼ) − 2 mean E k(xᵢ, y) + E k(y, y′) with y, y′ ~ N(0, I), which for the Gaussian kernel is
-      E k(x, y) = (h²/(h² + 1))^{q/2} exp(−‖x‖²/(2h² + 2)) and E k(y, y′) = (h²/(h² + 2))^{q/2};
-    - `sliced_mmd`: the mean over all directions a of the MMD of the projections x·a to N(0, 1), with the Gaussian
-      kernel of squared bandwidth b in one dimension. It is that of the kernel κ(r²) = ₁F₁(½; q/2; −r²/2b), with
-      E k(x, y) = (b/(b + 1))^{½} ₁F₁(½; q/2; −‖x‖²/(2b + 2)) and E k(y, y′) = (b/(b + 2))^{½}. SIGReg is a Monte-Carlo
-      estimate of it, pairs i = j included, times √(2π) n, for b = 1.
-    - `ksd`: the mean of the Stein kernel x·y f + 2 (r² − q) f′ − 4 r² f″ of N(0, I), whose score is −x.
+    - `mmd`: mean k(xᵢ, xⱼ) − 2 mean E k(xᵢ, y) + E k(y, y′) with y, y′ ~ N(0, I), which for the
+      Gaussian kernel is E k(x, y) = (h²/(h² + 1))^{q/2} exp(−‖x‖²/(2h² + 2)) and E k(y, y′) =
+      (h²/(h² + 2))^{q/2};
+    - `sliced_mmd`: the mean over all directions a of the MMD of the projections x·a to N(0, 1),
+      with the Gaussian kernel of squared bandwidth b in one dimension. It is that of the kernel
+      κ(r²) = ₁F₁(½; q/2; −r²/2b), with E k(x, y) = (b/(b + 1))^{½} ₁F₁(½; q/2; −‖x‖²/(2b + 2)) and
+      E k(y, y′) = (b/(b + 2))^{½}. SIGReg is a Monte-Carlo estimate of it, pairs i = j included,
+      times √(2π) n, for b = 1.
+    - `ksd`: the mean of the Stein kernel x·y f + 2 (r² − q) f′ − 4 r² f″ of N(0, I), whose score is
+      −x.
 
     Kernels: `gaussian` f = exp(−r²/2h²), `imq` f = (1 + r²/h²)^{−½}.
 
-    The pairs i = j would add (mean ‖xᵢ‖² + q/h²)/n to a KSD, about q/n for standard normal embeddings, where a single
-    point in the origin costs q/h²: with q > n the point would cost less than what is aimed at.
+    The pairs i = j would add (mean ‖xᵢ‖² + q/h²)/n to a KSD, about q/n for standard normal
+    embeddings, where a single point in the origin costs q/h²: with q > n the point would cost less
+    than what is aimed at.
 
-    The paper searched λ and the bandwidth on a grid and prints neither, so both are this benchmark's. Its alignment is
-    a sum over q, so that its λ is q times ours, and its D is that of the embeddings of all views together. In place of
-    ₁F₁ it takes an inverse multiquadric, which is close to it at large q.
+    The paper searched λ and the bandwidth on a grid and prints neither, so both are this
+    benchmark's. Its alignment is a sum over q, so that its λ is q times ours, and its D is that of
+    the embeddings of all views together. In place of ₁F₁ it takes an inverse multiquadric, which is
+    close to it at large q.
 
-    A collapse to the origin costs λ/b by the KSD and 0.15 λ by the MMD (b = 1, large q), which a λ well below 1 leaves
-    cheaper than aligning views of unit variance.
+    A collapse to the origin costs λ/b by the KSD and 0.15 λ by the MMD (b = 1, large q), which a λ
+    well below 1 leaves cheaper than aligning views of unit variance.
 
     Attributes:
         statistic: `mmd`, `sliced_mmd` (both with the Gaussian kernel only) or `ksd`.
@@ -72,22 +80,30 @@ class KerJEPA(Decomposed):
         reference="Zimmermann, Wiltzer, Szeto, Alvarez-Melis, Mackey, arXiv 2025",
         url="https://arxiv.org/abs/2512.19605",
         formula="‖Z₁ − Z₂‖²/(nq) + λ ½ Σ_v D(Z_v, N(0, I)), D = MMD² or KSD² over pairs i ≠ j",
-        latex=r"\frac{1}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v D(Z_v, \mathcal{N}(0, I)), \quad "
-        r"D = \mathrm{MMD}^2 \; \mathrm{or} \; \mathrm{KSD}^2",
+        latex=r"\frac{1}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v D(Z_v, "
+        r"\mathcal{N}(0, I)), \quad D = \mathrm{MMD}^2 \; \mathrm{or} \; \mathrm{KSD}^2",
         time="O(n² q)",
         memory="O(n q)",
-        published="q = 128, batch 256, 4 views of Imagenette; λ and bandwidths by a grid, not printed, so ours",
-        limitation="the original has D of four views together; its finitely many slices and other priors are left out",
+        published="q = 128, batch 256, 4 views of Imagenette; λ and bandwidths by a grid, not "
+        "printed, so ours",
+        limitation="the original has D of four views together; its finitely many slices and other "
+        "priors are left out",
         rotation_invariant=True,
     )
-    # The paper prints no bandwidth. Eight searches on small images at q = 512, begun from 0.03 to 3, chose 0.007 to
-    # 0.084, the geometric mean of which is 0.03.
+    # The paper prints no bandwidth. Eight searches on small images at q = 512, begun from 0.03 to
+    # 3, chose 0.007 to 0.084, the geometric mean of which is 0.03.
     revision: ClassVar[int] = 2
-    space: ClassVar[Space] = {"regularization_weight": Range(0.1, 1000, balances=True), "bandwidth": Range(0.001, 1)}
+    space: ClassVar[Space] = {
+        "regularization_weight": Range(0.1, 1000, balances=True),
+        "bandwidth": Range(0.001, 1),
+    }
 
     def __post_init__(self) -> None:
         """Refuse unknown names and numbers out of range."""
-        self.require(self.statistic in ("mmd", "sliced_mmd", "ksd"), "statistic must be mmd, sliced_mmd or ksd")
+        self.require(
+            self.statistic in ("mmd", "sliced_mmd", "ksd"),
+            "statistic must be mmd, sliced_mmd or ksd",
+        )
         self.require(self.kernel in ("gaussian", "imq"), "kernel must be gaussian or imq")
         alone = f"statistic {self.statistic} goes with kernel gaussian only"
         self.require(self.statistic == "ksd" or self.kernel == "gaussian", alone)
@@ -110,9 +126,12 @@ class KerJEPA(Decomposed):
         pairs_NN = off_diagonal_mask(n, u_NQ)
         centred_NQ = u_NQ - u_NQ.detach().mean(dim=0)
         r2_NN = squared_distances(centred_NQ)
-        # With the mask as an index a GPU's host would wait to learn how many there are, and a plan never learns.
+        # With the mask as an index a GPU's host would wait to learn how many there are, and a plan
+        # never learns.
         values_NN = self.of_pairs(u_NQ @ u_NQ.T, r2_NN, q).where(pairs_NN, 0.0)
-        return self._addends(values_NN.sum() / (n * (n - 1)), self.of_embeddings(squared_N, q).mean(), q)
+        return self._addends(
+            values_NN.sum() / (n * (n - 1)), self.of_embeddings(squared_N, q).mean(), q
+        )
 
     def of_pairs(self, gram: Tensor, r2: Tensor, q: int) -> Tensor:
         """Compute the function of pairs whose mean is in D, for any shape.
@@ -148,7 +167,10 @@ class KerJEPA(Decomposed):
     def _addends(self, pairs: Tensor, crossed: Tensor, q: int) -> Addends:
         """Put D together: an MMD also has the constant E k(y, y′)."""
         b, square = self.bandwidth, self.bandwidth * q
-        between = {"sliced_mmd": math.sqrt(b / (b + 2)), "mmd": math.pow(square / (square + 2), q / 2)}
+        between = {
+            "sliced_mmd": math.sqrt(b / (b + 2)),
+            "mmd": math.pow(square / (square + 2), q / 2),
+        }
         discrepancy = pairs - 2 * crossed + between.get(self.statistic, 0.0)
         return {"normality": self.regularization_weight * discrepancy}
 
@@ -158,7 +180,13 @@ class KerJEPA(Decomposed):
         return ("textbook", "gram")
 
     def add_regularizer(
-        self, z_NQ: Tensor, inverse_N: Tensor, gradient_NQ: Tensor, share: float, shard: Shard, form: str
+        self,
+        z_NQ: Tensor,
+        inverse_N: Tensor,
+        gradient_NQ: Tensor,
+        share: float,
+        shard: Shard,
+        form: str,
     ) -> Addends:
         """Compute it in Gram form, see `Decomposed.add_regularizer`."""
         n, q = shard.n, z_NQ.shape[1]
@@ -166,8 +194,8 @@ class KerJEPA(Decomposed):
         crossed_N, slope_N = _with_slopes(partial(self.of_embeddings, q=q), squared_N)
         # The factor n − 1 makes 1/(n (n − 1)) right for single embeddings too.
         gradient_NQ.addcmul_(z_NQ, slope_N[:, None], value=-4 * (n - 1))
-        # With z = x + m, m being the mean, ‖zᵢ − zⱼ‖² is taken of x, whose squares cancel less, and zᵢ·zⱼ is
-        # xᵢ·xⱼ + aᵢ + aⱼ, a = x·m + ½ ‖m‖².
+        # With z = x + m, m being the mean, ‖zᵢ − zⱼ‖² is taken of x, whose squares cancel less, and
+        # zᵢ·zⱼ is xᵢ·xⱼ + aᵢ + aⱼ, a = x·m + ½ ‖m‖².
         mean_Q = shard.sum(z_NQ.sum(dim=0)) / n
         x_NQ = z_NQ - mean_Q
         squared_N, offset_N = x_NQ.square().sum(dim=1), x_NQ @ mean_Q + 0.5 * mean_Q.square().sum()
@@ -179,7 +207,9 @@ class KerJEPA(Decomposed):
                 gram_PM = x_NQ[rows] @ other_MQ.T
                 r2_PM = (squared_N[rows, None] + squared_M).sub_(gram_PM, alpha=2).clamp_min_(0.0)
                 gram_PM.add_(offset_N[rows, None]).add_(offset_M)
-                value_PM, by_gram_PM, by_r2_PM = _with_slopes(partial(self.of_pairs, q=q), gram_PM, r2_PM)
+                value_PM, by_gram_PM, by_r2_PM = _with_slopes(
+                    partial(self.of_pairs, q=q), gram_PM, r2_PM
+                )
                 by_r2_PM.masked_fill_(r2_PM == 0, 0.0)
                 if own:
                     for each_PM in (value_PM, by_gram_PM, by_r2_PM):
@@ -193,7 +223,9 @@ class KerJEPA(Decomposed):
                 # Without this they would live on beside the next panel.
                 del value_PM, by_gram_PM, by_r2_PM
         gradient_NQ.mul_(share * self.regularization_weight / (n * (n - 1)))
-        return self._addends(shard.sum(pairs) / (n * (n - 1)), shard.sum(crossed_N.double().sum()) / n, q)
+        return self._addends(
+            shard.sum(pairs) / (n * (n - 1)), shard.sum(crossed_N.double().sum()) / n, q
+        )
 
 
 def _with_slopes(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[Tensor, ...]:
@@ -206,10 +238,11 @@ def _with_slopes(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[T
 
 
 def sliced_gaussian(x: Tensor, q: int) -> Tensor:
-    """Compute ₁F₁(½; q/2; −x) = E exp(−x a²) for a coordinate a of a uniform unit vector, x >= 0 of any shape.
+    """Compute ₁F₁(½; q/2; −x) = E exp(−x a²) for a coordinate a of a uniform unit vector, x >= 0 of
+    any shape.
 
-    It is (1 + 2x/q)^{−½} times a smooth function of w = x/(x + q/2), whose Chebyshev series is summed: to ten digits
-    for q >= 3.
+    It is (1 + 2x/q)^{−½} times a smooth function of w = x/(x + q/2), whose Chebyshev series is
+    summed: to ten digits for q >= 3.
     """
     half = q / 2
     scaled = 2 * (x / (x + half)) - 1
@@ -223,7 +256,9 @@ def _legendre_quadrature(nodes: int) -> tuple[NDArray[np.float64], NDArray[np.fl
 
 @lru_cache(maxsize=64)
 def _sliced_series(q: int) -> tuple[float, ...]:
-    """Compute the coefficients by Gauss-Legendre quadrature of E exp(−x cos²θ), the density being ∝ sin^{q−2} θ."""
+    """Compute the coefficients by Gauss-Legendre quadrature of E exp(−x cos²θ), the density
+    being ∝ sin^{q−2} θ.
+    """
     # With these numbers the error is 4e-11 at q = 3, and smaller at larger q.
     degree = 40
     points, weights = _legendre_quadrature(800)
@@ -235,5 +270,7 @@ def _sliced_series(q: int) -> tuple[float, ...]:
     ratio = (nodes + 1) / 2
     # No node lies at ratio 1, where x is infinite.
     x = q / 2 * ratio / (1 - ratio)
-    values = np.exp(-x[:, None] * np.cos(theta) ** 2) @ density / density.sum() * np.sqrt(1 + 2 * x / q)
+    values = (
+        np.exp(-x[:, None] * np.cos(theta) ** 2) @ density / density.sum() * np.sqrt(1 + 2 * x / q)
+    )
     return tuple(np.polynomial.chebyshev.chebfit(nodes, values, degree).tolist())

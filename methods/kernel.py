@@ -1,4 +1,5 @@
-"""Regularizers that are the squared MMD to the uniform distribution for a rotation-invariant kernel.
+"""Regularizers that are the squared MMD to the uniform distribution for a rotation-invariant
+kernel.
 
 Shapes: N = batch (n), Q = embedding dimension (q).
 """
@@ -21,10 +22,12 @@ from regbench.spaces import Range, Space
 
 @dataclass(frozen=True, kw_only=True)
 class KernelEnergy(Decomposed):
-    """λ ℓ_a + ½ (ℓ_u(Z₁) + ℓ_u(Z₂)), Eqs. (2), (3) and (7) of Zheng et al. (ICLR 2023), for K(u, v) = φ(u·v).
+    """λ ℓ_a + ½ (ℓ_u(Z₁) + ℓ_u(Z₂)), Eqs. (2), (3) and (7) of Zheng et al. (ICLR 2023), for K(u, v)
+    = φ(u·v).
 
-    ℓ_u(Z) = n⁻² Σᵢ Σⱼ φ(zᵢ·zⱼ) over unit embeddings, diagonal included, as printed. The diagonal is a constant,
-    φ(1)/n, and near uniform nearly all of the value, so it is given as the addend `diagonal`.
+    ℓ_u(Z) = n⁻² Σᵢ Σⱼ φ(zᵢ·zⱼ) over unit embeddings, diagonal included, as printed. The diagonal is
+    a constant, φ(1)/n, and near uniform nearly all of the value, so it is given as the addend
+    `diagonal`.
     """
 
     unit = True
@@ -46,7 +49,9 @@ class KernelEnergy(Decomposed):
         return self.kernel(torch.ones_like(like), q)
 
     def quadratic(self, q: int) -> tuple[float, float, float] | None:
-        """Return (c₀, c₁, c₂) if φ(t) = c₀ + c₁ t + c₂ t², which opens the covariance form; None otherwise."""
+        """Return (c₀, c₁, c₂) if φ(t) = c₀ + c₁ t + c₂ t², which opens the covariance form;
+        None otherwise.
+        """
         return None
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
@@ -66,7 +71,13 @@ class KernelEnergy(Decomposed):
         return ("textbook", "gram", "covariance") if self.quadratic(2) else ("textbook", "gram")
 
     def add_regularizer(
-        self, z_NQ: Tensor, inverse_N: Tensor, gradient_NQ: Tensor, share: float, shard: Shard, form: str
+        self,
+        z_NQ: Tensor,
+        inverse_N: Tensor,
+        gradient_NQ: Tensor,
+        share: float,
+        shard: Shard,
+        form: str,
     ) -> Addends:
         """Compute it in Gram or covariance form, see `Decomposed.add_regularizer`."""
         n, q = shard.n, z_NQ.shape[1]
@@ -87,8 +98,8 @@ class KernelRegularizer(KernelEnergy):
     """A kernel's energy beside the paper's alignment.
 
     Attributes:
-        alignment_weight: λ as the paper's tables print it: the weight of the mean over n and q of (z₁ − z₂)², which
-            is q times the λ of Eq. (2).
+        alignment_weight: λ as the paper's tables print it: the weight of the mean over n and q of
+            (z₁ − z₂)², which is q times the λ of Eq. (2).
     """
 
     alignment_weight: float
@@ -105,10 +116,11 @@ class KernelRegularizer(KernelEnergy):
 
 
 def legendre(order: int, t: Tensor, q: int) -> list[Tensor]:
-    """Compute the Legendre (Gegenbauer) polynomials P_0(q; t) … P_order(q; t), normalised to P_ℓ(q; 1) = 1.
+    """Compute the Legendre (Gegenbauer) polynomials P_0(q; t) … P_order(q; t), normalised to P_ℓ(q;
+    1) = 1.
 
-    By the three-term recurrence (ℓ + q − 2) P_{ℓ+1} = (2ℓ + q − 2) t P_ℓ − ℓ P_{ℓ−1}, which stays within [−1, 1]
-    at every q, where the explicit sum (Theorem 1 of the paper) overflows.
+    By the three-term recurrence (ℓ + q − 2) P_{ℓ+1} = (2ℓ + q − 2) t P_ℓ − ℓ P_{ℓ−1}, which stays
+    within [−1, 1] at every q, where the explicit sum (Theorem 1 of the paper) overflows.
 
     Args:
         order: Highest degree, >= 0.
@@ -126,9 +138,11 @@ def legendre(order: int, t: Tensor, q: int) -> list[Tensor]:
 
 
 def legendre_series(coefficients: Sequence[float], t: Tensor, q: int) -> Tensor:
-    """Compute Σ_ℓ c_ℓ P_ℓ(q; t) by Clenshaw's backward recurrence: two tensors, whatever the order, and differentiable.
+    """Compute Σ_ℓ c_ℓ P_ℓ(q; t) by Clenshaw's backward recurrence: two tensors, whatever the order,
+    and differentiable.
 
-    The derivative is a series in dimension q + 2, since P_ℓ′(q; t) = ℓ (ℓ + q − 2)/(q − 1) P_{ℓ−1}(q + 2; t).
+    The derivative is a series in dimension q + 2, since P_ℓ′(q; t) = ℓ (ℓ + q − 2)/(q − 1)
+    P_{ℓ−1}(q + 2; t).
 
     Args:
         coefficients: c_0, c_1, …, at least one.
@@ -143,9 +157,13 @@ def legendre_series(coefficients: Sequence[float], t: Tensor, q: int) -> Tensor:
 
 
 def series_derivative(coefficients: Sequence[float], q: int) -> list[float]:
-    """Compute the coefficients, in dimension q + 2, of the derivative of a Legendre series in dimension q."""
+    """Compute the coefficients, in dimension q + 2, of the derivative of a Legendre series in
+    dimension q.
+    """
     # The derivative of a constant has one coefficient, as a series needs.
-    return [c * order * (order + q - 2) / (q - 1) for order, c in enumerate(coefficients)][1:] or [0.0]
+    return [c * order * (order + q - 2) / (q - 1) for order, c in enumerate(coefficients)][1:] or [
+        0.0
+    ]
 
 
 class _LegendreSeries(torch.autograd.Function):
@@ -159,7 +177,11 @@ class _LegendreSeries(torch.autograd.Function):
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None]:
         (t,) = ctx.saved_tensors
         (gradient,) = outputs
-        return gradient * legendre_series(series_derivative(ctx.coefficients, ctx.q), t, ctx.q + 2), None, None
+        return (
+            gradient * legendre_series(series_derivative(ctx.coefficients, ctx.q), t, ctx.q + 2),
+            None,
+            None,
+        )
 
 
 def _clenshaw(coefficients: Sequence[float], t: Tensor, q: int) -> Tensor:

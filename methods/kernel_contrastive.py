@@ -1,4 +1,6 @@
-"""Kernel contrastive learning: kernels of the positive pairs against kernel energies of the views."""
+"""Kernel contrastive learning: kernels of the positive pairs against kernel energies of the
+views.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,20 @@ from regbench.spaces import Range, Space
 )
 @dataclass(frozen=True, kw_only=True)
 class KernelContrastive(Regularizer):
-    """−2 mean_i k(z1ᵢ, z2ᵢ) + γ Σ_v mean_{i≠j} K(zvᵢ, zvⱼ) on unit embeddings (Koromilas et al., ICML 2024).
+    """−2 mean_i k(z1ᵢ, z2ᵢ) + γ Σ_v mean_{i≠j} K(zvᵢ, zvⱼ) on unit embeddings (Koromilas et al.,
+    ICML 2024).
 
-    With d = ‖u − v‖ the kernels K of the authors' code (pakoromilas/DHEL-KCL, losses.py and utils.py) are
+    With d = ‖u − v‖ the kernels K of the authors' code (pakoromilas/DHEL-KCL, losses.py and
+    utils.py) are
 
     - `gaussian`: exp(−s d²),
     - `log`: −½ log(1 + s d²),
     - `imq`: s/√(s² + d²),
-    - `riesz`: −d^{−s} with −2 < s < 0. The code also has d^{−s} for s > 0, which is left out: the positive pairs' term
-      has no lower bound then.
+    - `riesz`: −d^{−s} with −2 < s < 0. The code also has d^{−s} for s > 0, which is left out: the
+      positive pairs' term has no lower bound then.
 
-    k = K, but without the ½ for `log`. Where two embeddings coincide a Riesz kernel has no derivative; it counts as 0
-    there.
+    k = K, but without the ½ for `log`. Where two embeddings coincide a Riesz kernel has no
+    derivative; it counts as 0 there.
 
     Attributes:
         kernel: `gaussian`, `log`, `imq` or `riesz`.
@@ -58,11 +62,12 @@ class KernelContrastive(Regularizer):
         reference="Koromilas, Bouritsas, Giannakopoulos, Nicolaou, Panagakis, ICML 2024",
         url="https://arxiv.org/abs/2405.18045",
         formula="−2 (1/n) Σᵢ k(z1ᵢ, z2ᵢ) + γ Σ_v (1/(n(n − 1))) Σ_{i≠j} K(zvᵢ, zvⱼ)",
-        latex=r"-\frac{2}{n} \sum_i k(z_{1,i}, z_{2,i}) + \frac{\gamma}{n(n-1)} \sum_v \sum_{i \neq j} K(z_{v,i}, "
-        r"z_{v,j})",
+        latex=r"-\frac{2}{n} \sum_i k(z_{1,i}, z_{2,i}) + \frac{\gamma}{n(n-1)} \sum_v \sum_{i "
+        r"\neq j} K(z_{v,i}, z_{v,j})",
         time="O(n² q)",
         memory="O(n q)",
-        published="gaussian, s = 2, γ = 16 (defaults of the authors' code); s = −1 of `riesz` is ours",
+        published="gaussian, s = 2, γ = 16 (defaults of the authors' code); s = −1 of `riesz` is "
+        "ours",
         scale_invariant=True,
         rotation_invariant=True,
     )
@@ -70,7 +75,10 @@ class KernelContrastive(Regularizer):
 
     def __post_init__(self) -> None:
         """Refuse unknown kernels and numbers out of range."""
-        self.require(self.kernel in ("gaussian", "log", "imq", "riesz"), "kernel must be gaussian, log, imq or riesz")
+        self.require(
+            self.kernel in ("gaussian", "log", "imq", "riesz"),
+            "kernel must be gaussian, log, imq or riesz",
+        )
         if self.kernel == "riesz":
             self.require(-2 < self.scale < 0, "scale of riesz must be between -2 and 0")
         else:
@@ -96,7 +104,9 @@ class KernelContrastive(Regularizer):
     def _attraction(self, u1_NQ: Tensor, u2_NQ: Tensor) -> Tensor:
         """Compute −2 k of each positive pair, shape (n,)."""
         # The kernel k of `log` lacks the ½ that K has.
-        return (-4 if self.kernel == "log" else -2) * self._of_squares((u1_NQ - u2_NQ).square().sum(dim=1))
+        return (-4 if self.kernel == "log" else -2) * self._of_squares(
+            (u1_NQ - u2_NQ).square().sum(dim=1)
+        )
 
     def _of_products(self, t: Tensor) -> Tensor:
         return self._of_squares(2 - 2 * t)
@@ -110,7 +120,8 @@ class KernelContrastive(Regularizer):
         if self.kernel == "imq":
             return self.scale * (self.scale**2 + squared).rsqrt()
         tiny = torch.finfo(squared.dtype).eps
-        # `where` alone would not do: zero times the infinite slope of what it leaves out would be NaN.
+        # `where` alone would not do: zero times the infinite slope of what it leaves out would be
+        # NaN.
         return -torch.where(squared <= tiny, 0.0, squared.clamp_min(tiny) ** (-self.scale / 2))
 
     def _energy_and_slope(self, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,4 +153,8 @@ class KernelContrastive(Regularizer):
             to_embedding_gradient(energy_NQ, z_NQ, inverse_N)
             gradient_NQ.add_(energy_NQ, alpha=2 * self.energy_weight / pairs)
         alignment, total = shard.sum(torch.stack([attraction.detach().double(), total]))
-        return {"alignment": alignment, "energy": self.energy_weight * total / pairs}, gradient1_NQ, gradient2_NQ
+        return (
+            {"alignment": alignment, "energy": self.energy_weight * total / pairs},
+            gradient1_NQ,
+            gradient2_NQ,
+        )

@@ -17,12 +17,14 @@ from regbench.spaces import Range, Space
 @register("koleo")
 @dataclass(frozen=True, kw_only=True)
 class KoLeo(Decomposed):
-    """λ mean (Z₁ − Z₂)² − μ ½ Σ_v (1/n) Σᵢ log( min_{j≠i} ‖zvᵢ − zvⱼ‖ + ε ) (Sablayrolles et al., ICLR 2019).
+    """λ mean (Z₁ − Z₂)² − μ ½ Σ_v (1/n) Σᵢ log( min_{j≠i} ‖zvᵢ − zvⱼ‖ + ε ) (Sablayrolles et al.,
+    ICLR 2019).
 
-    On unit embeddings. The regularizer is Eq. (3) of its paper, with ε as in DINOv2, where it is one of several losses;
-    here it stands beside the alignment that the other methods have, whose λ is this benchmark's: 1000/q times the mean
-    over the images of ‖z₁ᵢ − z₂ᵢ‖². DINOv2 (facebookresearch/dinov2, dinov2/train/ssl_meta_arch.py) **sums** over its
-    two global crops with the weight 0.1, which is μ = 0.2 of the mean here, and takes the backbone's class tokens, not
+    On unit embeddings. The regularizer is Eq. (3) of its paper, with ε as in DINOv2, where it is
+    one of several losses; here it stands beside the alignment that the other methods have, whose λ
+    is this benchmark's: 1000/q times the mean over the images of ‖z₁ᵢ − z₂ᵢ‖². DINOv2
+    (facebookresearch/dinov2, dinov2/train/ssl_meta_arch.py) **sums** over its two global crops with
+    the weight 0.1, which is μ = 0.2 of the mean here, and takes the backbone's class tokens, not
     what a projector makes of them.
 
     Attributes:
@@ -41,13 +43,14 @@ class KoLeo(Decomposed):
         reference="Sablayrolles, Douze, Schmid, Jégou, ICLR 2019; Oquab et al. (DINOv2), TMLR 2024",
         url="https://arxiv.org/abs/1806.03198",
         formula="λ ‖Z₁ − Z₂‖²/(nq) − μ ½ Σ_v (1/n) Σᵢ log(min_{j≠i} ‖zᵢ − zⱼ‖ + ε)",
-        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 - \frac{\mu}{2n} \sum_v \sum_i \log(\min_{j \neq i} "
-        r"\Vert z_{v,i} - z_{v,j} \Vert + \epsilon)",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 - \frac{\mu}{2n} \sum_v \sum_i "
+        r"\log(\min_{j \neq i} \Vert z_{v,i} - z_{v,j} \Vert + \epsilon)",
         time="O(n² q)",
         memory="O(n q)",
-        published="0.1 for the sum over two crops (μ = 0.2), ε = 1e-8 in DINOv2, beside other losses; λ is ours",
-        limitation="in DINOv2 it acts on the backbone's class tokens, beside other losses; the alignment is this "
-        "benchmark's",
+        published="0.1 for the sum over two crops (μ = 0.2), ε = 1e-8 in DINOv2, beside other "
+        "losses; λ is ours",
+        limitation="in DINOv2 it acts on the backbone's class tokens, beside other losses; the "
+        "alignment is this benchmark's",
         scale_invariant=True,
         rotation_invariant=True,
     )
@@ -55,7 +58,9 @@ class KoLeo(Decomposed):
 
     def __post_init__(self) -> None:
         """Refuse negative weights."""
-        self.require(min(self.alignment_weight, self.uniformity_weight) >= 0, "weights must be >= 0")
+        self.require(
+            min(self.alignment_weight, self.uniformity_weight) >= 0, "weights must be >= 0"
+        )
         self.require(self.epsilon > 0, "epsilon must be > 0")
 
     def alignment_scale(self, q: int) -> float:
@@ -64,7 +69,8 @@ class KoLeo(Decomposed):
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute −μ times the mean logarithm of the distance to the nearest embedding."""
-        # The choice has no gradient. The distance is taken anew, without the cancellation of a Gram matrix.
+        # The choice has no gradient. The distance is taken anew, without the cancellation of a Gram
+        # matrix.
         nearest_N = _nearest(u_NQ.detach())
         distance_N = torch.linalg.vector_norm(u_NQ - u_NQ[nearest_N], dim=1)
         return {"uniformity": -self.uniformity_weight * (distance_N + self.epsilon).log().mean()}

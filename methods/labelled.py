@@ -1,7 +1,9 @@
-"""Losses of labels, for the references above the methods: what the network could learn if it was told the classes.
+"""Losses of labels, for the references above the methods: what the network could learn if it was
+told the classes.
 
 They are not registered: no method, and no regularizer.
-Shapes: N = images of this rank, M = embeddings of all views of all ranks, Q = width of the network's output (q).
+Shapes: N = images of this rank, M = embeddings of all views of all ranks, Q = width of the
+network's output (q).
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def cross_entropy(views_NQ: Sequence[Tensor], labels_N: Tensor, engine: Engine) 
         engine: The ranks, which have equally many images.
 
     Returns:
-        This rank's total, whose gradients DistributedDataParallel averages, and the addend of the whole batch.
+        This rank's total, whose gradients DistributedDataParallel averages, and the addend of the
+        whole batch.
     """
     total = torch.stack([F.cross_entropy(view_NQ, labels_N) for view_NQ in views_NQ]).mean()
     # A copy, as the all-reduce would write into the total of this rank.
@@ -42,10 +45,12 @@ def cross_entropy(views_NQ: Sequence[Tensor], labels_N: Tensor, engine: Engine) 
 
 
 def supervised_contrastive(views_NQ: Sequence[Tensor], labels_N: Tensor, engine: Engine) -> Loss:
-    """Compute L_out^sup of Khosla et al. (NeurIPS 2020, Eq. (2)) over unit embeddings, as a mean over all anchors.
+    """Compute L_out^sup of Khosla et al. (NeurIPS 2020, Eq. (2)) over unit embeddings, as a mean
+    over all anchors.
 
-    L = −(1/M) Σᵢ (1/|P(i)|) Σ_{p ∈ P(i)} log [exp(zᵢ·z_p/τ) / Σ_{a≠i} exp(zᵢ·z_a/τ)], P(i) being the other
-    embeddings of i's class. The authors' code (HobbitLong/SupContrast) multiplies it by τ/0.07.
+    L = −(1/M) Σᵢ (1/|P(i)|) Σ_{p ∈ P(i)} log [exp(zᵢ·z_p/τ) / Σ_{a≠i} exp(zᵢ·z_a/τ)], P(i) being
+    the other embeddings of i's class. The authors' code (HobbitLong/SupContrast) multiplies it by
+    τ/0.07.
 
     Args:
         views_NQ: This rank's embeddings of each view, shape (n, q), two at least.

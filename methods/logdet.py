@@ -10,10 +10,12 @@ from torch import Tensor
 
 
 def log_det_identity_plus(z_NQ: Tensor, scale: float) -> Tensor:
-    """Compute log det(I + scale · ZᵀZ) = log det(I + scale · ZZᵀ) in float64, by a Cholesky factor of size min(n, q).
+    """Compute log det(I + scale · ZᵀZ) = log det(I + scale · ZZᵀ) in float64, by a Cholesky factor
+    of size min(n, q).
 
-    Every eigenvalue is at least 1, so neither the value nor the gradient needs a guard as long as the rounding of
-    the largest one stays below 1. In TF32 that can fail in a collapse, so this is float64: scale · ‖Z‖² may be 10¹⁴.
+    Every eigenvalue is at least 1, so neither the value nor the gradient needs a guard as long as
+    the rounding of the largest one stays below 1. In TF32 that can fail in a collapse, so this is
+    float64: scale · ‖Z‖² may be 10¹⁴.
     """
     z_NQ = z_NQ.double()
     n, q = z_NQ.shape

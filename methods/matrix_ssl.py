@@ -16,14 +16,16 @@ from regbench.spaces import Range, Space
 @register("matrix_ssl")
 @dataclass(frozen=True, kw_only=True)
 class MatrixSSL(Regularizer):
-    """U + γ A over unit embeddings, matrix uniformity and alignment (Zhang et al., ICML 2024), as in their code.
+    """U + γ A over unit embeddings, matrix uniformity and alignment (Zhang et al., ICML 2024), as
+    in their code.
 
     With C_ab = (1/n) Z_aᵀ H Z_b, shape (q, q), and H = I − 11ᵀ/n:
     U = −λ tr log(μI + C₁₂), and A = −½ Σ_{a≠b} tr[(μI + C_aa) log(μI + C_bb)].
-    These are the matrix cross-entropies −tr(P log Q) of the authors' code: of a multiple of the identity with the
-    views' cross-covariance, and of the two autocovariances. Its two terms of U, one for each order of the views, are
-    equal. log is its Taylor series about I up to `order`, log(I + X) ≈ X − X²/2 + …, so no guard is needed.
-    With n < q the traces are computed of n × n matrices.
+    These are the matrix cross-entropies −tr(P log Q) of the authors' code: of a multiple of the
+    identity with the views' cross-covariance, and of the two autocovariances. Its two terms of U,
+    one for each order of the views, are equal. log is its Taylor series about I up to `order`,
+    log(I + X) ≈ X − X²/2 + …, so no guard is needed. With n < q the traces are computed of n × n
+    matrices.
 
     Attributes:
         alignment_weight: γ.
@@ -42,16 +44,18 @@ class MatrixSSL(Regularizer):
         reference="Zhang, Tan, Yang, Huang, Yuan, ICML 2024",
         url="https://arxiv.org/abs/2305.17326",
         formula="−λ tr log(μI + C₁₂) − ½γ Σ_{a≠b} tr[(μI + C_aa) log(μI + C_bb)], log to 4th order",
-        latex=r"-\lambda \, \mathrm{tr} \log(\mu I + C_{12}) - \frac{\gamma}{2} \sum_{a \neq b} \mathrm{tr} \left[ "
-        r"(\mu I + C_{aa}) \log(\mu I + C_{bb}) \right]",
+        latex=r"-\lambda \, \mathrm{tr} \log(\mu I + C_{12}) - \frac{\gamma}{2} \sum_{a \neq b} "
+        r"\mathrm{tr} \left[ (\mu I + C_{aa}) \log(\mu I + C_{bb}) \right]",
         time="O(n q min(n, q))",
         memory="O(min(n, q)²)",
-        published="γ = λ = μ = 1, order 4, q = 2048, batch 1024, ResNet-50 on ImageNet (released command)",
-        limitation="the original compares a predictor's output with a momentum teacher's; here one network gives both, "
-        "and the gradient flows through both",
+        published="γ = λ = μ = 1, order 4, q = 2048, batch 1024, ResNet-50 on ImageNet (released "
+        "command)",
+        limitation="the original compares a predictor's output with a momentum teacher's; here one "
+        "network gives both, and the gradient flows through both",
         scale_invariant=True,
         rotation_invariant=True,
-        # The series of the logarithm is far from converged for small eigenvalues: half-collapsed can cost less.
+        # The series of the logarithm is far from converged for small eigenvalues: half-collapsed
+        # can cost less.
         ordered=False,
     )
     space: ClassVar[Space] = {"alignment_weight": Range(0.01, 10, balances=True)}
@@ -62,7 +66,9 @@ class MatrixSSL(Regularizer):
         self.require(self.order >= 1 and self.shift > 0, "order must be >= 1 and shift > 0")
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Compute uniformity (which aligns the views too, by the cross-covariance) and alignment."""
+        """Compute uniformity (which aligns the views too, by the cross-covariance) and
+        alignment.
+        """
         z1_NQ, z2_NQ = normalize(z1_NQ), normalize(z2_NQ)
         z1_NQ, z2_NQ = z1_NQ - z1_NQ.mean(dim=0), z2_NQ - z2_NQ.mean(dim=0)
         if z1_NQ.shape[0] < z1_NQ.shape[1]:
@@ -94,8 +100,9 @@ class MatrixSSL(Regularizer):
     def _terms_of_grams(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute `terms` of centred unit embeddings by n × n matrices.
 
-        With C = AᵀB/n, K = ABᵀ/n and the polynomial h(X) = (log(μI + X) − log(μ)I)/X, the series being meant by log:
-        tr log(μI + C) = q log μ + tr K h(K), and log(μI + C) = log(μ)I + Aᵀh(Kᵀ)B/n.
+        With C = AᵀB/n, K = ABᵀ/n and the polynomial h(X) = (log(μI + X) − log(μ)I)/X, the series
+        being meant by log: tr log(μI + C) = q log μ + tr K h(K), and log(μI + C) = log(μ)I +
+        Aᵀh(Kᵀ)B/n.
         """
         n, q = z1_NQ.shape
         identity_NN = torch.eye(n, dtype=z1_NQ.dtype, device=z1_NQ.device)
@@ -118,7 +125,9 @@ class MatrixSSL(Regularizer):
 
         gram1_NN, gram2_NN, cross_NN = z1_NQ @ z1_NQ.T / n, z2_NQ @ z2_NQ.T / n, z1_NQ @ z2_NQ.T / n
         uniformity = -(cross_NN.T * quotient(cross_NN)).sum() - q * log_shift
-        alignment = cross_entropy(gram1_NN, cross_NN, gram2_NN) + cross_entropy(gram2_NN, cross_NN.T, gram1_NN)
+        alignment = cross_entropy(gram1_NN, cross_NN, gram2_NN) + cross_entropy(
+            gram2_NN, cross_NN.T, gram1_NN
+        )
         return {
             "uniformity": self.identity_weight * uniformity,
             "alignment": 0.5 * self.alignment_weight * alignment,

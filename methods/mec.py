@@ -18,18 +18,20 @@ from regbench.spaces import Range, Space
 @register("mec")
 @dataclass(frozen=True, kw_only=True)
 class MaximumEntropyCoding(Regularizer):
-    """−(1/(nλ)) tr Σ_{k=1}^{K} (−1)^{k+1} (λ Z₁Z₂ᵀ)ᵏ/k with λ = q/(n ε²) (Liu et al., NeurIPS 2022).
+    """−(1/(nλ)) tr Σ_{k=1}^{K} (−1)^{k+1} (λ Z₁Z₂ᵀ)ᵏ/k with λ = q/(n ε²) (Liu et al., NeurIPS
+    2022).
 
-    On unit embeddings. The series is that of log det(I + λ Z₁Z₂ᵀ), whose Taylor series about I converges where the
-    eigenvalues of λ Z₁Z₂ᵀ are below 1 in modulus; for one view it is the coding rate, of which `tcr` takes the
-    logarithm itself. The factor 1/(nλ) and the number called `eps` there, 64, which is ε² here, are those of the
-    authors' code (xinliu20/MEC, main_pretrain.py). tr (Z₁Z₂ᵀ)ᵏ = tr (Z₂ᵀZ₁)ᵏ, so the smaller of both is taken.
+    On unit embeddings. The series is that of log det(I + λ Z₁Z₂ᵀ), whose Taylor series about I
+    converges where the eigenvalues of λ Z₁Z₂ᵀ are below 1 in modulus; for one view it is the coding
+    rate, of which `tcr` takes the logarithm itself. The factor 1/(nλ) and the number called `eps`
+    there, 64, which is ε² here, are those of the authors' code (xinliu20/MEC, main_pretrain.py). tr
+    (Z₁Z₂ᵀ)ᵏ = tr (Z₂ᵀZ₁)ᵏ, so the smaller of both is taken.
 
     Attributes:
         distortion: ε².
         order: K, the terms of the series.
-        warmup: Share of the training in which 1/λ falls from eight times its value, so that the series converges before
-            the embeddings have spread; 0: none.
+        warmup: Share of the training in which 1/λ falls from eight times its value, so that the
+            series converges before the embeddings have spread; 0: none.
     """
 
     distortion: float = 64.0
@@ -41,14 +43,16 @@ class MaximumEntropyCoding(Regularizer):
         reference="Liu, Wang, Li, Wang, NeurIPS 2022",
         url="https://arxiv.org/abs/2210.11464",
         formula="−(1/(nλ)) tr log(I + λ Z₁Z₂ᵀ) to 4th order,  λ = q/(nε²)",
-        latex=r"-\frac{1}{n \lambda} \sum_{k=1}^{4} \frac{(-1)^{k+1}}{k} \mathrm{tr} (\lambda Z_1 Z_2^\top)^k, "
-        r"\quad \lambda = \frac{q}{n \epsilon^2}",
+        latex=r"-\frac{1}{n \lambda} \sum_{k=1}^{4} \frac{(-1)^{k+1}}{k} \mathrm{tr} (\lambda Z_1 "
+        r"Z_2^\top)^k, \quad \lambda = \frac{q}{n \epsilon^2}",
         time="O(n q min(n, q))",
         memory="O(min(n, q)²)",
-        published="ε² = 64, order 4, q = 2048, batch 1024, ResNet-50 on ImageNet (released command)",
-        limitation="as published with method.warmup=0.1 (10 of 100 epochs) network.predictor.depth=2 "
-        "network.teacher=ema network.projector.last_norm=plain_batch; λ then rises from an eighth of its value, and "
-        "arrives a step later than in the authors' code",
+        published="ε² = 64, order 4, q = 2048, batch 1024, ResNet-50 on "
+        "ImageNet (released command)",
+        limitation="as published with method.warmup=0.1 (10 of 100 epochs) "
+        "network.predictor.depth=2 network.teacher=ema network.projector.last_norm=plain_batch; λ "
+        "then rises from an eighth of its value, and arrives a step later than in the authors' "
+        "code",
         scale_invariant=True,
         rotation_invariant=True,
     )
@@ -57,8 +61,12 @@ class MaximumEntropyCoding(Regularizer):
     space: ClassVar[Space] = {"distortion": Range(6, 600)}
 
     def __post_init__(self) -> None:
-        """Refuse a distortion that is not positive, an empty series, and a warm-up beyond the training."""
-        self.require(self.distortion > 0 and self.order >= 1, "distortion must be > 0 and order >= 1")
+        """Refuse a distortion that is not positive, an empty series, and a warm-up beyond the
+        training.
+        """
+        self.require(
+            self.distortion > 0 and self.order >= 1, "distortion must be > 0 and order >= 1"
+        )
         self.require(0 <= self.warmup <= 1, "warmup must be from 0 to 1")
 
     def target_transform(self, q: int) -> nn.Module | None:
@@ -66,7 +74,9 @@ class MaximumEntropyCoding(Regularizer):
         return RisingScale(self) if self.warmup else None
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Compute the term of the first order, which is the alignment of the views, and the others."""
+        """Compute the term of the first order, which is the alignment of the views, and the
+        others.
+        """
         n, q = z1_NQ.shape
         scale = q / (n * self.distortion)
         z1_NQ, z2_NQ = normalize(z1_NQ), normalize(z2_NQ)
@@ -100,4 +110,6 @@ class RisingScale(nn.Module):
         """Return MEC at this λ, and the targets as they are; see `Regularizer.target_transform`."""
         risen = min(done / self._method.warmup, 1.0)
         # 1/λ is a multiple of ε².
-        return replace(self._method, distortion=self._method.distortion * (8 - 7 * risen)), targets_NQ
+        return replace(
+            self._method, distortion=self._method.distortion * (8 - 7 * risen)
+        ), targets_NQ

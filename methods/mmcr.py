@@ -19,19 +19,22 @@ from regbench.spaces import Range, Space
 @register("mmcr")
 @dataclass(frozen=True, kw_only=True)
 class MMCR(Native):
-    """λ (1/n) Σᵢ ‖[z₁ᵢ, …, z_{V,i}]‖_* − ‖C‖_* (Yerxa et al., NeurIPS 2023), ‖·‖_* the nuclear norm.
+    """λ (1/n) Σᵢ ‖[z₁ᵢ, …, z_{V,i}]‖_* − ‖C‖_* (Yerxa et al., NeurIPS 2023), ‖·‖_* the nuclear
+    norm.
 
-    The embeddings are unit vectors, C has the centroids (1/V) Σ_v z_{v,i} as rows, shape (n, q), and
-    [z₁ᵢ, …, z_{V,i}] has shape (q, V). Which views are global does not matter. Aligned views make the centroids long,
-    so one term serves both ends; the paper's experiments have λ = 0, where the first term is not computed.
+    The embeddings are unit vectors, C has the centroids (1/V) Σ_v z_{v,i} as rows, shape (n, q),
+    and [z₁ᵢ, …, z_{V,i}] has shape (q, V). Which views are global does not matter. Aligned views
+    make the centroids long, so one term serves both ends; the paper's experiments have λ = 0, where
+    the first term is not computed.
 
-    Duplicates and a low rank make singular values of 0, where the nuclear norm has subgradients but no gradient. The
-    form `covariance` takes the one that leaves out the directions of these values, equal images having equal gradients;
-    in the textbook form rounding chooses. So two forms, or two precisions of the textbook's, can have quite different
-    gradients there.
+    Duplicates and a low rank make singular values of 0, where the nuclear norm has subgradients but
+    no gradient. The form `covariance` takes the one that leaves out the directions of these values,
+    equal images having equal gradients; in the textbook form rounding chooses. So two forms, or two
+    precisions of the textbook's, can have quite different gradients there.
 
-    The form `covariance` takes the roots of the eigenvalues of the smaller of Cᵀ C and C Cᵀ, in double precision, in
-    which they are as exact as singular values in single precision, which a GPU is slow to find.
+    The form `covariance` takes the roots of the eigenvalues of the smaller of Cᵀ C and C Cᵀ, in
+    double precision, in which they are as exact as singular values in single precision, which a GPU
+    is slow to find.
 
     Attributes:
         local_weight: λ.
@@ -44,8 +47,8 @@ class MMCR(Native):
         reference="Yerxa, Kuang, Simoncelli, Chung, NeurIPS 2023",
         url="https://arxiv.org/abs/2303.03307",
         formula="λ mean_i ‖[z₁ᵢ, …, z_{V,i}]‖_* − ‖(1/V) Σ_v Z_v‖_*",
-        latex=r"\frac{\lambda}{n} \sum_i \Vert [z_{1,i}, \ldots, z_{V,i}] \Vert_* - \Vert \frac{1}{V} \sum_v Z_v "
-        r"\Vert_*",
+        latex=r"\frac{\lambda}{n} \sum_i \Vert [z_{1,i}, \ldots, z_{V,i}] \Vert_* - \Vert "
+        r"\frac{1}{V} \sum_v Z_v \Vert_*",
         time="O(n q min(n, q))",
         memory="O(n q)",
         published="λ = 0; several views of an image (4 in the released ImageNet command)",
@@ -62,7 +65,9 @@ class MMCR(Native):
         self.require(self.local_weight >= 0, "local_weight must be >= 0")
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
-        """Compute the nuclear norm of the centroids, and with λ > 0 the mean one of the views of each image."""
+        """Compute the nuclear norm of the centroids, and with λ > 0 the mean one of the views
+        of each image.
+        """
         units = [normalize(z_NQ) for z_NQ in views_NQ]
         z_NQV = torch.stack(units, dim=2)
         terms = {"centroids": -torch.linalg.svdvals(z_NQV.mean(dim=2)).sum()}
@@ -92,7 +97,9 @@ class MMCR(Native):
 
 
 class _NuclearNorm(torch.autograd.Function):
-    """The sum of the nuclear norms of matrices (…, r, c), by the eigenvalues of a aᵀ, a (…, r, c) or its transpose."""
+    """The sum of the nuclear norms of matrices (…, r, c), by the eigenvalues of a aᵀ, a (…, r,
+    c) or its transpose.
+    """
 
     @staticmethod
     def forward(ctx: Any, matrices: Tensor) -> Tensor:

@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 
 class LossModule(nn.Module):
-    """The total of a regularizer's loss: `loss = methods.build("vicreg").module()`, then `loss(z1, z2).backward()`.
+    """The total of a regularizer's loss: `loss = methods.build("vicreg").module()`, then `loss(z1,
+    z2).backward()`.
 
-    It has neither parameters nor a state: its `state_dict` is empty, and it can be copied, pickled and moved. Its
-    addends by name, for a log, are `loss.method(z1, z2).terms`.
+    It has neither parameters nor a state: its `state_dict` is empty, and it can be copied, pickled
+    and moved. Its addends by name, for a log, are `loss.method(z1, z2).terms`.
 
-    Where torch.distributed has several processes, they share the batch: all of them call it, each with its own images,
-    and the gradient is right for the mean that DistributedDataParallel takes. For the loss of one process's images
-    alone, call the regularizer itself.
+    Where torch.distributed has several processes, they share the batch: all of them call it, each
+    with its own images, and the gradient is right for the mean that DistributedDataParallel takes.
+    For the loss of one process's images alone, call the regularizer itself.
 
     Attributes:
         method: The regularizer, with its hyperparameters.

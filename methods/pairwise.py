@@ -1,12 +1,13 @@
 """Sums over all pairs of a batch: as plain formulas, and streamed with their gradients.
 
-Shapes: N = rows (n in the whole batch, this rank's share of them in the streamed functions), M = rows of other ranks
-or of a panel's columns, Q = embedding dimension (q).
+Shapes: N = rows (n in the whole batch, this rank's share of them in the streamed functions), M =
+rows of other ranks or of a panel's columns, Q = embedding dimension (q).
 
-The streamed functions walk over panels of the Gram matrix, some hundred rows at a time. A panel serves for the value
-and for the gradient, so nothing of size n × n is kept, and of a rank's own rows only the upper triangle is computed.
-With ū the gradient with respect to unit embeddings u = z/‖z‖, callers add up ū in a buffer and turn it at the end, in
-place, into the gradient with respect to z (`to_embedding_gradient`); no normalised copy is made either.
+The streamed functions walk over panels of the Gram matrix, some hundred rows at a time. A panel
+serves for the value and for the gradient, so nothing of size n × n is kept, and of a rank's own
+rows only the upper triangle is computed. With ū the gradient with respect to unit embeddings u =
+z/‖z‖, callers add up ū in a buffer and turn it at the end, in place, into the gradient with respect
+to z (`to_embedding_gradient`); no normalised copy is made either.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from torch import Tensor
 
 from regbench.methods.engine import Shard
 
-# Rows shorter than this, the eps of F.normalize, count as zero: u = 0, and no gradient reaches them.
+# Rows shorter than this, the eps of F.normalize, count as zero: u = 0, and no gradient reaches
+# them.
 SHORTEST = 1e-12
 
 PairFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Inner products of any shape -> (φ, φ′) of the same shape."""
 
 PANEL_BYTES = {"cpu": 4 * 2**20, "cuda": 32 * 2**20}
-"""Size of one panel, or of one chunk of rows, by device. Kernels hold up to a dozen of these at a time.
+"""Size of one panel, or of one chunk of rows, by device.
+
+Kernels hold up to a dozen of these at a time.
 
 A CPU's caches hold small ones; a GPU takes as long to start the work on a small one as to do it.
 """
@@ -61,17 +65,20 @@ def fusing(enabled: bool) -> Iterator[None]:
 
 
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of tensors of any one shape, made of elementwise operations, as one kernel where `fusing`.
+    """Return a function of tensors of any one shape, made of elementwise operations, as one kernel
+    where `fusing`.
 
     Args:
-        function: A bound method or a function of a module: one that is made anew would be compiled anew.
+        function: A bound method or a function of a module: one that is made anew would be compiled
+            anew.
     """
     return _compiled(function) if _fusing.get() else function
 
 
 @lru_cache(maxsize=64)
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    # Without `dynamic` the last panel of a batch, which is lower than the others, would be compiled by itself.
+    # Without `dynamic` the last panel of a batch, which is lower than the others, would be compiled
+    # by itself.
     return torch.compile(function, dynamic=True)
 
 
@@ -87,7 +94,10 @@ def _panel_bytes(like: Tensor) -> int:
 
 
 def normalize(z_NQ: Tensor) -> Tensor:
-    """Scale rows to unit length, shape (n, q). One shorter than `SHORTEST` becomes zero, and no gradient reaches it."""
+    """Scale rows to unit length, shape (n, q).
+
+    One shorter than `SHORTEST` becomes zero, and no gradient reaches it.
+    """
     # A row of NaN compares as neither short nor long, and stays NaN.
     short_N1 = torch.linalg.vector_norm(z_NQ.detach(), dim=1, keepdim=True) <= SHORTEST
     # By F.normalize alone a row of zeros would get its gradient over the eps, 10¹² times as large.
@@ -97,7 +107,8 @@ def normalize(z_NQ: Tensor) -> Tensor:
 def normalize_columns(shifted_NQ: Tensor, z_NQ: Tensor) -> Tensor:
     """Scale columns to unit length, shape (n, q).
 
-    One that is constant becomes zero, and no gradient reaches it: what is left of it is the rounding of its mean.
+    One that is constant becomes zero, and no gradient reaches it: what is left of it is the
+    rounding of its mean.
 
     Args:
         shifted_NQ: The columns, centred or not.
@@ -112,14 +123,18 @@ def normalize_columns(shifted_NQ: Tensor, z_NQ: Tensor) -> Tensor:
 
 
 def infinite_as_nan(z_NQ: Tensor) -> Tensor:
-    """Turn infinities into NaN, same shape: a softmax or a rectifier would make an ordinary 0 of −∞."""
+    """Turn infinities into NaN, same shape: a softmax or a rectifier would make an ordinary 0
+    of −∞.
+    """
     return z_NQ + 0 * z_NQ
 
 
 def centred_units(z_NQ: Tensor) -> Tensor:
-    """Scale rows to unit length and take off their mean, shape (n, q), which no difference of two of them feels.
+    """Scale rows to unit length and take off their mean, shape (n, q), which no difference of two
+    of them feels.
 
-    Both in double precision: float32 keeps the digits of such rows, however close to a point they were.
+    Both in double precision: float32 keeps the digits of such rows, however close to a point they
+    were.
     """
     u_NQ = normalize(z_NQ.double())
     return (u_NQ - u_NQ.detach().mean(dim=0)).to(z_NQ)
@@ -134,8 +149,9 @@ def squared_distances(x_NQ: Tensor) -> Tensor:
 
 def frobenius_norm(matrix: Tensor) -> Tensor:
     """Compute ‖matrix‖_F, a scalar, whose gradient is 0 at 0."""
-    # On a CPU torch adds up the squares of a large float32 matrix with an error of 1e-3 at 4096², and none by its rows.
-    # Small ones lose nothing, and keep the last bits of results that were published.
+    # On a CPU torch adds up the squares of a large float32 matrix with an error of 1e-3 at 4096²,
+    # and none by its rows. Small ones lose nothing, and keep the last bits of results that were
+    # published.
     parts = matrix if matrix.numel() <= 2**16 else torch.linalg.vector_norm(matrix, dim=1)
     norm: Tensor = torch.linalg.vector_norm(parts)
     return norm
@@ -149,8 +165,8 @@ def off_diagonal_mask(n: int, like: Tensor) -> Tensor:
 def off_diagonal_energy(z_NQ: Tensor, phi: Callable[[Tensor], Tensor]) -> Tensor:
     """Compute n⁻² Σ_{i≠j} φ(zᵢ·zⱼ), a scalar; z_NQ has shape (n, q).
 
-    The pairs i = j are left out of the sum because they are a constant on the sphere, and because φ may have no
-    derivative there; a loss that counts them adds φ(1)/n.
+    The pairs i = j are left out of the sum because they are a constant on the sphere, and because φ
+    may have no derivative there; a loss that counts them adds φ(1)/n.
     """
     n = len(z_NQ)
     pairs_NN = off_diagonal_mask(n, z_NQ)
@@ -183,17 +199,20 @@ def chunks(z_NQ: Tensor) -> Iterator[slice]:
 def panels(
     rows: int, columns: int, like: Tensor, *, triangle: bool = False, lower: Mapping[str, int] = {}
 ) -> Iterator[slice]:
-    """Cut slices of rows whose panel of the Gram matrix, with so many columns, has a good size to work on.
+    """Cut slices of rows whose panel of the Gram matrix, with so many columns, has a good size to
+    work on.
 
-    On a CPU a few hundred rows keep the matrix products efficient; of a triangle, an eighth of the rows keeps its
-    ragged edge small. On a GPU each panel costs the time to start its work, so a triangle has four, a square two.
+    On a CPU a few hundred rows keep the matrix products efficient; of a triangle, an eighth of the
+    rows keeps its ragged edge small. On a GPU each panel costs the time to start its work, so a
+    triangle has four, a square two.
 
     Args:
         rows: Rows of the Gram matrix.
         columns: Number of columns.
         like: A tensor of the panel's dtype and device.
         triangle: Whether only the columns from the panel's first row on are computed.
-        lower: Factor, by device, that makes the panels lower for a caller who keeps more tensors of their size.
+        lower: Factor, by device, that makes the panels lower for a caller who keeps more tensors of
+            their size.
     """
     if _device(like) == "cpu":
         height = max(128, -(-rows // 8)) if triangle else 512
@@ -206,7 +225,10 @@ def panels(
 
 
 def blocks(shard: Shard, *local: Tensor) -> Iterator[tuple[bool, tuple[Tensor, ...]]]:
-    """Yield this rank's tensors and then those of the other ranks, which travel meanwhile; whether they are its own."""
+    """Yield this rank's tensors and then those of the other ranks, which travel meanwhile.
+
+    Whether they are its own.
+    """
     others = shard.others(*local)
     yield True, local
     for remote in others:
@@ -228,8 +250,8 @@ def energy(
         z_NQ: This rank's embeddings, shape (n_rank, q).
         inverse_N: The factors that make them u: `inverse_lengths(z)`, or ones.
         phi: φ and φ′ of inner products.
-        gradient_NQ: Buffer to which Σⱼ φ′(uᵢ·uⱼ) uⱼ is added, shape (n_rank, q): half of the whole batch's
-            energy's gradient with respect to uᵢ.
+        gradient_NQ: Buffer to which Σⱼ φ′(uᵢ·uⱼ) uⱼ is added, shape (n_rank, q): half of the whole
+            batch's energy's gradient with respect to uᵢ.
         shard: The ranks.
         diagonal: Whether the pairs i = j count.
 
@@ -245,14 +267,16 @@ def energy(
         u_PQ = z_NQ[rows] * inverse_N[rows, None]
         gram_PM = (u_PQ @ z_NQ[rows.start :].T).mul_(inverse_N[rows.start :])
         if not diagonal:
-            # The slope of φ may be infinite at 1, and φ(0) need not be 0: hence zeros before φ and after it.
+            # The slope of φ may be infinite at 1, and φ(0) need not be 0: hence zeros before φ and
+            # after it.
             gram_PM.diagonal().zero_()
         value_PM, slope_PM = phi(gram_PM)
         del gram_PM
         if not diagonal:
             value_PM.diagonal().zero_()
             slope_PM.diagonal().zero_()
-        # The square of the panel's own rows holds its pairs in both orders, the rest of the panel in one.
+        # The square of the panel's own rows holds its pairs in both orders, the rest of the panel
+        # in one.
         total += 2 * value_PM.sum() - value_PM[:, :width].sum()
         # Later rows need the slopes as they are; the line after this one scales them in place.
         gradient_NQ[rows.stop :].addmm_(slope_PM[:, width:].T, u_PQ)
@@ -270,9 +294,14 @@ def energy(
 
 
 def cross_energy(
-    views: Sequence[Tensor], factors: Sequence[Tensor], phi: PairFunction, gradients: Sequence[Tensor], shard: Shard
+    views: Sequence[Tensor],
+    factors: Sequence[Tensor],
+    phi: PairFunction,
+    gradients: Sequence[Tensor],
+    shard: Shard,
 ) -> Tensor:
-    """Sum Σᵢ Σ_{j≠i} φ(u1ᵢ·u2ⱼ) over this rank's i and all ranks' j, in one pass with the gradients of the whole sum.
+    """Sum Σᵢ Σ_{j≠i} φ(u1ᵢ·u2ⱼ) over this rank's i and all ranks' j, in one pass with the gradients
+    of the whole sum.
 
     Args:
         views: This rank's embeddings of both views, shape (n_rank, q) each.
@@ -314,7 +343,9 @@ def square(t: Tensor) -> tuple[Tensor, Tensor]:
     return t.square(), 2 * t
 
 
-def second_moment(z_NQ: Tensor, inverse_N: Tensor, shard: Shard, shift_Q: Tensor | None = None) -> Tensor:
+def second_moment(
+    z_NQ: Tensor, inverse_N: Tensor, shard: Shard, shift_Q: Tensor | None = None
+) -> Tensor:
     """Sum Σᵢ uᵢ uᵢᵀ over all ranks, shape (q, q), for u = inverse · (z − shift)."""
     moment_QQ = z_NQ.new_zeros(z_NQ.shape[1], z_NQ.shape[1])
     for rows in chunks(z_NQ):
@@ -324,9 +355,14 @@ def second_moment(z_NQ: Tensor, inverse_N: Tensor, shard: Shard, shift_Q: Tensor
 
 
 def quadratic_energy(
-    z_NQ: Tensor, inverse_N: Tensor, coefficients: tuple[float, float, float], gradient_NQ: Tensor, shard: Shard
+    z_NQ: Tensor,
+    inverse_N: Tensor,
+    coefficients: tuple[float, float, float],
+    gradient_NQ: Tensor,
+    shard: Shard,
 ) -> Tensor:
-    """Compute `energy` of φ(t) = c₀ + c₁ t + c₂ t² through the q × q second moment: 4 n q² FLOP and O(q²) scratch.
+    """Compute `energy` of φ(t) = c₀ + c₁ t + c₂ t² through the q × q second moment: 4 n q² FLOP and
+    O(q²) scratch.
 
     The pairs i = j are taken off the value; to the gradient they add a multiple
     of uᵢ, which `to_embedding_gradient` removes.
@@ -334,7 +370,9 @@ def quadratic_energy(
     constant, linear, quadratic = coefficients
     moment_QQ = second_moment(z_NQ, inverse_N, shard) if quadratic else None
     sum_Q = shard.sum(inverse_N @ z_NQ)
-    total = torch.full((), constant * len(z_NQ) * (shard.n - 1), dtype=torch.float64, device=z_NQ.device)
+    total = torch.full(
+        (), constant * len(z_NQ) * (shard.n - 1), dtype=torch.float64, device=z_NQ.device
+    )
     for rows in chunks(z_NQ):
         u_PQ = z_NQ[rows] * inverse_N[rows, None]
         squared_length_P = u_PQ.square().sum(dim=1)

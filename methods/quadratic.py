@@ -14,10 +14,11 @@ from regbench.methods.kernel import KernelRegularizer
 @register("quadratic")
 @dataclass(frozen=True, kw_only=True)
 class Quadratic(KernelRegularizer):
-    """K(u, v) = (u·v)², Table 1 and the appendix on the sample-contrastive criterion of Zheng et al. (ICLR 2023).
+    """K(u, v) = (u·v)², Table 1 and the appendix on the sample-contrastive criterion of Zheng et
+    al. (ICLR 2023).
 
-    Up to a factor and a constant this is Σ_{i≠j} (zᵢ·zⱼ)², the criterion of Garrido et al. (ICLR 2023), on unit
-    embeddings, and SFRIK with its second order alone.
+    Up to a factor and a constant this is Σ_{i≠j} (zᵢ·zⱼ)², the criterion of Garrido et al. (ICLR
+    2023), on unit embeddings, and SFRIK with its second order alone.
 
     Attributes:
         alignment_weight: λ as in the paper's tables, see `KernelRegularizer`.
@@ -30,8 +31,8 @@ class Quadratic(KernelRegularizer):
         reference="Garrido, Chen, Bardes, Najman, LeCun, ICLR 2023",
         url="https://arxiv.org/abs/2206.02574",
         formula="λ ‖Z₁ − Z₂‖²/(nq) + ½ Σ_v n⁻² Σᵢⱼ (zᵢ·zⱼ)²",
-        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{1}{2n^2} \sum_v \sum_{i,j} (z_{v,i} \cdot "
-        r"z_{v,j})^2",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{1}{2n^2} \sum_v \sum_{i,j} "
+        r"(z_{v,i} \cdot z_{v,j})^2",
         time="O(n² q) or O(n q²)",
         memory="O(1) or O(q²)",
         published="none with this alignment; the default is that of SFRIK, L = 2, at q = 8192",

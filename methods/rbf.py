@@ -30,8 +30,8 @@ class RBF(KernelRegularizer):
         reference="Zheng, Puy, Riccietti, Pérez, Gribonval, ICLR 2023 (ablation, Table 3)",
         url="https://openreview.net/forum?id=8uu6JStuYm",
         formula="λ ‖Z₁ − Z₂‖²/(nq) + ½ Σ_v n⁻² Σᵢⱼ exp(−t ‖zᵢ − zⱼ‖²)",
-        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{1}{2n^2} \sum_v \sum_{i,j} \exp(-t \Vert "
-        r"z_{v,i} - z_{v,j} \Vert^2)",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{1}{2n^2} \sum_v \sum_{i,j} "
+        r"\exp(-t \Vert z_{v,i} - z_{v,j} \Vert^2)",
         time="O(n² q)",
         memory="O(1)",
         published="λ = 100, t = 2 at q = 8192 on IN20 %, ResNet-18, batch 2048 (appendix)",
@@ -39,7 +39,10 @@ class RBF(KernelRegularizer):
         rotation_invariant=True,
     )
     # The range is lower than those of other kernels: the paper's λ is 0.012 q at q = 8192.
-    space: ClassVar[Space] = {"alignment_weight": Range(0.003, 3, times="q", balances=True), "scale": Range(0.3, 10)}
+    space: ClassVar[Space] = {
+        "alignment_weight": Range(0.003, 3, times="q", balances=True),
+        "scale": Range(0.3, 10),
+    }
 
     def __post_init__(self) -> None:
         """Refuse a scale that is not positive."""

@@ -23,14 +23,16 @@ from regbench.spaces import Range, Space
 class SFRIK(KernelRegularizer):
     """Truncated kernel φ(t) = Σ_{ℓ=1}^{L} b_ℓ P_ℓ(q; t), Eq. (8) of Zheng et al. (ICLR 2023).
 
-    P_1 = t, P_2 = (q t² − 1)/(q − 1), P_3 = ((q + 2) t³ − 3t)/(q − 1), and so on for any order. The defaults and
-    the presets `sfrik_l1`, `sfrik_l2`, `sfrik_l3` are the paper's choices at q = 8192 on IN20 % (its appendix).
+    P_1 = t, P_2 = (q t² − 1)/(q − 1), P_3 = ((q + 2) t³ − 3t)/(q − 1), and so on for any order. The
+    defaults and the presets `sfrik_l1`, `sfrik_l2`, `sfrik_l3` are the paper's choices at q = 8192
+    on IN20 % (its appendix).
 
     Attributes:
         weights: (b_1, …, b_L), each >= 0 and not all zero.
-        alignment_weight: λ as in the paper's tables, see `KernelRegularizer`. It grows with q in the paper.
-        regularize_local: Whether the kernel's energy is the mean over all views or over the global ones, which is the
-            option `reg_small` of the authors' code. Two views are both global.
+        alignment_weight: λ as in the paper's tables, see `KernelRegularizer`. It grows with q in
+            the paper.
+        regularize_local: Whether the kernel's energy is the mean over all views or over the global
+            ones, which is the option `reg_small` of the authors' code. Two views are both global.
     """
 
     weights: tuple[float, ...] = (1.0, 40.0, 40.0)
@@ -43,12 +45,14 @@ class SFRIK(KernelRegularizer):
         reference="Zheng, Puy, Riccietti, Pérez, Gribonval, ICLR 2023",
         url="https://openreview.net/forum?id=8uu6JStuYm",
         formula="λ ‖Z₁ − Z₂‖²/(nq) + ½ Σ_v n⁻² Σᵢⱼ Σ_ℓ b_ℓ P_ℓ(q; zᵢ·zⱼ)",
-        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{1}{2n^2} \sum_v \sum_{i,j} \sum_{\ell=1}^{L} "
-        r"b_\ell P_\ell(q; z_{v,i} \cdot z_{v,j})",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{1}{2n^2} \sum_v \sum_{i,j} "
+        r"\sum_{\ell=1}^{L} b_\ell P_\ell(q; z_{v,i} \cdot z_{v,j})",
         time="O(n² q), for L ≤ 2 also O(n q²)",
         memory="O(1); O(q²) in the covariance form of L ≤ 2",
-        published="λ = 4000, b = (1, 40, 40) at q = 8192 on IN20 %, ResNet-18, batch 2048 (appendix)",
-        views="the authors' code (`--augmentations SwAV` and `OBoW`): alignment over all pairs with a global view",
+        published="λ = 4000, b = (1, 40, 40) at q = 8192 on IN20 %, ResNet-18, batch 2048 "
+        "(appendix)",
+        views="the authors' code (`--augmentations SwAV` and `OBoW`): alignment over all pairs "
+        "with a global view",
         scale_invariant=True,
         rotation_invariant=True,
     )
@@ -56,7 +60,9 @@ class SFRIK(KernelRegularizer):
     space: ClassVar[Space] = {"alignment_weight": Range(0.03, 30, times="q", balances=True)}
 
     def __post_init__(self) -> None:
-        """Refuse negative or all-zero weights, and drop zeros after the last order with a weight."""
+        """Refuse negative or all-zero weights, and drop zeros after the last order with a
+        weight.
+        """
         super().__post_init__()
         self.require(
             any(self.weights) and min(self.weights) >= 0,
@@ -90,7 +96,9 @@ class SFRIK(KernelRegularizer):
     def kernel_and_derivative(self, t: Tensor, q: int) -> tuple[Tensor, Tensor]:
         """Compute both as Legendre series; the derivative's is in dimension q + 2."""
         coefficients = (0.0, *self.weights)
-        return legendre_series(coefficients, t, q), legendre_series(series_derivative(coefficients, q), t, q + 2)
+        return legendre_series(coefficients, t, q), legendre_series(
+            series_derivative(coefficients, q), t, q + 2
+        )
 
     def quadratic(self, q: int) -> tuple[float, float, float] | None:
         """Return the coefficients of b_1 t + b_2 (q t² − 1)/(q − 1) for L <= 2."""

@@ -15,10 +15,11 @@ from regbench.spaces import Space
 @register("simsiam")
 @dataclass(frozen=True, kw_only=True)
 class SimSiam(Regularizer):
-    """−½ mean cos(p₁ᵢ, z₂ᵢ) − ½ mean cos(p₂ᵢ, z₁ᵢ), z without a gradient (Chen and He, CVPR 2021, Eq. (2)).
+    """−½ mean cos(p₁ᵢ, z₂ᵢ) − ½ mean cos(p₂ᵢ, z₁ᵢ), z without a gradient (Chen and He, CVPR 2021,
+    Eq. (2)).
 
-    p is the predictor's output. A single point is a minimum of the loss: the predictor and the stopped gradient keep
-    the network from it.
+    p is the predictor's output. A single point is a minimum of the loss: the predictor and the
+    stopped gradient keep the network from it.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -29,8 +30,10 @@ class SimSiam(Regularizer):
         latex=r"-\frac{1}{n} \sum_i \bar p_{1,i} \cdot \bar z_{2,i}",
         time="O(n q)",
         memory="O(n q)",
-        published="no hyperparameter; predictor 512-2048, a last BN in the projector, batch 512, ResNet-50 on ImageNet",
-        limitation="the original's predictor keeps its learning rate constant, and its last layer has a bias",
+        published="no hyperparameter; predictor 512-2048, a last BN in the projector, batch 512, "
+        "ResNet-50 on ImageNet",
+        limitation="the original's predictor keeps its learning rate constant, and its last layer "
+        "has a bias",
         scale_invariant=True,
         rotation_invariant=True,
         ordered=False,

@@ -50,8 +50,8 @@ class Sliced(Decomposed):
 class SlicedCharacteristic(Sliced):
     """A sliced Epps-Pulley statistic: of characteristic functions at evenly spaced frequencies.
 
-    A subclass is a dataclass with these fields, states the other two, and computes in `sliced`, frequency by frequency,
-    `weight` n times `epps_pulley`.
+    A subclass is a dataclass with these fields, states the other two, and computes in `sliced`,
+    frequency by frequency, `weight` n times `epps_pulley`.
 
     Attributes:
         addend: Name of the addend.
@@ -71,16 +71,22 @@ class SlicedCharacteristic(Sliced):
 
     @abstractmethod
     def characteristic(self, frequencies_T: Tensor, q: int) -> Tensor:
-        """Compute the characteristic function that is aimed at, of projections in q dimensions: real, shape (T,)."""
+        """Compute the characteristic function that is aimed at, of projections in q dimensions:
+        real, shape (T,).
+        """
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """The textbook form, and `powers`, which needs one sine and one cosine of each projection."""
+        """The textbook form, and `powers`, which needs one sine and one cosine of each
+        projection.
+        """
         return ("textbook", "powers")
 
     def add_regularizer_of_step(self, like_NQ: Tensor) -> AddRegularizer:
         """Draw the directions of a step."""
-        return partial(self._add_powers, random_directions(like_NQ.shape[1], self.directions, like_NQ))
+        return partial(
+            self._add_powers, random_directions(like_NQ.shape[1], self.directions, like_NQ)
+        )
 
     def _add_powers(
         self,
@@ -92,9 +98,11 @@ class SlicedCharacteristic(Sliced):
         shard: Shard,
         form: str,
     ) -> Addends:
-        """Compute e^{itx} at all frequencies as powers of the first, see `Decomposed.add_regularizer`.
+        """Compute e^{itx} at all frequencies as powers of the first, see
+        `Decomposed.add_regularizer`.
 
-        They are computed twice, for the sums over images and for the gradient, so that none is kept.
+        They are computed twice, for the sums over images and for the gradient, so that none is
+        kept.
         """
         step = self.largest_frequency / (self.knots - 1)
         frequencies_T = step * torch.arange(1, self.knots, dtype=torch.float64, device=z_NQ.device)
@@ -103,7 +111,8 @@ class SlicedCharacteristic(Sliced):
         aim_T1 = self.characteristic(frequencies_T, z_NQ.shape[1]).to(z_NQ)[:, None]
         total = torch.zeros((), dtype=torch.float64, device=z_NQ.device)
         projections_KN = (directions_QK.T @ z_NQ.T).mul_(inverse_N)
-        # All ranks have to cut alike, so they cut by the rows of all. A CPU's cache holds two panels of 1 MiB.
+        # All ranks have to cut alike, so they cut by the rows of all. A CPU's cache holds two
+        # panels of 1 MiB.
         for rows in panels(self.directions, shard.n, z_NQ, lower={"cpu": 8, "cuda": 2}):
             x_PN = projections_KN[rows]
             first_PN = torch.polar(x_PN.new_ones(()).expand_as(x_PN), x_PN.mul_(step))
@@ -128,8 +137,8 @@ class SlicedCharacteristic(Sliced):
 def random_directions(q: int, count: int, like: Tensor) -> Tensor:
     """Draw unit vectors as columns, shape (q, count), of the dtype and on the device of `like`.
 
-    They are from torch's generator of that device, of one precision there, so that a seed gives the same ones whatever
-    the dtype: double on a CPU, single on a GPU, which would draw doubles slowly.
+    They are from torch's generator of that device, of one precision there, so that a seed gives the
+    same ones whatever the dtype: double on a CPU, single on a GPU, which would draw doubles slowly.
     """
     directions_QK = standard_normal(q, count, like.device)
     return directions_QK.div_(directions_QK.square().sum(dim=0).sqrt()).to(like)
@@ -138,13 +147,15 @@ def random_directions(q: int, count: int, like: Tensor) -> Tensor:
 def standard_normal(rows: int, columns: int, device: torch.device) -> Tensor:
     """Draw numbers from N(0, 1), shape (rows, columns): double on a CPU, single on a GPU.
 
-    They are those of torch.randn. On a CPU that takes the logarithm, root, sine and cosine of its Box-Muller method one
-    number at a time, so it is done here, in the same order, for all at once: twice as fast.
+    They are those of torch.randn. On a CPU that takes the logarithm, root, sine and cosine of its
+    Box-Muller method one number at a time, so it is done here, in the same order, for all at once:
+    twice as fast.
     """
     count = rows * columns
     if device.type != "cpu":
         return torch.randn(rows, columns, device=device)
-    # torch.randn draws in blocks of 8 radii and 8 angles, and where a block is not full in another way.
+    # torch.randn draws in blocks of 8 radii and 8 angles, and where a block is not full in another
+    # way.
     if count % 16:
         return torch.randn(rows, columns, dtype=torch.float64)
     uniform_B28 = torch.rand(count // 16, 2, 8, dtype=torch.float64)
@@ -156,7 +167,8 @@ def standard_normal(rows: int, columns: int, device: torch.device) -> Tensor:
 
 
 def epps_pulley(real_TK: Tensor, imaginary_TK: Tensor, frequencies_T: Tensor) -> Tensor:
-    """Compute ∫ |φ̂(t) − φ(t)|² e^{−t²/2} dt of characteristic functions φ̂ and φ, its mean over directions.
+    """Compute ∫ |φ̂(t) − φ(t)|² e^{−t²/2} dt of characteristic functions φ̂ and φ, its mean over
+    directions.
 
     Args:
         real_TK: Real part of φ̂ − φ at T frequencies and along K directions.

@@ -19,14 +19,16 @@ from regbench.spaces import Range, Space
 class SpectralContrastive(Regularizer):
     """(1/μ) [ −2/n Σᵢ uᵢ·vᵢ + 1/(n(n − 1)) Σ_{i≠j} (uᵢ·vⱼ)² ] (HaoChen et al., NeurIPS 2021).
 
-    The batch estimate of −2 E[f(x)·f(x⁺)] + E[(f(x)·f(x⁻))²], whose minimum over f is a spectral decomposition of the
-    graph of augmentations. uᵢ and vᵢ are the embeddings of the two views projected onto the ball of radius √μ:
-    longer ones are scaled down to √μ, shorter ones stay as they are. The negatives are views of two different images,
-    one of each kind, n(n − 1) ordered pairs. The projection and the division by μ are those of the official code;
-    without them (μ → ∞, times μ) it is the loss as the theory states it.
+    The batch estimate of −2 E[f(x)·f(x⁺)] + E[(f(x)·f(x⁻))²], whose minimum over f is a spectral
+    decomposition of the graph of augmentations. uᵢ and vᵢ are the embeddings of the two views
+    projected onto the ball of radius √μ: longer ones are scaled down to √μ, shorter ones stay as
+    they are. The negatives are views of two different images, one of each kind, n(n − 1) ordered
+    pairs. The projection and the division by μ are those of the official code; without them (μ → ∞,
+    times μ) it is the loss as the theory states it.
 
     Attributes:
-        mu: μ, the squared radius of the ball: 10 on ImageNet and 1 on CIFAR-10 in the official configurations.
+        mu: μ, the squared radius of the ball: 10 on ImageNet and 1 on CIFAR-10 in the official
+            configurations.
     """
 
     mu: float = 10.0
@@ -36,12 +38,14 @@ class SpectralContrastive(Regularizer):
         reference="HaoChen, Wei, Gaidon, Ma, NeurIPS 2021",
         url="https://arxiv.org/abs/2106.04156",
         formula="(1/μ) [ −2/n Σᵢ z₁ᵢ·z₂ᵢ + 1/(n(n − 1)) Σ_{i≠j} (z₁ᵢ·z₂ⱼ)² ],  ‖z‖ clipped to √μ",
-        latex=r"\frac{1}{\mu} \left[ -\frac{2}{n} \sum_i z_{1,i} \cdot z_{2,i} + \frac{1}{n(n-1)} \sum_{i \neq j} "
-        r"(z_{1,i} \cdot z_{2,j})^2 \right], \quad \Vert z \Vert \leq \sqrt{\mu}",
+        latex=r"\frac{1}{\mu} \left[ -\frac{2}{n} \sum_i z_{1,i} \cdot z_{2,i} + \frac{1}{n(n-1)} "
+        r"\sum_{i \neq j} (z_{1,i} \cdot z_{2,j})^2 \right], \quad \Vert z \Vert \leq \sqrt{\mu}",
         time="O(n² q)",
         memory="O(1)",
-        published="μ = 10 on ImageNet, ResNet-50, q = 8192, batch 384; μ = 1 on CIFAR-10, q = 1000, batch 512",
-        limitation="the original trains with SGD and a projector without a last ReLU; only the loss is here",
+        published="μ = 10 on ImageNet, ResNet-50, q = 8192, batch 384; μ = 1 on CIFAR-10, q = "
+        "1000, batch 512",
+        limitation="the original trains with SGD and a projector without a last ReLU; only the "
+        "loss is here",
         rotation_invariant=True,
     )
     space: ClassVar[Space] = {"mu": Range(0.3, 300, balances=True)}
@@ -51,7 +55,9 @@ class SpectralContrastive(Regularizer):
         self.require(0 < self.mu < float("inf"), "mu must be > 0 and finite")
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Compute the attraction of the two views of an image, and the repulsion of the views of different images."""
+        """Compute the attraction of the two views of an image, and the repulsion of the views
+        of different images.
+        """
         n = len(z1_NQ)
         z1_NQ, z2_NQ = self._clip(z1_NQ), self._clip(z2_NQ)
         different_NN = ~torch.eye(n, dtype=torch.bool, device=z1_NQ.device)
@@ -72,7 +78,9 @@ class SpectralContrastive(Regularizer):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """The textbook form, and `gram`, streamed over panels of the Gram matrix of the two views."""
+        """The textbook form, and `gram`, streamed over panels of the Gram matrix of the two
+        views.
+        """
         return ("textbook", "gram")
 
     def pair_value_and_gradient(
@@ -85,7 +93,10 @@ class SpectralContrastive(Regularizer):
         squares = cross_energy(views, factors, square, gradients, shard)
         attraction = torch.zeros_like(squares)
         for part in chunks(z1_NQ):
-            u1_PQ, u2_PQ = z1_NQ[part] * factors[0][part, None], z2_NQ[part] * factors[1][part, None]
+            u1_PQ, u2_PQ = (
+                z1_NQ[part] * factors[0][part, None],
+                z2_NQ[part] * factors[1][part, None],
+            )
             attraction += torch.linalg.vecdot(u1_PQ, u2_PQ).sum()
             for gradient_NQ, factor_N, u_PQ, other_PQ in zip(
                 gradients, factors, (u1_PQ, u2_PQ), (u2_PQ, u1_PQ), strict=True
@@ -98,5 +109,8 @@ class SpectralContrastive(Regularizer):
                 radial_P = torch.linalg.vecdot(gradient_PQ, u_PQ) * clipped_P
                 gradient_PQ.addcmul_(u_PQ, radial_P[:, None], value=-1).mul_(factor_N[part, None])
         attraction, squares = shard.sum(torch.stack([attraction, squares]))
-        terms = {"attraction": -2 / (self.mu * n) * attraction, "repulsion": squares / (self.mu * n * (n - 1))}
+        terms = {
+            "attraction": -2 / (self.mu * n) * attraction,
+            "repulsion": squares / (self.mu * n * (n - 1)),
+        }
         return terms, *gradients

@@ -1,7 +1,9 @@
-"""The orders that a rotation-invariant kernel weighs: its Legendre expansion φ(t) = Σ_ℓ b_ℓ P_ℓ(q; t).
+"""The orders that a rotation-invariant kernel weighs: its Legendre expansion φ(t) = Σ_ℓ b_ℓ P_ℓ(q;
+t).
 
-b_ℓ is what the squared MMD to the uniform distribution pays for harmonics of order ℓ (Theorem 1 and Table 1 of Zheng et
-al., ICLR 2023): SFRIK sets a few of them, every other kernel has all of them set by its formula.
+b_ℓ is what the squared MMD to the uniform distribution pays for harmonics of order ℓ (Theorem 1 and
+Table 1 of Zheng et al., ICLR 2023): SFRIK sets a few of them, every other kernel has all of them
+set by its formula.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ Array = npt.NDArray[np.float64]
 
 
 def log_harmonics(q: int, order: int) -> Array:
-    """Compute the logarithm of N(q, ℓ), the number of independent spherical harmonics, for ℓ = 0 … order.
+    """Compute the logarithm of N(q, ℓ), the number of independent spherical harmonics, for ℓ = 0 …
+    order.
 
-    N(q, ℓ) = (2ℓ + q − 2)/(ℓ + q − 2) · C(ℓ + q − 2, ℓ), so N(q, ℓ)/N(q, ℓ−1) is a short product; N itself overflows
-    at the dimensions that projectors have.
+    N(q, ℓ) = (2ℓ + q − 2)/(ℓ + q − 2) · C(ℓ + q − 2, ℓ), so N(q, ℓ)/N(q, ℓ−1) is a short product; N
+    itself overflows at the dimensions that projectors have.
     """
     orders = np.arange(1, order + 1, dtype=np.float64)
     if q == 2:
@@ -32,12 +35,16 @@ def log_harmonics(q: int, order: int) -> Array:
 
 
 def quadrature(q: int, nodes: int) -> tuple[Array, Array]:
-    """Return nodes t and weights w of a Gauss quadrature: E f(u·v) ≈ Σ w f(t) for u, v uniform on the sphere.
+    """Return nodes t and weights w of a Gauss quadrature: E f(u·v) ≈ Σ w f(t) for u, v uniform on
+    the sphere.
 
-    It is exact to degree 2·nodes − 1. The density of t is proportional to (1 − t²)^{(q−3)/2}. Nodes are eigenvalues of
-    the Jacobi matrix of its orthonormal polynomials (Golub and Welsch, 1969), which are well scaled at every q.
+    It is exact to degree 2·nodes − 1. The density of t is proportional to (1 − t²)^{(q−3)/2}. Nodes
+    are eigenvalues of the Jacobi matrix of its orthonormal polynomials (Golub and Welsch, 1969),
+    which are well scaled at every q.
     """
-    from scipy.linalg import eigh_tridiagonal  # takes a tenth of a second to import, and few losses need it
+    from scipy.linalg import (
+        eigh_tridiagonal,
+    )  # takes a tenth of a second to import, and few losses need it
 
     beside = np.sqrt(_recurrence(q, nodes - 1))
     points, vectors = eigh_tridiagonal(np.zeros(nodes), beside)
@@ -46,7 +53,9 @@ def quadrature(q: int, nodes: int) -> tuple[Array, Array]:
 
 
 def _recurrence(q: int, count: int) -> Array:
-    """Compute a_k², k = 1 … count, of t p_{k−1} = a_k p_k + a_{k−1} p_{k−2} for the orthonormal polynomials p."""
+    """Compute a_k², k = 1 … count, of t p_{k−1} = a_k p_k + a_{k−1} p_{k−2} for the orthonormal
+    polynomials p.
+    """
     k = np.arange(1, count + 1, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         squared: Array = k * (k + q - 3) / ((2 * k + q - 2) * (2 * k + q - 4))
@@ -58,9 +67,10 @@ def _recurrence(q: int, count: int) -> Array:
 def expand(phi: Callable[[Array], Array], q: int, order: int, nodes: int | None = None) -> Array:
     """Compute b_0 … b_order of φ(t) = Σ_ℓ b_ℓ P_ℓ(q; t), shape (order + 1,).
 
-    b_ℓ = N(q, ℓ) E[φ(t) P_ℓ(q; t)] = √N(q, ℓ) E[φ(t) p_ℓ(t)] with the orthonormal p_ℓ = √N P_ℓ. Both factors are
-    computed as such, so nothing overflows; what limits the accuracy is the rounding of φ, of which √N(q, ℓ) times as
-    much is left in b_ℓ (about 1e-16 √(q^ℓ/ℓ!): six digits of b_4 at q = 1000).
+    b_ℓ = N(q, ℓ) E[φ(t) P_ℓ(q; t)] = √N(q, ℓ) E[φ(t) p_ℓ(t)] with the orthonormal p_ℓ = √N P_ℓ.
+    Both factors are computed as such, so nothing overflows; what limits the accuracy is the
+    rounding of φ, of which √N(q, ℓ) times as much is left in b_ℓ (about 1e-16 √(q^ℓ/ℓ!): six digits
+    of b_4 at q = 1000).
 
     Args:
         phi: The kernel as a function of inner products, any shape.
@@ -82,13 +92,17 @@ def expand(phi: Callable[[Array], Array], q: int, order: int, nodes: int | None 
 
 
 def kernel_spectrum(method: methods.Regularizer, q: int, order: int) -> tuple[float, ...] | None:
-    """Expand a method's kernel: b_0 … b_order, see `expand`; None if it has no kernel of inner products."""
+    """Expand a method's kernel: b_0 … b_order, see `expand`; None if it has no kernel of inner
+    products.
+    """
     if not isinstance(method, KernelEnergy):
         return None
     return tuple(expand(lambda t: method.kernel(torch.from_numpy(t), q).numpy(), q, order).tolist())
 
 
 def spectrum_rows(coefficients: Sequence[float]) -> list[tuple[int, float, float]]:
-    """List (ℓ, b_ℓ, share of Σ_{ℓ≥1} b_ℓ) for ℓ >= 1: b_0 is a constant that no embedding changes."""
+    """List (ℓ, b_ℓ, share of Σ_{ℓ≥1} b_ℓ) for ℓ >= 1: b_0 is a constant that no embedding
+    changes.
+    """
     total = sum(coefficients[1:])
     return [(order, b, b / total) for order, b in enumerate(coefficients) if order]

@@ -1,4 +1,6 @@
-"""KL (heat): the Kullback-Leibler divergence to the uniform distribution by a kernel density estimate."""
+"""KL (heat): the Kullback-Leibler divergence to the uniform distribution by a kernel density
+estimate.
+"""
 
 from __future__ import annotations
 
@@ -33,23 +35,25 @@ _DIGITS = 20
 class SphericalKL(Decomposed):
     """(1 − λ) ℓ_inv + λ ½ Σ_v D(Z_v), the KL (heat) of Nicollier et al. (arXiv 2606.17603, 2026).
 
-    Eqs. (1), (2), (5) and (13) of "Expanding SPHERE-JEPA": ℓ_inv as in `spherical_mmd`, and on unit embeddings
-    D = [mean_i log mean_{j≠i} φ(zᵢ·zⱼ) − log |S^{q−1}|] / C with the heat kernel φ(t) ∝ Σ_ℓ exp(−s λ_ℓ/q) N(q, ℓ)
-    P_ℓ(q; t), φ(1) = 1, λ_ℓ = ℓ (ℓ + q − 2), and the area |S^{q−1}| = 2 π^{q/2}/Γ(q/2). The density at an embedding is
-    that of the others (leave one out), and C = −log |S^{q−1}|, so that a point has D = 1.
+    Eqs. (1), (2), (5) and (13) of "Expanding SPHERE-JEPA": ℓ_inv as in `spherical_mmd`, and on unit
+    embeddings D = [mean_i log mean_{j≠i} φ(zᵢ·zⱼ) − log |S^{q−1}|] / C with the heat kernel φ(t) ∝
+    Σ_ℓ exp(−s λ_ℓ/q) N(q, ℓ) P_ℓ(q; t), φ(1) = 1, λ_ℓ = ℓ (ℓ + q − 2), and the area |S^{q−1}| = 2
+    π^{q/2}/Γ(q/2). The density at an embedding is that of the others (leave one out), and C = −log
+    |S^{q−1}|, so that a point has D = 1.
 
-    Up to q = 18 the area is above 1 and the paper's C negative: it would reward the point. C is its magnitude here,
-    which for q >= 19, and so for the paper's q = 256, is the same.
+    Up to q = 18 the area is above 1 and the paper's C negative: it would reward the point. C is its
+    magnitude here, which for q >= 19, and so for the paper's q = 256, is the same.
 
-    In double precision the kernel's series loses all digits where it is small: at q = 256, s = 2 it is off by 4e-7 of
-    its value at an inner product of −0.3 and by 3e-3 at −0.4. Here log φ is summed with as many digits as it takes at
-    the nodes of a Chebyshev series, which is right to ten digits of the range of log φ in float64, and streams. Above
-    q = 320, where that takes long, the series is extrapolated: log φ is q g(t) + h(t) + O(1/q).
+    In double precision the kernel's series loses all digits where it is small: at q = 256, s = 2 it
+    is off by 4e-7 of its value at an inner product of −0.3 and by 3e-3 at −0.4. Here log φ is
+    summed with as many digits as it takes at the nodes of a Chebyshev series, which is right to ten
+    digits of the range of log φ in float64, and streams. Above q = 320, where that takes long, the
+    series is extrapolated: log φ is q g(t) + h(t) + O(1/q).
 
     Attributes:
         regularization_weight: λ in [0, 1].
-        diffusion_time: s, the paper's t times q, from 1, as for less the Chebyshev series would be too short,
-            to 1000.
+        diffusion_time: s, the paper's t times q, from 1, as for less the Chebyshev series would be
+            too short, to 1000.
     """
 
     regularization_weight: float = 0.5
@@ -62,12 +66,16 @@ class SphericalKL(Decomposed):
         title="KL (heat)",
         reference="Nicollier, Meinhardt-Llopis, Dunitz, Pic, Musé, Facciolo, arXiv 2026",
         url="https://arxiv.org/abs/2606.17603",
-        formula="(1−λ) ¼ ‖Z₁ − Z₂‖²/n + (λ/C) ½ Σ_v [ (1/n) Σᵢ log mean_{j≠i} φ(zᵢ·zⱼ) − log |S^{q−1}| ]",
-        latex=r"\frac{1 - \lambda}{4n} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2C} \sum_v \left[ \frac{1}{n} \sum_i "
-        r"\log \frac{1}{n-1} \sum_{j \ne i} \varphi(z_{v,i} \cdot z_{v,j}) - \log | S^{q-1} | \right]",
+        formula="(1−λ) ¼ ‖Z₁ − Z₂‖²/n + (λ/C) ½ Σ_v [ (1/n) Σᵢ log mean_{j≠i} φ(zᵢ·zⱼ) − log "
+        "|S^{q−1}| ]",
+        latex=r"\frac{1 - \lambda}{4n} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2C} \sum_v "
+        r"\left[ \frac{1}{n} \sum_i \log \frac{1}{n-1} "
+        r"\sum_{j \ne i} \varphi(z_{v,i} \cdot z_{v,j}) "
+        r"- \log | S^{q-1} | \right]",
         time="O(n² q)",
         memory="O(n)",
-        published="λ = 0.5, s = 2 at q = 256, ResNet-18 on ImageNet-100, ResNet-50 on Galaxy10, batch 256",
+        published="λ = 0.5, s = 2 at q = 256, ResNet-18 on ImageNet-100, ResNet-50 on Galaxy10, "
+        "batch 256",
         views="Eq. (1): views are aligned with the mean of the global ones",
         scale_invariant=True,
         rotation_invariant=True,
@@ -76,11 +84,15 @@ class SphericalKL(Decomposed):
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""
-        self.require(0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]")
+        self.require(
+            0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]"
+        )
         self.require(1 <= self.diffusion_time <= 1000, "diffusion_time must be in [1, 1000]")
 
     def alignment_scale(self, q: int) -> float:
-        """Return (1 − λ) q: the squared distance to the global views' mean is a sum over coordinates."""
+        """Return (1 − λ) q: the squared distance to the global views' mean is a sum over
+        coordinates.
+        """
         return (1 - self.regularization_weight) * q
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
@@ -91,16 +103,29 @@ class SphericalKL(Decomposed):
 
     def _addends(self, log_density: Tensor, q: int) -> Addends:
         area = _log_area(q)
-        constant = torch.full_like(log_density, -self.regularization_weight * math.copysign(1, area))
-        return {"entropy": self.regularization_weight / abs(area) * log_density, "constant": constant}
+        constant = torch.full_like(
+            log_density, -self.regularization_weight * math.copysign(1, area)
+        )
+        return {
+            "entropy": self.regularization_weight / abs(area) * log_density,
+            "constant": constant,
+        }
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """The textbook form, and `gram`: densities, then gradients, in two passes over the Gram matrix."""
+        """The textbook form, and `gram`: densities, then gradients, in two passes over the Gram
+        matrix.
+        """
         return ("textbook", "gram")
 
     def add_regularizer(
-        self, z_NQ: Tensor, inverse_N: Tensor, gradient_NQ: Tensor, share: float, shard: Shard, form: str
+        self,
+        z_NQ: Tensor,
+        inverse_N: Tensor,
+        gradient_NQ: Tensor,
+        share: float,
+        shard: Shard,
+        form: str,
     ) -> Addends:
         """Compute it in Gram form, see `Decomposed.add_regularizer`: 6 n² q FLOP."""
         q = z_NQ.shape[1]
@@ -122,7 +147,11 @@ class SphericalKL(Decomposed):
                 gram_PM = products(rows, other_MQ, inverse_M)
                 logits_PM = chebyshev_series(logs, gram_PM)
                 # The pair counts in the density at either end.
-                weight_PM = (logits_PM - log_sum_N[rows, None]).exp_().add_(logits_PM.sub_(log_sum_M).exp_())
+                weight_PM = (
+                    (logits_PM - log_sum_N[rows, None])
+                    .exp_()
+                    .add_(logits_PM.sub_(log_sum_M).exp_())
+                )
                 if own:
                     weight_PM[:, rows].fill_diagonal_(0.0)
                 weight_PM.mul_(chebyshev_series(slopes, gram_PM)).mul_(inverse_M)
@@ -138,7 +167,8 @@ def _log_area(q: int) -> float:
 
 @lru_cache(maxsize=64)
 def log_heat_kernel(q: int, diffusion_time: float) -> tuple[float, ...]:
-    """Compute Chebyshev coefficients on [−1, 1] of log φ for the heat kernel φ of the sphere in q dimensions, φ(1) = 1.
+    """Compute Chebyshev coefficients on [−1, 1] of log φ for the heat kernel φ of the sphere in q
+    dimensions, φ(1) = 1.
 
     Args:
         q: Dimension of the space, >= 2.
@@ -157,7 +187,10 @@ def log_heat_kernel(q: int, diffusion_time: float) -> tuple[float, ...]:
 
 @lru_cache(maxsize=64)
 def _summed_log_heat_kernel(q: int, diffusion_time: float) -> tuple[float, ...]:
-    """Compute them by the series Σ_ℓ exp(−s λ_ℓ/q) N(q, ℓ) P_ℓ(q; t), in as many digits as its smallest value takes."""
+    """Compute them by the series Σ_ℓ exp(−s λ_ℓ/q) N(q, ℓ) P_ℓ(q.
+
+    T), in as many digits as its smallest value takes.
+    """
     # The smallest value is at t = −1: about exp(−π² q/(4 s)) of the one at 1, or more.
     smallest = -(math.pi**2) * q / (4 * diffusion_time) - _DIGITS * math.log(10)
     last = 8

@@ -17,16 +17,19 @@ from regbench.spaces import Range, Space
 @register("susreg")
 @dataclass(frozen=True, kw_only=True)
 class SUSReg(SlicedCharacteristic):
-    """(1 − λ) ¼ mean_i ‖z₁ᵢ − z₂ᵢ‖² + λ ½ Σ_v E_a EP(Z_v a) on unit embeddings (Nicollier et al., arXiv 2605.26900).
+    """(1 − λ) ¼ mean_i ‖z₁ᵢ − z₂ᵢ‖² + λ ½ Σ_v E_a EP(Z_v a) on unit embeddings (Nicollier et al.,
+    arXiv 2605.26900).
 
-    Eqs. (2) to (5) of "SPHERE-JEPA": EP = n ∫ |φ̂(t) − ψ(t)|² e^{−t²/2} dt, the Epps-Pulley statistic, where φ̂ is the
-    empirical characteristic function along the random direction a, and ψ that of a coordinate of a uniform vector on
-    the sphere, ₀F₁(; q/2; −t²/4). Above q = 256 the paper takes N(0, 1/q) for the coordinate; here it is exact at
-    every q. Its mean over directions is n ∫ (1 − ψ²) e^{−t²/2} dt, about √(2π) n/q, times `susreg_mmd`, in which a
-    point costs 1. The paper says of the weight only that it is Gaussian; e^{−t²/2} is LeJEPA's. The density
-    e^{−t²/2}/√(2π), in Eq. (14) of the same authors' next paper (arXiv 2606.17603, 2026), makes EP smaller by √(2π).
-    If the paper's λ belongs to that, ours has to have a λ/(1 − λ) smaller by √(2π): 0.021 for their 0.05. The integral
-    is by the trapezoid rule on [0, T], doubled; T and the number of knots are this benchmark's.
+    Eqs. (2) to (5) of "SPHERE-JEPA": EP = n ∫ |φ̂(t) − ψ(t)|² e^{−t²/2} dt, the Epps-Pulley
+    statistic, where φ̂ is the empirical characteristic function along the random direction a, and ψ
+    that of a coordinate of a uniform vector on the sphere, ₀F₁(; q/2; −t²/4). Above q = 256 the
+    paper takes N(0, 1/q) for the coordinate; here it is exact at every q. Its mean over directions
+    is n ∫ (1 − ψ²) e^{−t²/2} dt, about √(2π) n/q, times `susreg_mmd`, in which a point costs 1. The
+    paper says of the weight only that it is Gaussian; e^{−t²/2} is LeJEPA's. The density
+    e^{−t²/2}/√(2π), in Eq. (14) of the same authors' next paper (arXiv 2606.17603, 2026), makes EP
+    smaller by √(2π). If the paper's λ belongs to that, ours has to have a λ/(1 − λ) smaller by
+    √(2π): 0.021 for their 0.05. The integral is by the trapezoid rule on [0, T], doubled; T and the
+    number of knots are this benchmark's.
 
     Attributes:
         regularization_weight: λ in [0, 1].
@@ -46,15 +49,17 @@ class SUSReg(SlicedCharacteristic):
 
     metadata: ClassVar[Metadata] = Metadata(
         title="SUSReg",
-        reference="Nicollier, Dunitz, Pic, Musé, Meinhardt-Llopis, Facciolo, arXiv 2026 (SPHERE-JEPA)",
+        reference="Nicollier, Dunitz, Pic, Musé, Meinhardt-Llopis, Facciolo, arXiv 2026 "
+        "(SPHERE-JEPA)",
         url="https://arxiv.org/abs/2605.26900",
         formula="(1−λ) ¼ ‖Z₁ − Z₂‖²/n + λ ½ Σ_v E_a n ∫ |φ̂_{Z_v a}(t) − ψ(t)|² e^{−t²/2} dt",
-        latex=r"\frac{1 - \lambda}{4n} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v \mathbb{E}_a "
-        r"\, n \int | \hat{\varphi}_{Z_v a}(t) - \psi(t) |^2 e^{-t^2/2} \, dt",
+        latex=r"\frac{1 - \lambda}{4n} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v "
+        r"\mathbb{E}_a \, n \int | \hat{\varphi}_{Z_v a}(t) - \psi(t) |^2 e^{-t^2/2} \, dt",
         time="O(n K (q + T)), K directions, T knots",
         memory="O(n K)",
-        published="λ = 0.05, 1024 directions at q = 256; ViT-B/14 on ImageNet (batch 512), ResNet-18 on ImageNet-100, "
-        "ResNet-50 on Galaxy10; the quadrature is ours, and the weight is not scaled to a density",
+        published="λ = 0.05, 1024 directions at q = 256; ViT-B/14 on ImageNet (batch 512), "
+        "ResNet-18 on ImageNet-100, ResNet-50 on Galaxy10; the quadrature is ours, and the weight "
+        "is not scaled to a density",
         views="Eq. (5): views are aligned with the mean of the global ones",
         scale_invariant=True,
     )
@@ -62,12 +67,18 @@ class SUSReg(SlicedCharacteristic):
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""
-        self.require(0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]")
-        self.require(self.directions >= 1 and self.knots >= 2, "directions must be >= 1 and knots >= 2")
+        self.require(
+            0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]"
+        )
+        self.require(
+            self.directions >= 1 and self.knots >= 2, "directions must be >= 1 and knots >= 2"
+        )
         self.require(self.largest_frequency > 0, "largest_frequency must be > 0")
 
     def alignment_scale(self, q: int) -> float:
-        """Return (1 − λ) q: the squared distance to the global views' mean is a sum over coordinates."""
+        """Return (1 − λ) q: the squared distance to the global views' mean is a sum over
+        coordinates.
+        """
         return (1 - self.regularization_weight) * q
 
     @property
@@ -89,13 +100,20 @@ class SUSReg(SlicedCharacteristic):
             squares.append((projections_NK * (knot * step / 2)).sin().square().sum(dim=0))
             sines.append((projections_NK * (knot * step)).sin().sum(dim=0))
         frequencies_T = step * torch.arange(1, self.knots, dtype=torch.float64, device=u_NQ.device)
-        # From both 1 is taken off, which they are close to as projections are about 1/√q: cos x − 1 = −2 sin²(x/2).
+        # From both 1 is taken off, which they are close to as projections are about 1/√q: cos x − 1
+        # = −2 sin²(x/2).
         uniform_T = _characteristic_less_one(frequencies_T, u_NQ.shape[1]).to(u_NQ)
         real_TK = -2 * (torch.stack(squares) / n) - uniform_T[:, None]
-        return {self.addend: self.weight * n * epps_pulley(real_TK, torch.stack(sines) / n, frequencies_T)}
+        return {
+            self.addend: self.weight
+            * n
+            * epps_pulley(real_TK, torch.stack(sines) / n, frequencies_T)
+        }
 
 
 def _characteristic_less_one(frequencies_T: Tensor, q: int) -> Tensor:
-    """Sum the series of ₀F₁(; q/2; −t²/4) − 1; ₀F₁ is the characteristic function of a uniform unit vector's entry."""
+    """Sum the series of ₀F₁(; q/2; −t²/4) − 1; ₀F₁ is the characteristic function of a uniform
+    unit vector's entry.
+    """
     k = torch.arange(1, 200, dtype=torch.float64, device=frequencies_T.device)
     return (-(frequencies_T[:, None] ** 2) / 4 / ((q / 2 + k - 1) * k)).cumprod(dim=1).sum(dim=1)

@@ -1,4 +1,5 @@
-"""SwAV: predict the code of another view, an assignment to prototypes that uses all of them equally.
+"""SwAV: predict the code of another view, an assignment to prototypes that uses all of them
+equally.
 
 Shapes: N = batch (n), Q = prototypes, whose scores stand in the place of embeddings here.
 """
@@ -20,19 +21,21 @@ from regbench.spaces import Range, Space
 @register("swav")
 @dataclass(frozen=True, kw_only=True)
 class SwAV(Regularizer):
-    """−mean Σ_k code(z₂)ᵢ_k log softmax(z₁ᵢ/τ)_k of scores z (Caron et al., NeurIPS 2020, Eqs. (2) and (3)).
+    """−mean Σ_k code(z₂)ᵢ_k log softmax(z₁ᵢ/τ)_k of scores z (Caron et al., NeurIPS 2020, Eqs. (2)
+    and (3)).
 
-    The codes of a batch are exp(z₂/ε) after some iterations of Sinkhorn and Knopp: each prototype gets n/K images, then
-    each image sums to 1. Codes are targets, so in training no gradient flows through them.
+    The codes of a batch are exp(z₂/ε) after some iterations of Sinkhorn and Knopp: each prototype
+    gets n/K images, then each image sums to 1. Codes are targets, so in training no gradient flows
+    through them.
 
     Attributes:
         prototypes: K, the number of prototypes.
         temperature: τ > 0.
         epsilon: ε > 0; the smaller, the sharper are codes.
         iterations: Iterations of Sinkhorn and Knopp, at least 1.
-        prototype_weights: How prototypes begin and are kept: `unit`, the authors', of length 1 and rescaled to it after
-            each step; `uniform`, from numbers within ±1/√q, so a length of about 0.58; or `normal`, of a length of √q,
-            as in cells without the setting.
+        prototype_weights: How prototypes begin and are kept: `unit`, the authors', of length 1 and
+            rescaled to it after each step; `uniform`, from numbers within ±1/√q, so a length of
+            about 0.58; or `normal`, of a length of √q, as in cells without the setting.
     """
 
     prototypes: int = 3000
@@ -45,15 +48,18 @@ class SwAV(Regularizer):
         title="SwAV",
         reference="Caron, Misra, Mairal, Goyal, Bojanowski, Joulin, NeurIPS 2020",
         url="https://arxiv.org/abs/2006.09882",
-        formula="−(1/n) Σᵢ Σ_k code(z₂)ᵢ_k log softmax(z₁ᵢ/τ)_k, mean over both orders of the views",
+        formula="−(1/n) Σᵢ Σ_k code(z₂)ᵢ_k log softmax(z₁ᵢ/τ)_k, mean over both orders "
+        "of the views",
         latex=r"-\frac{1}{n} \sum_i \sum_k \mathrm{code}(z_2)_{ik} \log "
         r"\mathrm{softmax}\left(\frac{z_{1,i}}{\tau}\right)_k",
         time="O(n (q + k))",
         memory="O(n k)",
-        published="3000 prototypes, τ = 0.1, ε = 0.05, 3 iterations, batch 4096, ResNet-50 on ImageNet",
+        published="3000 prototypes, τ = 0.1, ε = 0.05, 3 iterations, batch 4096, ResNet-50 on "
+        "ImageNet",
         views="the same paper, Eq. (6)",
-        limitation="the original keeps the prototypes as they are in the first steps; its queue, for batches of fewer "
-        "images than prototypes, is left out: it holds earlier embeddings, and this loss sees their scores alone",
+        limitation="the original keeps the prototypes as they are in the first steps; its queue, "
+        "for batches of fewer images than prototypes, is left out: it holds earlier embeddings, "
+        "and this loss sees their scores alone",
         symmetric=False,
         ordered=False,
     )
@@ -64,9 +70,14 @@ class SwAV(Regularizer):
     def __post_init__(self) -> None:
         """Refuse numbers out of bounds."""
         self.require(min(self.temperature, self.epsilon) > 0, "temperature and epsilon must be > 0")
-        self.require(self.prototypes >= 2 and self.iterations >= 1, "prototypes must be >= 2, iterations >= 1")
+        self.require(
+            self.prototypes >= 2 and self.iterations >= 1,
+            "prototypes must be >= 2, iterations >= 1",
+        )
         weights = get_args(PrototypeWeights)
-        self.require(self.prototype_weights in weights, f"prototype_weights must be of {', '.join(weights)}")
+        self.require(
+            self.prototype_weights in weights, f"prototype_weights must be of {', '.join(weights)}"
+        )
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute the cross-entropy of scores z1 with the codes of scores z2."""

@@ -15,12 +15,15 @@ from regbench.methods.engine import Engine
 
 
 def loss_of_targets(
-    method: Regularizer, predictions_NQ: Sequence[Tensor], targets_NQ: Sequence[Tensor], engine: Engine
+    method: Regularizer,
+    predictions_NQ: Sequence[Tensor],
+    targets_NQ: Sequence[Tensor],
+    engine: Engine,
 ) -> Loss:
     """Compute (1/(G (V − 1))) Σ_g Σ_{v≠g} L(p_v, t_g), L being the two-view loss of a method.
 
-    Of two views it is ½ [L(p₂, t₁) + L(p₁, t₂)], as in BYOL (Grill et al., NeurIPS 2020, Section 3.1), SimSiam and MoCo
-    v3; of more it is DINO's (Caron et al., ICCV 2021, Eq. (3)).
+    Of two views it is ½ [L(p₂, t₁) + L(p₁, t₂)], as in BYOL (Grill et al., NeurIPS 2020, Section
+    3.1), SimSiam and MoCo v3; of more it is DINO's (Caron et al., ICCV 2021, Eq. (3)).
 
     Args:
         method: The loss L, of a prediction and a target.

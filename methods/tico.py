@@ -23,14 +23,16 @@ from regbench.spaces import Range, Space
 class TiCo(KernelEnergy):
     """1 − mean z₁ᵢ·z₂ᵢ + ρ ½ Σ_v (1/n) Σᵢ zᵢᵀ C_v zᵢ on unit embeddings (Zhu et al., 2022).
 
-    C_v = (1/n) Σⱼ zⱼ zⱼᵀ, through which no gradient flows. The value of the second term is that of the quadratic
-    kernel, ρ n⁻² Σᵢⱼ (zᵢ·zⱼ)², and its gradient, which comes by one of its two factors, half of that kernel's.
+    C_v = (1/n) Σⱼ zⱼ zⱼᵀ, through which no gradient flows. The value of the second term is that of
+    the quadratic kernel, ρ n⁻² Σᵢⱼ (zᵢ·zⱼ)², and its gradient, which comes by one of its two
+    factors, half of that kernel's.
 
-    The original keeps C ← β C + (1 − β) C_batch over the steps, with β = 0.9, and compares with the embeddings of a
-    momentum network, `network.teacher=ema`, through which no gradient flows. By default β = 0, which needs no state,
-    and the second term is the mean over the views. With β > 0, beside a teacher, the second term is ρ mean pᵢᵀ C pᵢ of
-    the predictions p alone, in both orders of the views: `CovarianceContrast`. C then moves once a step, by the
-    predictions of all views; released codes take one order of the views, and C of that one's predictions.
+    The original keeps C ← β C + (1 − β) C_batch over the steps, with β = 0.9, and compares with the
+    embeddings of a momentum network, `network.teacher=ema`, through which no gradient flows. By
+    default β = 0, which needs no state, and the second term is the mean over the views. With β > 0,
+    beside a teacher, the second term is ρ mean pᵢᵀ C pᵢ of the predictions p alone, in both orders
+    of the views: `CovarianceContrast`. C then moves once a step, by the predictions of all views;
+    released codes take one order of the views, and C of that one's predictions.
 
     Attributes:
         covariance_weight: ρ >= 0.
@@ -45,13 +47,14 @@ class TiCo(KernelEnergy):
         reference="Zhu, Moraes, Karakulak, Sobol, Canziani, LeCun, arXiv 2022",
         url="https://arxiv.org/abs/2206.10698",
         formula="1 − (1/n) Σᵢ z₁ᵢ·z₂ᵢ + ρ ½ Σ_v (1/n) Σᵢ zᵢᵀ stop[C_v] zᵢ,  C_v = Z_vᵀZ_v/n",
-        latex=r"1 - \frac{1}{n} \sum_i z_{1,i} \cdot z_{2,i} + \frac{\rho}{2n} \sum_v \sum_i z_{v,i}^\top \, "
-        r"\mathrm{stop}[C_v] \, z_{v,i}, \quad C_v = \frac{1}{n} Z_v^\top Z_v",
+        latex=r"1 - \frac{1}{n} \sum_i z_{1,i} \cdot z_{2,i} + \frac{\rho}{2n} \sum_v \sum_i "
+        r"z_{v,i}^\top \, \mathrm{stop}[C_v] \, z_{v,i}, \quad C_v = \frac{1}{n} Z_v^\top Z_v",
         time="O(n² q) or O(n q²)",
         memory="O(1) or O(q²)",
         published="ρ = 8, β = 0.9",
-        limitation="as published with method.covariance_momentum=0.9 network.teacher=ema, but that the covariance "
-        "follows all views; by default it is that of the batch, not a running mean over the steps",
+        limitation="as published with method.covariance_momentum=0.9 network.teacher=ema, but that "
+        "the covariance follows all views; by default it is that of the batch, not a running mean "
+        "over the steps",
         scale_invariant=True,
         rotation_invariant=True,
         exact_gradient=False,
@@ -63,7 +66,9 @@ class TiCo(KernelEnergy):
     def __post_init__(self) -> None:
         """Refuse a negative weight and a momentum out of bounds."""
         self.require(self.covariance_weight >= 0, "covariance_weight must be >= 0")
-        self.require(0 <= self.covariance_momentum < 1, "covariance_momentum must be from 0 to below 1")
+        self.require(
+            0 <= self.covariance_momentum < 1, "covariance_momentum must be from 0 to below 1"
+        )
 
     def target_transform(self, q: int) -> nn.Module | None:
         """Follow the covariance over the steps, see `RunningCovariance`."""
@@ -84,10 +89,18 @@ class TiCo(KernelEnergy):
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute the kernel's energy with half of its gradient."""
-        return {name: 0.5 * (term + term.detach()) for name, term in super().regularizer(u_NQ).items()}
+        return {
+            name: 0.5 * (term + term.detach()) for name, term in super().regularizer(u_NQ).items()
+        }
 
     def add_regularizer(
-        self, z_NQ: Tensor, inverse_N: Tensor, gradient_NQ: Tensor, share: float, shard: Shard, form: str
+        self,
+        z_NQ: Tensor,
+        inverse_N: Tensor,
+        gradient_NQ: Tensor,
+        share: float,
+        shard: Shard,
+        form: str,
     ) -> Addends:
         """Compute it in Gram or covariance form, see `Decomposed.add_regularizer`."""
         # The share scales the gradient alone, not the value.
@@ -96,7 +109,8 @@ class TiCo(KernelEnergy):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CovarianceContrast(Regularizer):
-    """1 − mean p̄ᵢ·t̄ᵢ + ρ mean p̄ᵢᵀ C p̄ᵢ of unit predictions and targets, with a given C: TiCo in one step.
+    """1 − mean p̄ᵢ·t̄ᵢ + ρ mean p̄ᵢᵀ C p̄ᵢ of unit predictions and targets, with a given C: TiCo in
+    one step.
 
     Attributes:
         covariance_weight: ρ.
@@ -112,7 +126,10 @@ class CovarianceContrast(Regularizer):
         u1_NQ, u2_NQ = normalize(z1_NQ), normalize(z2_NQ)
         # Only the diagonal of U C Uᵀ is asked for: the whole would take n² numbers.
         energy = (u1_NQ @ self.covariance_QQ * u1_NQ).sum(dim=1).mean()
-        return {"alignment": 1 - (u1_NQ * u2_NQ).sum(dim=1).mean(), "uniformity": self.covariance_weight * energy}
+        return {
+            "alignment": 1 - (u1_NQ * u2_NQ).sum(dim=1).mean(),
+            "uniformity": self.covariance_weight * energy,
+        }
 
 
 class RunningCovariance(nn.Module):
@@ -138,7 +155,10 @@ class RunningCovariance(nn.Module):
         done: float,
         group: dist.ProcessGroup | None,
     ) -> tuple[CovarianceContrast, Sequence[Tensor]]:
-        """Return TiCo with the C of this step, and the targets as they are; see `Regularizer.target_transform`."""
+        """Return TiCo with the C of this step, and the targets as they are.
+
+        See `Regularizer.target_transform`.
+        """
         u_NQ = normalize(torch.cat(list(predictions_NQ)))
         moment_QQ = u_NQ.T @ u_NQ / len(u_NQ)
         # C is that of the whole batch, the same on every rank.
@@ -147,4 +167,6 @@ class RunningCovariance(nn.Module):
             moment_QQ /= dist.get_world_size(group)
         self.covariance.lerp_(moment_QQ, 1 - self._method.covariance_momentum)
         weight = self._method.covariance_weight
-        return CovarianceContrast(covariance_weight=weight, covariance_QQ=self.covariance), targets_NQ
+        return CovarianceContrast(
+            covariance_weight=weight, covariance_QQ=self.covariance
+        ), targets_NQ

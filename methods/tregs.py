@@ -17,13 +17,15 @@ from regbench.spaces import Range, Space
 @register("tregs")
 @dataclass(frozen=True, kw_only=True)
 class TREGS(Decomposed):
-    """β (1/n) Σᵢ ‖z₁ᵢ − z₂ᵢ‖² + Σ_v [ −γ (1/n) E(MST(Z_v)) + λ (1/n) Σᵢ (‖z_vᵢ‖ − 1)² ] (Mordacq et al., 2025).
+    """β (1/n) Σᵢ ‖z₁ᵢ − z₂ᵢ‖² + Σ_v [ −γ (1/n) E(MST(Z_v)) + λ (1/n) Σᵢ (‖z_vᵢ‖ − 1)² ] (Mordacq et
+    al., 2025).
 
-    E is the sum of the lengths of the edges of the minimum spanning tree of the embeddings, which are not normalised:
-    the last term keeps them near the unit sphere. The gradient is that of the lengths of the tree's edges; which edges
-    these are is found from panels of the Gram matrix, of which none is kept. The loss and the weights are
-    those of Sections 5 and 5.1, for T-REGS by itself. In small trainings the printed β, on a sum over q, makes the
-    network shorten its embeddings; 10/q served better (docs/results/many_views.md).
+    E is the sum of the lengths of the edges of the minimum spanning tree of the embeddings, which
+    are not normalised: the last term keeps them near the unit sphere. The gradient is that of the
+    lengths of the tree's edges; which edges these are is found from panels of the Gram matrix, of
+    which none is kept. The loss and the weights are those of Sections 5 and 5.1, for T-REGS by
+    itself. In small trainings the printed β, on a sum over q, makes the network shorten its
+    embeddings; 10/q served better (docs/results/many_views.md).
 
     Attributes:
         alignment_weight: β >= 0, the weight of the sum over q and mean over n.
@@ -39,13 +41,15 @@ class TREGS(Decomposed):
         title="T-REGS",
         reference="Mordacq, Loiseaux, Kalogeiton, Oudot, NeurIPS 2025",
         url="https://arxiv.org/abs/2510.23484",
-        formula="β ‖Z₁ − Z₂‖²/n + Σ_v [ −(γ/n) Σ_{(i,j) ∈ MST(Z_v)} ‖zᵢ − zⱼ‖ + (λ/n) Σᵢ (‖zᵢ‖ − 1)² ]",
-        latex=r"\frac{\beta}{n} \Vert Z_1 - Z_2 \Vert_F^2 + \sum_v \left[ -\frac{\gamma}{n} \sum_{(i,j) \in "
-        r"\mathrm{MST}(Z_v)} \Vert z_{v,i} - z_{v,j} \Vert + \frac{\lambda}{n} \sum_i (\Vert z_{v,i} \Vert - "
-        r"1)^2 \right]",
+        formula="β ‖Z₁ − Z₂‖²/n + Σ_v [ −(γ/n) Σ_{(i,j) ∈ MST(Z_v)} ‖zᵢ − zⱼ‖ + (λ/n) Σᵢ (‖zᵢ‖ − "
+        "1)² ]",
+        latex=r"\frac{\beta}{n} \Vert Z_1 - Z_2 \Vert_F^2 + \sum_v \left[ -\frac{\gamma}{n} "
+        r"\sum_{(i,j) \in \mathrm{MST}(Z_v)} \Vert z_{v,i} - z_{v,j} \Vert + \frac{\lambda}{n} "
+        r"\sum_i (\Vert z_{v,i} \Vert - 1)^2 \right]",
         time="O(n² q log n)",
         memory="O(n q)",
-        published="β = 10, γ = 0.2, λ = 0.0008; ResNet-18 on CIFAR and ImageNet-100, ResNet-50 on ImageNet, batch 512",
+        published="β = 10, γ = 0.2, λ = 0.0008; ResNet-18 on CIFAR and ImageNet-100, ResNet-50 on "
+        "ImageNet, batch 512",
         rotation_invariant=True,
     )
     # The range holds 10/q, which served small trainings better, and the published 10.
@@ -66,12 +70,17 @@ class TREGS(Decomposed):
         first, second = torch.ops.regbench.spanning_tree(u_NQ.detach())
         length = torch.linalg.vector_norm(u_NQ[first] - u_NQ[second], dim=1).sum() / n
         off_sphere = (torch.linalg.vector_norm(u_NQ, dim=1) - 1).square().mean()
-        # The factor 2 turns the mean over views, which is taken of this, into the publication's sum.
-        return {"length": -2 * self.length_weight * length, "sphere": 2 * self.sphere_weight * off_sphere}
+        # The factor 2 turns the mean over views, which is taken of this, into the publication's
+        # sum.
+        return {
+            "length": -2 * self.length_weight * length,
+            "sphere": 2 * self.sphere_weight * off_sphere,
+        }
 
 
 def spanning_tree(z_NQ: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the minimum spanning tree of the rows by Borůvka's algorithm, in panels of the Gram matrix.
+    """Find the minimum spanning tree of the rows by Borůvka's algorithm, in panels of the Gram
+    matrix.
 
     Each round joins every tree to its nearest other one, so that there are at most log₂ n rounds.
 
@@ -93,7 +102,8 @@ def spanning_tree(z_NQ: Tensor) -> tuple[Tensor, Tensor]:
             shortest_P, nearest_N[rows] = distance_PN.min(dim=1)
             # The row's own square does not change its nearest, but its place among all rows.
             shortest_N[rows] = shortest_P + squared_N[rows]
-        # Shortest edges first; of equal ones rounding may choose a pair that closes a circle, which is left out.
+        # Shortest edges first; of equal ones rounding may choose a pair that closes a circle, which
+        # is left out.
         order = shortest_N.argsort().tolist()
         ends, trees = nearest_N.tolist(), tree_N.tolist()
         parent = list(range(n))

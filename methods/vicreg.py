@@ -17,7 +17,8 @@ from regbench.spaces import Range, Space
 
 @dataclass(frozen=True, kw_only=True)
 class VarianceCovariance(Decomposed):
-    """VICReg and its kin: alignment, a hinge on the deviation of each coordinate, a penalty on what they share.
+    """VICReg and its kin: alignment, a hinge on the deviation of each coordinate, a penalty on what
+    they share.
 
     Attributes:
         alignment_weight: λ.
@@ -53,11 +54,12 @@ class VarianceCovariance(Decomposed):
 class VICReg(VarianceCovariance):
     """λ mse(Z₁, Z₂) + μ ½ (v(Z₁) + v(Z₂)) + ν (c(Z₁) + c(Z₂)) (Bardes et al., ICLR 2022).
 
-    v and c are those of Eq. (9) of Zheng et al. (ICLR 2023) with γ = 1: v = mean over coordinates of
-    max(0, 1 − √(var + ε)), c = (1/q) Σ_{j≠k} C_{jk}², the embeddings not normalised, var and C with the true n − 1.
-    The weights are those of the official code and of the paper's tables, where v is halved and c is not: (25, 25, 1) is
-    the official VICReg. solo-learn does not halve v: its variance weight 12.5 is 25 here. In the paper's Eq. (2)
-    with λ' and μ', this loss is twice the paper's for λ' = λ/(2q), μ' = μ/2.
+    v and c are those of Eq. (9) of Zheng et al. (ICLR 2023) with γ = 1: v = mean over coordinates
+    of max(0, 1 − √(var + ε)), c = (1/q) Σ_{j≠k} C_{jk}², the embeddings not normalised, var and C
+    with the true n − 1. The weights are those of the official code and of the paper's tables, where
+    v is halved and c is not: (25, 25, 1) is the official VICReg. solo-learn does not halve v: its
+    variance weight 12.5 is 25 here. In the paper's Eq. (2) with λ' and μ', this loss is twice the
+    paper's for λ' = λ/(2q), μ' = μ/2.
 
     Attributes:
         alignment_weight: λ; the paper tunes 10 at q = 8192 on IN20 %.
@@ -70,12 +72,15 @@ class VICReg(VarianceCovariance):
         title="VICReg",
         reference="Bardes, Ponce, LeCun, ICLR 2022",
         url="https://arxiv.org/abs/2105.04906",
-        formula="λ ‖Z₁ − Z₂‖²/(nq) + Σ_v [ ½μ mean_j max(0, 1 − √(var_j + ε)) + ν Σ_{j≠k} C_{jk}²/q ]",
-        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \sum_v \left[ \frac{\mu}{2q} \sum_j \max(0, 1 - "
-        r"\sqrt{\mathrm{var}_j + \epsilon}) + \frac{\nu}{q} \sum_{j \neq k} C_{jk}^2 \right]",
+        formula="λ ‖Z₁ − Z₂‖²/(nq) + Σ_v [ ½μ mean_j max(0, 1 − √(var_j + ε)) + ν Σ_{j≠k} "
+        "C_{jk}²/q ]",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \sum_v \left[ \frac{\mu}{2q} \sum_j "
+        r"\max(0, 1 - \sqrt{\mathrm{var}_j + \epsilon}) + \frac{\nu}{q} \sum_{j \neq k} C_{jk}^2 "
+        r"\right]",
         time="O(n² q) or O(n q²)",
         memory="O(n q) or O(q²)",
-        published="(25, 25, 1) on ImageNet, ResNet-50, q = 8192, batch 2048; Zheng et al. tune (10, 10, 1) on IN20 %",
+        published="(25, 25, 1) on ImageNet, ResNet-50, q = 8192, batch 2048; Zheng et al. tune "
+        "(10, 10, 1) on IN20 %",
     )
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
@@ -86,8 +91,12 @@ class VICReg(VarianceCovariance):
         variance_Q = covariance_QQ.diagonal()
         hinge = self.hinge(variance_Q)
         covariance = (covariance_QQ.square().sum() - variance_Q.square().sum()) / q
-        # The official code takes the mean of v over views and the sum of c; of both the mean is taken here.
-        return {"variance": self.variance_weight * hinge, "covariance": 2 * self.covariance_weight * covariance}
+        # The official code takes the mean of v over views and the sum of c; of both the mean is
+        # taken here.
+        return {
+            "variance": self.variance_weight * hinge,
+            "covariance": 2 * self.covariance_weight * covariance,
+        }
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -95,23 +104,36 @@ class VICReg(VarianceCovariance):
         return ("textbook", "gram", "covariance")
 
     def add_regularizer(
-        self, z_NQ: Tensor, inverse_N: Tensor, gradient_NQ: Tensor, share: float, shard: Shard, form: str
+        self,
+        z_NQ: Tensor,
+        inverse_N: Tensor,
+        gradient_NQ: Tensor,
+        share: float,
+        shard: Shard,
+        form: str,
     ) -> Addends:
         """Compute it in Gram or covariance form, see `Decomposed.add_regularizer`."""
-        variance_weight, covariance_weight = share * self.variance_weight, 2 * share * self.covariance_weight
+        variance_weight, covariance_weight = (
+            share * self.variance_weight,
+            2 * share * self.covariance_weight,
+        )
         n, q = shard.n, z_NQ.shape[1]
         mean_Q = shard.sum(z_NQ.sum(dim=0)) / n
         if form == "gram":
             centred_NQ = z_NQ - mean_Q
             variance_Q = shard.sum(torch.linalg.vecdot(centred_NQ, centred_NQ, dim=0)) / (n - 1)
-            # With n <= q the covariance has rank < n and the diagonal is a small part of its norm, so nothing cancels.
-            total = shard.sum(energy(centred_NQ, inverse_N, square, gradient_NQ, shard, diagonal=True))
+            # With n <= q the covariance has rank < n and the diagonal is a small part of its norm,
+            # so nothing cancels.
+            total = shard.sum(
+                energy(centred_NQ, inverse_N, square, gradient_NQ, shard, diagonal=True)
+            )
             covariance = (total / (n - 1) ** 2 - variance_Q.double().square().sum()) / q
             gradient_NQ.mul_(2 * covariance_weight / (q * (n - 1) ** 2))
         else:
             covariance_QQ = second_moment(z_NQ, inverse_N, shard, mean_Q).div_(n - 1)
             variance_Q = covariance_QQ.diagonal().clone()
-            # The diagonal is left out before the norm: subtracted from it, it would cost the rest its digits.
+            # The diagonal is left out before the norm: subtracted from it, it would cost the rest
+            # its digits.
             covariance_QQ.diagonal().zero_()
             covariance = frobenius_norm(covariance_QQ).double().square() / q
         deviation_Q = (variance_Q + self.epsilon).sqrt()
@@ -124,8 +146,12 @@ class VICReg(VarianceCovariance):
             gradient_NQ.addcmul_(centred_NQ, factor_Q)
         else:
             covariance_QQ.mul_(4 * covariance_weight / (q * (n - 1)))
-            # The hinge's factor takes the diagonal's place, so that one product gives both gradients.
+            # The hinge's factor takes the diagonal's place, so that one product gives both
+            # gradients.
             covariance_QQ.diagonal().copy_(factor_Q)
             for rows in chunks(z_NQ):
                 gradient_NQ[rows].addmm_(z_NQ[rows] - mean_Q, covariance_QQ)
-        return {"variance": self.variance_weight * hinge, "covariance": 2 * self.covariance_weight * covariance}
+        return {
+            "variance": self.variance_weight * hinge,
+            "covariance": 2 * self.covariance_weight * covariance,
+        }

@@ -13,19 +13,22 @@ from regbench.methods.pairwise import mask_diagonal
 from regbench.methods.vicreg import VarianceCovariance
 
 _PUBLISHED = (
-    "the weights are in the paper's Table S6 (ImageNet, ResNet-50, 100 epochs), which the defaults do not "
-    "claim to be: VICReg's (25, 25, 1), and the τ = 0.15 that the paper's main text tunes for SimCLR"
+    "the weights are in the paper's Table S6 (ImageNet, ResNet-50, 100 epochs), which the defaults "
+    "do not claim to be: VICReg's (25, 25, 1), and the τ = 0.15 that the paper's main text tunes "
+    "for SimCLR"
 )
 
 
 @register("vicreg_exp")
 @dataclass(frozen=True, kw_only=True)
 class VICRegExp(VarianceCovariance):
-    """λ mse(Z₁, Z₂) + μ ½ (v(Z₁) + v(Z₂)) + ν (c_exp(Z₁) + c_exp(Z₂)), Eqs. (11), (12) of Garrido et al. (ICLR 2023).
+    """λ mse(Z₁, Z₂) + μ ½ (v(Z₁) + v(Z₂)) + ν (c_exp(Z₁) + c_exp(Z₂)), Eqs. (11), (12) of Garrido
+    et al. (ICLR 2023).
 
-    VICReg with c_exp = (1/q) Σ_j log Σ_{k≠j} exp(C_jk / τ) for its covariance term: C is the (q, q) covariance with
-    the true n − 1, v the hinge on the standard deviation of each dimension, and mse and the ½ are the conventions of
-    `VICReg`, to whose official code the paper refers (its equations print a sum over the images and no ½).
+    VICReg with c_exp = (1/q) Σ_j log Σ_{k≠j} exp(C_jk / τ) for its covariance term: C is the (q, q)
+    covariance with the true n − 1, v the hinge on the standard deviation of each dimension, and mse
+    and the ½ are the conventions of `VICReg`, to whose official code the paper refers (its
+    equations print a sum over the images and no ½).
 
     Attributes:
         alignment_weight: λ.
@@ -42,10 +45,11 @@ class VICRegExp(VarianceCovariance):
         title="VICReg-exp",
         reference="Garrido, Chen, Bardes, Najman, LeCun, ICLR 2023",
         url="https://arxiv.org/abs/2206.02574",
-        formula="λ ‖Z₁ − Z₂‖²/(nq) + Σ_v [ ½μ mean_j max(0, 1 − √(var_j + ε)) + ν mean_j log Σ_{k≠j} exp(C_jk/τ) ]",
-        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \sum_v \left[ \frac{\mu}{2q} \sum_j \max(0, 1 - "
-        r"\sqrt{\mathrm{var}_j + \epsilon}) + \frac{\nu}{q} \sum_j \log \sum_{k \neq j} \exp "
-        r"\frac{C_{jk}}{\tau} \right]",
+        formula="λ ‖Z₁ − Z₂‖²/(nq) + Σ_v [ ½μ mean_j max(0, 1 − √(var_j + ε)) + ν mean_j log "
+        "Σ_{k≠j} exp(C_jk/τ) ]",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \sum_v \left[ \frac{\mu}{2q} "
+        r"\sum_j \max(0, 1 - \sqrt{\mathrm{var}_j + \epsilon}) + \frac{\nu}{q} \sum_j \log "
+        r"\sum_{k \neq j} \exp \frac{C_{jk}}{\tau} \right]",
         time="O(n q²)",
         memory="O(q²)",
         published=_PUBLISHED,
@@ -65,7 +69,9 @@ class VICRegExp(VarianceCovariance):
         observations = x.shape[1]
         hinge = self.hinge(x.var(dim=1))
         # The diagonal holds variances, which are the matter of the hinge.
-        covariance = mask_diagonal(x @ x.T / (self.temperature * (observations - 1))).logsumexp(dim=1).mean()
+        covariance = (
+            mask_diagonal(x @ x.T / (self.temperature * (observations - 1))).logsumexp(dim=1).mean()
+        )
         # The factor 2 of the second term alone is that of `VICReg`.
         return {
             "variance": self.variance_weight * hinge,
@@ -76,16 +82,19 @@ class VICRegExp(VarianceCovariance):
 @register("vicreg_ctr")
 @dataclass(frozen=True, kw_only=True)
 class VICRegCtr(VICRegExp):
-    """VICReg-exp with v and c_exp of the transposed embeddings, Eq. (13) of Garrido et al. (ICLR 2023).
+    """VICReg-exp with v and c_exp of the transposed embeddings, Eq. (13) of Garrido et al. (ICLR
+    2023).
 
-    λ mse(Z₁, Z₂) + μ ½ (v(Z₁ᵀ) + v(Z₂ᵀ)) + ν (c_exp(Z₁ᵀ) + c_exp(Z₂ᵀ)): v is the hinge on the standard deviation
-    over the coordinates of each embedding, and c_exp = (1/n) Σᵢ log Σ_{j≠i} exp(Gᵢⱼ / τ) with the (n, n) matrix
-    G = Z̄ Z̄ᵀ/(q − 1). Eq. (13) can be read in two ways, which `centering` names:
+    λ mse(Z₁, Z₂) + μ ½ (v(Z₁ᵀ) + v(Z₂ᵀ)) + ν (c_exp(Z₁ᵀ) + c_exp(Z₂ᵀ)): v is the hinge on the
+    standard deviation over the coordinates of each embedding, and c_exp = (1/n) Σᵢ log Σ_{j≠i}
+    exp(Gᵢⱼ / τ) with the (n, n) matrix G = Z̄ Z̄ᵀ/(q − 1). Eq. (13) can be read in two ways, which
+    `centering` names:
 
-    - `batch`: Z̄ is Z centred over the images. The paper's Table 1 lists the dimensions as centred, and its text calls
-      G the Gram matrix, so G is not centred over the coordinates once more (v, a variance, is).
-    - `coordinates`: Z̄ is Z with each embedding centred over its coordinates, which makes G the covariance C of
-      Eq. (11) of the transposed embeddings, as Eq. (13) prints it.
+    - `batch`: Z̄ is Z centred over the images. The paper's Table 1 lists the dimensions as centred,
+      and its text calls G the Gram matrix, so G is not centred over the coordinates once more (v, a
+      variance, is).
+    - `coordinates`: Z̄ is Z with each embedding centred over its coordinates, which makes G the
+      covariance C of Eq. (11) of the transposed embeddings, as Eq. (13) prints it.
 
     Attributes:
         alignment_weight: λ.
@@ -102,10 +111,11 @@ class VICRegCtr(VICRegExp):
         title="VICReg-ctr",
         reference="Garrido, Chen, Bardes, Najman, LeCun, ICLR 2023",
         url="https://arxiv.org/abs/2206.02574",
-        formula="λ ‖Z₁ − Z₂‖²/(nq) + Σ_v [ ½μ mean_i max(0, 1 − √(var(zᵢ) + ε)) + ν mean_i log Σ_{j≠i} exp(G_ij/τ) ]",
-        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \sum_v \left[ \frac{\mu}{2n} \sum_i \max(0, 1 - "
-        r"\sqrt{\mathrm{var}(z_{v,i}) + \epsilon}) + \frac{\nu}{n} \sum_i \log \sum_{j \neq i} \exp "
-        r"\frac{G_{ij}}{\tau} \right]",
+        formula="λ ‖Z₁ − Z₂‖²/(nq) + Σ_v [ ½μ mean_i max(0, 1 − √(var(zᵢ) + ε)) + ν mean_i log "
+        "Σ_{j≠i} exp(G_ij/τ) ]",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \sum_v \left[ \frac{\mu}{2n} \sum_i "
+        r"\max(0, 1 - \sqrt{\mathrm{var}(z_{v,i}) + \epsilon}) + \frac{\nu}{n} \sum_i \log \sum_{j "
+        r"\neq i} \exp \frac{G_{ij}}{\tau} \right]",
         time="O(n² q)",
         memory="O(n²)",
         published=_PUBLISHED,
@@ -114,7 +124,9 @@ class VICRegCtr(VICRegExp):
     def __post_init__(self) -> None:
         """Refuse an unknown centring too."""
         super().__post_init__()
-        self.require(self.centering in ("batch", "coordinates"), "centering must be batch or coordinates")
+        self.require(
+            self.centering in ("batch", "coordinates"), "centering must be batch or coordinates"
+        )
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute μ v and 2 ν c_exp of the transposed view."""

@@ -1,7 +1,8 @@
-"""Parts that losses of many views share: the pairs of views that count, and the alignment over all of them.
+"""Parts that losses of many views share: the pairs of views that count, and the alignment over all
+of them.
 
-Shapes: N = batch (n), Q = embedding dimension (q). An image has V views, of which the first G are global. A pair is a
-global view g and any other view v.
+Shapes: N = batch (n), Q = embedding dimension (q). An image has V views, of which the first G are
+global. A pair is a global view g and any other view v.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from regbench.methods.pairwise import chunks, frobenius_norm
 def pairs(count: int, global_views: int) -> Iterator[tuple[int, int, float]]:
     """List the pairs of views, each once, with the share that it has in the mean over all pairs.
 
-    The mean is over the G (V − 1) ordered pairs (g, v) with g global and v ≠ g. Two global views are in it in both
-    orders, so the one order that is listed, g < v, counts twice.
+    The mean is over the G (V − 1) ordered pairs (g, v) with g global and v ≠ g. Two global views
+    are in it in both orders, so the one order that is listed, g < v, counts twice.
 
     Args:
         count: V.
@@ -34,16 +35,18 @@ def pairs(count: int, global_views: int) -> Iterator[tuple[int, int, float]]:
 
 
 def spread_weights(count: int, global_views: int, *, to_center: bool) -> tuple[float, float]:
-    """Give the weights a and b by which a Σ_g ‖u_g − c‖² + b Σ_v ‖u_v − c‖² is an alignment, c being the global mean.
+    """Give the weights a and b by which a Σ_g ‖u_g − c‖² + b Σ_v ‖u_v − c‖² is an alignment, c
+    being the global mean.
 
-    Since the u_g − c add up to zero, Σ_g Σ_v ‖u_g − u_v‖² = V Σ_g ‖u_g − c‖² + G Σ_v ‖u_v − c‖²: the alignment of all
-    pairs costs no more than that of V views with their center, and nothing cancels.
+    Since the u_g − c add up to zero, Σ_g Σ_v ‖u_g − u_v‖² = V Σ_g ‖u_g − c‖² + G Σ_v ‖u_v − c‖²:
+    the alignment of all pairs costs no more than that of V views with their center, and nothing
+    cancels.
 
     Args:
         count: V.
         global_views: G.
-        to_center: Whether the alignment is the mean over views of ‖u_v − c‖²; else it is the mean over pairs of
-            ‖u_g − u_v‖².
+        to_center: Whether the alignment is the mean over views of ‖u_v − c‖²; else it is the mean
+            over pairs of ‖u_g − u_v‖².
     """
     if to_center:
         return 0.0, 1 / count
@@ -51,7 +54,9 @@ def spread_weights(count: int, global_views: int, *, to_center: bool) -> tuple[f
     return count / ordered, global_views / ordered
 
 
-def mean_squared_spread(views_NQ: Sequence[Tensor], global_views: int, *, to_center: bool = False) -> Tensor:
+def mean_squared_spread(
+    views_NQ: Sequence[Tensor], global_views: int, *, to_center: bool = False
+) -> Tensor:
     """Compute the alignment over n **and** q, a differentiable scalar.
 
     Args:
@@ -75,7 +80,8 @@ def add_alignment(
     *,
     to_center: bool = False,
 ) -> Tensor:
-    """Sum the alignment over this rank's images and over q, and add its gradients, in time O(V n q).
+    """Sum the alignment over this rank's images and over q, and add its gradients, in time O(V n
+    q).
 
     Args:
         views_NQ: Embeddings of each view, shape (n_rank, q).
@@ -107,8 +113,8 @@ def add_alignment(
             lengths[view].append(frobenius_norm(deviation_PQ))
             gradient_NQ[rows].add_(deviation_PQ, alpha=2 * scale * weights[view])
             sum_PQ += deviation_PQ
-        # The center moves with the global views. That matters to the sum over all views alone, as deviations of the
-        # global ones add up to zero.
+        # The center moves with the global views. That matters to the sum over all views alone, as
+        # deviations of the global ones add up to zero.
         for gradient_NQ in gradients_NQ[:global_views]:
             gradient_NQ[rows].sub_(sum_PQ, alpha=2 * scale * of_all / global_views)
     total = torch.zeros((), dtype=torch.float64, device=views_NQ[0].device)

@@ -18,13 +18,14 @@ from regbench.spaces import Range, Space
 @register("visreg")
 @dataclass(frozen=True, kw_only=True)
 class VISReg(Sliced):
-    """(1 − λ) ¼ mean (Z₁ − Z₂)² + λ ½ Σ_v (centre + scale + shape) (Wu et al., arXiv 2606.02572, 2026).
+    """(1 − λ) ¼ mean (Z₁ − Z₂)² + λ ½ Σ_v (centre + scale + shape) (Wu et al., arXiv 2606.02572,
+    2026).
 
-    For one view with mean m and s = ε plus the biased standard deviation of each coordinate: centre = mean m² (Eq.
-    (6)), scale = mean (1 − s)² (Eq. (1)), shape = the mean square of sorted projections of (z − m)/s onto random
-    directions minus the normal quantiles at i/(n + 1) (Eq. (5)); no gradient flows through s in the shape. ε and its
-    place are those of the authors' code (HaiyuWu/visreg, visreg/losses/visreg.py). Directions are drawn anew at each
-    step.
+    For one view with mean m and s = ε plus the biased standard deviation of each coordinate: centre
+    = mean m² (Eq. (6)), scale = mean (1 − s)² (Eq. (1)), shape = the mean square of sorted
+    projections of (z − m)/s onto random directions minus the normal quantiles at i/(n + 1) (Eq.
+    (5)); no gradient flows through s in the shape. ε and its place are those of the authors' code
+    (HaiyuWu/visreg, visreg/losses/visreg.py). Directions are drawn anew at each step.
 
     Attributes:
         regularization_weight: λ in [0, 1].
@@ -47,13 +48,15 @@ class VISReg(Sliced):
         title="VISReg",
         reference="Wu, Balestriero, Levine, arXiv 2026",
         url="https://arxiv.org/abs/2606.02572",
-        formula="(1−λ) ¼ ‖Z₁ − Z₂‖²/(nq) + λ ½ Σ_v [ mean m² + mean (1 − s)² + E_a W₂²(Ẑ_v a, N(0, 1)) ]",
-        latex=r"\frac{1 - \lambda}{4nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v \left[ \frac{1}{q} "
-        r"\Vert m_v \Vert^2 + \frac{1}{q} \Vert 1 - s_v \Vert^2 + \mathbb{E}_a W_2^2(\hat{Z}_v a, "
-        r"\mathcal{N}(0, 1)) \right]",
+        formula="(1−λ) ¼ ‖Z₁ − Z₂‖²/(nq) + λ ½ Σ_v [ mean m² + mean (1 − s)² + E_a W₂²(Ẑ_v a, N(0, "
+        "1)) ]",
+        latex=r"\frac{1 - \lambda}{4nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v "
+        r"\left[ \frac{1}{q} \Vert m_v \Vert^2 + \frac{1}{q} \Vert 1 - s_v \Vert^2 + "
+        r"\mathbb{E}_a W_2^2(\hat{Z}_v a, \mathcal{N}(0, 1)) \right]",
         time="O(n K (q + log n)), K directions",
         memory="O(n K)",
-        published="λ = 0.9, weights 1, 4096 directions, ε = 1e-6 on ImageNet; λ = 0.6 on small sets",
+        published="λ = 0.9, weights 1, 4096 directions, ε = 1e-6 on ImageNet; λ = 0.6 "
+        "on small sets",
         views="the authors' code",
         # No gradient flows through s in the shape.
         exact_gradient=False,
@@ -62,9 +65,16 @@ class VISReg(Sliced):
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""
-        self.require(0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]")
-        self.require(self.directions >= 1 and self.epsilon > 0, "directions must be >= 1 and epsilon > 0")
-        self.require(min(self.center_weight, self.scale_weight, self.shape_weight) >= 0, "weights must be >= 0")
+        self.require(
+            0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]"
+        )
+        self.require(
+            self.directions >= 1 and self.epsilon > 0, "directions must be >= 1 and epsilon > 0"
+        )
+        self.require(
+            min(self.center_weight, self.scale_weight, self.shape_weight) >= 0,
+            "weights must be >= 0",
+        )
 
     def alignment_scale(self, q: int) -> float:
         """Return 1 − λ, whatever q is."""
@@ -75,7 +85,8 @@ class VISReg(Sliced):
         n = len(u_NQ)
         mean_Q = u_NQ.mean(dim=0)
         centred_NQ = u_NQ - mean_Q
-        # A norm has a (zero) derivative where a coordinate is constant, unlike a root of the variance.
+        # A norm has a (zero) derivative where a coordinate is constant, unlike a root of the
+        # variance.
         deviation_Q = torch.linalg.vector_norm(centred_NQ, dim=0) / math.sqrt(n) + self.epsilon
         projections_NK = centred_NQ / deviation_Q.detach() @ directions_QK
         # Float32 quantiles of 1,024 images would be off by 6e-7.
@@ -84,6 +95,8 @@ class VISReg(Sliced):
         shape = (projections_NK.sort(dim=0).values - quantiles_N[:, None]).square().mean()
         return {
             "center": self.regularization_weight * self.center_weight * mean_Q.square().mean(),
-            "scale": self.regularization_weight * self.scale_weight * (1 - deviation_Q).square().mean(),
+            "scale": self.regularization_weight
+            * self.scale_weight
+            * (1 - deviation_Q).square().mean(),
             "shape": self.regularization_weight * self.shape_weight * shape,
         }

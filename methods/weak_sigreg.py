@@ -22,10 +22,11 @@ from regbench.spaces import Range, Space
 class WeakSIGReg(Decomposed):
     """mean (Z₁ − Z₂)² + λ ½ Σ_v ‖Cov(Z_v Sᵀ) − I‖_F (Akbar, arXiv 2603.05924, 2026).
 
-    By the released code (kreasof-ai/sigreg, README.md). S, shape (K, q), is a sketch with entries N(0, 1/q), drawn anew
-    at each step; for q <= K there is none. Cov has n − 1. The publication regularizes hidden states of supervised
-    networks: its scripts minimise (1 − α) times the cross-entropy plus α times this distance. The alignment in place of
-    the cross-entropy is this benchmark's, and so is λ, which would be α/(1 − α).
+    By the released code (kreasof-ai/sigreg, README.md). S, shape (K, q), is a sketch with entries
+    N(0, 1/q), drawn anew at each step; for q <= K there is none. Cov has n − 1. The publication
+    regularizes hidden states of supervised networks: its scripts minimise (1 − α) times the
+    cross-entropy plus α times this distance. The alignment in place of the cross-entropy is this
+    benchmark's, and so is λ, which would be α/(1 − α).
 
     Attributes:
         regularization_weight: λ >= 0.
@@ -41,14 +42,16 @@ class WeakSIGReg(Decomposed):
         reference="Akbar, arXiv 2026; SIGReg: Balestriero, LeCun, arXiv 2025",
         url="https://arxiv.org/abs/2603.05924",
         formula="‖Z₁ − Z₂‖²/(nq) + λ ½ Σ_v ‖Cov(Z_v Sᵀ) − I‖_F,  S_{jk} ~ N(0, 1/q)",
-        latex=r"\frac{1}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v \Vert \mathrm{Cov}(Z_v S^\top) - "
-        r"I \Vert_F, \quad S_{jk} \sim \mathcal{N}(0, 1/q)",
+        latex=r"\frac{1}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v \Vert "
+        r"\mathrm{Cov}(Z_v S^\top) - I \Vert_F, \quad S_{jk} \sim \mathcal{N}(0, 1/q)",
         time="O(n K (q + K)), K dimensions of the sketch",
         memory="O(n K + K²)",
-        published="K = 64; α = 0.1 on CIFAR-100, 0.01 on ImageNet, beside a cross-entropy; λ is ours",
+        published="K = 64; α = 0.1 on CIFAR-100, 0.01 on ImageNet, beside a cross-entropy; λ is "
+        "ours",
         # Twice the variance costs as much as none.
         ordered=False,
-        limitation="an addition to supervised losses in its publication; the alignment is this benchmark's",
+        limitation="an addition to supervised losses in its publication; the alignment is this "
+        "benchmark's",
     )
     space: ClassVar[Space] = {"regularization_weight": Range(0.01, 10, balances=True)}
 
@@ -66,7 +69,9 @@ class WeakSIGReg(Decomposed):
         return self.regularizer_of_step(u_NQ)(u_NQ)
 
     def regularizer_of_step(self, like_NQ: Tensor) -> Callable[[Tensor], Addends]:
-        """Draw the sketch of a step, in one precision on each device: a seed gives the same one whatever the dtype."""
+        """Draw the sketch of a step, in one precision on each device: a seed gives the same one
+        whatever the dtype.
+        """
         q = like_NQ.shape[1]
         # A covariance that is no larger than its sketch needs none.
         if q <= self.sketch_dim:

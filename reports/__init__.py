@@ -24,8 +24,10 @@ class WrittenReport:
         page: The HTML page.
         leaderboard: The leaderboards with their notes as text for a terminal of 120 columns.
         files: All files written, the page included.
-        skipped: Records, evaluations and choices that do not fit and are not in the report, each "path: reason".
-        warning: One line about what was skipped and the command that tells more; empty if nothing was.
+        skipped: Records, evaluations and choices that do not fit and are not in the report, each
+            "path: reason".
+        warning: One line about what was skipped and the command that tells more; empty if nothing
+            was.
     """
 
     page: Path
@@ -38,13 +40,14 @@ class WrittenReport:
 def write_report(runs: Path | Sequence[Path], out: Path) -> WrittenReport:
     """Write the report of all finished runs under some folders. Safe at any moment of a sweep.
 
-    What is damaged or was changed is left out, see `find.judging.judge`. Cells of the same task (data set, backbone,
-    evaluation) share a leaderboard, whatever their sweeps; those that the test split chose have one of their own.
-    docs/reports.md lists the files.
+    What is damaged or was changed is left out, see `find.judging.judge`. Cells of the same task
+    (data set, backbone, evaluation) share a leaderboard, whatever their sweeps; those that the test
+    split chose have one of their own. docs/reports.md lists the files.
 
     Args:
         runs: Folders of sweeps, sweeps or run directories.
-        out: The folder to write to; made if it does not exist. Files of the same names are replaced.
+        out: The folder to write to; made if it does not exist. Files of the same names are
+            replaced.
 
     Raises:
         RegbenchError: If there is no readable record, or `out` cannot be written.
@@ -53,7 +56,8 @@ def write_report(runs: Path | Sequence[Path], out: Path) -> WrittenReport:
 
     with without_garbage_collection():
         found = read_records(runs)
-        # After a folder that does not exist was refused: matplotlib and pandas take a second to import.
+        # After a folder that does not exist was refused: matplotlib and pandas take a second to
+        # import.
         from regbench.reports.contents import report_contents
 
         contents, text = report_contents(found)
@@ -63,8 +67,14 @@ def write_report(runs: Path | Sequence[Path], out: Path) -> WrittenReport:
                 if callable(content):
                     write_atomically(out / name, content)
                 else:
-                    write_bytes(out / name, content.encode() if isinstance(content, str) else content)
+                    write_bytes(
+                        out / name, content.encode() if isinstance(content, str) else content
+                    )
         except OSError as error:
-            raise RegbenchError(f"cannot write to {out}: {error.strerror}; give another folder") from error
+            raise RegbenchError(
+                f"cannot write to {out}: {error.strerror}; give another folder"
+            ) from error
     files = tuple(out / name for name in contents)
-    return WrittenReport(out / "index.html", text, files, tuple(map(str, found.skipped)), found.warning)
+    return WrittenReport(
+        out / "index.html", text, files, tuple(map(str, found.skipped)), found.warning
+    )

@@ -59,7 +59,8 @@ def report_contents(found: Records) -> tuple[ReportFiles, str]:
         for slug, (table, numbers) in of_task.items():
             contents |= _table_files(slug + suffix, table, numbers)
         contents |= _figure_files(summary, style, suffix)
-        # The two tables of factors, one for each layer, share a CSV file, so it is not made beside them.
+        # The two tables of factors, one for each layer, share a CSV file, so it is not made beside
+        # them.
         kept = factors_frame(summary)
         if len(kept):
             contents[f"factors{suffix}.csv"] = _csv(kept)
@@ -67,7 +68,9 @@ def report_contents(found: Records) -> tuple[ReportFiles, str]:
         tables.append(shown)
         texts.append(_terminal_text(summary, shown))
     texts += [f"not finished yet: {count} of {sweep}" for sweep, count in found.unfinished.items()]
-    contents["index.html"] = render_page(summaries, tables, found, style, beside and beside[0], together)
+    contents["index.html"] = render_page(
+        summaries, tables, found, style, beside and beside[0], together
+    )
     return contents, "\n\n".join(texts)
 
 
@@ -80,7 +83,9 @@ def _tidy_files(records: Sequence[Record]) -> ReportFiles:
 
 
 def _task_tables(summary: Summary) -> dict[str, tuple[Table, pd.DataFrame | None]]:
-    """Make the tables of a task by their slugs, with their numbers where there is a CSV file of them."""
+    """Make the tables of a task by their slugs, with their numbers where there is a CSV file of
+    them.
+    """
     found: dict[str, tuple[Table, pd.DataFrame | None]] = {}
     numbers = {"leaderboard": leaderboard_frame, "significance": significance_frame}
     for slug, table in tables_of(summary).items():
@@ -104,7 +109,10 @@ def _csv(frame: pd.DataFrame) -> str:
 
 def _figure_files(summary: Summary, style: Mapping[str, Style], suffix: str) -> ReportFiles:
     files: ReportFiles = {}
-    for name, quantity in (("time", figures.TRAINING_TIME), ("effective_rank", figures.EFFECTIVE_RANK)):
+    for name, quantity in (
+        ("time", figures.TRAINING_TIME),
+        ("effective_rank", figures.EFFECTIVE_RANK),
+    ):
         png = figures.scatter_png(summary, style, quantity)
         if png is not None:
             files[f"accuracy_vs_{name}{suffix}.png"] = png
@@ -116,7 +124,11 @@ def _suffixes(summaries: Sequence[Summary]) -> Iterator[str]:
     seen = set()
     for summary in summaries:
         # Names of tasks hold names of data sets, which may have any signs.
-        suffix = "" if len(summaries) == 1 else "-" + re.sub(r"[^\w.]+", "_", summary.name)[:80].strip("_")
+        suffix = (
+            ""
+            if len(summaries) == 1
+            else "-" + re.sub(r"[^\w.]+", "_", summary.name)[:80].strip("_")
+        )
         while suffix in seen:  # names that differ in other signs give the same suffix
             suffix += "_"
         seen.add(suffix)

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Look for no cyclic garbage meanwhile: among ten thousand records there is none, and to look takes a quarter."""
+    """Look for no cyclic garbage meanwhile: among ten thousand records there is none, and to
+    look takes a quarter.
+    """
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,6 @@
-"""Run a grid or a tuning, on this machine or by Slurm: what the commands and the Python API share."""
+"""Run a grid or a tuning, on this machine or by Slurm: what the commands and the Python API
+share.
+"""
 
 from __future__ import annotations
 
@@ -71,9 +73,9 @@ def run_tuning(
 ) -> Sweep | None:
     """Take a tuning to its choice, from wherever an earlier call was stopped.
 
-    `name` and `overrides` are those of `load_sweep`. `trials` is the budget of a search in place of the grid, and
-    `repeats` says how often all of it is done; None: what the sweep's file says. The other arguments are those of
-    `run_grid` and `regbench.sweeps.tune.tune`.
+    `name` and `overrides` are those of `load_sweep`. `trials` is the budget of a search in place of
+    the grid, and `repeats` says how often all of it is done; None: what the sweep's file says. The
+    other arguments are those of `run_grid` and `regbench.sweeps.tune.tune`.
 
     Returns:
         The cells that are left to score on the test split; None if Slurm goes on with the tuning.
@@ -96,7 +98,9 @@ def run_tuning(
         refuse_unfinished(statuses, grid, stages)
         return statuses is not None
 
-    final = tune.tune(proposed, propose_next, run, final_seeds=final_seeds, leading=leading, unequal=unequal)
+    final = tune.tune(
+        proposed, propose_next, run, final_seeds=final_seeds, leading=leading, unequal=unequal
+    )
     if final is not None:
         choice = choose(Path(grid.runtime.runs_dir) / grid.name)
         say(f"\n{choice_table(choice)}\n")
@@ -120,12 +124,18 @@ def run_stages(
 
     say(forecast.summary(forecast.plan(grid)))
     count, arrays = manage.submit_sweep(grid, stages)
-    submitted = f"submitted {count} cells as {', '.join(arrays)}" if count else "all cells are finished, run or wait"
+    submitted = (
+        f"submitted {count} cells as {', '.join(arrays)}"
+        if count
+        else "all cells are finished, run or wait"
+    )
     say(f"{submitted}; see: regbench status {grid.name}")
     look = wait or manage.statuses
     ids = {cell.id for cell in grid.cells}
     # The folder may hold cells of earlier calls, with other seeds.
-    statuses = [status for status in look(Path(grid.runtime.runs_dir) / grid.name) if status.cell_id in ids]
+    statuses = [
+        status for status in look(Path(grid.runtime.runs_dir) / grid.name) if status.cell_id in ids
+    ]
     # Everything may have been finished before, and then there is nothing to wait for.
     ended = ends(stages)
     if wait is None and any(status.state not in ended for status in statuses):
@@ -133,15 +143,21 @@ def run_stages(
     return statuses
 
 
-def refuse_unfinished(statuses: Sequence[CellStatus] | None, grid: Sweep, stages: Sequence[str] = STAGES) -> None:
+def refuse_unfinished(
+    statuses: Sequence[CellStatus] | None, grid: Sweep, stages: Sequence[str] = STAGES
+) -> None:
     """Raise `Unfinished`, naming them, if cells have ended and have not come through the stages."""
     missing = unfinished(statuses or (), grid.name, stages)
     if missing:
         raise Unfinished(missing)
 
 
-def proposals(name: str, overrides: Sequence[str], trials: int | None, repeats: int | None) -> Callable[[], Proposed]:
-    """Return what a tuning tries: its grid, or with `trials` a search's next cells; None: what its file says."""
+def proposals(
+    name: str, overrides: Sequence[str], trials: int | None, repeats: int | None
+) -> Callable[[], Proposed]:
+    """Return what a tuning tries: its grid, or with `trials` a search's next cells; None: what
+    its file says.
+    """
     file = read_rows(name, overrides)
     trials, repeats = trials or file.trials, repeats or file.repeats
     if trials or file.trials_per_hyperparameter:

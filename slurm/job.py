@@ -26,26 +26,35 @@ log = logging.getLogger("regbench")
 
 # A job that begins so many times at the same place will never come farther.
 _FRUITLESS_ATTEMPTS = 10
-# Slurm ends what it has requeued, cancelled or preempted; if not within this time, the job ends by itself.
+# Slurm ends what it has requeued, cancelled or preempted; if not within this time, the job ends by
+# itself.
 _PATIENCE_S = 600
 # A controller that restarts is back no sooner for being asked more often.
 _RETRY_S = 1.0
 
 
 class SlurmJob:
-    """The call that a process of a Slurm job makes: it runs stages of a cell, alone or with the job's other processes.
+    """The call that a process of a Slurm job makes: it runs stages of a cell, alone or with the
+    job's other processes.
 
-    SIGUSR2, which Slurm sends some time before it ends a job (its time is up, or it is preempted), writes a checkpoint
-    and puts the job back into the queue. submitit's own handler would give up on jobs of less than ten minutes, each of
-    which it takes for one that made no progress. SIGTERM writes a checkpoint and leaves the rest to Slurm: whether the
-    job was cancelled or is queued again, it knows and we do not.
+    SIGUSR2, which Slurm sends some time before it ends a job (its time is up, or it is preempted),
+    writes a checkpoint and puts the job back into the queue. submitit's own handler would give up
+    on jobs of less than ten minutes, each of which it takes for one that made no progress. SIGTERM
+    writes a checkpoint and leaves the rest to Slurm: whether the job was cancelled or is queued
+    again, it knows and we do not.
 
-    Two files beside the logs tell the batch script whether to queue the job again: `<job>_missed`, which it made itself
-    and which goes when this code begins, and `<job>_error`, the first error that one of the processes had of its own.
+    Two files beside the logs tell the batch script whether to queue the job again: `<job>_missed`,
+    which it made itself and which goes when this code begins, and `<job>_error`, the first error
+    that one of the processes had of its own.
     """
 
-    def __call__(self, cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str]) -> None:
-        """Run the stages and return when they are done; if interrupted, wait to be ended by Slurm."""
+    def __call__(
+        self, cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str]
+    ) -> None:
+        """Run the stages and return when they are done.
+
+        If interrupted, wait to be ended by Slurm.
+        """
         from regbench.benchmark.rundir.interruption import Interrupted, Interruption
         from regbench.benchmark.training.distributed import PeerLost
 
@@ -58,7 +67,9 @@ class SlurmJob:
             try:
                 if rank == 0:
                     _refuse_fruitless(Path(runtime.runs_dir, sweep, cell_id(cell)))
-                from regbench.benchmark.run import run_cell  # takes seconds, in which signals may come
+                from regbench.benchmark.run import (
+                    run_cell,
+                )  # takes seconds, in which signals may come
                 from regbench.sweeps.tune import how_chosen
 
                 _log_to_file()
@@ -71,7 +82,9 @@ class SlurmJob:
             except Interrupted as error:
                 interrupted = error
             except (PeerLost, LeaseLost):
-                raise  # no error of its own: another process was killed, or the job's next life has the run
+                # no error of its own: another process was killed, or the job's next life has the
+                # run
+                raise
             except Exception as error:
                 with contextlib.suppress(OSError):
                     write_new(_own_file("error"), f"{type(error).__name__}: {error}")
@@ -85,7 +98,9 @@ class SlurmJob:
         raise RegbenchError(f"{interrupted}, and Slurm did not end the job")
 
     def checkpoint(self, *args: Any) -> DelayedSubmission:
-        """Tell submitit's own handler, if the signal comes before ours listens, to do the same again."""
+        """Tell submitit's own handler, if the signal comes before ours listens, to do the same
+        again.
+        """
         return DelayedSubmission(self, *args)
 
 
@@ -97,7 +112,10 @@ def _own_file(what: str) -> Path:
 
 
 def _requeue(end_s: float) -> None:
-    """Put the job back into the queue; while Slurm's controller is away, try again until `end_s`."""
+    """Put the job back into the queue.
+
+    While Slurm's controller is away, try again until `end_s`.
+    """
     log.info("putting the job back into the queue")
     while time.monotonic() < end_s:
         try:
@@ -132,19 +150,26 @@ def _export_ranks(rank: int) -> None:
 
 
 def _refuse_fruitless(directory: Path) -> None:
-    """Refuse to go round for ever, as with jobs whose time does not suffice for the first checkpoint.
+    """Refuse to go round for ever, as with jobs whose time does not suffice for the first
+    checkpoint.
 
     Raises:
-        RegbenchError: If many lives of this job in a row began where the one before began, in training and evaluation,
-            or ended before they came to work at all, as where the time is up while code is loaded.
+        RegbenchError: If many lives of this job in a row began where the one before began, in
+            training and evaluation, or ended before they came to work at all, as where the time is
+            up while code is loaded.
     """
     job = os.environ["SLURM_JOB_ID"]
-    mine = [attempt for attempt in read_attempts(directory) if attempt["owner"].get("slurm_job_id") == job]
+    mine = [
+        attempt
+        for attempt in read_attempts(directory)
+        if attempt["owner"].get("slurm_job_id") == job
+    ]
     worked = mine[-1]["owner"].get("slurm_restarts", 0) + 1 if mine else 0
     if int(os.environ.get("SLURM_RESTART_COUNT", "0")) - worked >= _FRUITLESS_ATTEMPTS:
         raise RegbenchError(
-            f"{directory}: {_FRUITLESS_ATTEMPTS} lives of this job ended before they came to work; give the same "
-            "command again with more time (cluster.time_minutes, of which the last cluster.notice_s are for the end)"
+            f"{directory}: {_FRUITLESS_ATTEMPTS} lives of this job ended before they came to work; "
+            "give the same command again with more time (cluster.time_minutes, of which the last "
+            "cluster.notice_s are for the end)"
         )
     last = mine[-_FRUITLESS_ATTEMPTS:]
     began = [attempt["progress"].get("began", {}) for attempt in last]
@@ -153,7 +178,7 @@ def _refuse_fruitless(directory: Path) -> None:
     if len(last) == _FRUITLESS_ATTEMPTS and began.count(began[0]) == len(last) and not failed:
         where = ", ".join(f"{part}: {done}" for part, done in began[0].items()) or "the beginning"
         raise RegbenchError(
-            f"{directory}: {len(last)} lives of this job came no farther than {where}; give the same command again "
-            "with more time (cluster.time_minutes) or more frequent checkpoints (runtime.checkpoint_minutes), or try "
-            "once more as it was: regbench retry"
+            f"{directory}: {len(last)} lives of this job came no farther than {where}; give the "
+            "same command again with more time (cluster.time_minutes) or more frequent "
+            "checkpoints (runtime.checkpoint_minutes), or try once more as it was: regbench retry"
         )

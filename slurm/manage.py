@@ -23,7 +23,16 @@ from regbench.slurm.queue import (
     submissions,
     was_submitted,
 )
-from regbench.sweeps.status import FINISHED, CellStatus, Job, ends, locked, log_file, sweep_status, write_plan
+from regbench.sweeps.status import (
+    FINISHED,
+    CellStatus,
+    Job,
+    ends,
+    locked,
+    log_file,
+    sweep_status,
+    write_plan,
+)
 
 if TYPE_CHECKING:
     from regbench.benchmark.settings.cell import Cell
@@ -34,12 +43,16 @@ log = logging.getLogger("regbench")
 
 
 def is_free(status: CellStatus, stages: Collection[str]) -> bool:
-    """Tell whether a cell can be submitted: it has not come through the stages, and nobody is at work on it."""
+    """Tell whether a cell can be submitted: it has not come through the stages, and nobody is
+    at work on it.
+    """
     return status.state not in (*ends(stages), "running", "queued")
 
 
 def statuses(folder: Path, cells: Sequence[str] = ()) -> list[CellStatus]:
-    """Tell how cells stand, the scheduler asked too: all of the sweep's, or those whose ids begin as `cells` do."""
+    """Tell how cells stand, the scheduler asked too: all of the sweep's, or those whose ids
+    begin as `cells` do.
+    """
     return _chosen(folder, cells, jobs_of(folder))
 
 
@@ -53,13 +66,17 @@ def _chosen(folder: Path, cells: Sequence[str], jobs: Mapping[str, Job]) -> list
         matching = [status for status in found if status.cell_id.startswith(prefix)]
         if len(matching) != 1:
             what = "no cell" if not matching else f"{len(matching)} cells"
-            raise RegbenchError(f"{what} of {folder.name} begin with {prefix!r}; see: regbench status {folder.name}")
+            raise RegbenchError(
+                f"{what} of {folder.name} begin with {prefix!r}; see: regbench status {folder.name}"
+            )
         chosen += matching
     return chosen
 
 
 def _with_preempted(statuses: list[CellStatus], jobs: Mapping[str, Job]) -> list[CellStatus]:
-    """Tell cells whose job Slurm cancelled for another's sake from those that are lost or failed."""
+    """Tell cells whose job Slurm cancelled for another's sake from those that are lost or
+    failed.
+    """
     chains: dict[str, tuple[str, ...]] = {}
     for status in statuses:
         job = jobs.get(status.cell_id)
@@ -140,7 +157,8 @@ def submit_sweep(sweep: Sweep, stages: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def retry(folder: Path, cells: Sequence[str]) -> list[str]:
-    """Submit again what is neither finished nor in the queue, as it was submitted last; release jobs that are held.
+    """Submit again what is neither finished nor in the queue, as it was submitted last; release
+    jobs that are held.
 
     Returns:
         What was done, a line for each cell and for the jobs.
@@ -152,7 +170,9 @@ def retry(folder: Path, cells: Sequence[str]) -> list[str]:
     # that still wait for a finished cell, such as one that is held, have nothing left to do and are
     # cancelled.
     if not was_submitted(folder):
-        raise RegbenchError(f"{folder} was not submitted to Slurm; the same `regbench sweep` command tries again")
+        raise RegbenchError(
+            f"{folder} was not submitted to Slurm; the same `regbench sweep` command tries again"
+        )
     require_slurm()
     lines = []
     held: list[str] = []
@@ -190,7 +210,9 @@ def retry(folder: Path, cells: Sequence[str]) -> list[str]:
 
 @dataclass
 class _Submitted:
-    """The last submission of a cell, and the stages that were asked for: a tuning asks some for their first ones."""
+    """The last submission of a cell, and the stages that were asked for: a tuning asks some for
+    their first ones.
+    """
 
     cluster: Cluster
     runtime: Runtime
@@ -207,14 +229,18 @@ def _as_submitted(folder: Path) -> dict[str, _Submitted]:
             cluster = from_plain(Cluster, entry["cluster"], "cluster.")
             runtime = from_plain(Runtime, entry["runtime"], "runtime.")
         except RegbenchError as error:
-            raise RegbenchError(f"{folder / 'jobs'}: the note of {next(iter(entry['cells']))}: {error}") from error
+            raise RegbenchError(
+                f"{folder / 'jobs'}: the note of {next(iter(entry['cells']))}: {error}"
+            ) from error
         for cell in entry["cells"].values():
             before = found[cell].stages if cell in found else set()
             found[cell] = _Submitted(cluster, runtime, before | set(entry["stages"]))
     return found
 
 
-def _submit_again(folder: Path, todo: Sequence[CellStatus], submitted: Mapping[str, _Submitted]) -> list[str]:
+def _submit_again(
+    folder: Path, todo: Sequence[CellStatus], submitted: Mapping[str, _Submitted]
+) -> list[str]:
     """Submit cells as they were submitted last; return the ids of their job arrays."""
     from regbench.benchmark.settings.runtime import STAGES
     from regbench.benchmark.settings.stored import load_cell
@@ -267,7 +293,8 @@ def find_log(folder: Path, cell: str) -> Path:
 
 
 def clean_folder(folder: Path, *, checkpoints: bool, dry_run: bool) -> tuple[int, int]:
-    """Remove what finished cells no longer need: all checkpoints but the last, damaged ones, leftovers of attempts.
+    """Remove what finished cells no longer need: all checkpoints but the last, damaged ones,
+    leftovers of attempts.
 
     `checkpoints` removes the last ones too, which are the trained weights; `dry_run` only counts.
 

@@ -1,4 +1,7 @@
-"""Slurm's commands, and which job has which cell; torch and submitit, which take seconds to import, are not needed."""
+"""Slurm's commands, and which job has which cell.
+
+Torch and submitit, which take seconds to import, are not needed.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +37,27 @@ class SlurmError(RegbenchError):
 def call(*command: str) -> str:
     """Give a command of Slurm, and return what it prints."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=_TIMEOUT_S)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=True,
+            timeout=_TIMEOUT_S,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         detail = " ".join(str(getattr(error, "stderr", None) or error).split())
         raise SlurmError(
-            f"Slurm does not answer, or refuses ({command[0]}: {detail}); try again, or see: scontrol ping"
+            f"Slurm does not answer, or refuses ({command[0]}: {detail}); try again, or see: "
+            "scontrol ping"
         ) from error
     return done.stdout
 
 
 def call_for_jobs(names: Sequence[str], *command: str) -> None:
-    """Give a command of Slurm about jobs, a few hundred at a time, as the length of a command line is limited."""
+    """Give a command of Slurm about jobs, a few hundred at a time, as the length of a command
+    line is limited.
+    """
     for start in range(0, len(names), 500):
         call(*command, *names[start : start + 500])
 
@@ -54,13 +67,15 @@ def require_slurm() -> None:
     missing = [command for command in _COMMANDS if shutil.which(command) is None]
     if missing:
         raise RegbenchError(
-            f"there is no {missing[0]} here, so this is no machine of a Slurm cluster: give the command on one of its "
-            "login nodes, or leave out cluster=slurm"
+            f"there is no {missing[0]} here, so this is no machine of a Slurm cluster: give the "
+            "command on one of its login nodes, or leave out cluster=slurm"
         )
 
 
 class _ArrayNote(TypedDict):
-    """The note on a job array: time of submission, stages, the array that it waits for, its resources."""
+    """The note on a job array: time of submission, stages, the array that it waits for, its
+    resources.
+    """
 
     submitted: float
     stages: list[Literal["pretrain", "tune", "final"]]
@@ -83,12 +98,17 @@ class Submission(_ArrayNote):
 
 
 def submissions(folder: Path) -> list[Submission]:
-    """List what was submitted for a sweep, job array by job array, the oldest first; damaged notes are left out."""
+    """List what was submitted for a sweep, job array by job array, the oldest first.
+
+    Damaged notes are left out.
+    """
     found = []
     # The file's name is the id of the job array.
     for path in (folder / "jobs").glob("*.json"):
         try:
-            found.append(read_json(path, Submission, f"see: squeue --jobs={path.stem}; then remove it"))
+            found.append(
+                read_json(path, Submission, f"see: squeue --jobs={path.stem}; then remove it")
+            )
         except (OSError, RegbenchError) as error:
             log.warning("%s", error)
     return sorted(found, key=lambda entry: entry["submitted"])
@@ -100,7 +120,9 @@ def was_submitted(folder: Path) -> bool:
 
 
 def note_submitted(intent: Path, array: str) -> None:
-    """Note the id of the array that an intent to submit (the file `<folder>/jobs/<…>.intent`) has led to."""
+    """Note the id of the array that an intent to submit (the file `<folder>/jobs/<…>.intent`)
+    has led to.
+    """
     entry = _read_intent(intent)
     cells = {}
     # The intent lists the cells in the order of the array.
@@ -112,16 +134,25 @@ def note_submitted(intent: Path, array: str) -> None:
 
 
 def _read_intent(path: Path) -> _Intent:
-    return read_json(path, _Intent, "cancel the jobs that the interrupted command left (squeue --me), then remove it")
+    return read_json(
+        path,
+        _Intent,
+        "cancel the jobs that the interrupted command left (squeue --me), then remove it",
+    )
 
 
 def recover_interrupted(folder: Path) -> None:
-    """Find the jobs of submissions that were killed before they could note them, and forget those that have none."""
+    """Find the jobs of submissions that were killed before they could note them, and forget
+    those that have none.
+    """
     # The process must hold the folder, see `regbench.sweeps.status.locked`.
     for intent in (folder / "jobs").glob("*.intent"):
         entry = _read_intent(intent)
-        found = call("squeue", "--noheader", "--array", "--format=%i", f"--name={entry['name']}").split()
-        # submitit writes this file when Slurm has taken the job; a job without it does not know what to do.
+        found = call(
+            "squeue", "--noheader", "--array", "--format=%i", f"--name={entry['name']}"
+        ).split()
+        # submitit writes this file when Slurm has taken the job; a job without it does not know
+        # what to do.
         ready = all((folder / "jobs" / "logs" / f"{name}_submitted.pkl").exists() for name in found)
         for array in set(map(_array_of, found)):
             if ready:
@@ -134,7 +165,10 @@ def recover_interrupted(folder: Path) -> None:
 
 
 def jobs_of(folder: Path) -> dict[str, Job]:
-    """Map the submitted cells of a sweep to their jobs; rather to one in the queue than to one that is gone."""
+    """Map the submitted cells of a sweep to their jobs.
+
+    Rather to one in the queue than to one that is gone.
+    """
     found = submissions(folder)
     arrays = set()
     for entry in found:
@@ -144,16 +178,24 @@ def jobs_of(folder: Path) -> dict[str, Job]:
     for entry in found:
         for name, cell in entry["cells"].items():
             state, reason = ("?", "") if states is None else states.get(name, (None, ""))
-            jobs[cell] = _with_job(jobs.get(cell), Job(name, state, reason), is_later_stage=bool(entry["after"]))
+            jobs[cell] = _with_job(
+                jobs.get(cell), Job(name, state, reason), is_later_stage=bool(entry["after"])
+            )
     return jobs
 
 
 def preempted(names: Collection[str]) -> set[str]:
-    """Return those of some jobs that have left the queue because Slurm cancelled them to make room for others."""
+    """Return those of some jobs that have left the queue because Slurm cancelled them to make
+    room for others.
+    """
     arrays = ",".join(sorted(set(map(_array_of, names))))
     ends: dict[str, str] = {}
-    with contextlib.suppress(SlurmError):  # for MinJobAge, five minutes, it knows of jobs that have ended
-        ends = _ends("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T", f"--jobs={arrays}")
+    with contextlib.suppress(
+        SlurmError
+    ):  # for MinJobAge, five minutes, it knows of jobs that have ended
+        ends = _ends(
+            "squeue", "--noheader", "--array", "--states=all", "--format=%i|%T", f"--jobs={arrays}"
+        )
     if not ends.keys() >= set(names):
         with contextlib.suppress(SlurmError):  # the cluster keeps no accounts
             ends = _accounts(arrays) | ends
@@ -163,7 +205,14 @@ def preempted(names: Collection[str]) -> set[str]:
 # Whoever waits asks every two seconds about the same jobs, and their accounts are closed.
 @functools.lru_cache(maxsize=1)
 def _accounts(arrays: str) -> dict[str, str]:
-    return _ends("sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State", f"--jobs={arrays}")
+    return _ends(
+        "sacct",
+        "--noheader",
+        "--allocations",
+        "--parsable2",
+        "--format=JobID,State",
+        f"--jobs={arrays}",
+    )
 
 
 def _ends(*command: str) -> dict[str, str]:
@@ -200,7 +249,9 @@ def _states(arrays: Sequence[str]) -> dict[str, tuple[str, str]] | None:
     if not arrays:
         return {}
     try:
-        output = call("squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--jobs={','.join(arrays)}")
+        output = call(
+            "squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--jobs={','.join(arrays)}"
+        )
     except SlurmError as error:
         # Slurm says so when none of the jobs is in its memory any more.
         return {} if "Invalid job id" in str(error) else None
@@ -208,6 +259,8 @@ def _states(arrays: Sequence[str]) -> dict[str, tuple[str, str]] | None:
     for line in filter(None, output.splitlines()):
         job = re.fullmatch(r"([^|]+)\|([A-Z_]+)\|(.*)", line)
         if job is None:
-            return None  # others may be lost too, and jobs that are there must not be taken for gone
+            return (
+                None  # others may be lost too, and jobs that are there must not be taken for gone
+            )
         found[job[1]] = (job[2], job[3])
     return found

@@ -28,13 +28,14 @@ from regbench.slurm.queue import call, note_submitted
 log = logging.getLogger("regbench")
 
 # What the batch script does when a job ends:
-# - One of its processes was killed, as by the kernel for want of memory or with its node: the job is queued again, and
-#   goes on from its checkpoint.
+# - One of its processes was killed, as by the kernel for want of memory or with its node: the job
+# is queued again, and   goes on from its checkpoint.
 # - It ended with an error of its own (`_error` is there): that is left to the user.
-# - It never came to run our code (`_missed` is there): it is queued again once, as its node may be at fault, or a
-#   controller that has just come back and takes a job that it queued again for one that has completed. After a second
-#   time in a row it is not: then the container or its Python is missing.
-# Only Slurm knows whether the job was cancelled, and it may be away for a while: the script asks it until it answers.
+# - It never came to run our code (`_missed` is there): it is queued again once, as its node may be
+# at fault, or a   controller that has just come back and takes a job that it queued again for one
+# that has completed. After a second   time in a row it is not: then the container or its Python is
+# missing. Only Slurm knows whether the job was cancelled, and it may be away for a while: the
+# script asks it until it answers.
 _RESTARTS = 20
 _OWN = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 _TEARDOWN = f"""\
@@ -58,7 +59,9 @@ exit $code
 """.splitlines()
 
 
-def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path, stages: Sequence[str]) -> list[str]:
+def submit(
+    cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path, stages: Sequence[str]
+) -> list[str]:
     """Submit cells, one job array for each distinct set of resources and each of `Cluster.jobs`.
 
     The process must hold the folder, see `regbench.sweeps.status.locked`.
@@ -66,7 +69,8 @@ def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path
     Args:
         cells: Cells to run, with their resources.
         runtime: Runtime of each cell.
-        folder: `<runs_dir>/<sweep>`; logs, and which job has which cell, are kept in its folder `jobs`.
+        folder: `<runs_dir>/<sweep>`; logs, and which job has which cell, are kept in its folder
+            `jobs`.
         stages: Stages to run of each cell.
 
     Returns:
@@ -75,11 +79,13 @@ def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path
     folder = folder.absolute()
     if bad := {"%", "\\"} & set(str(folder)):
         raise RegbenchError(
-            f"{folder}: Slurm takes {bad.pop()!r} in the path of a log for a sign of its own; choose another folder "
-            "(runtime.runs_dir)"
+            f"{folder}: Slurm takes {bad.pop()!r} in the path of a log for a sign of its own; "
+            "choose another folder (runtime.runs_dir)"
         )
     # A later call may come from another place; jobs themselves begin where they were submitted.
-    runtime = replace(runtime, runs_dir=str(folder.parent), data_dir=str(Path(runtime.data_dir).absolute()))
+    runtime = replace(
+        runtime, runs_dir=str(folder.parent), data_dir=str(Path(runtime.data_dir).absolute())
+    )
     groups: dict[str, tuple[Cluster, list[Cell]]] = {}
     for cell, cluster in cells:
         groups.setdefault(json.dumps(asdict(cluster)), (cluster, []))[1].append(cell)
@@ -90,7 +96,9 @@ def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path
     longest = _longest_array()
     for cluster, members in groups.values():
         for start in range(0, len(members), longest):
-            arrays += _submit_array(members[start : start + longest], cluster, runtime, folder, stages)
+            arrays += _submit_array(
+                members[start : start + longest], cluster, runtime, folder, stages
+            )
     return arrays
 
 
@@ -100,7 +108,8 @@ def _submit_array(
     before = ""
     arrays = []
     for names in cluster.jobs(stages):
-        # Written first and found again by the job's name, should this process be killed before it knows the job's id.
+        # Written first and found again by the job's name, should this process be killed before it
+        # knows the job's id.
         intent = folder / "jobs" / f"{uuid.uuid4().hex[:12]}.intent"
         name = f"regbench-{folder.name}-{intent.stem}"
         note = {
@@ -122,7 +131,9 @@ def _submit_array(
             same = repeat(runtime), repeat(folder.name), repeat(names)
             jobs = executor.map_array(SlurmJob(), [cell.plain() for cell in cells], *same)
         except (FailedJobError, FailedSubmissionError) as error:
-            raise RegbenchError(f"Slurm refuses the jobs: {' '.join(str(error).split())}") from error
+            raise RegbenchError(
+                f"Slurm refuses the jobs: {' '.join(str(error).split())}"
+            ) from error
         before = jobs[0].job_id.partition("_")[0]
         arrays.append(before)
         note_submitted(intent, before)
@@ -132,7 +143,9 @@ def _submit_array(
 
 def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str) -> Any:
     python = None if cluster.container is None else f"{cluster.container} python3"
-    executor = submitit.SlurmExecutor(folder / "jobs" / "logs", max_num_timeout=10**6, python=python)
+    executor = submitit.SlurmExecutor(
+        folder / "jobs" / "logs", max_num_timeout=10**6, python=python
+    )
     options: dict[str, Any] = {
         "job_name": name,
         "partition": cluster.partition,
@@ -155,12 +168,18 @@ def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str)
             *cluster.setup,
         ],
         "teardown": _TEARDOWN,
-        # From Slurm 22.05 on, srun does not take over sbatch's --cpus-per-task. The first rank may end long after the
-        # others: a site's WaitTime must not count.
+        # From Slurm 22.05 on, srun does not take over sbatch's --cpus-per-task. The first rank may
+        # end long after the others: a site's WaitTime must not count.
         "srun_args": ["--kill-on-bad-exit=1", f"--cpus-per-task={cluster.cpus}", "--wait=0"],
-        "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **(cluster.extra or {})},
+        "additional_parameters": {
+            "requeue": True,
+            "kill-on-invalid-dep": "yes",
+            **(cluster.extra or {}),
+        },
     }
-    executor.update_parameters(**{key: value for key, value in options.items() if value is not None})
+    executor.update_parameters(
+        **{key: value for key, value in options.items() if value is not None}
+    )
     return executor
 
 

@@ -1,7 +1,8 @@
-"""Choose hyperparameters: rank what was tried by its score on the tuning split, and write the best down, once.
+"""Choose hyperparameters: rank what was tried by its score on the tuning split, and write the best
+down, once.
 
-A configuration is a cell without its seed. Configurations of one method are compared in one setting, which is all that
-a tuning does not vary.
+A configuration is a cell without its seed. Configurations of one method are compared in one
+setting, which is all that a tuning does not vary.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ from regbench.files import Name, configuration_id, read_json, read_signed, write
 from regbench.spaces import Range
 
 COMPARED = "tune.json"
-"""The file that lists the cells of a tuning; it closes the test split for all cells of the folder."""
+"""The file that lists the cells of a tuning.
+
+It closes the test split for all cells of the folder.
+"""
 
 
 def compared_ids(folder: Path) -> list[str]:
@@ -44,17 +48,23 @@ def compared_ids(folder: Path) -> list[str]:
 
 
 def read_search(folder: Path) -> dict[str, Any]:
-    """Read what a search has tried so far, see `regbench.sweeps.search.Proposed`; empty where there is none."""
+    """Read what a search has tried so far, see `regbench.sweeps.search.Proposed`.
+
+    Empty where there is none.
+    """
     path = folder / SEARCH
     return read_signed(path, "remove it; the same command writes it again") if path.exists() else {}
 
 
-def grouped(cells: Iterable[Cell], full_epochs: Mapping[str, int]) -> dict[str, dict[str, list[Cell]]]:
+def grouped(
+    cells: Iterable[Cell], full_epochs: Mapping[str, int]
+) -> dict[str, dict[str, list[Cell]]]:
     """Group cells: name of method and setting -> configuration's id -> its cells (seeds).
 
     Args:
         cells: All that are compared. Baselines have nothing to tune and are left out.
-        full_epochs: Cells that a search trains for fewer epochs: id -> epochs of the setting that they stand for.
+        full_epochs: Cells that a search trains for fewer epochs: id -> epochs of the setting that
+            they stand for.
     """
     groups: dict[str, dict[str, dict[str, list[Cell]]]] = {}
     for cell in cells:
@@ -74,7 +84,9 @@ def grouped(cells: Iterable[Cell], full_epochs: Mapping[str, int]) -> dict[str, 
 
 
 def _setting(cell: Cell, epochs: int) -> str:
-    """Return all that a tuning does not vary: not the numbers of method and optimizer, nor the probe's rates."""
+    """Return all that a tuning does not vary: not the numbers of method and optimizer, nor the
+    probe's rates.
+    """
     data = cell.plain()
     del data["method"], data["seed"]
     data["optimizer"] = data["optimizer"]["name"]
@@ -89,13 +101,16 @@ def _setting(cell: Cell, epochs: int) -> str:
 
 
 def selection_score(record: Record) -> float | None:
-    """Return the score that hyperparameters are chosen by, in per cent; None if the run diverged."""
+    """Return the score that hyperparameters are chosen by, in per cent; None if the run
+    diverged.
+    """
     evaluation = record.cell["evaluation"]
     return record.score(selection_name(evaluation["select_by"]), evaluation["select_on"])
 
 
 def choose(folder: Path, repeats: int = 1) -> TuningChoice:
-    """Choose the best configuration of each method in each setting, once: a later call reads `tuning_choice.json`.
+    """Choose the best configuration of each method in each setting, once: a later call reads
+    `tuning_choice.json`.
 
     A tuning with several `repeats` chooses in each of them.
 
@@ -179,8 +194,12 @@ def _choose_one(
     )
 
 
-def _longest(ranking: Sequence[RankedConfiguration], search: Mapping[str, Any]) -> list[RankedConfiguration]:
-    """Keep the longest training of each configuration, as a search trains some for several lengths."""
+def _longest(
+    ranking: Sequence[RankedConfiguration], search: Mapping[str, Any]
+) -> list[RankedConfiguration]:
+    """Keep the longest training of each configuration, as a search trains some for several
+    lengths.
+    """
     settings = {entry["cell_id"]: " ".join(entry["settings"]) for entry in search.get("tried", ())}
     longest: dict[str, RankedConfiguration] = {}
     # The score after all epochs decides; what was seen on the way does not compare with it.
@@ -193,8 +212,9 @@ def _record(folder: Path, cell: Cell) -> Record:
     record = read_tuned(folder / cell.id)
     if record is None:
         raise RegbenchError(
-            f"{folder / cell.id} ({cell.label}) has no score to choose by yet; bring it to one by the command that "
-            f"began it, or, if this tuning is to do without it, remove {folder / COMPARED} and tune again"
+            f"{folder / cell.id} ({cell.label}) has no score to choose by yet; bring it to one by "
+            "the command that began it, or, if this tuning is to do without it, remove "
+            f"{folder / COMPARED} and tune again"
         )
     return record
 
@@ -206,14 +226,18 @@ def _images(record: Record) -> int:
 
 
 def _ranked(
-    configurations: Mapping[str, Sequence[Cell]], records: Mapping[str, Sequence[Record]], short: Mapping[str, int]
+    configurations: Mapping[str, Sequence[Cell]],
+    records: Mapping[str, Sequence[Record]],
+    short: Mapping[str, int],
 ) -> list[RankedConfiguration]:
     """Rank configurations: the longest trained first, then by their mean score over the seeds."""
     tunable = {}
     full_length = []
     for configuration, cells in configurations.items():
         tunable[configuration] = _tunable(cells[0])
-        if cells[0].id not in short:  # a short training has a shorter warm-up too, which is no choice
+        if (
+            cells[0].id not in short
+        ):  # a short training has a shorter warm-up too, which is no choice
             full_length.append(tunable[configuration])
     shown = []
     for key in next(iter(tunable.values())):
@@ -243,7 +267,9 @@ def _ranked(
                 hyperparameters={key: tunable[configuration].get(key) for key in shown},
             )
         )
-    return sorted(ranking, key=lambda entry: (-entry.epochs, entry.value is None, -(entry.value or 0.0)))
+    return sorted(
+        ranking, key=lambda entry: (-entry.epochs, entry.value is None, -(entry.value or 0.0))
+    )
 
 
 def _tunable(cell: Cell) -> dict[str, Any]:
@@ -285,11 +311,15 @@ def _edges(chosen: Cell, ranking: Sequence[RankedConfiguration]) -> dict[str, st
 
 
 def choice_table(choice: TuningChoice) -> str:
-    """Lay out a choice as a table: what was chosen for each method, and the value of the runner-up."""
+    """Lay out a choice as a table: what was chosen for each method, and the value of the
+    runner-up.
+    """
     first = choice.choices[0].setting
     varying = []
     for key, value in first.items():
-        if key != "embedding_dim" and any(entry.setting.get(key) != value for entry in choice.choices):
+        if key != "embedding_dim" and any(
+            entry.setting.get(key) != value for entry in choice.choices
+        ):
             varying.append(key)
     # q is always shown, and other settings where the methods differ in them.
     score = f"{choice.score} (%), {choice.selected_on}"
@@ -309,7 +339,9 @@ def choice_table(choice: TuningChoice) -> str:
         row += [entry.setting.get(key, "") for key in ("embedding_dim", *varying)]
         for value in (best.value, runner_up):
             row.append("–" if value is None else f"{value:.2f}")
-        edges = ", ".join(f"{side} {key.removeprefix('method.')}" for key, side in entry.edges.items())
+        edges = ", ".join(
+            f"{side} {key.removeprefix('method.')}" for key, side in entry.edges.items()
+        )
         rows.append([*row, len(entry.ranking), f"{entry.images:,}", ", ".join(chosen), edges])
     headers += ["chosen", "at the edge of what was tried"]
     table = tabulate(rows, headers, disable_numparse=True)

@@ -26,10 +26,15 @@ from regbench.instruments.plan import Needs, largest, predict
 log = logging.getLogger("regbench")
 
 GPU_SHARE = 0.9
-"""Share of a GPU's memory for a prediction; workspaces, the CUDA context and fragments need the rest."""
+"""Share of a GPU's memory for a prediction.
+
+Workspaces, the CUDA context and fragments need the rest.
+"""
 
 ASSUMED_FLOP_PER_S = 50e12
-"""Speed of a GPU on which no like cell has run: an A100 trains a ResNet-50 so in bf16 (2,000 images/s)."""
+"""Speed of a GPU on which no like cell has run: an A100 trains a ResNet-50 so in bf16 (2,000
+images/s).
+"""
 
 _Times = Mapping[str, Sequence[tuple[float, float]]]
 """Kind of cell -> GPU seconds of each that has run: per epoch, and for the rest."""
@@ -43,9 +48,11 @@ class Planned:
         cell: The cell.
         done: Whether its record is there.
         gpus: GPUs of its training, over all nodes.
-        needs: Needs of a training step; None for an untrained network, and for a loss that only jobs run.
+        needs: Needs of a training step; None for an untrained network, and for a loss that only
+            jobs run.
         fits: Whether that fits the GPUs, if their memory is known.
-        gpu_hours: GPU hours by the time of like cells, else by the training's FLOP; None if neither is known.
+        gpu_hours: GPU hours by the time of like cells, else by the training's FLOP; None if neither
+            is known.
         from_flop: Whether the hours are estimated from FLOP, see `ASSUMED_FLOP_PER_S`.
     """
 
@@ -84,7 +91,12 @@ def plan(sweep: Sweep) -> list[Planned]:
         done = (runs / sweep.name / cell.id / "record.json").exists()
         gpu_hours, from_flop = _known_hours(cell, times), False
         # On the machine's own processors FLOP say little about time.
-        if gpu_hours is None and needs is not None and pretrain.gpus and sweep.runtime.device != "cpu":
+        if (
+            gpu_hours is None
+            and needs is not None
+            and pretrain.gpus
+            and sweep.runtime.device != "cpu"
+        ):
             gpu_hours = _flop_hours(cell, needs, Path(sweep.runtime.data_dir))
             from_flop = gpu_hours is not None
         planned.append(Planned(cell, done, pretrain.processes, needs, fits, gpu_hours, from_flop))
@@ -118,7 +130,8 @@ def _images(data_dir: Path, dataset: DatasetConfig) -> int | None:
 
 
 def largest_fitting(sweep: Sweep, gpu_memory_gib: float) -> dict[str, int | None]:
-    """Find the largest "batch_size" and "embedding_dim", powers of two, with which a sweep's first cell fits a GPU.
+    """Find the largest "batch_size" and "embedding_dim", powers of two, with which a sweep's first
+    cell fits a GPU.
 
     None: not even the smallest fits. A prediction may take `GPU_SHARE` of the memory.
     """
@@ -131,7 +144,9 @@ def largest_fitting(sweep: Sweep, gpu_memory_gib: float) -> dict[str, int | None
 
 
 def refuse_oversized(sweep: Sweep) -> None:
-    """Refuse a sweep with cells that are predicted not to fit the memory that its clusters' GPUs are said to have."""
+    """Refuse a sweep with cells that are predicted not to fit the memory that its clusters'
+    GPUs are said to have.
+    """
     if not any(cluster.gpu_memory_gib for cluster in sweep.clusters):
         return  # nothing to compare with, so the predictions are spared
     misfits = [entry for entry in plan(sweep) if entry.fits is False and not entry.done]
@@ -139,9 +154,10 @@ def refuse_oversized(sweep: Sweep) -> None:
         first = misfits[0]
         assert first.needs is not None
         raise RegbenchError(
-            f"{len(misfits)} cells are predicted not to fit a GPU, such as {first.cell.label} with q="
-            f"{first.cell.embedding_dim} and {first.cell.batch_size // first.gpus} images a GPU: "
-            f"{first.needs.peak_bytes / 1e9:.1f} GB. See them with --plan; run them all the same with --oversized"
+            f"{len(misfits)} cells are predicted not to fit a GPU, such as {first.cell.label} with "
+            f"q={first.cell.embedding_dim} and {first.cell.batch_size // first.gpus} images a GPU: "
+            f"{first.needs.peak_bytes / 1e9:.1f} GB. See them with --plan; run them all the same "
+            "with --oversized"
         )
 
 
@@ -151,9 +167,19 @@ def _switches(runtime: Runtime, cluster: Cluster) -> dict[str, Any]:
 
 
 def _shape(cell: Cell, processes: int) -> Any:
-    """Return what the needs of a step depend on; a grid has many seeds, rates and hyperparameters, which do not."""
+    """Return what the needs of a step depend on.
+
+    A grid has many seeds, rates and hyperparameters, which do not.
+    """
     method = methods.registry_name(cell.method)
-    sizes = (cell.embedding_dim, cell.output_dim, cell.batch_size, cell.micro_batch_size, cell.precision, processes)
+    sizes = (
+        cell.embedding_dim,
+        cell.output_dim,
+        cell.batch_size,
+        cell.micro_batch_size,
+        cell.precision,
+        processes,
+    )
     views = (*cell.augmentation.sizes_px(cell.dataset.image_size), cell.dataset.channels)
     trained = (cell.network, cell.dataset.image_size, type(cell.optimizer), cell.baseline)
     return (method, cell.method.forms, sizes, views, trained)
@@ -172,7 +198,9 @@ def _times(runs: Path) -> _Times:
         if record is None or record.status != "done" or not record.cell["epochs"]:
             continue
         cost = record.cost
-        epoch_s = record.environment.get("world_size", 1) * (cost.train_s or 0.0) / record.cell["epochs"]
+        epoch_s = (
+            record.environment.get("world_size", 1) * (cost.train_s or 0.0) / record.cell["epochs"]
+        )
         rest_s = (cost.monitor_s or 0.0) + (cost.evaluate_s or 0.0)
         for kind in _kinds(record.method, record.cell):
             times.setdefault(kind, []).append((epoch_s, rest_s))
@@ -219,7 +247,14 @@ def rows(planned: Sequence[Planned]) -> Iterable[dict[str, Any]]:
             "network": cell.network.architecture,
             "GPUs": entry.gpus,
         }
-        for head in ("GB/GPU", "parameters (M)", "TFLOP/step", "sent GB/step", "checkpoint GB", "GPU hours"):
+        for head in (
+            "GB/GPU",
+            "parameters (M)",
+            "TFLOP/step",
+            "sent GB/step",
+            "checkpoint GB",
+            "GPU hours",
+        ):
             row[head] = "–"
         if needs is not None:
             row["GB/GPU"] = f"{needs.peak_bytes / 1e9:.2f}"
@@ -255,14 +290,17 @@ def summary(planned: Sequence[Planned]) -> str:
     if estimated:
         of = f" of {len(estimated)} cells" if len(estimated) < len(todo) else ""
         parts.append(
-            f"≈ {sum(estimated):.3g} GPU hours for the training{of}: an estimate from FLOP, as no like cell has run "
-            f"yet, at {ASSUMED_FLOP_PER_S / 1e12:g} TFLOP/s a GPU"
+            f"≈ {sum(estimated):.3g} GPU hours for the training{of}: an estimate from FLOP, as no "
+            f"like cell has run yet, at {ASSUMED_FLOP_PER_S / 1e12:g} TFLOP/s a GPU"
         )
     if unknown:
         of = f" of {unknown} cells" if unknown < len(todo) else ""
         parts.append(f"GPU hours{of} unknown: no like cell has run yet")
     if peaks:
-        parts.append(f"at most {max(peaks) / 1e9:.2f} GB a GPU (predicted), {disk_bytes / 1e9:.3g} GB of disk")
+        parts.append(
+            f"at most {max(peaks) / 1e9:.2f} GB a GPU (predicted), {disk_bytes / 1e9:.3g} GB of "
+            "disk"
+        )
     if misfits:
         parts.append(f"{misfits} do not fit")
     return "; ".join(parts)

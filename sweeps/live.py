@@ -1,4 +1,6 @@
-"""Draw a sweep's progress for a terminal: the states of its cells and the curves of those that have begun."""
+"""Draw a sweep's progress for a terminal: the states of its cells and the curves of those that
+have begun.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,21 @@ def drawn(statuses: Sequence[CellStatus], rows: int) -> Group:
     # Running cells come first, as a terminal may not have a row for each cell.
     shown = sorted(statuses, key=lambda status: order.index(status.state))[:rows]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("cell", "method", "seed", "state", "epochs", "", "img/s", "left", "loss", "", "score", "", ""):
+    for head in (
+        "cell",
+        "method",
+        "seed",
+        "state",
+        "epochs",
+        "",
+        "img/s",
+        "left",
+        "loss",
+        "",
+        "score",
+        "",
+        "",
+    ):
         table.add_column(head, no_wrap=True)
     for status in shown:
         history = read_history(status.directory)
@@ -96,7 +112,10 @@ def scores_of(history: Sequence[dict[str, Any]]) -> tuple[str, list[float]]:
 
 
 def sparkline(values: Sequence[float], width: int = _CURVE_WIDTH) -> str:
-    """Draw a curve from its lowest value to its highest in one line of text; a longer one is thinned out."""
+    """Draw a curve from its lowest value to its highest in one line of text.
+
+    A longer one is thinned out.
+    """
     if len(values) > width:
         # The first and the last value stay.
         values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]

@@ -23,7 +23,15 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.settings.sweep import Sweep
 from regbench.processes import FORKED, Worker
-from regbench.sweeps.status import Announce, CellStatus, cell_status, ends, failure, plan_of, write_plan
+from regbench.sweeps.status import (
+    Announce,
+    CellStatus,
+    cell_status,
+    ends,
+    failure,
+    plan_of,
+    write_plan,
+)
 
 log = logging.getLogger("regbench")
 
@@ -31,11 +39,13 @@ log = logging.getLogger("regbench")
 POLL_S = 1.0
 
 
-def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES, announce: Announce | None = None) -> list[CellStatus]:
+def run_sweep(
+    sweep: Sweep, stages: Sequence[str] = STAGES, announce: Announce | None = None
+) -> list[CellStatus]:
     """Run every unfinished cell of a sweep on this machine and wait for the end.
 
-    Finished cells are left alone, interrupted ones go on from their checkpoints, a failed one does not stop the others
-    and is tried again by the next call.
+    Finished cells are left alone, interrupted ones go on from their checkpoints, a failed one does
+    not stop the others and is tried again by the next call.
 
     Args:
         sweep: The grid.
@@ -56,7 +66,8 @@ def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES, announce: Announce |
     todo = deque[Cell]()
     for cell in sweep.cells:
         directory = folder / cell.id
-        # Most cells of a sweep that goes on are done: one look tells so, where their status takes several files.
+        # Most cells of a sweep that goes on are done: one look tells so, where their status takes
+        # several files.
         if (directory / "record.json").exists():
             continue
         if cell_status(directory, plan_of(cell)).state not in ends(stages):
@@ -70,10 +81,13 @@ def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES, announce: Announce |
 
 
 def _settled(folder: Path, cell: Cell, stages: Sequence[str]) -> CellStatus:
-    """Tell how a cell stands when it has come through the stages, or nobody is at work on it any more."""
+    """Tell how a cell stands when it has come through the stages, or nobody is at work on it
+    any more.
+    """
     while True:
         status = cell_status(folder / cell.id, plan_of(cell))
-        # Another command of the same tuning may have claimed the cell, to find it tuned or for its final stage.
+        # Another command of the same tuning may have claimed the cell, to find it tuned or for its
+        # final stage.
         is_claimed = status.state in ("running", "interrupted")
         if is_claimed and "final" not in stages and (status.directory / "tuning.json").exists():
             return replace(status, state="tuned")
@@ -82,7 +96,9 @@ def _settled(folder: Path, cell: Cell, stages: Sequence[str]) -> CellStatus:
         time.sleep(POLL_S)
 
 
-def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str], gpu: str = "") -> None:
+def run_local_job(
+    cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str], gpu: str = ""
+) -> None:
     """Run stages of one cell on this machine; SIGTERM writes a checkpoint and ends it.
 
     Args:
@@ -94,7 +110,9 @@ def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Se
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before anything initialises CUDA
     from regbench.benchmark.run import run_cell
-    from regbench.benchmark.rundir.interruption import Interruption  # slow to import, and the sweep does without
+    from regbench.benchmark.rundir.interruption import (
+        Interruption,
+    )  # slow to import, and the sweep does without
     from regbench.sweeps.tune import how_chosen
 
     # The output goes to a file.
@@ -107,7 +125,9 @@ def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Se
 
 
 def _visible_gpus() -> list[str]:
-    """Name the GPUs that this process sees, in the form in which CUDA_VISIBLE_DEVICES has them: numbers or UUIDs."""
+    """Name the GPUs that this process sees, in the form in which CUDA_VISIBLE_DEVICES has them:
+    numbers or UUIDs.
+    """
     count = torch.cuda.device_count()
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is None:
@@ -125,7 +145,8 @@ def _drain(
     announce: Announce,
 ) -> None:
     """Keep `parallel` jobs going until none is left; on Ctrl-C end them and pass it on."""
-    # Importing PyTorch takes seconds: the server that jobs are forked from does it once for all of them.
+    # Importing PyTorch takes seconds: the server that jobs are forked from does it once for all of
+    # them.
     FORKED.set_forkserver_preload(["regbench.sweeps.preload"])
     gpu_of: dict[Worker, str] = {}
     for slot in range(min(parallel, len(todo))):
@@ -135,16 +156,27 @@ def _drain(
     def begin(worker: Worker, cell: Cell) -> None:
         directory = run_directory(runtime, name, cell)
         _announce_others(directory, cell)
-        worker.begin(directory / "logs", run_local_job, cell.plain(), runtime, name, stages, gpu_of[worker])
+        worker.begin(
+            directory / "logs", run_local_job, cell.plain(), runtime, name, stages, gpu_of[worker]
+        )
 
     epochs = sum(cell.epochs for cell in todo)
     with tqdm(total=epochs, unit="epoch", disable=None) as bar:
         try:
-            _work(todo, list(gpu_of), begin, lambda cell: run_directory(runtime, name, cell), bar, announce)
+            _work(
+                todo,
+                list(gpu_of),
+                begin,
+                lambda cell: run_directory(runtime, name, cell),
+                bar,
+                announce,
+            )
         except KeyboardInterrupt:
             for worker in gpu_of:
                 worker.end_job()
-            while any(worker.busy for worker in gpu_of):  # until they have written their checkpoints and are gone
+            while any(
+                worker.busy for worker in gpu_of
+            ):  # until they have written their checkpoints and are gone
                 Worker.wait(gpu_of, POLL_S)
             raise
 
@@ -166,17 +198,30 @@ def _work(
                 try:
                     begin(worker, cell)
                     running[worker] = cell
-                except OSError as error:  # its folder cannot be written to, while those of others can
+                except (
+                    OSError
+                ) as error:  # its folder cannot be written to, while those of others can
                     with bar.external_write_mode(sys.stderr):
                         which = f"[{count - len(todo) - len(running)}/{count}]"
-                        log.error("%s %s seed %d (%s) FAILED: %s", which, cell.label, cell.seed, cell.id, error)
+                        log.error(
+                            "%s %s seed %d (%s) FAILED: %s",
+                            which,
+                            cell.label,
+                            cell.seed,
+                            cell.id,
+                            error,
+                        )
         bar.set_description(", ".join(cell.label for cell in running.values()))
         Worker.wait(running, POLL_S)
         for worker in list(running):
             if not worker.busy:
                 cell = running.pop(worker)
                 with bar.external_write_mode(sys.stderr):
-                    announce(cell_status(directory(cell), plan_of(cell)), count - len(todo) - len(running), count)
+                    announce(
+                        cell_status(directory(cell), plan_of(cell)),
+                        count - len(todo) - len(running),
+                        count,
+                    )
         # Set and not added to: an attempt that is interrupted falls back to its last checkpoint.
         bar.n = epochs - sum(cell.epochs for cell in todo)
         for cell in running.values():
@@ -185,7 +230,9 @@ def _work(
 
 
 def _announce_others(directory: Path, cell: Cell) -> None:
-    """Say that a cell will wait for somebody who is at work on it: a job of a cluster, or another command."""
+    """Say that a cell will wait for somebody who is at work on it: a job of a cluster, or
+    another command.
+    """
     attempt = last_attempt(directory)
     if attempt is not None and is_running(attempt):
         owner = attempt["owner"]

@@ -1,17 +1,21 @@
-"""A search in place of a grid: successive halving over epochs, in the search spaces that methods state.
+"""A search in place of a grid: successive halving over epochs, in the search spaces that methods
+state.
 
-A bracket draws configurations that fill a box of the space evenly. It trains each for a quarter of the epochs, the
-better half of them for half of the epochs, and the better half of these for all. The first bracket has the whole space
-as its box, and half of the budget. Each later one has a box around the best so far, half as wide as the box before. But
-where nothing was tried beyond the best value of a hyperparameter, the box is the next half of the space in that
-direction: so a search goes on beyond an end of the space where the best lies there, and closes in where it does not.
+A bracket draws configurations that fill a box of the space evenly. It trains each for a quarter of
+the epochs, the better half of them for half of the epochs, and the better half of these for all.
+The first bracket has the whole space as its box, and half of the budget. Each later one has a box
+around the best so far, half as wide as the box before. But where nothing was tried beyond the best
+value of a hyperparameter, the box is the next half of the space in that direction: so a search goes
+on beyond an end of the space where the best lies there, and closes in where it does not.
 
 A repeated tuning does each search again, with other seeds and with configurations drawn anew.
 
-With several seeds each configuration is trained with all of them, which the budget counts, and judged by its mean.
+With several seeds each configuration is trained with all of them, which the budget counts, and
+judged by its mean.
 
-What is tried follows from the budget and the scores alone, so a search goes on wherever it was stopped. How much is
-tried does not depend on scores: all methods train equally many images in each setting.
+What is tried follows from the budget and the scores alone, so a search goes on wherever it was
+stopped. How much is tried does not depend on scores: all methods train equally many images in each
+setting.
 """
 
 from __future__ import annotations
@@ -46,8 +50,8 @@ class Proposed(NamedTuple):
     Attributes:
         sweep: The cells so far.
         complete: Whether they are all; those of a search have ended then.
-        search: Content of `search.json`; None of a grid. Its entry "short" maps the ids of cells that are trained for
-            fewer epochs than the chosen ones will be to the epochs of these.
+        search: Content of `search.json`; None of a grid. Its entry "short" maps the ids of cells
+            that are trained for fewer epochs than the chosen ones will be to the epochs of these.
         repeats: Number of times that the tuning is repeated.
     """
 
@@ -89,15 +93,16 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
     Args:
         name: A preset of a sweep, or the path of a YAML file.
         overrides: Settings that change each of its rows.
-        trials: Budget of each search, in trainings of full length; None: what the file gives for each hyperparameter.
+        trials: Budget of each search, in trainings of full length; None: what the file gives for
+            each hyperparameter.
         repeats: Number of times that each search is done, with seeds and configurations of its own.
 
     Returns:
         All cells proposed so far, those to be tried next included.
 
     Raises:
-        RegbenchError: If nothing is to be searched, a method states no space, the budget is too small or another one
-            than the search began with.
+        RegbenchError: If nothing is to be searched, a method states no space, the budget is too
+            small or another one than the search began with.
     """
     file = read_rows(name, overrides)
     most = max_cells(itertools.chain(*file.rows))
@@ -110,15 +115,19 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
     folder = Path(first.runtime.runs_dir) / file.name
     begun = read_search(folder)
     each = None if trials else file.trials_per_hyperparameter
-    asked = {"trials": trials, "trials_per_hyperparameter": each, "repeats": repeats if repeats > 1 else None}
+    asked = {
+        "trials": trials,
+        "trials_per_hyperparameter": each,
+        "repeats": repeats if repeats > 1 else None,
+    }
     for key, value in asked.items():
         first_value = begun.get(key) if begun else value
         if first_value != value:
             option = f"--{key}" if key != "trials_per_hyperparameter" else f"{key}:"
             began = f"without {option}" if first_value is None else f"with {option} {first_value}"
             raise RegbenchError(
-                f"{folder / SEARCH}: this search began {began}; go on with that, or give a search with {value} another "
-                "name (a copy of the file under another name)"
+                f"{folder / SEARCH}: this search began {began}; go on with that, or give a search "
+                f"with {value} another name (a copy of the file under another name)"
             )
     budget = {key: value for key, value in asked.items() if value is not None}
     trainings = repeats * sum(trials or (each or 0) * len(search.space) for search in searches)
@@ -145,7 +154,9 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
 
 
 def mean_trials(file: SweepFile) -> int | None:
-    """Return the budget of a search in trainings, the mean over the methods; None if the file is of a grid."""
+    """Return the budget of a search in trainings, the mean over the methods; None if the file
+    is of a grid.
+    """
     if file.trials_per_hyperparameter is None:
         return file.trials
     searched: list[int] = []
@@ -168,16 +179,18 @@ def _entries(trial: _Trial, number: int) -> list[dict[str, Any]]:
 def _refuse_unfair(name: str, searches: Sequence[Search]) -> None:
     """Refuse searches among whose cells a tuning could not choose fairly."""
     if not any(search.space for search in searches):
-        raise RegbenchError(f"sweep {name} has nothing to search: it states every hyperparameter that has a range")
+        raise RegbenchError(
+            f"sweep {name} has nothing to search: it states every hyperparameter that has a range"
+        )
     # Each search must be in a setting of its own, even if all were trained equally long.
     one_length = {search.cell.id: 0 for search in searches}
     cells = [search.cell for search in searches]
     for method, alike in grouped(cells, one_length).items():
         if len(alike) > 1:
             raise RegbenchError(
-                f"sweep {name} has {len(alike)} searches for {method} that differ in nothing but epochs or tuned "
-                "values; search the values together (a,b,c or an interval), and another length of training under "
-                "another name"
+                f"sweep {name} has {len(alike)} searches for {method} that differ in nothing but "
+                "epochs or tuned values; search the values together (a,b,c or an interval), and "
+                "another length of training under another name"
             )
     if len({search.seeds for search in searches if search.space}) > 1:
         raise RegbenchError(f"sweep {name} gives its searches different seeds; give all the same")
@@ -208,7 +221,8 @@ def _rounds(search: Search, trials: int, folder: Path) -> Iterator[list[_Trial]]
             if any(trial.score is None for trial in trained):
                 return  # what comes next depends on all scores of this round
             tried += trained
-            # Sorting is stable, so that of equal scores the one drawn first goes on, in each replay.
+            # Sorting is stable, so that of equal scores the one drawn first goes on, in each
+            # replay.
             best_first = sorted(trained, key=lambda trial: trial.score or 0.0, reverse=True)
             alive = [trial.values for trial in best_first]
         # Scores after fewer epochs do not compare.
@@ -229,7 +243,9 @@ def _trial(search: Search, values: Mapping[str, Any], cell: Cell, folder: Path) 
 
 
 def _lengths(epochs: int) -> list[tuple[int, int]]:
-    """List the epochs of a bracket's rounds, and the configurations in each for every one of the bracket's size."""
+    """List the epochs of a bracket's rounds, and the configurations in each for every one of
+    the bracket's size.
+    """
     # A training of three epochs or fewer has no quarter.
     lengths = [length for length in (epochs // 4, epochs // 2, epochs) if length]
     return list(zip(lengths, (_FIRST, 2, 1), strict=False))
@@ -243,13 +259,16 @@ def _brackets(search: Search, trials: int) -> list[int]:
     if count == 0:
         least = math.ceil(cost / search.cell.epochs)
         raise RegbenchError(f"--trials {trials} is too few for a search; give {least} or more")
-    # Half of the budget sees the whole space; the other half looks closer, a bracket of one at a time.
+    # Half of the budget sees the whole space; the other half looks closer, a bracket of one at a
+    # time.
     first = (count + 1) // 2
     return [first] + [1] * (count - first)
 
 
 def _values(
-    space: Mapping[str, Range | Choice], box: Mapping[str, tuple[float, float]], point: Sequence[float]
+    space: Mapping[str, Range | Choice],
+    box: Mapping[str, tuple[float, float]],
+    point: Sequence[float],
 ) -> dict[str, Any]:
     """Return the values of a configuration at a point of the box."""
     values = {}
@@ -262,13 +281,16 @@ def _values(
 def _next_range(
     each: Range | Choice, box: tuple[float, float], key: str, best: _Trial, tried: Sequence[_Trial]
 ) -> tuple[float, float]:
-    """Return the part of a hyperparameter's range, by position, that the next bracket draws from."""
+    """Return the part of a hyperparameter's range, by position, that the next bracket draws
+    from.
+    """
     if isinstance(each, Choice):
         return box  # its values have no order, so none lies near the best
     at = each.position(best.values[key])
     width = box[1] - box[0]
     positions = [each.position(trial.values[key]) for trial in tried]
-    # Nothing was tried beyond the best, so the optimum may lie there: positions 0 to 1 are the stated range.
+    # Nothing was tried beyond the best, so the optimum may lie there: positions 0 to 1 are the
+    # stated range.
     if at >= max(positions):
         low, high = at, at + 0.5
     elif at <= min(positions):

@@ -1,4 +1,6 @@
-"""Read what is searched from the rows of a sweep's file, and from the search spaces that methods state."""
+"""Read what is searched from the rows of a sweep's file, and from the search spaces that
+methods state.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ _TUNED = ("method.", "optimizer.")
 
 @dataclass(frozen=True)
 class Search:
-    """One search: a cell with all that stays, the space of each setting that is searched, and the seeds of a trial.
+    """One search: a cell with all that stays, the space of each setting that is searched, and the
+    seeds of a trial.
 
     Attributes:
         number: Number of the tuning's repeat, from 0.
@@ -43,9 +46,14 @@ class Search:
         return replace(self, number=number, seeds=tuple(seeds))
 
     def at(self, values: Mapping[str, Any], epochs: int) -> Cell:
-        """Return the cell of a configuration, trained for so many epochs, with a warm-up that is as much shorter."""
+        """Return the cell of a configuration, trained for so many epochs, with a warm-up that
+        is as much shorter.
+        """
         cell = self.cell
-        settings = {"method": METHODS.plain(cell.method), "optimizer": OPTIMIZERS.plain(cell.optimizer)}
+        settings = {
+            "method": METHODS.plain(cell.method),
+            "optimizer": OPTIMIZERS.plain(cell.optimizer),
+        }
         for key, value in values.items():
             group, _, name = key.partition(".")
             settings[group][name] = value
@@ -54,7 +62,9 @@ class Search:
         if share < 1:
             warmup_steps = cell.optimizer.warmup_steps
             settings["optimizer"]["warmup_epochs"] = share * cell.optimizer.warmup_epochs
-            settings["optimizer"]["warmup_steps"] = None if warmup_steps is None else int(share * warmup_steps)
+            settings["optimizer"]["warmup_steps"] = (
+                None if warmup_steps is None else int(share * warmup_steps)
+            )
             # A search asks of a short training only its scores at the end.
             evaluation = evaluation.replaced(while_training=(), every_epochs=1)
         return replace(
@@ -91,7 +101,9 @@ def searches_of(file: SweepFile, row: tuple[str, ...]) -> list[Search]:
 
 
 def cells_to_compose(row: Sequence[str]) -> int:
-    """Count the cells that `searches_of` makes of a row: for each search, one of each value that is searched."""
+    """Count the cells that `searches_of` makes of a row: for each search, one of each value
+    that is searched.
+    """
     searches, searched = 1, 1
     for _, override, values in row_values(row):
         if _is_searched(override):
@@ -111,7 +123,10 @@ def fixed_settings(row: Sequence[str]) -> list[list[str]]:
 
 
 def _is_searched(override: Any) -> bool:
-    """Tell whether an override gives several values to search; of other settings they multiply the searches."""
+    """Tell whether an override gives several values to search.
+
+    Of other settings they multiply the searches.
+    """
     several = override.is_sweep_override() and override.key_or_group.startswith(_TUNED)
     return several or isinstance(override.value(), IntervalSweep)
 
@@ -119,38 +134,53 @@ def _is_searched(override: Any) -> bool:
 def _refuse_search(override: Any) -> None:
     """Refuse to search a setting that trials cannot vary."""
     if not override.key_or_group.startswith(_TUNED):
-        raise RegbenchError(f"{override.input_line}: only settings under method. and optimizer. can be searched")
+        raise RegbenchError(
+            f"{override.input_line}: only settings under method. and optimizer. can be searched"
+        )
     if override.key_or_group.startswith("optimizer.warmup_"):
         raise RegbenchError(
-            f"{override.input_line}: a warm-up cannot be searched, because short trainings warm up as much shorter; "
-            "try its values in a grid, without trials"
+            f"{override.input_line}: a warm-up cannot be searched, because short trainings warm up "
+            "as much shorter; try its values in a grid, without trials"
         )
 
 
 def _space(
-    file: SweepFile, fixed: Sequence[str], searched: Mapping[str, tuple[Any, Sequence[str]]], cell: Cell
+    file: SweepFile,
+    fixed: Sequence[str],
+    searched: Mapping[str, tuple[Any, Sequence[str]]],
+    cell: Cell,
 ) -> dict[str, Range | Choice]:
-    """Return what is searched for a cell: what the sweep's file states, and of the rest what the plug-ins state."""
+    """Return what is searched for a cell: what the sweep's file states, and of the rest what
+    the plug-ins state.
+    """
     given = {}
     for key, (override, values) in searched.items():
         given[key] = _given(file, fixed, key, override, values)
     stated = {text.partition("=")[0] for text in fixed}
     space = {**_own_space(cell, stated | set(given)), **given}
     if len(space) > DIMENSIONS:
-        raise RegbenchError(f"{cell.label}: {len(space)} settings are searched at once; give at most {DIMENSIONS}")
+        raise RegbenchError(
+            f"{cell.label}: {len(space)} settings are searched at once; give at most {DIMENSIONS}"
+        )
     # The first are spread most evenly, so those of the method come before those of the optimizer.
     return dict(sorted(space.items(), key=lambda item: item[0].startswith("optimizer.")))
 
 
 def _own_space(cell: Cell, stated: set[str]) -> dict[str, Range | Choice]:
-    """Return what the method and the optimizer state, without the settings that the sweep states."""
+    """Return what the method and the optimizer state, without the settings that the sweep
+    states.
+    """
     found: dict[str, Range | Choice] = {}
-    for group, plugin, example in (("method", cell.method, "NAME"), ("optimizer", cell.optimizer, "base_lr")):
+    for group, plugin, example in (
+        ("method", cell.method, "NAME"),
+        ("optimizer", cell.optimizer, "base_lr"),
+    ):
         # No space is no reason to refuse, as long as the file says what is searched.
         if plugin.space is None and not any(key.startswith(f"{group}.") for key in stated):
             raise RegbenchError(
-                f"{type(plugin).__name__} states no search space; give its class a `space`, or write what is searched "
-                f"into the sweep's file: {group}.{example}=tag(log,interval(0.1,10))"
+                f"{type(plugin).__name__} states no search space; give its class a `space`, or "
+                "write what is searched into the sweep's file: "
+                f"{group}.{example}=tag(log,interval(0.1,10))"
             )
         for name, each in (plugin.space or {}).items():
             key = f"{group}.{name}"
@@ -159,7 +189,9 @@ def _own_space(cell: Cell, stated: set[str]) -> dict[str, Range | Choice]:
     return found
 
 
-def _given(file: SweepFile, fixed: Sequence[str], key: str, override: Any, values: Sequence[str]) -> Range | Choice:
+def _given(
+    file: SweepFile, fixed: Sequence[str], key: str, override: Any, values: Sequence[str]
+) -> Range | Choice:
     """Return the space of a setting that the sweep's file states."""
     value = override.value()
     if isinstance(value, IntervalSweep):

@@ -30,11 +30,22 @@ _LEASE_S = 60.0
 # A traceback ends in the place and the error.
 _LOG_LINES = 3
 _HEADS = ("cell", "method", "seed", "state", "epochs", "img/s", "left", "job", "")
-_NEED_A_LOOK = ("failed", "lost", "cancelled", "preempted", "damaged", "interrupted", "diverged", "running")
+_NEED_A_LOOK = (
+    "failed",
+    "lost",
+    "cancelled",
+    "preempted",
+    "damaged",
+    "interrupted",
+    "diverged",
+    "running",
+)
 
 
 def ends(stages: Collection[str]) -> tuple[str, ...]:
-    """List the states in which a cell has come through the stages; "tuned" is no end where it is to be tested."""
+    """List the states in which a cell has come through the stages; "tuned" is no end where it
+    is to be tested.
+    """
     return ("done", "diverged") if "final" in stages else FINISHED
 
 
@@ -46,9 +57,10 @@ class CellStatus:
         cell_id: The folder's name.
         label: The method's display name.
         seed: The cell's seed.
-        state: "done", "diverged", "tuned" (has the score that its tuning chooses by), "running", "queued", "failed",
-            "cancelled", "preempted" (its job was cancelled to make room for others), "lost" (a job that is gone, nobody
-            knows why), "interrupted", "pending" or "damaged" (a file of it cannot be read).
+        state: "done", "diverged", "tuned" (has the score that its tuning chooses by), "running",
+            "queued", "failed", "cancelled", "preempted" (its job was cancelled to make room for
+            others), "lost" (a job that is gone, nobody knows why), "interrupted", "pending" or
+            "damaged" (a file of it cannot be read).
         epochs_done: Epochs trained.
         epochs: Epochs in all.
         img_per_s: Speed, while it trains.
@@ -85,10 +97,11 @@ class Job:
 
     Attributes:
         name: The scheduler's id of it.
-        state: The scheduler's word, such as "PENDING"; None if the job is unknown to it; "?" if it did not answer.
+        state: The scheduler's word, such as "PENDING"; None if the job is unknown to it; "?" if it
+            did not answer.
         reason: Why it waits.
-        queued: All of the cell's jobs that are in the queue or run, and their states: one for each stage that has its
-            own, and others where it was submitted more than once.
+        queued: All of the cell's jobs that are in the queue or run, and their states: one for each
+            stage that has its own, and others where it was submitted more than once.
         chain: The jobs that were submitted last, one for each stage that has its own.
     """
 
@@ -106,10 +119,11 @@ class Job:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a sweep's folder, which one process at a time may plan or submit; wait for another that holds it.
+    """Hold a sweep's folder, which one process at a time may plan or submit; wait for another that
+    holds it.
 
-    The lock is an attempt, as in a run directory. One whose process is dead or silent does not count, so that a kill
-    leaves no lock behind.
+    The lock is an attempt, as in a run directory. One whose process is dead or silent does not
+    count, so that a kill leaves no lock behind.
     """
     attempt = claim(folder / "jobs", _LEASE_S)
     assert attempt is not None  # there is no record that would end it
@@ -141,7 +155,8 @@ def write_plan(sweep: Sweep, folder: Path) -> None:
     """Add the sweep's cells to those that its folder already plans (say, of other seeds)."""
     path = folder / "sweep.json"
     with locked(folder):
-        # Under the lock, because two commands that read the same plan would each leave out the other's cells.
+        # Under the lock, because two commands that read the same plan would each leave out the
+        # other's cells.
         cells = read_plan(folder) if path.exists() else []
         known = {cell["id"] for cell in cells}
         cells += [plan_of(cell) for cell in sweep.cells if cell.id not in known]
@@ -149,7 +164,9 @@ def write_plan(sweep: Sweep, folder: Path) -> None:
 
 
 def plan_of(cell: Cell) -> CellPlan:
-    """Make what `sweep.json` says of a cell: enough to know it in a list, and its place in a report's tables."""
+    """Make what `sweep.json` says of a cell: enough to know it in a list, and its place in a
+    report's tables.
+    """
     return CellPlan(
         id=cell.id,
         label=cell.label,
@@ -174,7 +191,10 @@ def read_plan(folder: Path) -> list[CellPlan]:
 
 
 def sweep_status(folder: Path, jobs: Mapping[str, Job] | None = None) -> list[CellStatus]:
-    """Tell the state of every cell that a sweep plans, in its order; `jobs` maps ids of cells to their jobs."""
+    """Tell the state of every cell that a sweep plans, in its order.
+
+    `jobs` maps ids of cells to their jobs.
+    """
     found = []
     for cell in read_plan(folder):
         job = jobs.get(cell["id"]) if jobs else None
@@ -216,7 +236,9 @@ def _names_in(directory: Path) -> Sequence[str]:
         return ()
 
 
-def _state(directory: Path, files: Sequence[str], attempt: dict[str, Any] | None, job: Job | None) -> tuple[str, str]:
+def _state(
+    directory: Path, files: Sequence[str], attempt: dict[str, Any] | None, job: Job | None
+) -> tuple[str, str]:
     """Tell state and detail of a cell by what its directory holds, its last attempt and its job."""
     progress = attempt["progress"] if attempt else {}
     detail = progress.get("detail", "")
@@ -250,7 +272,9 @@ def _state(directory: Path, files: Sequence[str], attempt: dict[str, Any] | None
 
 
 def _state_of_job(directory: Path, job: Job) -> tuple[str, str] | None:
-    """Tell state and detail of a cell whose job is in the queue, or has left a note of its end; None otherwise."""
+    """Tell state and detail of a cell whose job is in the queue, or has left a note of its end;
+    None otherwise.
+    """
     if job.state == "RUNNING":
         return "running", "its job has begun"
     if job.is_in_queue:
@@ -260,7 +284,10 @@ def _state_of_job(directory: Path, job: Job) -> tuple[str, str] | None:
 
 
 def _how_it_ended(directory: Path, job: Job) -> tuple[str, str] | None:
-    """Tell state and reason of a cell whose job has left a note beside its logs; see `regbench.slurm.job.SlurmJob`."""
+    """Tell state and reason of a cell whose job has left a note beside its logs.
+
+    See `regbench.slurm.job.SlurmJob`.
+    """
     logs = directory.parent / "jobs" / "logs"
     # The jobs of later stages say most: they ran last.
     for name in reversed(job.chain or (job.name,)):
@@ -270,7 +297,11 @@ def _how_it_ended(directory: Path, job: Job) -> tuple[str, str] | None:
         if error.exists():
             return "failed", error.read_text(errors="replace")
         if job.state is None and (logs / f"{name}_missed").exists():
-            return "failed", f"job {name} did not come to run regbench: {_last_words(log_file(directory, name))}"
+            return (
+                "failed",
+                f"job {name} did not come to "
+                f"run regbench: {_last_words(log_file(directory, name))}",
+            )
     return None
 
 
@@ -290,7 +321,9 @@ def failure(status: CellStatus) -> str:
 
 
 def log_file(directory: Path, job: str = "") -> Path | None:
-    """Find the newest log of a run directory, or of a scheduler's job: its errors where there are any."""
+    """Find the newest log of a run directory, or of a scheduler's job: its errors where there
+    are any.
+    """
     folder = directory.parent / "jobs" / "logs" if job else directory / "logs"
     found = folder.glob(f"{job}_*_log.*" if job else "*_log.*")
     logs = [path for path in found if path.is_file() and path.stat().st_size]
@@ -304,7 +337,10 @@ def log_file(directory: Path, job: str = "") -> Path | None:
 
 
 def unfinished(statuses: Sequence[CellStatus], sweep: str, stages: Collection[str]) -> str:
-    """Say in one line which cells have not come through the stages, and what to do; empty if all have."""
+    """Say in one line which cells have not come through the stages, and what to do.
+
+    Empty if all have.
+    """
     missing = [status for status in statuses if status.state not in ends(stages)]
     if not missing:
         return ""
@@ -324,14 +360,19 @@ def counts(statuses: Sequence[CellStatus]) -> str:
 
 
 def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) -> str:
-    """Lay out how cells stand; of more than a hundred only those that need a look, without `everything`."""
+    """Lay out how cells stand.
+
+    Of more than a hundred only those that need a look, without `everything`.
+    """
     shown = statuses
     if len(statuses) > 100 and not everything:
         # A screen holds no thousand rows, and cells that wait or are done need nobody.
         shown = [status for status in statuses if status.state in _NEED_A_LOOK][:100]
     rows = []
     for status in shown:
-        logs = log_file(status.directory, status.job) if status.state in ("failed", "lost") else None
+        logs = (
+            log_file(status.directory, status.job) if status.state in ("failed", "lost") else None
+        )
         rows.append(
             {
                 "cell": status.cell_id,
@@ -346,7 +387,9 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
             }
         )
     # Columns that are empty throughout are left out, but not those that every status has.
-    heads = [head for head in _HEADS if head in ("cell", "state", "") or any(map(itemgetter(head), rows))]
+    heads = [
+        head for head in _HEADS if head in ("cell", "state", "") or any(map(itemgetter(head), rows))
+    ]
     table = tabulate(map(itemgetter(*heads), rows), heads, disable_numparse=True)
     hidden = len(statuses) - len(shown)
     more = f"; {hidden} not listed (--all)" if hidden else ""

@@ -1,9 +1,11 @@
-"""The tuning protocol: every method's hyperparameters are chosen on one split, and the test split is opened once.
+"""The tuning protocol: every method's hyperparameters are chosen on one split, and the test split
+is opened once.
 
-The paper's appendix, "Hyperparameters for experiments on IN20 %": pretrain each point of a grid, score it by weighted
-kNN on the tuning split (`evaluation.select_by` adds linear probing), keep the best point of each method and setting,
-choose its probe's learning rate on the tuning split, score it on the test split. The state lies in files of the sweep's
-folder, so that the same call goes on wherever an earlier one was stopped:
+The paper's appendix, "Hyperparameters for experiments on IN20 %": pretrain each point of a grid,
+score it by weighted kNN on the tuning split (`evaluation.select_by` adds linear probing), keep the
+best point of each method and setting, choose its probe's learning rate on the tuning split, score
+it on the test split. The state lies in files of the sweep's folder, so that the same call goes on
+wherever an earlier one was stopped:
 
 - `tune.json`: what is compared; it closes the test split for all cells of the folder.
 - `search.json`: what a search in place of the grid has tried so far.
@@ -58,12 +60,14 @@ def tune(
         proposed: The cells to try first.
         propose_next: Gives the cells to try next: a search gives more each time.
         run: Runs stages of each cell; False if Slurm goes on with that.
-        final_seeds: Seeds of the final runs; empty: those of the grid; None: what the sweep's file says.
+        final_seeds: Seeds of the final runs; empty: those of the grid; None: what the sweep's file
+            says.
         leading: See `final_cells`.
         unequal: See `begin`.
 
     Returns:
-        The cells that are left to score on the test split; None if there is no choice yet, as `run` gave False.
+        The cells that are left to score on the test split; None if there is no choice yet, as `run`
+        gave False.
 
     Raises:
         RegbenchError: If the tuning is refused.
@@ -71,12 +75,20 @@ def tune(
     sweep, complete, search, repeats = proposed
     seeds = sweep.final_seeds if final_seeds is None else final_seeds
     folder = Path(sweep.runtime.runs_dir) / sweep.name
-    if search is None:  # what a search tries follows from its scores, some of which may be gone once it has chosen
+    if (
+        search is None
+    ):  # what a search tries follows from its scores, some of which may be gone once it has chosen
         _refuse_more(sweep.cells, folder)
     while not (folder / TUNING_CHOICE).exists():
         # The plan of a search gives all methods equally much.
         # Each time, because the file closes the test split, and has to name a cell before it runs.
-        begin(sweep.cells, folder, Path(sweep.runtime.data_dir), search, unequal=unequal or search is not None)
+        begin(
+            sweep.cells,
+            folder,
+            Path(sweep.runtime.data_dir),
+            search,
+            unequal=unequal or search is not None,
+        )
         # A search that is complete has ended; a grid is complete from the start.
         if (search is None or not complete) and not run(sweep, ("pretrain", "tune")):
             return None
@@ -88,19 +100,27 @@ def tune(
     clusters = {}
     for cell, cluster in zip(sweep.cells, sweep.clusters, strict=True):
         clusters[configuration_id(cell.plain())] = cluster
-    places = tuple(clusters.get(configuration_id(cell.plain()), sweep.clusters[0]) for cell in cells)
+    places = tuple(
+        clusters.get(configuration_id(cell.plain()), sweep.clusters[0]) for cell in cells
+    )
     return replace(sweep, cells=tuple(cells), clusters=places)
 
 
 def refuse_tuning(sweep: Sweep) -> None:
-    """Refuse to run the folder of a tuning as a sweep, whose cells would get no score on the test split."""
+    """Refuse to run the folder of a tuning as a sweep, whose cells would get no score on the
+    test split.
+    """
     folder = Path(sweep.runtime.runs_dir) / sweep.name
     if (folder / COMPARED).exists():
-        raise RegbenchError(f"{folder} is of a tuning; go on with: regbench tune, or give the sweep another name")
+        raise RegbenchError(
+            f"{folder} is of a tuning; go on with: regbench tune, or give the sweep another name"
+        )
 
 
 def refuse_seeds(seeds: Sequence[int], cell: Cell, repeats: int = 1) -> None:
-    """Refuse seeds of final runs before the tuning begins: what `cell` cannot have in all repeats, or has twice."""
+    """Refuse seeds of final runs before the tuning begins: what `cell` cannot have in all
+    repeats, or has twice.
+    """
     number = Counter(seeds)
     for seed in seeds:
         replace(cell, seed=seed_in(repeats - 1, seed))  # refuses what is no seed
@@ -117,12 +137,19 @@ def repeated(grid: Sweep, repeats: int) -> Sweep:
 
 
 def begin(
-    cells: Sequence[Cell], folder: Path, data_dir: Path, search: Mapping[str, Any] | None = None, *, unequal: bool
+    cells: Sequence[Cell],
+    folder: Path,
+    data_dir: Path,
+    search: Mapping[str, Any] | None = None,
+    *,
+    unequal: bool,
 ) -> None:
-    """Write down what is compared and a search has tried, before anything runs; `unequal` lets methods' budgets differ.
+    """Write down what is compared and a search has tried, before anything runs; `unequal` lets
+    methods' budgets differ.
 
     Raises:
-        RegbenchError: If budgets differ, there is no split to choose on, or the folder holds another sweep.
+        RegbenchError: If budgets differ, there is no split to choose on, or the folder holds
+            another sweep.
     """
     _refuse_incomparable(cells, data_dir, unequal=unequal)
     _refuse_more(cells, folder)
@@ -147,17 +174,21 @@ def _refuse_incomparable(cells: Sequence[Cell], data_dir: Path, *, unequal: bool
     # Splits are read from files: once for each data set.
     one_each = {(cell.dataset.name, cell.evaluation.select_on): cell for cell in cells}
     for cell in one_each.values():
-        if not selection_splits(cell.evaluation, Task(cell.dataset, cell.evaluation.select_on, data_dir)):
+        if not selection_splits(
+            cell.evaluation, Task(cell.dataset, cell.evaluation.select_on, data_dir)
+        ):
             raise RegbenchError(
-                f"data set {cell.dataset.name!r} has no tuning split to choose on; the paper's second variant, whose "
-                "scores are optimistic, chooses on the test split: evaluation.select_on=test"
+                f"data set {cell.dataset.name!r} has no tuning split to choose on; the paper's "
+                "second variant, whose scores are optimistic, chooses on the test split: "
+                "evaluation.select_on=test"
             )
     budgets = {name: len(configurations) for name, configurations in grouped(cells, {}).items()}
     if len(set(budgets.values())) > 1 and not unequal:
         listed = ", ".join(f"{name} {number}" for name, number in budgets.items())
         raise RegbenchError(
-            "the methods have different numbers of configurations to choose from, which is not a fair comparison: "
-            f"{listed}; give all the same, or say --unequal-budgets, which the report will show"
+            "the methods have different numbers of configurations to choose from, which is not a "
+            f"fair comparison: {listed}; give all the same, or say --unequal-budgets, which the "
+            "report will show"
         )
     for name in ("select_on", "select_by"):
         values = {getattr(cell.evaluation, name) for cell in cells}
@@ -166,14 +197,17 @@ def _refuse_incomparable(cells: Sequence[Cell], data_dir: Path, *, unequal: bool
 
 
 def _refuse_tested(folder: Path) -> None:
-    """Refuse to choose where the test split was opened before, as it is once a choice that was made is removed."""
+    """Refuse to choose where the test split was opened before, as it is once a choice that was
+    made is removed.
+    """
     for path in folder.glob("*/record.json"):
         record = read_record(path.parent)
         splits = {score.split for score in record.scores} if record is not None else set()
         # Final records follow their choice, which another process may just have made.
         if "test" in splits and not (folder / TUNING_CHOICE).exists():
             raise RegbenchError(
-                f"{folder} holds runs that were scored on the test split already; choose another name for the tuning"
+                f"{folder} holds runs that were scored on the test split already; choose another "
+                "name for the tuning"
             )
 
 
@@ -184,18 +218,21 @@ def _refuse_more(cells: Sequence[Cell], folder: Path) -> None:
     asked = {cell.id for cell in cells}
     if not asked <= set(compared_ids(folder)):
         raise RegbenchError(
-            f"{folder} has made its choice among other cells; a tuning with more of them needs another name"
+            f"{folder} has made its choice among other cells; a tuning with more of them needs "
+            "another name"
         )
 
 
 def how_chosen(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:
-    """Tell how a cell's hyperparameters were chosen, and keep the test split closed to a cell that was not.
+    """Tell how a cell's hyperparameters were chosen, and keep the test split closed to a cell that
+    was not.
 
     Returns:
         What its record says: `benchmark.rundir.choice.GIVEN` outside a tuning.
 
     Raises:
-        RegbenchError: If it belongs to a tuning that has not chosen it, and `final` scores are asked for.
+        RegbenchError: If it belongs to a tuning that has not chosen it, and `final` scores are
+            asked for.
     """
     folder = directory.absolute().parent
     found = dict(GIVEN)
@@ -206,34 +243,40 @@ def how_chosen(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:
         found["search"] = cell.seed // APART
     chosen = choice.find(configuration_id(cell.plain()), cell.seed) if choice else None
     if choice is not None and chosen is not None:
-        found |= {name: getattr(choice, name) for name in ("selected_on", "score", "budget", "sha256")}
+        found |= {
+            name: getattr(choice, name) for name in ("selected_on", "score", "budget", "sha256")
+        }
         found["record"] = f"{folder.name}/{TUNING_CHOICE}"  # as the folder of runs may lie anywhere
         found["edges"] = chosen.edges
         return found
     if final and cell.is_method:  # a baseline has nothing to choose
         what = "has not chosen yet" if choice is None else "chose other hyperparameters"
         raise RegbenchError(
-            f"{directory}: the tuning {folder.name} {what}, so this cell gets no score on the test split; "
-            f"see: regbench tune {folder.name}"
+            f"{directory}: the tuning {folder.name} {what}, so this cell gets no score on the test "
+            f"split; see: regbench tune {folder.name}"
         )
     return found
 
 
 def final_cells(
-    choice: TuningChoice, folder: Path, tried: Sequence[Cell], seeds: Sequence[int], leading: int | None
+    choice: TuningChoice,
+    folder: Path,
+    tried: Sequence[Cell],
+    seeds: Sequence[int],
+    leading: int | None,
 ) -> list[Cell]:
     """List the cells that are scored on the test split: each choice with its seeds.
 
-    The searches of a repeated tuning have no final seed in common: what a seed gives to a method would otherwise count
-    in each search as if it were new.
+    The searches of a repeated tuning have no final seed in common: what a seed gives to a method
+    would otherwise count in each search as if it were new.
 
     Args:
         choice: Choice that `choose` made.
         folder: `<runs_dir>/<sweep>`.
         tried: Cells that it chose among; the baselines among them are scored, too.
         seeds: Seeds of the final runs; empty: those of the grid.
-        leading: Number of the best choices that get all seeds, by their score on the tuning split in each search; the
-            others get the grid's. None: all.
+        leading: Number of the best choices that get all seeds, by their score on the tuning split
+            in each search; the others get the grid's. None: all.
 
     Raises:
         RegbenchError: If the run directory of a choice is not there.
@@ -245,8 +288,8 @@ def final_cells(
         config = folder / entry.chosen / "config.yaml"
         if not config.exists():
             raise RegbenchError(
-                f"{config.parent}, which {TUNING_CHOICE} chose for {entry.label}, is not there; put it back, or tune "
-                "under another name"
+                f"{config.parent}, which {TUNING_CHOICE} chose for {entry.label}, is not there; "
+                "put it back, or tune under another name"
             )
         chosen = load_cell(config)
         own_seeds = [seed_in(entry.search or 0, seed) for seed in seeds]

@@ -25,7 +25,8 @@ from regbench.datasets.sources import fashion_mnist
 from regbench.processes import hold_blas
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Begun in the background by a shell, which lets its children ignore Ctrl-C; theirs, in the tests, must not.
+    # Begun in the background by a shell, which lets its children ignore Ctrl-C; theirs, in the
+    # tests, must not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each of them
@@ -37,13 +38,21 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     """Name the tests that are left out or skipped here: a line each, with the remedy."""
     browsers = ("chromium", "chromium-browser", "google-chrome")
     needs: list[tuple[str, object, str]] = [
-        ("the report's page in a browser", any(map(shutil.which, browsers)), "apt-get install chromium"),
+        (
+            "the report's page in a browser",
+            any(map(shutil.which, browsers)),
+            "apt-get install chromium",
+        ),
         (
             "sweeps on a real Slurm (make test-slurm)",
             shutil.which("slurmctld"),
             "apt-get install slurmctld slurmd slurm-client munge",
         ),
-        ("tables set by LaTeX (make test-all)", shutil.which("pdflatex"), "apt-get install texlive-latex-recommended"),
+        (
+            "tables set by LaTeX (make test-all)",
+            shutil.which("pdflatex"),
+            "apt-get install texlive-latex-recommended",
+        ),
         (
             "Fashion-MNIST as Debian has it",
             fashion_mnist.DEBIAN_FOLDER.is_dir(),
@@ -54,10 +63,20 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
             importlib.util.find_spec("tensorboard"),
             "pip install 'regbench[tensorboard]', as make test does",
         ),
-        ("FFCV's loader", importlib.util.find_spec("ffcv"), "make clean install, which says why it fails"),
-        ("a machine without a GPU", not torch.cuda.is_available(), "CUDA_VISIBLE_DEVICES= make test"),
+        (
+            "FFCV's loader",
+            importlib.util.find_spec("ffcv"),
+            "make clean install, which says why it fails",
+        ),
+        (
+            "a machine without a GPU",
+            not torch.cuda.is_available(),
+            "CUDA_VISIBLE_DEVICES= make test",
+        ),
     ]
-    lines = [f"skipped here: {what}; to get it: {remedy}" for what, here, remedy in needs if not here]
+    lines = [
+        f"skipped here: {what}; to get it: {remedy}" for what, here, remedy in needs if not here
+    ]
     for mark, target in (
         ("slow", "make test-all"),
         ("exhaustive", "make test-all"),
@@ -105,7 +124,9 @@ def stripes(label: int, number: int) -> Image.Image:
 
 @pytest.fixture
 def lost_replies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network file system that makes each link, loses the reply, is asked again and finds the link there."""
+    """A network file system that makes each link, loses the reply, is asked again and finds the
+    link there.
+    """
     link = os.link
 
     def linked(source: Path, target: Path) -> None:
@@ -130,7 +151,10 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_data_dir(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data folder with "tiny" in it: 40 images a class to train, 12 to tune, 10 to test; tests only read here."""
+    """The data folder with "tiny" in it: 40 images a class to train, 12 to tune, 10 to test.
+
+    Tests only read here.
+    """
     data_dir = tmp_path_factory.mktemp("tiny_data")
     prepare(load_run(TINY)[0].dataset, data_dir, source_dir=tiny_source, progress=False)
     return data_dir
@@ -160,13 +184,18 @@ def shared(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
 
 @pytest.fixture
 def tiny(tiny_data_dir: Path, tmp_path: Path) -> list[str]:
-    """Overrides for a run on it, with run directories in `tmp_path / "runs"`; one thread, as two runs must agree."""
+    """Overrides for a run on it, with run directories in `tmp_path / "runs"`.
+
+    One thread, as two runs must agree.
+    """
     return [*TINY, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"]
 
 
 @pytest.fixture
 def claimed() -> Iterator[Callable[[Path], Attempt]]:
-    """Begins the next attempt at a run directory, as a process does that comes after the end of the one before."""
+    """Begins the next attempt at a run directory, as a process does that comes after the end of
+    the one before.
+    """
     last: dict[Path, Attempt] = {}
 
     def begin(directory: Path) -> Attempt:

@@ -1,4 +1,6 @@
-"""Damage to files, drawn from a seed: what a bad disk, an editor or another program leaves behind."""
+"""Damage to files, drawn from a seed: what a bad disk, an editor or another program leaves
+behind.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,48 @@ import yaml
 
 _DEEP, _SELF = "@deep@", "@self@"
 _OTHERS: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 0.5, -1e308, 2**31, 2**63, 2**64, 10**30, 10**400, math.nan, math.inf),
-    *("", "x", "0", "None", "../..", "a/b", "\0", "\ud800", "'", "{}", "${seed}", "${oc.env:HOME}", "%s", "x" * 300),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        0.5,
+        -1e308,
+        2**31,
+        2**63,
+        2**64,
+        10**30,
+        10**400,
+        math.nan,
+        math.inf,
+    ),
+    *(
+        "",
+        "x",
+        "0",
+        "None",
+        "../..",
+        "a/b",
+        "\0",
+        "\ud800",
+        "'",
+        "{}",
+        "${seed}",
+        "${oc.env:HOME}",
+        "%s",
+        "x" * 300,
+    ),
     *([], {}, [[]], [None], ["x"], {"x": 1}, {"": {}}, _DEEP, _SELF),
 )
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
     """Other bytes than `data`, JSON or YAML text; one or several things are wrong with them."""
-    while (changed := rng.choice((_bytes, _bytes, _content, _content, _content))(data, rng)) == data:
+    while (
+        changed := rng.choice((_bytes, _bytes, _content, _content, _content))(data, rng)
+    ) == data:
         pass
     return changed
 
@@ -41,7 +76,14 @@ def _bytes(data: bytes, rng: random.Random) -> bytes:
         data[:at] + data[at + length :],
         data[:at] + data[at : at + length] + data[at:],
         data[:at] + bytes(length) + data[at + length :],
-        rng.choice((data.decode(errors="replace").encode("utf-16"), b"\xef\xbb\xbf" + data, data * 2, b"\xff" + data)),
+        rng.choice(
+            (
+                data.decode(errors="replace").encode("utf-16"),
+                b"\xef\xbb\xbf" + data,
+                data * 2,
+                b"\xff" + data,
+            )
+        ),
     )[kind - 3]
 
 
@@ -67,8 +109,14 @@ def _content(data: bytes, rng: random.Random) -> bytes:
     if data.lstrip()[:1] in (b"{", b"["):
         text = json.dumps(content[0]).replace(f'"{_SELF}"', '{"x": 0, "x": []}')
     else:
-        text = yaml.safe_dump(content[0], sort_keys=False).replace(f"'{_SELF}'", rng.choice(("&a [*a]", "&a {a: *a}")))
-    return text.replace(f'"{_DEEP}"', "[" * deep + "]" * deep).replace(f"'{_DEEP}'", "[" * deep + "]" * deep).encode()
+        text = yaml.safe_dump(content[0], sort_keys=False).replace(
+            f"'{_SELF}'", rng.choice(("&a [*a]", "&a {a: *a}"))
+        )
+    return (
+        text.replace(f'"{_DEEP}"', "[" * deep + "]" * deep)
+        .replace(f"'{_DEEP}'", "[" * deep + "]" * deep)
+        .encode()
+    )
 
 
 def _places(content: Any) -> Iterator[tuple[Any, Any]]:
@@ -101,6 +149,8 @@ def damaged_lines(answer: bytes, rng: random.Random) -> bytes:
     return (
         answer.replace(b"|", rng.choice((b" ", b"||", b"")), rng.randrange(1, 4)),
         b"slurm_load_jobs error: Unable to contact slurm controller\n" + answer,
-        answer[:at] + rng.choice((b"\n", b"\xff\xfe", b"\0", b"|", b"\r\n", b"x" * 9999)) + answer[at:],
+        answer[:at]
+        + rng.choice((b"\n", b"\xff\xfe", b"\0", b"|", b"\r\n", b"x" * 9999))
+        + answer[at:],
         answer.lower(),
     )[kind - 2]

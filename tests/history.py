@@ -10,11 +10,15 @@ from regbench.benchmark.rundir.record import Record
 
 def untimed(record: Record) -> list[dict[str, Any]]:
     """The rows without seconds and milliseconds, in which no two runs agree."""
-    return [{k: v for k, v in row.items() if not k.endswith(("_s", "_ms"))} for row in record.history]
+    return [
+        {k: v for k, v in row.items() if not k.endswith(("_s", "_ms"))} for row in record.history
+    ]
 
 
 def all_digits(record: Record) -> list[dict[str, Any]]:
-    """The rows as the last checkpoint holds them: the file of the history has six digits of each number."""
+    """The rows as the last checkpoint holds them: the file of the history has six digits of
+    each number.
+    """
     loaded = load_checkpoint(record.path.parent)
     assert loaded is not None
     rows: list[dict[str, Any]] = loaded[0]["progress"]["history"]

@@ -28,7 +28,12 @@ def _free_port() -> int:
 
 def as_one_process(patch: pytest.MonkeyPatch) -> None:
     """Set the environment that torchrun gives a single process."""
-    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}.items():
+    for name, value in {
+        "RANK": 0,
+        "WORLD_SIZE": 1,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": _free_port(),
+    }.items():
         patch.setenv(name, str(value))
 
 
@@ -39,16 +44,27 @@ def launch(size: int, code: str, *arguments: str) -> list[subprocess.CompletedPr
     for rank in range(size):
         ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
         environment = {**os.environ, **{name: str(value) for name, value in ranks.items()}}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        environment |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+        }
         command = [sys.executable, "-W", "error::FutureWarning:regbench", "-c", code, *arguments]
         processes.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
         )
     try:
         with ThreadPoolExecutor(size) as pool:  # what all of them say is read all the time
-            said = list(pool.map(lambda process: process.communicate(timeout=PATIENCE_S), processes))
+            said = list(
+                pool.map(lambda process: process.communicate(timeout=PATIENCE_S), processes)
+            )
         ended = zip(processes, said, strict=True)
-        return [subprocess.CompletedProcess(process.args, process.returncode, *text) for process, text in ended]
+        return [
+            subprocess.CompletedProcess(process.args, process.returncode, *text)
+            for process, text in ended
+        ]
     finally:
         for process in processes:
             process.kill()

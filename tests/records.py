@@ -48,22 +48,45 @@ def ranked(cell_id: str, value: float | None = 70.0, **hyperparameters: Any) -> 
     """Make a configuration in the ranking of a tuning."""
     status = "tuned" if value is not None else "diverged"
     return RankedConfiguration(
-        cell_id=cell_id, configuration=cell_id, epochs=3, value=value, status=status, hyperparameters=hyperparameters
+        cell_id=cell_id,
+        configuration=cell_id,
+        epochs=3,
+        value=value,
+        status=status,
+        hyperparameters=hyperparameters,
     )
 
 
 def chosen(label: str, *ranking: RankedConfiguration, **changes: Any) -> ChosenConfiguration:
     """Make what a tuning chose for a method: the first of its ranking."""
-    setting = {"dataset": "fashion_mnist", "backbone": "resnet_tiny", **{"embedding_dim": 512, "batch_size": 256}}
+    setting = {
+        "dataset": "fashion_mnist",
+        "backbone": "resnet_tiny",
+        **{"embedding_dim": 512, "batch_size": 256},
+    }
     first = ranking[0].cell_id
-    fields = {"chosen": first, "configuration": first, "setting": setting | {"epochs": 3}, "edges": {}} | changes
-    return ChosenConfiguration(label=label, method=label.lower(), ranking=ranking, images=0, **fields)
+    fields = {
+        "chosen": first,
+        "configuration": first,
+        "setting": setting | {"epochs": 3},
+        "edges": {},
+    } | changes
+    return ChosenConfiguration(
+        label=label, method=label.lower(), ranking=ranking, images=0, **fields
+    )
 
 
 def tuning_choice(folder: Path, *choices: ChosenConfiguration) -> str:
     """Write what a tuning chose into its folder; return the digest."""
     budget = max((len(entry.ranking) for entry in choices), default=0)
-    how: dict[str, Any] = {"selected_on": "tuning", "score": "knn_top1", "budget": budget, "seeds": (0,)}
+    how: dict[str, Any] = {
+        "selected_on": "tuning",
+        "score": "knn_top1",
+        "budget": budget,
+        "seeds": (0,),
+    }
     path = folder / TUNING_CHOICE
-    path.write_text(TuningChoice(choices=choices, created="2026-11-22T05:30:00+00:00", **how).text())
+    path.write_text(
+        TuningChoice(choices=choices, created="2026-11-22T05:30:00+00:00", **how).text()
+    )
     return TuningChoice.read(path).sha256

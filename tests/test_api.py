@@ -21,7 +21,9 @@ SHORT: dict[str, Any] = {"method": "vicreg", "epochs": 0, "evaluation": {"protoc
 
 def test_the_package_is_quick_to_import() -> None:
     program = "import sys, regbench; assert callable(regbench.train); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert not {"torch", "pandas", "pydantic", "hydra"} & set(done.stdout.split())
 
 
@@ -37,7 +39,10 @@ def test_train_returns_the_record_and_does_not_train_twice(tiny: list[str], tmp_
     record = regbench.train(tiny, name="mine", **SHORT)
     assert record is not None
     assert record.path.parent == tmp_path / "runs" / "mine" / record.cell_id
-    assert record.cell_id == load_run([*tiny, "method=vicreg", "epochs=0", "evaluation.protocols=[knn]"])[0].id
+    assert (
+        record.cell_id
+        == load_run([*tiny, "method=vicreg", "epochs=0", "evaluation.protocols=[knn]"])[0].id
+    )
     assert record.score("knn_top1", "test") is not None
     written_ns = record.path.stat().st_mtime_ns
     own = [override for override in tiny if override.startswith("runtime.")]
@@ -68,16 +73,23 @@ def test_train_works_beside_the_main_thread(tiny: list[str]) -> None:
 @pytest.mark.slow
 def test_sweep_works_beside_the_main_thread(tiny: list[str]) -> None:
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(regbench.sweep("mine", tiny, cells="seed=0", **SHORT)))
+    thread = threading.Thread(
+        target=lambda: found.append(regbench.sweep("mine", tiny, cells="seed=0", **SHORT))
+    )
     thread.start()
     thread.join()
     assert set(found[0]["status"]) == {"done"}
 
 
-def test_keywords_are_settings_as_if_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keywords_are_settings_as_if_written_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Any] = []
     monkeypatch.setattr("regbench.datasets.prepare.prepare_all", lambda *_: None)
-    monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda cell, runtime, *_, **__: seen.append((cell, runtime)))
+    monkeypatch.setattr(
+        "regbench.benchmark.run.run_cell",
+        lambda cell, runtime, *_, **__: seen.append((cell, runtime)),
+    )
     odd = tmp_path / "it's \\ \\' here, (and) = there\\"
     regbench.train(
         "optimizer.base_lr=0.5 method=vicreg method.eps=0.1 seed=3",
@@ -107,7 +119,10 @@ def test_keywords_are_settings_as_if_written_last(tmp_path: Path, monkeypatch: p
         (lambda: regbench.train("epochs='1"), "quotation mark is not closed"),
         (lambda: regbench.train(name="../x"), "must be a name of 1 to 100 letters"),
         (lambda: regbench.sweep("quikstart"), "no sweep named 'quikstart'"),
-        (lambda: regbench.sweep("a/b", cells=["method=vicreg"]), "must be a name of 1 to 100 letters"),
+        (
+            lambda: regbench.sweep("a/b", cells=["method=vicreg"]),
+            "must be a name of 1 to 100 letters",
+        ),
         (lambda: regbench.sweep("none", cells=[]), "has no cells"),
         (lambda: regbench.tune("quikstart"), "no sweep named 'quikstart'"),
         (lambda: regbench.report(), "what shall be reported"),
@@ -163,12 +178,19 @@ def test_the_folder_of_a_tuning_is_no_sweep(tiny: list[str], tmp_path: Path) -> 
         regbench.sweep("tuned", tiny, cells=["method=vicreg"], **SHORT)
 
 
-def test_a_sweep_says_which_cells_did_not_end(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_says_which_cells_did_not_end(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(grid: Sweep, stages: Sequence[str], announce: None) -> list[CellStatus]:
-        return [cell_status(Path(grid.runtime.runs_dir) / "none" / cell.id, plan_of(cell)) for cell in grid.cells]
+        return [
+            cell_status(Path(grid.runtime.runs_dir) / "none" / cell.id, plan_of(cell))
+            for cell in grid.cells
+        ]
 
     monkeypatch.setattr("regbench.sweeps.local.run_sweep", fails)
-    with pytest.raises(RegbenchError, match="1 of 1 cells are not finished: untrained seed 0 pending"):
+    with pytest.raises(
+        RegbenchError, match="1 of 1 cells are not finished: untrained seed 0 pending"
+    ):
         regbench.sweep("none", tiny, cells=["method=vicreg"], **SHORT)
 
 
@@ -184,6 +206,8 @@ def test_a_report_of_a_single_run(tiny: list[str], tmp_path: Path) -> None:
 
 
 def test_an_audit_gives_what_the_command_prints() -> None:
-    (found,) = regbench.audit.audit("tests/instruments/audited.py:simclr", claims="simclr", probes=["state"])
+    (found,) = regbench.audit.audit(
+        "tests/instruments/audited.py:simclr", claims="simclr", probes=["state"]
+    )
     assert (found.probes, found.findings) == (("state",), ())
     assert found.command == "regbench audit 'tests/instruments/audited.py:simclr' --claims 'simclr'"

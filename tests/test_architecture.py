@@ -1,4 +1,6 @@
-"""Imports run one way, in the order of folders that ARCHITECTURE.md states, and never in a circle."""
+"""Imports run one way, in the order of folders that ARCHITECTURE.md states, and never in a
+circle.
+"""
 
 import ast
 import re
@@ -14,7 +16,9 @@ PACKAGE = ROOT / "src" / "regbench"
 def order() -> list[str]:
     """Read the order of the folders from ARCHITECTURE.md."""
     found = re.search(
-        r"^A folder imports from those before it alone: (.*?)\.$", (ROOT / "ARCHITECTURE.md").read_text(), re.M
+        r"^A folder imports from those before it alone: (.*?)\.$",
+        (ROOT / "ARCHITECTURE.md").read_text(),
+        re.M,
     )
     assert found is not None
     return re.findall(r"`(\w+)", found[1])
@@ -22,23 +26,31 @@ def order() -> list[str]:
 
 def modules() -> dict[str, Path]:
     """Map the name of each module of the package to its file."""
-    folders = [path.resolve() if path.is_symlink() else path for path in PACKAGE.iterdir() if path.is_dir()]
+    folders = [
+        path.resolve() if path.is_symlink() else path for path in PACKAGE.iterdir() if path.is_dir()
+    ]
     found = {}
     for start in [PACKAGE, *folders]:
         for path in start.glob("*.py") if start == PACKAGE else start.rglob("*.py"):
             parts = [
                 "regbench",
-                *path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else ROOT).with_suffix("").parts,
+                *path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else ROOT)
+                .with_suffix("")
+                .parts,
             ]
             found[".".join(parts).removesuffix(".__init__")] = path
     return found
 
 
 def imported(path: Path, known: dict[str, Path]) -> set[str]:
-    """Name what a file imports from the package, inside functions too, but for what type annotations alone need."""
+    """Name what a file imports from the package, inside functions too, but for what type
+    annotations alone need.
+    """
     tree = ast.parse(path.read_text())
     for_types = [
-        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
     ]
     skipped = {id(inner) for node in for_types for each in node.body for inner in ast.walk(each)}
     found = set()
@@ -76,9 +88,15 @@ def test_no_folder_imports_from_one_that_comes_after_it(imports: dict[str, set[s
     checked = [name for name in imports if not name.startswith("regbench.instruments.speed.")]
     upwards = []
     for name in checked:
-        upwards += [f"{name} imports {other}" for other in imports[name] if place(other) > place(name)]
+        upwards += [
+            f"{name} imports {other}" for other in imports[name] if place(other) > place(name)
+        ]
     assert not upwards
-    assert place("regbench.methods.vicreg") < place("regbench.benchmark.run") < place("regbench.cli.train")
+    assert (
+        place("regbench.methods.vicreg")
+        < place("regbench.benchmark.run")
+        < place("regbench.cli.train")
+    )
 
 
 def test_no_modules_import_each_other_in_a_circle(imports: dict[str, set[str]]) -> None:

@@ -57,7 +57,10 @@ def test_methods_are_listed_and_shown_with_their_hyperparameters() -> None:
 
 def test_the_search_space_of_a_method_is_shown() -> None:
     output = call("methods", "sfrik_l2").output
-    assert "method.alignment_weight: 0.03 × q to 30 × q, log scale; weighs alignment against the reg" in output
+    assert (
+        "method.alignment_weight: 0.03 × q to 30 × q, log scale; weighs alignment against the reg"
+        in output
+    )
     assert "optimizer.base_lr of lars: 0.2 to 20, log scale" in output
 
 
@@ -80,9 +83,16 @@ def test_help_names_every_argument() -> None:
         words = " ".join(call(name, "--help").output.split())
         assert (command.help or "").splitlines()[0] in words
         for parameter in command.params:
-            shown = parameter.opts[0] if isinstance(parameter, click.Option) else (parameter.name or "").upper()
+            shown = (
+                parameter.opts[0]
+                if isinstance(parameter, click.Option)
+                else (parameter.name or "").upper()
+            )
             assert shown in words
-        if {"overrides", "runs_dir"} & {parameter.name for parameter in command.params} - {"dataset", "data"}:
+        if {"overrides", "runs_dir"} & {parameter.name for parameter in command.params} - {
+            "dataset",
+            "data",
+        }:
             assert "--runs-dir" in words or name in ("prepare", "loader-bench")
 
 
@@ -97,7 +107,9 @@ def test_help_shows_examples() -> None:
 
 def loaded_by(program: str) -> set[str]:
     """The packages that a program has imported, which it prints last."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     return {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
 
 
@@ -110,7 +122,10 @@ def loaded_by(program: str) -> set[str]:
     ],
 )
 def test_quick_commands_import_no_more_than_they_need(arguments: str, without: set[str]) -> None:
-    """A slow `--help` is the first thing a newcomer meets. The second listing takes what the first one kept."""
+    """A slow `--help` is the first thing a newcomer meets.
+
+    The second listing takes what the first one kept.
+    """
     call("methods")
     program = f"""
 import sys
@@ -140,7 +155,10 @@ print(*sys.modules)
         (["status", "quickstart"], ["no sweep 'quickstart'", "none"]),
         (["report", "quickstart"], ["quickstart"]),
         (["evaluate", "."], ["config.yaml is missing", "the directory of a run"]),
-        (["cost", "--n", "256,many"], ["--n must be whole numbers separated by commas", "256,many"]),
+        (
+            ["cost", "--n", "256,many"],
+            ["--n must be whole numbers separated by commas", "256,many"],
+        ),
         (["cost", "--memory-limit", "0"], ["--memory-limit", "0 is not a number above 0"]),
         (["cost", "--out", __file__], ["--out", "is a file"]),
         (["cost", "--out", "/proc/nowhere"], ["cannot make the folder /proc/nowhere", "--out"]),
@@ -148,19 +166,34 @@ print(*sys.modules)
         (["train", "--config", "nowhere.yaml"], ["--config", "nowhere.yaml"]),
         (["train", "--config", __file__], ["test_cli.py is not YAML"]),
         (["train", "--name", "../x"], ["--name", "'../x' must be a name of 1 to 100 letters"]),
-        (["train", "--name", "a\x1b[2J" + 999 * "b"], ["--name", r"'a\x1b[2J" + 95 * "b" + "…' must be a name"]),
-        (["train", "dataset.name=a/b"], ["dataset.name=a/b must be a name of 1 to 100 letters (a to z), digits"]),
+        (
+            ["train", "--name", "a\x1b[2J" + 999 * "b"],
+            ["--name", r"'a\x1b[2J" + 95 * "b" + "…' must be a name"],
+        ),
+        (
+            ["train", "dataset.name=a/b"],
+            ["dataset.name=a/b must be a name of 1 to 100 letters (a to z), digits"],
+        ),
         (["train", "cluster=slurm"], ["a single run is of this machine", "regbench sweep"]),
         (["train", "--nmae", "x"], ["--nmae", "regbench train --help"]),
         (["evaluate", ".", "--only", "knn,"], ["--only", "knn, labels1, "]),
-        (["tune", "quickstart_tuning", "--seeds", "a,b"], ["--seeds must be whole numbers separated by commas", "a,b"]),
+        (
+            ["tune", "quickstart_tuning", "--seeds", "a,b"],
+            ["--seeds must be whole numbers separated by commas", "a,b"],
+        ),
         (["tune", "quickstart_tuning", "--leading", "0"], ["--leading", "0 is not in the range"]),
         (["report", ""], ["NAMES", "'' must be a name"]),
         (["report", "--runs-dir", "/nowhere"], ["/nowhere/quickstart is not a folder"]),
         (["logs", "quickstart", "abc", "--lines", "-1"], ["--lines", "-1 is not in the range"]),
         (["loader-bench", "--seconds", "nan"], ["--seconds", "nan is not a number above 0"]),
-        (["evaluate", "runs/a/b", "--backbone", "x.pth"], ["runs/a/b: give a run directory or --backbone, not both"]),
-        (["plan", "seed=0", "--fits"], ["'--fits' requires an argument. See: regbench plan --help"]),
+        (
+            ["evaluate", "runs/a/b", "--backbone", "x.pth"],
+            ["runs/a/b: give a run directory or --backbone, not both"],
+        ),
+        (
+            ["plan", "seed=0", "--fits"],
+            ["'--fits' requires an argument. See: regbench plan --help"],
+        ),
         (["train", "--runs-dir", ""], ["'--runs-dir': the path is empty; give . for this folder"]),
         (["train", "runtime.runs_dir="], ["runtime.runs_dir='' must be a text, not empty"]),
         (["nosuch"], ["No such command 'nosuch'", "regbench --help"]),
@@ -183,10 +216,15 @@ def test_refusals_are_one_line_and_exit_code_2(
 
 @pytest.mark.parametrize(
     "text",
-    ["a0: &a0 [x]\n" + "\n".join(f"a{i}: &a{i} [{9 * f'*a{i - 1},'}]" for i in range(1, 30)), 200_000 * "- "],
+    [
+        "a0: &a0 [x]\n" + "\n".join(f"a{i}: &a{i} [{9 * f'*a{i - 1},'}]" for i in range(1, 30)),
+        200_000 * "- ",
+    ],
     ids=["aliases", "nesting"],
 )
-@pytest.mark.parametrize("words", ["sweep FILE", "tune FILE", "plan FILE", "train --config FILE", "train network=mine"])
+@pytest.mark.parametrize(
+    "words", ["sweep FILE", "tune FILE", "plan FILE", "train --config FILE", "train network=mine"]
+)
 def test_yaml_of_a_stranger_is_refused_in_a_line(
     words: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +235,9 @@ def test_yaml_of_a_stranger_is_refused_in_a_line(
     file.write_text(text)
     result = call(*words.replace("FILE", str(file)).split())
     assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert re.fullmatch(r"regbench: \S+mine.yaml is not YAML: (nested|it has more than) .*\n", result.stderr)
+    assert re.fullmatch(
+        r"regbench: \S+mine.yaml is not YAML: (nested|it has more than) .*\n", result.stderr
+    )
 
 
 def _path_parameters() -> list[tuple[str, click.Parameter]]:
@@ -205,32 +245,50 @@ def _path_parameters() -> list[tuple[str, click.Parameter]]:
     found = []
     for name, command in main.commands.items():
         for parameter in command.params:
-            if parameter.name in ("out", "runs_dir", "source_dir") or isinstance(parameter.type, click.Path):
+            if parameter.name in ("out", "runs_dir", "source_dir") or isinstance(
+                parameter.type, click.Path
+            ):
                 found.append((name, parameter))
     return found
 
 
 @pytest.mark.parametrize(
-    ("command", "parameter"), _path_parameters(), ids=lambda each: each if isinstance(each, str) else each.name
+    ("command", "parameter"),
+    _path_parameters(),
+    ids=lambda each: each if isinstance(each, str) else each.name,
 )
 def test_an_empty_path_is_refused_and_writes_nothing(
     command: str, parameter: click.Parameter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     own = [""] if isinstance(parameter, click.Argument) else [parameter.opts[0], ""]
-    others = [each for each in main.commands[command].params if each.required and each is not parameter]
-    given = [word for each in others for word in ([each.opts[0], "x"] if each.param_type_name == "option" else ["x"])]
+    others = [
+        each for each in main.commands[command].params if each.required and each is not parameter
+    ]
+    given = [
+        word
+        for each in others
+        for word in ([each.opts[0], "x"] if each.param_type_name == "option" else ["x"])
+    ]
     result = call(command, *own, *given)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "the path is empty; give . for this folder" in result.stderr and result.stderr.count("\n") == 1
+    assert (
+        "the path is empty; give . for this folder" in result.stderr
+        and result.stderr.count("\n") == 1
+    )
     assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("seeds", "refusal"),
-    [("0,-1", "seed=-1 must be a whole number, at least 0 and below 4294967296"), ("1,1", "--seeds names 1 twice")],
+    [
+        ("0,-1", "seed=-1 must be a whole number, at least 0 and below 4294967296"),
+        ("1,1", "--seeds names 1 twice"),
+    ],
 )
-def test_final_seeds_are_refused_before_a_tuning_begins(tmp_path: Path, seeds: str, refusal: str) -> None:
+def test_final_seeds_are_refused_before_a_tuning_begins(
+    tmp_path: Path, seeds: str, refusal: str
+) -> None:
     sweep = tmp_path / "own.yaml"
     sweep.write_text("description: x\ncells:\n  - method=vicreg dataset=in20\n")
     result = call("tune", str(sweep), "--seeds", seeds, "--runs-dir", str(tmp_path))
@@ -243,7 +301,9 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert isinstance(result.exception, RegbenchError)
 
 
-def test_a_full_disk_is_one_line_and_exit_code_1(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_line_and_exit_code_1(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -349,13 +409,26 @@ def test_train_prints_the_scores_and_does_not_train_twice(tiny: list[str]) -> No
     assert (refused.exit_code, "evaluation.*" in refused.stderr) == (2, True)
 
 
-def test_prepare_tells_where_the_files_are(tiny: list[str], tiny_source: Path, tmp_path: Path) -> None:
+def test_prepare_tells_where_the_files_are(
+    tiny: list[str], tiny_source: Path, tmp_path: Path
+) -> None:
     overrides = [override for override in tiny if override.startswith("dataset.")]
-    arguments = ["prepare", "imagefolder", *overrides, f"runtime.data_dir={tmp_path}", "--source-dir", str(tiny_source)]
+    arguments = [
+        "prepare",
+        "imagefolder",
+        *overrides,
+        f"runtime.data_dir={tmp_path}",
+        "--source-dir",
+        str(tiny_source),
+    ]
     result = call(*arguments)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert {tuple(line.split()[:2]) for line in lines} == {("train:", "120"), ("tuning:", "36"), ("test:", "30")}
+    assert {tuple(line.split()[:2]) for line in lines} == {
+        ("train:", "120"),
+        ("tuning:", "36"),
+        ("test:", "30"),
+    }
     assert all(Path(line.split(" in ")[1]).is_file() for line in lines)
 
 
@@ -365,16 +438,59 @@ def test_cost_prints_a_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.M
 
     def measure(grid: Grid) -> list[LossCost]:
         asked.append(grid)
-        row: dict[str, Any] = {"method": "vicreg", "form": "gram", "auto": True, "q": 4, "views": 3, "ranks": 1}
+        row: dict[str, Any] = {
+            "method": "vicreg",
+            "form": "gram",
+            "auto": True,
+            "q": 4,
+            "views": 3,
+            "ranks": 1,
+        }
         return [LossCost(**row, n=n, median_ms=0.5) for n in grid.n]
 
     monkeypatch.setattr(losses, "measure", measure)
-    options = ["--n", "8,16", "--q", "4", "--views", "3", "--ranks", "1", "--forms", "auto,textbook", "--repeats", "2"]
-    options += ["--device", "cpu", "--budget", "3", "--memory-limit", "0.5", "--dtype", "float64", "--threads", "2"]
+    options = [
+        "--n",
+        "8,16",
+        "--q",
+        "4",
+        "--views",
+        "3",
+        "--ranks",
+        "1",
+        "--forms",
+        "auto,textbook",
+        "--repeats",
+        "2",
+    ]
+    options += [
+        "--device",
+        "cpu",
+        "--budget",
+        "3",
+        "--memory-limit",
+        "0.5",
+        "--dtype",
+        "float64",
+        "--threads",
+        "2",
+    ]
     result = call("cost", "vicreg", *options)
     assert result.exit_code == 0, result.output
-    sizes: dict[str, Any] = {"n": (8, 16), "q": (4,), "views": (3,), "ranks": (1,), "forms": ("auto", "textbook")}
-    how: dict[str, Any] = {"repeats": 2, "device": "cpu", "budget_s": 3.0, "dtype": "float64", "threads": 2}
+    sizes: dict[str, Any] = {
+        "n": (8, 16),
+        "q": (4,),
+        "views": (3,),
+        "ranks": (1,),
+        "forms": ("auto", "textbook"),
+    }
+    how: dict[str, Any] = {
+        "repeats": 2,
+        "device": "cpu",
+        "budget_s": 3.0,
+        "dtype": "float64",
+        "threads": 2,
+    }
     assert asked == [Grid(methods=("vicreg",), memory_limit_bytes=2**29, **sizes, **how)]
     assert sum(line.startswith("vicreg ") for line in result.stdout.splitlines()) == 2
     folder = tmp_path / "runs" / "cost"
@@ -404,7 +520,8 @@ def test_plan_runs_nothing(tiny: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"), [("cost", "interrupted"), ("tune", "interrupted; the same command goes on from here")]
+    ("command", "said"),
+    [("cost", "interrupted"), ("tune", "interrupted; the same command goes on from here")],
 )
 def test_an_interruption_promises_no_more_than_it_keeps(
     command: str, said: str, monkeypatch: pytest.MonkeyPatch
@@ -450,9 +567,15 @@ def test_an_interrupted_train_says_so(tiny: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["audit", "cost"])
-def test_what_is_measured_lies_beside_the_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_measured_lies_beside_the_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def out() -> Path:
-        found: Path = main.commands[name].make_context(name, ["module:loss"] if name == "audit" else []).params["out"]
+        found: Path = (
+            main.commands[name]
+            .make_context(name, ["module:loss"] if name == "audit" else [])
+            .params["out"]
+        )
         return found
 
     monkeypatch.delenv("REGBENCH_RUNS_DIR", raising=False)
@@ -461,7 +584,9 @@ def test_what_is_measured_lies_beside_the_runs(name: str, tmp_path: Path, monkey
     assert out() == tmp_path / name
 
 
-def test_ctrl_c_reaches_every_process_of_the_foreground_group(tiny: list[str], program: str) -> None:
+def test_ctrl_c_reaches_every_process_of_the_foreground_group(
+    tiny: list[str], program: str
+) -> None:
     overrides = [*tiny, "method=vicreg", "epochs=4000"]
     directory = interrupted(overrides)
     command = [program, "train", *overrides]
@@ -487,9 +612,13 @@ def test_a_plan_ends_without_a_word(program: str, tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_plan_says_what_runs_need_and_marks_what_does_not_fit(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_says_what_runs_need_and_marks_what_does_not_fit(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def savings(cell: Cell, *, world_size: int) -> dict[str, Needs]:
-        return {f"q = {cell.embedding_dim} on {world_size} ranks": predict(cell, world_size=world_size)}
+        return {
+            f"q = {cell.embedding_dim} on {world_size} ranks": predict(cell, world_size=world_size)
+        }
 
     monkeypatch.setattr("regbench.instruments.plan.savings", savings)
     sizes = ["embedding_dim=16,1024", "cluster.gpus=2", "cluster.gpu_memory_gib=0.03"]

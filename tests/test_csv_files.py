@@ -15,9 +15,35 @@ from regbench.instruments.cost.harness import to_csv
 from regbench.reports.page.cost_curves import cost_png
 from tests.instruments.test_cost import EXAMPLE
 
-FORMULAS = ("=1+1", "+1", "@SUM(A1)", "\t=1", "\r=1", "-x", "-1+cmd|' /C calc'!A0", "-", "'=1", "''-x", '=a,"b"\nc')
+FORMULAS = (
+    "=1+1",
+    "+1",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    "-x",
+    "-1+cmd|' /C calc'!A0",
+    "-",
+    "'=1",
+    "''-x",
+    '=a,"b"\nc',
+)
 MACHINE = {"hardware": "@cpu", "threads": 1, "torch": "2.10", "dtype": "float32"}
-PLAIN = ("", "a", "a=1", "-1", "-1.5e-3", "-.5", "'", "'a", "'-1", " =1", "–", 'a,"b"\nc', "SFRIK (L=3)")
+PLAIN = (
+    "",
+    "a",
+    "a=1",
+    "-1",
+    "-1.5e-3",
+    "-.5",
+    "'",
+    "'a",
+    "'-1",
+    " =1",
+    "–",
+    'a,"b"\nc',
+    "SFRIK (L=3)",
+)
 
 
 Rows = list[list[str]]
@@ -25,30 +51,49 @@ Rows = list[list[str]]
 
 def as_arrow(heads: list[str], rows: Rows) -> str:
     file = io.BytesIO()
-    write_table(pa.table({head: [row[place] for row in rows] for place, head in enumerate(heads)}), file)
+    write_table(
+        pa.table({head: [row[place] for row in rows] for place, head in enumerate(heads)}), file
+    )
     return file.getvalue().decode()
 
 
 @pytest.mark.parametrize("write", [csv_text, as_arrow])
-def test_no_text_is_a_formula_and_all_are_read_back(write: Callable[[list[str], Rows], str]) -> None:
+def test_no_text_is_a_formula_and_all_are_read_back(
+    write: Callable[[list[str], Rows], str],
+) -> None:
     heads = [*FORMULAS, *PLAIN]
     text = write(heads, [heads, heads[::-1]])
     for row in csv.reader(io.StringIO(text, newline="")):
         guarded = [cell.removeprefix("'") for cell in row if cell.startswith("'")]
-        assert sorted(guarded) == sorted([*FORMULAS, *(cell[1:] for cell in PLAIN if cell.startswith("'"))])
+        assert sorted(guarded) == sorted(
+            [*FORMULAS, *(cell[1:] for cell in PLAIN if cell.startswith("'"))]
+        )
         assert not any(cell[:1] in ("=", "+", "@", "\t", "\r") for cell in row)
-    assert read_csv(text) == [dict(zip(heads, heads, strict=True)), dict(zip(heads, heads[::-1], strict=True))]
+    assert read_csv(text) == [
+        dict(zip(heads, heads, strict=True)),
+        dict(zip(heads, heads[::-1], strict=True)),
+    ]
 
 
 def test_numbers_stay_and_what_is_missing_is_empty() -> None:
-    text = csv_text(["a", "b", "c", "d"], [[-1, -0.5, None, float("nan")], [2, float("-inf"), True, "x"]])
+    text = csv_text(
+        ["a", "b", "c", "d"], [[-1, -0.5, None, float("nan")], [2, float("-inf"), True, "x"]]
+    )
     assert text == "a,b,c,d\n-1,-0.5,,\n2,-inf,True,x\n"
 
 
 def test_costs_are_guarded_and_drawn_from_what_was_written() -> None:
-    text = to_csv([asdict(replace(EXAMPLE, method="=m", median_ms=1.0, extra_bytes=n, n=n)) for n in (8, 16)], MACHINE)
+    text = to_csv(
+        [asdict(replace(EXAMPLE, method="=m", median_ms=1.0, extra_bytes=n, n=n)) for n in (8, 16)],
+        MACHINE,
+    )
     assert "\n'=m," in text and "@cpu" not in text.replace("'@cpu", "")
     first, second = read_csv(text)
-    assert (first["method"], first["hardware"], second["n"], second["note"]) == ("=m", "@cpu", "16", "")
+    assert (first["method"], first["hardware"], second["n"], second["note"]) == (
+        "=m",
+        "@cpu",
+        "16",
+        "",
+    )
     png = cost_png(text)
     assert png is not None and png.startswith(b"\x89PNG")

@@ -1,6 +1,8 @@
-"""Damaged files of all kinds: each is refused in a line that names it, and whatever it does not touch is still shown.
+"""Damaged files of all kinds: each is refused in a line that names it, and whatever it does not
+touch is still shown.
 
-The damage is drawn from fixed seeds; a slow test goes over many more of them. The files are those of the real writers.
+The damage is drawn from fixed seeds; a slow test goes over many more of them. The files are those
+of the real writers.
 """
 
 from __future__ import annotations
@@ -57,14 +59,17 @@ def call(*words: object) -> Result:
 def refused_or_done(result: Result) -> None:
     """No traceback; an error is one line."""
     error = result.exception
-    assert error is None or isinstance(error, SystemExit), "".join(traceback.format_exception(error))
+    assert error is None or isinstance(error, SystemExit), "".join(
+        traceback.format_exception(error)
+    )
     if result.exit_code == 2:
         assert result.stderr.splitlines()[-1].startswith("regbench: "), result.stderr
 
 
 @dataclass
 class Sweeps:
-    """Two sweeps in the middle of their lives, to be copied and damaged: "own", and the tuning "tuned".
+    """Two sweeps in the middle of their lives, to be copied and damaged: "own", and the tuning
+    "tuned".
 
     Attributes:
         folder: With their sweep files, and their folders under `runs`.
@@ -108,7 +113,9 @@ def sweeps(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         # The processes that held a run or a lock have ended, unlike this one.
         for path in folder.glob("runs/*/*/attempts/*.json"):
             path.write_text(path.read_text().replace(f'"pid": {os.getpid()},', '"pid": 0,'))
-        states = dict(zip((cell.id for cell in own.cells), ("done", "done", "queued", "queued"), strict=True))
+        states = dict(
+            zip((cell.id for cell in own.cells), ("done", "done", "queued", "queued"), strict=True)
+        )
         yield Sweeps(folder, own, states)
 
 
@@ -124,7 +131,10 @@ def damage(path: Path, rng: random.Random) -> str:
 
 def rounds(count: int) -> pytest.MarkDecorator:
     """The test's `seed`: `count` of them, and twenty times as many in a slow test."""
-    slow = [pytest.param(range(count * i, count * (i + 1)), marks=pytest.mark.slow) for i in range(1, 20)]
+    slow = [
+        pytest.param(range(count * i, count * (i + 1)), marks=pytest.mark.slow)
+        for i in range(1, 20)
+    ]
     return pytest.mark.parametrize("seeds", [range(count), *slow])
 
 
@@ -140,19 +150,31 @@ RUN_FILES = (
 
 
 @rounds(12)
-def test_status_shows_the_cells_that_are_not_damaged(sweeps: Sweeps, tmp_path: Path, seeds: range) -> None:
+def test_status_shows_the_cells_that_are_not_damaged(
+    sweeps: Sweeps, tmp_path: Path, seeds: range
+) -> None:
     for seed in seeds:
         rng = random.Random(f"status {seed}")
         runs = sweeps.copy(tmp_path / str(seed))
         path = rng.choice(
-            [path for name in RUN_FILES for path in sorted(runs.glob(f"own/*/{name}")) if "jobs" not in path.parts]
+            [
+                path
+                for name in RUN_FILES
+                for path in sorted(runs.glob(f"own/*/{name}"))
+                if "jobs" not in path.parts
+            ]
         )
         how = damage(path, rng)
         result = call("status", "own", "--runs-dir", runs)
         refused_or_done(result)
         shown = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
         for cell, state in sweeps.states.items():
-            assert cell in path.parts or f" {state} " in shown[cell], (seed, path, how, result.output)
+            assert cell in path.parts or f" {state} " in shown[cell], (
+                seed,
+                path,
+                how,
+                result.output,
+            )
             assert cell in shown
         shutil.rmtree(tmp_path / str(seed))
 
@@ -168,32 +190,47 @@ def test_a_damaged_plan_or_note_is_named(sweeps: Sweeps, tmp_path: Path, seeds: 
             result = call(*command, "--runs-dir", runs)
             refused_or_done(result)
             if result.exit_code:
-                assert how.startswith("a link") or "sweep.json" in result.output, (seed, how, result.output)
+                assert how.startswith("a link") or "sweep.json" in result.output, (
+                    seed,
+                    how,
+                    result.output,
+                )
                 assert path.name == "sweep.json"
         shutil.rmtree(tmp_path / str(seed))
 
 
 @rounds(2)
 @pytest.mark.parametrize("command", ["cancel", "retry", "report --check", "logs"])
-def test_other_commands_on_a_damaged_sweep(sweeps: Sweeps, tmp_path: Path, command: str, seeds: range) -> None:
+def test_other_commands_on_a_damaged_sweep(
+    sweeps: Sweeps, tmp_path: Path, command: str, seeds: range
+) -> None:
     name, *options = command.split()
     for seed in seeds:
         rng = random.Random(f"{command} {seed}")
         runs = sweeps.copy(tmp_path / str(seed))
         files = [path for kind in RUN_FILES for path in sorted(runs.glob(f"own/*/{kind}"))]
-        damage(rng.choice([*files, runs / "own" / "sweep.json", *sorted(runs.glob("own/jobs/*.json"))]), rng)
+        damage(
+            rng.choice(
+                [*files, runs / "own" / "sweep.json", *sorted(runs.glob("own/jobs/*.json"))]
+            ),
+            rng,
+        )
         cell = [sweeps.own.cells[rng.randrange(4)].id] if name == "logs" else []
         refused_or_done(call(name, "own", *cell, *options, "--runs-dir", runs))
         shutil.rmtree(tmp_path / str(seed))
 
 
 @rounds(1)
-def test_a_report_of_damaged_files_has_the_others(sweeps: Sweeps, tmp_path: Path, seeds: range) -> None:
+def test_a_report_of_damaged_files_has_the_others(
+    sweeps: Sweeps, tmp_path: Path, seeds: range
+) -> None:
     for seed in seeds:
         rng = random.Random(f"report {seed}")
         runs = sweeps.copy(tmp_path / str(seed))
         first, second = sweeps.own.cells[:2]
-        path = rng.choice([path for name in RUN_FILES for path in sorted((runs / "own" / first.id).glob(name))])
+        path = rng.choice(
+            [path for name in RUN_FILES for path in sorted((runs / "own" / first.id).glob(name))]
+        )
         damage(path, rng)
         result = call("report", "own", "--runs-dir", runs)
         refused_or_done(result)
@@ -204,8 +241,12 @@ def test_a_report_of_damaged_files_has_the_others(sweeps: Sweeps, tmp_path: Path
 
 
 @rounds(1)
-@pytest.mark.parametrize("options", [(), ("optimizer.base_lr=1.0", "--trials", "4")], ids=["grid", "search"])
-def test_a_damaged_tuning(sweeps: Sweeps, tmp_path: Path, options: tuple[str, ...], seeds: range) -> None:
+@pytest.mark.parametrize(
+    "options", [(), ("optimizer.base_lr=1.0", "--trials", "4")], ids=["grid", "search"]
+)
+def test_a_damaged_tuning(
+    sweeps: Sweeps, tmp_path: Path, options: tuple[str, ...], seeds: range
+) -> None:
     for seed in seeds:
         rng = random.Random(f"tune {options} {seed}")
         runs = sweeps.copy(tmp_path / str(seed))
@@ -215,10 +256,14 @@ def test_a_damaged_tuning(sweeps: Sweeps, tmp_path: Path, options: tuple[str, ..
             call("tune", sweeps.folder / "tuned.yaml", *options, f"runtime.runs_dir={runs}")
             assert (runs / "tuned" / "search.json").exists()
         files = [
-            path for name in ("*.json", "*/tuning.json", "*/config.yaml") for path in sorted(runs.glob(f"tuned/{name}"))
+            path
+            for name in ("*.json", "*/tuning.json", "*/config.yaml")
+            for path in sorted(runs.glob(f"tuned/{name}"))
         ]
         damage(rng.choice(files), rng)
-        refused_or_done(call("tune", sweeps.folder / "tuned.yaml", *options, f"runtime.runs_dir={runs}"))
+        refused_or_done(
+            call("tune", sweeps.folder / "tuned.yaml", *options, f"runtime.runs_dir={runs}")
+        )
         shutil.rmtree(tmp_path / str(seed))
 
 
@@ -232,7 +277,8 @@ def test_damaged_answers_of_squeue(
     for seed in seeds:
         rng = random.Random(f"squeue {seed}")
         lines = [
-            b"1_%d|%s|%s\n" % (i, rng.choice((b"PENDING", b"RUNNING")), rng.choice((b"None", b"Priority")))
+            b"1_%d|%s|%s\n"
+            % (i, rng.choice((b"PENDING", b"RUNNING")), rng.choice((b"None", b"Priority")))
             for i in range(4)
         ]
         (tmp_path / "answer").write_bytes(damaged_lines(b"".join(lines), rng))
@@ -285,10 +331,14 @@ def test_damaged_sweep_files(sweeps: Sweeps, tmp_path: Path, seeds: range) -> No
 
 
 @rounds(6)
-def test_damaged_profiles_of_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
+def test_damaged_profiles_of_clusters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: range
+) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     path = tmp_path / "regbench" / "cluster" / "mine.yaml"
     path.parent.mkdir(parents=True)
     for seed in seeds:
         path.write_bytes(damaged(PROFILE, random.Random(f"profile {seed}")))
-        refused_or_read(lambda: [grid.clusters[0].at("tune") for grid in [load_grid(["cluster=mine"])]], "")
+        refused_or_read(
+            lambda: [grid.clusters[0].at("tune") for grid in [load_grid(["cluster=mine"])]], ""
+        )

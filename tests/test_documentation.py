@@ -38,7 +38,9 @@ DOCUMENTS = (
 
 def blocks(document: str, language: str) -> list[str]:
     """The fenced code blocks of a document in one language ("" for none)."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE
+    )
 
 
 def test_snippets_run() -> None:
@@ -48,7 +50,9 @@ def test_snippets_run() -> None:
         exec(snippet, names)
         assert names["loss"].ndim == 0
         method = names.get(name) or methods.build(name)
-        torch.testing.assert_close(names["loss"], sum(method(names["z1"], names["z2"]).terms.values()))
+        torch.testing.assert_close(
+            names["loss"], sum(method(names["z1"], names["z2"]).terms.values())
+        )
 
 
 def test_the_snippet_of_modules_runs() -> None:
@@ -59,22 +63,33 @@ def test_the_snippet_of_modules_runs() -> None:
 
 @pytest.mark.slow
 def test_the_snippet_of_the_commands_runs(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     train, sweep = regbench.train, regbench.sweep
-    monkeypatch.setattr(regbench, "train", lambda overrides, **more: train([*tiny, *overrides], **more))
+    monkeypatch.setattr(
+        regbench, "train", lambda overrides, **more: train([*tiny, *overrides], **more)
+    )
     monkeypatch.setattr(regbench, "sweep", lambda name, **more: sweep(name, tiny, **more))
     monkeypatch.setenv("REGBENCH_RUNS_DIR", str(tmp_path / "runs"))
     snippet, *_ = blocks("docs/python.md", "python")
     names: dict[str, Any] = {}
     exec(snippet, names)
     assert len(names["frame"]["cell_id"].unique()) == 2
-    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "runs" / "losses" / "report" / "index.html")
+    assert capsys.readouterr().out.splitlines()[-1] == str(
+        tmp_path / "runs" / "losses" / "report" / "index.html"
+    )
 
 
 @pytest.fixture
-def one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[float]:
-    """The losses of the distributed example on one process, which leaves its weights in `1-0.pt`."""
+def one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> list[float]:
+    """The losses of the distributed example on one process, which leaves its weights in
+    `1-0.pt`.
+    """
     as_one_process(monkeypatch)
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path)])
     exec(distributed_example(), {"__name__": "example"})
@@ -86,7 +101,9 @@ def distributed_example() -> str:
     *_, example = blocks("docs/python.md", "python")
     end = "dist.destroy_process_group()\n"
     assert example.endswith(end)
-    save = f"torch.save(network.module.state_dict(), sys.argv[1] + f'/{{world}}-{{rank}}.pt')\n{end}"
+    save = (
+        f"torch.save(network.module.state_dict(), sys.argv[1] + f'/{{world}}-{{rank}}.pt')\n{end}"
+    )
     return f"import sys\n{example.removesuffix(end)}{save}"
 
 
@@ -96,20 +113,26 @@ def test_the_distributed_example_lowers_its_loss(one_process: list[float]) -> No
 
 
 @pytest.mark.slow
-def test_the_distributed_example_gives_the_same_on_two_processes(one_process: list[float], tmp_path: Path) -> None:
+def test_the_distributed_example_gives_the_same_on_two_processes(
+    one_process: list[float], tmp_path: Path
+) -> None:
     processes = launch(2, distributed_example(), str(tmp_path))
     for process in processes:
         assert process.returncode == 0, process.stderr
         assert "Warning" not in process.stderr
     shared = [float(line.split()[-1]) for line in processes[0].stdout.splitlines()]
     assert shared == pytest.approx(one_process, rel=1e-5)
-    weights, *others = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("1-0", "2-0", "2-1"))
+    weights, *others = (
+        torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("1-0", "2-0", "2-1")
+    )
     for other in others:
         torch.testing.assert_close(other, weights, rtol=1e-4, atol=1e-6)
 
 
 def test_contributing_example_is_a_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,), (package,) = (blocks("docs/tutorials/add_a_regularizer.md", each) for each in ("python", "toml"))
+    (example,), (package,) = (
+        blocks("docs/tutorials/add_a_regularizer.md", each) for each in ("python", "toml")
+    )
     module = tomllib.loads(package)["project"]["entry-points"]["regbench.methods"]["imq"]
     path = tmp_path / f"{module.replace('.', '/')}.py"
     path.parent.mkdir()
@@ -120,7 +143,9 @@ def test_contributing_example_is_a_method(tmp_path: Path, monkeypatch: pytest.Mo
         method = methods.build("imq", alignment_weight=0.0, offset=0.5)
         z = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
         u = torch.nn.functional.normalize(z, dim=2)
-        expected = 0.5 * sum((0.5 + torch.cdist(view, view).square()).rsqrt().sum() for view in u) / 49
+        expected = (
+            0.5 * sum((0.5 + torch.cdist(view, view).square()).rsqrt().sum() for view in u) / 49
+        )
         torch.testing.assert_close(method.loss(z[0], z[1]), expected, rtol=1e-12, atol=0)
         assert torch.autograd.gradcheck(lambda x: methods.build("imq").loss(*x), z)
         for name in check_names():
@@ -131,10 +156,16 @@ def test_contributing_example_is_a_method(tmp_path: Path, monkeypatch: pytest.Mo
         del sys.modules[module]
 
 
-# How many code blocks a document has: each is run or loaded by a test, here or in tests/test_plugins.py.
+# How many code blocks a document has: each is run or loaded by a test, here or in
+# tests/test_plugins.py.
 RUN = {
     "python": {
-        **{"README.md": 1, "docs/python.md": 4, "docs/tutorials/add_a_regularizer.md": 1, "CONTRIBUTING.md": 4},
+        **{
+            "README.md": 1,
+            "docs/python.md": 4,
+            "docs/tutorials/add_a_regularizer.md": 1,
+            "CONTRIBUTING.md": 4,
+        },
         **{"docs/audit.md": 1, "docs/challenge.md": 1, "docs/reports.md": 1},
     },
     "yaml": {
@@ -166,7 +197,9 @@ def test_the_clusters_of_the_documents_are_profiles(
     }
 
 
-def preset_of(document: str, group: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def preset_of(
+    document: str, group: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
     """The one YAML block of a document, made a preset of the user's with the name `mine`."""
     (preset,) = blocks(document, "yaml")
     path = folder / "regbench" / group / "mine.yaml"
@@ -177,7 +210,9 @@ def preset_of(document: str, group: str, folder: Path, monkeypatch: pytest.Monke
     return found
 
 
-def test_the_views_of_the_datas_page_are_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_views_of_the_datas_page_are_a_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     views = preset_of("docs/data.md", "augmentation", tmp_path, monkeypatch)["views"]
     cell, _ = load_run(["augmentation=mine"])
     assert {name: kind.count for name, kind in cell.augmentation.views.items()} == {
@@ -197,14 +232,23 @@ def test_the_tutorial_on_own_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # What the page on reports reads them by.
     names: dict[str, Any] = {}
     exec(blocks("docs/reports.md", "python")[0].replace("quickstart", "own_images"), names)
-    assert set(names["frame"]["label"]) == {"untrained", "SFRIK (L=2)", "AUH", "SimCLR", "VICReg", "Barlow Twins"}
+    assert set(names["frame"]["label"]) == {
+        "untrained",
+        "SFRIK (L=2)",
+        "AUH",
+        "SimCLR",
+        "VICReg",
+        "Barlow Twins",
+    }
 
 
 def test_the_tutorial_on_own_images_tunes_with_equal_budgets(tmp_path: Path) -> None:
     path = tmp_path / "birds.yaml"
     path.write_text(blocks("docs/tutorials/own_images.md", "yaml")[0])
     sweep = load_sweep(str(path))
-    assert Counter(cell.label for cell in sweep.cells) == dict.fromkeys(("SFRIK (L=3)", "AUH", "VICReg", "SimCLR"), 3)
+    assert Counter(cell.label for cell in sweep.cells) == dict.fromkeys(
+        ("SFRIK (L=3)", "AUH", "VICReg", "SimCLR"), 3
+    )
     assert sweep.final_seeds == (0, 1, 2)
 
 
@@ -216,7 +260,9 @@ def test_the_audits_page_shows_a_test(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, Any] = {}
     (shown,) = blocks("docs/audit.md", "python")
-    exec(shown.replace("gathers=True", 'gathers=True, probes=("value",)'), names)  # without its processes
+    exec(
+        shown.replace("gathers=True", 'gathers=True, probes=("value",)'), names
+    )  # without its processes
     names["test_my_loss_is_sound"]()
 
 
@@ -245,7 +291,9 @@ def test_the_search_space_of_the_tunings_page_is_one(tmp_path: Path) -> None:
     (sweep,) = blocks("docs/tuning.md", "yaml")
     path = tmp_path / "space.yaml"
     path.write_text(sweep)
-    proposed = propose(str(path), [f"runtime.runs_dir={tmp_path}"], read_rows(str(path), []).trials or 0)
+    proposed = propose(
+        str(path), [f"runtime.runs_dir={tmp_path}"], read_rows(str(path), []).trials or 0
+    )
     labels = Counter(cell.label for cell in proposed.sweep.cells)
     assert (labels, proposed.complete) == ({"SFRIK (L=2)": 8, "SFRIK (L=3)": 8, "VICReg": 8}, False)
     assert len({cell.optimizer.base_lr for cell in proposed.sweep.cells}) == 8
@@ -264,25 +312,36 @@ def table(text: str) -> list[dict[str, str]]:
     """The rows of the first table."""
     first = re.search(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
     assert first is not None
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in first[0].splitlines()]
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in first[0].splitlines()
+    ]
     return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
 
 
 def test_identities_are_those_of_tests_that_exist() -> None:
-    named = re.findall(r"\| `(test_\w+)` \|$", (ROOT / "docs" / "identities.md").read_text(), re.MULTILINE)
+    named = re.findall(
+        r"\| `(test_\w+)` \|$", (ROOT / "docs" / "identities.md").read_text(), re.MULTILINE
+    )
     tests = "\n".join(path.read_text() for path in (ROOT / "tests" / "methods").glob("test_*.py"))
     assert named
     assert set(named) <= set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
-    of_methods = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "identities.md").read_text())) - set(named)
+    of_methods = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "identities.md").read_text())) - set(
+        named
+    )
     assert of_methods - {"pdist"} <= set(methods.names())
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere_and_make_has_its_targets(document: str) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"^make ([a-z-]+)", "\n".join(blocks(document, "")), re.MULTILINE)) <= targets
+    assert (
+        set(re.findall(r"^make ([a-z-]+)", "\n".join(blocks(document, "")), re.MULTILINE))
+        <= targets
+    )
     for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", (ROOT / document).read_text()):
-        if "docs/reference/" not in str(made := (ROOT / document).parent / target):  # which the site makes
+        if "docs/reference/" not in str(
+            made := (ROOT / document).parent / target
+        ):  # which the site makes
             assert made.exists(), target
 
 
@@ -300,7 +359,9 @@ def setting_names() -> set[str]:
 
 def prose(document: str) -> str:
     """A document without its code blocks."""
-    return re.sub(r"^```.*?^```$", "", (ROOT / document).read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(
+        r"^```.*?^```$", "", (ROOT / document).read_text(), flags=re.DOTALL | re.MULTILINE
+    )
 
 
 def commands(document: str) -> list[str]:
@@ -317,7 +378,9 @@ def commands(document: str) -> list[str]:
 
 @functools.cache  # many are in several documents
 def understand(text: str) -> None:
-    """Fail unless the command exists and has these options, and all that it sets are settings with possible values."""
+    """Fail unless the command exists and has these options, and all that it sets are settings
+    with possible values.
+    """
     name, *rest = shlex.split(text, comments=True)
     assert name in main.commands
     words = [word for word in rest if word not in ("…", "...", "--help")]

@@ -31,17 +31,26 @@ def losses(output: str) -> list[float]:
 
 def test_the_list_names_every_example_once() -> None:
     files = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb"))
-    assert sorted(re.findall(r"^\| \[(\S+)\]\(\1\)", (EXAMPLES / "README.md").read_text(), re.MULTILINE)) == files
+    assert (
+        sorted(
+            re.findall(r"^\| \[(\S+)\]\(\1\)", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+        )
+        == files
+    )
 
 
-def test_the_plain_loop_lowers_its_loss(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plain_loop_lowers_its_loss(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("plain_loop.py", monkeypatch=monkeypatch)
     found = losses(capsys.readouterr().out)
     assert len(found) == 5
     assert found[-1] < found[0]
 
 
-def test_ddp_on_one_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ddp_on_one_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     as_one_process(monkeypatch)
     run("ddp.py", monkeypatch=monkeypatch)
     found = losses(capsys.readouterr().out)
@@ -64,20 +73,27 @@ def test_ddp_gives_the_same_losses_on_two_processes(
 
 @pytest.mark.slow  # to import Lightning takes seconds
 @pytest.mark.filterwarnings("ignore")  # Lightning's own
-def test_the_training_step_of_lightning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_training_step_of_lightning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("pytorch_lightning")
     run("lightning_step.py", monkeypatch=monkeypatch)
     assert re.search(r"loss after 3 epochs: \d+\.\d{4}\n$", capsys.readouterr().out)
 
 
-def test_the_training_step_without_lightning_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_training_step_without_lightning_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "pytorch_lightning", None)
     with pytest.raises(SystemExit, match="pip install pytorch-lightning"):
         run("lightning_step.py", monkeypatch=monkeypatch)
 
 
 def test_the_sweep_and_its_records(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     quick = [*tiny, "epochs=0", "evaluation.protocols=[knn]"]
     for seed in (0, 1):  # the sweep leaves alone what is finished, and starts no process

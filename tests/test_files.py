@@ -51,7 +51,9 @@ def test_others_may_read_what_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
-def test_an_error_in_the_middle_leaves_the_old_content_and_nothing_else(tmp_path: Path, error: BaseException) -> None:
+def test_an_error_in_the_middle_leaves_the_old_content_and_nothing_else(
+    tmp_path: Path, error: BaseException
+) -> None:
     path = tmp_path / "file"
     write_text(path, "old")
 
@@ -92,7 +94,9 @@ write_atomically(Path({str(path)!r}), write)
     assert set(tmp_path.iterdir()) == {path, *kept}
 
 
-def test_a_file_that_its_holder_removes_is_held_by_the_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_its_holder_removes_is_held_by_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path, held = tmp_path / "lock", threading.Event()
 
     def second() -> None:
@@ -110,7 +114,9 @@ def test_a_file_that_its_holder_removes_is_held_by_the_next(tmp_path: Path, capl
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device", "socket", "unread pipe"])
-def test_what_is_no_regular_file_is_written_to_or_refused_and_stays(tmp_path: Path, kind: str) -> None:
+def test_what_is_no_regular_file_is_written_to_or_refused_and_stays(
+    tmp_path: Path, kind: str
+) -> None:
     made, path = tmp_path / "made", tmp_path / "made"
     if kind == "device":
         made.symlink_to("/dev/null")
@@ -136,7 +142,10 @@ def test_what_is_no_regular_file_is_written_to_or_refused_and_stays(tmp_path: Pa
 def test_what_this_process_prints_to_is_written_to_where_it_is(tmp_path: Path) -> None:
     path, link = tmp_path / "printed", tmp_path / "stdout"
     link.symlink_to("/proc/self/fd/1")  # as /dev/stdout
-    program = "import sys; from pathlib import Path; from regbench.files import write_text; print('a', flush=True);"
+    program = (
+        "import sys; from pathlib import Path; from regbench.files import write_text; print('a', "
+        "flush=True);"
+    )
     for name in (str(link), str(path)):
         program += f"write_text(Path({name!r}), 'b\\n'); print('c', flush=True);"
     with path.open("w") as file:
@@ -167,7 +176,9 @@ def test_what_has_a_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
     write_text(tmp_path / "a", "one")
     write_there(tmp_path / "b", b"two")
     assert write_new(tmp_path / "c", "three")
-    path, sha256 = write_digested(tmp_path / "d.pt", lambda file: [file.write(part) for part in (b"fo", b"ur")])
+    path, sha256 = write_digested(
+        tmp_path / "d.pt", lambda file: [file.write(part) for part in (b"fo", b"ur")]
+    )
     assert synced == [b"one", b"two", b"three", b"four"]
     assert sha256 == hashlib.sha256(b"four").hexdigest()
     assert path == tmp_path / f"d-{sha256[:16]}.pt"
@@ -197,13 +208,22 @@ def test_an_integer_that_not_every_reader_takes_is_refused(text: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b'{"a": 1, "b": 2, "a": 1}', b'[{"b": "\\u003a", "a": 1, "\\u0061": 2}]', b'{"a":{"a":0,"a":0}}']
+    "text",
+    [
+        b'{"a": 1, "b": 2, "a": 1}',
+        b'[{"b": "\\u003a", "a": 1, "\\u0061": 2}]',
+        b'{"a":{"a":0,"a":0}}',
+    ],
 )
 def test_a_key_that_is_given_twice_is_refused(text: bytes) -> None:
     """Readers differ in which of the two values they take."""
     with pytest.raises(ValueError, match="the key 'a' is given twice"):
         parse_json(text)
-    assert parse_json(b'[{"a": "\\u003a"}, {"a": ":::"}, "a:a"]') == [{"a": ":"}, {"a": ":::"}, "a:a"]
+    assert parse_json(b'[{"a": "\\u003a"}, {"a": ":::"}, "a:a"]') == [
+        {"a": ":"},
+        {"a": ":::"},
+        "a:a",
+    ]
 
 
 LAUGHS = "a0: &a0 [x, x]\n" + "\n".join(f"a{i}: &a{i} [{8 * f'*a{i - 1},'}]" for i in range(1, 40))
@@ -235,7 +255,10 @@ def test_yaml_that_would_be_endless_is_refused_before_it_is_made(text: str, why:
 
 
 def test_yaml_may_repeat_itself() -> None:
-    text = f"a: &a [x, {{y: &b 1}}]\nb: [*a, *a, *b]\nc: {{<<: {{d: {999 * '9'}}}, d: 2}}\ne: {'[' * 90}{']' * 90}"
+    text = (
+        f"a: &a [x, {{y: &b 1}}]\nb: [*a, *a, *b]\nc: {{<<: {{d: {999 * '9'}}}, d: 2}}\ne: "
+        f"{'[' * 90}{']' * 90}"
+    )
     found = parse_yaml(text.encode())
     parse_yaml(f"a: {1_000_000 * 'x'}\nb: &b [x]\nc: [{100 * '*b,'}]".encode())
     assert found["b"] == [["x", {"y": 1}], ["x", {"y": 1}], 1] and found["c"] == {"d": 2}
@@ -252,14 +275,23 @@ def test_a_folder_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
     assert not path.parent.exists()
 
 
-@pytest.mark.parametrize("change", ['{"a": 2}', '{"a": 1}', "[1]", '{"a": ', "", '{"a": 2, "sha256": "00"}'])
+@pytest.mark.parametrize(
+    "change", ['{"a": 2}', '{"a": 1}', "[1]", '{"a": ', "", '{"a": 2, "sha256": "00"}']
+)
 def test_what_was_signed_is_told_from_what_was_changed(change: str) -> None:
     assert verified(signed({"a": 1, "b": [2]}).encode()) == {"a": 1, "b": [2]}
-    with pytest.raises(ValueError, match=r"sha256 was taken of|while parsing a value|expected value"):
+    with pytest.raises(
+        ValueError, match=r"sha256 was taken of|while parsing a value|expected value"
+    ):
         verified(change.encode())
 
 
-PARTS = {"name": "café \x7f", "rates": [1e-5, 1e16, 0.1, -0.0], "none": None, "inner": {"b": True, "a": float("nan")}}
+PARTS = {
+    "name": "café \x7f",
+    "rates": [1e-5, 1e16, 0.1, -0.0],
+    "none": None,
+    "inner": {"b": True, "a": float("nan")},
+}
 
 
 @pytest.mark.parametrize("change", [("NaN", "null"), ("1e-05", "1e-06"), ("true", "1")])

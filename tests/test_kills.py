@@ -1,7 +1,8 @@
-"""A kill at any operation on files: the same command goes on, and what it leaves is that of an undisturbed one.
+"""A kill at any operation on files: the same command goes on, and what it leaves is that of an
+undisturbed one.
 
-Each kill is of a process of its own, forked from one that has imported what commands need. A slow test has some of the
-operations of each command, `make test-all` every one.
+Each kill is of a process of its own, forked from one that has imported what commands need. A slow
+test has some of the operations of each command, `make test-all` every one.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ from tests.waiting import PATIENCE_S
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     [
-        *("tests.test_kills", "regbench.benchmark.run", "regbench.instruments.recompute", "regbench.sweeps.local"),
+        *(
+            "tests.test_kills",
+            "regbench.benchmark.run",
+            "regbench.instruments.recompute",
+            "regbench.sweeps.local",
+        ),
         *("regbench.slurm.execute", "regbench.reports.board.site", "regbench.reports.page.page"),
         *("pyarrow.csv", "pyarrow.parquet", "scipy.optimize", "torchvision.models"),
     ]
@@ -51,13 +57,19 @@ SETTINGS = (
 OF_DATA = [setting for setting in SETTINGS if setting.startswith("dataset.")]
 ROWS = {
     "pair": ["method=vicreg,simclr"],
-    "search": ["method=tcr optimizer.base_lr=1 epochs=4 evaluation.protocols=[knn] runtime.checkpoint_epochs=100"],
+    "search": [
+        "method=tcr optimizer.base_lr=1 epochs=4 evaluation.protocols=[knn] "
+        "runtime.checkpoint_epochs=100"
+    ],
 }
 # Each with the command in whose folder it begins, and its words.
 COMMANDS = {
     "prepare": ("", "prepare imagefolder --source-dir images " + " ".join(OF_DATA)),
     "train": ("prepare", "train " + " ".join(SETTINGS) + " method=sigreg epochs=4"),
-    "evaluate": ("train", "evaluate RUN --only measures,retrieval runtime.data_dir=data runtime.loader=torchvision"),
+    "evaluate": (
+        "train",
+        "evaluate RUN --only measures,retrieval runtime.data_dir=data runtime.loader=torchvision",
+    ),
     "sweep": ("prepare", "sweep pair.yaml"),
     "tune": ("prepare", "tune search.yaml --trials 3"),
     "report": ("sweep", "report pair"),
@@ -74,7 +86,8 @@ class Here(Worker):
 
 
 class Operations:
-    """What this process does with the files of a folder; it is killed just before one of these operations.
+    """What this process does with the files of a folder; it is killed just before one of these
+    operations.
 
     Of a file that is written to and is not on the disk yet, half is there then.
     """
@@ -94,7 +107,11 @@ class Operations:
         sys.addaudithook(self.hear)
 
     def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], str | Path) and arguments[2] & (os.O_WRONLY | os.O_RDWR):
+        if (
+            event == "open"
+            and isinstance(arguments[0], str | Path)
+            and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        ):
             self.unsynced = Path(arguments[0]).absolute()
         elif event in ("os.rename", "os.link"):
             self.comes(event, Path(arguments[1]))
@@ -128,12 +145,16 @@ def perform(folder: Path, words: str, killed_at: int | None) -> None:
         Path("../operations").write_text(json.dumps(operations.done))
 
 
-def begin(folder: Path, command: str, killed_at: int | None = None, count: int = 1) -> set[int | None]:
+def begin(
+    folder: Path, command: str, killed_at: int | None = None, count: int = 1
+) -> set[int | None]:
     """Give a command in a process of its own, or in several at once; return their exit codes."""
     words = COMMANDS[command][1]
     for path in folder.glob("runs/manual/*/record.json"):
         words = words.replace("RUN", str(path.parent.relative_to(folder)))
-    processes = [FORKED.Process(target=perform, args=(folder, words, killed_at)) for _ in range(count)]
+    processes = [
+        FORKED.Process(target=perform, args=(folder, words, killed_at)) for _ in range(count)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -141,7 +162,16 @@ def begin(folder: Path, command: str, killed_at: int | None = None, count: int =
     return {process.exitcode for process in processes}
 
 
-SELDOM_EQUAL = {"attempts", "checkpoint", "cost", "created", "finished", "metrics", "seconds", "sha256"}
+SELDOM_EQUAL = {
+    "attempts",
+    "checkpoint",
+    "cost",
+    "created",
+    "finished",
+    "metrics",
+    "seconds",
+    "sha256",
+}
 
 
 def lasting(value: Any) -> Any:
@@ -160,8 +190,14 @@ def content(path: Path) -> Any:
         record = Record.read(path)
         assert record.checkpoint is not None
         state = read_saved(path.parent, record.checkpoint)
-        tensors = [leaf for leaf in tree_leaves([state["network"], state["optimizer"]]) if torch.is_tensor(leaf)]
-        weights = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
+        tensors = [
+            leaf
+            for leaf in tree_leaves([state["network"], state["optimizer"]])
+            if torch.is_tensor(leaf)
+        ]
+        weights = hashlib.sha256(
+            b"".join(tensor.numpy().tobytes() for tensor in tensors)
+        ).hexdigest()
         return found, untimed(record), weights
     return found
 
@@ -171,10 +207,14 @@ OF_ATTEMPTS = re.compile(r"attempts/|logs/|-\d{4}[-.]|runs/(.*/)?[.](?!.*[.]regb
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """What any two runs of a command agree on: files and their contents, but for what each attempt has of its own."""
+    """What any two runs of a command agree on: files and their contents, but for what each
+    attempt has of its own.
+    """
     names = {str(path.relative_to(folder)): path for path in folder.rglob("*")}
     return {
-        name: content(path) if path.is_file() else "" for name, path in names.items() if not OF_ATTEMPTS.search(name)
+        name: content(path) if path.is_file() else ""
+        for name, path in names.items()
+        if not OF_ATTEMPTS.search(name)
     }
 
 
@@ -206,7 +246,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Und
             for number in range(count):
                 stripes(label, number).save(folder / f"{part}{number}.png")
     for name, rows in ROWS.items():
-        (start / f"{name}.yaml").write_text(json.dumps({"description": "ours", "common": SETTINGS, "cells": rows}))
+        (start / f"{name}.yaml").write_text(
+            json.dumps({"description": "ours", "common": SETTINGS, "cells": rows})
+        )
 
     def run(command: str) -> Undisturbed:
         if command not in known:
@@ -223,7 +265,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Und
 
 
 def kill(command: str, undisturbed: Undisturbed, numbers: Sequence[int], place: Path) -> None:
-    """Kill a command just before each of these operations, give it again and look at what it leaves."""
+    """Kill a command just before each of these operations, give it again and look at what it
+    leaves.
+    """
     for number in numbers:
         folder = place / str(number) / "folder"
         shutil.copytree(undisturbed.before, folder)
@@ -236,7 +280,9 @@ def kill(command: str, undisturbed: Undisturbed, numbers: Sequence[int], place: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_killed_command_goes_on(command: str, undisturbed: Callable[[str], Undisturbed], tmp_path: Path) -> None:
+def test_a_killed_command_goes_on(
+    command: str, undisturbed: Callable[[str], Undisturbed], tmp_path: Path
+) -> None:
     """At five operations, from the first to the last."""
     found = undisturbed(command)
     last = len(found.operations) - 1

@@ -40,7 +40,9 @@ def draw(folder: Path, count: int, size_px: int = 32, mode: str = "RGB", first: 
         for i in range(first, first + count):
             rng = np.random.default_rng([label, i])
             shape = (size_px, size_px + i % 3, 3)
-            picture = Image.fromarray(rng.integers(60 * label, 60 * label + 100, shape, dtype=np.uint8))
+            picture = Image.fromarray(
+                rng.integers(60 * label, 60 * label + 100, shape, dtype=np.uint8)
+            )
             picture.convert(mode).save(folder / name / f"{name}_{i:03d}.png")
     return folder
 
@@ -63,28 +65,40 @@ def birds_manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 
 def call(*arguments: str | Path) -> Result:
     """The command, which succeeds."""
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="regbench")
+    result = CliRunner().invoke(
+        main, [str(argument) for argument in arguments], prog_name="regbench"
+    )
     assert result.exit_code == 0, result.output
     return result
 
 
 def refusal(*arguments: str | Path) -> str:
     """The one line in which the command refuses."""
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="regbench")
+    result = CliRunner().invoke(
+        main, [str(argument) for argument in arguments], prog_name="regbench"
+    )
     assert result.exit_code == 2, result.output
     (line,) = result.stderr.splitlines()
     return line
 
 
-# ------------------------------------------------------------------------------------------------- the two commands
+# --------------------------------------------------------------------------------------------------
+# the two commands
 
 
-def test_prepare_then_train(data_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_prepare_then_train(
+    data_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 30))
     call("train", "dataset=imagefolder", "method=vicreg", *QUICK)
     (line,) = [message for message in caplog.messages if message.startswith("chosen to fit: ")]
-    for setting in ("augmentation=small_color", "network=resnet_tiny", "batch_size=64", "optimizer.warmup_epochs=0.5"):
+    for setting in (
+        "augmentation=small_color",
+        "network=resnet_tiny",
+        "batch_size=64",
+        "optimizer.warmup_epochs=0.5",
+    ):
         assert setting in line.split()
     (directory,) = (tmp_path / "runs" / "manual").iterdir()
     record = read_record(directory)
@@ -92,17 +106,24 @@ def test_prepare_then_train(data_dir: Path, tmp_path: Path, caplog: pytest.LogCa
     assert record.status == "done"
     cell = record.cell
     assert cell["dataset"]["num_classes"] == 3
-    assert (cell["dataset"]["image_size"], cell["dataset"]["eval_resize"], cell["dataset"]["channels"]) == (32, 32, 3)
+    assert (
+        cell["dataset"]["image_size"],
+        cell["dataset"]["eval_resize"],
+        cell["dataset"]["channels"],
+    ) == (32, 32, 3)
     assert cell["augmentation"]["name"] == "small_color"
     assert cell["network"]["backbone"] == {"name": "resnet_tiny"}
     assert cell["optimizer"]["warmup_epochs"] == 0.5
     assert {score.split for score in record.scores} == {"tuning", "test"}
     # What was chosen can be given, and is the same cell.
     given = line.removeprefix("chosen to fit: ").split()
-    assert load_run(["dataset=imagefolder", "method=vicreg", *QUICK, *given])[0].id == directory.name
+    assert (
+        load_run(["dataset=imagefolder", "method=vicreg", *QUICK, *given])[0].id == directory.name
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- splits
+# --------------------------------------------------------------------------------------------------
+# splits
 
 
 def opened(birds: Path) -> Contents:
@@ -117,9 +138,21 @@ def files(contents: Contents, split: str) -> list[str]:
     ("folders", "counts", "taken_from"),
     [
         ({"": 20}, (48, 6, 6), ("./, the rest", "./, 0.1 of each class", "./, 0.1 of each class")),
-        ({"train": 20}, (48, 6, 6), ("train/, the rest", "train/, 0.1 of each class", "train/, 0.1 of each class")),
-        ({"train": 20, "val": 3}, (54, 6, 9), ("train/, the rest", "train/, 0.1 of each class", "val/")),
-        ({"train": 20, "test": 3}, (54, 6, 9), ("train/, the rest", "train/, 0.1 of each class", "test/")),
+        (
+            {"train": 20},
+            (48, 6, 6),
+            ("train/, the rest", "train/, 0.1 of each class", "train/, 0.1 of each class"),
+        ),
+        (
+            {"train": 20, "val": 3},
+            (54, 6, 9),
+            ("train/, the rest", "train/, 0.1 of each class", "val/"),
+        ),
+        (
+            {"train": 20, "test": 3},
+            (54, 6, 9),
+            ("train/, the rest", "train/, 0.1 of each class", "test/"),
+        ),
         ({"train": 20, "val": 3, "test": 4}, (60, 9, 12), ("train/", "val/", "test/")),
         ({"": 3}, (3, 3, 3), ("./, the rest", "./, 0.1 of each class", "./, 0.1 of each class")),
     ],
@@ -131,7 +164,9 @@ def test_splits_are_made(
         draw(tmp_path / folder, count, 8, first=100 * number)
     contents = opened(tmp_path)
     assert list(contents.splits) == ["train", "tuning", "test"]
-    for (name, split), count, origin in zip(contents.splits.items(), counts, taken_from, strict=True):
+    for (name, split), count, origin in zip(
+        contents.splits.items(), counts, taken_from, strict=True
+    ):
         assert contents.taken_from[name].startswith(origin)
         assert split.labels.tolist() == [label for label in range(3) for _ in range(count // 3)]
     found = [file for split in contents.splits for file in files(contents, split)]
@@ -152,7 +187,10 @@ def test_folders_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RegbenchError, match="birds/ is missing"):
         opened(tmp_path / "birds")
     (tmp_path / "birds").mkdir()
-    with pytest.raises(RegbenchError, match=r"birds/ has no class folders.*with CLASS/\*\.jpg, or train/CLASS/\*\.jpg"):
+    with pytest.raises(
+        RegbenchError,
+        match=r"birds/ has no class folders.*with CLASS/\*\.jpg, or train/CLASS/\*\.jpg",
+    ):
         opened(tmp_path / "birds")
     draw(tmp_path / "birds" / "val", 3, 8)
     with pytest.raises(RegbenchError, match="train/ is missing"):
@@ -160,21 +198,32 @@ def test_folders_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
     for folder in ("train", "test"):
         draw(tmp_path / "birds" / folder, 3, 8)
     (tmp_path / "birds" / "test" / "ibis").rename(tmp_path / "birds" / "test" / "owl")
-    with pytest.raises(RegbenchError, match=r"test/ lacks 1 classes of train/: ibis; train/ lacks 1 .* test/: owl"):
+    with pytest.raises(
+        RegbenchError, match=r"test/ lacks 1 classes of train/: ibis; train/ lacks 1 .* test/: owl"
+    ):
         opened(tmp_path / "birds")
 
 
 def test_numbers_that_are_given_divide() -> None:
-    cell, _ = load_run(["dataset=imagefolder", "dataset.source.train_per_class=9", "dataset.source.tuning_per_class=4"])
+    cell, _ = load_run(
+        [
+            "dataset=imagefolder",
+            "dataset.source.train_per_class=9",
+            "dataset.source.tuning_per_class=4",
+        ]
+    )
     assert cell.dataset.source == ImageFolder(train_per_class=9, tuning_per_class=4)
 
 
 def test_shares_that_cannot_be_are_refused() -> None:
     for dataset, share in (("imagefolder", "0"), ("cifar10", "0.5"), ("imagefolder", "nan")):
-        assert "held_out" in refusal("train", f"dataset={dataset}", f"dataset.source.held_out={share}")
+        assert "held_out" in refusal(
+            "train", f"dataset={dataset}", f"dataset.source.held_out={share}"
+        )
 
 
-# ---------------------------------------------------------------------------------------- what is chosen by the images
+# ---------------------------------------------------------------------------------------- what is
+# chosen by the images
 
 
 @pytest.mark.parametrize(
@@ -189,12 +238,29 @@ def test_shares_that_cannot_be_are_refused() -> None:
     ],
 )
 def test_what_fits_the_images_is_chosen(
-    image_px: int, grey: bool, expected: tuple[object, ...], birds_manifest: Manifest, tmp_path: Path
+    image_px: int,
+    grey: bool,
+    expected: tuple[object, ...],
+    birds_manifest: Manifest,
+    tmp_path: Path,
 ) -> None:
-    entry: SplitEntry = {**birds_manifest.splits["train"], "image_px": image_px, "grey": grey, "num_samples": 100}
+    entry: SplitEntry = {
+        **birds_manifest.splits["train"],
+        "image_px": image_px,
+        "grey": grey,
+        "num_samples": 100,
+    }
     replace(birds_manifest, name="birds", splits={"train": entry}).save(tmp_path)
-    chosen = fitting(complete({"name": "birds", "source": "imagefolder"}), 256, 5, tmp_path, given=())
-    names = ("augmentation", "network", "dataset.image_size", "dataset.eval_resize", "dataset.channels")
+    chosen = fitting(
+        complete({"name": "birds", "source": "imagefolder"}), 256, 5, tmp_path, given=()
+    )
+    names = (
+        "augmentation",
+        "network",
+        "dataset.image_size",
+        "dataset.eval_resize",
+        "dataset.channels",
+    )
     assert tuple(chosen[name] for name in names) == expected
     assert len(chosen["dataset.mean"]) == len(chosen["dataset.std"]) == expected[-1]
     assert (chosen["dataset.num_classes"], chosen["batch_size"]) == (3, 64)
@@ -237,7 +303,14 @@ def test_the_epochs_have_steps_enough_to_learn_something(
 
 def test_large_grey_images_are_trained_on(data_dir: Path, tmp_path: Path) -> None:
     call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 10, 112, "L"))
-    call("train", "dataset=imagefolder", *QUICK, "evaluation.protocols=[knn]", "evaluation.knn.k=5", "batch_size=8")
+    call(
+        "train",
+        "dataset=imagefolder",
+        *QUICK,
+        "evaluation.protocols=[knn]",
+        "evaluation.knn.k=5",
+        "batch_size=8",
+    )
 
 
 def test_small_files_may_grow_to_any_size(data_dir: Path, tmp_path: Path) -> None:
@@ -258,12 +331,22 @@ def test_what_is_given_wins(data_dir: Path, tmp_path: Path) -> None:
     call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 3, 120, "L"))
     given = ["augmentation=small_grey", "network=resnet50", "batch_size=2", "dataset.mean=[0.1]"]
     cell, _ = load_run(["dataset=imagefolder", "dataset.image_size=64", *given])
-    assert (cell.augmentation.name, cell.network.architecture, cell.batch_size) == ("small_grey", "resnet50", 2)
-    assert (cell.dataset.image_size, cell.dataset.eval_resize, cell.dataset.mean) == (64, 73, (0.1,))
+    assert (cell.augmentation.name, cell.network.architecture, cell.batch_size) == (
+        "small_grey",
+        "resnet50",
+        2,
+    )
+    assert (cell.dataset.image_size, cell.dataset.eval_resize, cell.dataset.mean) == (
+        64,
+        73,
+        (0.1,),
+    )
     cell, _ = load_run(["dataset=imagefolder", "dataset.channels=3", "dataset.image_size=64"])
     assert (cell.augmentation.name, cell.network.architecture) == ("small_color", "resnet_tiny")
     assert len(cell.dataset.mean) == 3
-    assert "batch_size=0 must be a whole number, at least 2" in refusal("train", "dataset=imagefolder", "batch_size=0")
+    assert "batch_size=0 must be a whole number, at least 2" in refusal(
+        "train", "dataset=imagefolder", "batch_size=0"
+    )
 
 
 def test_what_is_published_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -276,13 +359,16 @@ def test_what_is_published_is_left_alone(caplog: pytest.LogCaptureFixture) -> No
     assert caplog.text == ""
 
 
-# ------------------------------------------------------------------------------------------------- warm-up, advice
+# --------------------------------------------------------------------------------------------------
+# warm-up, advice
 
 
 def test_the_warm_up_fits_the_epochs_unless_it_is_given() -> None:
     for epochs, expected in ((1, 0.5), (2, 1.0), (100, 1.0), (0, 1.0)):
         assert load_run([f"epochs={epochs}"])[0].optimizer.warmup_epochs == expected
-    assert "optimizer.warmup_epochs=1 must be less" in refusal("train", "epochs=1", "optimizer.warmup_epochs=1")
+    assert "optimizer.warmup_epochs=1 must be less" in refusal(
+        "train", "epochs=1", "optimizer.warmup_epochs=1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -296,7 +382,9 @@ def test_the_warm_up_fits_the_epochs_unless_it_is_given() -> None:
         (("dataset=in20",), "regbench prepare in20 --source-dir FOLDER"),
     ],
 )
-def test_the_advice_prepares_what_is_missing(overrides: tuple[str, ...], command: str, data_dir: Path) -> None:
+def test_the_advice_prepares_what_is_missing(
+    overrides: tuple[str, ...], command: str, data_dir: Path
+) -> None:
     line = refusal("train", *overrides)
     assert command in line
     assert ("dataset.name" in command) == ("dataset.name" in line)

@@ -97,10 +97,14 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
     code, environment = examples(), dict(os.environ)
     assert code.keys() == GROUPS.keys() == LONGEST.keys()
     for name, group in GROUPS.items():
-        environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path / name), environment.get("PYTHONPATH", "")])
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(tmp_path / name), environment.get("PYTHONPATH", "")]
+        )
         install(tmp_path / name, f"{name}_plugin", code[name], group)
     for name, (kind, module, _) in BROKEN.items():
-        environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path / name), environment["PYTHONPATH"]])
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(tmp_path / name), environment["PYTHONPATH"]]
+        )
         install(tmp_path / name, f"{name}_plugin", module, f"regbench.{kind}s")
     (tmp_path / "gone" / "gone_plugin.py").unlink()
     # The source's preset is the user's; its images are those of the tiny data set.
@@ -112,8 +116,17 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
     for path in (tiny_source / "train").glob("*/*.jpg"):
         (folder / f"{path.parent.name}_{path.name}").symlink_to(path)
     settings = [override for override in TINY if not override.startswith("dataset")]
-    settings += ["method=imq", "network.backbone=convnet", "network.backbone.width=24", "optimizer=nadam"]
-    settings += ["optimizer.base_lr=0.01", "evaluation.protocols=[ncm,retrieval]", "dataset.source.resize_px=24"]
+    settings += [
+        "method=imq",
+        "network.backbone=convnet",
+        "network.backbone.width=24",
+        "optimizer=nadam",
+    ]
+    settings += [
+        "optimizer.base_lr=0.01",
+        "evaluation.protocols=[ncm,retrieval]",
+        "dataset.source.resize_px=24",
+    ]
     settings += [f"runtime.data_dir={tmp_path / 'data'}", f"runtime.runs_dir={tmp_path / 'runs'}"]
     command = [sys.executable, "-c", PREPARE_AND_TRAIN, str(folder), *settings]
     environment["XDG_CONFIG_HOME"] = str(tmp_path / "config")
@@ -125,16 +138,24 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
         assert told.startswith(f"{kind} '{name}_plugin' cannot be loaded: {cause}")
         assert told.endswith(f"remove it: pip uninstall {name}_plugin; all else goes on without it")
         assert f"entry point of regbench.{kind}s" in told
-    assert without_gone.startswith("regbench: method 'gone_plugin' cannot be loaded: ModuleNotFoundError")
+    assert without_gone.startswith(
+        "regbench: method 'gone_plugin' cannot be loaded: ModuleNotFoundError"
+    )
     assert without_half.startswith("regbench: unknown method 'half'")
-    assert "evaluation 'unset_plugin' cannot be loaded: RegbenchError: the setting needed" in without_unset
+    assert (
+        "evaluation 'unset_plugin' cannot be loaded: RegbenchError: the setting needed"
+        in without_unset
+    )
     wanted = "mend it, or give another folder, with CLASS_NUMBER.jpg, several of each class"
     assert line.endswith(f" cannot be used: stray.jpg has no class; {wanted}")
     (path,) = (tmp_path / "runs").glob("*/*/record.json")
     record = json.loads(path.read_bytes())
     assert (record["method"], record["cell"]["dataset"]["source"]["separator"]) == ("imq", "_")
     assert record["cell"]["network"]["backbone"] == {"name": "convnet", "width": 24}
-    assert (record["cell"]["optimizer"]["name"], record["cell"]["optimizer"]["weight_decay"]) == ("nadam", 0.05)
+    assert (record["cell"]["optimizer"]["name"], record["cell"]["optimizer"]["weight_decay"]) == (
+        "nadam",
+        0.05,
+    )
     scores = {score["name"]: score for score in record["scores"]}
     assert {"ncm_top1", "ncm_top5", "retrieval_recall1", "retrieval_recall10"} <= set(scores)
     assert scores["ncm_top1"]["title"] == "nearest class mean top-1"
@@ -150,10 +171,13 @@ def test_the_names_of_our_plug_ins_are_known_without_their_import() -> None:
 REFUSALS = {
     "train method=vicregg": "unknown method 'vicregg'; did you mean vicreg",
     "train method=vicreg,SimCLR": "unknown method 'SimCLR'; did you mean simclr?",
-    "sweep quickstart network.backbone=resnet-50": "unknown backbone 'resnet-50'; did you mean resnet50",
+    "sweep quickstart network.backbone=resnet-50": "unknown backbone 'resnet-50'; did "
+    "you mean resnet50",
     "tune quickstart_tuning optimizer=adamv": "unknown optimizer 'adamv'; did you mean adam",
-    "prepare imagefolder dataset.source=ImageFolder": "unknown source 'ImageFolder'; did you mean imagefolder",
-    "train evaluation.protocols=[knn,probes]": "evaluation.protocols: unknown evaluation 'probes'; did you mean probe",
+    "prepare imagefolder dataset.source=ImageFolder": "unknown source 'ImageFolder'; did "
+    "you mean imagefolder",
+    "train evaluation.protocols=[knn,probes]": "evaluation.protocols: unknown evaluation 'probes'; did "
+    "you mean probe",
     "evaluate runs/a/b --only kn": "--only: unknown evaluation 'kn'; did you mean knn",
 }
 # Here the import of torch fails.
@@ -167,7 +191,9 @@ for command in sys.argv[1:]:
 
 
 def test_a_name_is_refused_before_torch_is_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *REFUSALS], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *REFUSALS], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     for line, refusal in zip(done.stderr.splitlines(), REFUSALS.values(), strict=True):
         assert line.startswith(f"regbench: {refusal}")
@@ -181,7 +207,11 @@ def test_every_setting_of_a_cell_is_listed_with_its_meaning() -> None:
     def leaves(node: object, path: str) -> list[str]:
         if not isinstance(node, dict) or (path in names and not node):
             return [path]
-        return [leaf for key, value in node.items() for leaf in leaves(value, f"{path}.{key}" if path else key)]
+        return [
+            leaf
+            for key, value in node.items()
+            for leaf in leaves(value, f"{path}.{key}" if path else key)
+        ]
 
     plain = cell.plain()
     del plain["method"]

@@ -138,7 +138,10 @@ def test_memory_that_runs_out_ends_the_process_apart_first() -> None:
 
 
 def test_what_a_function_returns_apart_is_plain_data() -> None:
-    assert apart("it", 60, lambda *given: {"given": given, "none": None}, 1, 2.5) == {"given": [1, 2.5], "none": None}
+    assert apart("it", 60, lambda *given: {"given": given, "none": None}, 1, 2.5) == {
+        "given": [1, 2.5],
+        "none": None,
+    }
 
 
 @pytest.mark.parametrize(
@@ -149,7 +152,11 @@ def test_what_a_function_returns_apart_is_plain_data() -> None:
         (raise_, (KeyboardInterrupt(),), "it: KeyboardInterrupt: no message"),
         (object, (), "it: TypeError: Object of type object is not JSON serializable"),
         (os._exit, (0,), "it: its process gave no answer, and ended with exit code 0"),
-        (say_and_die, (), "it: its process gave no answer, and was ended by signal 9: no memory\x1b left"),
+        (
+            say_and_die,
+            (),
+            "it: its process gave no answer, and was ended by signal 9: no memory\x1b left",
+        ),
         (remove_files, (), "it: its process gave no answer, and ended with exit code 0"),
         (str.ljust, ("", 2**25), "it: its process gave no answer, and ended with exit code 0"),
         (time.sleep, (600,), "it has not ended within 1 s"),

@@ -1,4 +1,6 @@
-"""The bundles of results that come with the project fit this version of it, and their pages what they hold."""
+"""The bundles of results that come with the project fit this version of it, and their pages
+what they hold.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,10 @@ def test_the_page_of_many_views_says_what_tukeys_test_tells() -> None:
     above, close = [], {}
     for views, score in ((2, "knn_top1"), (8, "knn_top1"), (2, "linear_top1"), (8, "linear_top1")):
         column = lines[lines.views.isin([0, views]) & (lines.score == score)]  # 0: untrained
-        rows = {label: dict(zip(row.seed, row.value, strict=True)) for label, row in column.groupby("label")}
+        rows = {
+            label: dict(zip(row.seed, row.value, strict=True))
+            for label, row in column.groupby("label")
+        }
         test, at = Tukey(list(rows.values())), list(rows).index
         assert test.rows == 9
         above += test.compare(at("SFRIK (L=1)"), [at("SFRIK (L=2)"), at("SFRIK (L=3)")])
@@ -95,10 +100,15 @@ def test_the_page_of_many_views_says_what_tukeys_test_tells() -> None:
             (close[one, other, views, score],) = test.compare(at(one), [at(other)])
     assert len(above) == 8
     *told, missed = sorted(above, key=lambda found: found.p)
-    differences = f"(p ≤ {told[-1].p:.2g}), and not the {-missed.difference:.1f} points (p = {missed.p:.2g})"
+    differences = (
+        f"(p ≤ {told[-1].p:.2g}), and not the {-missed.difference:.1f} points (p = {missed.p:.2g})"
+    )
     assert f"Tukey's test tells seven of these eight differences from zero {differences}" in text
     assert told[-1].p <= LEVEL < missed.p
-    assert f"lie within {max(abs(found.difference) for found in close.values()):.1f} points of each other" in text
+    assert (
+        f"lie within {max(abs(found.difference) for found in close.values()):.1f} points of each "
+        "other" in text
+    )
     assert "Tukey's test tells none of their twelve differences from zero" in text
     assert min(found.p for found in close.values()) > LEVEL
     second, third = (close[f"SFRIK (L={order})", "VICReg", 8, "linear_top1"].p for order in (2, 3))
@@ -109,7 +119,9 @@ def test_the_page_of_many_views_says_what_tukeys_test_tells() -> None:
 def test_the_page_of_a_study_has_the_means_of_its_scores(name: str) -> None:
     scores = means_of_both(name)
     text = (PAGES / f"{name}.md").read_text()
-    shown = re.findall(r"^\| ([^|]+?)(?: ‡)? \| (\d) \| \**([\d.]+) ± ([\d.]+)\** \|", text, re.MULTILINE)
+    shown = re.findall(
+        r"^\| ([^|]+?)(?: ‡)? \| (\d) \| \**([\d.]+) ± ([\d.]+)\** \|", text, re.MULTILINE
+    )
     assert len(shown) == len(scores) == 55
     for label, seeds, mean, deviation in shown:
         both = list(scores[label].values())
@@ -136,7 +148,10 @@ def test_the_page_of_heuristics_has_the_means_of_its_rows() -> None:
         assert len(shown) == len(rows)
         regularizers += len(rows) == len(columns)
         for (mean, deviation, gain), values in zip(shown, rows, strict=True):
-            assert (mean, deviation) == (f"{statistics.fmean(values):.2f}", f"{statistics.stdev(values):.2f}"), line
+            assert (mean, deviation) == (
+                f"{statistics.fmean(values):.2f}",
+                f"{statistics.stdev(values):.2f}",
+            ), line
             if gain:
                 expected = statistics.fmean(values) - statistics.fmean(rows[0])
                 assert float(gain.replace("−", "-")) == pytest.approx(expected, abs=0.051), line
@@ -145,7 +160,9 @@ def test_the_page_of_heuristics_has_the_means_of_its_rows() -> None:
 
 @pytest.mark.slow
 def test_the_tables_of_the_mechanisms_are_what_its_script_prints(tmp_path: Path) -> None:
-    """The script draws every figure that the page shows, and the page has every line that it prints."""
+    """The script draws every figure that the page shows, and the page has every line that it
+    prints.
+    """
     script = [sys.executable, str(PAGES / "mechanisms.py"), str(RESULTS), str(tmp_path)]
     printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout
     page = (PAGES / "mechanisms.md").read_text()

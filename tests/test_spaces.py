@@ -17,7 +17,9 @@ from regbench.spaces import Choice, Range, spread
     [(Range(1, 100), 10), (Range(1, 100, "linear"), 50.5), (Range(0.01, 0.99, "logit"), 0.5)],
 )
 def test_positions_are_even_on_the_scale(space: Range, middle: float) -> None:
-    assert (space.value(0), space.value(0.5), space.value(1)) == pytest.approx((space.low, middle, space.high))
+    assert (space.value(0), space.value(0.5), space.value(1)) == pytest.approx(
+        (space.low, middle, space.high)
+    )
     for position in (-0.5, 0.0, 0.3, 1.2):
         assert space.position(space.value(position)) == pytest.approx(position, abs=0.005)
 
@@ -35,7 +37,9 @@ def test_nothing_lies_beyond_the_bounds_that_there_are() -> None:
 
 
 def test_shifted_points_are_as_even_and_are_others() -> None:
-    """Of 64 points each eighth of an axis has some 8, whatever the shift, and random ones would have 3 to 14."""
+    """Of 64 points each eighth of an axis has some 8, whatever the shift, and random ones would
+    have 3 to 14.
+    """
     found = []
     for shift in (0, 1, 2):
         points = np.array([spread(index, 2, shift) for index in range(64)])
@@ -70,7 +74,9 @@ def test_a_range_moves_with_the_sizes_that_it_names(n: int, q: int) -> None:
         (0.5, 1, {"scale": "logit"}, "between 0 and 1"),
     ],
 )
-def test_an_impossible_range_is_refused(low: float, high: float, more: dict[str, Any], match: str) -> None:
+def test_an_impossible_range_is_refused(
+    low: float, high: float, more: dict[str, Any], match: str
+) -> None:
     with pytest.raises(RegbenchError, match=match):
         Range(low, high, **more)
 

@@ -18,7 +18,10 @@ def main_folder(data_dir: Path) -> Path:
 
 
 def write_voc07(data_dir: Path) -> None:
-    """Noisy pictures whose hue tells, more or less, which classes are in them; each image has two, one of them easy."""
+    """Noisy pictures whose hue tells, more or less, which classes are in them.
+
+    Each image has two, one of them easy.
+    """
     rng = np.random.default_rng(7)
     images = main_folder(data_dir).parents[1] / "JPEGImages"
     for folder in (main_folder(data_dir), images):
@@ -32,7 +35,9 @@ def write_voc07(data_dir: Path) -> None:
             hue = np.array([np.sin(easy), np.sin(2 * easy + 1), np.cos(3 * easy)])
             size = tuple(rng.integers(24, 40, 2))
             pixels = 128 + 60 * hue + rng.normal(0, 25, (*size, 3))
-            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(images / f"{first + i:06d}.jpg", quality=92)
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(
+                images / f"{first + i:06d}.jpg", quality=92
+            )
         for column, name in enumerate(CLASSES):
             lines = [f"{first + i:06d} {presence[i, column]:2d}\n" for i in range(count)]
             (main_folder(data_dir) / f"{name}_{split}.txt").write_text("".join(lines))

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 
 PATIENCE_S = 900.0
-"""When a test gives up: long after what it waits for has come, so that only one that hangs gets there."""
+"""When a test gives up: long after what it waits for has come, so that only one that hangs gets
+there.
+"""
 
 
 def wait_for(condition: Callable[[], object]) -> None:

@@ -1,6 +1,7 @@
 """A challenge: a new loss is tuned and trained as the rows of a track were, and placed among them.
 
-Everything lies in one folder below the runs folder, so that the same call goes on where an earlier one was stopped:
+Everything lies in one folder below the runs folder, so that the same call goes on where an earlier
+one was stopped:
 
 - `plug_in/`: the copy of the loss.
 - `track/shipped/`: the rows of the track, unpacked.
@@ -77,11 +78,12 @@ class Challenge:
         rounds = sum(math.ceil(count / parallel) for count in phases)
         minutes = sum(record.cost.train_s or 0 for record in self.shipped) / len(self.shipped) / 60
         return (
-            f"{phases[0]} shipped cells again, {phases[1]} configurations of {self.label}, {finals} further seeds of "
-            f"the best: {sum(phases)} trainings; then up to {further} seeds while a verdict is open.\n"
-            f"The shipped rows took {minutes:.1f} minutes a training ({self.shipped[0].environment.get('hardware')}). "
-            f"At that speed, {parallel} at a time, it is {rounds * minutes:.0f} to "
-            f"{(rounds + further) * minutes:.0f} minutes."
+            f"{phases[0]} shipped cells again, {phases[1]} configurations of {self.label}, "
+            f"{finals} further seeds of the best: {sum(phases)} trainings; then up to {further} "
+            f"seeds while a verdict is open.\nThe shipped rows took {minutes:.1f} minutes a "
+            f"training ({self.shipped[0].environment.get('hardware')}). At that speed, {parallel} "
+            f"at a time, it is {rounds * minutes:.0f} to {(rounds + further) * minutes:.0f} "
+            "minutes."
         )
 
     def run(self, wait: Wait | None, say: Callable[[str], None] = log.info) -> Placing | None:
@@ -102,7 +104,9 @@ class Challenge:
         # The file states them, as it does for the rows: a challenger may not take more.
         options = {"final_seeds": None, "leading": None, "trials": None, "repeats": None}
         path = self.folder / f"{self.folder.name}.yaml"
-        final = run_tuning(str(path), self.overrides, wait, say, **options, unequal=False, oversized=False)
+        final = run_tuning(
+            str(path), self.overrides, wait, say, **options, unequal=False, oversized=False
+        )
         # Slurm works on both at the same time, so both were begun before this.
         if again is None or final is None:
             return None
@@ -127,16 +131,19 @@ class Challenge:
     def _place(self) -> Placing:
         """Read what is finished and compare it with the rows."""
         summary = _summary([self.folder / "track" / "shipped", self.folder])
-        # Rows of another task are in another summary, so a challenger of other settings is not in this one.
+        # Rows of another task are in another summary, so a challenger of other settings is not in
+        # this one.
         own = next((row for row in summary.rows if row.label == self.label), None)
         if own is None:
             raise RegbenchError(
-                f"{self.folder}: the settings of the shipped rows are not those of this version's track"
+                f"{self.folder}: the settings of the shipped rows are not those of this version's "
+                "track"
             )
         name = summary.headline
         if own.diverged or name is None:
             raise RegbenchError(
-                f"{self.label} diverged with {own.diverged} of its seeds, and has no place; {self.folder}"
+                f"{self.label} diverged with {own.diverged} of its seeds, and has no place; "
+                f"{self.folder}"
             )
         trained, untrained = {}, {}
         for row in summary.rows:
@@ -150,10 +157,17 @@ class Challenge:
                 trained[row.name] = scores
         shifts = []
         for record in self.shipped:
-            here = read_record(Path(self.repeated.runtime.runs_dir) / self.repeated.name / record.cell_id)
-            before, now = record.score(name, "test"), None if here is None else here.score(name, "test")
+            here = read_record(
+                Path(self.repeated.runtime.runs_dir) / self.repeated.name / record.cell_id
+            )
+            before, now = (
+                record.score(name, "test"),
+                None if here is None else here.score(name, "test"),
+            )
             if before is None or now is None:
-                raise RegbenchError(f"{record.label} diverged here, and not where the rows are from; {self.folder}")
+                raise RegbenchError(
+                    f"{record.label} diverged here, and not where the rows are from; {self.folder}"
+                )
             shifts.append(now - before)
         scores = list(own.by_unit(name).values())
         found = verdicts(scores, trained, untrained, shifts)
@@ -177,8 +191,12 @@ class Challenge:
 
 
 @contextmanager
-def prepared(loss: object, track: str | Track, overrides: Sequence[str]) -> Iterator[Challenge | SmokeTest]:
-    """Prepare a challenge, or find one that has begun. The loss is a method for as long as the context lasts.
+def prepared(
+    loss: object, track: str | Track, overrides: Sequence[str]
+) -> Iterator[Challenge | SmokeTest]:
+    """Prepare a challenge, or find one that has begun.
+
+    The loss is a method for as long as the context lasts.
 
     Args:
         loss: `my_loss.py`, `my_loss.py:Name`, or a class or function that is defined in a file.
@@ -186,12 +204,15 @@ def prepared(loss: object, track: str | Track, overrides: Sequence[str]) -> Iter
         overrides: Settings of the runtime and the cluster; all others are the track's.
 
     Raises:
-        RegbenchError: If the file holds no loss, its name is that of a row, or a setting is the track's.
+        RegbenchError: If the file holds no loss, its name is that of a row, or a setting is the
+            track's.
         CodeFailed: If the code of the file fails.
     """
     for override in overrides:
         if not override.startswith(("runtime.", "cluster")):
-            raise RegbenchError(f"{override}: the track decides it; give runtime.* and cluster.* alone")
+            raise RegbenchError(
+                f"{override}: the track decides it; give runtime.* and cluster.* alone"
+            )
     file = LossFile.of(loss)
     if isinstance(track, str):
         if track == SMOKE:
@@ -207,7 +228,9 @@ def prepared(loss: object, track: str | Track, overrides: Sequence[str]) -> Iter
     with file.on_path(plug_in), entered(file, plug_in) as method:
         # Rows of one label would be put together, and their seeds taken for those of one method.
         if method.label in {record.label for record in bundle.records}:
-            raise RegbenchError(f"{file.path}: {method.label!r} is a row of the track; give it another title")
+            raise RegbenchError(
+                f"{file.path}: {method.label!r} is a row of the track; give it another title"
+            )
         unpack(bundle, folder / "track" / "shipped")
         path = folder / f"{folder.name}.yaml"
         budget = max(choice.budget for choice in bundle.choices.values())
@@ -219,7 +242,11 @@ def prepared(loss: object, track: str | Track, overrides: Sequence[str]) -> Iter
         cells = tuple(Cell.stored(record.cell) for record in shipped)
         machine = replace(tuning.runtime, runs_dir=str(folder / "track" / "machine"))
         repeated = replace(
-            tuning, name="repeated", cells=cells, runtime=machine, clusters=tuning.clusters[:1] * len(cells)
+            tuning,
+            name="repeated",
+            cells=cells,
+            runtime=machine,
+            clusters=tuning.clusters[:1] * len(cells),
         )
         yield Challenge(folder, method.label, overrides, tuning, shipped, repeated)
 

@@ -31,7 +31,9 @@ class ExpectedTable:
             rows.setdefault(record.label, []).append(record)
         shipped = [Configuration(tuple(records)) for records in rows.values()]
         # Methods come before references, the best of each first.
-        self._shipped = sorted(shipped, key=lambda row: (row.is_reference, -mean_of(row, "linear_top1")))
+        self._shipped = sorted(
+            shipped, key=lambda row: (row.is_reference, -mean_of(row, "linear_top1"))
+        )
         self._here: dict[str, list[Record]] = {}
         self._failed: list[str] = []
         self._lines_below = 0
@@ -49,11 +51,15 @@ class ExpectedTable:
         for title in _SCORES.values():
             headers += [f"{title}\nshipped", "\nhere"]
         seeds = max(len(row.records) for row in self._shipped)
-        note = f"shipped: mean ± standard deviation of {seeds} seeds on {self._hardware}; here: this machine"
+        note = (
+            f"shipped: mean ± standard deviation of {seeds} seeds on {self._hardware}; here: this "
+            "machine"
+        )
         return "\n".join([tabulate(rows, headers, disable_numparse=True), note, *self._failed])
 
     def announce(self, status: CellStatus, finished: int, count: int) -> None:
-        """Print the table with a cell that has ended, in place of the one before where that is the last thing printed.
+        """Print the table with a cell that has ended, in place of the one before where that is the
+        last thing printed.
 
         Args:
             status: How the cell ended.
@@ -72,7 +78,9 @@ class ExpectedTable:
 
 
 def _cell(row: Configuration, score: str) -> str:
-    """Write the mean of a score over seeds with its standard deviation; "" for a row without cells."""
+    """Write the mean of a score over seeds with its standard deviation; "" for a row without
+    cells.
+    """
     found = row.score(score)
     if found is None:
         return "diverged" if row.records else ""

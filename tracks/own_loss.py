@@ -1,7 +1,9 @@
-"""A loss in a file of its own, as a plug-in: a regularizer, or a plain function or `nn.Module` of two embeddings.
+"""A loss in a file of its own, as a plug-in: a regularizer, or a plain function or `nn.Module` of
+two embeddings.
 
-The processes of a sweep find methods by entry points. So the file is copied into a folder that looks like an installed
-distribution, and the folder is put on Python's path. The copy stays as it is when the file is edited.
+The processes of a sweep find methods by entry points. So the file is copied into a folder that
+looks like an installed distribution, and the folder is put on Python's path. The copy stays as it
+is when the file is edited.
 
 Shapes: N = images in the batch (n), Q = embedding dimension (q).
 """
@@ -57,7 +59,8 @@ class LossFile:
 
     @classmethod
     def of(cls, loss: object) -> LossFile:
-        """Read the file of a loss, given as `my_loss.py`, `my_loss.py:Name`, or as a class or function.
+        """Read the file of a loss, given as `my_loss.py`, `my_loss.py:Name`, or as a class or
+        function.
 
         Raises:
             RegbenchError: If there is no such file.
@@ -69,7 +72,9 @@ class LossFile:
             try:
                 name = inspect.getfile(loss)  # type: ignore[arg-type]
             except (OSError, TypeError) as error:
-                raise RegbenchError(f"{loss!r} is in no file; save it in one, and give that") from error
+                raise RegbenchError(
+                    f"{loss!r} is in no file; save it in one, and give that"
+                ) from error
         path = Path(name)
         if path.suffix != ".py" or not path.is_file():
             raise RegbenchError(f"there is no file {name}; give my_loss.py, or my_loss.py:Name")
@@ -85,7 +90,9 @@ class LossFile:
 
     @property
     def module(self) -> str:
-        """The name of the copy, another for each text: what an edited file trains is no run of the former one."""
+        """The name of the copy, another for each text: what an edited file trains is no run of
+        the former one.
+        """
         sha256 = hashlib.sha256(f"{self.chosen}\n{self.source}".encode()).hexdigest()
         return f"{self.name[:60]}_{sha256[:8]}"  # part of a folder's name
 
@@ -117,7 +124,8 @@ class LossFile:
 
     @contextmanager
     def loaded(self, folder: Path) -> Iterator[Regularizer]:
-        """Run the file: its loss is a method of this process, and of those that it starts, while the context lasts.
+        """Run the file: its loss is a method of this process, and of those that it starts, while
+        the context lasts.
 
         Args:
             folder: Folder for the copy.
@@ -136,7 +144,9 @@ class LossFile:
                 yield self._loaded(before)
             finally:
                 # Another file may hold a loss of the same name.
-                for name in {METHODS.name(METHODS.build(name)) for name in set(METHODS.names()) - before}:
+                for name in {
+                    METHODS.name(METHODS.build(name)) for name in set(METHODS.names()) - before
+                }:
                     METHODS.unregister(name)
                 sys.modules.pop(self.module, None)
 
@@ -148,7 +158,9 @@ class LossFile:
         new = sorted(set(METHODS.names()) - before)
         if len(new) != 1:
             found = ", ".join(new) or "none"
-            raise RegbenchError(f"{self.path} must register one method with @register(NAME), and registers {found}")
+            raise RegbenchError(
+                f"{self.path} must register one method with @register(NAME), and registers {found}"
+            )
         return METHODS.build(new[0])
 
 
@@ -157,7 +169,8 @@ class Plain(Regularizer):
 
     Attributes:
         loss_of: The function, or the class of the module.
-        whole: Hyperparameters that are whole by default, and of which no annotation says that others are.
+        whole: Hyperparameters that are whole by default, and of which no annotation says that
+            others are.
     """
 
     loss_of: ClassVar[Callable[..., Any]]
@@ -168,7 +181,8 @@ class Plain(Regularizer):
         """Make the loss with its hyperparameters, where the embeddings `z_NQ` are."""
         settings = dataclasses.asdict(self)  # type: ignore[call-overload]
         for name in self.whole:
-            # It may count something, as the width of a layer does. What a search tries between stays as it is.
+            # It may count something, as the width of a layer does. What a search tries between
+            # stays as it is.
             if float(settings[name]).is_integer():
                 settings[name] = int(settings[name])
         if not inspect.isclass(self.loss_of):
@@ -176,7 +190,9 @@ class Plain(Regularizer):
         made: Any = self.loss_of(**settings)
         module: nn.Module = made.to(z_NQ)  # buffers too have to be where the embeddings are
         if list(module.parameters()):
-            raise RegbenchError(f"{self.label} has parameters, which nobody would train; a loss must have none")
+            raise RegbenchError(
+                f"{self.label} has parameters, which nobody would train; a loss must have none"
+            )
         return module
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
@@ -185,7 +201,8 @@ class Plain(Regularizer):
 
 
 def enter(module_name: str, name: str, chosen: str) -> None:
-    """Register the loss in a module under a name, unless it has registered itself; the copy of a file ends with this.
+    """Register the loss in a module under a name, unless it has registered itself; the copy of a
+    file ends with this.
 
     Raises:
         RegbenchError: If the module holds none, or several.
@@ -195,8 +212,16 @@ def enter(module_name: str, name: str, chosen: str) -> None:
     if chosen:
         own = {key: value for key, value in own.items() if key == chosen}
     kinds: tuple[list[Any], ...] = (
-        [value for value in own.values() if inspect.isclass(value) and issubclass(value, Regularizer)],
-        [value for value in own.values() if inspect.isclass(value) and issubclass(value, nn.Module)],
+        [
+            value
+            for value in own.values()
+            if inspect.isclass(value) and issubclass(value, Regularizer)
+        ],
+        [
+            value
+            for value in own.values()
+            if inspect.isclass(value) and issubclass(value, nn.Module)
+        ],
         [value for value in own.values() if inspect.isfunction(value)],
     )
     regularizers, *plain = kinds
@@ -206,12 +231,16 @@ def enter(module_name: str, name: str, chosen: str) -> None:
     losses = next(filter(None, plain), [])
     if len(losses) != 1:
         names = ", ".join(loss.__name__ for loss in losses) or "none"
-        raise RegbenchError(f"it must hold one loss of two embeddings, and holds {names}; give FILE:NAME")
+        raise RegbenchError(
+            f"it must hold one loss of two embeddings, and holds {names}; give FILE:NAME"
+        )
     register(name)(_wrapped(losses[0]))
 
 
 def _own(module: ModuleType) -> dict[str, Any]:
-    """Return what a module defines itself, without what it imports and what begins with an underscore."""
+    """Return what a module defines itself, without what it imports and what begins with an
+    underscore.
+    """
     found = {}
     for key, value in vars(module).items():
         if getattr(value, "__module__", None) == module.__name__ and not key.startswith("_"):
@@ -220,7 +249,9 @@ def _own(module: ModuleType) -> dict[str, Any]:
 
 
 def _wrapped(loss: Any) -> type[Regularizer]:
-    """Make the regularizer of a function, or of a class of modules: its hyperparameters are those with a default."""
+    """Make the regularizer of a function, or of a class of modules: its hyperparameters are
+    those with a default.
+    """
     parameters = list(inspect.signature(loss).parameters.values())
     # The embeddings come first; those of a module are arguments of its call.
     settings = parameters if inspect.isclass(loss) else parameters[2:]
@@ -229,7 +260,9 @@ def _wrapped(loss: Any) -> type[Regularizer]:
         kind = type(parameter.default)
         if kind not in (bool, int, float, str):
             what = f"{loss.__name__}: the default of {parameter.name}"
-            raise RegbenchError(f"{what} must be a number, a switch or text, so that it is a hyperparameter")
+            raise RegbenchError(
+                f"{what} must be a number, a switch or text, so that it is a hyperparameter"
+            )
         default = parameter.default
         # `weight=25` is no statement that only whole numbers make sense; `weight: int = 25` is.
         if kind is int and parameter.annotation not in (int, "int"):

@@ -68,29 +68,51 @@ class Placing:
     def claim(self) -> str:
         """Sentence that may be claimed."""
         beaten = [verdict.label for verdict in worded(self.verdicts, "better than")]
-        held = f"{self.label} is better than {', '.join(beaten)}" if beaten else "better than no row"
+        held = (
+            f"{self.label} is better than {', '.join(beaten)}" if beaten else "better than no row"
+        )
         return f"{held} (all verdicts together hold in {100 - 100 * LEVEL:.0f} of 100 challenges)"
 
     @property
     def next_claim(self) -> str:
         """Sentence on what it would take to tell one more row; empty if all are told."""
         untold = worded(self.verdicts, "not told from")
-        possible = [(verdict.seeds, verdict.label) for verdict in untold if verdict.seeds is not None]
+        possible = [
+            (verdict.seeds, verdict.label) for verdict in untold if verdict.seeds is not None
+        ]
         if possible:
             seeds, label = min(possible)  # the row that takes the fewest seeds
-            return f"with the means as they are, about {seeds - self.seeds} more seeds tell it from {label}"
+            return (
+                f"with the means as they are, about {seeds - self.seeds} more seeds tell it from "
+                f"{label}"
+            )
         if untold:
-            return "no number of its seeds tells another row: the rows' own seeds and the machines are too uncertain"
+            return (
+                "no number of its seeds tells another row: the rows' own seeds and the machines "
+                "are too uncertain"
+            )
         return ""
 
     def __str__(self) -> str:
         """Lay it out for a terminal."""
         rows = []
         for verdict in self.verdicts:
-            low, high = verdict.difference - verdict.half_width, verdict.difference + verdict.half_width
-            rows.append([verdict.words, verdict.label, f"{verdict.difference:+.2f}", f"{low:+.2f} to {high:+.2f}"])
+            low, high = (
+                verdict.difference - verdict.half_width,
+                verdict.difference + verdict.half_width,
+            )
+            rows.append(
+                [
+                    verdict.words,
+                    verdict.label,
+                    f"{verdict.difference:+.2f}",
+                    f"{low:+.2f} to {high:+.2f}",
+                ]
+            )
         # tabulate would take "+0.10" for a number, and print 0.1.
-        table = tabulate(rows, [self.label + " is", "row", "points", "interval"], disable_numparse=True)
+        table = tabulate(
+            rows, [self.label + " is", "row", "points", "interval"], disable_numparse=True
+        )
         best, worst = self.places
         mean = statistics.fmean(self.values)
         shifts = ", ".join(f"{shift:+.2f}" for shift in self.shifts)
@@ -105,7 +127,8 @@ class Placing:
             f"next: {self.next_claim}" if self.next_claim else "",
             f"share of the way to labels: {self.share:.0f} %" if self.share is not None else "",
             *measured,
-            f"repeated cells scored {shifts} points more here than where the rows are from; it is in the intervals",
+            f"repeated cells scored {shifts} points more here than where the rows are from; it is "
+            "in the intervals",
             f"report: {self.page}",
             f"bundle: {self.bundle}",
         ]

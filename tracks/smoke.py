@@ -1,4 +1,6 @@
-"""The track `minute`: whether a loss keeps the rules of losses and learns anything, before a challenge of an hour."""
+"""The track `minute`: whether a loss keeps the rules of losses and learns anything, before a
+challenge of an hour.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,15 @@ from regbench.tracks.stand_in import ask, compute_once, entered
 log = logging.getLogger("regbench")
 
 SMOKE = "minute"
-"""The track and its preset: a row of the untrained network, and then one in whose place the loss is trained."""
+"""The track and its preset: a row of the untrained network, and then one in whose place the
+loss is trained.
+"""
 
 RULES = ("gradient", "order of images", "views matter", "float32", "half precision", "finite")
-"""The checks of conformance that say whether a loss is one. The others are about what its metadata claim."""
+"""The checks of conformance that say whether a loss is one.
+
+The others are about what its metadata claim.
+"""
 
 # An effective rank of 1 is a single point or line.
 _COLLAPSED = 2.0
@@ -36,7 +43,8 @@ class Smoke:
     """The outcome of the track `minute`.
 
     Attributes:
-        findings: Findings, one for each thing that was looked at: whether it is well, its name, and the numbers.
+        findings: Findings, one for each thing that was looked at: whether it is well, its name, and
+            the numbers.
     """
 
     findings: Sequence[tuple[bool, str, str]]
@@ -59,7 +67,8 @@ class SmokeTest:
     Attributes:
         method: The stand-in for the loss, with its defaults.
         grid: The untrained network, and the loss.
-        check: Checks the loss in a process of its own: for each of `RULES` that applies the deviation and its place.
+        check: Checks the loss in a process of its own: for each of `RULES` that applies the
+            deviation and its place.
     """
 
     method: Regularizer
@@ -80,7 +89,9 @@ class SmokeTest:
         for rule, error, where in self.check():
             _, bound, _ = CHECKS[rule]
             result = CheckResult(rule, bound, error, where)
-            findings.append((result.ok, rule, f"deviation {error:.2g}, {bound:g} is allowed ({where})"))
+            findings.append(
+                (result.ok, rule, f"deviation {error:.2g}, {bound:g} is allowed ({where})")
+            )
         statuses = run_grid(self.grid, wait, say, oversized=False)
         refuse_unfinished(statuses, self.grid)
         if statuses is None:
@@ -95,7 +106,11 @@ def _learned(before: Record, after: Record) -> Iterator[tuple[bool, str, str]]:
     """Compare the trained loss with the untrained network."""
     # A run that diverged in its first epoch has logged no rank.
     rank = after.at_end.get("effective_rank", 0.0)
-    yield after.status == "done" and rank > _COLLAPSED, "not collapsed", f"{after.status}, effective rank {rank:.1f}"
+    yield (
+        after.status == "done" and rank > _COLLAPSED,
+        "not collapsed",
+        f"{after.status}, effective rank {rank:.1f}",
+    )
     for score in before.scores:
         if score.name == "linear_top1" and score.split == "test":
             value = after.score(score.name, "test") or 0.0

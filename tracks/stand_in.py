@@ -1,7 +1,8 @@
-"""A method that stands in for the loss of a file: the file itself runs in processes of its own alone.
+"""A method that stands in for the loss of a file: the file itself runs in processes of its own
+alone.
 
-What such a process says is data that are checked here: names, settings, scores. See `regbench.processes.apart` for what
-a file can do about it.
+What such a process says is data that are checked here: names, settings, scores. See
+`regbench.processes.apart` for what a file can do about it.
 """
 
 from __future__ import annotations
@@ -32,17 +33,26 @@ from regbench.spaces import Choice, Range
 from regbench.tracks.own_loss import LossFile, Plain
 
 LIMIT_S = 600.0
-"""Time in which a file has to be loaded and to answer a question, such as whether it keeps the rules of losses."""
+"""Time in which a file has to be loaded and to answer a question, such as whether it keeps the
+rules of losses.
+"""
 
 
 RECOMPUTE_LIMIT_S = 2 * 3600.0
-"""Time in which a cell of a file's loss has to be computed again: its training took ten minutes at most there."""
+"""Time in which a cell of a file's loss has to be computed again: its training took ten minutes
+at most there.
+"""
 
 
 def ask(
-    file: LossFile, folder: Path, function: Callable[..., Any], *arguments: Any, limit_s: float | None = None
+    file: LossFile,
+    folder: Path,
+    function: Callable[..., Any],
+    *arguments: Any,
+    limit_s: float | None = None,
 ) -> Any:
-    """Call a function of a file's method in a process of its own, and return what it returns, as JSON has it.
+    """Call a function of a file's method in a process of its own, and return what it returns, as
+    JSON has it.
 
     Args:
         file: The file.
@@ -55,11 +65,17 @@ def ask(
         RegbenchError: If the file holds no loss, or the function refuses.
         CodeFailed: If the code of the file does anything else.
     """
-    FORKED.set_forkserver_preload(["regbench.sweeps.preload"])  # jobs are forked from the same server
-    return apart(str(file.path), limit_s or LIMIT_S, _with_loaded, file, folder, function, arguments)
+    FORKED.set_forkserver_preload(
+        ["regbench.sweeps.preload"]
+    )  # jobs are forked from the same server
+    return apart(
+        str(file.path), limit_s or LIMIT_S, _with_loaded, file, folder, function, arguments
+    )
 
 
-def _with_loaded(file: LossFile, folder: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _with_loaded(
+    file: LossFile, folder: Path, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Any:
     copy = folder.resolve() / f"{file.module}.py"
     # Where the caller has it for its jobs, it would be an entry point like others.
     sys.path[:] = [path for path in sys.path if path != str(copy.parent)]
@@ -70,7 +86,9 @@ def _with_loaded(file: LossFile, folder: Path, function: Callable[..., Any], arg
         raise
     except BaseException as error:  # an exit, too
         # Its lines are those of the file.
-        raise CodeFailed(f"{file.path}: {one_line(error, str(copy))}".replace(copy.name, file.path.name)) from error
+        raise CodeFailed(
+            f"{file.path}: {one_line(error, str(copy))}".replace(copy.name, file.path.name)
+        ) from error
 
 
 def compute_once(method: Regularizer, n: int, q: int) -> None:
@@ -88,7 +106,10 @@ def compute_once(method: Regularizer, n: int, q: int) -> None:
     loss = method(*views)
     for name, term in loss.terms.items():
         if term.ndim:
-            raise RegbenchError(f"{method.label}: {name} must be a scalar, not a tensor of shape {tuple(term.shape)}")
+            raise RegbenchError(
+                f"{method.label}: {name} must be a scalar, not a tensor of shape "
+                f"{tuple(term.shape)}"
+            )
     loss.total.backward()
     call = method.made(views[0]) if isinstance(method, Plain) else method
     with seeded(0):
@@ -109,7 +130,8 @@ def recompute_apart(
 
     Args:
         file: The file.
-        record: Record of the cell; the other arguments, too, are those of `regbench.instruments.recompute.recompute`.
+        record: Record of the cell; the other arguments, too, are those of
+            `regbench.instruments.recompute.recompute`.
         folder: Folder to compute in.
         weights: Whether there are weights.
         overrides: Settings of the runtime.
@@ -156,8 +178,13 @@ def _facts(method: Regularizer, given: Mapping[str, Any] | None) -> dict[str, An
     if method.space is not None:
         space = {}
         for name, each in method.space.items():
-            fields = {field.name: (getattr(each, field.name), field.default) for field in dataclasses.fields(each)}
-            space[name] = {key: value for key, (value, default) in fields.items() if value != default}
+            fields = {
+                field.name: (getattr(each, field.name), field.default)
+                for field in dataclasses.fields(each)
+            }
+            space[name] = {
+                key: value for key, (value, default) in fields.items() if value != default
+            }
     return {
         "name": METHODS.name(method),
         "label": method.label,
@@ -180,7 +207,10 @@ class StandIn(Regularizer):
     has_code = False
 
     def __post_init__(self) -> None:
-        """Refuse the settings that the file refuses; the others get the types that they have there."""
+        """Refuse the settings that the file refuses.
+
+        The others get the types that they have there.
+        """
         for name, value in self._facts.settings.items():
             object.__setattr__(self, name, value)
 
@@ -205,7 +235,8 @@ class StandIn(Regularizer):
 
 @contextmanager
 def entered(file: LossFile, folder: Path) -> Iterator[StandIn]:
-    """Let a stand-in for the loss of a file be a method of this process for as long as the context lasts.
+    """Let a stand-in for the loss of a file be a method of this process for as long as the context
+    lasts.
 
     Args:
         file: The file.
@@ -223,7 +254,9 @@ def entered(file: LossFile, folder: Path) -> Iterator[StandIn]:
     def facts_of(given: Mapping[str, Any] | None) -> Facts:
         key = json.dumps(given)
         if key not in known:
-            known[key] = settings.from_plain(Facts, ask(file, folder, _facts, given), f"{file.path}: ")
+            known[key] = settings.from_plain(
+                Facts, ask(file, folder, _facts, given), f"{file.path}: "
+            )
             known[json.dumps(known[key].settings)] = known[key]
         return known[key]
 

@@ -1,4 +1,6 @@
-"""Tracks, and what a challenge begins with: its folder, the shipped rows in it, and the challenger's sweep."""
+"""Tracks, and what a challenge begins with: its folder, the shipped rows in it, and the
+challenger's sweep.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class Track:
 
     Attributes:
         name: Name that a user writes.
-        sweep: The preset or file of the tuning that gave the rows. What its cells have in common is the challenger's.
+        sweep: The preset or file of the tuning that gave the rows. What its cells have in common is
+            the challenger's.
         bundle: The finished cells.
     """
 
@@ -55,7 +58,9 @@ def unpack(bundle: Bundle, folder: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         write_config(place.parent, record.cell)
         if record.metrics is not None:
-            write_bytes(_inside(place.parent, record.metrics.file), bundle.histories[record.cell_id])
+            write_bytes(
+                _inside(place.parent, record.metrics.file), bundle.histories[record.cell_id]
+            )
         write_text(place, record.text())
     for path, choice in choices.items():
         if not path.exists():
@@ -63,14 +68,18 @@ def unpack(bundle: Bundle, folder: Path) -> None:
 
 
 def _inside(folder: Path, path: str | Path) -> Path:
-    """Return a path below a folder; refuse one of other parts than names, which might lead out of it."""
+    """Return a path below a folder.
+
+    Refuse one of other parts than names, which might lead out of it.
+    """
     for part in Path(path).parts or ("",):
         refuse_name("a file of the bundle", part)
     return folder / path
 
 
 def write_sweep(track: Track, method: Regularizer, budget: int, path: Path) -> None:
-    """Write the file of the challenger's tuning: the settings of the track, and as many configurations as others had.
+    """Write the file of the challenger's tuning: the settings of the track, and as many
+    configurations as others had.
 
     Args:
         track: The track.
@@ -84,13 +93,18 @@ def write_sweep(track: Track, method: Regularizer, budget: int, path: Path) -> N
         settings = [f"method.{key}={written(value)}" for key, value in values.items()]
         lines.append(" ".join([f"method={METHODS.name(method)}", *settings]))
     description = f"{method.label} on the track {track.name}"
-    content: dict[str, Any] = {"description": description, "common": file.common, "final_seeds": file.final_seeds}
+    content: dict[str, Any] = {
+        "description": description,
+        "common": file.common,
+        "final_seeds": file.final_seeds,
+    }
     # JSON is YAML.
     write_text(path, json.dumps({**content, "cells": lines}, indent=1))
 
 
 def configurations(method: Regularizer, budget: int, n: int, q: int) -> list[dict[str, Any]]:
-    """List the configurations of a challenger: evenly over its search space, or around its default weight.
+    """List the configurations of a challenger: evenly over its search space, or around its default
+    weight.
 
     Args:
         method: The challenger with its defaults.
@@ -106,12 +120,17 @@ def configurations(method: Regularizer, budget: int, n: int, q: int) -> list[dic
     for index in range(budget):
         # Along one hyperparameter a grid is more even than the first points of a sequence.
         point = [index / max(budget - 1, 1)] if len(space) == 1 else spread(index, len(space))
-        found.append({name: each.value(at) for (name, each), at in zip(space.items(), point, strict=True)})
+        found.append(
+            {name: each.value(at) for (name, each), at in zip(space.items(), point, strict=True)}
+        )
     return found
 
 
 def around_default(method: Regularizer) -> Space:
-    """Return a range around the first hyperparameter that is a positive number; none without such."""
+    """Return a range around the first hyperparameter that is a positive number.
+
+    None without such.
+    """
     for each in dataclasses.fields(method):  # type: ignore[arg-type]
         value = getattr(method, each.name)
         # A whole number counts something, such as the terms of a series, and is no weight.

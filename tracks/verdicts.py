@@ -1,9 +1,9 @@
 """Judge a challenger beside finished rows, after each further seed.
 
-The rows have their few seeds and get no more, so that a challenger's seeds narrow its own part of a difference alone.
-The test is of two samples: Student's t, where the variance of a row is that of all trained rows plus its own, as in
-`Tukey`. Its level is shared equally (Bonferroni) by all rows and by all looks. So no false claim is made in 95 of 100
-challenges, whatever decides when to stop.
+The rows have their few seeds and get no more, so that a challenger's seeds narrow its own part of a
+difference alone. The test is of two samples: Student's t, where the variance of a row is that of
+all trained rows plus its own, as in `Tukey`. Its level is shared equally (Bonferroni) by all rows
+and by all looks. So no false claim is made in 95 of 100 challenges, whatever decides when to stop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ import numpy as np
 from regbench.reports.rows.significance import LEVEL, MIN_PAIRS, own_weight
 
 MOST_SEEDS = 6
-"""Seeds of a challenger, at most. A look takes its share of the level whether it is taken or not."""
+"""Seeds of a challenger, at most.
+
+A look takes its share of the level whether it is taken or not.
+"""
 
 LOOKS = MOST_SEEDS - MIN_PAIRS + 1
 
@@ -33,9 +36,11 @@ class Verdict:
     Attributes:
         label: Name of the row.
         difference: Mean of the challenger minus the row's, in the unit of the score.
-        half_width: Half of the width of the difference's interval. All intervals of a challenge hold together.
-        seeds: Seeds of the challenger that would tell such a difference; None if no number would, because the row's
-            own seeds, or the difference between the machines, are too uncertain for it.
+        half_width: Half of the width of the difference's interval. All intervals of a challenge
+            hold together.
+        seeds: Seeds of the challenger that would tell such a difference; None if no number would,
+            because the row's own seeds, or the difference between the machines, are too uncertain
+            for it.
     """
 
     label: str
@@ -60,10 +65,11 @@ def verdicts(
     """Compare a challenger with each row.
 
     Args:
-        challenger: Scores of the challenger, one for each seed, `MIN_PAIRS` at least. More is better.
+        challenger: Scores of the challenger, one for each seed, `MIN_PAIRS` at least. More is
+            better.
         trained: Scores of each row that was trained, in the order of the verdicts.
-        untrained: The same of rows that nothing was trained for. They scatter less, so that the common spread is not
-            taken from them.
+        untrained: The same of rows that nothing was trained for. They scatter less, so that the
+            common spread is not taken from them.
         shifts: Points that repeated cells scored more on this machine than where the rows are from.
     """
     samples = [np.asarray(challenger), *map(np.asarray, trained.values())]
@@ -76,7 +82,8 @@ def verdicts(
     def variance(scores: Sequence[float]) -> float:
         return squares / freedom + weight * float(np.var(scores, ddof=1))
 
-    # The machines' effect is the same for all seeds of the challenger, so no number of seeds averages it away.
+    # The machines' effect is the same for all seeds of the challenger, so no number of seeds
+    # averages it away.
     machine = float(np.mean(np.square(shifts)))
     own = variance(challenger)
     found = []
@@ -92,11 +99,15 @@ def verdicts(
 
 
 def unclear(found: Sequence[Verdict], seeds: int) -> list[Verdict]:
-    """Return the verdicts that more seeds, up to `MOST_SEEDS`, would change if the means stayed as they are."""
+    """Return the verdicts that more seeds, up to `MOST_SEEDS`, would change if the means stayed
+    as they are.
+    """
     if seeds >= MOST_SEEDS:
         return []
     untold = worded(found, "not told from")
-    return [verdict for verdict in untold if verdict.seeds is not None and verdict.seeds <= MOST_SEEDS]
+    return [
+        verdict for verdict in untold if verdict.seeds is not None and verdict.seeds <= MOST_SEEDS
+    ]
 
 
 def worded(found: Sequence[Verdict], words: str) -> list[Verdict]:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Backbone(ABC):
     """A network from images to representations.
 
-    A subclass is a dataclass of its settings, decorated by `regbench.settings.settings` and by the `register` of this
-    module.
+    A subclass is a dataclass of its settings, decorated by `regbench.settings.settings` and by the
+    `register` of this module.
     """
 
     reference: ClassVar[str]
@@ -29,28 +29,32 @@ class Backbone(ABC):
 
     @abstractmethod
     def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
-        """Return the network, with weights drawn from torch's global generator, and the width of its representation.
+        """Return the network, with weights drawn from torch's global generator, and the width of
+        its representation.
 
-        Views may be smaller or larger than `image_size` px. An image that the network does not take is refused.
+        Views may be smaller or larger than `image_size` px. An image that the network does not take
+        is refused.
         """
 
 
 def representation_dim(source: str, module: nn.Module, channels: int, image_size: int) -> int:
-    """Find the width of the representation: that of a black image; refuse what gives something else than a vector.
+    """Find the width of the representation: that of a black image; refuse what gives something else
+    than a vector.
 
     The network `module` is left in the mode that it has; messages call it `source`.
     """
     import torch
 
     training = module.training
-    # In evaluation mode, as batch norm refuses one image in training and would count it in its statistics.
+    # In evaluation mode, as batch norm refuses one image in training and would count it in its
+    # statistics.
     try:
         with torch.no_grad():
             out = module.eval()(torch.zeros(1, channels, image_size, image_size))
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         raise RegbenchError(
-            f"{source} does not take images of {image_size} px ({' '.join(str(error).split())[:200]}); "
-            "choose another dataset.image_size"
+            f"{source} does not take images of {image_size} px "
+            f"({' '.join(str(error).split())[:200]}); choose another dataset.image_size"
         ) from error
     module.train(training)
     if not isinstance(out, torch.Tensor) or out.ndim != 2:

@@ -20,8 +20,10 @@ class ResNet(Backbone):
     """One of torchvision's ResNets.
 
     Attributes:
-        stem: "imagenet" (7×7 stride 2, max-pool) or "small" (3×3 stride 1, none), for images of 28 to 64 px.
-        stem_padding: Padding of the small stem, px; solo-learn and its descendants have 2, which enlarges maps by 2 px.
+        stem: "imagenet" (7×7 stride 2, max-pool) or "small" (3×3 stride 1, none), for images of 28
+            to 64 px.
+        stem_padding: Padding of the small stem, px; solo-learn and its descendants have 2, which
+            enlarges maps by 2 px.
         zero_init_residual: Whether residual blocks begin as the identity; torchvision's do not.
     """
 
@@ -32,7 +34,9 @@ class ResNet(Backbone):
     reference = "He et al., CVPR 2016"
 
     def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
-        """Return the network and the width of its representation: 512 of a ResNet-18, 2048 of a ResNet-50."""
+        """Return the network and the width of its representation: 512 of a ResNet-18, 2048 of a
+        ResNet-50.
+        """
         from torchvision import models  # takes longer than reading a sweep
 
         make = getattr(models, self.architecture)  # registered under torchvision's names
@@ -45,7 +49,8 @@ class ResNet(Backbone):
         else:
             if channels != 3:
                 network.conv1 = _convolution(channels, 64, stride=2, padding=3, kernel=7)
-            # The maximum of rectified values is the rectified maximum: to pool first rectifies a quarter of the values.
+            # The maximum of rectified values is the rectified maximum: to pool first rectifies a
+            # quarter of the values.
             network.relu = nn.Identity()
             network.maxpool = nn.Sequential(SmallMaxPool(3, 2, 1), nn.ReLU(inplace=True))
         return network, dim
@@ -66,7 +71,10 @@ class ResNet50(ResNet):
 @register("resnet_tiny")
 @settings
 class ResNetTiny(Backbone):
-    """Three basic blocks after a stride-2 stem, of width 32, 64 and 128: 4×4 maps at 28 px. It trains on a CPU."""
+    """Three basic blocks after a stride-2 stem, of width 32, 64 and 128: 4×4 maps at 28 px.
+
+    It trains on a CPU.
+    """
 
     reference = "ours, of the blocks of He et al., CVPR 2016"
 
@@ -83,21 +91,28 @@ class ResNetTiny(Backbone):
 @register("resnet_mini")
 @settings
 class ResNetMini(Backbone):
-    """A `resnet_tiny` in which every pixel counts and every layer works from the start. It trains on a CPU.
+    """A `resnet_tiny` in which every pixel counts and every layer works from the start.
 
-    Shortcuts take the mean of 2×2 places, where a strided convolution drops three of four (He et al., CVPR 2019,
-    ResNet-D). Residual branches have torch's ordinary initial weights, so that the network as it is initialised is an
-    honest baseline: with branches of zero it is two convolutions.
+    It trains on a CPU.
+
+    Shortcuts take the mean of 2×2 places, where a strided convolution drops three of four (He et
+    al., CVPR 2019, ResNet-D). Residual branches have torch's ordinary initial weights, so that the
+    network as it is initialised is an honest baseline: with branches of zero it is two
+    convolutions.
     """
 
-    reference = "ours, of the blocks of He et al., CVPR 2016, with the shortcuts of ResNet-D, CVPR 2019"
+    reference = (
+        "ours, of the blocks of He et al., CVPR 2016, with the shortcuts of ResNet-D, CVPR 2019"
+    )
 
     def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network and the width of its representation, 128."""
         return _three_blocks(channels, _averaged_shortcut)
 
 
-def _three_blocks(channels: int, shortcut: Callable[[int, int], nn.Module]) -> tuple[nn.Sequential, int]:
+def _three_blocks(
+    channels: int, shortcut: Callable[[int, int], nn.Module]
+) -> tuple[nn.Sequential, int]:
     """Return a stem and three basic blocks, and the width of the last."""
     from torchvision.models.resnet import BasicBlock
 
@@ -122,7 +137,9 @@ def _averaged_shortcut(width: int, out: int) -> nn.Module:
     return nn.Sequential(nn.AvgPool2d(2, ceil_mode=True), convolution, nn.BatchNorm2d(out))
 
 
-def _convolution(channels: int, width: int, stride: int, padding: int = 1, kernel: int = 3) -> nn.Conv2d:
+def _convolution(
+    channels: int, width: int, stride: int, padding: int = 1, kernel: int = 3
+) -> nn.Conv2d:
     convolution = nn.Conv2d(channels, width, kernel, stride, padding, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return convolution

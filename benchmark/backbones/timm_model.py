@@ -21,16 +21,18 @@ from regbench.wording import shown
 class TimmModel(Backbone):
     """A model of timm with random weights, without its classifier.
 
-    Vision transformers take images of any size that their patches divide: positional embeddings are those of the data
-    set's size, interpolated for views of others.
+    Vision transformers take images of any size that their patches divide: positional embeddings are
+    those of the data set's size, interpolated for views of others.
 
     Attributes:
         model: Name in timm, such as vit_small_patch16_224 or convnext_tiny.
         patch_size: Side of the patches, px; null: the model's.
-        drop_path_rate: Rate of stochastic depth (Huang et al., ECCV 2016) in the last block; it grows linearly from 0.
-        representation: "pooled" (what the model gives its classifier), or of a vision transformer the "class_token",
-            or the "mean" over the patches' tokens; both after the last norm.
-        last_blocks: Blocks whose tokens, each after the last norm, make up the representation, side by side.
+        drop_path_rate: Rate of stochastic depth (Huang et al., ECCV 2016) in the last block; it
+            grows linearly from 0.
+        representation: "pooled" (what the model gives its classifier), or of a vision transformer
+            the "class_token", or the "mean" over the patches' tokens; both after the last norm.
+        last_blocks: Blocks whose tokens, each after the last norm, make up the representation, side
+            by side.
         options: Other arguments of `timm.create_model`, such as {depth: 6, embed_dim: 192}.
     """
 
@@ -44,15 +46,18 @@ class TimmModel(Backbone):
     reference = "Wightman, 2019 (timm); Dosovitskiy et al., ICLR 2021 (ViT)"
 
     def __post_init__(self) -> None:
-        """Refuse settings that do not fit each other, and weights: a cell begins with random ones, whoever's it is."""
+        """Refuse settings that do not fit each other, and weights: a cell begins with random
+        ones, whoever's it is.
+        """
         if "checkpoint_path" in self.options:
             raise RegbenchError(
-                "network.backbone.options.checkpoint_path reads weights of a file; evaluate them with --backbone"
+                "network.backbone.options.checkpoint_path reads weights of a file; evaluate them "
+                "with --backbone"
             )
         if self.last_blocks > 1 and self.representation == "pooled":
             raise RegbenchError(
-                f"network.backbone.last_blocks={self.last_blocks} needs network.backbone.representation=class_token "
-                "or mean"
+                f"network.backbone.last_blocks={self.last_blocks} needs "
+                "network.backbone.representation=class_token or mean"
             )
 
     @property
@@ -65,15 +70,21 @@ class TimmModel(Backbone):
         module = self._create(channels, image_size)
         if self.representation != "pooled" and not hasattr(module, "num_prefix_tokens"):
             raise RegbenchError(
-                f"network.backbone.representation={self.representation} needs a vision transformer, and {self.model} "
-                "is none; use pooled"
+                f"network.backbone.representation={self.representation} needs a vision "
+                f"transformer, and {self.model} is none; use pooled"
             )
         if self.representation == "class_token" and getattr(module, "cls_token", None) is None:
-            raise RegbenchError(f"{self.model} has no class token; use network.backbone.representation=mean")
+            raise RegbenchError(
+                f"{self.model} has no class token; use network.backbone.representation=mean"
+            )
         if self.last_blocks > len(getattr(module, "blocks", [])) and self.last_blocks > 1:
-            raise RegbenchError(f"network.backbone.last_blocks={self.last_blocks}: {self.model} has fewer blocks")
-        # A class of its own, not a module around it: the weights keep the names that published files have.
+            raise RegbenchError(
+                f"network.backbone.last_blocks={self.last_blocks}: {self.model} has fewer blocks"
+            )
+        # A class of its own, not a module around it: the weights keep the names that published
+        # files have.
         module.__class__ = type(type(module).__name__, (_Represented, type(module)), {})
+
         module.representation, module.last_blocks = self.representation, self.last_blocks  # type: ignore[assignment]
         return module, representation_dim(self.model, module, channels, image_size)
 
@@ -95,7 +106,9 @@ class TimmModel(Backbone):
         for sizes in _sizes(image_size):
             arguments = {"in_chans": channels, **options, **sizes, **self.options}
             try:
-                model: nn.Module = timm.create_model(self.model, pretrained=False, num_classes=0, **arguments)
+                model: nn.Module = timm.create_model(
+                    self.model, pretrained=False, num_classes=0, **arguments
+                )
                 return model
             except (TypeError, ValueError, AssertionError, RuntimeError) as error:
                 refusal = " ".join(str(error).split())[:200]
@@ -105,7 +118,9 @@ class TimmModel(Backbone):
 
 
 def _sizes(image_size: int) -> Iterator[dict[str, Any]]:
-    """Yield ways to tell a model the images' size: transformers need it, some of them take other sizes too."""
+    """Yield ways to tell a model the images' size: transformers need it, some of them take
+    other sizes too.
+    """
     yield {"img_size": image_size, "dynamic_img_size": True}
     yield {"img_size": image_size}
     yield {}
@@ -122,18 +137,26 @@ class _Represented(nn.Module):
         patch = getattr(getattr(self, "patch_embed", None), "patch_size", None)
         if patch and x_NCHW.shape[-1] % patch[0]:
             raise RegbenchError(
-                f"views of {x_NCHW.shape[-1]} px cannot be cut into patches of {patch[0]}; choose a size that they "
-                "divide, or network.backbone.patch_size"
+                f"views of {x_NCHW.shape[-1]} px cannot be cut into patches of {patch[0]}; choose "
+                "a size that they divide, or network.backbone.patch_size"
             )
         if self.representation == "pooled":
             out: Tensor = super().forward(x_NCHW)
             return out
         blocks = self.forward_intermediates(  # type: ignore[operator]
-            x_NCHW, self.last_blocks, return_prefix_tokens=True, norm=True, output_fmt="NLC", intermediates_only=True
+            x_NCHW,
+            self.last_blocks,
+            return_prefix_tokens=True,
+            norm=True,
+            output_fmt="NLC",
+            intermediates_only=True,
         )
         parts = []
         for block in blocks:
-            # timm gives a pair of the patches and the tokens before them, or the patches alone if there are no others.
+            # timm gives a pair of the patches and the tokens before them, or the patches alone if
+            # there are no others.
             patches_NLC, prefix_NLC = block if isinstance(block, tuple) else (block, None)
-            parts.append(patches_NLC.mean(dim=1) if self.representation == "mean" else prefix_NLC[:, 0])
+            parts.append(
+                patches_NLC.mean(dim=1) if self.representation == "mean" else prefix_NLC[:, 0]
+            )
         return torch.cat(parts, dim=1)

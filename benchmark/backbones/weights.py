@@ -1,9 +1,9 @@
 """Backbones that were not trained here: torchvision's, timm's, and files of published weights.
 
-A file is a ResNet's weights in one of the forms that self-supervised methods are released in: the backbone alone
-(SFRIK's `…_backbone.pth`, VICReg's `resnet50.pth`, DINO's `…_pretrain.pth`), or a training checkpoint in which the
-backbone's names have a prefix ("module.backbone." in SFRIK's and VICReg's "model", "backbone." in DINO's "teacher")
-beside projector and head.
+A file is a ResNet's weights in one of the forms that self-supervised methods are released in: the
+backbone alone (SFRIK's `…_backbone.pth`, VICReg's `resnet50.pth`, DINO's `…_pretrain.pth`), or a
+training checkpoint in which the backbone's names have a prefix ("module.backbone." in SFRIK's and
+VICReg's "model", "backbone." in DINO's "teacher") beside projector and head.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class PublishedWeights:
     Attributes:
         backbone: Backbone in evaluation mode, on the CPU.
         architecture: Name for tables.
-        sha256: SHA-256 of the file, or of the weights' names and values where a library loaded them.
+        sha256: SHA-256 of the file, or of the weights' names and values where a library loaded
+            them.
         mean: Mean of the images that it was trained with, per channel; None: as the data set says.
         std: Standard deviation of these images, likewise.
     """
@@ -59,7 +60,9 @@ class PublishedWeights:
     std: tuple[float, ...] | None = None
 
 
-def load_backbone(source: str, network: Backbone, channels: int, image_size: int) -> PublishedWeights:
+def load_backbone(
+    source: str, network: Backbone, channels: int, image_size: int
+) -> PublishedWeights:
     """Load the backbone that `source` names; refuse one that cannot be had or does not fit.
 
     Args:
@@ -71,7 +74,9 @@ def load_backbone(source: str, network: Backbone, channels: int, image_size: int
     library, colon, name = source.partition(":")
     if colon and library in ("torchvision", "timm"):
         if channels != 3:
-            raise RegbenchError(f"{source} takes colour images and the data set has {channels} channel(s)")
+            raise RegbenchError(
+                f"{source} takes colour images and the data set has {channels} channel(s)"
+            )
         if library == "torchvision":
             module, mean, std = _torchvision(source, name)
         else:
@@ -91,11 +96,15 @@ def _torchvision(source: str, name: str) -> tuple[nn.Module, tuple[float, ...], 
     name, _, tag = name.partition("@")
     known = models.list_models(module=models)
     if name not in known:
-        raise RegbenchError(f"{source}: torchvision has no classifier {name!r}; it has {', '.join(known)}")
+        raise RegbenchError(
+            f"{source}: torchvision has no classifier {name!r}; it has {', '.join(known)}"
+        )
     weights = models.get_model_weights(name)
     tags = [entry.name for entry in weights]
     if tag and tag not in tags:
-        raise RegbenchError(f"{source}: torchvision has no weights {tag!r} of {name}; it has {', '.join(tags)}")
+        raise RegbenchError(
+            f"{source}: torchvision has no weights {tag!r} of {name}; it has {', '.join(tags)}"
+        )
     entry = weights[tag] if tag else weights.DEFAULT
     try:
         model = models.get_model(name, weights=entry)
@@ -118,7 +127,9 @@ def _behead(source: str, model: nn.Module) -> None:
     setattr(model.get_submodule(parent), child, nn.Identity())
 
 
-def _timm(source: str, name: str, image_size: int) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:
+def _timm(
+    source: str, name: str, image_size: int
+) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:
     import timm
 
     def create(**sizes: Any) -> Any:
@@ -140,8 +151,8 @@ def _timm(source: str, name: str, image_size: int) -> tuple[nn.Module, tuple[flo
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
     if patch and image_size % patch[0]:
         raise RegbenchError(
-            f"{source} cuts images into patches of {patch[0]} px, and {image_size} is no multiple of that; choose "
-            "another dataset.image_size"
+            f"{source} cuts images into patches of {patch[0]} px, and {image_size} is no multiple "
+            "of that; choose another dataset.image_size"
         )
     return model, tuple(model.pretrained_cfg["mean"]), tuple(model.pretrained_cfg["std"])
 
@@ -155,7 +166,10 @@ def _digest(state: dict[str, Tensor]) -> str:
 
 
 class _Ignored:
-    """Stands for whatever a checkpoint names that is neither a tensor nor plain data; does nothing."""
+    """Stands for whatever a checkpoint names that is neither a tensor nor plain data.
+
+    Does nothing.
+    """
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -170,28 +184,34 @@ def _read(path: Path) -> dict[str, Tensor]:
         names = []  # the file is no zip archive, and torch.load below says more
     except OSError as error:
         raise RegbenchError(
-            f"--backbone {path}: {error.strerror}; give torchvision:NAME@WEIGHTS, timm:NAME or a file"
+            f"--backbone {path}: {error.strerror}; give torchvision:NAME@WEIGHTS, timm:NAME or a "
+            "file"
         ) from error
     try:
-        # Training checkpoints name their options' class or the optimizer's functions, which this replaces by nothing.
+        # Training checkpoints name their options' class or the optimizer's functions, which this
+        # replaces by nothing.
         allowed: list[Any] = [argparse.Namespace, *((_Ignored, name) for name in names)]
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of a file that is refused below anyway
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise RegbenchError(
-            f"{path} cannot be read safely as a file of weights ({_one_line(error)[:120]}); if you trust "
-            f"it, convert it: python -c \"import torch; torch.save(torch.load('{path}', weights_only=False)"
-            "['state_dict'], 'weights.pth')\" (with the key that it has)"
+            f"{path} cannot be read safely as a file of weights ({_one_line(error)[:120]}); if you "
+            f"trust it, convert it: python -c \"import torch; torch.save(torch.load('{path}', "
+            "weights_only=False)['state_dict'], 'weights.pth')\" (with the key that it has)"
         ) from error
     # Some keep a container in a container.
     inner = _contained(_contained(content))
     if not isinstance(inner, dict):
-        raise RegbenchError(f"{path} holds no weights by name, but {type(inner).__name__}; save a state_dict")
+        raise RegbenchError(
+            f"{path} holds no weights by name, but {type(inner).__name__}; save a state_dict"
+        )
     tensors = {name: value for name, value in inner.items() if isinstance(value, Tensor)}
     if not tensors:
         keys = ", ".join(map(str, inner))
-        raise RegbenchError(f"{path} holds no weights by name, but the keys {keys}; save a state_dict")
+        raise RegbenchError(
+            f"{path} holds no weights by name, but the keys {keys}; save a state_dict"
+        )
     return tensors
 
 
@@ -205,7 +225,10 @@ def _contained(content: Any) -> Any:
 
 
 def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture: str) -> None:
-    """Load the weights of a backbone from among those of a file; besides there may be those of a head alone."""
+    """Load the weights of a backbone from among those of a file.
+
+    Besides there may be those of a head alone.
+    """
     wanted = module.state_dict()
     prefix = _prefix(wanted, state, path, architecture)
     position = state.get(f"{prefix}pos_embed")
@@ -226,17 +249,28 @@ def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture:
         if not name.startswith(prefix) or name.removeprefix(prefix) not in wanted:
             kind = heads if _part(name, prefix) in _HEADS else unexpected
             kind.append(name)
-    for what, names in (("has not", missing), ("has besides", unexpected), ("has other shapes:", wrong)):
+    for what, names in (
+        ("has not", missing),
+        ("has besides", unexpected),
+        ("has other shapes:", wrong),
+    ):
         if names:
-            raise RegbenchError(f"{path} is no {architecture}: it {what} {_some(names)}; choose network= to fit")
+            raise RegbenchError(
+                f"{path} is no {architecture}: it {what} {_some(names)}; choose network= to fit"
+            )
     if heads:
         parts = sorted({_part(name, prefix) for name in heads})
         log.info("%s: left out %d tensors of %s", path, len(heads), ", ".join(parts))
     module.load_state_dict(own, strict=False)
 
 
-def _prefix(wanted: Mapping[str, Any], state: Mapping[str, Any], path: Path, architecture: str) -> str:
-    """Find the prefix of the backbone's names: the one under which the file has most of them; refuse two as good."""
+def _prefix(
+    wanted: Mapping[str, Any], state: Mapping[str, Any], path: Path, architecture: str
+) -> str:
+    """Find the prefix of the backbone's names: the one under which the file has most of them.
+
+    Refuse two as good.
+    """
     first = next(iter(wanted))
     counts = {}
     for name in state:
@@ -245,13 +279,21 @@ def _prefix(wanted: Mapping[str, Any], state: Mapping[str, Any], path: Path, arc
             counts[prefix] = sum(prefix + each in state for each in wanted)
     most = [prefix for prefix, count in counts.items() if count == max(counts.values())]
     if len(most) != 1:
-        what = f"several networks ({', '.join(most)})" if most else f"no {architecture}: {_some(list(state))}"
-        raise RegbenchError(f"{path} holds {what}; choose network= to fit, or save the backbone's state_dict alone")
+        what = (
+            f"several networks ({', '.join(most)})"
+            if most
+            else f"no {architecture}: {_some(list(state))}"
+        )
+        raise RegbenchError(
+            f"{path} holds {what}; choose network= to fit, or save the backbone's state_dict alone"
+        )
     return most[0]
 
 
 def _resampled(found: Tensor, module: Any) -> Tensor:
-    """Resample a transformer's positional embeddings to the grid of patches of its images, as timm does."""
+    """Resample a transformer's positional embeddings to the grid of patches of its images, as
+    timm does.
+    """
     own: Tensor = module.pos_embed
     if found.ndim != 3 or found.shape[1] == own.shape[1] or found.shape[2] != own.shape[2]:
         return found

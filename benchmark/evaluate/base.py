@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from regbench.benchmark.rundir.record import Score
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.config import Interpolation as Interpolation  # evaluations take all from this module
+from regbench.datasets.config import (
+    Interpolation as Interpolation,
+)  # evaluations take all from this module
 from regbench.datasets.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.plugins import Registry
@@ -36,15 +38,18 @@ class Task:
     data_dir: Path
 
     def splits(self, name: str, own: DatasetConfig | None = None) -> list[str]:
-        """Return the split that an evaluation chooses on, as a list; an empty one if the data set has no such split.
+        """Return the split that an evaluation chooses on, as a list; an empty one if the data set
+        has no such split.
 
-        The data set is `own`, if the evaluation has one of its own; messages call the evaluation `name`.
+        The data set is `own`, if the evaluation has one of its own; messages call the evaluation
+        `name`.
         """
         dataset = own or self.dataset
         if dataset.input_channels != self.dataset.input_channels:
             raise RegbenchError(
-                f"{name}: {dataset.name!r} has {dataset.input_channels} channels and the backbone is for the "
-                f"{self.dataset.input_channels} of {self.dataset.name!r}; leave {name} out of evaluation.protocols"
+                f"{name}: {dataset.name!r} has {dataset.input_channels} channels and the backbone "
+                f"is for the {self.dataset.input_channels} of {self.dataset.name!r}; leave {name} "
+                "out of evaluation.protocols"
             )
         splits = Manifest.load(self.data_dir, dataset).splits
         return [self.select_on] if self.select_on in splits else []
@@ -53,9 +58,10 @@ class Task:
 class Evaluation(ABC):
     """An evaluation of a frozen backbone.
 
-    A subclass is a dataclass of its settings, decorated by `regbench.settings.settings` and by the `register` of this
-    module. It states `title` and `reference` and implements `run`. It chooses nothing on the test split: `Task.splits`
-    names the split to choose on, and `Subject.note` writes down what was chosen before the test split opens.
+    A subclass is a dataclass of its settings, decorated by `regbench.settings.settings` and by the
+    `register` of this module. It states `title` and `reference` and implements `run`. It chooses
+    nothing on the test split: `Task.splits` names the split to choose on, and `Subject.note` writes
+    down what was chosen before the test split opens.
     """
 
     title: ClassVar[str]
@@ -63,7 +69,10 @@ class Evaluation(ABC):
     reference: ClassVar[str]
     """Source of the protocol: authors, venue and year."""
     selects: ClassVar[str] = ""
-    """Score that hyperparameters can be chosen by and curves drawn of, if any; then `select` is implemented."""
+    """Score that hyperparameters can be chosen by and curves drawn of, if any.
+
+    Then `select` is implemented.
+    """
 
     def check(self, name: str, task: Task) -> None:
         """Refuse, before any training, what cannot be evaluated; a refusal says what to do."""
@@ -71,7 +80,9 @@ class Evaluation(ABC):
 
     @abstractmethod
     def run(self, name: str, subject: Subject) -> Scores:
-        """Return the scores on the test split, and those on the split that something was chosen on."""
+        """Return the scores on the test split, and those on the split that something was chosen
+        on.
+        """
 
     def select(self, name: str, subject: Subject) -> Scores:
         """Return the scores on the selection split, that of `selects` first."""
@@ -85,11 +96,15 @@ register = EVALUATIONS.register
 
 
 def selection_name(select_by: Sequence[str]) -> str:
-    """Return the name of the score that hyperparameters are chosen by, given `evaluation.select_by`."""
+    """Return the name of the score that hyperparameters are chosen by, given
+    `evaluation.select_by`.
+    """
     return "selection_top1" if len(select_by) > 1 else EVALUATIONS.of(select_by[0]).selects
 
 
-def accuracy_scores(name: str, title: str, accuracies: Sequence[float], split: str, protocol: str) -> Scores:
+def accuracy_scores(
+    name: str, title: str, accuracies: Sequence[float], split: str, protocol: str
+) -> Scores:
     """Return the two scores `name`_top1 and `name`_top5."""
     top1, top5 = accuracies
     return [
@@ -98,7 +113,9 @@ def accuracy_scores(name: str, title: str, accuracies: Sequence[float], split: s
     ]
 
 
-def choose(found: dict[str, list[tuple[float, float]]], labels: list[str]) -> tuple[int, str, dict[str, float]]:
+def choose(
+    found: dict[str, list[tuple[float, float]]], labels: list[str]
+) -> tuple[int, str, dict[str, float]]:
     """Choose the best candidate by top-1 on the selection split; without such a split the first.
 
     Args:
@@ -106,7 +123,8 @@ def choose(found: dict[str, list[tuple[float, float]]], labels: list[str]) -> tu
         labels: Names of the candidates.
 
     Returns:
-        The candidate's number, the split ("given" without a choice), and the top-1 of each candidate.
+        The candidate's number, the split ("given" without a choice), and the top-1 of each
+        candidate.
     """
     if not found:
         return 0, "given", {}
@@ -122,10 +140,13 @@ def chosen_from(selected_on: str, labels: list[str]) -> str:
     return f" chosen on {selected_on} from {', '.join(labels)}" if len(labels) > 1 else ""
 
 
-def refuse_choice(name: str, task: Task, own: DatasetConfig | None, **candidates: Sequence[float]) -> None:
+def refuse_choice(
+    name: str, task: Task, own: DatasetConfig | None, **candidates: Sequence[float]
+) -> None:
     """Refuse several candidates for a rate where there is no split to choose on.
 
-    The data set is `own`, if the evaluation has one of its own. `candidates` are settings by their names.
+    The data set is `own`, if the evaluation has one of its own. `candidates` are settings by their
+    names.
     """
     if not task.splits(name, own) and max(map(len, candidates.values())) > 1:
         # The middle candidate is the likeliest: candidates reach from too small to too large.
@@ -134,6 +155,6 @@ def refuse_choice(name: str, task: Task, own: DatasetConfig | None, **candidates
             middle = rates[len(rates) // 2]
             single.append(f"evaluation.{name}.{key}=[{middle:g}]")
         raise RegbenchError(
-            f"data set {(own or task.dataset).name!r} has no tuning split to choose learning rates on; "
-            f"give one of each: {' '.join(single)}"
+            f"data set {(own or task.dataset).name!r} has no tuning split to choose learning rates "
+            f"on; give one of each: {' '.join(single)}"
         )

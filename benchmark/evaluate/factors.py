@@ -1,7 +1,7 @@
 """Linear probes of the factors that images are made of: what does a representation keep?
 
-Shapes: N = images, D = representation, T = targets (one for a quantity, sine and cosine for a place on
-a circle, one for each class of a choice).
+Shapes: N = images, D = representation, T = targets (one for a quantity, sine and cosine for a place
+on a circle, one for each class of a choice).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _PENALTIES = tuple(10.0**exponent for exponent in range(-6, 2))
 @register("factors")
 @settings
 class FactorProbes(Evaluation):
-    """Linear probes of each factor: ridge regression from the representation and from the embedding.
+    """Linear probes of each factor: ridge regression from the representation and from the
+    embedding.
 
     A quantity and a place on a circle are scored by R², a choice by accuracy. The selection split
     chooses the penalty, for each factor on its own; the test split scores.
@@ -59,14 +60,22 @@ class FactorProbes(Evaluation):
             train = self._split(probed, "train")
             ridge = _Ridge(train[0])
             selection = probed.task.splits(name)
-            # With no split to choose on, training images choose, which nearly always takes the smallest penalty.
+            # With no split to choose on, training images choose, which nearly always takes the
+            # smallest penalty.
             chosen_on = self._split(probed, selection[0]) if selection else train
             regressions, penalties = {}, {}
             for factor, target in train[1].items():
                 regressions[factor] = ridge.of(target)
-                penalties[factor] = regressions[factor].best_penalty(chosen_on[0], chosen_on[1][factor])
+                penalties[factor] = regressions[factor].best_penalty(
+                    chosen_on[0], chosen_on[1][factor]
+                )
             split = selection[0] if selection else "train"
-            subject.note(f"{name}_penalties_{place}", selected_on=split, chosen=penalties, candidates=list(_PENALTIES))
+            subject.note(
+                f"{name}_penalties_{place}",
+                selected_on=split,
+                chosen=penalties,
+                candidates=list(_PENALTIES),
+            )
             test_ND, targets = self._split(probed, "test")
             for factor, target in targets.items():
                 predicted_NT = regressions[factor].predicted(penalties[factor], test_ND)
@@ -80,7 +89,9 @@ class FactorProbes(Evaluation):
         return scores
 
     def _split(self, subject: Subject, split: str) -> tuple[Tensor, dict[str, _Target]]:
-        """Return the features of a split in double precision, and what is to be predicted of each factor."""
+        """Return the features of a split in double precision, and what is to be predicted of
+        each factor.
+        """
         # The smallest eigenvalues of features are lost in single precision.
         x_ND = subject.features(split, self.interpolation).x_ND.cpu().double()
         factors = read_factors(subject.compute.data_dir, subject.task.dataset, split)
@@ -131,12 +142,16 @@ class _Target:
 
 
 class _Ridge:
-    """Ridge regressions on the same features: one eigendecomposition serves all factors and penalties."""
+    """Ridge regressions on the same features: one eigendecomposition serves all factors and
+    penalties.
+    """
 
     def __init__(self, x_ND: Tensor) -> None:
         self.mean_D = x_ND.mean(dim=0)
         self._x_ND = x_ND - self.mean_D
-        self.eigenvalues_D, self.vectors_DD = torch.linalg.eigh(self._x_ND.T @ self._x_ND / len(x_ND))
+        self.eigenvalues_D, self.vectors_DD = torch.linalg.eigh(
+            self._x_ND.T @ self._x_ND / len(x_ND)
+        )
 
     def of(self, target: _Target) -> _Regression:
         """Return the regression of a factor at any penalty."""
@@ -164,7 +179,8 @@ class _Regression:
         """Predict the values of the factor, (n, t), for other images."""
         eigenvalues_D = self.ridge.eigenvalues_D
         added = penalty * eigenvalues_D.mean()
-        # A direction without variance carries nothing; without the bound it would divide by rounding.
+        # A direction without variance carries nothing; without the bound it would divide by
+        # rounding.
         damped_D = (eigenvalues_D.clamp_min(0) + added).clamp_min(torch.finfo(x_ND.dtype).tiny)
         weight_DT = self.ridge.vectors_DD @ (self.product_DT / damped_D[:, None])
         predicted_NT: Tensor = (x_ND - self.ridge.mean_D) @ weight_DT + self.centre_T

@@ -25,18 +25,22 @@ if TYPE_CHECKING:
 Batches = Iterable[tuple[Tensor, Tensor]]
 Epochs = Callable[[int], Batches]
 
-# Features that need more than this part of a GPU's memory stay in main memory and are moved by blocks:
-# beside them lie the network, the features of other splits, and the similarities of kNN.
+# Features that need more than this part of a GPU's memory stay in main memory and are moved by
+# blocks: beside them lie the network, the features of other splits, and the similarities of kNN.
 _DEVICE_SHARE = 1 / 8
 
 
 class NotFinite(RegbenchError):
-    """Representations hold NaN or infinity, which no evaluation could score: the weights have exploded."""
+    """Representations hold NaN or infinity, which no evaluation could score: the weights have
+    exploded.
+    """
 
 
 @dataclass(frozen=True)
 class Features:
-    """Representations of a split: `x_ND` (n, d) float32 and labels `y_N` (n,) int64, on one device."""
+    """Representations of a split: `x_ND` (n, d) float32 and labels `y_N` (n,) int64, on one
+    device.
+    """
 
     x_ND: Tensor
     y_N: Tensor
@@ -69,7 +73,9 @@ class Encoder:
     @torch.no_grad()
     def represent(self, x_NCHW: Tensor) -> Tensor:
         """Return the representations (n, dim) of normalised images, float32, in evaluation mode."""
-        autocast = torch.autocast(x_NCHW.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+        autocast = torch.autocast(
+            x_NCHW.device.type, torch.bfloat16, enabled=self.precision == "bf16"
+        )
         with fast_bf16(x_NCHW.device, self.precision), autocast:
             features: Tensor = self.module.eval()(x_NCHW)
         return features.float()
@@ -103,21 +109,29 @@ class Images:
             "choice": self.choice,
         }
 
-    def features(self, encoder: Encoder, split: str, interpolation: str, batch_size: int) -> tuple[Features, str]:
-        """Return the representations of a split's centre crops, in the file's order, and what read the images.
+    def features(
+        self, encoder: Encoder, split: str, interpolation: str, batch_size: int
+    ) -> tuple[Features, str]:
+        """Return the representations of a split's centre crops, in the file's order, and what read
+        the images.
 
         Raises:
             NotFinite: If they are not finite.
         """
-        # Features are written to their place batch by batch, so there is no second copy of them at any
-        # time. On a GPU they stay there if they need an eighth of its memory at most, else they are
-        # in main memory.
-        with self.loader(split, batch_size, interpolation=interpolation) as loader, loader.epoch() as epoch:
+        # Features are written to their place batch by batch, so there is no second copy of them at
+        # any time. On a GPU they stay there if they need an eighth of its memory at most, else they
+        # are in main memory.
+        with (
+            self.loader(split, batch_size, interpolation=interpolation) as loader,
+            loader.epoch() as epoch,
+        ):
             place = _place(self.compute.device, 4 * loader.num_samples * encoder.dim)
             x_ND = torch.empty(loader.num_samples, encoder.dim, device=place)
             y_N = torch.empty(loader.num_samples, dtype=torch.int64, device=place)
             first, finite = 0, torch.tensor(True, device=self.compute.device)
-            for x_NCHW, y in tqdm(epoch, f"features of {split}", len(loader), disable=None, leave=False):
+            for x_NCHW, y in tqdm(
+                epoch, f"features of {split}", len(loader), disable=None, leave=False
+            ):
                 x_BD = encoder.represent(x_NCHW)
                 # Added up on the device: to ask in every step would make the GPU wait for the CPU.
                 finite &= x_BD.isfinite().all()
@@ -130,7 +144,9 @@ class Images:
 
     @contextlib.contextmanager
     def augmented(self, config: LinearProbe | FineTuning, seed: int) -> Iterator[Epochs]:
-        """Give the function from an epoch's number to its batches of training images, randomly cropped and flipped."""
+        """Give the function from an epoch's number to its batches of training images, randomly
+        cropped and flipped.
+        """
         with self.loader(
             "train",
             config.batch_size,
@@ -158,9 +174,11 @@ class Images:
         seed: int,
         batch_size: int,
     ) -> tuple[Tensor, str]:
-        """Return the representations (n, views, d) of augmented views of images, and what read the images.
+        """Return the representations (n, views, d) of augmented views of images, and what read the
+        images.
 
-        Views come in pairs, of the first and of the second view's augmentation; `seed` decides them.
+        Views come in pairs, of the first and of the second view's augmentation; `seed` decides
+        them.
 
         Raises:
             NotFinite: If they are not finite.
@@ -168,11 +186,17 @@ class Images:
         options = {"images": images, "batch_size": batch_size, "seed": seed, **self._reading()}
         with ViewLoader(self.dataset, augmentation, split, **options) as loader:
             pairs = []
-            for number in tqdm(range(-(-views // 2)), f"views of {split}", disable=None, leave=False):
+            for number in tqdm(
+                range(-(-views // 2)), f"views of {split}", disable=None, leave=False
+            ):
                 batches = []
                 with loader.epoch(number) as epoch:
                     for first, second in epoch:
-                        batches.append(torch.stack([encoder.represent(first), encoder.represent(second)], dim=1))
+                        batches.append(
+                            torch.stack(
+                                [encoder.represent(first), encoder.represent(second)], dim=1
+                            )
+                        )
                 pairs.append(torch.cat(batches))
         # An odd number of views leaves out the last view of the last pair.
         views_NVD = torch.cat(pairs, dim=1)[:, :views]
@@ -185,6 +209,7 @@ def _place(device: torch.device, size_bytes: int) -> torch.device:
     """Return the device that features of a size are kept on."""
     if device.type != "cuda":
         return device
-    # The whole memory, not what is free now: the same features then lie in the same place in every run.
+    # The whole memory, not what is free now: the same features then lie in the same place in every
+    # run.
     total_bytes = torch.cuda.get_device_properties(device).total_memory
     return device if size_bytes <= _DEVICE_SHARE * total_bytes else torch.device("cpu")

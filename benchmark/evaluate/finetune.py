@@ -1,4 +1,6 @@
-"""Semi-supervised learning: a copy of the backbone and a linear layer are trained on few labelled images."""
+"""Semi-supervised learning: a copy of the backbone and a linear layer are trained on few
+labelled images.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,11 @@ _TITLES = {"labels1": "1 % labels", "labels10": "10 % labels"}
 @register("labels1", labels10=_labels10)
 @settings
 class FineTuning(Evaluation):
-    """Semi-supervised learning: backbone and linear layer are trained on the few images that keep their labels.
+    """Semi-supervised learning: backbone and linear layer are trained on the few images that keep
+    their labels.
 
-    The SFRIK paper's appendix, "Semi-supervised learning"; the default rates are those of SFRIK (L=2, q=8192) for 1 %
-    of the labels in its Table 12.
+    The SFRIK paper's appendix, "Semi-supervised learning"; the default rates are those of SFRIK
+    (L=2, q=8192) for 1 % of the labels in its Table 12.
 
     Attributes:
         dataset: Data set whose train split holds these images only.
@@ -95,7 +98,9 @@ class FineTuning(Evaluation):
 
         def network(number: int) -> FineTuned:
             num_classes, device = self.dataset.num_classes, subject.compute.device
-            return FineTuned(subject.encoder, num_classes, self, pairs[number], subject.seed, device)
+            return FineTuned(
+                subject.encoder, num_classes, self, pairs[number], subject.seed, device
+            )
 
         found: dict[str, list[tuple[float, float]]] = {split: [] for split in splits}
         # An attempt that was killed has tried some pairs.
@@ -114,7 +119,9 @@ class FineTuning(Evaluation):
                 state.save(done, last=True, tried=number + 1, found=found, best=best, epoch=0)
         chosen, selected_on, candidates = choose(found, labels)
         rates = dict(zip(("backbone", "head"), pairs[chosen], strict=True))
-        subject.note(f"{name}_learning_rates", selected_on=selected_on, chosen=rates, candidates=candidates)
+        subject.note(
+            f"{name}_learning_rates", selected_on=selected_on, chosen=rates, candidates=candidates
+        )
         results = {split: found[split][chosen] for split in splits}
         # The test split has its scores already if it was the split that chose.
         if "test" not in results:
@@ -134,10 +141,12 @@ class FineTuning(Evaluation):
 
 
 class FineTuned:
-    """A copy of a backbone with a linear layer, both to be trained; the backbone itself stays as it is.
+    """A copy of a backbone with a linear layer, both to be trained; the backbone itself stays as it
+    is.
 
-    As VICReg's published evaluation: SGD with a learning rate for each of the two, both with a cosine decay per epoch;
-    BN in training mode, with the statistics of the batch; the linear layer starts from N(0, 0.01²) and zero bias.
+    As VICReg's published evaluation: SGD with a learning rate for each of the two, both with a
+    cosine decay per epoch; BN in training mode, with the statistics of the batch; the linear layer
+    starts from N(0, 0.01²) and zero bias.
     """
 
     def __init__(
@@ -149,7 +158,10 @@ class FineTuned:
         seed: int,
         device: torch.device,
     ) -> None:
-        """Copy the backbone, and draw a linear layer by the seed; `rates` are the initial ones of the two."""
+        """Copy the backbone, and draw a linear layer by the seed.
+
+        `rates` are the initial ones of the two.
+        """
         self._config, self._rates, self._device = config, rates, device
         # The backbone is also evaluated by others, so it must not change.
         self._backbone = Encoder(copy.deepcopy(backbone.module).requires_grad_(True), backbone.dim)
@@ -161,22 +173,28 @@ class FineTuned:
         """Images to logits."""
 
     def fit(self, epochs: Epochs, state: State) -> None:
-        """Train on the batches of `epochs(e)` for each epoch e: normalised images (n, c, h, w) and labels (n,).
+        """Train on the batches of `epochs(e)` for each epoch e: normalised images (n, c, h, w) and
+        labels (n,).
 
-        A batch of one image is left out: BN needs two. `state` keeps what is trained, and training goes on from there.
+        A batch of one image is left out: BN needs two. `state` keeps what is trained, and training
+        goes on from there.
         """
         config = self._config
         groups: list[dict[str, Any]] = [
             {"params": list(self._backbone.module.parameters()), "lr": self._rates[0]},
             {"params": list(self._head.parameters()), "lr": self._rates[1]},
         ]
-        optimizer = torch.optim.SGD(groups, momentum=config.momentum, weight_decay=config.weight_decay)
+        optimizer = torch.optim.SGD(
+            groups, momentum=config.momentum, weight_decay=config.weight_decay
+        )
         first = state.data.get("epoch", 0)
         if first:
             self.network.load_state_dict(state.data["network"])
             optimizer.load_state_dict(state.data["optimizer"])
         left = range(first, config.epochs)
-        for epoch in tqdm(left, "fine-tuning", config.epochs, initial=first, disable=None, leave=False):
+        for epoch in tqdm(
+            left, "fine-tuning", config.epochs, initial=first, disable=None, leave=False
+        ):
             for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * decay(epoch, config.epochs)
             self.network.train()
@@ -199,7 +217,9 @@ class FineTuned:
     def accuracy(self, images: Images, split: str, batch_size: int) -> tuple[float, float]:
         """Return top-1 and top-5 accuracy on centre crops of a split, in per cent."""
         features, _ = images.features(self._backbone, split, self._config.interpolation, batch_size)
-        (accuracy,) = head_accuracies(features, lambda x_ND: self._head(x_ND)[None], batch_size, self._device)
+        (accuracy,) = head_accuracies(
+            features, lambda x_ND: self._head(x_ND)[None], batch_size, self._device
+        )
         return accuracy
 
     def state_dict(self) -> dict[str, Any]:

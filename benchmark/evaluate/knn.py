@@ -1,7 +1,7 @@
 """Weighted kNN on representations, in blocks of queries and of training images.
 
-Shapes: Q = a block of query images, B = a block of the bank (training images), K = neighbours, D = representation,
-C = classes.
+Shapes: Q = a block of query images, B = a block of the bank (training images), K = neighbours, D =
+representation, C = classes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, Task, accuracy_scores, register
+from regbench.benchmark.evaluate.base import (
+    Evaluation,
+    Interpolation,
+    Scores,
+    Task,
+    accuracy_scores,
+    register,
+)
 from regbench.benchmark.evaluate.features import Features
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.datasets.manifest import Manifest
@@ -30,7 +37,8 @@ _LOW = 2**32 - 1  # the lower half of an integer of 64 bits
 @register("knn")
 @settings
 class KNN(Evaluation):
-    """Weighted kNN (Wu et al., CVPR 2018; the paper's appendix): votes exp(cosine similarity / temperature).
+    """Weighted kNN (Wu et al., CVPR 2018; the paper's appendix): votes exp(cosine similarity /
+    temperature).
 
     Attributes:
         k: Neighbours that vote; hyperparameters are chosen by the top-1 with this k.
@@ -63,7 +71,8 @@ class KNN(Evaluation):
             if k > num_images:
                 setting = "k" if k == self.k else "other_k"
                 raise RegbenchError(
-                    f"evaluation.{name}.{setting}={k} is larger than the {num_images} training images; choose fewer"
+                    f"evaluation.{name}.{setting}={k} is larger than the {num_images} training "
+                    "images; choose fewer"
                 )
 
     def select(self, name: str, subject: Subject) -> Scores:
@@ -101,20 +110,22 @@ def weighted_knn(
     device: torch.device | None = None,
     blocks: tuple[int, int] = (QUERY_BLOCK, BANK_BLOCK),
 ) -> dict[int, tuple[float, float]]:
-    """Return top-1 and top-5 accuracy of weighted kNN (Wu et al., 2018; the paper's appendix), in per cent, by k.
+    """Return top-1 and top-5 accuracy of weighted kNN (Wu et al., 2018; the paper's appendix), in
+    per cent, by k.
 
-    The score of class c is the sum of exp(cosine similarity / temperature) over those of the k nearest training
-    images that are of class c. All k are served by one pass. Of equally similar training images the first in the
-    bank's order is the nearer; of classes with equal scores the one with the smaller label comes first; a class
-    without a neighbour is no answer.
+    The score of class c is the sum of exp(cosine similarity / temperature) over those of the k
+    nearest training images that are of class c. All k are served by one pass. Of equally similar
+    training images the first in the bank's order is the nearer; of classes with equal scores the
+    one with the smaller label comes first; a class without a neighbour is no answer.
 
-    The top-5 of DINO's, solo-learn's and lightly's code is never less, and is more where the neighbours are of fewer
-    than five classes: there the other classes, all of score 0, fill up the five in whatever order the sort leaves them,
-    which PyTorch does not promise. That would count guesses, and other ones on other machines.
+    The top-5 of DINO's, solo-learn's and lightly's code is never less, and is more where the
+    neighbours are of fewer than five classes: there the other classes, all of score 0, fill up the
+    five in whatever order the sort leaves them, which PyTorch does not promise. That would count
+    guesses, and other ones on other machines.
 
-    Memory beyond the features, whatever the size of bank and queries: one block of queries and one of the bank,
-    normalised, and 12 bytes for each pair of the two: with the default blocks and D = 2048, 0.3 GB. Where the bank is
-    not on `device`, its blocks are moved there one by one.
+    Memory beyond the features, whatever the size of bank and queries: one block of queries and one
+    of the bank, normalised, and 12 bytes for each pair of the two: with the default blocks and D =
+    2048, 0.3 GB. Where the bank is not on `device`, its blocks are moved there one by one.
 
     Args:
         bank: Training images, (n, d) float32.
@@ -142,17 +153,31 @@ def _hits_of_all(
     device: torch.device | None,
     blocks: tuple[int, int] = (QUERY_BLOCK, BANK_BLOCK),
 ) -> dict[int, Tensor]:
-    """Tell of each query whether its label is the first answer and whether it is among five: k -> (Q, 2) bool."""
+    """Tell of each query whether its label is the first answer and whether it is among five: k
+    -> (Q, 2) bool.
+    """
     device = device or queries.x_ND.device
     hits: dict[int, list[Tensor]] = {k: [] for k in neighbours}
     steps = -(-len(queries.y_N) // blocks[0]) * -(-len(bank.y_N) // blocks[1])
     bar: tqdm[Any] = tqdm(total=steps, desc="nearest neighbours", disable=None, leave=False)
     with bar:
-        for x_QD, y_Q in zip(queries.x_ND.split(blocks[0]), queries.y_N.split(blocks[0]), strict=True):
-            similarity_QK, index_QK = _nearest(bank.x_ND, x_QD.to(device), max(neighbours), blocks[1], bar)
+        for x_QD, y_Q in zip(
+            queries.x_ND.split(blocks[0]), queries.y_N.split(blocks[0]), strict=True
+        ):
+            similarity_QK, index_QK = _nearest(
+                bank.x_ND, x_QD.to(device), max(neighbours), blocks[1], bar
+            )
             voters_QK = bank.y_N[index_QK.to(bank.y_N.device)].to(device)
             for k, found in hits.items():
-                found.append(_hits(similarity_QK[:, :k], voters_QK[:, :k], y_Q.to(device), temperature, num_classes))
+                found.append(
+                    _hits(
+                        similarity_QK[:, :k],
+                        voters_QK[:, :k],
+                        y_Q.to(device),
+                        temperature,
+                        num_classes,
+                    )
+                )
     return {k: torch.cat(found) for k, found in hits.items()}
 
 
@@ -162,8 +187,12 @@ def _accuracies(hits_Q2: Tensor) -> tuple[float, float]:
     return 100 * top1 / len(hits_Q2), 100 * top5 / len(hits_Q2)
 
 
-def _nearest(bank_ND: Tensor, x_QD: Tensor, k: int, block: int, bar: tqdm[Any]) -> tuple[Tensor, Tensor]:
-    """Return cosine similarities (Q, k) and indices of the k nearest of the bank, the nearest first."""
+def _nearest(
+    bank_ND: Tensor, x_QD: Tensor, k: int, block: int, bar: tqdm[Any]
+) -> tuple[Tensor, Tensor]:
+    """Return cosine similarities (Q, k) and indices of the k nearest of the bank, the nearest
+    first.
+    """
     # A pair is one integer: the similarity's bits, which order as it does once those of negative
     # numbers are turned, and below them the index, counted down. So the greatest are well defined,
     # ties and all, however the bank is cut.
@@ -189,14 +218,23 @@ def _turn(bits: Tensor) -> Tensor:
     return bits.bitwise_xor_((bits >> 31).bitwise_and_(2**31 - 1))
 
 
-def _hits(similarity_QK: Tensor, neighbours_QK: Tensor, y_Q: Tensor, temperature: float, num_classes: int) -> Tensor:
-    """Tell of each query whether its label has the greatest score, and whether it is among the five greatest."""
-    # Relative to the nearest neighbour, so that no temperature is too low; sums in double precision.
+def _hits(
+    similarity_QK: Tensor, neighbours_QK: Tensor, y_Q: Tensor, temperature: float, num_classes: int
+) -> Tensor:
+    """Tell of each query whether its label has the greatest score, and whether it is among the
+    five greatest.
+    """
+    # Relative to the nearest neighbour, so that no temperature is too low; sums in double
+    # precision.
     weights_QK = ((similarity_QK - similarity_QK[:, :1]).double() / temperature).exp()
-    scores_QC = weights_QK.new_zeros(len(y_Q), num_classes).scatter_add_(1, neighbours_QK, weights_QK)
+    scores_QC = weights_QK.new_zeros(len(y_Q), num_classes).scatter_add_(
+        1, neighbours_QK, weights_QK
+    )
     own_Q1 = scores_QC.gather(1, y_Q[:, None])
     ahead_QC = scores_QC > own_Q1
-    ahead_QC |= (scores_QC == own_Q1) & (torch.arange(num_classes, device=y_Q.device) < y_Q[:, None])
+    ahead_QC |= (scores_QC == own_Q1) & (
+        torch.arange(num_classes, device=y_Q.device) < y_Q[:, None]
+    )
     rank_Q = ahead_QC.sum(dim=1)
     voted_Q = (neighbours_QK == y_Q[:, None]).any(dim=1)
     return torch.stack([voted_Q & (rank_Q < top) for top in (1, 5)], dim=1)

@@ -1,7 +1,8 @@
 """Measures of a representation that need neither labels nor training, to stand beside its accuracy.
 
-All but alignment and LiDAR look at centre crops. None of them is a score to choose by: several can be raised without
-any gain in accuracy (a random rotation-invariant cloud has the best uniformity and rank there are).
+All but alignment and LiDAR look at centre crops. None of them is a score to choose by: several can
+be raised without any gain in accuracy (a random rotation-invariant cloud has the best uniformity
+and rank there are).
 
 Shapes: N = images, V = augmented views of an image, D = representation, U = unit representation.
 """
@@ -23,7 +24,9 @@ from regbench.datasets.loading.splits import evenly
 from regbench.settings import AtLeastTwo, settings
 
 ALPHA_RANKS = (4, 100)
-"""First and last rank of the eigenvalues that α-ReQ's line is fitted to, as in the authors' code."""
+"""First and last rank of the eigenvalues that α-ReQ's line is fitted to, as in the authors'
+code.
+"""
 
 LIDAR_DELTA = 1e-4
 """δ, what LiDAR adds to the within-class variance of each direction."""
@@ -37,9 +40,10 @@ class LabelFreeMeasures(Evaluation):
     They take about 3 % of a quickstart cell's time.
 
     Attributes:
-        images: Number of images of the split that are looked at, as centre crops; fewer if it has fewer.
-        view_images: Images whose augmented views alignment and LiDAR look at; LiDAR wants more than the representation
-            has dimensions.
+        images: Number of images of the split that are looked at, as centre crops; fewer if it has
+            fewer.
+        view_images: Images whose augmented views alignment and LiDAR look at; LiDAR wants more than
+            the representation has dimensions.
         views: Augmented views of each of them.
         interpolation: Filter of the resize before the centre crop.
     """
@@ -50,7 +54,9 @@ class LabelFreeMeasures(Evaluation):
     interpolation: Interpolation = "bicubic"
 
     title = "measures without labels"
-    reference = "Wang and Isola, ICML 2020; RankMe, ICML 2023; α-ReQ, NeurIPS 2022; LiDAR, ICLR 2024"
+    reference = (
+        "Wang and Isola, ICML 2020; RankMe, ICML 2023; α-ReQ, NeurIPS 2022; LiDAR, ICLR 2024"
+    )
 
     def run(self, name: str, subject: Subject) -> Scores:
         """Return the measures on the selection split (the test split where there is none)."""
@@ -72,7 +78,9 @@ class LabelFreeMeasures(Evaluation):
         scores = []
         for each, value in measures(x_ND, views_NVD).items():
             title, protocol = how[each]
-            scores.append(Score(each, value, split, protocol, title, unit="", higher_is_better=None))
+            scores.append(
+                Score(each, value, split, protocol, title, unit="", higher_is_better=None)
+            )
         return scores
 
 
@@ -91,15 +99,17 @@ def measures(x_ND: Tensor, views_NVD: Tensor) -> dict[str, float]:
         "lidar": lidar(views_NVD),
         "feature_spread": feature_spread(x_ND),
     }
-    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+    return {
+        name: value for name, value in found.items() if value is not None and math.isfinite(value)
+    }
 
 
 @torch.no_grad()
 def alignment(views_NVD: Tensor) -> float:
     """Return E ‖u − u′‖² over pairs of views of one image, 0 (same) to 4.
 
-    ℓ_align with α = 2 of Wang and Isola (ICML 2020, Section 4.1), on unit representations, over all v(v − 1)/2 pairs of
-    an image: with the sum s of its v unit vectors they sum up to v² − ‖s‖².
+    ℓ_align with α = 2 of Wang and Isola (ICML 2020, Section 4.1), on unit representations, over all
+    v(v − 1)/2 pairs of an image: with the sum s of its v unit vectors they sum up to v² − ‖s‖².
 
     Args:
         views_NVD: Representations of views, (n, v, d), v ≥ 2.
@@ -112,11 +122,12 @@ def alignment(views_NVD: Tensor) -> float:
 
 @torch.no_grad()
 def alpha_req(x_ND: Tensor) -> float | None:
-    """Fit α of the power law λᵣ ∝ r^(−α) of the covariance's eigenvalues λ₁ ≥ λ₂ ≥ …; the authors find 1 best.
+    """Fit α of the power law λᵣ ∝ r^(−α) of the covariance's eigenvalues λ₁ ≥ λ₂ ≥ …; the authors
+    find 1 best.
 
-    α-ReQ (Agrawal et al., NeurIPS 2022). The paper names no range; as in the authors' code a line is fitted to log λᵣ
-    over log r by least squares with weights 1/r, over the ranks `ALPHA_RANKS` or as many of them as there are
-    eigenvalues above rounding.
+    α-ReQ (Agrawal et al., NeurIPS 2022). The paper names no range; as in the authors' code a line
+    is fitted to log λᵣ over log r by least squares with weights 1/r, over the ranks `ALPHA_RANKS`
+    or as many of them as there are eigenvalues above rounding.
 
     Args:
         x_ND: Representations, (n, d).
@@ -147,16 +158,17 @@ def alpha_req(x_ND: Tensor) -> float | None:
 def lidar(views_NVD: Tensor) -> float | None:
     """Return the effective rank of what tells images apart, from 1 to min(n − 1, d).
 
-    LiDAR (Thilak et al., ICLR 2024, Section 4): each image is a class, its views are the samples. exp of the entropy of
-    the normalised eigenvalues of Σ_w^(−½) Σ_b Σ_w^(−½), with Σ_b the covariance of the classes' means and Σ_w that of
-    the views around their means, plus δ I with δ = `LIDAR_DELTA`. (The paper's ε within the logarithm is 0 here.)
+    LiDAR (Thilak et al., ICLR 2024, Section 4): each image is a class, its views are the samples.
+    exp of the entropy of the normalised eigenvalues of Σ_w^(−½) Σ_b Σ_w^(−½), with Σ_b the
+    covariance of the classes' means and Σ_w that of the views around their means, plus δ I with δ =
+    `LIDAR_DELTA`. (The paper's ε within the logarithm is 0 here.)
 
     Args:
         views_NVD: Representations of views, (n, v, d), not normalised.
 
     Returns:
-        The rank; None where all images have the same mean, and where δ is lost in the rounding of a singular Σ_w: with
-        features of a size of 1e6, and fewer views than dimensions.
+        The rank; None where all images have the same mean, and where δ is lost in the rounding of a
+        singular Σ_w: with features of a size of 1e6, and fewer views than dimensions.
     """
     x = views_NVD.double()
     mean_ND = x.mean(dim=1)

@@ -1,4 +1,5 @@
-"""Linear probing: linear layers on a frozen backbone, one for each learning rate, trained side by side.
+"""Linear probing: linear layers on a frozen backbone, one for each learning rate, trained side by
+side.
 
 Shapes: N = images, D = representation, C = classes, H = heads (learning rates).
 """
@@ -53,7 +54,9 @@ AreaRange = Annotated[tuple[Area, Area], AfterValidator(_ordered)]
 
 
 def _places205() -> dict[str, object]:
-    """Return the settings of the paper's appendix, "Linear probing on Places205", with the rate of its Table 11."""
+    """Return the settings of the paper's appendix, "Linear probing on Places205", with the rate
+    of its Table 11.
+    """
     return {
         "dataset": dataset_preset("places205"),
         "features": "augmented",
@@ -75,20 +78,24 @@ _PARTS = {"head": "most frequent", "tail": "rarest"}
 class LinearProbe(Evaluation):
     """Linear probing: SGD on a linear layer over the frozen backbone (the SFRIK paper's appendix).
 
-    The defaults make features once, from the crops that kNN takes, so that both share them. The sweeps of the paper set
-    `features=augmented` and `interpolation=bilinear`, as it and its code do.
+    The defaults make features once, from the crops that kNN takes, so that both share them. The
+    sweeps of the paper set `features=augmented` and `interpolation=bilinear`, as it and its code
+    do.
 
-    Where training images are unbalanced, cached features are scored on two groups of classes too: `linear_head_top1`
-    and `linear_tail_top1`, of the third of the classes with the most and with the fewest training images.
+    Where training images are unbalanced, cached features are scored on two groups of classes too:
+    `linear_head_top1` and `linear_tail_top1`, of the third of the classes with the most and with
+    the fewest training images.
 
     Attributes:
         dataset: Data set of the images; null: that of the cell.
-        features: "augmented" (random crops and flips, the paper's protocol) or "cached" (centre crops, once).
+        features: "augmented" (random crops and flips, the paper's protocol) or "cached" (centre
+            crops, once).
         learning_rates: Candidates, trained side by side; the tuning split chooses.
         crop_scale: Area range of the random crops for "augmented".
         interpolation: Filter of the resizes.
         epochs: Passes over the training images.
-        milestones: Epochs from which on the rate is a tenth of what it was; none: cosine decay per epoch.
+        milestones: Epochs from which on the rate is a tenth of what it was; none: cosine decay per
+            epoch.
         batch_norm: Whether BN without scale and shift comes before the linear layer.
         batch_size: Images a step.
         momentum: Momentum of SGD.
@@ -97,7 +104,13 @@ class LinearProbe(Evaluation):
 
     dataset: DatasetConfig | None = None
     features: Literal["augmented", "cached"] = "cached"
-    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.02, 0.1, 0.5, 2.0, 10.0)
+    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (
+        0.02,
+        0.1,
+        0.5,
+        2.0,
+        10.0,
+    )
     crop_scale: AreaRange = (0.08, 1.0)
     interpolation: Interpolation = "bicubic"
     epochs: AtLeastOne = 100
@@ -133,7 +146,9 @@ class LinearProbe(Evaluation):
         labels = [f"{rate:g}" for rate in self.learning_rates]
         chosen, selected_on, candidates = choose(found, labels)
         rate = self.learning_rates[chosen]
-        subject.note(f"{name}_learning_rate", selected_on=selected_on, chosen=rate, candidates=candidates)
+        subject.note(
+            f"{name}_learning_rate", selected_on=selected_on, chosen=rate, candidates=candidates
+        )
         # The choice is written down, so the test split may be opened.
         if final and "test" not in found:
             found["test"] = accuracies("test")
@@ -152,8 +167,12 @@ class LinearProbe(Evaluation):
             scores[0] = replace(scores[0], even=heads.accuracies(half)[chosen][0])
         return scores
 
-    def _by_frequency(self, heads: LinearHeads, chosen: int, protocol: str, subject: Subject) -> Scores:
-        """Return the accuracy on test images of frequent and of rare classes, if training images are unbalanced."""
+    def _by_frequency(
+        self, heads: LinearHeads, chosen: int, protocol: str, subject: Subject
+    ) -> Scores:
+        """Return the accuracy on test images of frequent and of rare classes, if training
+        images are unbalanced.
+        """
         train = subject.features("train", self.interpolation)
         counts_C = train.y_N.bincount(minlength=subject.task.dataset.num_classes)
         test = subject.features("test", self.interpolation)
@@ -161,7 +180,9 @@ class LinearProbe(Evaluation):
         for part, classes in head_and_tail(counts_C).items():
             top1 = heads.accuracies(test.of_classes(classes))[chosen][0]
             words = f"{protocol}; test images of the {len(classes)} {_PARTS[part]} classes"
-            scores.append(Score(f"linear_{part}_top1", top1, "test", words, f"linear top-1 of the {part}"))
+            scores.append(
+                Score(f"linear_{part}_top1", top1, "test", words, f"linear top-1 of the {part}")
+            )
         return scores
 
     def _protocol(self, rate: str) -> str:
@@ -169,19 +190,26 @@ class LinearProbe(Evaluation):
         batch_norm = ", BN without scale and shift" if self.batch_norm else ""
         steps = ""
         if self.milestones:
-            steps = f" with a tenth of the rate from epochs {', '.join(map(str, self.milestones))} on"
+            steps = (
+                f" with a tenth of the rate from epochs {', '.join(map(str, self.milestones))} on"
+            )
         return (
-            f"linear probing, {self.features} features{batch_norm}, {self.epochs} epochs{steps}, learning rate {rate}"
+            f"linear probing, {self.features} features{batch_norm}, {self.epochs} epochs{steps}, "
+            f"learning rate {rate}"
         )
 
     def _fitted(self, name: str, subject: Subject) -> LinearHeads:
         """Train the linear layers."""
         device, images = subject.compute.device, subject.images(self.dataset)
         state = subject.state(name, self, self.dataset)
-        heads = LinearHeads(subject.encoder.dim, images.dataset.num_classes, self, subject.seed, device)
+        heads = LinearHeads(
+            subject.encoder.dim, images.dataset.num_classes, self, subject.seed, device
+        )
         if self.features == "cached":
             features = subject.features("train", self.interpolation, self.dataset)
-            heads.fit(functools.partial(shuffled, features, self.batch_size, subject.seed, device), state)
+            heads.fit(
+                functools.partial(shuffled, features, self.batch_size, subject.seed, device), state
+            )
         else:
             with images.augmented(self, subject.seed) as epochs:
 
@@ -196,29 +224,42 @@ class LinearProbe(Evaluation):
 class LinearHeads:
     """Linear classifiers over the same features, one for each learning rate, trained side by side.
 
-    Each is what SGD with that learning rate alone would give: the heads share the features, and BN without scale and
-    shift where the configuration asks for it, and nothing else. Their weights stand one below the other in one matrix,
-    so that a step is two matrix products however many heads there are. Logits have the images last: on a CPU a
-    softmax over a few adjacent classes takes longer than the matrix products.
+    Each is what SGD with that learning rate alone would give: the heads share the features, and BN
+    without scale and shift where the configuration asks for it, and nothing else. Their weights
+    stand one below the other in one matrix, so that a step is two matrix products however many
+    heads there are. Logits have the images last: on a CPU a softmax over a few adjacent classes
+    takes longer than the matrix products.
     """
 
-    def __init__(self, dim: int, num_classes: int, config: LinearProbe, seed: int, device: torch.device) -> None:
-        """Give all heads the same initial weights (C, D), drawn from N(0, 0.01²) by the seed, and no bias."""
+    def __init__(
+        self, dim: int, num_classes: int, config: LinearProbe, seed: int, device: torch.device
+    ) -> None:
+        """Give all heads the same initial weights (C, D), drawn from N(0, 0.01²) by the seed,
+        and no bias.
+        """
         heads = len(config.learning_rates)
         self._config, self._device = config, device
         self._shape = (heads, num_classes)
-        self._weight_KD = initial_weight(dim, num_classes, seed).repeat(heads, 1).to(device)  # K = H · C
+        self._weight_KD = (
+            initial_weight(dim, num_classes, seed).repeat(heads, 1).to(device)
+        )  # K = H · C
         self._bias_K1 = torch.zeros(heads * num_classes, 1, device=device)
         self._momenta = (torch.zeros_like(self._weight_KD), torch.zeros_like(self._bias_K1))
-        self._mean_D, self._variance_D = torch.zeros(dim, device=device), torch.ones(dim, device=device)
-        self._rates_K1 = torch.tensor(config.learning_rates, device=device).repeat_interleave(num_classes)[:, None]
+        self._mean_D, self._variance_D = (
+            torch.zeros(dim, device=device),
+            torch.ones(dim, device=device),
+        )
+        self._rates_K1 = torch.tensor(config.learning_rates, device=device).repeat_interleave(
+            num_classes
+        )[:, None]
 
     @torch.no_grad()
     def fit(self, epochs: Epochs, state: State | None = None) -> None:
-        """Train on the batches of `epochs(e)` for each epoch e: features (n, d) and labels (n,), on the device.
+        """Train on the batches of `epochs(e)` for each epoch e: features (n, d) and labels (n,), on
+        the device.
 
-        Each epoch has its own learning rate. With BN, a batch of one image is left out: it has no variance.
-        `state` keeps what is trained, and training goes on from there.
+        Each epoch has its own learning rate. With BN, a batch of one image is left out: it has no
+        variance. `state` keeps what is trained, and training goes on from there.
         """
         config = self._config
         parameters = (self._weight_KD, self._bias_K1)
@@ -230,7 +271,9 @@ class LinearHeads:
             for tensor, saved in zip(tensors, state.data["heads"], strict=True):
                 tensor.copy_(saved)
         left = range(first, config.epochs)
-        for epoch in tqdm(left, "linear probing", config.epochs, initial=first, disable=None, leave=False):
+        for epoch in tqdm(
+            left, "linear probing", config.epochs, initial=first, disable=None, leave=False
+        ):
             rates_K1 = self._rates_K1 * decay(epoch, config.epochs, config.milestones)
             for x_ND, y_N in epochs(epoch):
                 if config.batch_norm and len(y_N) == 1:  # torch refuses it too
@@ -246,17 +289,25 @@ class LinearHeads:
                     p.addcmul_(rates_K1, momentum, value=-1)
             if state is not None:
                 done, last = epoch + 1, epoch + 1 == config.epochs
-                state.save(f"epoch {done} of {config.epochs}", last=last, epoch=done, heads=list(tensors))
+                state.save(
+                    f"epoch {done} of {config.epochs}", last=last, epoch=done, heads=list(tensors)
+                )
 
     def _normalized(self, x_ND: Tensor, *, training: bool) -> Tensor:
-        """Apply BN without scale and shift, if there is one; training updates its running statistics, as in torch."""
+        """Apply BN without scale and shift, if there is one.
+
+        Training updates its running statistics, as in torch.
+        """
         if not self._config.batch_norm:
             return x_ND
         return F.batch_norm(x_ND, self._mean_D, self._variance_D, training=training)
 
     @torch.no_grad()
     def logits(self, x_ND: Tensor) -> Tensor:
-        """Return the logits (H, C, N) of features on the device; with BN, by its running statistics."""
+        """Return the logits (H, C, N) of features on the device.
+
+        With BN, by its running statistics.
+        """
         return self._linear(self._normalized(x_ND, training=False))
 
     def _linear(self, x_ND: Tensor) -> Tensor:
@@ -264,14 +315,21 @@ class LinearHeads:
 
     @torch.no_grad()
     def accuracies(self, features: Features, block: int = _BLOCK) -> list[tuple[float, float]]:
-        """Return top-1 and top-5 accuracy of each head, in per cent; with BN, by its running statistics."""
-        return head_accuracies(features, lambda x_ND: self.logits(x_ND).transpose(1, 2), block, self._device)
+        """Return top-1 and top-5 accuracy of each head, in per cent.
+
+        With BN, by its running statistics.
+        """
+        return head_accuracies(
+            features, lambda x_ND: self.logits(x_ND).transpose(1, 2), block, self._device
+        )
 
 
 def head_and_tail(counts_C: Tensor) -> dict[str, Tensor]:
-    """Return the third of the classes with the most training images as "head", and that with the fewest as "tail".
+    """Return the third of the classes with the most training images as "head", and that with the
+    fewest as "tail".
 
-    Nothing is returned where no class has more than twice the images of another: there is no tail then.
+    Nothing is returned where no class has more than twice the images of another: there is no tail
+    then.
     """
     if counts_C.max() <= 2 * counts_C.min():
         return {}
@@ -282,11 +340,16 @@ def head_and_tail(counts_C: Tensor) -> dict[str, Tensor]:
 
 def initial_weight(dim: int, num_classes: int, seed: int) -> Tensor:
     """Draw the weights (C, D) of a linear classifier from N(0, 0.01²)."""
-    return _INITIAL_STD * torch.randn(dim, num_classes, generator=torch.Generator().manual_seed(seed)).T
+    return (
+        _INITIAL_STD
+        * torch.randn(dim, num_classes, generator=torch.Generator().manual_seed(seed)).T
+    )
 
 
 def decay(epoch: int, epochs: int, milestones: tuple[int, ...] = ()) -> float:
-    """Return the learning rate of an epoch over the initial one: cosine, or a tenth from each milestone on."""
+    """Return the learning rate of an epoch over the initial one: cosine, or a tenth from each
+    milestone on.
+    """
     if milestones:
         return float(0.1 ** sum(epoch >= milestone for milestone in milestones))
     return 0.5 * (1 + math.cos(math.pi * epoch / epochs))
@@ -297,7 +360,8 @@ def head_accuracies(
 ) -> list[tuple[float, float]]:
     """Return top-1 and top-5 accuracy of each head, in per cent, `block` images at a time.
 
-    `logits` makes logits (H, N, C) of features (N, D), which lie on any device, on the one that computes.
+    `logits` makes logits (H, N, C) of features (N, D), which lie on any device, on the one that
+    computes.
     """
     correct = torch.tensor(0)
     for x_ND, y_N in zip(features.x_ND.split(block), features.y_N.split(block), strict=True):
@@ -307,7 +371,10 @@ def head_accuracies(
 
 
 def correct_answers(logits_HNC: Tensor, y_N: Tensor) -> Tensor:
-    """Count the images that each head has right, (H, 2): first, and among the first five. NaN is no answer."""
+    """Count the images that each head has right, (H, 2): first, and among the first five.
+
+    NaN is no answer.
+    """
     # topk would count NaN as the greatest of all.
     answers = logits_HNC.nan_to_num(-torch.inf, torch.inf).topk(min(5, logits_HNC.shape[2]), dim=2)
     hits = answers.indices == y_N[None, :, None]

@@ -1,4 +1,6 @@
-"""Evaluation while training: how accurate a network is after an epoch, found on a copy of its backbone."""
+"""Evaluation while training: how accurate a network is after an epoch, found on a copy of its
+backbone.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,13 @@ from regbench.benchmark.training.network import SiameseNetwork
 
 
 class Monitor:
-    """Evaluates a network in training on the split that choices are made on, and leaves it as it is."""
+    """Evaluates a network in training on the split that choices are made on, and leaves it as
+    it is.
+    """
 
-    def __init__(self, cell: Cell, network: SiameseNetwork, compute: Compute, attempt: Attempt) -> None:
+    def __init__(
+        self, cell: Cell, network: SiameseNetwork, compute: Compute, attempt: Attempt
+    ) -> None:
         """Copy the backbone of a network on its device."""
         # Layers of several processes cannot be copied.
         self._cell, self._compute, self._attempt = cell, compute, attempt
@@ -31,7 +37,8 @@ class Monitor:
         """Evaluate the network as it is now.
 
         Returns:
-            One score of each evaluation of `evaluation.while_training`: the one that hyperparameters are chosen by.
+            One score of each evaluation of `evaluation.while_training`: the one that
+            hyperparameters are chosen by.
 
         Raises:
             LeaseLost: If another process has taken over the run.
@@ -40,17 +47,22 @@ class Monitor:
         backbone = copy.deepcopy(self._backbone).to(compute.device)
         backbone.load_state_dict(network.backbone.state_dict())
         encoder, choices = Encoder(backbone, network.representation_dim), Choices(attempt)
-        subject = _Subject(cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, choices, cell.seed)
+        subject = _Subject(
+            cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, choices, cell.seed
+        )
         found = []
         for name in cell.evaluation.while_training:
             found.append(cell.evaluation[name].select(name, subject)[0])
-        # The next point is another network's, so what is kept of a long evaluation is of no more use.
+        # The next point is another network's, so what is kept of a long evaluation is of no more
+        # use.
         remove_tensors(attempt.directory, state_kind("*"), attempt.number)
         return found
 
 
 class _Subject(Subject):
-    """A subject without a record: a choice for a point of a curve is no choice of the run, and opens no test split."""
+    """A subject without a record: a choice for a point of a curve is no choice of the run, and
+    opens no test split.
+    """
 
     def note(self, what: str, *, selected_on: str, chosen: Any, candidates: Any) -> None:
         """Write nothing."""

@@ -1,7 +1,8 @@
-"""Retrieval of the other view: whether a representation tells an image from all others, whatever the classes.
+"""Retrieval of the other view: whether a representation tells an image from all others, whatever
+the classes.
 
-A representation that has collapsed into a few dimensions may still separate ten classes; it cannot tell thousands of
-images apart.
+A representation that has collapsed into a few dimensions may still separate ten classes; it cannot
+tell thousands of images apart.
 
 Shapes: N = images, D = representation.
 """
@@ -21,7 +22,8 @@ from regbench.settings import AtLeastOne, AtLeastTwo, settings
 @register("retrieval")
 @settings
 class Retrieval(Evaluation):
-    """Nearest-neighbour retrieval: the second view of an image is sought among those of all images by its first view.
+    """Nearest-neighbour retrieval: the second view of an image is sought among those of all images
+    by its first view.
 
     Attributes:
         images: Number of images of the test split; all if it has fewer.
@@ -48,7 +50,8 @@ class Retrieval(Evaluation):
 
 @torch.no_grad()
 def ranks(views_NVD: Tensor, block: int = 1024) -> Tensor:
-    """Return, for each image, how many second views of other images are at least as near to its first view as its own.
+    """Return, for each image, how many second views of other images are at least as near to its
+    first view as its own.
 
     Args:
         views_NVD: Representations of two views of each image, (n, 2, d).

@@ -1,4 +1,6 @@
-"""The state of a long evaluation: files in the run directory, so that a kill costs an epoch at most."""
+"""The state of a long evaluation: files in the run directory, so that a kill costs an epoch at
+most.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ class State:
             log.info("%s: goes on after %s", protocol, state["done"])
 
     def save(self, done: str, *, last: bool = False, **changes: Any) -> None:
-        """Keep `changes`, tensors and plain data, beside what was kept; write them if it is time to, or at the `last`.
+        """Keep `changes`, tensors and plain data, beside what was kept; write them if it is time
+        to, or at the `last`.
 
         Whatever is written must still have its value of now. `done` says in words what is done.
 
@@ -62,7 +65,13 @@ class State:
             attempt, kind = self._attempt, state_kind(self._protocol)
             attempt.check()
             self._number += 1
-            save_tensors(attempt.directory, kind, attempt.number, self._number, {"key": self._key, **self.data})
+            save_tensors(
+                attempt.directory,
+                kind,
+                attempt.number,
+                self._number,
+                {"key": self._key, **self.data},
+            )
             self._written_s = now_s
             log.info("%s: %s", self._protocol, done)
 

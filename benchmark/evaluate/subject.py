@@ -1,4 +1,6 @@
-"""A frozen backbone under evaluation: its images, its features, and where what is chosen is written down."""
+"""A frozen backbone under evaluation: its images, its features, and where what is chosen is
+written down.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Subject:
-    """The network and images under evaluation; results that several evaluations need are computed once.
+    """The network and images under evaluation; results that several evaluations need are computed
+    once.
 
     Attributes:
         config: Settings of the evaluations.
@@ -35,10 +38,13 @@ class Subject:
         augmentation: Augmentation of the views that some evaluations look at.
         encoder: The backbone, which is frozen here.
         compute: Device and folders that evaluations compute with.
-        choices: Record of how the hyperparameters were chosen; choices of the evaluations are added to it.
+        choices: Record of how the hyperparameters were chosen; choices of the evaluations are added
+            to it.
         seed: Seed of all random numbers that evaluations draw.
-        embedder: Function from images to embeddings; None where there is no projector, as with raw pixels.
-        backend: Loader that read the images ("ffcv", "torchvision" or "resident"), once some were read.
+        embedder: Function from images to embeddings; None where there is no projector, as with raw
+            pixels.
+        backend: Loader that read the images ("ffcv", "torchvision" or "resident"), once some were
+            read.
     """
 
     config: EvaluationConfig
@@ -91,11 +97,12 @@ class Subject:
         """Return what hyperparameters are chosen by, if there is a split to choose on.
 
         Returns:
-            The scores of the evaluations of `select_by` on that split. If there are several: also `selection_top1`, the
-            mean of the first score of each.
+            The scores of the evaluations of `select_by` on that split. If there are several: also
+            `selection_top1`, the mean of the first score of each.
         """
         names = self.config.select_by
-        # All evaluations of `select_by` are of the cell's own data set, so they have the same split.
+        # All evaluations of `select_by` are of the cell's own data set, so they have the same
+        # split.
         splits = self.task.splits(names[0])
         if not splits:
             return []
@@ -109,15 +116,22 @@ class Subject:
         return scores
 
     def run(self, name: str) -> Scores:
-        """Return the scores of one evaluation, on the test split and on the one that it chose on."""
+        """Return the scores of one evaluation, on the test split and on the one that it chose
+        on.
+        """
         return self.config[name].run(name, self)
 
     def images(self, dataset: DatasetConfig | None = None) -> Images:
         """Return the images of a data set; None: the cell's own."""
         return Images(dataset or self.dataset, self.compute, self.choices.path)
 
-    def features(self, split: str, interpolation: str, dataset: DatasetConfig | None = None) -> Features:
-        """Return the representations of a split's centre crops; those of the cell's own data set (None) are kept."""
+    def features(
+        self, split: str, interpolation: str, dataset: DatasetConfig | None = None
+    ) -> Features:
+        """Return the representations of a split's centre crops.
+
+        Those of the cell's own data set (None) are kept.
+        """
         # `interpolation` is the filter of the resize before the crop.
         if dataset:  # a single evaluation looks at it, and its features may fill the memory
             return self._extract(self.images(dataset), split, interpolation)
@@ -147,10 +161,13 @@ class Subject:
 
     def note(self, what: str, *, selected_on: str, chosen: Any, candidates: Any) -> None:
         """Write down a choice, before the test split is opened."""
-        self.choices.note(what, {"selected_on": selected_on, "chosen": chosen, "candidates": candidates})
+        self.choices.note(
+            what, {"selected_on": selected_on, "chosen": chosen, "candidates": candidates}
+        )
 
     def state(self, name: str, config: Any, dataset: DatasetConfig | None = None) -> State:
-        """Return what an earlier attempt at an evaluation has done, with these settings, images and weights.
+        """Return what an earlier attempt at an evaluation has done, with these settings, images and
+        weights.
 
         The data set is the cell's own if it is None.
         """
@@ -158,10 +175,17 @@ class Subject:
         splits = Manifest.load(self.compute.data_dir, dataset).splits
         content = {name: entry["content_sha256"] for name, entry in splits.items()}
         settings = [plain(config), plain(dataset), content, self.config.select_on, self.seed]
-        return State(self.choices.attempt, name, fingerprint(self.encoder.module, settings), self.compute.device)
+        return State(
+            self.choices.attempt,
+            name,
+            fingerprint(self.encoder.module, settings),
+            self.compute.device,
+        )
 
     def _extract(self, images: Images, split: str, interpolation: str) -> Features:
-        features, self.backend = images.features(self.encoder, split, interpolation, self.batch_size)
+        features, self.backend = images.features(
+            self.encoder, split, interpolation, self.batch_size
+        )
         return features
 
 
@@ -172,18 +196,24 @@ def _mean_score(scores: Scores, split: str) -> Score:
     mean = sum(score.value for score in scores) / len(scores)
     halves = [score.even for score in scores if score.even is not None]
     even = sum(halves) / len(scores) if len(halves) == len(scores) else None
-    return Score("selection_top1", mean, split, f"mean of {names}", f"mean of {titles} top-1", even=even)
+    return Score(
+        "selection_top1", mean, split, f"mean of {names}", f"mean of {titles} top-1", even=even
+    )
 
 
 def selection_splits(config: EvaluationConfig, task: Task) -> list[str]:
-    """Return the split that everything is chosen on, as a list; an empty one where the data set has no such split."""
+    """Return the split that everything is chosen on, as a list.
+
+    An empty one where the data set has no such split.
+    """
     for name, evaluation in config.evaluations.items():
         evaluation.check(name, task)
         own: DatasetConfig | None = getattr(evaluation, "dataset", None)
         if name in config.while_training and not task.splits(name, own):
             raise RegbenchError(
                 f"evaluation.while_training={shown(config.while_training)}: data set "
-                f"{(own or task.dataset).name!r} has no {task.select_on} split to evaluate {name} on; prepare it with "
-                "one (dataset.source.tuning_per_class), or leave the setting out"
+                f"{(own or task.dataset).name!r} has no {task.select_on} split to evaluate {name} "
+                "on; prepare it with one (dataset.source.tuning_per_class), or leave the setting "
+                "out"
             )
     return task.splits("knn")

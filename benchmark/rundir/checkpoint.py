@@ -1,8 +1,11 @@
-"""Files of tensors: checkpoints of a training, and the state of an evaluation. The last two of each kind are kept.
+"""Files of tensors: checkpoints of a training, and the state of an evaluation.
 
-`checkpoint-<attempt>-<step>-<digest>.pt`: no file is ever written twice and the attempt's number is in the name, so a
-process that has lost the run cannot overwrite what its successor wrote. The name also holds the beginning of the
-SHA-256 of the whole file. It is compared before torch looks at the file, so that any damage is noticed.
+The last two of each kind are kept.
+
+`checkpoint-<attempt>-<step>-<digest>.pt`: no file is ever written twice and the attempt's number is
+in the name, so a process that has lost the run cannot overwrite what its successor wrote. The name
+also holds the beginning of the SHA-256 of the whole file. It is compared before torch looks at the
+file, so that any damage is noticed.
 """
 
 from __future__ import annotations
@@ -40,11 +43,13 @@ def load_checkpoint(directory: Path) -> tuple[dict[str, Any], Saved] | None:
     return load_tensors(directory, "checkpoint")
 
 
-def save_tensors(directory: Path, kind: str, attempt: int, number: int, state: dict[str, Any]) -> Saved:
+def save_tensors(
+    directory: Path, kind: str, attempt: int, number: int, state: dict[str, Any]
+) -> Saved:
     """Write a file of tensors and remove those older than the one before it.
 
-    The name begins with the kind: "checkpoint" or "evaluation-<protocol>". The number is that of the steps done, or the
-    like. Files of later attempts are not touched.
+    The name begins with the kind: "checkpoint" or "evaluation-<protocol>". The number is that of
+    the steps done, or the like. Files of later attempts are not touched.
     """
     path = directory / f"{kind}-{attempt:04d}-{number:09d}.pt"
     named, sha256 = write_digested(path, functools.partial(torch.save, state))
@@ -53,7 +58,9 @@ def save_tensors(directory: Path, kind: str, attempt: int, number: int, state: d
     return Saved(named.name, sha256, number)
 
 
-def load_tensors(directory: Path, kind: str, map_location: Any = "cpu") -> tuple[dict[str, Any], Saved] | None:
+def load_tensors(
+    directory: Path, kind: str, map_location: Any = "cpu"
+) -> tuple[dict[str, Any], Saved] | None:
     """Load the newest file of a kind that is whole; None if there is none."""
     # A damaged file is set aside as `….damaged`, with a warning.
     for file in tensor_files(directory, kind):

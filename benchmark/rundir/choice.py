@@ -1,4 +1,6 @@
-"""The choices of a run, on disk before the test split opens, because the loader of that split asks for them."""
+"""The choices of a run, on disk before the test split opens, because the loader of that split
+asks for them.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,25 @@ from regbench.benchmark.rundir.directory import read_numbered
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.files import signed
 
-GIVEN: Mapping[str, Any] = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
-"""Choice of hyperparameters that the user made; for that of a tuning see `regbench.sweeps.tune.how_chosen`."""
+GIVEN: Mapping[str, Any] = {
+    "selected_on": "given",
+    "score": None,
+    "budget": None,
+    "record": None,
+    "sha256": None,
+}
+"""Choice of hyperparameters that the user made.
+
+For that of a tuning see `regbench.sweeps.tune.how_chosen`.
+"""
 
 
 class Choices:
     """The file `choice-<attempt>.json` of a run directory.
 
-    Its entry "hyperparameters" says how the cell was chosen, and there is one for each protocol that chose something
-    itself, such as a learning rate: on which split, from which candidates with which scores.
+    Its entry "hyperparameters" says how the cell was chosen, and there is one for each protocol
+    that chose something itself, such as a learning rate: on which split, from which candidates with
+    which scores.
 
     Attributes:
         attempt: The right to write into the run directory.
@@ -42,7 +54,9 @@ class Choices:
             self.attempt.write("choice.json", signed(self._entries).encode())
 
     def note_hyperparameters(self, how: Mapping[str, Any], *, on_test: bool) -> None:
-        """Write down how the cell's hyperparameters were chosen: `GIVEN`, or the same keys of a tuning."""
+        """Write down how the cell's hyperparameters were chosen: `GIVEN`, or the same keys of a
+        tuning.
+        """
         # If the evaluations choose on the test split, its scores are optimistic.
         entry = dict(how)
         if on_test:

@@ -2,8 +2,9 @@
 
 This module does without torch, whose import takes longer than to tell how ten thousand runs stand.
 
-A file that an attempt at the run rewrites carries the attempt's number: `metrics-0002.jsonl`. So a process that has
-lost the run, and goes on after its successor has finished it, can reach none of the successor's files.
+A file that an attempt at the run rewrites carries the attempt's number: `metrics-0002.jsonl`. So a
+process that has lost the run, and goes on after its successor has finished it, can reach none of
+the successor's files.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def run_directory(runtime: Runtime, sweep: str, cell: Cell) -> Path:
 
 
 def write_config(directory: Path, plain: Mapping[str, Any]) -> None:
-    """Write `config.yaml`, which is the same for all attempts at a cell, once; replace one that is not the cell's."""
+    """Write `config.yaml`, which is the same for all attempts at a cell, once.
+
+    Replace one that is not the cell's.
+    """
     # A file that somebody edited is no longer of the cell that the folder is named after.
     path = directory / "config.yaml"
     text = yaml.safe_dump(dict(plain), sort_keys=False)
@@ -62,13 +66,17 @@ def attempt_numbers(directory: Path) -> list[int]:
 
 
 def highest_number(directory: Path) -> int:
-    """Return the highest number of an attempt that any file of the directory carries; 0 without one."""
+    """Return the highest number of an attempt that any file of the directory carries; 0 without
+    one.
+    """
     numbers = [_number(name) or 0 for name in os.listdir(directory)]  # noqa: PTH208
     return max([0, *attempt_numbers(directory), *numbers])
 
 
 def numbered_file(directory: Path, name: str, attempt: int) -> Path:
-    """Return where an attempt keeps a file of its own: `choice.json` of attempt 2 is `choice-0002.json`."""
+    """Return where an attempt keeps a file of its own: `choice.json` of attempt 2 is
+    `choice-0002.json`.
+    """
     path = directory / name
     return path.with_name(f"{path.stem}-{attempt:04d}{path.suffix}")
 
@@ -77,12 +85,19 @@ def numbered_files(directory: Path, name: str) -> list[Path]:
     """List the files `name` of all attempts, the last attempt's first."""
     stem, suffix = Path(name).stem, Path(name).suffix
     # The pattern also finds names that go on, such as choice-backup-0001.json for choice.json.
-    found = [path for path in directory.glob(f"{stem}-*{suffix}") if path.stem[len(stem) + 1 :].isdecimal()]
+    found = [
+        path
+        for path in directory.glob(f"{stem}-*{suffix}")
+        if path.stem[len(stem) + 1 :].isdecimal()
+    ]
     return sorted(found, key=lambda path: _number(path.name) or 0, reverse=True)
 
 
 def read_numbered(directory: Path, name: str) -> dict[str, Any]:
-    """Read the newest signed file `name` that is whole; an empty dictionary if no attempt wrote one."""
+    """Read the newest signed file `name` that is whole.
+
+    An empty dictionary if no attempt wrote one.
+    """
     for path in numbered_files(directory, name):
         try:
             return verified(path.read_bytes())
@@ -123,7 +138,10 @@ class TensorFile:
 
 
 def tensor_files(directory: Path, kind: str) -> list[TensorFile]:
-    """List the files of a kind, the newest first; the kind may be a pattern such as "evaluation-*"."""
+    """List the files of a kind, the newest first.
+
+    The kind may be a pattern such as "evaluation-*".
+    """
     found = []
     for path in directory.glob(f"{kind}-*.pt"):
         match = _TENSORS.fullmatch(path.name)
@@ -134,7 +152,8 @@ def tensor_files(directory: Path, kind: str) -> list[TensorFile]:
 
 
 def superfluous_files(directory: Path, *, checkpoints: bool) -> list[Path]:
-    """List what a finished run does without: earlier attempts' files that no record names, leftovers of kills.
+    """List what a finished run does without: earlier attempts' files that no record names,
+    leftovers of kills.
 
     With `checkpoints`, list the last checkpoint too, which holds the trained weights.
     """

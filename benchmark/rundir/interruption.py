@@ -27,8 +27,8 @@ class Interrupted(KeyboardInterrupt):
 class Interruption:
     """Answers signals: outside `deferred`, and within `at_once`, a signal raises `Interrupted`.
 
-    Within `deferred` a signal is only noted, so that the training loop can finish its step and write a checkpoint; a
-    second Ctrl-C raises `Interrupted` there too.
+    Within `deferred` a signal is only noted, so that the training loop can finish its step and
+    write a checkpoint; a second Ctrl-C raises `Interrupted` there too.
 
     Attributes:
         requested: The number of the first signal that asked to stop; 0 without one.

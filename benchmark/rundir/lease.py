@@ -1,10 +1,11 @@
 """Who works in a run directory: attempts, each with a number that fences the ones before it.
 
-An attempt is a file `attempts/0003.json`. Creating it is the claim: the file system lets only one process do so. Its
-owner rewrites it every few seconds. Whoever finds the last attempt ended, dead or silent may begin the next; an
-owner that finds a higher number than its own, a record that it did not write, or its own file gone has lost the run and
-stops. It may be stopped itself between that look and what it writes then; so all that it writes carries its number, and
-only the record has one name for all, which the first takes. Nothing here depends on locks, on clocks that agree or on a
+An attempt is a file `attempts/0003.json`. Creating it is the claim: the file system lets only one
+process do so. Its owner rewrites it every few seconds. Whoever finds the last attempt ended, dead
+or silent may begin the next; an owner that finds a higher number than its own, a record that it did
+not write, or its own file gone has lost the run and stops. It may be stopped itself between that
+look and what it writes then; so all that it writes carries its number, and only the record has one
+name for all, which the first takes. Nothing here depends on locks, on clocks that agree or on a
 scheduler, none of which can be had on every cluster's file system.
 """
 
@@ -31,7 +32,8 @@ from regbench.files import read_json, write_new, write_there
 
 log = logging.getLogger("regbench")
 
-# Hosts of a cluster agree about the time at least this well: munge, which Slurm stands on, asks for no less.
+# Hosts of a cluster agree about the time at least this well: munge, which Slurm stands on, asks for
+# no less.
 _CLOCK_SKEW_S = 300.0
 # Some beats may fail or come late before others believe the owner dead.
 _BEATS_PER_LEASE = 6
@@ -65,7 +67,10 @@ class _AttemptFile(TypedDict):
 
 
 class LeaseLost(RegbenchError):
-    """Another process works on this run or has finished it, or its folder is gone; this one must write no more."""
+    """Another process works on this run or has finished it, or its folder is gone.
+
+    This one must write no more.
+    """
 
 
 def now() -> str:
@@ -92,15 +97,25 @@ def _read(directory: Path, number: int) -> dict[str, Any]:
     path = _path(directory, number)
     state: Mapping[str, Any]
     try:
-        state = read_json(path, _AttemptFile, "the cell goes on when the same command is given again")
+        state = read_json(
+            path, _AttemptFile, "the cell goes on when the same command is given again"
+        )
     except RegbenchError as error:
-        # The attempt's owner is unknown, so the file's age has to tell whether somebody still writes it.
-        state = {"heartbeat": path.stat().st_mtime, "beat": -1, "lease_s": 60, "damaged": str(error)}
+        # The attempt's owner is unknown, so the file's age has to tell whether somebody still
+        # writes it.
+        state = {
+            "heartbeat": path.stat().st_mtime,
+            "beat": -1,
+            "lease_s": 60,
+            "damaged": str(error),
+        }
     return {"ended": None, "owner": {}, "progress": {}, **state, "number": number}
 
 
 def is_running(attempt: dict[str, Any] | None) -> bool:
-    """Tell whether the owner of an attempt is at work, as far as this host can tell without waiting."""
+    """Tell whether the owner of an attempt is at work, as far as this host can tell without
+    waiting.
+    """
     if attempt is None or attempt["ended"]:
         return False
     lives = _owner_lives(attempt["owner"])
@@ -111,7 +126,10 @@ def is_running(attempt: dict[str, Any] | None) -> bool:
 
 
 def _start_ticks(pid: int) -> str | None:
-    """Return when a process began; None if there is none. A number alone may be given to another process later."""
+    """Return when a process began; None if there is none.
+
+    A number alone may be given to another process later.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ProcessLookupError):
@@ -122,7 +140,9 @@ def _start_ticks(pid: int) -> str | None:
 
 @functools.cache
 def _place() -> dict[str, str]:
-    """Return where the number of a process is meant: the host, since which boot, in which container."""
+    """Return where the number of a process is meant: the host, since which boot, in which
+    container.
+    """
     place = {"hostname": platform.node()}
     with contextlib.suppress(OSError):
         place["boot_id"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -197,24 +217,32 @@ class Attempt:
         if last > self.number:
             self.lost = f"attempt {self.number} was superseded by attempt {last}"
         elif (self.directory / "record.json").exists():
-            self.lost = f"attempt {self.number} was superseded: another process has finished the run"
+            self.lost = (
+                f"attempt {self.number} was superseded: another process has finished the run"
+            )
 
     def check(self) -> None:
         """Return if this attempt may still write.
 
         Raises:
-            LeaseLost: If a later attempt has begun or the run is finished, or the attempt's file was removed.
+            LeaseLost: If a later attempt has begun or the run is finished, or the attempt's file
+                was removed.
         """
         self._look()
         if self.lost:
             raise LeaseLost(f"{self.directory}: {self.lost}; this process writes no more")
 
     def path(self, name: str) -> Path:
-        """Return the path of this attempt's own file of that name: `choice-0002.json` for `choice.json`."""
+        """Return the path of this attempt's own file of that name: `choice-0002.json` for
+        `choice.json`.
+        """
         return numbered_file(self.directory, name, self.number)
 
     def write(self, name: str, data: bytes) -> Path:
-        """Write this attempt's own file of that name, atomically, if `check` lets it; return its path."""
+        """Write this attempt's own file of that name, atomically, if `check` lets it.
+
+        Return its path.
+        """
         self.check()
         write_there(self.path(name), data)
         return self.path(name)
@@ -229,7 +257,8 @@ class Attempt:
         if write_new(self.directory / name, text):
             self.finished = name == "record.json"
         else:
-            # A "tuning.json" of an earlier attempt is as good; a "record.json" is another process's, and raises.
+            # A "tuning.json" of an earlier attempt is as good; a "record.json" is another
+            # process's, and raises.
             self.check()
 
     def update(self, **progress: Any) -> None:
@@ -238,7 +267,9 @@ class Attempt:
             self._state["progress"] = {**self._state["progress"], **progress}
 
     def began(self, **where: Any) -> None:
-        """Note from where a part of the run goes on: it shows whether attempts come farther than those before them."""
+        """Note from where a part of the run goes on: it shows whether attempts come farther
+        than those before them.
+        """
         with self._lock:
             progress = self._state["progress"]
             self._state["progress"] = {**progress, "began": {**progress.get("began", {}), **where}}
@@ -265,8 +296,9 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
         lease_s: Seconds for which an owner may be silent.
 
     Returns:
-        The attempt, or None if the run was finished while this process waited. Its number is above every number that
-        a file of the directory carries, so that nothing of earlier attempts is ever taken for its own.
+        The attempt, or None if the run was finished while this process waited. Its number is above
+        every number that a file of the directory carries, so that nothing of earlier attempts is
+        ever taken for its own.
 
     Raises:
         LeaseLost: If the directory was removed while this process waited.
@@ -279,7 +311,8 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
     wait = _Wait(directory, lease_s)
     while not (directory / "record.json").exists():
         try:
-            # Before the look at the last attempt: whoever claims in the meantime takes the number after this one.
+            # Before the look at the last attempt: whoever claims in the meantime takes the number
+            # after this one.
             highest = highest_number(directory)
             last = last_attempt(directory)
             if last is not None and not _is_free(last) and not wait.is_over(last):
@@ -291,7 +324,9 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
         except FileNotFoundError as error:
             if (directory / "attempts").exists():  # a claim was taken back
                 continue
-            raise LeaseLost(f"{directory} was removed while this process waited for its turn") from error
+            raise LeaseLost(
+                f"{directory} was removed while this process waited for its turn"
+            ) from error
         if (directory / "record.json").exists():  # written between the first look and the claim
             _path(directory, number).unlink()
             break
@@ -315,7 +350,8 @@ class _Wait:
             log.info("%s: %s is at work here; waiting for it", self._directory, name)
         if beat != self._seen:
             self._seen, self._since_s = beat, time.monotonic()
-        # Silence is measured by this host's clock alone: the time in the owner's file is by another.
+        # Silence is measured by this host's clock alone: the time in the owner's file is by
+        # another.
         is_silent = time.monotonic() - self._since_s >= self._lease_s
         return is_silent and not _owner_lives(owner)
 

@@ -1,6 +1,7 @@
 """Records: the signed files with the results of runs, and the only definition of their schema.
 
-A finished run leaves a `Record`, an evaluation that came later a `LaterEvaluation`. Nothing here needs torch.
+A finished run leaves a `Record`, an evaluation that came later a `LaterEvaluation`. Nothing here
+needs torch.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Score:
         title: Name in tables, without the unit, such as "linear top-1".
         unit: The unit, such as "%"; empty for a pure number.
         higher_is_better: None where no value is the best.
-        even: The value on every second image of the split, from the first on, where hyperparameters are chosen by it.
+        even: The value on every second image of the split, from the first on, where hyperparameters
+            are chosen by it.
     """
 
     name: str
@@ -67,7 +69,8 @@ class Score:
     @property
     def halves(self) -> tuple[float, float] | None:
         """The values on the images of even and of odd index; None where they are not known."""
-        # The value is the mean of both where they have as many images; with one more in the first it is nearly so.
+        # The value is the mean of both where they have as many images; with one more in the first
+        # it is nearly so.
         return None if self.even is None else (self.even, 2 * self.value - self.even)
 
     @property
@@ -94,12 +97,17 @@ class ScoreInTraining:
 
 def _within_range(score: Score) -> Score:
     if score.unit == "%" and not 0 <= score.value <= 100:
-        raise ValueError(f"{brief(score.name)} on {brief(score.split)} is {score.value:g} %, outside 0 to 100 %")
+        raise ValueError(
+            f"{brief(score.name)} on {brief(score.split)} is {score.value:g} %, outside 0 to 100 %"
+        )
     return score
 
 
 def _is_cell(cell: dict[str, Any]) -> dict[str, Any]:
-    """Refuse a cell without the settings that tables read; all others may come and go with versions."""
+    """Refuse a cell without the settings that tables read.
+
+    All others may come and go with versions.
+    """
     try:
         texts = {"dataset.name": cell["dataset"]["name"], "network.backbone": backbone_name(cell)}
         numbers = {name: cell[name] for name in ("embedding_dim", "batch_size", "epochs")}
@@ -147,19 +155,25 @@ _Choices = Annotated[dict[str, dict[str, Any]], AfterValidator(_is_choice)]
 
 
 def backbone_name(cell: Mapping[str, Any]) -> Any:
-    """Return the name of the backbone in a cell's plain data; for a model of a library, the model's name."""
+    """Return the name of the backbone in a cell's plain data.
+
+    For a model of a library, the model's name.
+    """
     backbone = cell["network"]["backbone"]
     return backbone.get("model", backbone["name"])
 
 
 def on_test(choice: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Tell whether anything was chosen on the test split, which makes the scores there optimistic."""
+    """Tell whether anything was chosen on the test split, which makes the scores there
+    optimistic.
+    """
     return any(entry.get("selected_on") == "test" for entry in choice.values())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Record(SignedFile):
-    """One finished cell: its `record.json`, or its `tuning.json` if it was a point of a tuning grid.
+    """One finished cell: its `record.json`, or its `tuning.json` if it was a point of a tuning
+    grid.
 
     Attributes:
         cell_id: The hash of the settings that decide the result; the name of the run's folder.
@@ -172,10 +186,12 @@ class Record(SignedFile):
         scores: The scores of its evaluations.
         cost: Time, memory and energy that it took.
         data: The images that it saw.
-        choice: The way in which each thing was chosen ("hyperparameters", "probe_learning_rate", ...): on which split,
-            among how many; empty where nothing was evaluated on the test split.
+        choice: The way in which each thing was chosen ("hyperparameters", "probe_learning_rate",
+            ...): on which split, among how many; empty where nothing was evaluated on the test
+            split.
         regularizer: The method's description of itself, by name: reference, url, formula and so on.
-        spectrum: Coefficients b_0, b_1, ... of the kernel's expansion in spherical harmonics; None without a kernel.
+        spectrum: Coefficients b_0, b_1, ... of the kernel's expansion in spherical harmonics; None
+            without a kernel.
         diverged: The place and reason of a divergence, if there was one.
         environment: Hardware, versions, loader and the like.
         attempts: The attempts that led to the record.
@@ -226,7 +242,9 @@ class Record(SignedFile):
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is no method, but what methods are held against: nothing trained, or trained with labels."""
+        """Whether it is no method, but what methods are held against: nothing trained, or
+        trained with labels.
+        """
         return self.untrained or self.cell.get("baseline") is not None
 
     @property
@@ -238,7 +256,9 @@ class Record(SignedFile):
 
     @property
     def search(self) -> int | None:
-        """The number of the search of a repeated tuning that it belongs to; None of any other record."""
+        """The number of the search of a repeated tuning that it belongs to; None of any other
+        record.
+        """
         number: int | None = self.choice.get("hyperparameters", {}).get("search")
         return number
 
@@ -253,7 +273,9 @@ class Record(SignedFile):
         return max((attempt.finished for attempt in self.attempts if attempt.finished), default="")
 
     def score(self, name: str, split: str) -> float | None:
-        """Return the value of the first score of that name and split; None if it was not measured."""
+        """Return the value of the first score of that name and split; None if it was not
+        measured.
+        """
         return self._values.get((name, split))
 
     @functools.cached_property
@@ -295,16 +317,23 @@ class Record(SignedFile):
         return finite_numbers(last[0]) if last else {}
 
     def _metrics_lines(self) -> list[bytes]:
-        return self.place(self.metrics).read_bytes().splitlines() if self.metrics is not None else []
+        return (
+            self.place(self.metrics).read_bytes().splitlines() if self.metrics is not None else []
+        )
 
 
 def read_record(directory: Path) -> Record | None:
-    """Read the record of a finished run directory; None without one. Refuse one that was changed."""
+    """Read the record of a finished run directory; None without one.
+
+    Refuse one that was changed.
+    """
     return Record.read_if_there(directory / "record.json", _AGAIN)
 
 
 def read_tuned(directory: Path) -> Record | None:
-    """Read the record that a tuning chooses by: that of the tuning split, or the final one; None without either."""
+    """Read the record that a tuning chooses by: that of the tuning split, or the final one;
+    None without either.
+    """
     return Record.read_if_there(directory / "tuning.json", _AGAIN) or read_record(directory)
 
 

@@ -12,12 +12,16 @@ from regbench.files import Name
 
 LARGEST = 1e100
 Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
-"""A measured number. Deviations are made of squares, and those of larger numbers do not fit into a float."""
+"""A measured number.
+
+Deviations are made of squares, and those of larger numbers do not fit into a float.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Time, memory and energy that a cell took; None where it was not measured, as for a network without training.
+    """Time, memory and energy that a cell took; None where it was not measured, as for a network
+    without training.
 
     Attributes:
         train_s: Seconds of training; checkpoints and evaluations are not counted.
@@ -25,7 +29,8 @@ class Cost:
         monitor_s: Seconds of evaluations while training.
         evaluate_s: Seconds of all evaluations after training.
         img_per_s: Images a second in training.
-        step_ms: Milliseconds of a training step: here and below, the median over epochs of the medians over steps.
+        step_ms: Milliseconds of a training step: here and below, the median over epochs of the
+            medians over steps.
         data_ms: Milliseconds that a step waits for images, before `step_ms` begins.
         forward_ms: Milliseconds of the network's forward pass.
         loss_ms: Milliseconds of the loss with its gradient.
@@ -34,8 +39,8 @@ class Cost:
         peak_memory_bytes: Peak memory of the process that needed most.
         peak_reserved_bytes: The same peak of what the allocator held.
         peak_memory_kind: The kind of memory that the two peaks count.
-        loss_extra_bytes: Peak memory of value and gradient of the loss alone beyond embeddings and gradients, as
-            `regbench cost` measures it; of the process that needed most.
+        loss_extra_bytes: Peak memory of value and gradient of the loss alone beyond embeddings and
+            gradients, as `regbench cost` measures it; of the process that needed most.
         energy_gpu_joules: Energy of all GPUs in training.
         energy_cpu_joules: Energy of the whole machine's processors in training.
     """

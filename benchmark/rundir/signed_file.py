@@ -1,4 +1,6 @@
-"""Files that carry the SHA-256 of their own content, so that a reader notices when somebody has changed them."""
+"""Files that carry the SHA-256 of their own content, so that a reader notices when somebody has
+changed them.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from regbench.files import digest, parse_json, read_file, reason, signed
 
-# The version rises when older files can no longer be read. Readers pass over fields that they do not know, and a field
-# with a default may be missing, so neither needs a new version.
+# The version rises when older files can no longer be read. Readers pass over fields that they do
+# not know, and a field with a default may be missing, so neither needs a new version.
 SCHEMA_VERSION: Final = 6
 
 
@@ -64,7 +66,9 @@ class SignedFile:
         # The digest is that of all other fields.
         plain.pop("sha256", None)
         if digest(plain) != found.sha256:
-            raise ValueError("its content is not what its sha256 was taken of; it was changed or damaged")
+            raise ValueError(
+                "its content is not what its sha256 was taken of; it was changed or damaged"
+            )
         # The class is frozen for those who read; nobody has seen this one yet.
         object.__setattr__(found, "path", path if isinstance(path, Path) else path(found))
         return found
@@ -79,7 +83,10 @@ class SignedFile:
 
 
 def _object(content: bytes) -> dict[str, Any]:
-    """Read the JSON object in a file of this version; raise ValueError if it holds something else."""
+    """Read the JSON object in a file of this version.
+
+    Raise ValueError if it holds something else.
+    """
     try:
         raw = parse_json(content)
     except ValueError as error:

@@ -1,4 +1,6 @@
-"""`tuning_choice.json` in the folder of a sweep: the choice that opens the test split for the chosen cells."""
+"""`tuning_choice.json` in the folder of a sweep: the choice that opens the test split for the
+chosen cells.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def seed_in(search: int, seed: int) -> int:
         RegbenchError: If it is too large to tell by a seed whose it is.
     """
     if search and seed >= APART:
-        raise RegbenchError(f"seed {seed} is too large for a tuning that is repeated; give seeds below {APART}")
+        raise RegbenchError(
+            f"seed {seed} is too large for a tuning that is repeated; give seeds below {APART}"
+        )
     return seed + APART * search
 
 
@@ -40,7 +44,8 @@ class RankedConfiguration:
     Attributes:
         cell_id: The id of the first of its cells.
         configuration: The cell's id without its seed.
-        epochs: Number of epochs; a search that stops a configuration early gives it fewer than the others.
+        epochs: Number of epochs; a search that stops a configuration early gives it fewer than the
+            others.
         value: Score at the end; None if a seed diverged.
         status: "tuned", "stopped" (early) or "diverged".
         hyperparameters: The values of the searched settings, by their full names.
@@ -61,13 +66,14 @@ class ChosenConfiguration:
     Attributes:
         label: The method's name in tables.
         method: Registered name of the method.
-        setting: Data set, backbone, embedding dimension, batch size and epochs; of a repeated tuning also "search",
-            the number of the search that chose it; where budgets follow it, "searched", the number of hyperparameters.
+        setting: Data set, backbone, embedding dimension, batch size and epochs; of a repeated
+            tuning also "search", the number of the search that chose it; where budgets follow it,
+            "searched", the number of hyperparameters.
         chosen: The cell id of the best configuration.
         configuration: Id of that cell without the seed.
         ranking: All configurations, the best first; those that were stopped early come last.
-        edges: Hyperparameters whose chosen value is the smallest or largest that was tried: full name -> "smallest" or
-            "largest". The optimum may lie further out.
+        edges: Hyperparameters whose chosen value is the smallest or largest that was tried: full
+            name -> "smallest" or "largest". The optimum may lie further out.
         images: The number of images that all its trainings saw together.
     """
 
@@ -117,7 +123,9 @@ class TuningChoice(SignedFile):
         return any(entry.search is not None for entry in self.choices)
 
     def find(self, configuration: str, seed: int) -> ChosenConfiguration | None:
-        """Return the choice that a cell without its seed, and with it, belongs to; None if it was not chosen."""
+        """Return the choice that a cell without its seed, and with it, belongs to; None if it
+        was not chosen.
+        """
         for entry in self.choices:
             if entry.configuration == configuration and entry.owns(seed):
                 return entry

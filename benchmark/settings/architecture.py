@@ -19,14 +19,14 @@ class ProjectorConfig:
     """The MLP from representations to embeddings; the defaults are the SFRIK paper's.
 
     Attributes:
-        depth: Linear layers; 0: no projector, the loss acts on the representation, whose width is the embedding
-            dimension.
+        depth: Linear layers; 0: no projector, the loss acts on the representation, whose width is
+            the embedding dimension.
         hidden_dim: Width of the hidden layers; null: the embedding dimension.
         norm: Normalization after each hidden layer: "batch" (BN), "layer" (LayerNorm) or "none".
         activation: Activation after the normalization: "relu" or "gelu".
         bias: Whether the last layer has a bias.
-        last_norm: Normalization after the last layer: "none", "batch", "layer" or "plain_batch" (BN without scale and
-            shift).
+        last_norm: Normalization after the last layer: "none", "batch", "layer" or "plain_batch" (BN
+            without scale and shift).
     """
 
     depth: AtLeastZero = 3
@@ -39,7 +39,8 @@ class ProjectorConfig:
 
 @settings
 class PredictorConfig:
-    """The MLP from the embedding of one view to that of another: BN and ReLU after each hidden layer, a last one plain.
+    """The MLP from the embedding of one view to that of another: BN and ReLU after each hidden
+    layer, a last one plain.
 
     Attributes:
         depth: Linear layers; 0: no predictor. BYOL, SimSiam and MoCo v3 have two.
@@ -57,14 +58,19 @@ class NetworkConfig:
     Attributes:
         backbone: Network from images to representations.
         projector: Network from representations to embeddings.
-        predictor: Network from the embedding of a view to its prediction of another view's; none by default.
-        teacher: Source of the embeddings that a view is compared with: "none": the network, through which the gradient
-            flows; "stop_gradient": the network, without a gradient; "ema": a copy, whose weights are a moving mean of
-            the network's. Evaluations are of the network itself.
-        momentum: Share of its own weights that an EMA teacher keeps in the first step; it rises to 1 along a cosine.
-        statistics: Images that BN's statistics are taken over: those of each "view", or of all views of one "size".
-        checkpointing: Whether a transformer keeps the inputs of its blocks only, and the backward pass computes each
-            block again (Chen et al., 2016): less memory, about a third more work, equal results.
+        predictor: Network from the embedding of a view to its prediction of another view's; none by
+            default.
+        teacher: Source of the embeddings that a view is compared with: "none": the network, through
+            which the gradient flows; "stop_gradient": the network, without a gradient; "ema": a
+            copy, whose weights are a moving mean of the network's. Evaluations are of the network
+            itself.
+        momentum: Share of its own weights that an EMA teacher keeps in the first step; it rises to
+            1 along a cosine.
+        statistics: Images that BN's statistics are taken over: those of each "view", or of all
+            views of one "size".
+        checkpointing: Whether a transformer keeps the inputs of its blocks only, and the backward
+            pass computes each block again (Chen et al., 2016): less memory, about a third more
+            work, equal results.
     """
 
     backbone: Annotated[Backbone, BACKBONES.setting("network.backbone.")]
@@ -83,13 +89,13 @@ class NetworkConfig:
         """
         if self.predictor.hidden_dim is not None and not self.predictor.depth:
             raise RegbenchError(
-                f"network.predictor.hidden_dim={self.predictor.hidden_dim} is without effect: there is no predictor; "
-                "set network.predictor.depth=2 too"
+                f"network.predictor.hidden_dim={self.predictor.hidden_dim} is without effect: "
+                "there is no predictor; set network.predictor.depth=2 too"
             )
         if self.momentum != _MOMENTUM and self.teacher != "ema":
             raise RegbenchError(
-                f"network.momentum={self.momentum} is without effect with network.teacher={self.teacher}; set "
-                "network.teacher=ema too"
+                f"network.momentum={self.momentum} is without effect with "
+                f"network.teacher={self.teacher}; set network.teacher=ema too"
             )
 
     @property
@@ -138,14 +144,18 @@ def refuse_unmet_needs(network: NetworkConfig, method: Regularizer) -> None:
     }
     unmet = [_MET_BY[need] for need in method.needs if not has[need]]
     if unmet:
-        raise RegbenchError(f"{method.label} collapses without {' and '.join(method.needs)}; set {' '.join(unmet)}")
+        raise RegbenchError(
+            f"{method.label} collapses without {' and '.join(method.needs)}; set {' '.join(unmet)}"
+        )
     for name in method.of_training:
         value = getattr(method, name)
         if value and network.teacher == "none":
             raise RegbenchError(
-                f"method.{name}={value} is without effect with network.teacher=none; set network.teacher=ema too"
+                f"method.{name}={value} is without effect with network.teacher=none; set "
+                "network.teacher=ema too"
             )
     if method.prototypes and has["predictor"]:
         raise RegbenchError(
-            f"{method.label} compares scores of prototypes, not predictions; set network.predictor.depth=0"
+            f"{method.label} compares scores of prototypes, not predictions; set "
+            "network.predictor.depth=0"
         )

@@ -23,12 +23,21 @@ from regbench.wording import PlugIn, shown
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 """A seed: seeds of steps are multiples of it and must fit in 64 bits."""
 
-BASELINES = {"raw_pixels": "raw pixels", "pca": "PCA of pixels", "supervised": "supervised", "supcon": "SupCon"}
-"""Rows beside the methods, and what tables call them: trivial representations below, and labels above."""
+BASELINES = {
+    "raw_pixels": "raw pixels",
+    "pca": "PCA of pixels",
+    "supervised": "supervised",
+    "supcon": "SupCon",
+}
+"""Rows beside the methods, and what tables call them: trivial representations below, and labels
+above.
+"""
 
 
 def _selects(name: str) -> bool:
-    """Tell whether hyperparameters can be chosen by an evaluation: it has a score on the cell's own data set."""
+    """Tell whether hyperparameters can be chosen by an evaluation: it has a score on the cell's
+    own data set.
+    """
     if name not in EVALUATIONS.names() or not EVALUATIONS.of(name).selects:
         return False
     return getattr(EVALUATIONS.build(name), "dataset", None) is None
@@ -40,14 +49,15 @@ class EvaluationOptions:
 
     Attributes:
         protocols: The evaluations, by name.
-        select_on: Split that everything is chosen on: "tuning", or "test" for the paper's second variant (its Table
-            13), whose scores are optimistic.
-        select_by: The evaluations whose top-1 on that split hyperparameters are chosen by: [knn], as in the paper, or
-            several, such as [knn,probe]: their mean.
+        select_on: Split that everything is chosen on: "tuning", or "test" for the paper's second
+            variant (its Table 13), whose scores are optimistic.
+        select_by: The evaluations whose top-1 on that split hyperparameters are chosen by: [knn],
+            as in the paper, or several, such as [knn,probe]: their mean.
         batch_size: Images a step of feature extraction.
-        precision: Precision of the frozen network's features: "fp32" or "bf16" (autocast). All else is in float32.
-        while_training: The evaluations, of those that `select_by` may name, whose top-1 on that split is also measured
-            while training, for curves of accuracy.
+        precision: Precision of the frozen network's features: "fp32" or "bf16" (autocast). All else
+            is in float32.
+        while_training: The evaluations, of those that `select_by` may name, whose top-1 on that
+            split is also measured while training, for curves of accuracy.
         every_epochs: Epochs between those; the last epoch always has one.
     """
 
@@ -62,15 +72,20 @@ class EvaluationOptions:
     def __post_init__(self) -> None:
         """Refuse evaluations that do not exist or cannot be used so."""
         EVALUATIONS.refuse_unknown(self.protocols, "evaluation.protocols: ")
-        for setting, names in (("select_by", self.select_by), ("while_training", self.while_training)):
+        for setting, names in (
+            ("select_by", self.select_by),
+            ("while_training", self.while_training),
+        ):
             repeats = len(set(names)) < len(names)
             if repeats or not all(map(_selects, names)):
                 able = ", ".join(filter(_selects, EVALUATIONS.names()))
-                raise RegbenchError(f"evaluation.{setting}={shown(names)} must be of {able}, each once")
+                raise RegbenchError(
+                    f"evaluation.{setting}={shown(names)} must be of {able}, each once"
+                )
         if self.every_epochs > 1 and not self.while_training:
             raise RegbenchError(
-                f"evaluation.every_epochs={self.every_epochs} is without effect: nothing is evaluated while training; "
-                "set evaluation.while_training=[knn] too"
+                f"evaluation.every_epochs={self.every_epochs} is without effect: nothing is "
+                "evaluated while training; set evaluation.while_training=[knn] too"
             )
 
     @property
@@ -83,10 +98,12 @@ class EvaluationOptions:
 class EvaluationConfig(EvaluationOptions):
     """Measurements of the representation, and their settings.
 
-    As plain data the settings of each evaluation stand under its name, beside those that all have in common.
+    As plain data the settings of each evaluation stand under its name, beside those that all have
+    in common.
 
     Attributes:
-        evaluations: The settings of each evaluation of `protocols`, `select_by` and `while_training`, by name.
+        evaluations: The settings of each evaluation of `protocols`, `select_by` and
+            `while_training`, by name.
     """
 
     evaluations: Annotated[dict[str, Evaluation], PlugIn(dict, plain)] = field(hash=False)
@@ -140,8 +157,9 @@ class Cell:
         method: The regularizer with its hyperparameters.
         embedding_dim: q, the projector's output.
         batch_size: n, images a step over all GPUs; the last short batch of an epoch is dropped.
-        micro_batch_size: Images over all GPUs that pass the network at a time, for batches that do not fit; null: the
-            whole batch. The loss is that of the whole batch, BN statistics are those of a pass.
+        micro_batch_size: Images over all GPUs that pass the network at a time, for batches that do
+            not fit; null: the whole batch. The loss is that of the whole batch, BN statistics are
+            those of a pass.
         epochs: Passes over the training images; 0 evaluates the untrained network.
         seed: Seed of the initial weights, the order of images, the augmentation and the probe.
         precision: "bf16" (autocast; the loss stays in float32) or "fp32".
@@ -150,9 +168,10 @@ class Cell:
         network: Backbone and projector, and what else may keep them from collapsing.
         optimizer: The optimizer and its schedule.
         evaluation: Measurements of the representation, and their settings.
-        baseline: Baseline in the place of a method: "raw_pixels" and "pca" (their whitened principal components) are
-            evaluated in place of the network; "supervised" trains the backbone and one linear layer by cross-entropy
-            with the labels, "supcon" the network by the supervised contrastive loss; null: a method.
+        baseline: Baseline in the place of a method: "raw_pixels" and "pca" (their whitened
+            principal components) are evaluated in place of the network; "supervised" trains the
+            backbone and one linear layer by cross-entropy with the labels, "supcon" the network by
+            the supervised contrastive loss; null: a method.
     """
 
     method: Annotated[Regularizer, METHODS.setting("method.")]
@@ -176,26 +195,31 @@ class Cell:
     def __post_init__(self) -> None:
         """Refuse numbers that do not fit each other."""
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
-            raise RegbenchError(f"micro_batch_size={self.micro_batch_size} must divide batch_size={self.batch_size}")
+            raise RegbenchError(
+                f"micro_batch_size={self.micro_batch_size} must divide batch_size={self.batch_size}"
+            )
         if self.baseline in ("raw_pixels", "pca") and self.epochs:
             raise RegbenchError(f"baseline={self.baseline} is not trained; set epochs=0 with it")
         if self.is_supervised and not self.epochs:
-            raise RegbenchError(f"baseline={self.baseline} is trained; set epochs=1 or more with it")
+            raise RegbenchError(
+                f"baseline={self.baseline} is trained; set epochs=1 or more with it"
+            )
         if self.baseline is None:
             refuse_unmet_needs(self.network, self.method)
         elif self.network.is_asymmetric:
             raise RegbenchError(
-                f"baseline={self.baseline} has no use for a predictor or a teacher; set network.predictor.depth=0 "
-                "network.teacher=none with it"
+                f"baseline={self.baseline} has no use for a predictor or a teacher; set "
+                "network.predictor.depth=0 network.teacher=none with it"
             )
         self.augmentation.kinds(self.dataset.image_size)  # refuses views that cannot be cut
-        # Only the images tell the steps of an epoch, so a warm-up in steps is checked when they are opened.
+        # Only the images tell the steps of an epoch, so a warm-up in steps is checked when they are
+        # opened.
         if self.epochs and self.optimizer.warmup_steps is None:
             self.optimizer.refuse_long_warmup(1, self.epochs)
         if 0 < self.epochs < self.evaluation.every_epochs:
             raise RegbenchError(
-                f"evaluation.every_epochs={self.evaluation.every_epochs} is more than the epochs={self.epochs} of "
-                f"training; set {self.epochs} or fewer"
+                f"evaluation.every_epochs={self.evaluation.every_epochs} is more than the "
+                f"epochs={self.epochs} of training; set {self.epochs} or fewer"
             )
 
     @property
@@ -210,15 +234,23 @@ class Cell:
 
     @property
     def output_dim(self) -> int:
-        """Width of the network's output: the embedding's, a score of each prototype, or a logit of each class."""
+        """Width of the network's output: the embedding's, a score of each prototype, or a logit
+        of each class.
+        """
         if self.baseline == "supervised":
             return self.dataset.num_classes
-        return self.embedding_dim if self.is_supervised else self.method.prototypes or self.embedding_dim
+        return (
+            self.embedding_dim
+            if self.is_supervised
+            else self.method.prototypes or self.embedding_dim
+        )
 
     def is_evaluated_after(self, epoch: int) -> bool:
         """Tell whether there is an evaluation while training after an epoch, counted from 1."""
         config = self.evaluation
-        return bool(config.while_training) and (epoch % config.every_epochs == 0 or epoch == self.epochs)
+        return bool(config.while_training) and (
+            epoch % config.every_epochs == 0 or epoch == self.epochs
+        )
 
     @property
     def label(self) -> str:
@@ -238,7 +270,9 @@ class Cell:
         return found
 
     def plain(self) -> dict[str, Any]:
-        """Return the cell as plain data, with the settings of those evaluations that it asks for."""
+        """Return the cell as plain data, with the settings of those evaluations that it asks
+        for.
+        """
         # Settings of a data set that only say what `prepare` accepts are left out.
         data: dict[str, Any] = plain(self)
         # A method's cell keeps the id that it had before there were baselines.
@@ -268,9 +302,14 @@ class Cell:
 
     @classmethod
     def stored(cls, data: Any) -> Cell:
-        """Return the cell of plain data in a run directory or a job; refuse data that leave a setting out."""
+        """Return the cell of plain data in a run directory or a job.
+
+        Refuse data that leave a setting out.
+        """
         cell = cls.from_plain(data)
-        older = {name: value for name, value in cell.method.absent.items() if name not in data["method"]}
+        older = {
+            name: value for name, value in cell.method.absent.items() if name not in data["method"]
+        }
         if older:
             cell = replace(cell, method=replace(cell.method, **older))  # type: ignore[type-var]
         missing = _first_missing(cell.plain(), data, "")
@@ -281,7 +320,10 @@ class Cell:
 
 
 def _first_missing(whole: Any, data: Any, path: str) -> str:
-    """Return the name of the first setting that `whole` has and `data` has not; empty if there is none."""
+    """Return the name of the first setting that `whole` has and `data` has not.
+
+    Empty if there is none.
+    """
     for key, value in whole.items():
         if key not in data:
             return f"{path}{key}"

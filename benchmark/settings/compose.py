@@ -1,7 +1,7 @@
 """From overrides to cells.
 
-Hydra puts presets together, once for each choice of them. Plug-ins and single settings are then put into a copy of that
-tree, group by group.
+Hydra puts presets together, once for each choice of them. Plug-ins and single settings are then put
+into a copy of that tree, group by group.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from hydra.core.override_parser.types import Override
 from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.overrides import parse
-from regbench.benchmark.settings.preset_tree import GROUPS, Presets, Tree, merged, own_presets, preset_tree, resolved
+from regbench.benchmark.settings.preset_tree import (
+    GROUPS,
+    Presets,
+    Tree,
+    merged,
+    own_presets,
+    preset_tree,
+    resolved,
+)
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.benchmark.training.optimizers.base import OPTIMIZERS
 from regbench.datasets.fit import fitting
@@ -42,7 +50,10 @@ _GROUP_NAMES = (*(field.name for field in dataclasses.fields(Cell)), "runtime", 
 
 
 class Composed(NamedTuple):
-    """Settings that overrides give; `fitting` holds further overrides that were chosen to fit the images."""
+    """Settings that overrides give.
+
+    `fitting` holds further overrides that were chosen to fit the images.
+    """
 
     cell: Cell
     runtime: Runtime
@@ -51,16 +62,24 @@ class Composed(NamedTuple):
 
 
 class Composer:
-    """Makes cells of points. Groups of settings that cells have in common are put together and checked once."""
+    """Makes cells of points.
+
+    Groups of settings that cells have in common are put together and checked once.
+    """
 
     def __init__(self, *, prepared: bool = True) -> None:
-        """Look up the user's presets; `prepared`: look at what is prepared of one's own images too."""
+        """Look up the user's presets.
+
+        `prepared`: look at what is prepared of one's own images too.
+        """
         self._prepared = prepared
         self._own = own_presets()
         self._groups: dict[tuple[object, ...], _Group] = {}
 
     def compose(self, point: Sequence[str]) -> Composed:
-        """Return the cell, the runtime and the cluster of a point: overrides without choices between values."""
+        """Return the cell, the runtime and the cluster of a point: overrides without choices
+        between values.
+        """
         groups = self._groups_of(point)
         tree = {name: group.plain for name, group in groups.items()}
         chosen = _fitted(tree, point, prepared=self._prepared)
@@ -73,7 +92,10 @@ class Composer:
         return Composed(Cell(**made), runtime, cluster, " ".join(fitted))
 
     def _groups_of(self, overrides: Sequence[str]) -> dict[str, _Group]:
-        """Return each group of settings by its name; a setting of the cell itself is a group too."""
+        """Return each group of settings by its name.
+
+        A setting of the cell itself is a group too.
+        """
         presets = dict(GROUPS)
         changes: dict[str, list[Override]] = {name: [] for name in _GROUP_NAMES}
         for override in map(parse, overrides):
@@ -109,13 +131,16 @@ class Composer:
         put(tree, key, value, new=override.is_add() or override.is_force_add())
 
     def _presets(self, chosen: Presets) -> Tree:
-        # The runtime's defaults are no part of what is kept: the environment decides where folders lie.
+        # The runtime's defaults are no part of what is kept: the environment decides where folders
+        # lie.
         return preset_tree(chosen, self._own) | {"runtime": plain(Runtime())}
 
 
 @dataclass(frozen=True)
 class _Group:
-    """A group of settings by its name: plain data, which nobody changes, and the settings made of them."""
+    """A group of settings by its name: plain data, which nobody changes, and the settings made
+    of them.
+    """
 
     name: str
     plain: Any
@@ -131,7 +156,8 @@ class _Group:
 
 
 def put(tree: Tree, key: str, value: Any, *, new: bool = False) -> None:
-    """Put one setting, plain data, into a tree of settings, or choose a plug-in by its name; refuse what is unknown.
+    """Put one setting, plain data, into a tree of settings, or choose a plug-in by its name; refuse
+    what is unknown.
 
     Only a `new` one may be a setting that the tree has not.
     """
@@ -160,14 +186,21 @@ def _keys(node: object, path: str = "") -> Iterator[str]:
 
 
 def _fitted(tree: Tree, point: Sequence[str], *, prepared: bool) -> dict[str, Any]:
-    """Choose what is left open: a warm-up that fits the epochs, and whatever one's own images decide."""
+    """Choose what is left open: a warm-up that fits the epochs, and whatever one's own images
+    decide.
+    """
     given = {parse(override).key_or_group for override in point}
     fitted: dict[str, Any] = {}
     epochs, batch_size = tree.get("epochs"), tree.get("batch_size")
     warmup = tree["optimizer"].get("warmup_epochs")
     in_epochs = tree["optimizer"].get("warmup_steps") is None
     # Values of other types are refused later, by the classes.
-    if in_epochs and isinstance(epochs, int) and isinstance(warmup, int | float) and 0 < epochs < 2 * warmup:
+    if (
+        in_epochs
+        and isinstance(epochs, int)
+        and isinstance(warmup, int | float)
+        and 0 < epochs < 2 * warmup
+    ):
         fitted["optimizer.warmup_epochs"] = epochs / 2
     data_dir = Path(str(tree["runtime"].get("data_dir"))) if prepared else None
     fitted |= fitting(tree["dataset"], batch_size, epochs, data_dir, given)

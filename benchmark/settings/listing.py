@@ -37,7 +37,8 @@ class Setting:
 
 
 def listing() -> Iterator[tuple[str, list[Setting]]]:
-    """Yield the settings of a cell, of each plug-in but the regularizers, of the runtime and of the cluster.
+    """Yield the settings of a cell, of each plug-in but the regularizers, of the runtime and of the
+    cluster.
 
     Yields:
         A title and the settings under it.
@@ -57,7 +58,9 @@ def listing() -> Iterator[tuple[str, list[Setting]]]:
 
 
 def _described_plug_in(registry: Registry[Any], name: str, prefix: str) -> list[Setting]:
-    """Describe the settings of a plug-in, with the defaults of its name, which may be that of a preset."""
+    """Describe the settings of a plug-in, with the defaults of its name, which may be that of a
+    preset.
+    """
     own = registry.defaults(name)
     found = []
     for setting in _described(registry.of(name), prefix):
@@ -85,7 +88,9 @@ def _described(cls: Any, prefix: str = "") -> list[Setting]:
 
 
 def meanings(cls: type) -> dict[str, str]:
-    """Read the lines under "Attributes:" in the docstrings of a class and of those that it derives from."""
+    """Read the lines under "Attributes:" in the docstrings of a class and of those that it
+    derives from.
+    """
     found: dict[str, str] = {}
     for each in reversed(cls.__mro__):
         _, _, below = inspect.cleandoc(each.__doc__ or "").partition("Attributes:\n")

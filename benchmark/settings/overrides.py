@@ -22,7 +22,8 @@ _LETTERS = 10
 _DEEPEST = 100
 
 
-# Hydra's parser takes a millisecond for each, and the cells of a grid have most overrides in common.
+# Hydra's parser takes a millisecond for each, and the cells of a grid have most overrides in
+# common.
 @functools.lru_cache(maxsize=65536)
 def parse(override: str) -> Override:
     """Return one override in Hydra's grammar."""
@@ -32,11 +33,13 @@ def parse(override: str) -> Override:
         (parsed,) = _parser().parse_overrides([override])
     except HydraException as error:
         raise RegbenchError(
-            f"cannot read {brief(override)!r}; write key=value, a list as key=[1,2], and quote values with other "
-            "signs: key='\"a (b)\"'"
+            f"cannot read {brief(override)!r}; write key=value, a list as key=[1,2], and quote "
+            "values with other signs: key='\"a (b)\"'"
         ) from error
     if parsed.is_delete():
-        raise RegbenchError(f"{override!r} takes a setting away, and a cell needs all of them; write key=value")
+        raise RegbenchError(
+            f"{override!r} takes a setting away, and a cell needs all of them; write key=value"
+        )
     if not parsed.key_or_group or parsed.key_or_group.partition(".")[0] == "hydra":
         raise RegbenchError(f"{override!r} names no setting; write key=value, such as epochs=5")
     return parsed
@@ -48,12 +51,16 @@ def _parser() -> OverridesParser:
 
 
 def grid(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the values of each key of a row, as overrides; refuse an interval, which has no end of points."""
+    """Return the values of each key of a row, as overrides.
+
+    Refuse an interval, which has no end of points.
+    """
     choices = []
     for _, override, values in row_values(overrides):
         if isinstance(override.value(), IntervalSweep):
             raise RegbenchError(
-                f"{override.input_line} is a range, not a grid; search it: regbench tune NAME --trials 16"
+                f"{override.input_line} is a range, not a grid; search it: regbench tune NAME "
+                "--trials 16"
             )
         choices.append(values)
     return choices
@@ -62,17 +69,26 @@ def grid(overrides: Sequence[str]) -> list[list[str]]:
 def max_cells(overrides: Iterable[str]) -> int:
     """Return `runtime.max_cells` as overrides give it, or its default."""
     given = [parse(text).value() for text in overrides if text.startswith("runtime.max_cells=")]
-    return from_plain(Runtime, {"max_cells": given[-1]}, "runtime.").max_cells if given else Runtime.max_cells
+    return (
+        from_plain(Runtime, {"max_cells": given[-1]}, "runtime.").max_cells
+        if given
+        else Runtime.max_cells
+    )
 
 
 def refuse_more(what: str, count: int, most: int) -> None:
     """Refuse more cells than `runtime.max_cells`, before anything is made of them."""
     if count > most:
-        raise RegbenchError(f"{brief(what)}: more cells than runtime.max_cells={most}; ask for fewer, or raise it")
+        raise RegbenchError(
+            f"{brief(what)}: more cells than runtime.max_cells={most}; ask for fewer, or raise it"
+        )
 
 
 def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]]:
-    """Return each key of a row, its override, and the values, each as an override; an interval has none."""
+    """Return each key of a row, its override, and the values, each as an override.
+
+    An interval has none.
+    """
     # A later override of a key replaces an earlier one. An override of a group also drops earlier
     # settings of the group's members: another method knows nothing of the hyperparameters of the
     # one before.
@@ -83,7 +99,8 @@ def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]
         refuse_more(text, len(text) // _LETTERS, most)
         override = parse(text)
         group = override.key_or_group
-        # All profiles of clusters have the same settings, so a row's own stay when it changes the profile.
+        # All profiles of clusters have the same settings, so a row's own stay when it changes the
+        # profile.
         if group != "cluster":
             for member in [key for key in last if key.startswith(f"{group}.")]:
                 del last[member]
@@ -105,6 +122,10 @@ def _each(override: Override) -> Iterator[object]:
     value = override.value()
     try:
         # Hydra's own iterator makes a list of a range that is to be shuffled.
-        yield from value.range() if isinstance(value, RangeSweep) else override.sweep_string_iterator()
+        yield from (
+            value.range() if isinstance(value, RangeSweep) else override.sweep_string_iterator()
+        )
     except (HydraException, ValueError) as error:  # a step of 0, a pattern
-        raise RegbenchError(f"{override.input_line} gives no values; write them down: key=1,2,3") from error
+        raise RegbenchError(
+            f"{override.input_line} gives no values; write them down: key=1,2,3"
+        ) from error

@@ -1,4 +1,5 @@
-"""Trees of settings that Hydra makes of presets: YAML files of the groups `GROUPS`, ours and the user's.
+"""Trees of settings that Hydra makes of presets: YAML files of the groups `GROUPS`, ours and the
+user's.
 
 A setting that no preset states has the default of its class.
 """
@@ -31,7 +32,12 @@ from regbench.methods import METHODS
 from regbench.settings import defaults, plain, read_yaml
 from regbench.wording import unknown
 
-GROUPS = {"dataset": "fashion_mnist", "augmentation": "small_grey", "network": "resnet_tiny", "cluster": "local"}
+GROUPS = {
+    "dataset": "fashion_mnist",
+    "augmentation": "small_grey",
+    "network": "resnet_tiny",
+    "cluster": "local",
+}
 """Groups of presets, and the default of each."""
 
 Tree = dict[str, Any]
@@ -54,7 +60,10 @@ def own_presets() -> OwnPresets:
 
 
 def preset_tree(chosen: Presets, own: OwnPresets) -> Tree:
-    """Return a new tree of the chosen presets (group, name), with all defaults; `own` are the user's presets."""
+    """Return a new tree of the chosen presets (group, name), with all defaults.
+
+    `own` are the user's presets.
+    """
     tree: Tree = orjson.loads(_preset_json(chosen, own))
     return tree
 
@@ -76,7 +85,9 @@ def _preset_json(chosen: Presets, own: OwnPresets) -> bytes:
     groups = [f"{group}={name}" for group, name in chosen]
     try:
         data = _from_hydra(groups)
-    except Exception as error:  # Hydra documents no list of what it raises for a file that holds something else
+    except (
+        Exception
+    ) as error:  # Hydra documents no list of what it raises for a file that holds something else
         where = f"{profile} is no profile of a cluster" if profile.is_file() else " ".join(groups)
         raise RegbenchError(f"{where}: {first_line(error)}") from error
     return orjson.dumps(_with_defaults(data))
@@ -88,7 +99,9 @@ def _from_hydra(groups: list[str]) -> Tree:
     ConfigStore.instance().store(name="run", node=node, provider="regbench")
     folder = config_folder()
     path = [f"hydra.searchpath=[file://{folder}]"] if folder.is_dir() else []
-    with initialize_config_module("regbench.benchmark.conf", version_base="1.3", job_name="regbench"):
+    with initialize_config_module(
+        "regbench.benchmark.conf", version_base="1.3", job_name="regbench"
+    ):
         return _container(compose("run", [*groups, *path]))
 
 
@@ -108,10 +121,17 @@ def _with_defaults(tree: Tree) -> Tree:
     whole["dataset"] = complete(tree["dataset"])
     kinds = tree["augmentation"].get("views")
     if kinds:
-        if not isinstance(kinds, dict) or not all(isinstance(kind, dict) for kind in kinds.values()):
-            raise RegbenchError("augmentation.views: a preset must hold the settings of each kind of view by its name")
+        if not isinstance(kinds, dict) or not all(
+            isinstance(kind, dict) for kind in kinds.values()
+        ):
+            raise RegbenchError(
+                "augmentation.views: a preset must hold the settings of each kind of view by its "
+                "name"
+            )
         # A preset's kinds of views take the place of the default ones; merged, both would be there.
-        whole["augmentation"]["views"] = {name: plain(ViewsConfig()) | kind for name, kind in kinds.items()}
+        whole["augmentation"]["views"] = {
+            name: plain(ViewsConfig()) | kind for name, kind in kinds.items()
+        }
     return whole
 
 
@@ -129,7 +149,9 @@ def _defaults() -> Tree:
 
 
 def evaluation_defaults() -> Tree:
-    """Return the settings that all evaluations share, and those of every registered one by its name."""
+    """Return the settings that all evaluations share, and those of every registered one by its
+    name.
+    """
     common: Tree = plain(EvaluationOptions())
     return common | {name: plain(EVALUATIONS.build(name)) for name in EVALUATIONS.names()}
 

@@ -25,4 +25,6 @@ def dataset_preset(name: str) -> DatasetConfig:
 
 def sweep_names() -> dict[str, str]:
     """Return the sweeps that come with the package: name -> description."""
-    return {name: str(read_yaml(path)["description"]) for name, path in preset_files("sweep").items()}
+    return {
+        name: str(read_yaml(path)["description"]) for name, path in preset_files("sweep").items()
+    }

@@ -1,8 +1,10 @@
-"""Published numbers: those of recipes, presets of sweeps whose cells have a number, and those of the SFRIK paper.
+"""Published numbers: those of recipes, presets of sweeps whose cells have a number, and those of
+the SFRIK paper.
 
-A line of `conf/published.csv` is one printed number, or says that a cell has none. Its `cell` holds settings, such as
-`method=vicreg embedding_dim=1024`: the line is about the cells of its preset that have them, whatever their seeds. The
-lines of the SFRIK paper have no preset: any sweep may have their cells.
+A line of `conf/published.csv` is one printed number, or says that a cell has none. Its `cell` holds
+settings, such as `method=vicreg embedding_dim=1024`: the line is about the cells of its preset that
+have them, whatever their seeds. The lines of the SFRIK paper have no preset: any sweep may have
+their cells.
 """
 
 from __future__ import annotations
@@ -98,7 +100,8 @@ def numbers_of(recipe: str) -> tuple[PublishedNumber, ...]:
     found = tuple(number for number in published_numbers() if number.preset == recipe)
     if not found:
         raise RegbenchError(
-            f"{unknown('recipe', recipe, list(recipes()))} A sweep without published numbers: regbench sweep"
+            f"{unknown('recipe', recipe, list(recipes()))} A sweep without published numbers: "
+            "regbench sweep"
         )
     return found
 

@@ -10,10 +10,20 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from regbench.errors import RegbenchError
-from regbench.settings import AtLeastOne, AtLeastZero, NonNegative, Positive, from_plain, plain, settings
+from regbench.settings import (
+    AtLeastOne,
+    AtLeastZero,
+    NonNegative,
+    Positive,
+    from_plain,
+    plain,
+    settings,
+)
 
 STAGES = ("pretrain", "tune", "final")
-"""Stages of a run: training, the score that hyperparameters are chosen by, the final evaluations."""
+"""Stages of a run: training, the score that hyperparameters are chosen by, the final
+evaluations.
+"""
 
 
 @settings
@@ -24,24 +34,26 @@ class Runtime:
         data_dir: Folder of prepared data sets; the default is $REGBENCH_DATA_DIR, or "data".
         runs_dir: Folder of run directories; the default is $REGBENCH_RUNS_DIR, or "runs".
         device: Device that computes; "auto" takes a GPU if there is one.
-        loader: Reader of the images: a library, "ffcv" or "torchvision", or "resident": all images of a split lie on
-            the device, which cuts the crops of "torchvision" itself, for small images of one size; "auto" takes FFCV if
-            it is installed.
-        workers: Threads (ffcv) or processes (torchvision; 1: the run itself) that load images for each process of a
-            run; 0: one on a CPU, as many as it has CPUs beside a GPU.
-        threads: CPU threads that compute for each process of a run; 0: one on a CPU that may have other work, as many
-            as it has CPUs beside a GPU and in a Slurm job.
-        loss_form: Form that the loss is computed in: "auto" (the cheapest), "gram", "covariance", "powers" or
-            "textbook" (the published formula under plain autograd).
-        compile: Whether torch.compile builds the network, the kernels of losses over pairs, and those of the
-            augmentation on the device.
+        loader: Reader of the images: a library, "ffcv" or "torchvision", or "resident": all images
+            of a split lie on the device, which cuts the crops of "torchvision" itself, for small
+            images of one size; "auto" takes FFCV if it is installed.
+        workers: Threads (ffcv) or processes (torchvision; 1: the run itself) that load images for
+            each process of a run; 0: one on a CPU, as many as it has CPUs beside a GPU.
+        threads: CPU threads that compute for each process of a run; 0: one on a CPU that may have
+            other work, as many as it has CPUs beside a GPU and in a Slurm job.
+        loss_form: Form that the loss is computed in: "auto" (the cheapest), "gram", "covariance",
+            "powers" or "textbook" (the published formula under plain autograd).
+        compile: Whether torch.compile builds the network, the kernels of losses over pairs, and
+            those of the augmentation on the device.
         checkpoint_minutes: Minutes between checkpoints.
         checkpoint_epochs: Epochs between checkpoints; whichever comes first.
         lease_s: Seconds without a sign of life after which another process may take over a run.
-        parallel: Runs at a time in a sweep on this machine; 0: one for each GPU, or for each core without GPUs.
-        max_cells: Largest number of cells of a sweep or a tuning with its repeats, and of trainings of a search: a slip
-            of the hand, or a stranger's file, asks for more.
-        sinks: Programs that are given the numbers of each epoch, to draw curves: tensorboard, wandb, trackio.
+        parallel: Runs at a time in a sweep on this machine; 0: one for each GPU, or for each core
+            without GPUs.
+        max_cells: Largest number of cells of a sweep or a tuning with its repeats, and of trainings
+            of a search: a slip of the hand, or a stranger's file, asks for more.
+        sinks: Programs that are given the numbers of each epoch, to draw curves: tensorboard,
+            wandb, trackio.
     """
 
     data_dir: Annotated[str, Field(min_length=1)] = field(
@@ -83,13 +95,15 @@ class Cluster:
         mem_gib: Memory of each node.
         time_minutes: Time limit of a job; a run that is not done by then goes on in the next job.
         parallel: Jobs of an array that run at the same time.
-        notice_s: Seconds before the time limit at which a run writes its checkpoint and queues again.
+        notice_s: Seconds before the time limit at which a run writes its checkpoint and queues
+            again.
         modules: Modules that `module load` takes before the run.
         setup: Shell lines before the run.
         container: Prefix of the Python command; null: this Python.
         extra: Other options of sbatch.
-        stages: Settings that differ for each of the stages pretrain, tune and final; each stage is then a job of its
-            own. null: one job does all; where several processes train, a second job with one process evaluates.
+        stages: Settings that differ for each of the stages pretrain, tune and final; each stage is
+            then a job of its own. null: one job does all; where several processes train, a second
+            job with one process evaluates.
         gpu_memory_gib: Memory of a GPU; runs that are predicted to need more are refused.
     """
 
@@ -116,7 +130,9 @@ class Cluster:
         """Refuse stages that are not those of a run."""
         if self.stages is not None and set(self.stages) != set(STAGES):
             given = ", ".join(self.stages) or "nothing"
-            raise RegbenchError(f"cluster.stages must name {', '.join(STAGES)}, each with its settings, not {given}")
+            raise RegbenchError(
+                f"cluster.stages must name {', '.join(STAGES)}, each with its settings, not {given}"
+            )
 
     def jobs(self, stages: Sequence[str]) -> list[list[str]]:
         """Divide the stages of a run among jobs, one after the other."""

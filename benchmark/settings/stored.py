@@ -23,11 +23,14 @@ def load_cell(path: Path) -> Cell:
     try:
         return Cell.stored(data)
     except RegbenchError as error:
-        raise RegbenchError(f"{path} is no config.yaml of a run of this version: {error}") from error
+        raise RegbenchError(
+            f"{path} is no config.yaml of a run of this version: {error}"
+        ) from error
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtime]:
-    """Return the cell of a run directory's `config.yaml`, changed by overrides of single settings, and the runtime.
+    """Return the cell of a run directory's `config.yaml`, changed by overrides of single settings,
+    and the runtime.
 
     An override of the runtime begins with `runtime.`. Presets and sweeps are refused.
     """
@@ -48,7 +51,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtim
         # A group would need a preset, and the run keeps the settings, not the names of its presets.
         if isinstance(node, dict) and node:
             raise RegbenchError(
-                f"{change.input_line}: give single settings of this run, such as {key}.{next(iter(node))}=3"
+                f"{change.input_line}: give single settings of this run, such as "
+                f"{key}.{next(iter(node))}=3"
             )
         try:
             put(tree, key, change.value())

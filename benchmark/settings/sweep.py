@@ -55,12 +55,19 @@ class Sweep:
 
 
 def load_run(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
-    """Return one cell and its runtime from the defaults and Hydra overrides such as `method=vicreg`; refuse a grid."""
+    """Return one cell and its runtime from the defaults and Hydra overrides such as
+    `method=vicreg`; refuse a grid.
+    """
     sweep = _expand("manual", "one run", [list(overrides)])
     if len(sweep.cells) != 1:
-        raise RegbenchError(f"the overrides give {len(sweep.cells)} cells; for a grid use: regbench sweep")
+        raise RegbenchError(
+            f"the overrides give {len(sweep.cells)} cells; for a grid use: regbench sweep"
+        )
     if sweep.scheduler == "slurm":
-        raise RegbenchError("a single run is of this machine; for jobs of Slurm write a sweep's file: regbench sweep")
+        raise RegbenchError(
+            "a single run is of this machine; for jobs of Slurm write a sweep's file: regbench "
+            "sweep"
+        )
     return sweep.cells[0], sweep.runtime
 
 
@@ -88,7 +95,8 @@ class SweepSettings:
         common: Overrides of all cells.
         final_seeds: Seeds of the final runs of a tuning; none: those of the cells.
         trials: Budget of a tuning that searches; null: a grid.
-        trials_per_hyperparameter: The same for each hyperparameter that a method has to search, in place of `trials`.
+        trials_per_hyperparameter: The same for each hyperparameter that a method has to search, in
+            place of `trials`.
         repeats: Number of times that a tuning is done, with other seeds each.
         equal: Quantity that cells of the same `epochs` share: "images", or "passes" through the
             network: then a cell of V views gets 2/V as many epochs.
@@ -108,9 +116,13 @@ class SweepSettings:
     def __post_init__(self) -> None:
         """Refuse a seed that is given twice, and two budgets."""
         if self.trials and self.trials_per_hyperparameter:
-            raise RegbenchError("trials and trials_per_hyperparameter are both given; a search has one budget")
+            raise RegbenchError(
+                "trials and trials_per_hyperparameter are both given; a search has one budget"
+            )
         if len({*self.final_seeds}) < len(self.final_seeds):
-            raise RegbenchError(f"final_seeds={shown(self.final_seeds)} names a seed twice; each seed is one run")
+            raise RegbenchError(
+                f"final_seeds={shown(self.final_seeds)} names a seed twice; each seed is one run"
+            )
 
 
 @settings
@@ -127,7 +139,9 @@ class SweepFile(SweepSettings):
 
 
 def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
-    """Return the sweep `name` (a preset, or the path of a YAML file) with each cell changed by `overrides`."""
+    """Return the sweep `name` (a preset, or the path of a YAML file) with each cell changed by
+    `overrides`.
+    """
     # `seed=0,1,2`, in the file or here, multiplies the cells.
     file = read_rows(name, overrides)
     return load_rows(file, file.rows)
@@ -148,7 +162,8 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
         path = Path(name)
     else:
         raise RegbenchError(
-            f"no sweep named {name!r}; known: {', '.join(presets)}, or give the path of a .yaml file of your own"
+            f"no sweep named {name!r}; known: {', '.join(presets)}, or give the path of a .yaml "
+            "file of your own"
         )
     return _read_file(path, overrides)
 
@@ -170,7 +185,10 @@ def _read_file(path: Path, overrides: Sequence[str]) -> SweepFile:
 
 
 def line_of_overrides(line: str) -> list[str]:
-    """Split a line of overrides at its blanks, as a shell does; refuse a quotation mark that is not closed."""
+    """Split a line of overrides at its blanks, as a shell does.
+
+    Refuse a quotation mark that is not closed.
+    """
     try:
         return shlex.split(line)
     except ValueError as error:
@@ -178,7 +196,9 @@ def line_of_overrides(line: str) -> list[str]:
 
 
 def of_row(row: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that change a row: an untrained network is a baseline, and no `epochs=` trains it."""
+    """Return the overrides that change a row: an untrained network is a baseline, and no
+    `epochs=` trains it.
+    """
     if "epochs=0" not in row:
         return list(overrides)
     return [override for override in overrides if not override.startswith("epochs=")]
@@ -188,20 +208,24 @@ def _with_equal_passes(name: str, cell: Cell) -> Cell:
     views, taught = cell.augmentation.count, ""
     passes = Fraction(views)
     if cell.network.teacher == "ema":
-        # A pass without a gradient takes a third of one with: backward has two products for each of forward.
+        # A pass without a gradient takes a third of one with: backward has two products for each of
+        # forward.
         passes += Fraction(cell.augmentation.global_views, 3)
         taught = " and a teacher"
     share = 2 / passes
     epochs = share * cell.epochs
     if epochs.denominator > 1:
         raise RegbenchError(
-            f"sweep {name}: equal: passes gives {views} views{taught} {share} of epochs={cell.epochs}, which is not a"
-            f" whole number; choose a multiple of {share.denominator}"
+            f"sweep {name}: equal: passes gives {views} views{taught} {share} of "
+            f"epochs={cell.epochs}, which is not a whole number; choose a multiple of "
+            f"{share.denominator}"
         )
     return replace(cell, epochs=int(epochs))
 
 
-def _expand(name: str, description: str, rows: Sequence[Sequence[str]], *, passes: bool = False) -> Sweep:
+def _expand(
+    name: str, description: str, rows: Sequence[Sequence[str]], *, passes: bool = False
+) -> Sweep:
     cells: dict[str, tuple[Cell, Cluster]] = {}
     runtimes: dict[Runtime, None] = {}
     notes: dict[str, None] = {}
@@ -224,10 +248,15 @@ def _expand(name: str, description: str, rows: Sequence[Sequence[str]], *, passe
     if not cells:
         raise RegbenchError(f"sweep {name} has no cells")
     if len({cluster.scheduler for _, cluster in cells.values()}) > 1:
-        raise RegbenchError(f"sweep {name}: some cells are for this machine and some for Slurm; choose one cluster=")
+        raise RegbenchError(
+            f"sweep {name}: some cells are for this machine and some for Slurm; choose one cluster="
+        )
     if len(runtimes) > 1:
         first, other = map(plain, [*runtimes][:2])
         differing = ", ".join(f"runtime.{key}" for key in first if first[key] != other[key])
-        raise RegbenchError(f"sweep {name}: {differing} must be the same for all cells; give it once, for all of them")
+        raise RegbenchError(
+            f"sweep {name}: {differing} must be the same for all cells; give it once, for all of "
+            "them"
+        )
     chosen, clusters = zip(*cells.values(), strict=True)
     return Sweep(name, description, chosen, next(iter(runtimes)), clusters)

@@ -1,1 +1,3 @@
-"""Training: network, optimizer, one step, the loop over all of them, and several processes at it."""
+"""Training: network, optimizer, one step, the loop over all of them, and several processes at
+it.
+"""

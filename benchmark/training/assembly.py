@@ -40,14 +40,19 @@ def new_network(cell: Cell, kind: type[SiameseNetwork] = SiameseNetwork) -> Siam
     return kind(config, width, *image, cell.seed, prototypes=prototypes, prototype_weights=weights)
 
 
-def build_network(cell: Cell, device: torch.device, state: Mapping[str, Any] | None = None) -> SiameseNetwork:
-    """Build the network of a cell on its device, with the weights of a checkpoint or as its seed initialises it."""
+def build_network(
+    cell: Cell, device: torch.device, state: Mapping[str, Any] | None = None
+) -> SiameseNetwork:
+    """Build the network of a cell on its device, with the weights of a checkpoint or as its
+    seed initialises it.
+    """
     network = new_network(cell)
     if state is not None:
         network.load_state_dict(state["network"])
-    # Evaluations need the layout of the training: the last bits of features depend on it. On a CPU it saves a quarter
-    # of the time.
-    return network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+    # Evaluations need the layout of the training: the last bits of features depend on it. On a CPU
+    # it saves a quarter of the time.
+    network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network
 
 
 def build_teacher(cell: Cell, network: SiameseNetwork) -> Teacher | None:

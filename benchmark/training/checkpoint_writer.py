@@ -38,7 +38,11 @@ class CheckpointWriter:
         return time.monotonic() - self._last_s >= 60 * minutes
 
     def begin(
-        self, network: nn.Module, optimizer: Optimizer, progress: Progress, teacher: nn.Module | None = None
+        self,
+        network: nn.Module,
+        optimizer: Optimizer,
+        progress: Progress,
+        teacher: nn.Module | None = None,
     ) -> float:
         """Begin to write a checkpoint, once the one before is written.
 
@@ -53,8 +57,12 @@ class CheckpointWriter:
             if teacher is not None:
                 state["teacher"] = teacher.state_dict()
             # Training changes the tensors and the progress while the thread writes.
-            state = tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state)
-            self._writing = self._thread.submit(_write, self._attempt, state, copy.deepcopy(progress))
+            state = tree_map_only(
+                Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state
+            )
+            self._writing = self._thread.submit(
+                _write, self._attempt, state, copy.deepcopy(progress)
+            )
             self._attempt.beat()
         self._last_s = time.monotonic()
         waited_s = time.perf_counter() - began_s
@@ -63,7 +71,10 @@ class CheckpointWriter:
         return waited_s
 
     def wait(self) -> Saved | None:
-        """Wait for the checkpoint that is being written, and return the last; raise what went wrong with it."""
+        """Wait for the checkpoint that is being written, and return the last.
+
+        Raise what went wrong with it.
+        """
         if self._writing is not None:
             self.saved, self._writing = self._writing.result(), None
         return self.saved
@@ -79,6 +90,8 @@ class CheckpointWriter:
 
 def _write(attempt: Attempt, state: dict[str, Any], progress: Progress) -> Saved:
     """Write a checkpoint, and then the metrics that it holds."""
-    saved = save_checkpoint(attempt.directory, attempt.number, progress.step, {**state, "progress": vars(progress)})
+    saved = save_checkpoint(
+        attempt.directory, attempt.number, progress.step, {**state, "progress": vars(progress)}
+    )
     write_metrics(attempt, progress)
     return saved

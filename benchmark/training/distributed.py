@@ -1,7 +1,8 @@
-"""Several processes that train one network: how they meet, agree and end together, and BN over all of them.
+"""Several processes that train one network: how they meet, agree and end together, and BN over all
+of them.
 
-They meet by torch's own rendezvous, as torchrun or a Slurm job sets it up in the environment. What torch lacks is here:
-the first error of a process ends all of them, with its message.
+They meet by torch's own rendezvous, as torchrun or a Slurm job sets it up in the environment. What
+torch lacks is here: the first error of a process ends all of them, with its message.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from regbench.benchmark.training.sync_batch_norm import Kernels, SyncBatchNorm
 from regbench.errors import RegbenchError
 
 _TIMEOUT = timedelta(minutes=30)
-# The first rank may wait for another process at work in the run directory before it lets the others begin.
+# The first rank may wait for another process at work in the run directory before it lets the others
+# begin.
 _CONTROL_TIMEOUT = timedelta(days=7)
 # The entry of torch's store where the first process that fails leaves its error.
 _ERROR_KEY = "regbench/error"
-# The store may be gone with its process; one that is about to end does not wait for it longer than this.
+# The store may be gone with its process; one that is about to end does not wait for it longer than
+# this.
 _ERROR_TIMEOUT = timedelta(seconds=10)
 # How often a process looks for an error of others.
 _WATCH_S = 2.0
@@ -84,13 +87,18 @@ class World:
         return box[0]
 
     def state_from_first(self, state: Any, device: torch.device) -> Any:
-        """Return the state, on the CPU, that the first rank gives; its tensors pass through the device one by one."""
+        """Return the state, on the CPU, that the first rank gives.
+
+        Its tensors pass through the device one by one.
+        """
         if self.group is None:
             return state
         # To pickle the tensors themselves would take several times their memory on every rank.
         outline = self.from_first(tree_map_only(Tensor, lambda tensor: tensor.to("meta"), state))
         if self.rank > 0:
-            state = tree_map_only(Tensor, lambda tensor: torch.empty_like(tensor, device="cpu"), outline)
+            state = tree_map_only(
+                Tensor, lambda tensor: torch.empty_like(tensor, device="cpu"), outline
+            )
         for tensor in tree_leaves(state):
             if isinstance(tensor, Tensor):
                 on_device = tensor.to(device)
@@ -100,7 +108,8 @@ class World:
 
 
 class Agreement:
-    """Finds out what any rank asks for while all of them compute: each call gives the answer to the call before.
+    """Finds out what any rank asks for while all of them compute: each call gives the answer to the
+    call before.
 
     Ranks that waited for the answer in every step would all be as slow as the slowest in that step.
     """
@@ -111,14 +120,17 @@ class Agreement:
         self._asked: tuple[torch.Tensor, Any] | None = None
 
     def __call__(self, *values: float, now: bool) -> list[float]:
-        """Ask for the largest of each value over all ranks; every rank gets the same answer in the same call.
+        """Ask for the largest of each value over all ranks; every rank gets the same answer in the
+        same call.
 
         Args:
-            *values: Values of this rank, 0 or more each. It repeats them in each call until the answer is there.
+            *values: Values of this rank, 0 or more each. It repeats them in each call until the
+                answer is there.
             now: Whether to wait for the answer to this very call.
 
         Returns:
-            The answer to the call before, zeros if there is none; with `now` or a single rank, the answer to this call.
+            The answer to the call before, zeros if there is none; with `now` or a single rank, the
+            answer to this call.
         """
         if self._world.control is None:
             return list(values)
@@ -127,7 +139,10 @@ class Agreement:
             # All ranks now do what was asked for; to ask again would make them do it twice.
             return answer
         asked = torch.tensor(values, dtype=torch.float64)
-        self._asked = asked, dist.all_reduce(asked, dist.ReduceOp.MAX, group=self._world.control, async_op=True)
+        self._asked = (
+            asked,
+            dist.all_reduce(asked, dist.ReduceOp.MAX, group=self._world.control, async_op=True),
+        )
         if now:
             answer = self._answer() or answer
         return answer
@@ -141,15 +156,17 @@ class Agreement:
 
 
 def environment_ranks() -> tuple[int, int, int, int]:
-    """Read rank, size, local rank and local size, as torchrun or a Slurm job sets them in the environment."""
+    """Read rank, size, local rank and local size, as torchrun or a Slurm job sets them in the
+    environment.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return 0, 1, 0, 1
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     missing = [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise RegbenchError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']} but {', '.join(missing)} not set; start the processes with "
-            "torchrun, or unset WORLD_SIZE"
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} but {', '.join(missing)} not set; start the "
+            "processes with torchrun, or unset WORLD_SIZE"
         )
     rank, size, local_rank, local_size = (int(os.environ[name]) for name in names)
     return rank, size, local_rank, local_size
@@ -157,7 +174,8 @@ def environment_ranks() -> tuple[int, int, int, int]:
 
 @contextlib.contextmanager
 def connect(device: torch.device) -> Iterator[World]:
-    """Join the processes that the launcher started, GPUs by NCCL and CPUs by gloo; without a launcher a world of one.
+    """Join the processes that the launcher started, GPUs by NCCL and CPUs by gloo; without a
+    launcher a world of one.
 
     Raises:
         RegbenchError: If another process failed; with its error.
@@ -173,12 +191,16 @@ def connect(device: torch.device) -> Iterator[World]:
     backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
     is_over, failed = threading.Event(), False
     store, _, _ = next(rendezvous("env://", timeout=_TIMEOUT))
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT, device_id=device_id)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT, device_id=device_id
+    )
     try:
         group, control = dist.group.WORLD, dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
         assert isinstance(group, dist.ProcessGroup)
         assert isinstance(control, dist.ProcessGroup)
-        watch = threading.Thread(target=_watch, args=(store, group, is_over, threading.get_ident()), daemon=True)
+        watch = threading.Thread(
+            target=_watch, args=(store, group, is_over, threading.get_ident()), daemon=True
+        )
         watch.start()
         yield World(rank, size, local_rank, group, control)
     except Exception as error:
@@ -190,7 +212,8 @@ def connect(device: torch.device) -> Iterator[World]:
             with contextlib.suppress(RuntimeError):  # the process that keeps the store is gone
                 store.compare_set(_ERROR_KEY, "", f"rank {rank}: {type(error).__name__}: {error}")
         if backend == "nccl" and dist.group.WORLD is not None:
-            dist.group.WORLD.abort()  # to destroy it would wait for exchanges that the others never begin
+            # to destroy it would wait for exchanges that the others never begin
+            dist.group.WORLD.abort()
         if is_own:
             raise
         message = ""
@@ -207,7 +230,9 @@ def connect(device: torch.device) -> Iterator[World]:
 
 
 def _watch(store: Any, group: dist.ProcessGroup, is_over: threading.Event, thread: int) -> None:
-    """Raise PeerLost in a thread that still waits in exchanges of the group some time after a process has failed."""
+    """Raise PeerLost in a thread that still waits in exchanges of the group some time after a
+    process has failed.
+    """
     has_failed = False
     while not has_failed and not is_over.wait(_WATCH_S):
         try:
@@ -215,8 +240,11 @@ def _watch(store: Any, group: dist.ProcessGroup, is_over: threading.Event, threa
         except RuntimeError:  # the process that keeps the store is gone
             has_failed = True
     if has_failed and not is_over.wait(_GRACE_S):
-        # PeerLost comes when the thread returns from its wait, before it can use numbers of an exchange that broke off.
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(PeerLost))
+        # PeerLost comes when the thread returns from its wait, before it can use numbers of an
+        # exchange that broke off.
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread), ctypes.py_object(PeerLost)
+        )
         group.abort()
 
 
@@ -227,7 +255,9 @@ def _says_only_that_a_peer_is_silent(error: Exception) -> bool:
 
 
 def synchronize_batch_norm(network: nn.Module, world: World, device: torch.device) -> None:
-    """Replace every BN layer of `network` by one that takes its statistics over the batches of all ranks."""
+    """Replace every BN layer of `network` by one that takes its statistics over the batches of
+    all ranks.
+    """
     # The weights keep their names. A world of one process is left alone.
     if world.group is None:
         return
@@ -237,7 +267,7 @@ def synchronize_batch_norm(network: nn.Module, world: World, device: torch.devic
             if isinstance(child, nn.modules.batchnorm._BatchNorm):
                 if type(child) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
                     raise RegbenchError(
-                        f"{type(child).__name__} of the network cannot take its statistics over several processes; "
-                        "train it in one, or choose another network"
+                        f"{type(child).__name__} of the network cannot take its statistics over "
+                        "several processes; train it in one, or choose another network"
                     )
                 setattr(parent, name, SyncBatchNorm(child, world.group, kernels))

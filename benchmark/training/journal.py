@@ -29,7 +29,8 @@ _LOGGED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread"
 
 
 class Journal:
-    """Adds numbers to a `Progress`; what steps leave stays on the device until `look`, which makes the host wait.
+    """Adds numbers to a `Progress`; what steps leave stays on the device until `look`, which makes
+    the host wait.
 
     Attributes:
         clock: Marks moments of the device.
@@ -44,7 +45,10 @@ class Journal:
         engine: Engine,
         attempt: Attempt | None,
     ) -> None:
-        """Begin to measure on this rank's device; the first rank, with the attempt, shows others the progress."""
+        """Begin to measure on this rank's device.
+
+        The first rank, with the attempt, shows others the progress.
+        """
         self.clock = Stopwatch(device)
         self._cell, self._progress, self._attempt = cell, progress, attempt
         self._device, self._world, self._engine = device, world, engine
@@ -93,12 +97,15 @@ class Journal:
         progress.epoch_s = time.perf_counter() - self._epoch_began_s
         loss = self._add_losses(steps_per_epoch)
         spread = feature_spread(self._gather(self._views_NQ[0]))
-        # While the rate still rises, the embeddings of a sound run may lie close together for a while.
+        # While the rate still rises, the embeddings of a sound run may lie close together for a
+        # while.
         is_warm = progress.step > cell.optimizer.warmup(steps_per_epoch)
         if not math.isfinite(spread):
             self._end_diverged(progress.step, steps_per_epoch, "the embeddings are not finite")
         if is_warm and spread < COLLAPSED_SPREAD:
-            reason = f"the embeddings have collapsed to nearly one point (feature spread {spread:.4f})"
+            reason = (
+                f"the embeddings have collapsed to nearly one point (feature spread {spread:.4f})"
+            )
             self._end_diverged(progress.step, steps_per_epoch, reason)
         progress.last_good = {"step": progress.step, "loss": loss, "feature_spread": spread}
         for marks in self._laps:
@@ -135,7 +142,14 @@ class Journal:
             self._attempt.update(epoch=row["epoch"])
             numbers = ", ".join(f"{name.replace('_', ' ')} {row[name]:.4g}" for name in _LOGGED)
             img_per_s = row["images"] / row["epoch_s"]
-            log.info("%s epoch %d/%d: %s, %.0f img/s", cell.label, row["epoch"], cell.epochs, numbers, img_per_s)
+            log.info(
+                "%s epoch %d/%d: %s, %.0f img/s",
+                cell.label,
+                row["epoch"],
+                cell.epochs,
+                numbers,
+                img_per_s,
+            )
 
     def _add_losses(self, steps_per_epoch: int) -> float:
         """Add up the addends of the noted steps' losses; return the last step's loss."""
@@ -181,7 +195,11 @@ class Journal:
         progress.peak_memory_kind = memory.kind
 
     def _add_energy(self) -> None:
-        joules, before, total = self._energy.read_joules(), self._joules, self._progress.energy_joules
+        joules, before, total = (
+            self._energy.read_joules(),
+            self._joules,
+            self._progress.energy_joules,
+        )
         for kind in ENERGY_KINDS:
             new = joules.get(kind, 0.0) - before.get(kind, 0.0)
             # Every rank has a GPU of its own, but the ranks of a machine share its processors.

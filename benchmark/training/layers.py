@@ -13,11 +13,13 @@ from torch import Tensor, nn
 class SmallLinear(nn.Linear):
     """A linear layer that, under autocast, keeps no copies of its weight's size.
 
-    Autocast keeps the cast weight from forward to backward, and has the gradient in both precisions before it reaches
-    `weight.grad`. With 8192 × 32768 weights this is 1 GB all the time, and 1.6 GB when backward begins and all
-    activations are alive. This layer casts blocks of the weight where they are used. If there is a `weight.grad`, it
-    adds blocks of the gradient to that itself, and autograd, whose hooks run, gets none. The numbers are the same, for
-    no sum is split. `torch.autograd.grad` must not be asked for the weight's gradient while there is a `weight.grad`.
+    Autocast keeps the cast weight from forward to backward, and has the gradient in both precisions
+    before it reaches `weight.grad`. With 8192 × 32768 weights this is 1 GB all the time, and 1.6 GB
+    when backward begins and all activations are alive. This layer casts blocks of the weight where
+    they are used. If there is a `weight.grad`, it adds blocks of the gradient to that itself, and
+    autograd, whose hooks run, gets none. The numbers are the same, for no sum is split.
+    `torch.autograd.grad` must not be asked for the weight's gradient while there is a
+    `weight.grad`.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -25,16 +27,22 @@ class SmallLinear(nn.Linear):
         device = x.device.type
         if not torch.is_autocast_enabled(device) or torch.compiler.is_compiling():
             return super().forward(x)
-        out: Tensor = _CastLinear.apply(x.to(torch.get_autocast_dtype(device)), self.weight, self.bias)
+        out: Tensor = _CastLinear.apply(
+            x.to(torch.get_autocast_dtype(device)), self.weight, self.bias
+        )
         return out
 
 
 BLOCK_ELEMENTS = 2**23
-"""Elements of a weight that are cast at a time: 16 MB, which a GPU's cache holds until the product has read them."""
+"""Elements of a weight that are cast at a time: 16 MB, which a GPU's cache holds until the
+product has read them.
+"""
 
 
 def _blocks(length: int, width: int) -> Iterator[slice]:
-    """Return slices of `length` rows (or columns) of a width each, none of more than `BLOCK_ELEMENTS` elements."""
+    """Return slices of `length` rows (or columns) of a width each, none of more than
+    `BLOCK_ELEMENTS` elements.
+    """
     step = max(1, BLOCK_ELEMENTS // width)
     for start in range(0, length, step):
         yield slice(start, start + step)
@@ -73,7 +81,9 @@ class _CastLinear(torch.autograd.Function):
 
 
 class SmallMaxPool(nn.MaxPool2d):
-    """A max-pool that keeps two bytes for an output (four in large maps) instead of its input and eight bytes."""
+    """A max-pool that keeps two bytes for an output (four in large maps) instead of its input
+    and eight bytes.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output of the plain layer."""
@@ -103,7 +113,9 @@ class _MaxPoolFunction(torch.autograd.Function):
         (gradient,) = outputs
         (indices,) = ctx.saved_tensors
         # torch's function looks at the shape of its input, not at the values.
-        shape_NCHW = torch.empty(ctx.shape, dtype=gradient.dtype, device=gradient.device, memory_format=ctx.format)
+        shape_NCHW = torch.empty(
+            ctx.shape, dtype=gradient.dtype, device=gradient.device, memory_format=ctx.format
+        )
         sides = ([side, side] for side in (*ctx.window, 1))
         into = torch.ops.aten.max_pool2d_with_indices_backward
         return into(gradient, shape_NCHW, *sides, False, indices.long()), None

@@ -23,7 +23,12 @@ from regbench.benchmark.rundir.lease import Attempt, LeaseLost
 from regbench.benchmark.rundir.record import Score
 from regbench.benchmark.rundir.record_parts import Saved
 from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.training.assembly import build_loader, build_network, build_step, build_teacher
+from regbench.benchmark.training.assembly import (
+    build_loader,
+    build_network,
+    build_step,
+    build_teacher,
+)
 from regbench.benchmark.training.checkpoint_writer import CheckpointWriter
 from regbench.benchmark.training.distributed import Agreement, World, synchronize_batch_norm
 from regbench.benchmark.training.journal import Journal
@@ -49,7 +54,8 @@ class Trained:
     Attributes:
         network: The network with its last weights, on the device.
         progress: The history and the cost.
-        checkpoint: The file of the weights; None for a network without training, and on every rank but the first.
+        checkpoint: The file of the weights; None for a network without training, and on every rank
+            but the first.
     """
 
     network: SiameseNetwork
@@ -67,8 +73,9 @@ def train(
 ) -> Trained:
     """Train a cell to the end, from its last checkpoint if it has one.
 
-    A resumed run goes on in the middle of an epoch and sees the same images; with the same number of threads on a CPU
-    it ends with the same weights to the bit, since every random number depends on the seed and the step alone.
+    A resumed run goes on in the middle of an epoch and sees the same images; with the same number
+    of threads on a CPU it ends with the same weights to the bit, since every random number depends
+    on the seed and the step alone.
 
     Only the first rank has the attempt, which is the right to write into the run directory.
 
@@ -92,14 +99,20 @@ class _Training:
 
     def __post_init__(self) -> None:
         cell, compute, world, attempt = self.cell, self.compute, self.world, self.attempt
-        for name, size in (("batch_size", cell.batch_size), ("micro_batch_size", cell.micro_batch_size)):
+        for name, size in (
+            ("batch_size", cell.batch_size),
+            ("micro_batch_size", cell.micro_batch_size),
+        ):
             if size is not None and size % world.size:
-                raise RegbenchError(f"{name}={size} cannot be shared equally between {world.size} processes")
+                raise RegbenchError(
+                    f"{name}={size} cannot be shared equally between {world.size} processes"
+                )
         self.network = build_network(cell, compute.device)
         self.teacher = build_teacher(cell, self.network)
         self.monitor: Monitor | None = None
         if attempt is not None and cell.evaluation.while_training:
-            # The monitor copies the network, which cannot be done once the BN layers belong to several processes.
+            # The monitor copies the network, which cannot be done once the BN layers belong to
+            # several processes.
             self.monitor = Monitor(cell, self.network, compute, attempt)
         for network in filter(None, (self.network, self.teacher)):
             synchronize_batch_norm(network, world, compute.device)
@@ -145,7 +158,9 @@ class _Training:
     def run(self) -> Trained:
         cell, progress = self.cell, self.progress
         done = len(progress.history) - progress.is_unscored(cell)
-        names = self.compute.runtime.sinks if self.attempt is not None and done < cell.epochs else ()
+        names = (
+            self.compute.runtime.sinks if self.attempt is not None and done < cell.epochs else ()
+        )
         with self.checkpoints, Sinks(names, cell, self.directory, done + 1) as self.sinks:
             self.network.train()
             if progress.is_unscored(cell):
@@ -155,16 +170,22 @@ class _Training:
                     self.sinks.write(progress.history[-1])
                     self._checkpoint()
             if len(progress.history) < cell.epochs:
-                with build_loader(cell, self.compute, self.world) as loader, self.interruption.deferred():
+                with (
+                    build_loader(cell, self.compute, self.world) as loader,
+                    self.interruption.deferred(),
+                ):
                     step = self._prepare(loader)
                     while len(progress.history) < cell.epochs:
                         self._train_epoch(step, loader)
             # A signal may have come while the last evaluation or checkpoint was at work.
             self._stop_if(self.world.maximum(self.interruption.requested)[0])
-            return Trained(network=self.network, progress=progress, checkpoint=self.checkpoints.wait())
+            return Trained(
+                network=self.network, progress=progress, checkpoint=self.checkpoints.wait()
+            )
 
     def _train_epoch(self, step: Step, loader: PretrainingLoader) -> None:
-        """Train to the end of the present epoch: load, step, log, checkpoint; then evaluate the network if that is due.
+        """Train to the end of the present epoch: load, step, log, checkpoint; then evaluate the
+        network if that is due.
 
         A step is forward, loss, backward and update; see `Step.__call__`.
         """
@@ -176,7 +197,9 @@ class _Training:
         with loader.epoch(epoch, first=done) as batches, self._progress_bar(steps) as bar:
             for batch in batches:
                 _seed_generators(self._step_seed(), self.world.rank)
-                rate = cell.optimizer.learning_rate(cell.batch_size, progress.step, steps, cell.epochs)
+                rate = cell.optimizer.learning_rate(
+                    cell.batch_size, progress.step, steps, cell.epochs
+                )
                 for parameters in self.optimizer.param_groups:
                     parameters["lr"] = rate
                 try:
@@ -187,7 +210,8 @@ class _Training:
                 progress.step += 1
                 journal.note(stepped)
                 ends = progress.step % steps == 0
-                # At the end of an epoch all ranks wait for each other anyway, so they wait for the answer too.
+                # At the end of an epoch all ranks wait for each other anyway, so they wait for the
+                # answer too.
                 stop, due = self._agree(now=ends)
                 if ends or stop or due or progress.step % LOGGING_STEPS == 0:
                     journal.look(steps)
@@ -203,12 +227,20 @@ class _Training:
         if not progress.is_unscored(cell):
             self.sinks.write(progress.history[-1])
         epochs = len(progress.history)
-        if stop or due or epochs == cell.epochs or epochs % self.compute.runtime.checkpoint_epochs == 0:
+        if (
+            stop
+            or due
+            or epochs == cell.epochs
+            or epochs % self.compute.runtime.checkpoint_epochs == 0
+        ):
             self._checkpoint()
         self._stop_if(stop)
 
     def _agree(self, *, now: bool) -> tuple[float, float]:
-        """Tell whether a signal asks any rank to stop, and whether a checkpoint is due; see `Agreement`."""
+        """Tell whether a signal asks any rank to stop, and whether a checkpoint is due.
+
+        See `Agreement`.
+        """
         is_due = self.checkpoints.is_due(self.compute.runtime.checkpoint_minutes)
         is_lost = self.attempt is not None and bool(self.attempt.lost)
         stop, due, lost = self.agreement(self.interruption.requested, is_due, is_lost, now=now)
@@ -228,7 +260,12 @@ class _Training:
         cell, progress = self.cell, self.progress
         cell.optimizer.refuse_long_warmup(len(loader), cell.epochs)
         if progress.step:
-            log.info("%s: goes on after step %d of %d", cell.label, progress.step, cell.epochs * len(loader))
+            log.info(
+                "%s: goes on after step %d of %d",
+                cell.label,
+                progress.step,
+                cell.epochs * len(loader),
+            )
         step = build_step(
             cell,
             self.world,
@@ -252,13 +289,16 @@ class _Training:
         epoch, done = divmod(self.progress.step, steps)
         title = f"{self.cell.label} epoch {epoch + 1}/{self.cell.epochs}"
         hidden = self.world.rank > 0 or not sys.stderr.isatty()
-        return tqdm(total=steps, initial=done, desc=title, leave=False, unit="batch", disable=hidden)
+        return tqdm(
+            total=steps, initial=done, desc=title, leave=False, unit="batch", disable=hidden
+        )
 
     def _evaluate(self) -> int:
         """Add scores to the finished epoch: the first rank finds them, the others wait.
 
         Returns:
-            The signal that asked to stop meanwhile, after which the epoch has no scores until the run is resumed; or 0.
+            The signal that asked to stop meanwhile, after which the epoch has no scores until the
+            run is resumed; or 0.
 
         Raises:
             Diverged: If the representations are not finite.
@@ -275,7 +315,9 @@ class _Training:
             progress.history[-1]["scores"] = plain_scores
             if self.attempt is not None:
                 found = ", ".join(score.text for score in scores)
-                log.info("%s epoch %d/%d: %s", cell.label, len(progress.history), cell.epochs, found)
+                log.info(
+                    "%s epoch %d/%d: %s", cell.label, len(progress.history), cell.epochs, found
+                )
         self.journal.restart_meters()
         return int(stop)
 
@@ -283,12 +325,15 @@ class _Training:
         """Evaluate the network on the first rank.
 
         Returns:
-            The scores, the signal that interrupted the evaluation or 0, and why there are no scores or "".
+            The scores, the signal that interrupted the evaluation or 0, and why there are no scores
+            or "".
         """
         if self.attempt is None or self.monitor is None:
             return [], 0, ""
         names = " and ".join(self.cell.evaluation.while_training)
-        self.attempt.update(stage="monitor", detail=f"{names} after epoch {len(self.progress.history)}")
+        self.attempt.update(
+            stage="monitor", detail=f"{names} after epoch {len(self.progress.history)}"
+        )
         scores: list[Score] = []
         stop, reason = 0, ""
         try:
@@ -313,8 +358,11 @@ class _Training:
 
 
 def _seed_generators(step_seed: int, rank: int) -> None:
-    """Set every generator, so that what a step draws depends on nothing that ran before it, in any process."""
-    # Ranks have numbers of their own, or stochastic layers would treat the images of all of them alike.
+    """Set every generator, so that what a step draws depends on nothing that ran before it, in
+    any process.
+    """
+    # Ranks have numbers of their own, or stochastic layers would treat the images of all of them
+    # alike.
     number = step_seed + (rank << 53)
     torch.manual_seed(number)
     random.seed(number)

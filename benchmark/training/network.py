@@ -18,7 +18,8 @@ from regbench.methods.base import PrototypeWeights
 
 
 class SiameseNetwork(nn.Module):
-    """Backbone, projector and predictor; `forward` maps the views' images (n, c, h, w) to their embeddings (n, q).
+    """Backbone, projector and predictor; `forward` maps the views' images (n, c, h, w) to their
+    embeddings (n, q).
 
     Views may differ in size.
 
@@ -40,12 +41,15 @@ class SiameseNetwork(nn.Module):
         prototypes: int = 0,
         prototype_weights: PrototypeWeights = "uniform",
     ) -> None:
-        """Build the parts for images of a side of `image_size` px, with weights that depend on the seed alone.
+        """Build the parts for images of a side of `image_size` px, with weights that depend on the
+        seed alone.
 
-        With `prototypes`, the embeddings are scores of so many vectors, which are trained: see `Prototypes`.
+        With `prototypes`, the embeddings are scores of so many vectors, which are trained: see
+        `Prototypes`.
 
         Raises:
-            RegbenchError: If the backbone does not take such images, or the embedding dimension does not fit.
+            RegbenchError: If the backbone does not take such images, or the embedding dimension
+                does not fit.
         """
         super().__init__()
         self.statistics = config.statistics
@@ -60,14 +64,17 @@ class SiameseNetwork(nn.Module):
                 self.projector.append(Prototypes(embedding_dim, prototypes, prototype_weights))
             self.predictor: nn.Sequential | None = None
             if config.predictor.depth:
-                layers = ProjectorConfig(depth=config.predictor.depth, hidden_dim=config.predictor.hidden_dim)
+                layers = ProjectorConfig(
+                    depth=config.predictor.depth, hidden_dim=config.predictor.hidden_dim
+                )
                 self.predictor = _projector(layers, embedding_dim, embedding_dim)
 
     def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
-        """Return the embeddings (n, q) of each view's images (n, c, h, w), not normalised, and then its predictions.
+        """Return the embeddings (n, q) of each view's images (n, c, h, w), not normalised, and then
+        its predictions.
 
-        Each view is a pass of its own, so that BN statistics are per view; with `statistics=size` views of one size
-        pass together through backbone and projector.
+        Each view is a pass of its own, so that BN statistics are per view; with `statistics=size`
+        views of one size pass together through backbone and projector.
         """
         passes: list[list[Tensor]] = []
         for x_NCHW in views_NCHW:
@@ -79,8 +86,8 @@ class SiameseNetwork(nn.Module):
         for xs_NCHW in passes:
             images_NCHW = torch.cat(xs_NCHW) if len(xs_NCHW) > 1 else xs_NCHW[0]
             hidden_ND.append(self.projector[:-1](self.backbone(images_NCHW)))
-        # The last layer has no statistics, so it takes all views at once: its weight, the largest of all, then gets one
-        # gradient instead of one for each view.
+        # The last layer has no statistics, so it takes all views at once: its weight, the largest
+        # of all, then gets one gradient instead of one for each view.
         embeddings: Tensor = self.projector[-1](torch.cat(hidden_ND))
         return self._with_predictions(embeddings.split([len(x_NCHW) for x_NCHW in views_NCHW]))
 
@@ -89,7 +96,9 @@ class SiameseNetwork(nn.Module):
 
 
 class PlainSiameseNetwork(SiameseNetwork):
-    """The same network made of torch's own layers, each view apart: equal but for rounding, with more memory."""
+    """The same network made of torch's own layers, each view apart: equal but for rounding,
+    with more memory.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """See `SiameseNetwork`."""
@@ -102,14 +111,17 @@ class PlainSiameseNetwork(SiameseNetwork):
 
     def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
         """See `SiameseNetwork.forward`."""
-        return self._with_predictions(tuple(self.projector(self.backbone(x_NCHW)) for x_NCHW in views_NCHW))
+        return self._with_predictions(
+            tuple(self.projector(self.backbone(x_NCHW)) for x_NCHW in views_NCHW)
+        )
 
 
 class Prototypes(nn.Module):
-    """Cosines of embeddings (n, q) with vectors, shape (n, prototypes): the last layer of DINO and SwAV.
+    """Cosines of embeddings (n, q) with vectors, shape (n, prototypes): the last layer of DINO and
+    SwAV.
 
-    Vectors that are rescaled to length 1 after each step are taken as they are, so that the gradient has the part along
-    them, as in SwAV's code.
+    Vectors that are rescaled to length 1 after each step are taken as they are, so that the
+    gradient has the part along them, as in SwAV's code.
     """
 
     def __init__(self, embedding_dim: int, count: int, weights: PrototypeWeights) -> None:
@@ -117,7 +129,9 @@ class Prototypes(nn.Module):
         super().__init__()
         self._unit = weights == "unit"
         weight_KQ, bound = torch.empty(count, embedding_dim), embedding_dim**-0.5
-        weight_KQ = weight_KQ.normal_() if weights == "normal" else weight_KQ.uniform_(-bound, bound)
+        weight_KQ = (
+            weight_KQ.normal_() if weights == "normal" else weight_KQ.uniform_(-bound, bound)
+        )
         self.weight = nn.Parameter(weight_KQ)
         self.rescale()
 
@@ -137,28 +151,34 @@ def _compute_blocks_again(backbone: nn.Module, name: str) -> None:
     """Let the backward pass compute the activations within each block of a backbone of timm again.
 
     Raises:
-        RegbenchError: If the backbone cannot, or has BN, whose running statistics the second pass would change again.
+        RegbenchError: If the backbone cannot, or has BN, whose running statistics the second pass
+            would change again.
     """
-    has_statistics = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in backbone.modules())
+    has_statistics = any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in backbone.modules()
+    )
     if has_statistics or not hasattr(backbone, "set_grad_checkpointing"):
         raise RegbenchError(
-            f"network.checkpointing=true: {name} is no model of timm without batch norm; set it to false, or choose a "
-            "transformer, such as network=vit_tiny"
+            f"network.checkpointing=true: {name} is no model of timm without batch norm; set it to "
+            "false, or choose a transformer, such as network=vit_tiny"
         )
     backbone.set_grad_checkpointing(True)  # type: ignore[operator]
 
 
-def _projector(config: ProjectorConfig, representation_dim: int, embedding_dim: int) -> nn.Sequential:
+def _projector(
+    config: ProjectorConfig, representation_dim: int, embedding_dim: int
+) -> nn.Sequential:
     """Return an MLP whose last layer can take all views at once, because it has no statistics.
 
     Raises:
-        RegbenchError: If there is no projector and the embedding dimension is not the representation's.
+        RegbenchError: If there is no projector and the embedding dimension is not the
+            representation's.
     """
     if not config.depth:
         if embedding_dim != representation_dim:
             raise RegbenchError(
-                f"embedding_dim={embedding_dim} must be the representation's {representation_dim} with "
-                "network.projector.depth=0; set it, or add a layer"
+                f"embedding_dim={embedding_dim} must be the representation's {representation_dim} "
+                "with network.projector.depth=0; set it, or add a layer"
             )
         return nn.Sequential(nn.Identity())
     layers: list[nn.Module] = []
@@ -177,4 +197,6 @@ def _projector(config: ProjectorConfig, representation_dim: int, embedding_dim: 
 def _norm(name: str, width: int) -> list[nn.Module]:
     if name == "none":
         return []
-    return [nn.LayerNorm(width) if name == "layer" else nn.BatchNorm1d(width, affine=name == "batch")]
+    return [
+        nn.LayerNorm(width) if name == "layer" else nn.BatchNorm1d(width, affine=name == "batch")
+    ]

@@ -1,4 +1,6 @@
-"""The progress of a training, which checkpoints hold beside the weights, and its rows in `metrics.jsonl`."""
+"""The progress of a training, which checkpoints hold beside the weights, and its rows in
+`metrics.jsonl`.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ class Progress:
 
 
 class Diverged(RegbenchError):
-    """The loss or the representations are not finite, or the embeddings have become a point: a result, not a defect.
+    """The loss or the representations are not finite, or the embeddings have become a point: a
+    result, not a defect.
 
     Attributes:
         what: `step` (from 1), `epoch`, `reason` and `last_good`: plain data for the record.
@@ -69,7 +72,12 @@ class Diverged(RegbenchError):
             f"{label} diverged: {reason} in step {step} (epoch {epoch}); "
             "lower optimizer.base_lr or the method's weights"
         )
-        self.what = {"step": step, "epoch": epoch, "reason": reason, "last_good": progress.last_good}
+        self.what = {
+            "step": step,
+            "epoch": epoch,
+            "reason": reason,
+            "last_good": progress.last_good,
+        }
         self.progress = progress
 
 
@@ -89,7 +97,10 @@ def write_metrics(attempt: Attempt, progress: Progress) -> NamedFile | None:
 
 
 def _six_digits(value: Any) -> Any:
-    """Round floats to six digits, also in dictionaries; lists, which hold scores, stay as they are."""
+    """Round floats to six digits, also in dictionaries.
+
+    Lists, which hold scores, stay as they are.
+    """
     # Further digits are noise beyond what was measured, and noise does not compress.
     if isinstance(value, float):
         return float(f"{value:.6g}")

@@ -38,10 +38,15 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    """Event files in the folder `tensorboard` of the run directory: `tensorboard --logdir RUNS_DIR` shows them."""
+    """Event files in the folder `tensorboard` of the run directory: `tensorboard --logdir
+    RUNS_DIR` shows them.
+    """
 
     def __init__(self, cell: Cell, directory: Path, first: int) -> None:
-        """Open an event file; what an earlier attempt wrote of the epoch `first` and later ones is hidden."""
+        """Open an event file.
+
+        What an earlier attempt wrote of the epoch `first` and later ones is hidden.
+        """
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(directory / "tensorboard"), purge_step=first)
@@ -78,7 +83,8 @@ class WeightsAndBiases(_Service):
         """Begin the run, or go on with it."""
         import wandb
 
-        # W&B ignores epochs that it has: those after the checkpoint of a resumed run, which come out the same.
+        # W&B ignores epochs that it has: those after the checkpoint of a resumed run, which come
+        # out the same.
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "regbench",
             group=directory.parent.name,
@@ -114,7 +120,9 @@ SINKS: dict[str, Callable[[Cell, Path, int], Sink]] = {
     "wandb": WeightsAndBiases,
     "trackio": Trackio,
 }
-"""The sinks by the names of `runtime.sinks`, which are also those of their packages and of our extras."""
+"""The sinks by the names of `runtime.sinks`, which are also those of their packages and of our
+extras.
+"""
 
 
 def require_sinks(names: Sequence[str]) -> None:
@@ -122,12 +130,17 @@ def require_sinks(names: Sequence[str]) -> None:
     for name in names:
         # Asked without importing them, which takes seconds.
         if importlib.util.find_spec(name) is None:
-            raise RegbenchError(f"runtime.sinks: {name} is not installed here; pip install 'regbench[{name}]'")
+            raise RegbenchError(
+                f"runtime.sinks: {name} is not installed here; pip install 'regbench[{name}]'"
+            )
 
 
 def run_id(directory: Path) -> str:
-    """Return a name for a run: its sweep, its cell's id and a number drawn once for its directory."""
-    # The same cell in another directory needs another name: a service drops epochs that it already has.
+    """Return a name for a run: its sweep, its cell's id and a number drawn once for its
+    directory.
+    """
+    # The same cell in another directory needs another name: a service drops epochs that it already
+    # has.
     drawn = directory / "sinks_id"
     write_new(drawn, secrets.token_hex(4))
     sweep = re.sub(r"[^A-Za-z0-9_.-]", "_", directory.parent.name)
@@ -138,7 +151,10 @@ class Sinks:
     """The sinks of one run."""
 
     def __init__(self, names: Sequence[str], cell: Cell, directory: Path, first: int) -> None:
-        """Open the sinks of these names; the first row that they get is that of the epoch `first`."""
+        """Open the sinks of these names.
+
+        The first row that they get is that of the epoch `first`.
+        """
         self._open: dict[str, Sink] = {}
         for name in dict.fromkeys(names):
             with self._warning(name):
@@ -153,7 +169,8 @@ class Sinks:
 
     def close(self) -> None:
         """Close all of them."""
-        # In threads, because one that hangs must be left behind: a run that is to stop has little time.
+        # In threads, because one that hangs must be left behind: a run that is to stop has little
+        # time.
         threads = {}
         for name in self._open:
             threads[name] = threading.Thread(target=self._close, args=(name,), daemon=True)
@@ -177,7 +194,12 @@ class Sinks:
             yield
         except Exception as error:
             self._open.pop(name, None)
-            log.warning("%s failed and gets nothing more of this run: %s: %s", name, type(error).__name__, error)
+            log.warning(
+                "%s failed and gets nothing more of this run: %s: %s",
+                name,
+                type(error).__name__,
+                error,
+            )
 
     def __enter__(self) -> Sinks:
         """Return itself."""
@@ -189,7 +211,9 @@ class Sinks:
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a row: its addends as `terms/NAME`, its scores as `scores/NAME_SPLIT`."""
+    """Return the numbers of a row: its addends as `terms/NAME`, its scores as
+    `scores/NAME_SPLIT`.
+    """
     numbers = {}
     for name, value in row.items():
         if isinstance(value, int | float) and name != "epoch":

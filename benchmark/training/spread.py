@@ -1,6 +1,7 @@
 """Measures of how the embeddings of a batch are spread, whichever loss trained them.
 
-Shapes: N = batch (n), Q = embedding dimension (q), B = rows of a block, D = embedding or representation.
+Shapes: N = batch (n), Q = embedding dimension (q), B = rows of a block, D = embedding or
+representation.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ COLLAPSED_SPREAD = 0.05
 
 @torch.no_grad()
 def feature_spread(z_NQ: Tensor) -> float:
-    """Return the root of the total variance of the unit embeddings of (n, q) embeddings: 0 (collapsed) to 1."""
+    """Return the root of the total variance of the unit embeddings of (n, q) embeddings: 0
+    (collapsed) to 1.
+    """
     return F.normalize(z_NQ.float(), dim=1).var(dim=0, correction=0).sum().sqrt().item()
 
 
 @torch.no_grad()
 def uniformity(z_ND: Tensor, block: int = 1024) -> float:
-    """Return the logarithm of E exp(−2‖uᵢ − uⱼ‖²) over pairs i ≠ j of rows: 0 (collapsed) to about −4.
+    """Return the logarithm of E exp(−2‖uᵢ − uⱼ‖²) over pairs i ≠ j of rows: 0 (collapsed) to about
+    −4.
 
-    ℓ_uniform with t = 2 of Wang and Isola (ICML 2020, Section 4.1), on unit rows. As in their code a row of zeros stays
-    one: at the distance 0 from other such rows, and 1 from the rest.
+    ℓ_uniform with t = 2 of Wang and Isola (ICML 2020, Section 4.1), on unit rows. As in their code
+    a row of zeros stays one: at the distance 0 from other such rows, and 1 from the rest.
 
     Args:
         z_ND: Embeddings or representations, (n, d), n ≥ 2.
@@ -69,8 +73,8 @@ def spread_metrics(z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, float]:
         z2_NQ: Embeddings of the second views, (n, q).
 
     Returns:
-        `alignment`: mean ‖u − v‖² of the unit embeddings of both views, 0 (same) to 4 (Wang & Isola, 2020).
-        `uniformity`, `effective_rank`, `feature_spread`: of the first view.
+        `alignment`: mean ‖u − v‖² of the unit embeddings of both views, 0 (same) to 4 (Wang &
+        Isola, 2020). `uniformity`, `effective_rank`, `feature_spread`: of the first view.
     """
     u1, u2 = F.normalize(z1_NQ.float(), dim=1), F.normalize(z2_NQ.float(), dim=1)
     return {

@@ -47,7 +47,8 @@ class Step:
     """A training step; call it with the views of a batch, and its labels if labels train.
 
     Attributes:
-        network: `SiameseNetwork`, compiled or not, within DistributedDataParallel if there are several ranks.
+        network: `SiameseNetwork`, compiled or not, within DistributedDataParallel if there are
+            several ranks.
         optimizer: The optimizer of its parameters.
         method: The loss.
         engine: The way in which the loss is computed, and over which ranks.
@@ -55,10 +56,12 @@ class Step:
         global_views: The number of global views, which come first.
         micro_batch_size: Images of this rank that pass the network at a time; None: all.
         mark: Returns a moment, for timing.
-        labelled: The name of the loss of labels, (N,) int64, that takes the place of the method; None: the method.
-        is_asymmetric: Whether each view's prediction is compared with a target, see `loss_of_targets`, instead of the
-            views' embeddings with each other.
-        teacher: Makes the targets; None: they are the embeddings, and the gradient flows through them too.
+        labelled: The name of the loss of labels, (N,) int64, that takes the place of the method;
+            None: the method.
+        is_asymmetric: Whether each view's prediction is compared with a target, see
+            `loss_of_targets`, instead of the views' embeddings with each other.
+        teacher: Makes the targets; None: they are the embeddings, and the gradient flows through
+            them too.
         done: Returns the share of the training's steps that are done.
     """
 
@@ -89,7 +92,11 @@ class Step:
         # First, so that its activations do not lie beside those that wait for the backward pass.
         targets_NQ = self._taught(parts)
         # Embeddings of each view, then the predictions if there is a predictor.
-        outputs_NQ = self._embed(*views_NCHW) if len(parts) == 1 else self._embed_without_graph(parts, states)
+        outputs_NQ = (
+            self._embed(*views_NCHW)
+            if len(parts) == 1
+            else self._embed_without_graph(parts, states)
+        )
         values_NQ = [z_NQ.detach().float() for z_NQ in outputs_NQ]
         method = self.method
         if self.teacher is not None:
@@ -101,20 +108,23 @@ class Step:
         marks.append(self.mark())
         # Beside targets, nothing but the last outputs has a gradient.
         used = slice(0 if targets_NQ is None else -len(views_NCHW), None)
-        # The loss gets leaves of its own, so that its backward pass is timed apart from the network's.
+        # The loss gets leaves of its own, so that its backward pass is timed apart from the
+        # network's.
         leaves_NQ = [value_NQ.detach().requires_grad_() for value_NQ in values_NQ[used]]
         terms, gradients = self._loss(method, leaves_NQ, targets_NQ, labels_N, len(views_NCHW))
         marks.append(self.mark())
         if len(parts) == 1:
-            torch.autograd.backward(outputs_NQ[used], [g_NQ.to(outputs_NQ[0].dtype) for g_NQ in gradients])
+            torch.autograd.backward(
+                outputs_NQ[used], [g_NQ.to(outputs_NQ[0].dtype) for g_NQ in gradients]
+            )
         else:
             self._backward_in_parts(parts, gradients, states)
         marks.append(self.mark())
         self.optimizer.step()
         for prototypes in self._prototypes:
             prototypes.rescale()
-        # DistributedDataParallel keeps the gradients in its buckets, so they are zeroed; others are freed. For LARS,
-        # `zero_grad` would take an operation for each tensor.
+        # DistributedDataParallel keeps the gradients in its buckets, so they are zeroed; others are
+        # freed. For LARS, `zero_grad` would take an operation for each tensor.
         if isinstance(self.network, DistributedDataParallel):
             torch._foreach_zero_([p.grad for p in self.network.parameters() if p.grad is not None])
         else:
@@ -125,20 +135,36 @@ class Step:
         return Stepped(terms, values_NQ[: len(views_NCHW)], marks)
 
     def loss_extra_bytes(self, n: int, q: int, views: int, device: torch.device) -> int:
-        """Measure the peak memory of the loss beyond embeddings and their gradients, for n images of this rank."""
-        # The embeddings are random, as in `regbench cost`. They have a generator of their own, so that the training's
-        # draws stay the same.
+        """Measure the peak memory of the loss beyond embeddings and their gradients, for n
+        images of this rank.
+        """
+        # The embeddings are random, as in `regbench cost`. They have a generator of their own, so
+        # that the training's draws stay the same.
         generator = torch.Generator().manual_seed(0)
         first_NQ = torch.randn(n, q, generator=generator)
-        others_NQ = (first_NQ + 0.5 * torch.randn(n, q, generator=generator) for _ in range(views - 1))
+        others_NQ = (
+            first_NQ + 0.5 * torch.randn(n, q, generator=generator) for _ in range(views - 1)
+        )
         leaves_NQ = [z_NQ.to(device).requires_grad_() for z_NQ in (first_NQ, *others_NQ)]
         labels_N = torch.zeros(n, dtype=torch.int64, device=device) if self.labelled else None
-        targets_NQ = None if self.teacher is None else [z_NQ.detach() for z_NQ in leaves_NQ[: self.global_views]]
+        targets_NQ = (
+            None
+            if self.teacher is None
+            else [z_NQ.detach() for z_NQ in leaves_NQ[: self.global_views]]
+        )
         method = self.method
-        if self.teacher is not None and self.teacher.transform is not None and targets_NQ is not None:
+        if (
+            self.teacher is not None
+            and self.teacher.transform is not None
+            and targets_NQ is not None
+        ):
             # A copy, so that the training finds its state as it was.
-            method, _ = self._transformed(copy.deepcopy(self.teacher.transform), targets_NQ, leaves_NQ)
-        return peak_extra_bytes(lambda: self._loss(method, leaves_NQ, targets_NQ, labels_N, views)[1], device)
+            method, _ = self._transformed(
+                copy.deepcopy(self.teacher.transform), targets_NQ, leaves_NQ
+            )
+        return peak_extra_bytes(
+            lambda: self._loss(method, leaves_NQ, targets_NQ, labels_N, views)[1], device
+        )
 
     @torch.no_grad()
     def _transformed(
@@ -151,7 +177,9 @@ class Step:
 
     @torch.no_grad()
     def _taught(self, parts: list[tuple[Tensor, ...]]) -> Sequence[Tensor] | None:
-        """Return the embeddings that a teacher with a network of its own has of the global views; None without one."""
+        """Return the embeddings that a teacher with a network of its own has of the global
+        views; None without one.
+        """
         if self.teacher is None or self.teacher.network is None:
             return None
         passes = [self._embed(*part[: self.global_views], network=self.teacher) for part in parts]
@@ -165,7 +193,10 @@ class Step:
         labels_N: Tensor | None,
         count: int,
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-        """Return the loss's addends and its gradient with respect to each leaf; the last of them are of the views."""
+        """Return the loss's addends and its gradient with respect to each leaf.
+
+        The last of them are of the views.
+        """
         if self.labelled is not None and labels_N is not None:
             loss, terms = LOSSES_OF_LABELS[self.labelled](leaves_NQ, labels_N, self.engine)
         elif self.is_asymmetric:
@@ -189,7 +220,9 @@ class Step:
         return views_NQ
 
     @torch.no_grad()
-    def _embed_without_graph(self, parts: list[tuple[Tensor, ...]], states: list[list[Tensor]]) -> Sequence[Tensor]:
+    def _embed_without_graph(
+        self, parts: list[tuple[Tensor, ...]], states: list[list[Tensor]]
+    ) -> Sequence[Tensor]:
         embeddings = []
         with _frozen_statistics(self.network):
             for part in parts:
@@ -198,17 +231,23 @@ class Step:
         return [torch.cat(view) for view in zip(*embeddings, strict=True)]
 
     def _backward_in_parts(
-        self, parts: list[tuple[Tensor, ...]], gradients: tuple[Tensor, ...], states: list[list[Tensor]]
+        self,
+        parts: list[tuple[Tensor, ...]],
+        gradients: tuple[Tensor, ...],
+        states: list[list[Tensor]],
     ) -> None:
-        """Pass each part again, now with a graph, and feed it its rows of the gradient (Gao et al., 2021).
+        """Pass each part again, now with a graph, and feed it its rows of the gradient (Gao et al.,
+        2021).
 
-        A part draws the same random numbers as in its first pass. The ranks average their gradients with the last part.
+        A part draws the same random numbers as in its first pass. The ranks average their gradients
+        with the last part.
         """
         sizes = [len(part[0]) for part in parts]
         rows_of_parts = zip(*(g_NQ.split(sizes) for g_NQ in gradients), strict=True)
         for number, (part, rows) in enumerate(zip(parts, rows_of_parts, strict=True), start=1):
             is_last = number == len(parts)
             wait = isinstance(self.network, DistributedDataParallel) and not is_last
+
             with self.network.no_sync() if wait else contextlib.nullcontext():  # type: ignore[operator]
                 _set_generators(part[0].device, states[number - 1])
                 embeddings = self._embed(*part)[-len(rows) :]
@@ -216,7 +255,9 @@ class Step:
 
 
 def _generator_states(device: torch.device) -> list[Tensor]:
-    """Return the states of the generators that stochastic layers draw from: the CPU's and a GPU's."""
+    """Return the states of the generators that stochastic layers draw from: the CPU's and a
+    GPU's.
+    """
     states = [torch.random.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 

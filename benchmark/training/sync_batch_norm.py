@@ -1,8 +1,9 @@
 """Batch normalisation over the batches of all ranks.
 
-torch.nn.SyncBatchNorm breaks two promises: it refuses CPUs, and on a GPU it makes the host wait in every layer of every
-step, because it looks for ranks without images (its `count_all >= 1`). Here every rank has images. So this layer makes
-the same calls of torch's CUDA kernels without the look, and on CPUs computes in plain torch what they do.
+torch.nn.SyncBatchNorm breaks two promises: it refuses CPUs, and on a GPU it makes the host wait in
+every layer of every step, because it looks for ranks without images (its `count_all >= 1`). Here
+every rank has images. So this layer makes the same calls of torch's CUDA kernels without the look,
+and on CPUs computes in plain torch what they do.
 
 Shapes: x is (n, c, …); W = ranks, C = channels.
 """
@@ -30,8 +31,12 @@ class SyncBatchNorm(nn.Module):
     running_var: Tensor
     num_batches_tracked: Tensor
 
-    def __init__(self, replaced: nn.modules.batchnorm._BatchNorm, group: dist.ProcessGroup, kernels: Any) -> None:
-        """Take the weights, which keep their names, and the running statistics of the layer that is replaced."""
+    def __init__(
+        self, replaced: nn.modules.batchnorm._BatchNorm, group: dist.ProcessGroup, kernels: Any
+    ) -> None:
+        """Take the weights, which keep their names, and the running statistics of the layer
+        that is replaced.
+        """
         super().__init__()
         if replaced.affine:
             self.weight, self.bias = replaced.weight, replaced.bias
@@ -47,7 +52,9 @@ class SyncBatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x by the statistics of all ranks, or in evaluation mode by the running ones."""
         if not self.training:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+            return F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
         self.num_batches_tracked.add_(1)
         out: Tensor = _Normalise.apply(x, self.weight, self.bias, self)
         return out
@@ -65,7 +72,9 @@ class _Normalise(torch.autograd.Function):
         own = torch.cat([mean_C, inverse_C, count])
         gathered = own.new_empty(dist.get_world_size(layer.group), len(own))
         all_gather(gathered, own[None], group=layer.group)
-        means_WC, inverses_WC, counts_W1 = (part.contiguous() for part in gathered.split(len(mean_C), dim=1))
+        means_WC, inverses_WC, counts_W1 = (
+            part.contiguous() for part in gathered.split(len(mean_C), dim=1)
+        )
         running = layer.running_mean, layer.running_var, layer.momentum
         mean_C, inverse_C = kernels.batch_norm_gather_stats_with_counts(
             x, means_WC, inverses_WC, *running, layer.eps, counts_W1.view(-1)
@@ -85,7 +94,9 @@ class _Normalise(torch.autograd.Function):
         sums = torch.cat([sum_C, product_C])
         dist.all_reduce(sums, group=ctx.layer.group)
         sum_C, product_C = sums.chunk(2)
-        of_x = kernels.batch_norm_backward_elemt(gradient, x, mean_C, inverse_C, weight, sum_C, product_C, counts_W1)
+        of_x = kernels.batch_norm_backward_elemt(
+            gradient, x, mean_C, inverse_C, weight, sum_C, product_C, counts_W1
+        )
         # DistributedDataParallel averages the weights' gradients over the ranks.
         return of_x, of_weight, of_bias, None
 
@@ -137,9 +148,17 @@ class Kernels:
 
     @staticmethod
     def batch_norm_backward_reduce(
-        gradient: Tensor, x: Tensor, mean_C: Tensor, inverse_C: Tensor, weight: Tensor, *wanted: bool
+        gradient: Tensor,
+        x: Tensor,
+        mean_C: Tensor,
+        inverse_C: Tensor,
+        weight: Tensor,
+        *wanted: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the sums of the gradient and of its product with x − mean; the gradients of weight and bias."""
+        """Return the sums of the gradient and of its product with x − mean.
+
+        The gradients of weight and bias.
+        """
         sum_C = gradient.float().sum(_axes(x))
         product_C = (gradient.float() * (x.float() - _as(x, mean_C))).sum(_axes(x))
         return sum_C, product_C, product_C * inverse_C, sum_C
@@ -158,7 +177,11 @@ class Kernels:
         """Return the gradient of x, of the sums over all ranks."""
         count = counts_W1.sum()
         slope_C = inverse_C.square() * product_C / count
-        centred = gradient.float() - _as(x, sum_C / count) - (x.float() - _as(x, mean_C)) * _as(x, slope_C)
+        centred = (
+            gradient.float()
+            - _as(x, sum_C / count)
+            - (x.float() - _as(x, mean_C)) * _as(x, slope_C)
+        )
         return (centred * _as(x, inverse_C * weight)).to(x.dtype)
 
 

@@ -17,22 +17,28 @@ from regbench.benchmark.training.network import SiameseNetwork
 
 
 class Teacher(nn.Module):
-    """Makes targets through which no gradient flows: of the network itself, or of a copy that follows it slowly.
+    """Makes targets through which no gradient flows: of the network itself, or of a copy that
+    follows it slowly.
 
-    The copy's BN layers normalise by the batch, as in BYOL and MoCo v3. All else is in evaluation mode: the copy has
-    neither stochastic depth nor dropout, as in DINO.
-    The state is that of the copy and of the transform, and empty without both.
+    The copy's BN layers normalise by the batch, as in BYOL and MoCo v3. All else is in evaluation
+    mode: the copy has neither stochastic depth nor dropout, as in DINO. The state is that of the
+    copy and of the transform, and empty without both.
 
     Attributes:
-        transform: Module that turns embeddings into targets and the method into a step's loss; None: neither changes.
-        network: The copy, without the predictor; None: the targets are the network's own embeddings.
+        transform: Module that turns embeddings into targets and the method into a step's loss;
+            None: neither changes.
+        network: The copy, without the predictor; None: the targets are the network's own
+            embeddings.
     """
 
-    def __init__(self, student: SiameseNetwork, config: NetworkConfig, transform: nn.Module | None = None) -> None:
+    def __init__(
+        self, student: SiameseNetwork, config: NetworkConfig, transform: nn.Module | None = None
+    ) -> None:
         """Copy the network if the teacher is a moving mean of it.
 
         Args:
-            student: Network on its device, with layers that can be copied: those of several processes cannot.
+            student: Network on its device, with layers that can be copied: those of several
+                processes cannot.
             config: Settings of network and teacher.
             transform: See `Regularizer.target_transform`.
         """
@@ -48,21 +54,31 @@ class Teacher(nn.Module):
             self.network = copy.deepcopy(student, clones).eval()
             self.network.predictor = None
             for module in self.network.modules():
-                # Not by `train`, which would reach what a BN layer of timm holds, such as DropBlock.
+                # Not by `train`, which would reach what a BN layer of timm holds, such as
+                # DropBlock.
                 module.training = hasattr(module, "running_mean")
             of_student = dict(student.named_parameters())
             # A list, so that the student is no part of this module.
-            self._followed: list[Tensor] = [of_student[name] for name, _ in self.network.named_parameters()]
+            self._followed: list[Tensor] = [
+                of_student[name] for name, _ in self.network.named_parameters()
+            ]
 
     def momentum(self, done: float) -> float:
-        """Return the share of its weights that the copy keeps, after a share of the training (BYOL, Section 3.2)."""
+        """Return the share of its weights that the copy keeps, after a share of the training
+        (BYOL, Section 3.2).
+        """
         return 1 - (1 - self._momentum) * (math.cos(math.pi * done) + 1) / 2
 
     @torch.no_grad()
     def follow(self, done: float) -> None:
-        """Move the copy's weights towards the network's, after a share of the training; buffers are its own."""
+        """Move the copy's weights towards the network's, after a share of the training.
+
+        Buffers are its own.
+        """
         if self.network is not None:
-            torch._foreach_lerp_(tuple(self.network.parameters()), self._followed, 1 - self.momentum(done))
+            torch._foreach_lerp_(
+                tuple(self.network.parameters()), self._followed, 1 - self.momentum(done)
+            )
 
     def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
         """Return the copy's embeddings (n, q) of each view's images (n, c, h, w)."""

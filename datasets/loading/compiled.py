@@ -19,15 +19,18 @@ f32 = np.float32
 # numba would put the compiled code beside these files, where `pip uninstall` would leave it behind.
 if not numba.config.CACHE_DIR:  # type: ignore[attr-defined]
     with contextlib.suppress(OSError, RuntimeError):
-        # Numba compiles a function anew only when its own file has changed, not when a function that it calls has. So
-        # each state of all the files has a folder of its own.
-        changed_ns = max(path.stat().st_mtime_ns for path in Path(__file__).parent.glob("kernels*.py"))
+        # Numba compiles a function anew only when its own file has changed, not when a function
+        # that it calls has. So each state of all the files has a folder of its own.
+        changed_ns = max(
+            path.stat().st_mtime_ns for path in Path(__file__).parent.glob("kernels*.py")
+        )
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = cache / "regbench" / "numba" / str(changed_ns)
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
 
-# NumPy's rules for division by zero: with Python's, loops that divide would not become vector instructions. Nothing is
-# reordered or fused (no `fastmath`), so that the pictures are the same on every machine.
+# NumPy's rules for division by zero: with Python's, loops that divide would not become vector
+# instructions. Nothing is reordered or fused (no `fastmath`), so that the pictures are the same on
+# every machine.
 compiled = numba.njit(cache=True, nogil=True, error_model="numpy")

@@ -1,4 +1,6 @@
-"""The parts that both loaders share: the crops to make, and the stream of batches that they give."""
+"""The parts that both loaders share: the crops to make, and the stream of batches that they
+give.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,29 @@ from regbench.datasets.loading.draws import Floats as Floats
 from regbench.datasets.loading.draws import Ints as Ints
 from regbench.datasets.loading.draws import Keys
 
-# Called with the indices of N images, gives what to cut out of them: (N, views, 9), each a box as in `BOX`.
+# Called with the indices of N images, gives what to cut out of them: (N, views, 9), each a box as
+# in `BOX`.
 Boxes = Callable[[Ints], Ints]
-# Called with the indices of N images, gives what to do with their views: (N, views, 11), see `photometric.chains`.
+# Called with the indices of N images, gives what to do with their views: (N, views, 11), see
+# `photometric.chains`.
 Chains = Callable[[Ints], Floats]
-# One epoch: of each batch the indices, and all views in one dimension, see `CropShape.split`. Crops are uint8, finished
-# views float32; the receiver may keep both. Closing the generator stops the work behind it.
+# One epoch: of each batch the indices, and all views in one dimension, see `CropShape.split`. Crops
+# are uint8, finished views float32; the receiver may keep both. Closing the generator stops the
+# work behind it.
 CropStream = Generator[tuple[Ints, Tensor]]
-# A box of the image (px), whether it is flipped after that (0 or 1), the size it is resized to, and the first row and
-# column of the square that is kept of the result.
-BOX = ("top", "left", "height", "width", "flip", "to_height", "to_width", "first_row", "first_column")
+# A box of the image (px), whether it is flipped after that (0 or 1), the size it is resized to, and
+# the first row and column of the square that is kept of the result.
+BOX = (
+    "top",
+    "left",
+    "height",
+    "width",
+    "flip",
+    "to_height",
+    "to_width",
+    "first_row",
+    "first_column",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +62,9 @@ class CropShape:
         return sum(size * size * self.channels for size in self.sizes)
 
     def split(self, flat: Tensor) -> list[Tensor]:
-        """Split what a loader delivers into views, one after the other: (N, size, size, channels) each."""
+        """Split what a loader delivers into views, one after the other: (N, size, size,
+        channels) each.
+        """
         count = len(flat) // self.numbers_per_image
         lengths = [count * size * size * self.channels for size in self.sizes]
         parts = zip(self.sizes, flat.split(lengths), strict=True)
@@ -55,9 +72,11 @@ class CropShape:
 
 
 def boxes_of(kind: ViewsConfig, number: int, key: Keys, heights: Ints, widths: Ints) -> Ints:
-    """Draw what to cut out of N images, of these sides in px, for one view: (N, 9), each a box as in `BOX`.
+    """Draw what to cut out of N images, of these sides in px, for one view: (N, 9), each a box as
+    in `BOX`.
 
-    `number` is which of the kind's `count` it is. Patches of an image have the same `key`, of `draws.keys`.
+    `number` is which of the kind's `count` it is. Patches of an image have the same `key`, of
+    `draws.keys`.
     """
     resized = kind.resize or kind.side
     if kind.cut == "center":
@@ -72,8 +91,11 @@ def boxes_of(kind: ViewsConfig, number: int, key: Keys, heights: Ints, widths: I
 
 
 def center_boxes(heights: Ints, widths: Ints, resize: int, size: int) -> Ints:
-    """Make boxes (N, 9): the shorter side is resized to `resize` px, the central `size` x `size` px are kept."""
-    # `Resize` and `CenterCrop` of torchvision too cut the longer side down to whole pixels, and round margins.
+    """Make boxes (N, 9): the shorter side is resized to `resize` px, the central `size` x
+    `size` px are kept.
+    """
+    # `Resize` and `CenterCrop` of torchvision too cut the longer side down to whole pixels, and
+    # round margins.
     shorter = np.minimum(heights, widths)
     boxes = np.zeros((len(heights), 9), np.int64)
     for side, lengths in enumerate((heights, widths)):
@@ -90,8 +112,11 @@ class CropLoader(Protocol):
     finishes: bool
     """Whether it delivers finished views rather than crops."""
 
-    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains | None = None) -> CropStream:
-        """Start an epoch over the images `order` (places in the file), in that order; the last batch may be short.
+    def stream(
+        self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains | None = None
+    ) -> CropStream:
+        """Start an epoch over the images `order` (places in the file), in that order; the last
+        batch may be short.
 
         A loader that finishes views is told by `chains` what to do with them.
         """

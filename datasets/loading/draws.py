@@ -1,8 +1,9 @@
 """Randomness as a pure function: every number is a hash of (seed, epoch, image, purpose).
 
-So a picture does not depend on the number of workers, on the batch that it is in or on what ran before, and both
-loaders draw the same. The hash is SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): its 64-bit finalizer absorbs the
-coordinates one after the other into a key, and number d of a key is output d of the generator seeded with it.
+So a picture does not depend on the number of workers, on the batch that it is in or on what ran
+before, and both loaders draw the same. The hash is SplitMix64 (Steele, Lea and Flood, OOPSLA 2014):
+its 64-bit finalizer absorbs the coordinates one after the other into a key, and number d of a key
+is output d of the generator seeded with it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Keys = npt.NDArray[np.uint64]
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 # The `RandomResizedCrop` of torchvision makes as many.
 _CROP_ATTEMPTS = 10
-# Purposes of a key. No view of pretraining shares a number with another or with the evaluation's augmentation.
+# Purposes of a key. No view of pretraining shares a number with another or with the evaluation's
+# augmentation.
 ORDER, CROP, PHOTOMETRIC, BITS = 0, 1, 2, 3
 EVALUATION_VIEW = 2
 
@@ -54,7 +56,9 @@ def keys(seed: int, epoch: int, indices: Ints, purpose: int, view: int = 0) -> K
 
 
 def uniforms(key: Keys, first: int, count: int) -> Floats:
-    """Draw numbers `first` to `first + count - 1` of each key: (N, count), uniform in [0, 1) with 53 bits."""
+    """Draw numbers `first` to `first + count - 1` of each key: (N, count), uniform in [0, 1)
+    with 53 bits.
+    """
     steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _GAMMA
     # The upper 53 bits, which a float64 holds exactly.
     return (_mix(key[:, None] + steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -67,8 +71,11 @@ def epoch_order(seed: int, epoch: int, indices: Ints) -> Ints:
 
 
 def shared_bits(split: str, indices: Ints, count: int) -> Ints:
-    """Draw the bits of images of a split, (N, count): the same in every epoch and for every seed of a run."""
-    # A split has numbers of its own, so that nothing learned of one split's bits tells of another's.
+    """Draw the bits of images of a split, (N, count): the same in every epoch and for every
+    seed of a run.
+    """
+    # A split has numbers of its own, so that nothing learned of one split's bits tells of
+    # another's.
     key = keys(0, zlib.crc32(split.encode()), indices, BITS)
     return (uniforms(key, 0, count) < 0.5).astype(np.int64)
 
@@ -85,7 +92,10 @@ def flips(key: Keys, flip_p: float) -> Bools:
 
 
 def patches(key: Keys, number: int, whole: int, size: int) -> Ints:
-    """Draw row and column, (N, 2), where patch `number` begins in a square of `whole` px; see `config.ViewsConfig`."""
+    """Draw row and column, (N, 2), where patch `number` begins in a square of `whole` px.
+
+    See `config.ViewsConfig`.
+    """
     # The numbers before these are the crop's, which all patches of an image share.
     first = 1 + 4 * _CROP_ATTEMPTS
     place = np.argsort(uniforms(key, first, 9), axis=1)[:, number]
@@ -103,13 +113,15 @@ def crop_boxes(
     ratio: tuple[float, float],
     flip_p: float,
 ) -> Ints:
-    """Draw random resized crops and whether to flip them, with the distribution of torchvision's `RandomResizedCrop`.
+    """Draw random resized crops and whether to flip them, with the distribution of torchvision's
+    `RandomResizedCrop`.
 
     Returns:
         (N, 5): top, left, height, width (px) and flip (0 or 1).
     """
-    # The area is uniform in `scale` times the image's, the ratio (width / height) log-uniform in `ratio`. The first of
-    # ten attempts that fits is taken, else the largest centred box with a ratio in range.
+    # The area is uniform in `scale` times the image's, the ratio (width / height) log-uniform in
+    # `ratio`. The first of ten attempts that fits is taken, else the largest centred box with a
+    # ratio in range.
     boxes = np.empty((len(key), 5), np.int64)
     boxes[:, 4] = flips(key, flip_p)
     log_low, log_high = np.log(ratio[0]), np.log(ratio[1])
@@ -144,7 +156,8 @@ class PhotometricDraws:
     Attributes:
         jitter: (N,) whether the colours are jittered.
         factors: (N, 4) brightness, contrast and saturation factors, and the hue shift in turns.
-        order: (N, 4) a sorting key for each of the four: they are applied from the smallest to the largest.
+        order: (N, 4) a sorting key for each of the four: they are applied from the smallest to the
+            largest.
         grayscale: (N,) whether the colour is dropped.
         blur: (N,) whether the image is blurred.
         sigma: (N,) the blur's standard deviation, px.
@@ -161,8 +174,11 @@ class PhotometricDraws:
 
 
 def photometric_draws(key: Keys, config: ViewConfig) -> PhotometricDraws:
-    """Draw the parameters of `config` for every key, with the distributions of torchvision's transforms."""
-    # All numbers are drawn whatever is switched off, so that no setting changes the draws of another.
+    """Draw the parameters of `config` for every key, with the distributions of torchvision's
+    transforms.
+    """
+    # All numbers are drawn whatever is switched off, so that no setting changes the draws of
+    # another.
     u = uniforms(key, 0, 13)
     strength = np.array([config.brightness, config.contrast, config.saturation, config.hue])
     low, high = config.blur_sigma

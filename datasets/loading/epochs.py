@@ -1,4 +1,6 @@
-"""One epoch of batches: the views of every image, drawn, cut, augmented and brought to the device."""
+"""One epoch of batches: the views of every image, drawn, cut, augmented and brought to the
+device.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,21 @@ from torch import Tensor
 from regbench.datasets.beton import Beton
 from regbench.datasets.config import DatasetConfig, Interpolation, ViewsConfig
 from regbench.datasets.loading import draws
-from regbench.datasets.loading.crops import CropLoader, CropShape, CropStream, Floats, Ints, boxes_of
-from regbench.datasets.loading.photometric import Normalize, chains, compiled_augmentation, on_device, photometric
+from regbench.datasets.loading.crops import (
+    CropLoader,
+    CropShape,
+    CropStream,
+    Floats,
+    Ints,
+    boxes_of,
+)
+from regbench.datasets.loading.photometric import (
+    Normalize,
+    chains,
+    compiled_augmentation,
+    on_device,
+    photometric,
+)
 from regbench.datasets.loading.resident_crops import ResidentCrops
 from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
 from regbench.errors import RegbenchError
@@ -29,8 +44,8 @@ Batch = TypeVar("Batch")
 class Epoch(Generic[Batch]):
     """One epoch's batches. Leaving it, in whatever way, stops the work behind it.
 
-    It is an iterator and a context manager. When it is dropped half-way without either, it is closed when Python
-    collects it.
+    It is an iterator and a context manager. When it is dropped half-way without either, it is
+    closed when Python collects it.
     """
 
     def __init__(self, stream: CropStream, finish: Callable[[Ints, Tensor], Batch]) -> None:
@@ -77,7 +92,8 @@ class _Transfer:
         if self._side is None:
             # Later steps make a new float tensor of the crops, so no copy is needed here.
             return crops if self._device.type == "cpu" else crops.to(self._device)
-        # The copy has a stream of its own, so that it alone is waited for and not the training step before it.
+        # The copy has a stream of its own, so that it alone is waited for and not the training step
+        # before it.
         with torch.cuda.stream(self._side):
             copied = crops.to(self._device, non_blocking=True)
         self._side.synchronize()
@@ -133,7 +149,8 @@ class Reading(TypedDict, total=False):
 
 
 class EpochLoader:
-    """Hands out epochs over an open split; the base of the loaders that training and evaluation use.
+    """Hands out epochs over an open split; the base of the loaders that training and evaluation
+    use.
 
     Attributes:
         backend: "ffcv", "torchvision" or "resident", whichever runs.
@@ -186,8 +203,8 @@ class EpochLoader:
             except (ImportError, RuntimeError) as error:
                 # RuntimeError: numba finds no folder to keep its compiled code in.
                 raise RegbenchError(
-                    f"FFCV cannot be used ({error}); install it with pip install 'regbench[ffcv]', or choose the "
-                    "loader 'torchvision'"
+                    f"FFCV cannot be used ({error}); install it with pip install 'regbench[ffcv]', "
+                    "or choose the loader 'torchvision'"
                 ) from error
             # A GPU is better at the photometric part than the few cores beside it.
             normalize = self._normalize if device.type == "cpu" else None
@@ -195,11 +212,18 @@ class EpochLoader:
         elif backend == "resident":
             self._crops = ResidentCrops(beton, self._shape, device)
         else:
-            self._crops = TorchvisionCrops(beton, self._shape, workers, pin_memory=device.type == "cuda")
+            self._crops = TorchvisionCrops(
+                beton, self._shape, workers, pin_memory=device.type == "cuda"
+            )
         self._open: weakref.WeakSet[Epoch[Any]] = weakref.WeakSet()
 
-    def _epoch(self, order: Ints, e: int, give: Callable[[Ints, list[Tensor]], Batch]) -> Epoch[Batch]:
-        """Start epoch `e` over the images `order`; `give` makes a batch of its indices and views."""
+    def _epoch(
+        self, order: Ints, e: int, give: Callable[[Ints, list[Tensor]], Batch]
+    ) -> Epoch[Batch]:
+        """Start epoch `e` over the images `order`.
+
+        `give` makes a batch of its indices and views.
+        """
 
         def keys(indices: Ints, purpose: int) -> list[draws.Keys]:
             return [draws.keys(self._seed, e, indices, purpose, view.drawn) for view in self._views]
@@ -219,7 +243,9 @@ class EpochLoader:
 
         def finish(indices: Ints, flat: Tensor) -> Batch:
             if self._crops.finishes:
-                views = [view.permute(0, 3, 1, 2).to(self._dtype) for view in self._shape.split(flat)]
+                views = [
+                    view.permute(0, 3, 1, 2).to(self._dtype) for view in self._shape.split(flat)
+                ]
             else:
                 todo = chains_of(indices)
                 views = []
@@ -240,7 +266,9 @@ class EpochLoader:
         return augment(crop, chain_on_device, self._normalize, self._dtype, blurs=kind.blur_p > 0)
 
     def _with_bits(self, indices: Ints, views: list[Tensor]) -> list[Tensor]:
-        """Append the shared bits to each view (N, C, S, S) as channels of -1 or 1, about as large as pixels are."""
+        """Append the shared bits to each view (N, C, S, S) as channels of -1 or 1, about as
+        large as pixels are.
+        """
         if not self._bits:
             return views
         bits = 2 * draws.shared_bits(self._beton.path.stem, indices, self._bits) - 1

@@ -1,18 +1,23 @@
-"""The views with FFCV: its loader reads the file, and threads decode each image once and make every view out of it.
+"""The views with FFCV: its loader reads the file, and threads decode each image once and make every
+view out of it.
 
 FFCV 1.0.2 is used as published. What to know, and what is different here from its own pipelines:
 
-- FFCV's loader gives the batches of an epoch, as indices and the mapped file. What can fail or take long is done behind
-  it: a caller would wait for ever for an error in its own thread, and its ring of buffers is used again while a
-  receiver may still hold a batch.
+- FFCV's loader gives the batches of an epoch, as indices and the mapped file. What can fail or take
+  long is done behind it: a caller would wait for ever for an error in its own thread, and its ring
+  of buffers is used again while a receiver may still hold a batch.
 - The boxes come from outside (`draws`), because FFCV's augmentation cannot be seeded.
 - An epoch may be left early; FFCV's own iterator would keep its thread.
-- What the JPEG decoder returns is checked: FFCV delivers whatever lay in the buffer when an image cannot be decoded.
+- What the JPEG decoder returns is checked: FFCV delivers whatever lay in the buffer when an image
+  cannot be decoded.
 - PyTorch's number of threads, which FFCV sets to its own number of workers, is left alone.
-- JPEGs are decoded as FFCV does, with the fast inverse DCT of libjpeg-turbo: against Pillow the grey levels differ by
-  1 in the mean (0.8 lower) and by up to 5. Raw images are the same to the bit.
-- For a CPU the views are augmented and normalised at once, by the thread that cut them; for a GPU that is left to it.
-- Nothing is compiled per loader: `kernels` is compiled once and kept on disk by numba, in the user's cache folder.
+- JPEGs are decoded as FFCV does, with the fast inverse DCT of libjpeg-turbo: against Pillow the
+  grey levels differ by 1 in the mean (0.8 lower) and by up to 5. Raw images are the same to the
+  bit.
+- For a CPU the views are augmented and normalised at once, by the thread that cut them; for a GPU
+  that is left to it.
+- Nothing is compiled per loader: `kernels` is compiled once and kept on disk by numba, in the
+  user's cache folder.
 """
 
 from __future__ import annotations
@@ -67,7 +72,8 @@ def _contained() -> Iterator[None]:
 @contextmanager
 def _plain_dictionaries() -> Iterator[None]:
     """Let FFCV's import make plain dictionaries where it asks for numba's."""
-    # FFCV makes a single one, of two entries, which only Python reads. Compiling it takes 2.9 of 3.3 seconds.
+    # FFCV makes a single one, of two entries, which only Python reads. Compiling it takes 2.9 of
+    # 3.3 seconds.
     typed = numba.typed.Dict
     numba.typed.Dict = dict
     try:
@@ -76,8 +82,8 @@ def _plain_dictionaries() -> Iterator[None]:
         numba.typed.Dict = typed
 
 
-# numba's own threading layer. With TBB, which it prefers where the system has it (Debian's OpenCV brings it), a process
-# can wait for ever at its exit, in unload_tbb.
+# numba's own threading layer. With TBB, which it prefers where the system has it (Debian's OpenCV
+# brings it), a process can wait for ever at its exit, in unload_tbb.
 numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
 
 with _contained(), _plain_dictionaries():
@@ -88,16 +94,19 @@ with _contained(), _plain_dictionaries():
     from ffcv.pipeline.compiler import Compiler
 
 
-# FFCV's iterator would make streams, and with them a CUDA context, on the first GPU, whichever is ours. Crops are made
-# in main memory, and `epochs` brings them to the device.
+# FFCV's iterator would make streams, and with them a CUDA context, on the first GPU, whichever is
+# ours. Crops are made in main memory, and `epochs` brings them to the device.
 epoch_iterator.IS_CUDA = False
-# The iterator's thread would set PyTorch's number of threads to its own, in the middle of a training step.
+# The iterator's thread would set PyTorch's number of threads to its own, in the middle of a
+# training step.
 Compiler.set_num_threads = lambda _: None
 
 
 @contextmanager
 def _not_compiled() -> Iterator[None]:
-    """Have FFCV leave functions as they are: ours are compiled already, and it would compile anew for each loader."""
+    """Have FFCV leave functions as they are: ours are compiled already, and it would compile
+    anew for each loader.
+    """
     enabled = Compiler.is_enabled
     Compiler.set_enabled(False)
     try:
@@ -127,9 +136,17 @@ class FfcvCrops:
     """Makes the views of one `.beton` file in threads."""
 
     def __init__(
-        self, beton: Beton, shape: CropShape, batch_size: int, workers: int, normalize: Normalize | None
+        self,
+        beton: Beton,
+        shape: CropShape,
+        batch_size: int,
+        workers: int,
+        normalize: Normalize | None,
     ) -> None:
-        """Make a loader of at most `batch_size` images; it delivers finished views if it is told how to normalise."""
+        """Make a loader of at most `batch_size` images.
+
+        It delivers finished views if it is told how to normalise.
+        """
         self.finishes = normalize is not None
         self._beton = beton
         self._shape = shape
@@ -146,22 +163,28 @@ class FfcvCrops:
                 batch_size,
                 num_workers=1,  # numba's threads, which are not used
                 os_cache=True,
-                seed=0,  # not used, but without one FFCV takes a number from NumPy's global generator
+                # not used, but without one FFCV takes a number from NumPy's global generator
+                seed=0,
                 pipelines={"image": [_Batch()], "label": None},
             )
             self._loader.generate_code()
 
-    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains | None = None) -> CropStream:
+    def stream(
+        self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains | None = None
+    ) -> CropStream:
         """Start an epoch."""
         with _contained():
             self._loader.batch_size = batch_size
             batches = EpochIterator(self._loader, order.astype(np.uint64))
         ahead: deque[tuple[Ints, Future[torch.Tensor]]] = deque()
-        # Batches and parts have a pool each: in one, batches that wait for their parts could take every thread.
+        # Batches and parts have a pool each: in one, batches that wait for their parts could take
+        # every thread.
         with ThreadPoolExecutor(_AT_WORK) as at_work, ThreadPoolExecutor(self._workers) as pool:
             try:
                 for ((indices, file),) in batches:
-                    ahead.append((indices, at_work.submit(self._make, indices, file, boxes, chains, pool)))
+                    ahead.append(
+                        (indices, at_work.submit(self._make, indices, file, boxes, chains, pool))
+                    )
                     if len(ahead) > _AHEAD:
                         indices, batch = ahead.popleft()
                         yield indices, _result(batch)
@@ -174,7 +197,12 @@ class FfcvCrops:
                 _end(batches)
 
     def _make(
-        self, indices: Ints, file: Array, boxes: Boxes, chains: Chains | None, pool: ThreadPoolExecutor
+        self,
+        indices: Ints,
+        file: Array,
+        boxes: Boxes,
+        chains: Chains | None,
+        pool: ThreadPoolExecutor,
     ) -> torch.Tensor:
         """Make the views of one batch, in one dimension; see `CropShape.split`."""
         count = len(indices)
@@ -190,14 +218,20 @@ class FfcvCrops:
 
         def part(first: int, end: int) -> None:
             rows = indices[first:end]
-            decode(rows, first, count, where, box, self._cutting, chain, self._finishing, failed, out)
+            decode(
+                rows, first, count, where, box, self._cutting, chain, self._finishing, failed, out
+            )
 
         # A batch may have fewer images than there would be parts.
-        edges = np.linspace(0, count, min(count, _PARTS_PER_THREAD * self._workers) + 1).astype(int).tolist()
+        edges = (
+            np.linspace(0, count, min(count, _PARTS_PER_THREAD * self._workers) + 1)
+            .astype(int)
+            .tolist()
+        )
         list(pool.map(part, edges[:-1], edges[1:]))
         for n in np.flatnonzero(failed).tolist():
-            # FFCV's decoder gives up on flaws that Pillow reads past with a warning, as some ImageNet files have. What
-            # Pillow cannot read is refused.
+            # FFCV's decoder gives up on flaws that Pillow reads past with a warning, as some
+            # ImageNet files have. What Pillow cannot read is refused.
             image = self._beton.image(int(indices[n]))
             show(image, n, count, box[n], self._cutting, chain[n], self._finishing, out)
         return torch.from_numpy(finished if self.finishes else crops)
@@ -208,7 +242,8 @@ def _result(batch: Future[torch.Tensor]) -> torch.Tensor:
     try:
         return batch.result(_COMPILING_S)
     except TimeoutError:
-        # Only whether it is empty: numba's dictionary cannot be walked while a thread that compiles adds to it.
+        # Only whether it is empty: numba's dictionary cannot be walked while a thread that compiles
+        # adds to it.
         if not decode.overloads:
             log.info("compiling the loader, once on this machine; it takes some 15 s")
         return batch.result()

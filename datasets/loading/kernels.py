@@ -1,8 +1,9 @@
-"""Decoding an image once and making every view out of it, compiled with numba: the work in the FFCV loader.
+"""Decoding an image once and making every view out of it, compiled with numba: the work in the FFCV
+loader.
 
-No library does this work. FFCV has the area filter alone, decodes an image once for each view, has no blur, and its
-random numbers cannot be seeded. `torchvision_crops` and `photometric` do the same with Pillow and PyTorch, and are the
-reference.
+No library does this work. FFCV has the area filter alone, decodes an image once for each view, has
+no blur, and its random numbers cannot be seeded. `torchvision_crops` and `photometric` do the same
+with Pillow and PyTorch, and are the reference.
 """
 
 from __future__ import annotations
@@ -17,23 +18,32 @@ from regbench.datasets.loading.compiled import Array, compiled
 from regbench.datasets.loading.kernels_cut import cut
 from regbench.datasets.loading.kernels_photometric import finish
 
-# FFCV's JPEG decoder by its name in the library, because numba can keep compiled code that refers to it so, but not
-# code with a ctypes pointer in it: int imdecode(source, source_bytes, height, width, target, crop_height, crop_width,
-# offset_x, offset_y, scale_numerator, scale_denominator, crop, flip).
+# FFCV's JPEG decoder by its name in the library, because numba can keep compiled code that refers
+# to it so, but not code with a ctypes pointer in it: int imdecode(source, source_bytes, height,
+# width, target, crop_height, crop_width, offset_x, offset_y, scale_numerator, scale_denominator,
+# crop, flip).
 _imdecode: Any = types.ExternalFunction(
-    "imdecode", types.int32(types.intp, types.uint64, types.uint32, types.uint32, types.intp, *[types.uint32] * 8)
+    "imdecode",
+    types.int32(
+        types.intp, types.uint64, types.uint32, types.uint32, types.intp, *[types.uint32] * 8
+    ),
 )
 
 
 @compiled
 def _decode(data: Array, shape: Array) -> tuple[int, Array]:
-    """Decode one image of a mode, height and width; return 0 if all went well, and the image, (height, width, 3)."""
+    """Decode one image of a mode, height and width.
+
+    Return 0 if all went well, and the image, (height, width, 3).
+    """
     height, width = shape[1], shape[2]
     if shape[0] != JPEG:
         return 0, data.reshape(height, width, 3)
     pixels = np.empty((height, width, 3), np.uint8)
     source, target = data.ctypes.data, pixels.ctypes.data
-    return _imdecode(source, data.size, height, width, target, height, width, 0, 0, 1, 1, 0, 0), pixels
+    return _imdecode(
+        source, data.size, height, width, target, height, width, 0, 0, 1, 1, 0, 0
+    ), pixels
 
 
 @compiled
@@ -54,11 +64,12 @@ def show(
         number: Place of the image in the batch.
         count: Images in the batch.
         boxes: (views, 9), see `crops.BOX`.
-        shape: The filter, from `FILTERS`; (views,) the sizes of the crops, px; the channels, 1 (the first) or 3.
+        shape: The filter, from `FILTERS`; (views,) the sizes of the crops, px; the channels, 1 (the
+            first) or 3.
         chains: (views, 11), see `photometric.chains`.
         finishing: (views,) lengths of the blur's kernel; scale and shift, see `finish`.
-        out: Memory of all views of all images, see `crops.CropShape.split`: as uint8, and as float32, augmented and
-            normalised. The first is written if the second is empty.
+        out: Memory of all views of all images, see `crops.CropShape.split`: as uint8, and as
+            float32, augmented and normalised. The first is written if the second is empty.
     """
     kind, sizes, channels = shape
     taps, scale, shift = finishing
@@ -70,7 +81,12 @@ def show(
         start = before * count + number * length
         before += length
         if len(finished) == 0:
-            cut(image, boxes[view], kind, crops[start : start + length].reshape(size, size, channels))
+            cut(
+                image,
+                boxes[view],
+                kind,
+                crops[start : start + length].reshape(size, size, channels),
+            )
         else:
             crop = np.empty((size, size, channels), np.uint8)
             cut(image, boxes[view], kind, crop)
@@ -97,8 +113,8 @@ def decode(
         rows: (N,) their indices in the file.
         first: The place of the first of them in the batch.
         count: Images in the batch.
-        where: The whole `.beton` file; where each image's bytes begin; how many they are; (images, 3) mode, height and
-            width.
+        where: The whole `.beton` file; where each image's bytes begin; how many they are; (images,
+            3) mode, height and width.
         boxes: (count, views, 9).
         shape: Shape of the crops, see `show`.
         chains: (count, views, 11).

@@ -1,16 +1,18 @@
 """Cutting a view out of an image, compiled with numba.
 
-The filters are separable and antialiased. The weight of source pixel i for output x, whose centre lies at
-c = (x + 1/2) s in source pixels, with s = (pixels in) / (pixels out):
+The filters are separable and antialiased. The weight of source pixel i for output x, whose centre
+lies at c = (x + 1/2) s in source pixels, with s = (pixels in) / (pixels out):
 
-- bicubic: k((i + 1/2 - c) / max(s, 1)), with Keys' cubic k (1981) for a = -1/2; as Pillow's `BICUBIC`.
+- bicubic: k((i + 1/2 - c) / max(s, 1)), with Keys' cubic k (1981) for a = -1/2; as Pillow's
+  `BICUBIC`.
 - bilinear: the same with k(d) = max(0, 1 - |d|); as Pillow's `BILINEAR`.
 - area: shrinking (s >= 1), the length of [i, i+1] covered by [x s, (x+1) s]; growing, as bilinear.
 
-The weights are normalised over the box, whose outside is not seen. The horizontal pass comes first and is rounded to
-whole grey levels, as in Pillow. Both passes are one function, which adds up weighted rows: the loops run over what lies
-side by side in memory, which compilers turn into vector instructions. For the horizontal pass a band of rows is
-transposed, so that a column of the band lies side by side.
+The weights are normalised over the box, whose outside is not seen. The horizontal pass comes first
+and is rounded to whole grey levels, as in Pillow. Both passes are one function, which adds up
+weighted rows: the loops run over what lies side by side in memory, which compilers turn into vector
+instructions. For the horizontal pass a band of rows is transposed, so that a column of the band
+lies side by side.
 """
 
 from __future__ import annotations
@@ -23,17 +25,21 @@ from regbench.datasets.loading.compiled import Array, Scalar, compiled, f32
 
 BICUBIC, BILINEAR, AREA = 0, 1, 2
 FILTERS = {"bicubic": BICUBIC, "bilinear": BILINEAR, "area": AREA}
-# Rows that are transposed at once: with three channels and 500 columns they fill the first-level cache.
+# Rows that are transposed at once: with three channels and 500 columns they fill the first-level
+# cache.
 _BAND = 32
 
 
 @compiled
-def _weights(n_in: int, n_out: int, first: int, count: int, kind: int, flip: bool) -> tuple[Array, Array, Array]:
-    """Compute the filter for outputs `first` to `first + count - 1` of `n_out`, in the reverse order if `flip`.
+def _weights(
+    n_in: int, n_out: int, first: int, count: int, kind: int, flip: bool
+) -> tuple[Array, Array, Array]:
+    """Compute the filter for outputs `first` to `first + count - 1` of `n_out`, in the reverse
+    order if `flip`.
 
     Returns:
-        For each output the first source pixel, the number of fours of pixels from there, and their weights: zeros fill
-        the last four.
+        For each output the first source pixel, the number of fours of pixels from there, and their
+        weights: zeros fill the last four.
     """
     scale = n_in / n_out
     stretch = max(scale, 1.0)
@@ -67,7 +73,8 @@ def _weights(n_in: int, n_out: int, first: int, count: int, kind: int, flip: boo
                 w = ((-0.5 * d + 2.5) * d - 4.0) * d + 2.0
             else:
                 w = 0.0
-            # Zeros at the ends are cut off: with them, the weights would often take four pixels more.
+            # Zeros at the ends are cut off: with them, the weights would often take four pixels
+            # more.
             if length == 0 and w == 0.0:
                 low += 1
             else:
@@ -152,6 +159,8 @@ def cut(image: Array, box: Array, kind: int, out: Array) -> None:
             _copy_pixels(source, columns[:, r * channels : (r + 1) * channels])
         _filter_rows(columns, start_x, fours_x, weights_x, resized_columns)
         for r in range(rows):
-            _copy_pixels(resized_columns[:, r * channels : (r + 1) * channels], resized[band - low + r])
+            _copy_pixels(
+                resized_columns[:, r * channels : (r + 1) * channels], resized[band - low + r]
+            )
     flat = resized.reshape(high - low, size * channels)
     _filter_rows(flat, start_y - low, fours_y, weights_y, out.reshape(size, size * channels))

@@ -1,7 +1,7 @@
 """The photometric part for one image, compiled with numba.
 
-It follows `photometric` operation by operation, in float32 on planes, one image at a time, so that it stays in the
-cache. PyTorch and torchvision need 13 and 47 times as long on a CPU (docs/data.md).
+It follows `photometric` operation by operation, in float32 on planes, one image at a time, so that
+it stays in the cache. PyTorch and torchvision need 13 and 47 times as long on a CPU (docs/data.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def _luma(planes: Array, out: Array) -> None:
 def _mean(plane: Array, size: int) -> Scalar:
     """Average `size` x `size` numbers, by columns first."""
     # Sums side by side become vector instructions.
-    # Sums of columns are short enough for float32, and the loop becomes vector instructions; the total is a double.
+    # Sums of columns are short enough for float32, and the loop becomes vector instructions; the
+    # total is a double.
     columns = np.zeros(size, np.float32)
     for y in range(size):
         row = plane[y * size : (y + 1) * size]
@@ -93,7 +94,10 @@ def _turn_hue(planes: Array, shift: Scalar) -> None:
 
 @compiled
 def _blur(planes: Array, size: int, taps: int, sigma: Scalar) -> None:
-    """Blur as `photometric.gaussian_blur`; weights below 1e-7, together less than 0.001 grey levels, are left out."""
+    """Blur as `photometric.gaussian_blur`.
+
+    Weights below 1e-7, together less than 0.001 grey levels, are left out.
+    """
     weights = np.empty(taps // 2 + 1, np.float32)
     total = 0.0
     for k in range(len(weights)):
@@ -113,14 +117,18 @@ def _blur(planes: Array, size: int, taps: int, sigma: Scalar) -> None:
             row, out = plane[y], half[y]
             # Mirrored once, so that the loops below need no condition.
             padded[reach : reach + size] = row
-            # Pixel −k is pixel k, and likewise at the far border; a reach beyond the whole row turns back again.
+            # Pixel −k is pixel k, and likewise at the far border; a reach beyond the whole row
+            # turns back again.
             for k in range(1, reach + 1):
                 padded[reach - k] = row[mirror - abs(mirror - k)]
                 padded[reach + mirror + k] = row[abs(mirror - k)]
             for x in range(size):
                 out[x] = weights[0] * row[x]
             for k in range(1, reach + 1):
-                before, after = padded[reach - k : reach - k + size], padded[reach + k : reach + k + size]
+                before, after = (
+                    padded[reach - k : reach - k + size],
+                    padded[reach + k : reach + k + size],
+                )
                 w = weights[k]
                 for x in range(size):
                     out[x] += w * (before[x] + after[x])
@@ -129,7 +137,11 @@ def _blur(planes: Array, size: int, taps: int, sigma: Scalar) -> None:
             for x in range(size):
                 out[x] = weights[0] * row[x]
             for k in range(1, reach + 1):
-                before, after, w = half[abs(y - k)], half[mirror - abs(mirror - (y + k))], weights[k]
+                before, after, w = (
+                    half[abs(y - k)],
+                    half[mirror - abs(mirror - (y + k))],
+                    weights[k],
+                )
                 for x in range(size):
                     out[x] += w * (before[x] + after[x])
 
@@ -189,7 +201,8 @@ def finish(crop: Array, chain: Array, taps: int, scale: Array, shift: Array, out
         _blur(planes, size, taps, chain[9])
     if chain[10] <= 255.0:
         _solarize(planes, f32(chain[10]))
-    # Planes are normalised first and turned into pixels then: one loop would not become vector instructions.
+    # Planes are normalised first and turned into pixels then: one loop would not become vector
+    # instructions.
     for c in range(channels):
         plane, factor, offset = planes[c], scale[c], shift[c]
         for i in range(len(plane)):

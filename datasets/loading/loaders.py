@@ -1,7 +1,8 @@
-"""The loaders that training and evaluation use: augmented views of the images, or one plain image with its label.
+"""The loaders that training and evaluation use: augmented views of the images, or one plain image
+with its label.
 
-All stand on one of three backends that deliver the same crops: FFCV (`ffcv_crops`), a PyTorch `DataLoader`
-(`torchvision_crops`) or the device itself (`resident_crops`).
+All stand on one of three backends that deliver the same crops: FFCV (`ffcv_crops`), a PyTorch
+`DataLoader` (`torchvision_crops`) or the device itself (`resident_crops`).
 """
 
 from __future__ import annotations
@@ -43,19 +44,21 @@ class PretrainingLoader(EpochLoader):
         labels: bool = False,
         **reading: Unpack[Reading],
     ) -> None:
-        """Open the pretraining images of a prepared data set: its "unlabeled" split if it has one, else "train".
+        """Open the pretraining images of a prepared data set: its "unlabeled" split if it has one,
+        else "train".
 
         Args:
             dataset: Data set; `train_per_class` is honoured.
             augmentation: Augmentation of the views.
             data_dir: The folder of all prepared data sets.
             batch_size: Images a batch, in this process.
-            rank: This process among `world_size`. Process r gets images r B to (r + 1) B - 1 of each global batch of
-                `world_size` x B images (of each part of it), which is the batch that one process with that batch size
-                would get.
+            rank: This process among `world_size`. Process r gets images r B to (r + 1) B - 1 of
+                each global batch of `world_size` x B images (of each part of it), which is the
+                batch that one process with that batch size would get.
             world_size: Number of processes.
-            parts: Into which each batch is cut for passes of their own. The p-th parts of all processes hold the images
-                of the p-th part of one process's batch, so that statistics over a pass do not depend on `world_size`.
+            parts: Into which each batch is cut for passes of their own. The p-th parts of all
+                processes hold the images of the p-th part of one process's batch, so that
+                statistics over a pass do not depend on `world_size`.
             labels: Whether to deliver the images' labels, after their views.
             **reading: Further options.
         """
@@ -71,14 +74,18 @@ class PretrainingLoader(EpochLoader):
         # An image without a label has a negative one.
         if labels and beton.labels[self._indices].min() < 0:
             raise RegbenchError(
-                f"data set {dataset.name!r} trains on images without labels; leave out baseline, which needs them"
+                f"data set {dataset.name!r} trains on images without labels; leave out baseline, "
+                "which needs them"
             )
         views = list_views(augmentation.kinds(dataset.image_size))
         interpolation = augmentation.interpolation
-        super().__init__(dataset, beton, views, interpolation=interpolation, batch_size=batch_size, **reading)
+        super().__init__(
+            dataset, beton, views, interpolation=interpolation, batch_size=batch_size, **reading
+        )
         self._rank, self._world_size, self._parts = rank, world_size, parts
         if self.backend == "ffcv":
-            # numba reads its compiled code with the first image, or compiles it. Training's time does not include that.
+            # numba reads its compiled code with the first image, or compiles it. Training's time
+            # does not include that.
             with self._epoch(self._indices[:1], 0, lambda indices, _: indices) as first:
                 next(first)
 
@@ -87,7 +94,8 @@ class PretrainingLoader(EpochLoader):
         return self.num_samples // (self.batch_size * self._world_size)
 
     def epoch(self, e: int, first: int = 0) -> Epoch[tuple[Tensor, ...]]:
-        """Start epoch `e` at batch `first`: a (N, C, S, S) for each view, normalised, on the device.
+        """Start epoch `e` at batch `first`: a (N, C, S, S) for each view, normalised, on the
+        device.
 
         Labels, (N,) int64, come after the views if they were asked for.
         """
@@ -127,18 +135,23 @@ class ViewLoader(EpochLoader):
     ) -> None:
         """Open a split for measures over the first two views of an augmentation.
 
-        So many images are taken at even distances over the file, which may be sorted by class. For `choice` see
-        `EvalLoader`, for `reading` see `Reading`.
+        So many images are taken at even distances over the file, which may be sorted by class. For
+        `choice` see `EvalLoader`, for `reading` see `Reading`.
         """
         beton, indices = open_split(dataset, split, data_dir, choice)
         self._indices = evenly(indices, images)
         self.num_samples = len(self._indices)
         views = list_views(augmentation.pair().kinds(dataset.image_size))
         interpolation, batch_size = augmentation.interpolation, min(batch_size, self.num_samples)
-        super().__init__(dataset, beton, views, interpolation=interpolation, batch_size=batch_size, **reading)
+        super().__init__(
+            dataset, beton, views, interpolation=interpolation, batch_size=batch_size, **reading
+        )
 
     def epoch(self, e: int) -> Epoch[tuple[Tensor, ...]]:
-        """Start epoch `e`: pairs of (N, C, S, S) float32, normalised, on the device; the last batch may be short."""
+        """Start epoch `e`: pairs of (N, C, S, S) float32, normalised, on the device.
+
+        The last batch may be short.
+        """
         return self._epoch(self._indices, e, lambda _, views: tuple(views))
 
 
@@ -169,15 +182,18 @@ class EvalLoader(EpochLoader):
             split: "train", "tuning" or "test".
             data_dir: The folder of all prepared data sets.
             batch_size: Images a batch; more than there are means all of them.
-            transform: "center": the shorter side resized to `eval_resize` px, the central `image_size` px kept, in the
-                file's order; "crop_flip": random resized crop and flip, in an order drawn from (seed, epoch).
+            transform: "center": the shorter side resized to `eval_resize` px, the central
+                `image_size` px kept, in the file's order; "crop_flip": random resized crop and
+                flip, in an order drawn from (seed, epoch).
             interpolation: "bicubic", "bilinear" or "area".
             crop_scale: Range of the crop's area, for "crop_flip".
             choice: Record of what was chosen, and on which split, before "test" is opened.
             **reading: Further options.
         """
         if transform not in TRANSFORMS:
-            raise RegbenchError(f"unknown transform '{transform}'; choose one of {', '.join(TRANSFORMS)}")
+            raise RegbenchError(
+                f"unknown transform '{transform}'; choose one of {', '.join(TRANSFORMS)}"
+            )
         beton, self._indices = open_split(dataset, split, data_dir, choice)
         self._labels = torch.from_numpy(beton.labels)
         self.num_samples = len(self._indices)
@@ -187,14 +203,18 @@ class EvalLoader(EpochLoader):
             kind = replace(kind, flip_p=0.0, cut="center", resize=dataset.eval_resize)
         views = [View(kind, 0, draws.EVALUATION_VIEW)]
         batch_size = min(batch_size, self.num_samples)
-        super().__init__(dataset, beton, views, interpolation=interpolation, batch_size=batch_size, **reading)
+        super().__init__(
+            dataset, beton, views, interpolation=interpolation, batch_size=batch_size, **reading
+        )
 
     def __len__(self) -> int:
         """Count the batches of an epoch; the last one may be short."""
         return -(-self.num_samples // self.batch_size)
 
     def epoch(self, e: int = 0) -> Epoch[tuple[Tensor, Tensor]]:
-        """Start epoch `e`: images (N, C, S, S) float32, normalised, and labels (N,) int64, on the device."""
+        """Start epoch `e`: images (N, C, S, S) float32, normalised, and labels (N,) int64, on
+        the device.
+        """
         order = draws.epoch_order(self._seed, e, self._indices) if self._random else self._indices
 
         def give(indices: Ints, views: list[Tensor]) -> tuple[Tensor, Tensor]:

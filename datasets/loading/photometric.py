@@ -1,13 +1,15 @@
-"""The photometric part of the augmentation, in batches on the training device, with parameters drawn per image.
+"""The photometric part of the augmentation, in batches on the training device, with parameters
+drawn per image.
 
-With FFCV on a CPU the same is done image by image in `kernels_photometric.finish`. With `runtime.compile` it is
-`augment_all`, of which torch.compile makes few kernels.
+With FFCV on a CPU the same is done image by image in `kernels_photometric.finish`. With
+`runtime.compile` it is `augment_all`, of which torch.compile makes few kernels.
 
-Every operation works on (N, C, H, W) float32 with values in [0, 255] and is defined as the torchvision function of the
-same name, without the rounding to whole levels between operations. Images are touched only by what they drew.
+Every operation works on (N, C, H, W) float32 with values in [0, 255] and is defined as the
+torchvision function of the same name, without the rounding to whole levels between operations.
+Images are touched only by what they drew.
 
-The Gaussian blur has a kernel of 23 taps at 224 px and in proportion at other sizes, odd and at least 3 (3 at 28 and
-32 px, 7 at 64, 9 at 96), and mirrors at the borders.
+The Gaussian blur has a kernel of 23 taps at 224 px and in proportion at other sizes, odd and at
+least 3 (3 at 28 and 32 px, 7 at 64, 9 at 96), and mirrors at the borders.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from torch import Tensor
 from regbench.datasets.config import ViewConfig
 from regbench.datasets.loading.draws import PhotometricDraws
 
-# Operations on one view of one image: the four jitters in their order (brightness 0, contrast 1, saturation 2, hue 3,
-# none -1), the value of each of the four, whether the colour is dropped (0 or 1), the blur's standard deviation (px, 0:
-# no blur) and the threshold of the solarization (a grey level, above 255: none).
+# Operations on one view of one image: the four jitters in their order (brightness 0, contrast 1,
+# saturation 2, hue 3, none -1), the value of each of the four, whether the colour is dropped (0 or
+# 1), the blur's standard deviation (px, 0: no blur) and the threshold of the solarization (a grey
+# level, above 255: none).
 CHAIN = (
     *("first", "second", "third", "fourth"),
     *("brightness", "contrast", "saturation", "hue"),
@@ -39,7 +42,9 @@ _BLUR_CHUNK = 256
 
 
 def blur_taps(size: int) -> int:
-    """Return the length of the blur's kernel for images of `size` px: about a tenth, odd, at least 3."""
+    """Return the length of the blur's kernel for images of `size` px: about a tenth, odd, at
+    least 3.
+    """
     return max(3, 2 * round((size * 23 / 224 - 1) / 2) + 1)
 
 
@@ -81,7 +86,8 @@ def adjust_hue(x: Tensor, shift: Tensor) -> Tensor:
     not_red = torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)
     hue = torch.where(value == red, (green - blue) / safe, not_red)
     hue = hue + 6 * shift.view(-1, 1, 1)
-    # Channel c of a colour of hue h is value - chroma * max(0, min(1, k, 4 - k)) with k = (n_c + h) mod 6.
+    # Channel c of a colour of hue h is value - chroma * max(0, min(1, k, 4 - k)) with k = (n_c + h)
+    # mod 6.
     n = torch.arange(5, 0, -2, device=x.device).view(1, 3, 1, 1)
     k = (hue.unsqueeze(1) + n).remainder_(6)
     k = torch.minimum(k, 4 - k).clamp_(0, 1)
@@ -95,7 +101,8 @@ def to_grayscale(x: Tensor, _: Tensor) -> Tensor:
 
 def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
     """Blur with standard deviation `sigma` (N,) px."""
-    # Each image is multiplied from both sides by its own banded matrix, which has the mirrored borders in it.
+    # Each image is multiplied from both sides by its own banded matrix, which has the mirrored
+    # borders in it.
     size = x.shape[-1]
     taps = blur_taps(size)
     offset = torch.arange(taps, device=x.device) - taps // 2
@@ -138,10 +145,12 @@ class _Step:
 
 def chains(draws: PhotometricDraws, config: ViewConfig, channels: int) -> npt.NDArray[np.float64]:
     """List what is done to one view of N images: (N, 11), each row as in `CHAIN`."""
-    # `draws` were made from `config`. What changes nothing on images of so many channels is left out.
+    # `draws` were made from `config`. What changes nothing on images of so many channels is left
+    # out.
     rows = np.full((len(draws.jitter), len(CHAIN)), -1.0)
     strengths = (config.brightness, config.contrast, config.saturation, config.hue)
-    # Grey images have neither saturation nor hue, the last two. Leaving some out does not change the others' order.
+    # Grey images have neither saturation nor hue, the last two. Leaving some out does not change
+    # the others' order.
     possible = strengths if channels == 3 else strengths[:2]
     active = np.flatnonzero(np.array(possible) > 0)
     order = active[np.argsort(draws.order[:, active], axis=1)]
@@ -160,7 +169,11 @@ def _steps(chain: npt.NDArray[np.float64]) -> list[_Step]:
         for number, operation in enumerate(_JITTER):
             rows = np.flatnonzero(chain[:, place] == number)
             steps.append(_Step(operation, rows, chain[rows, 4 + number]))
-    after = ((to_grayscale, chain[:, 8] > 0), (gaussian_blur, chain[:, 9] > 0), (solarize, chain[:, 10] <= 255))
+    after = (
+        (to_grayscale, chain[:, 8] > 0),
+        (gaussian_blur, chain[:, 9] > 0),
+        (solarize, chain[:, 10] <= 255),
+    )
     for column, (operation, chosen) in enumerate(after, start=8):
         rows = np.flatnonzero(chosen)
         steps.append(_Step(operation, rows, chain[rows, column]))
@@ -178,7 +191,8 @@ def on_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
 def photometric(crops: Tensor, chain: npt.NDArray[np.float64]) -> Tensor:
     """Apply one view's photometric augmentation, by a chain (N, 11) from `chains`.
 
-    From crops (N, H, W, C), uint8, to (N, C, H, W), float32 in [0, 255], on the device that they are on.
+    From crops (N, H, W, C), uint8, to (N, C, H, W), float32 in [0, 255], on the device that they
+    are on.
     """
     planes = crops.permute(0, 3, 1, 2)
     steps = _steps(chain)
@@ -200,7 +214,10 @@ def photometric(crops: Tensor, chain: npt.NDArray[np.float64]) -> Tensor:
 
 
 class Normalize:
-    """Turns x in [0, 255] into (x / 255 - mean) / std per channel; its constants are brought to the device once."""
+    """Turns x in [0, 255] into (x / 255 - mean) / std per channel.
+
+    Its constants are brought to the device once.
+    """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
         """Make it for images on `device`."""
@@ -210,11 +227,16 @@ class Normalize:
         self._shift = torch.tensor(shift, device=device).view(1, -1, 1, 1)
 
     def constants(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return a scale and a shift per channel, float32: the normalised value is scale x + shift."""
+        """Return a scale and a shift per channel, float32: the normalised value is scale x +
+        shift.
+        """
         return self._scale.flatten().numpy(), self._shift.flatten().numpy()
 
     def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Normalise (N, C, H, W) float32, which is written over; the result is `channels_last` with three channels."""
+        """Normalise (N, C, H, W) float32, which is written over.
+
+        The result is `channels_last` with three channels.
+        """
         # A GPU shifts, rounds and reorders in one pass.
         out = torch.empty_like(x, dtype=dtype, memory_format=_layout(x))
         return torch.add(x.mul_(self._scale), self._shift, out=out)
@@ -230,12 +252,17 @@ def _layout(x: Tensor) -> torch.memory_format:
 
 @cache
 def compiled_augmentation() -> Callable[..., Tensor]:
-    """Return `augment_all` with kernels of its own for each shape: those for any shape would be slower."""
+    """Return `augment_all` with kernels of its own for each shape: those for any shape would be
+    slower.
+    """
     return torch.compile(augment_all, dynamic=False)
 
 
-def augment_all(crops: Tensor, chain: Tensor, normalize: Normalize, dtype: torch.dtype, *, blurs: bool) -> Tensor:
-    """Do what `photometric` and `normalize` do: every operation for all images, kept for those that drew it.
+def augment_all(
+    crops: Tensor, chain: Tensor, normalize: Normalize, dtype: torch.dtype, *, blurs: bool
+) -> Tensor:
+    """Do what `photometric` and `normalize` do: every operation for all images, kept for those that
+    drew it.
 
     What is done does not depend on the draws, so it is compiled once.
 

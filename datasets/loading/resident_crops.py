@@ -1,7 +1,9 @@
-"""The crops with all images on the device, as bytes: for small images of one size, beside a GPU that would wait.
+"""The crops with all images on the device, as bytes: for small images of one size, beside a GPU
+that would wait.
 
-They are those of `torchvision_crops` to the bit, on any device. Pillow multiplies grey levels by weights that are whole
-multiples of 2^-22, along rows and then along columns. Such products and their sums are exact in float64, in any order.
+They are those of `torchvision_crops` to the bit, on any device. Pillow multiplies grey levels by
+weights that are whole multiples of 2^-22, along rows and then along columns. Such products and
+their sums are exact in float64, in any order.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ _UNIT = 1 << 22
 
 
 class _Filters:
-    """Matrices (pixels, size) that resize a line of pixels: made when a batch first needs them, kept on the device.
+    """Matrices (pixels, size) that resize a line of pixels: made when a batch first needs them,
+    kept on the device.
 
-    A matrix has a key: the pixels of the box, what they are resized to, which is the first to be kept, and whether they
-    are flipped. Pixels beyond the box have weights of zero.
+    A matrix has a key: the pixels of the box, what they are resized to, which is the first to be
+    kept, and whether they are flipped. Pixels beyond the box have weights of zero.
     """
 
     def __init__(self, pixels: int, size: int, interpolation: str, device: torch.device) -> None:
@@ -59,24 +62,38 @@ class ResidentCrops:
     finishes = False
 
     def __init__(self, beton: Beton, shape: CropShape, device: torch.device) -> None:
-        """Bring all images to the device; refuse those of different sizes, and more than its memory holds."""
+        """Bring all images to the device.
+
+        Refuse those of different sizes, and more than its memory holds.
+        """
         height, width = int(beton.heights[0]), int(beton.widths[0])
         refused = f"runtime.loader=resident: {beton.path} "
         if (beton.heights != height).any() or (beton.widths != width).any():
             raise RegbenchError(f"{refused}has images of different sizes; choose auto")
         if shape.interpolation not in RESAMPLE:
-            raise RegbenchError(f"{refused}cannot be resized by {shape.interpolation}; choose {' or '.join(RESAMPLE)}")
+            raise RegbenchError(
+                f"{refused}cannot be resized by {shape.interpolation}; choose "
+                f"{' or '.join(RESAMPLE)}"
+            )
         try:
-            self._images = torch.empty(len(beton), height, width, shape.channels, dtype=torch.uint8, device=device)
+            self._images = torch.empty(
+                len(beton), height, width, shape.channels, dtype=torch.uint8, device=device
+            )
         except RuntimeError as error:  # as torch.OutOfMemoryError is
-            raise RegbenchError(f"{refused}does not fit into the memory of {device}; choose auto") from error
+            raise RegbenchError(
+                f"{refused}does not fit into the memory of {device}; choose auto"
+            ) from error
         images = [beton.image(index)[:, :, : shape.channels] for index in range(len(beton))]
         self._images.copy_(torch.from_numpy(np.stack(images)))
         self._half = torch.full((1, 1, 1), 0.5, dtype=torch.float64, device=device)
         self._sizes, pixels = np.array(shape.sizes), max(height, width)
-        self._filters = {size: _Filters(pixels, size, shape.interpolation, device) for size in shape.sizes}
+        self._filters = {
+            size: _Filters(pixels, size, shape.interpolation, device) for size in shape.sizes
+        }
 
-    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains | None = None) -> CropStream:
+    def stream(
+        self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains | None = None
+    ) -> CropStream:
         """Start an epoch."""
         for start in range(0, len(order), batch_size):
             indices = order[start : start + batch_size]
@@ -85,7 +102,9 @@ class ResidentCrops:
             for size in self._filters:
                 # Views of one size are cut together.
                 numbers = np.flatnonzero(self._sizes == size)
-                crops = self._cut(np.tile(indices, len(numbers)), of_views[numbers].reshape(-1, 9), size)
+                crops = self._cut(
+                    np.tile(indices, len(numbers)), of_views[numbers].reshape(-1, 9), size
+                )
                 views |= zip(numbers.tolist(), crops.view(len(numbers), -1), strict=True)
             yield indices, torch.cat([views[number] for number in range(len(views))])
 
@@ -99,14 +118,22 @@ class ResidentCrops:
         ys = np.minimum(top[:, None] + np.arange(pixels), image_height - 1)
         xs = np.minimum(left[:, None] + np.arange(pixels), image_width - 1)
         # One transfer for all.
-        places = on_device(np.hstack([indices[:, None], of_columns, of_rows, ys, xs]), self._images.device)
+        places = on_device(
+            np.hstack([indices[:, None], of_columns, of_rows, ys, xs]), self._images.device
+        )
         image, down, across, y, x = places.split([1, 1, 1, pixels, pixels], dim=1)
         # (N, rows, channels, columns)
         lines = self._images[image[:, :, None], y[:, :, None], x[:, None, :]].permute(0, 1, 3, 2)
-        lines = lines.to(torch.float64, memory_format=torch.contiguous_format).view(-1, pixels * channels, pixels)
-        narrow = torch.baddbmm(self._half, lines, filters.matrices[across[:, 0]]).floor_().clamp_(0, 255)
+        lines = lines.to(torch.float64, memory_format=torch.contiguous_format).view(
+            -1, pixels * channels, pixels
+        )
+        narrow = (
+            torch.baddbmm(self._half, lines, filters.matrices[across[:, 0]]).floor_().clamp_(0, 255)
+        )
         to_rows = filters.matrices[down[:, 0]].transpose(1, 2)
         # The conversion to bytes cuts the fraction off.
-        crops = torch.baddbmm(self._half, to_rows, narrow.view(-1, pixels, channels * size)).clamp_(0, 255)
+        crops = torch.baddbmm(self._half, to_rows, narrow.view(-1, pixels, channels * size)).clamp_(
+            0, 255
+        )
         crops = crops.view(-1, size, channels, size).permute(0, 1, 3, 2)
         return crops.to(torch.uint8, memory_format=torch.contiguous_format)

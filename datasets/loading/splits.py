@@ -15,26 +15,35 @@ from regbench.errors import RegbenchError
 
 
 def open_pretraining_split(dataset: DatasetConfig, data_dir: Path) -> tuple[Beton, Ints]:
-    """Open the split to pretrain on, "unlabeled" or else "train"; return its file and the places in it to use."""
+    """Open the split to pretrain on, "unlabeled" or else "train".
+
+    Return its file and the places in it to use.
+    """
     manifest = Manifest.load(data_dir, dataset)
     return _open(manifest, dataset, manifest.pretraining_split, data_dir)
 
 
-def open_split(dataset: DatasetConfig, split: str, data_dir: Path, choice: Path | None) -> tuple[Beton, Ints]:
+def open_split(
+    dataset: DatasetConfig, split: str, data_dir: Path, choice: Path | None
+) -> tuple[Beton, Ints]:
     """Open a split for evaluation; return its file and the places in it of the images to use."""
-    # The test split is opened only with `choice`, the record of what was chosen before, and on which split.
+    # The test split is opened only with `choice`, the record of what was chosen before, and on
+    # which split.
     if split == "test":
         _check_choice(choice)
     return _open(Manifest.load(data_dir, dataset), dataset, split, data_dir)
 
 
-def _open(manifest: Manifest, dataset: DatasetConfig, split: str, data_dir: Path) -> tuple[Beton, Ints]:
+def _open(
+    manifest: Manifest, dataset: DatasetConfig, split: str, data_dir: Path
+) -> tuple[Beton, Ints]:
     manifest.require(dataset, data_dir)
     beton = Beton(manifest.split_file(data_dir, split))
     if beton.labels.min() < -1 or beton.labels.max() >= dataset.num_classes:
         raise RegbenchError(
-            f"{beton.path} is damaged: it has labels from {beton.labels.min()} to {beton.labels.max()} for "
-            f"{dataset.num_classes} classes; write it again: {dataset.prepare_command} --force"
+            f"{beton.path} is damaged: it has labels from {beton.labels.min()} to "
+            f"{beton.labels.max()} for {dataset.num_classes} classes; write it again: "
+            f"{dataset.prepare_command} --force"
         )
     return beton, _first_of_each_class(beton.labels, dataset, split)
 
@@ -48,27 +57,33 @@ def _check_choice(path: Path | None) -> None:
         selected_on = None
     if selected_on not in ("given", "tuning", "test"):
         raise RegbenchError(
-            "the test split is for final scores: it is opened with the record of what was chosen before, and "
-            f"{path or 'none was given'} is none"
+            "the test split is for final scores: it is opened with the record of what was chosen "
+            f"before, and {path or 'none was given'} is none"
         )
 
 
 def _first_of_each_class(labels: Ints, dataset: DatasetConfig, split: str) -> Ints:
-    """Return the indices of the images to use, ascending: in "train" the first `train_per_class` of each class."""
+    """Return the indices of the images to use, ascending: in "train" the first
+    `train_per_class` of each class.
+    """
     if split != "train" or dataset.train_per_class is None:
         return np.arange(len(labels))
     counts = np.bincount(labels, minlength=dataset.num_classes)
     if counts.min() < dataset.train_per_class:
         raise RegbenchError(
-            f"data set '{dataset.name}': train_per_class is {dataset.train_per_class}, but class {counts.argmin()} has "
-            f"{counts.min()} training images; choose at most {counts.min()}"
+            f"data set '{dataset.name}': train_per_class is {dataset.train_per_class}, but class "
+            f"{counts.argmin()} has {counts.min()} training images; choose at most {counts.min()}"
         )
     # Images stay in the file's order, as all of them would be.
-    rows = [np.flatnonzero(labels == label)[: dataset.train_per_class] for label in range(dataset.num_classes)]
+    rows = [
+        np.flatnonzero(labels == label)[: dataset.train_per_class]
+        for label in range(dataset.num_classes)
+    ]
     return np.sort(np.concatenate(rows))
 
 
 def evenly(indices: Ints, count: int) -> Ints:
     """Take so many of the indices at even distances, or all of them if there are no more."""
-    # Whole numbers are used throughout: a step of floats could miss the last image or take one twice.
+    # Whole numbers are used throughout: a step of floats could miss the last image or take one
+    # twice.
     return indices[np.arange(count) * len(indices) // count] if count < len(indices) else indices

@@ -1,4 +1,6 @@
-"""The crops without FFCV: a PyTorch `DataLoader` over the same `.beton` file, with Pillow's resize."""
+"""The crops without FFCV: a PyTorch `DataLoader` over the same `.beton` file, with Pillow's
+resize.
+"""
 
 from __future__ import annotations
 
@@ -32,31 +34,42 @@ def _area_weights(n_in: int, n_out: int) -> npt.NDArray[np.float32]:
     else:
         weights = 1 - np.abs(pixel + 0.5 - center)
     weights = np.maximum(weights, 0)
-    normalised: npt.NDArray[np.float32] = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    normalised: npt.NDArray[np.float32] = (weights / weights.sum(axis=1, keepdims=True)).astype(
+        np.float32
+    )
     return normalised
 
 
-def resize(image: npt.NDArray[np.uint8], height: int, width: int, interpolation: str) -> npt.NDArray[np.uint8]:
+def resize(
+    image: npt.NDArray[np.uint8], height: int, width: int, interpolation: str
+) -> npt.NDArray[np.uint8]:
     """Resize (H, W, C) uint8; the horizontal pass first, each rounded to whole grey levels."""
     if interpolation == "area":
         pixels: npt.NDArray[Any] = image.astype(np.float32)
-        pixels = np.einsum("xw,hwc->hxc", _area_weights(image.shape[1], width), pixels, optimize=True)
+        pixels = np.einsum(
+            "xw,hwc->hxc", _area_weights(image.shape[1], width), pixels, optimize=True
+        )
         pixels = np.floor(pixels + 0.5)
-        pixels = np.einsum("yh,hxc->yxc", _area_weights(image.shape[0], height), pixels, optimize=True)
+        pixels = np.einsum(
+            "yh,hxc->yxc", _area_weights(image.shape[0], height), pixels, optimize=True
+        )
         return np.floor(pixels + 0.5).astype(np.uint8)
     resample = RESAMPLE[interpolation]
     grey = image.shape[2] == 1
     picture = Image.fromarray(image[:, :, 0] if grey else image)
-    # Width and height have a call each because the order of the passes within one differs between Pillow's versions.
+    # Width and height have a call each because the order of the passes within one differs between
+    # Pillow's versions.
     picture = picture.resize((width, picture.height), resample).resize((width, height), resample)
     resized = np.asarray(picture)
     return resized[:, :, None] if grey else resized
 
 
 class _Batches(Dataset[Any]):
-    """An item is a whole batch: given the images' indices and boxes, their crops, or the refusal of one of them.
+    """An item is a whole batch: given the images' indices and boxes, their crops, or the refusal of
+    one of them.
 
-    The refusal is handed on and raised by the receiver, because a `DataLoader` would wrap it in a worker's traceback.
+    The refusal is handed on and raised by the receiver, because a `DataLoader` would wrap it in a
+    worker's traceback.
     """
 
     def __init__(self, beton: Beton, shape: CropShape) -> None:
@@ -78,7 +91,9 @@ class _Batches(Dataset[Any]):
             for view, size, box in zip(views, shape.sizes, boxes[n].tolist(), strict=True):
                 top, left, height, width, flip, to_height, to_width, row, column = box
                 part = np.ascontiguousarray(image[top : top + height, left : left + width])
-                crop = resize(part, to_height, to_width, shape.interpolation)[row : row + size, column : column + size]
+                crop = resize(part, to_height, to_width, shape.interpolation)[
+                    row : row + size, column : column + size
+                ]
                 view[n] = crop[:, ::-1] if flip else crop
         return indices, crops
 
@@ -89,7 +104,8 @@ def _as_it_is(batch: Any) -> Any:
 
 def _checked(batches: Iterator[Any]) -> CropStream:
     """Raise refusals among the batches."""
-    # Closing the generator drops the `DataLoader`'s iterator, whose finalizer stops its workers and joins them.
+    # Closing the generator drops the `DataLoader`'s iterator, whose finalizer stops its workers and
+    # joins them.
     for batch in batches:
         if isinstance(batch, RegbenchError):
             raise batch
@@ -102,12 +118,17 @@ class TorchvisionCrops:
     finishes = False
 
     def __init__(self, beton: Beton, shape: CropShape, workers: int, pin_memory: bool) -> None:
-        """Make a loader with `workers` processes (1: this one); page-locked memory is quicker to bring to a GPU."""
+        """Make a loader with `workers` processes (1: this one).
+
+        Page-locked memory is quicker to bring to a GPU.
+        """
         self._dataset = _Batches(beton, shape)
         self._workers = workers
         self._pin_memory = pin_memory
 
-    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains | None = None) -> CropStream:
+    def stream(
+        self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains | None = None
+    ) -> CropStream:
         """Start an epoch."""
         chunks = (order[start : start + batch_size] for start in range(0, len(order), batch_size))
         loader = DataLoader(
@@ -115,7 +136,8 @@ class TorchvisionCrops:
             batch_size=None,  # the sampler gives whole batches
             sampler=((chunk, boxes(chunk)) for chunk in chunks),
             collate_fn=_as_it_is,
-            # One worker is this process: a signal that arrives while a process is forked can be lost.
+            # One worker is this process: a signal that arrives while a process is forked can be
+            # lost.
             num_workers=self._workers if self._workers > 1 else 0,
             pin_memory=self._pin_memory,
             # The global generator must not depend on which loader runs, so the loader has its own.

@@ -1,4 +1,6 @@
-"""Small images that are published as arrays: what Fashion-MNIST, CIFAR and STL-10 have in common."""
+"""Small images that are published as arrays: what Fashion-MNIST, CIFAR and STL-10 have in
+common.
+"""
 
 from __future__ import annotations
 
@@ -44,27 +46,34 @@ class ArrayFiles:
             self.wrong.append(f"{name} cannot be read ({error.strerror})")
         return None
 
-    def add(self, part: str, name: str, images: Pixels | None, labels: Labels | None, num_classes: int) -> None:
-        """Take images and the labels of file `name` as a part, unless a fault is found; None could not be read."""
+    def add(
+        self, part: str, name: str, images: Pixels | None, labels: Labels | None, num_classes: int
+    ) -> None:
+        """Take images and the labels of file `name` as a part, unless a fault is found; None
+        could not be read.
+        """
         if images is None or labels is None:
             return
         if len(images) != len(labels) or len(labels) == 0:
             self.wrong.append(f"{name}: {len(images):,} images but {len(labels):,} labels")
         elif labels.min() < 0 or labels.max() >= num_classes:
-            self.wrong.append(f"{name}: labels from {labels.min()} to {labels.max()}, not 0 to {num_classes - 1}")
+            self.wrong.append(
+                f"{name}: labels from {labels.min()} to {labels.max()}, not 0 to {num_classes - 1}"
+            )
         else:
             self.parts[part] = images, labels
 
 
 @settings
 class Arrays(Source):
-    """A published data set of arrays; of each class the last training images, in file order, are for tuning.
+    """A published data set of arrays; of each class the last training images, in file order, are
+    for tuning.
 
     A subclass has the name of its class in torchvision, which downloads it.
 
     Attributes:
-        tuning_split: Whether some training images of each class are for tuning; false: all are for training, and there
-            is no tuning split.
+        tuning_split: Whether some training images of each class are for tuning; false: all are for
+            training, and there is no tuning split.
         published: Whether it must be the whole of it: its images are counted.
     """
 
@@ -120,14 +129,16 @@ class Arrays(Source):
                 getattr(torchvision.datasets, type(self).__name__)(str(downloads), download=True)
             except (OSError, RuntimeError) as error:
                 raise RegbenchError(
-                    f"cannot download {self.about.title} ({error}); get it by other means from {self.about.address} "
-                    "and give its folder with --source-dir"
+                    f"cannot download {self.about.title} ({error}); get it by other means from "
+                    f"{self.about.address} and give its folder with --source-dir"
                 ) from error
         return folder
 
 
 def last_of_each_class(labels: Labels, share: int) -> npt.NDArray[np.bool_]:
-    """Tell of each image whether it is among the last of its class, of whose images one in `share` is."""
+    """Tell of each image whether it is among the last of its class, of whose images one in
+    `share` is.
+    """
     last = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)

@@ -1,4 +1,6 @@
-"""The base of all sources of images: settings, metadata, and splits that are read once, in order."""
+"""The base of all sources of images: settings, metadata, and splits that are read once, in
+order.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from regbench.settings import AtLeastOne, settings
 Labels = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
 Image = Path | bytes | Pixels
-"""An image file, its content, or pixels: (height, width, 3), or (height, width) if they are grey."""
+"""An image file, its content, or pixels: (height, width, 3), or (height, width) if they are
+grey.
+"""
 T = TypeVar("T")
 
 
@@ -31,9 +35,11 @@ class Split:
 
     Attributes:
         labels: (N,) int64; -1 where there is none.
-        images: Function, called once, that gives each image in the order of the labels, and its place in the source.
+        images: Function, called once, that gives each image in the order of the labels, and its
+            place in the source.
         largest_bytes: Size of the largest image.
-        factors: Values of each factor of the images, by name, (N,) each; empty where they are not known.
+        factors: Values of each factor of the images, by name, (N,) each; empty where they are not
+            known.
     """
 
     labels: Labels
@@ -50,7 +56,8 @@ class Contents:
         splits: "train", "test", and "tuning" or "unlabeled" if there is such a split.
         class_names: Names in the order of the labels.
         taken_from: Split -> which of the source's images are in it, where that needs to be said.
-        notes: What was read otherwise than a user may expect, or was not read, and why, each in one line.
+        notes: What was read otherwise than a user may expect, or was not read, and why, each in one
+            line.
     """
 
     splits: dict[str, Split]
@@ -62,9 +69,10 @@ class Contents:
 class Source(ABC):
     """The source of a data set's images.
 
-    A subclass is a class of settings, decorated by `regbench.settings.settings` and by the `register` of this module.
-    It states `title` and `layout`, and implements `open`. Image files are read by subclasses of `ImageFiles`; any other
-    source gives pixels. A setting with `field(compare=False)` decides nothing about a run and is no part of a cell.
+    A subclass is a class of settings, decorated by `regbench.settings.settings` and by the
+    `register` of this module. It states `title` and `layout`, and implements `open`. Image files
+    are read by subclasses of `ImageFiles`; any other source gives pixels. A setting with
+    `field(compare=False)` decides nothing about a run and is no part of a cell.
     """
 
     title: ClassVar[str]
@@ -72,7 +80,8 @@ class Source(ABC):
     partial: ClassVar[str] = "dataset.source.published=null"
     """The override that says that it is a part of a published data set."""
     own: ClassVar[bool] = True
-    """Whether it reads images of one's own, from a folder that must be given. Another source is a published data set,
+    """Whether it reads images of one's own, from a folder that must be given. Another source is a
+    published data set,
     which it finds or downloads."""
 
     @property
@@ -94,24 +103,35 @@ class Source(ABC):
     def open(self, folder: Path | None, downloads: Path) -> Contents:
         """Find the images, in `folder` or where they usually are, and divide them into splits.
 
-        Only a source that is not one's `own` may be given no folder; what it downloads goes to `downloads`.
+        Only a source that is not one's `own` may be given no folder; what it downloads goes to
+        `downloads`.
 
         Raises:
-            RegbenchError: If the source cannot be had or is not complete; all that is wrong is listed, with where to
-                get it.
+            RegbenchError: If the source cannot be had or is not complete; all that is wrong is
+                listed, with where to get it.
         """
 
-    def refuse(self, where: object, wrong: Sequence[str], found: Mapping[str, int] | None = None) -> None:
-        """Refuse the source at `where` if anything is wrong, or the number of images `found` in a part is."""
+    def refuse(
+        self, where: object, wrong: Sequence[str], found: Mapping[str, int] | None = None
+    ) -> None:
+        """Refuse the source at `where` if anything is wrong, or the number of images `found` in
+        a part is.
+        """
         miscounted = []
         for part, count in (found or {}).items():
             expected = self.expected.get(part, count)
             if count != expected:
                 miscounted.append(f"{part} has {count:,} images, not {expected:,}")
         if self.about:
-            what, remedy = f"{where} is not the complete {self.about.title}", f"get it from {self.about.address}"
+            what, remedy = (
+                f"{where} is not the complete {self.about.title}",
+                f"get it from {self.about.address}",
+            )
         else:
-            what, remedy = f"{where} cannot be used", f"mend it, or give another folder, with {self.layout}"
+            what, remedy = (
+                f"{where} cannot be used",
+                f"mend it, or give another folder, with {self.layout}",
+            )
         # A part is welcome as long as it does not pass for the whole.
         if miscounted:
             remedy += f", or say that it is a part or a set of your own: {self.partial}"
@@ -123,12 +143,12 @@ class ImageFiles(Source):
     """A source of image files.
 
     Attributes:
-        resize_px: A larger image is shrunk to so many px when the data set is prepared; null: the original JPEGs are
-            kept bit for bit.
+        resize_px: A larger image is shrunk to so many px when the data set is prepared; null: the
+            original JPEGs are kept bit for bit.
         resize_side: The side that resize_px is about.
         jpeg_quality: Quality of images that are shrunk or converted when the data set is prepared.
-        levels: Number of grey levels of images that have more than 8 bits, such as 4096 for 12 bits in 16: a value v
-            becomes v * 256 // levels, at most 255; null: 65536.
+        levels: Number of grey levels of images that have more than 8 bits, such as 4096 for 12 bits
+            in 16: a value v becomes v * 256 // levels, at most 255; null: 65536.
     """
 
     resize_px: AtLeastOne | None = None
@@ -148,11 +168,12 @@ class DividedFiles(ImageFiles):
     """A source of image files whose training images are divided by numbers.
 
     Attributes:
-        train_per_class: The train split holds the first so many images of each class; null: all of them.
-        tuning_per_class: The tuning split holds so many images of each class, taken from the training images after
-            those for training and one skipped; null: no such split.
-        published: The published data set that the source must be the whole of: its images are counted; null: a part of
-            one, or any other images.
+        train_per_class: The train split holds the first so many images of each class; null: all of
+            them.
+        tuning_per_class: The tuning split holds so many images of each class, taken from the
+            training images after those for training and one skipped; null: no such split.
+        published: The published data set that the source must be the whole of: its images are
+            counted; null: a part of one, or any other images.
     """
 
     train_per_class: AtLeastOne | None = None
@@ -175,12 +196,16 @@ class DividedFiles(ImageFiles):
         """Refuse numbers by which all images are for training and some for tuning."""
         if self.tuning_per_class is not None and self.train_per_class is None:
             raise RegbenchError(
-                "the splits overlap: without dataset.source.train_per_class all images are for training and none are "
-                f"left for dataset.source.tuning_per_class={self.tuning_per_class}"
+                "the splits overlap: without dataset.source.train_per_class all images are for "
+                "training and none are left for "
+                f"dataset.source.tuning_per_class={self.tuning_per_class}"
             )
 
-    def divided(self, train: Mapping[str, Sequence[T]], where: str) -> dict[str, dict[str, Sequence[T]]]:
-        """Divide training images by class: the first for "train" and, after one that is skipped, the next for "tuning".
+    def divided(
+        self, train: Mapping[str, Sequence[T]], where: str
+    ) -> dict[str, dict[str, Sequence[T]]]:
+        """Divide training images by class: the first for "train" and, after one that is skipped,
+        the next for "tuning".
 
         A class with too few is refused; messages call the images `where`.
         """
@@ -189,23 +214,34 @@ class DividedFiles(ImageFiles):
         too_few = []
         for name, images in train.items():
             if len(images) < needed:
-                too_few.append(f"{name} has {len(images):,} images; train_per_class and tuning_per_class need {needed}")
+                too_few.append(
+                    f"{name} has {len(images):,} images; train_per_class and tuning_per_class need "
+                    f"{needed}"
+                )
         refuse_if(too_few, f"{where} is too small", "choose other numbers, or add images")
         chosen = {"train": {name: images[:keep] for name, images in train.items()}}
         if keep is not None and tune is not None:
-            # One image is skipped in the published code of SFRIK, whose subsets of ImageNet these are.
+            # One image is skipped in the published code of SFRIK, whose subsets of ImageNet these
+            # are.
             first = keep + 1
-            chosen["tuning"] = {name: images[first : first + tune] for name, images in train.items()}
+            chosen["tuning"] = {
+                name: images[first : first + tune] for name, images in train.items()
+            }
         return chosen
 
 
 def named(path: Path, root: Path) -> str:
     """Name a file relative to `root`, in UTF-8 and in one line, as its name need not be."""
-    return os.fsencode(path.relative_to(root)).decode(errors="backslashreplace").replace("\n", "\\n")
+    return (
+        os.fsencode(path.relative_to(root)).decode(errors="backslashreplace").replace("\n", "\\n")
+    )
 
 
 def split_of_files(classes: Mapping[str, Sequence[Path]], root: Path) -> Split:
-    """Make a split of the files of each class, in the order of the labels; messages name them relative to `root`."""
+    """Make a split of the files of each class, in the order of the labels.
+
+    Messages name them relative to `root`.
+    """
     files: list[tuple[Path, str]] = []
     labels, sizes_bytes = [], []
     for label, paths in enumerate(classes.values()):

@@ -1,4 +1,6 @@
-"""CIFAR-10 and CIFAR-100: pickles of arrays, in the Python versions that their authors published."""
+"""CIFAR-10 and CIFAR-100: pickles of arrays, in the Python versions that their authors
+published.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,27 @@ from regbench.datasets.sources.arrays import ArrayFiles, Arrays
 from regbench.datasets.sources.base import Labels, Pixels, register
 from regbench.settings import settings
 
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 
 
 @register("cifar10")
 @settings
 class CIFAR10(Arrays):
-    """CIFAR-10; of 5,000 training images a class 4,500 are for training and the last 500 for tuning."""
+    """CIFAR-10.
+
+    Of 5,000 training images a class 4,500 are for training and the last 500 for tuning.
+    """
 
     about = PUBLISHED["cifar10"]
     title = about.title
@@ -33,14 +49,19 @@ class CIFAR10(Arrays):
             # A batch that could not be read is None, and among the faults.
             images, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
             files.add("train", "data_batch_1 to 5", images, labels, len(CIFAR10_CLASSES))
-        files.add("test", "test_batch", *_batch(files, "test_batch", b"labels"), len(CIFAR10_CLASSES))
+        files.add(
+            "test", "test_batch", *_batch(files, "test_batch", b"labels"), len(CIFAR10_CLASSES)
+        )
         return list(CIFAR10_CLASSES)
 
 
 @register("cifar100")
 @settings
 class CIFAR100(Arrays):
-    """CIFAR-100 with its fine classes; of 500 training images a class 450 are for training, the last 50 for tuning."""
+    """CIFAR-100 with its fine classes.
+
+    Of 500 training images a class 450 are for training, the last 50 for tuning.
+    """
 
     about = PUBLISHED["cifar100"]
     title = about.title

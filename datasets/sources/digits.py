@@ -19,10 +19,11 @@ _TEST_SHARE = 3
 @register("digits")
 @settings
 class Digits(Arrays):
-    """Scikit-learn's digits; of each class the last third is the test, and of the others the last third for tuning.
+    """Scikit-learn's digits; of each class the last third is the test, and of the others the last
+    third for tuning.
 
-    They have no official test split: scikit-learn has UCI's test part alone. They are in the order in which people
-    wrote them, so few of those who wrote the test wrote anything else.
+    They have no official test split: scikit-learn has UCI's test part alone. They are in the order
+    in which people wrote them, so few of those who wrote the test wrote anything else.
     """
 
     about = PUBLISHED["digits"]

@@ -18,7 +18,8 @@ DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 
 # fmt: off
 CLASSES = (
-    "t-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
+    "t-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag",
+        "ankle boot",
 )
 # fmt: on
 
@@ -26,7 +27,10 @@ CLASSES = (
 @register("fashion_mnist")
 @settings
 class FashionMNIST(Arrays):
-    """Fashion-MNIST; of 6,000 training images a class 5,000 are for training and the last 1,000 for tuning."""
+    """Fashion-MNIST.
+
+    Of 6,000 training images a class 5,000 are for training and the last 1,000 for tuning.
+    """
 
     about = PUBLISHED["fashion_mnist"]
     title = about.title
@@ -52,7 +56,9 @@ class FashionMNIST(Arrays):
 
 
 def _idx(files: ArrayFiles, name: str, dimensions: int) -> Pixels | None:
-    """Read a gzipped IDX file of bytes: 0, 0, 8 (bytes), number of dimensions, sizes (big-endian), values."""
+    """Read a gzipped IDX file of bytes: 0, 0, 8 (bytes), number of dimensions, sizes
+    (big-endian), values.
+    """
     if (packed := files.read(name)) is None:
         return None
     # The magic number and the sizes come first, four bytes each.

@@ -16,7 +16,12 @@ from regbench.datasets.progress import tracked
 from regbench.datasets.published import few, refuse_if
 from regbench.datasets.sources.base import Contents, DividedFiles, register, split_of_files
 from regbench.datasets.sources.layouts import Files, Listing, parts_of, train_and_val
-from regbench.datasets.sources.lists import find_list, of_labels, of_listed_classes, of_listed_images
+from regbench.datasets.sources.lists import (
+    find_list,
+    of_labels,
+    of_listed_classes,
+    of_listed_images,
+)
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
 from regbench.settings import settings
@@ -30,24 +35,27 @@ Chosen = dict[str, Mapping[str, Sequence[Path]]]
 class ImageFolder(DividedFiles):
     """A folder of images, train/CLASS/*.jpg and val/CLASS/*.jpg; "test" is val/.
 
-    Files are taken in the order of their names. With `train_per_class` = n and `tuning_per_class` = m, files 0 to n-1
-    of each class of train/ are "train" and files n+1 to n+m "tuning": file n belongs to neither, as in the published
-    code of SFRIK.
+    Files are taken in the order of their names. With `train_per_class` = n and `tuning_per_class` =
+    m, files 0 to n-1 of each class of train/ are "train" and files n+1 to n+m "tuning": file n
+    belongs to neither, as in the published code of SFRIK.
 
-    With `held_out` the folder may hold train/ alone, or beside it val/, test/ or both, or the class folders themselves:
-    "test" is test/, else val/, and "tuning" is val/ beside a test/. A share of each class is held out for each of the
-    two that has no folder.
+    With `held_out` the folder may hold train/ alone, or beside it val/, test/ or both, or the class
+    folders themselves: "test" is test/, else val/, and "tuning" is val/ beside a test/. A share of
+    each class is held out for each of the two that has no folder.
 
     Attributes:
-        class_list: A text file with the names of the class folders to take, one a line, in the source's folder, in the
-            working directory, or imagenet100.txt, which comes with regbench; null: all of them.
-        train_list: A text file with the names of the images for training, one a line, in the source's folder or else in
-            the working directory; null: all of them. Tuning images are then the first others of each class.
-        held_out: The share of each class's training images, by the hash of their names, that is for tuning, and as
-            many for the test, where there are no folders for these; null: another setting divides the images.
-        labels: A table (CSV) of images in a folder without classes, with the columns file and label, and where it is
-            to divide them split (train, val or test), in the source's folder or in the working directory; null: the
-            folders are the classes.
+        class_list: A text file with the names of the class folders to take, one a line, in the
+            source's folder, in the working directory, or imagenet100.txt, which comes with
+            regbench; null: all of them.
+        train_list: A text file with the names of the images for training, one a line, in the
+            source's folder or else in the working directory; null: all of them. Tuning images are
+            then the first others of each class.
+        held_out: The share of each class's training images, by the hash of their names, that is for
+            tuning, and as many for the test, where there are no folders for these; null: another
+            setting divides the images.
+        labels: A table (CSV) of images in a folder without classes, with the columns file and
+            label, and where it is to divide them split (train, val or test), in the source's folder
+            or in the working directory; null: the folders are the classes.
         allow_empty: Whether class folders without images are left out; otherwise they are refused.
     """
 
@@ -69,25 +77,28 @@ class ImageFolder(DividedFiles):
         return "CLASS/*.jpg, or train/CLASS/*.jpg and what there is of val/ and test/"
 
     def __post_init__(self) -> None:
-        """Refuse settings that say twice which images are for training, or leave none for tuning."""
+        """Refuse settings that say twice which images are for training, or leave none for
+        tuning.
+        """
         super().__post_init__()
         if self.train_list is None:
             self.refuse_overlap()
         elif self.train_per_class is not None:
             raise RegbenchError(
-                "dataset.source.train_list and dataset.source.train_per_class both say which images are for training; "
-                "set dataset.source.train_per_class=null"
+                "dataset.source.train_list and dataset.source.train_per_class both say which "
+                "images are for training; set dataset.source.train_per_class=null"
             )
         divided_by = (self.train_per_class, self.tuning_per_class, self.train_list)
         if self.held_out is not None and any(number is not None for number in divided_by):
             raise RegbenchError(
-                f"dataset.source.held_out={self.held_out:g} divides the images, and so do train_per_class, "
-                "tuning_per_class and train_list; set dataset.source.held_out=null"
+                f"dataset.source.held_out={self.held_out:g} divides the images, and so do "
+                "train_per_class, tuning_per_class and train_list; set "
+                "dataset.source.held_out=null"
             )
         if self.held_out is None and self.labels is not None:
             raise RegbenchError(
-                "dataset.source.labels goes with dataset.source.held_out, not with train_per_class, tuning_per_class "
-                "and train_list"
+                "dataset.source.labels goes with dataset.source.held_out, not with "
+                "train_per_class, tuning_per_class and train_list"
             )
 
     def open(self, folder: Path | None, downloads: Path) -> Contents:
@@ -128,7 +139,9 @@ class ImageFolder(DividedFiles):
         return Contents(splits, names, stated, seen.notes + seen.unread())
 
     def _divide(self, seen: Listing, parts: Mapping[str, Files]) -> tuple[Chosen, dict[str, str]]:
-        """Make the splits of the folders that there are, and say where each is from if that needs to be said."""
+        """Make the splits of the folders that there are, and say where each is from if that
+        needs to be said.
+        """
         folder = seen.folder
         if self.held_out is not None:
             return _divide_by_hash(seen, parts, self.held_out)
@@ -141,9 +154,12 @@ class ImageFolder(DividedFiles):
         chosen: Chosen = {"train": listed}
         if (tune := self.tuning_per_class) is not None:
             others = {name: sorted(set(files) - set(listed[name])) for name, files in train.items()}
-            too_few = [f"{name} has {len(files):,}" for name, files in others.items() if len(files) < tune]
+            too_few = [
+                f"{name} has {len(files):,}" for name, files in others.items() if len(files) < tune
+            ]
             what = (
-                f"{folder}: tuning_per_class needs {tune} images of each class of train/ that {path.name} does not name"
+                f"{folder}: tuning_per_class needs {tune} images of each class of train/ that "
+                f"{path.name} does not name"
             )
             refuse_if(too_few, what, "choose a smaller dataset.source.tuning_per_class")
             chosen["tuning"] = {name: files[:tune] for name, files in others.items()}
@@ -151,7 +167,9 @@ class ImageFolder(DividedFiles):
         return {**chosen, "test": parts["val"]}, {"train": note}
 
     def _refuse_shared(self, folder: Path, chosen: Chosen) -> None:
-        """Refuse files that are not there, and a file that is in two splits, under whatever names."""
+        """Refuse files that are not there, and a file that is in two splits, under whatever
+        names.
+        """
         files: list[tuple[str, Path]] = []
         for split, classes in chosen.items():
             files += [(split, path) for path in chain.from_iterable(classes.values())]
@@ -167,12 +185,18 @@ class ImageFolder(DividedFiles):
             if other_split != split:
                 both.append(f"{path} ({split}) and {other} ({other_split}) are one file")
         if missing:
-            self.refuse(folder, [f"{len(missing):,} of {len(files):,} images are not there: {few(missing)}"])
+            self.refuse(
+                folder, [f"{len(missing):,} of {len(files):,} images are not there: {few(missing)}"]
+            )
         refuse_if(both, f"{folder}: the splits overlap", "keep each file in one")
 
 
-def _divide_by_hash(seen: Listing, parts: Mapping[str, Files], share: float) -> tuple[Chosen, dict[str, str]]:
-    """Make train, tuning and test of the folders `parts`, the first of which is divided for what the others lack."""
+def _divide_by_hash(
+    seen: Listing, parts: Mapping[str, Files], share: float
+) -> tuple[Chosen, dict[str, str]]:
+    """Make train, tuning and test of the folders `parts`, the first of which is divided for
+    what the others lack.
+    """
     (first, train), *others = parts.items()
     roles = ("test",) if len(others) == 1 else ("tuning", "test")
     chosen: Chosen = {}
@@ -181,7 +205,9 @@ def _divide_by_hash(seen: Listing, parts: Mapping[str, Files], share: float) -> 
         chosen[role] = files
         taken_from[role] = part
     missing = [split for split in ("test", "tuning") if split not in chosen]
-    too_few = [f"{name} has {len(files)}" for name, files in train.items() if len(files) <= len(missing)]
+    too_few = [
+        f"{name} has {len(files)}" for name, files in train.items() if len(files) <= len(missing)
+    ]
     refuse_if(
         too_few,
         f"{seen.folder}: each class needs at least {len(missing) + 1} images to be divided",
@@ -192,7 +218,8 @@ def _divide_by_hash(seen: Listing, parts: Mapping[str, Files], share: float) -> 
         taken_from[split] = f"{first}, {share:.3g} of each class by the hash of CLASS/NAME"
     rest: dict[str, list[Path]] = {}
     for label, images in train.items():
-        # Neighbours by name are often alike, such as the frames of one film, so they are ranked by a hash.
+        # Neighbours by name are often alike, such as the frames of one film, so they are ranked by
+        # a hash.
         home = seen.root / first / label
         hashes = {}
         for path in images:
@@ -202,7 +229,10 @@ def _divide_by_hash(seen: Listing, parts: Mapping[str, Files], share: float) -> 
         # At least one image in each split.
         count = min(max(1, round(share * len(images))), (len(images) - 1) // max(1, len(missing)))
         for number, split in enumerate(missing):
-            chosen[split] = {**chosen[split], label: sorted(ranked[number * count : (number + 1) * count])}
+            chosen[split] = {
+                **chosen[split],
+                label: sorted(ranked[number * count : (number + 1) * count]),
+            }
         rest[label] = sorted(ranked[len(missing) * count :])
     taken_from["train"] = first + (", the rest" if missing else "")
     return {"train": rest, "tuning": chosen["tuning"], "test": chosen["test"]}, taken_from

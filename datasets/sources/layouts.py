@@ -1,12 +1,14 @@
-"""The layouts of folders of image files: our own, and ILSVRC2012 and Places205 as they are published.
+"""The layouts of folders of image files: our own, and ILSVRC2012 and Places205 as they are
+published.
 
 ILSVRC2012 is published with `val/` flat: its labels are those of the devkit,
-`ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt` (a number for each image, in order) and `meta.mat`
-(the class of each number), or of Kaggle's `LOC_val_solution.csv`. Kaggle has the images in `ILSVRC/Data/CLS-LOC/`.
+`ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt` (a number for each image, in
+order) and `meta.mat` (the class of each number), or of Kaggle's `LOC_val_solution.csv`. Kaggle has
+the images in `ILSVRC/Data/CLS-LOC/`.
 
 Places205 is published as `data/vision/torralba/deeplearning/images256/`, with the lists
-`trainvalsplit_places205/{train,val}_places205.csv`: a line for each image, its name and its label, such as
-`a/abbey/gsun_0a1b.jpg 0`.
+`trainvalsplit_places205/{train,val}_places205.csv`: a line for each image, its name and its label,
+such as `a/abbey/gsun_0a1b.jpg 0`.
 
 Each function adds what is wrong, and what else is to be said, to the listing that it is given.
 """
@@ -67,7 +69,10 @@ class Listing(Faults):
         self.left_out: dict[Path, str] = {}
 
     def listed(self, folder: Path) -> tuple[list[Path], list[Path]]:
-        """List the folders and the image files in a folder, each sorted by name; all else is left out."""
+        """List the folders and the image files in a folder, each sorted by name.
+
+        All else is left out.
+        """
         folders, images = [], []
         try:
             with os.scandir(folder) as entries:
@@ -88,7 +93,9 @@ class Listing(Faults):
         return folders, images
 
     def images_below(self, folder: Path) -> list[Path]:
-        """List the image files of a folder and of those in it, as torchvision's ImageFolder finds them."""
+        """List the image files of a folder and of those in it, as torchvision's ImageFolder
+        finds them.
+        """
         found: list[Path] = []
         waiting, seen = [folder], set()
         while waiting:
@@ -108,7 +115,10 @@ class Listing(Faults):
         of_kind: dict[str, list[Path]] = {}
         for path, kind in self.left_out.items():
             of_kind.setdefault(kind, []).append(path)
-        words = [f"{len(paths):,} {kind} ({named(paths[0], self.folder)})" for kind, paths in of_kind.items()]
+        words = [
+            f"{len(paths):,} {kind} ({named(paths[0], self.folder)})"
+            for kind, paths in of_kind.items()
+        ]
         return [f"not read: {', '.join(words)}"] if words else []
 
 
@@ -142,7 +152,8 @@ def train_and_val(source_dir: Path, seen: Listing) -> dict[str, Files]:
 
 
 def parts_of(source_dir: Path, seen: Listing) -> dict[str, Files]:
-    """Find the files of train/, val/ and test/, as far as they are there, or of the class folders themselves ("./").
+    """Find the files of train/, val/ and test/, as far as they are there, or of the class folders
+    themselves ("./").
 
     They are named as their folders are.
     """
@@ -155,21 +166,32 @@ def parts_of(source_dir: Path, seen: Listing) -> dict[str, Files]:
         classes, images = seen.listed(folders["test"])
         if not classes:
             name = folders.pop("test").name
-            seen.notes.append(f"{name}/ is not read: its {len(images):,} images lie in no class folders")
+            seen.notes.append(
+                f"{name}/ is not read: its {len(images):,} images lie in no class folders"
+            )
     folders = {"train": seen.root / "train", **folders}
     return {f"{folders[part].name}/": files for part, files in _parts(base, folders, seen).items()}
 
 
 def _unwrapped(source_dir: Path, seen: Listing) -> Path:
-    """Step into the one folder that there is, as archives have it, unless it is a class or a part."""
+    """Step into the one folder that there is, as archives have it, unless it is a class or a
+    part.
+    """
     base = source_dir
     while base.is_dir() and not (base / _KAGGLE).is_dir():
         folders, images = seen.listed(base)
-        if images or len(folders) != 1 or folders[0].name.lower() in PARTS or not seen.listed(folders[0])[0]:
+        if (
+            images
+            or len(folders) != 1
+            or folders[0].name.lower() in PARTS
+            or not seen.listed(folders[0])[0]
+        ):
             break
         base = folders[0]
     if base != source_dir:
-        seen.notes.append(f"the images are those of {named(base, source_dir)}/, the only folder there")
+        seen.notes.append(
+            f"the images are those of {named(base, source_dir)}/, the only folder there"
+        )
     seen.root = base / _KAGGLE if (base / _KAGGLE).is_dir() else base
     return base
 
@@ -182,13 +204,17 @@ def _part_folders(parts: tuple[str, ...], seen: Listing) -> dict[str, Path]:
     for folder in folders:
         part = PARTS.get(folder.name.lower(), "")
         if part in found:
-            seen.append(f"{found[part].name}/ and {folder.name}/ both mean {part}/: leave one of them")
+            seen.append(
+                f"{found[part].name}/ and {folder.name}/ both mean {part}/: leave one of them"
+            )
         elif part in parts:
             found[part] = folder
         elif folder.name != _DEVKIT.parts[0]:
             others.append(f"{named(folder, seen.root)}/")
     found = {part: found[part] for part in parts if part in found}
-    if renamed := [f"{folder.name}/ as {part}/" for part, folder in found.items() if folder.name != part]:
+    if renamed := [
+        f"{folder.name}/ as {part}/" for part, folder in found.items() if folder.name != part
+    ]:
         seen.notes.append(f"read {', '.join(renamed)}")
     if images:
         others.append(f"{len(images):,} images")
@@ -199,7 +225,9 @@ def _part_folders(parts: tuple[str, ...], seen: Listing) -> dict[str, Path]:
 
 
 def _parts(base: Path, folders: dict[str, Path], seen: Listing) -> dict[str, Files]:
-    """Find the files of each part: those of the class folders of train/, and of the same classes in the others."""
+    """Find the files of each part: those of the class folders of train/, and of the same
+    classes in the others.
+    """
     train = _class_files(folders["train"], seen)
     parts = {"train": train}
     for part, folder in list(folders.items())[1:]:
@@ -226,10 +254,15 @@ def _class_files(folder: Path, seen: Listing) -> Files:
         what = f"{len(nested):,} images are read from folders inside those of their classes"
         seen.notes.append(f"{what}, such as {named(nested[0], seen.folder)}")
     if not classes:
-        unlabelled = f", and the {len(loose):,} images in it have no labels: give them with --labels FILE.csv"
+        unlabelled = (
+            f", and the {len(loose):,} images in it have no labels: give them with --labels "
+            "FILE.csv"
+        )
         seen.append(f"{folder.name}/ has no class folders{unlabelled if loose else ''}")
     elif loose:
-        seen.append(f"{len(loose):,} images lie in {folder.name}/ itself, the first is {loose[0].name}")
+        seen.append(
+            f"{len(loose):,} images lie in {folder.name}/ itself, the first is {loose[0].name}"
+        )
     if not (empty := _empty(classes)):
         return classes
     what = f"{len(empty):,} class folders of {folder.name}/ have no images: {few(empty)}"
@@ -241,7 +274,10 @@ def _class_files(folder: Path, seen: Listing) -> Files:
 
 
 def like_train(train: Files, files: Files, where: str, seen: Listing) -> Files:
-    """Return the files of another part with the classes of train, in its order; refuse other classes."""
+    """Return the files of another part with the classes of train, in its order.
+
+    Refuse other classes.
+    """
     if not train or not files:
         return files
     if (lacking := sorted(train.keys() - files.keys())) and not seen.allow_empty:
@@ -264,8 +300,8 @@ def _flat_files(val: Path, source_dir: Path, train: Files, seen: Listing) -> Fil
         seen.left_out.pop(source_dir / _KAGGLE_LABELS, None)
     else:
         seen.append(
-            f"val/ has no class folders, and neither {_DEVKIT}/ nor {_KAGGLE_LABELS}, which tell its labels, is "
-            "beside it"
+            f"val/ has no class folders, and neither {_DEVKIT}/ nor {_KAGGLE_LABELS}, which tell "
+            "its labels, is beside it"
         )
         return {}
     if not labels:
@@ -286,7 +322,10 @@ def _flat_files(val: Path, source_dir: Path, train: Files, seen: Listing) -> Fil
 
 
 def _devkit_labels(source_dir: Path, seen: Listing) -> tuple[dict[str, str], Path]:
-    """Read the class of each validation image from the devkit, by its name without the ending; and name the list."""
+    """Read the class of each validation image from the devkit, by its name without the ending.
+
+    And name the list.
+    """
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
@@ -296,22 +335,39 @@ def _devkit_labels(source_dir: Path, seen: Listing) -> tuple[dict[str, str], Pat
         return {}, truth
     try:
         synsets = loadmat(source_dir / meta, squeeze_me=True)["synsets"]
-        # The devkit numbers the classes in an order of its own, and inner nodes of the hierarchy after them.
-        classes = dict(zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True))
+        # The devkit numbers the classes in an order of its own, and inner nodes of the hierarchy
+        # after them.
+        classes = dict(
+            zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True)
+        )
         numbers = (source_dir / truth).read_text().split()
-        # The list has no names: its lines are in the order of the images' numbers, which begin with 1.
-        return {f"ILSVRC2012_val_{i:08d}": classes[int(number)] for i, number in enumerate(numbers, 1)}, truth
-    except (OSError, LookupError, ValueError, TypeError, NotImplementedError, MatReadError) as error:
+        # The list has no names: its lines are in the order of the images' numbers, which begin with
+        # 1.
+        return {
+            f"ILSVRC2012_val_{i:08d}": classes[int(number)] for i, number in enumerate(numbers, 1)
+        }, truth
+    except (
+        OSError,
+        LookupError,
+        ValueError,
+        TypeError,
+        NotImplementedError,
+        MatReadError,
+    ) as error:
         seen.append(f"{_DEVKIT}/ cannot be read ({error})")
         return {}, truth
 
 
 def _kaggle_labels(source_dir: Path, seen: Listing) -> dict[str, str]:
-    """Read the class of each validation image from Kaggle's list, by its name without the ending."""
+    """Read the class of each validation image from Kaggle's list, by its name without the
+    ending.
+    """
     try:
         with (source_dir / _KAGGLE_LABELS).open(newline="") as file:
             # The class stands before the boxes of the objects.
-            return {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(file)}
+            return {
+                row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(file)
+            }
     except (OSError, LookupError, ValueError, AttributeError, csv.Error) as error:
         seen.append(f"{_KAGGLE_LABELS} cannot be read ({error})")
         return {}
@@ -336,7 +392,9 @@ def _places205(source_dir: Path, seen: Listing) -> dict[str, Files]:
         # A class is named by its folder without the letter before it: abbey of a/abbey.
         name = listed["train"][label][0].rpartition("/")[0].partition("/")[2]
         for part, images in listed.items():
-            parts[part].setdefault(name, []).extend(folder / image for image in sorted(images[label]))
+            parts[part].setdefault(name, []).extend(
+                folder / image for image in sorted(images[label])
+            )
     return parts
 
 
@@ -353,7 +411,12 @@ def _places205_list(source_dir: Path, part: str, seen: Listing) -> dict[int, lis
     for number, line in enumerate(lines, start=1):
         image, _, label = line.rpartition(" ")
         # A list must not lead to files outside the folder.
-        if image and label.isdecimal() and not image.startswith("/") and ".." not in image.split("/"):
+        if (
+            image
+            and label.isdecimal()
+            and not image.startswith("/")
+            and ".." not in image.split("/")
+        ):
             images.setdefault(int(label), []).append(image)
         elif line.strip():
             bad.append(number)

@@ -1,4 +1,6 @@
-"""Files that say which images or classes of a folder are taken, a name on each line, or the label of each image."""
+"""Files that say which images or classes of a folder are taken, a name on each line, or the
+label of each image.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ _WHAT = {"train_list": "training images", "class_list": "classes", "labels": "la
 
 
 def find_list(name: str, folder: Path, setting: str) -> Path:
-    """Find a list in the source's folder, in the working directory, or among those that come with regbench.
+    """Find a list in the source's folder, in the working directory, or among those that come with
+    regbench.
 
     The refusal names the setting that gives it.
     """
@@ -24,7 +27,11 @@ def find_list(name: str, folder: Path, setting: str) -> Path:
         if path.is_file():
             return path
     where = "" if Path(name).is_absolute() else f": it is neither in {folder} nor in {Path.cwd()}"
-    address = f" (it is to be had from {SIMCLR_LISTS}{name})" if name in ("1percent.txt", "10percent.txt") else ""
+    address = (
+        f" (it is to be had from {SIMCLR_LISTS}{name})"
+        if name in ("1percent.txt", "10percent.txt")
+        else ""
+    )
     raise RegbenchError(
         f"the list of {_WHAT[setting]} {name} is missing{where}; "
         f"put it there, or give its path: dataset.source.{setting}=PATH{address}"
@@ -35,28 +42,39 @@ def _read_lines(path: Path, what: str) -> list[str]:
     try:
         return [line.strip() for line in path.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise RegbenchError(f"cannot read the list of {what} {path} ({error}); get it again") from error
+        raise RegbenchError(
+            f"cannot read the list of {what} {path} ({error}); get it again"
+        ) from error
 
 
 def of_listed_classes(path: Path, files: Files, folder: Path) -> Files:
-    """Keep the classes that a list names, in the folder's order; a line that begins with # is a comment."""
+    """Keep the classes that a list names, in the folder's order.
+
+    A line that begins with # is a comment.
+    """
     lines = _read_lines(path, _WHAT["class_list"])
     names = [line for line in lines if line and not line.startswith("#")]
     missing = [name for name in names if name not in files]
     wrong = Faults()
     if missing:
-        wrong.append(f"{len(missing):,} of its {len(names):,} classes are not in {folder}: {few(missing)}")
+        wrong.append(
+            f"{len(missing):,} of its {len(names):,} classes are not in {folder}: {few(missing)}"
+        )
     if twice := sorted({name for name in names if names.count(name) > 1}):
         wrong.append(f"it names {len(twice):,} classes twice: {few(twice)}")
-    refuse_if(wrong, f"the list of classes {path} cannot be used", "mend it, or give another dataset.source.class_list")
+    refuse_if(
+        wrong,
+        f"the list of classes {path} cannot be used",
+        "mend it, or give another dataset.source.class_list",
+    )
     return {name: paths for name, paths in files.items() if name in set(names)}
 
 
 def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
     """Keep the images that a list names, in the folder's order.
 
-    A line is a file's name, or CLASS/NAME where several classes have a file of that name. What does not fit is refused
-    with the lines' numbers.
+    A line is a file's name, or CLASS/NAME where several classes have a file of that name. What does
+    not fit is refused with the lines' numbers.
     """
     # A name without a class can be in several; CLASS/NAME is in one.
     classes_of: dict[str, list[str]] = {}
@@ -75,27 +93,36 @@ def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
             missing = f"its class {label}" if label and label not in files else "it"
             wrong.append(f"line {number}: {name}: {missing} is not in {folder.name}/")
         elif len(classes) > 1:
-            wrong.append(f"line {number}: {name} is in {len(classes)} classes ({few(classes)}); write CLASS/NAME")
+            wrong.append(
+                f"line {number}: {name} is in {len(classes)} classes ({few(classes)}); write "
+                "CLASS/NAME"
+            )
         elif (classes[0], file_name) in first_line:
-            wrong.append(f"line {number}: {name} is already in line {first_line[classes[0], file_name]}")
+            wrong.append(
+                f"line {number}: {name} is already in line {first_line[classes[0], file_name]}"
+            )
         else:
             first_line[classes[0], file_name] = number
     chosen: Files = {}
     for label, paths in files.items():
         chosen[label] = [file for file in paths if (label, file.name) in first_line]
     empty = [label for label, paths in chosen.items() if not paths]
-    # A list that does not fit at all would leave classes empty, too: its lines are what is to be looked at.
+    # A list that does not fit at all would leave classes empty, too: its lines are what is to be
+    # looked at.
     if empty and not wrong:
         wrong.append(
-            f"it names {len(first_line):,} images and none of {len(empty)} of the {len(files)} classes ({few(empty)}); "
-            "is it cut short?"
+            f"it names {len(first_line):,} images and none of {len(empty)} of the {len(files)} "
+            f"classes ({few(empty)}); is it cut short?"
         )
-    refuse_if(wrong, f"{path} does not fit {folder}", "get the list again, or mend it or the folder")
+    refuse_if(
+        wrong, f"{path} does not fit {folder}", "get the list again, or mend it or the folder"
+    )
     return chosen
 
 
 def of_labels(path: Path, folder: Path, seen: Listing) -> dict[str, Files]:
-    """Find the images that a table names, by part and class; without a column "split" there is one part.
+    """Find the images that a table names, by part and class; without a column "split" there is one
+    part.
 
     Images that it does not name are left out.
     """
@@ -109,14 +136,19 @@ def of_labels(path: Path, folder: Path, seen: Listing) -> dict[str, Files]:
         seen.append(f"the labels {path} cannot be read ({error})")
         return {}
     if not {"file", "label"} <= {*columns}:
-        seen.append(f"{path.name} has the columns {few(columns)}; it needs file and label, and may have split")
+        seen.append(
+            f"{path.name} has the columns {few(columns)}; it needs file and label, and may have "
+            "split"
+        )
         return {}
     images = set(seen.images_below(folder))
     seen.left_out.pop(path, None)
     lines: dict[Path, int] = {}
     parts: dict[str, Files] = {}
     for number, row in rows:
-        name, label, split = ((row.get(column) or "").strip() for column in ("file", "label", "split"))
+        name, label, split = (
+            (row.get(column) or "").strip() for column in ("file", "label", "split")
+        )
         image = folder / name
         part = PARTS.get(split.lower()) if "split" in columns else ""
         fault = ""
@@ -138,7 +170,10 @@ def of_labels(path: Path, folder: Path, seen: Listing) -> dict[str, Files]:
         seen.append(f"{path.name} names no images{' of the split train' if first else ''}")
     seen.notes.append(f"labels are those of {path.name} (SHA-256 {file_sha256(path)})")
     if others := sorted(images - lines.keys()):
-        seen.notes.append(f"{len(others):,} images without a label are not read, such as {named(others[0], folder)}")
+        seen.notes.append(
+            f"{len(others):,} images without a label are not read, such as "
+            f"{named(others[0], folder)}"
+        )
     found: dict[str, Files] = {}
     for part in (first, "val", "test"):
         if part in parts:

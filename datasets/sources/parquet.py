@@ -1,8 +1,9 @@
 """Hugging Face data sets of images on disk, as parquet files.
 
-The split is named by a file (`data/train-00000-of-00002.parquet`) or by its folder (`train/0000.parquet`). A column of
-structs {bytes, path} holds the image files, another one the labels. The names of the classes are in the schema's
-metadata under "huggingface", or are the labels themselves.
+The split is named by a file (`data/train-00000-of-00002.parquet`) or by its folder
+(`train/0000.parquet`). A column of structs {bytes, path} holds the image files, another one the
+labels. The names of the classes are in the schema's metadata under "huggingface", or are the labels
+themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from regbench.errors import RegbenchError
 from regbench.files import regular
 from regbench.settings import settings
 
-_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "test": "test"}
+_SPLITS = {
+    "train": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "test": "test",
+}
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)")
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
@@ -33,7 +40,9 @@ _BATCH = 256
 
 
 class _Columns(NamedTuple):
-    """The names of the columns of images and labels, as pyarrow writes them, and of the classes if a file tells."""
+    """The names of the columns of images and labels, as pyarrow writes them, and of the classes
+    if a file tells.
+    """
 
     image: str
     label: str
@@ -51,15 +60,17 @@ class _Shard(NamedTuple):
 @register("parquet")
 @settings
 class Parquet(DividedFiles):
-    """A Hugging Face data set of images on disk, in the order of its files, divided as a folder of images is.
+    """A Hugging Face data set of images on disk, in the order of its files, divided as a folder of
+    images is.
 
-    "test" is its test split, or its validation split where the test has no labels or is not there. Of a data set with
-    both, the validation split is "tuning", unless tuning_per_class asks for one.
+    "test" is its test split, or its validation split where the test has no labels or is not there.
+    Of a data set with both, the validation split is "tuning", unless tuning_per_class asks for one.
     """
 
     title = "parquet files of https://huggingface.co/datasets"
     layout = (
-        "a data set's parquet files, such as data/train-00000-of-00002.parquet and data/test-00000-of-00001.parquet"
+        "a data set's parquet files, such as data/train-00000-of-00002.parquet and "
+        "data/test-00000-of-00001.parquet"
     )
 
     def __post_init__(self) -> None:
@@ -71,20 +82,34 @@ class Parquet(DividedFiles):
         """Read the labels of each split; see `Source.open`."""
         assert folder is not None  # a source of one's own images has one
         wrong = Faults()
-        shards = {split: _examine(split, paths, wrong) for split, paths in _find_files(folder, wrong).items()}
+        shards = {
+            split: _examine(split, paths, wrong)
+            for split, paths in _find_files(folder, wrong).items()
+        }
         everything = list(chain.from_iterable(shards.values()))
         for shard in everything:
             if shard.columns != everything[0].columns:
-                wrong.append(f"{shard.path.name} has other columns or classes than the files before it")
+                wrong.append(
+                    f"{shard.path.name} has other columns or classes than the files before it"
+                )
         self.refuse(folder, wrong)
         labels, class_names = _number_labels(shards)
         roles = _roles(labels, tuned=self.tuning_per_class is not None)
         for split in dict.fromkeys(roles.values()):
             if without := int((labels[split] < 0).sum()):
-                wrong.append(f"{without:,} images of {split} have no label, or one that is no class")
-        rows = {name: np.flatnonzero(labels["train"] == label).tolist() for label, name in enumerate(class_names)}
-        wrong.add([name for name, images in rows.items() if not images], "classes have no images in train")
-        self.refuse(folder, wrong, {"train": len(labels["train"]), "val": len(labels[roles["test"]])})
+                wrong.append(
+                    f"{without:,} images of {split} have no label, or one that is no class"
+                )
+        rows = {
+            name: np.flatnonzero(labels["train"] == label).tolist()
+            for label, name in enumerate(class_names)
+        }
+        wrong.add(
+            [name for name, images in rows.items() if not images], "classes have no images in train"
+        )
+        self.refuse(
+            folder, wrong, {"train": len(labels["train"]), "val": len(labels[roles["test"]])}
+        )
         # Only train can be divided. Of another split all images are taken.
         chosen = self.divided(rows, f"{folder}: train")
         splits = {}
@@ -121,7 +146,10 @@ def _find_files(source_dir: Path, wrong: Faults) -> dict[str, list[Path]]:
                 expected = max(expected, int(match[3]))
                 numbers.add(int(match[2]))
         if lacking := sorted(set(range(expected)) - numbers):
-            wrong.append(f"{len(lacking):,} of the {expected:,} files of {split} are missing: numbers {few(lacking)}")
+            wrong.append(
+                f"{len(lacking):,} of the {expected:,} files of {split} are missing: numbers "
+                f"{few(lacking)}"
+            )
     if "train" not in files:
         wrong.append("it has no files of train")
     if not files.keys() & {"validation", "test"}:
@@ -141,8 +169,9 @@ def _examine(split: str, paths: Sequence[Path], wrong: Faults) -> list[_Shard]:
                 columns = _find_columns(file.schema_arrow)
                 if columns is None:
                     wrong.append(
-                        f"{path.name} has no column of image files ({', '.join(_IMAGE_COLUMNS)}) or none of labels "
-                        f"({', '.join(_LABEL_COLUMNS)}); it has {', '.join(file.schema_arrow.names)}"
+                        f"{path.name} has no column of image files ({', '.join(_IMAGE_COLUMNS)}) "
+                        f"or none of labels ({', '.join(_LABEL_COLUMNS)}); it has "
+                        f"{', '.join(file.schema_arrow.names)}"
                     )
                     continue
                 labels = file.read([columns.label]).column(0).to_pylist()
@@ -160,7 +189,11 @@ def _find_columns(schema: Any) -> _Columns | None:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError):
         features = {}
-    kinds = {name: feature.get("_type") for name, feature in features.items() if isinstance(feature, dict)}
+    kinds = {
+        name: feature.get("_type")
+        for name, feature in features.items()
+        if isinstance(feature, dict)
+    }
 
     def column(usual: Sequence[str], kind: str) -> str | None:
         for name in (*usual, *kinds):
@@ -178,11 +211,16 @@ def _find_columns(schema: Any) -> _Columns | None:
         return None
     if not (types.is_integer(label_type) or types.is_string(label_type)):
         return None
-    return _Columns(image, label, features[label].get("names") if kinds.get(label) == "ClassLabel" else None)
+    return _Columns(
+        image, label, features[label].get("names") if kinds.get(label) == "ClassLabel" else None
+    )
 
 
 def _number_labels(shards: dict[str, list[_Shard]]) -> tuple[dict[str, Labels], list[str]]:
-    """Number the labels of each split, -1 where there is none or one that train has not; and name the classes."""
+    """Number the labels of each split, -1 where there is none or one that train has not.
+
+    And name the classes.
+    """
     values: dict[str, list[Any]] = {}
     for split, of_split in shards.items():
         values[split] = list(chain.from_iterable(shard.labels for shard in of_split))
@@ -212,7 +250,9 @@ def _roles(labels: dict[str, Labels], *, tuned: bool) -> dict[str, str]:
     return {**roles, "test": test}
 
 
-def _split(folder: Path, shards: Sequence[_Shard], labels: Labels, taken: npt.NDArray[np.bool_]) -> Split:
+def _split(
+    folder: Path, shards: Sequence[_Shard], labels: Labels, taken: npt.NDArray[np.bool_]
+) -> Split:
     """Make a split of the rows of some files that are taken."""
 
     def images() -> Iterator[tuple[bytes, str]]:
@@ -229,13 +269,17 @@ def _split(folder: Path, shards: Sequence[_Shard], labels: Labels, taken: npt.ND
                         yield content, f"{origin}[{row}]"
             except (pyarrow.ArrowException, OSError) as error:
                 reason = " ".join(str(error).split())
-                raise RegbenchError(f"{shard.path} cannot be read ({reason}); download it again") from error
+                raise RegbenchError(
+                    f"{shard.path} cannot be read ({reason}); download it again"
+                ) from error
             first = end
 
     return Split(labels[taken], images)
 
 
-def _taken_images(file: Any, column: str, taken: npt.NDArray[np.bool_]) -> Iterator[tuple[int, bytes]]:
+def _taken_images(
+    file: Any, column: str, taken: npt.NDArray[np.bool_]
+) -> Iterator[tuple[int, bytes]]:
     """Read the image files of some rows; an image that is not there, or only its path, is empty."""
     row = 0
     for group in range(file.num_row_groups):

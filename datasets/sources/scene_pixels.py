@@ -1,7 +1,7 @@
 """The pixels of generated scenes: sampling, colours and patterns, for many scenes at a time.
 
-All is NumPy in double precision, so that scenes are the same on every machine: rounding to 256 levels hides the last
-bits in which processors differ.
+All is NumPy in double precision, so that scenes are the same on every machine: rounding to 256
+levels hides the last bits in which processors differ.
 
 Shapes: N = scenes, S = side of a scene, F = side of a foreground image, C = channels.
 """
@@ -64,7 +64,9 @@ def sampled(grey_NFF: Floats, rows: npt.NDArray[np.intp], u_NSS: Floats, v_NSS: 
     return sampled_NSS
 
 
-def laid_over(canvas_NSSC: Floats, levels_NSS: Floats, colour_NC: Floats, shade_NSS: Floats) -> Floats:
+def laid_over(
+    canvas_NSSC: Floats, levels_NSS: Floats, colour_NC: Floats, shade_NSS: Floats
+) -> Floats:
     """Lay a coloured garment over a canvas; where it is dark the canvas shows through."""
     opacity_NSS1 = np.minimum(1, levels_NSS / _OPAQUE)[..., None]
     garment_NSSC = colour_NC[:, None, None] * shade_NSS[..., None]
@@ -72,7 +74,8 @@ def laid_over(canvas_NSSC: Floats, levels_NSS: Floats, colour_NC: Floats, shade_
 
 
 def pink(white_NSS: Floats) -> Floats:
-    """Turn white noise into noise whose amplitude falls with its frequency f as 1/f, as in photographs.
+    """Turn white noise into noise whose amplitude falls with its frequency f as 1/f, as in
+    photographs.
 
     Returns:
         Noise (N, S, S) of mean 0 and standard deviation 1 in each scene.

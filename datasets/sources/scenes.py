@@ -30,7 +30,16 @@ from regbench.datasets.sources.base import (
     Split,
     register,
 )
-from regbench.datasets.sources.scene_pixels import PATTERNS, Floats, laid_over, pattern, pink, rgb, sampled, to_levels
+from regbench.datasets.sources.scene_pixels import (
+    PATTERNS,
+    Floats,
+    laid_over,
+    pattern,
+    pink,
+    rgb,
+    sampled,
+    to_levels,
+)
 from regbench.errors import RegbenchError
 from regbench.settings import AtLeastOne, NonNegative, settings
 from regbench.wording import shown
@@ -39,13 +48,15 @@ from regbench.wording import shown
 _BLOCK = 128
 # At scale 1 a garment of 28 px has its own size in a scene of 32 px.
 _GARMENT_SHARE = 0.875
-# Without a rough background a few principal components of the pixels hold it, and what is left is the garment.
+# Without a rough background a few principal components of the pixels hold it, and what is left is
+# the garment.
 _ROUGHNESS = 0.3
 # No number is farther from all fractions, so no other spreads its multiples as evenly.
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 _SPLIT_NUMBERS = {"train": 0, "tuning": 1, "test": 2}
-# Random numbers of a scene, and of each distractor after them, so that without distractors all else is the same.
-# Numbers 0 to 4, 8 and 9 are the garment's, 5, 6 and 10 to 15 the background's; 7 is how many distractors there are.
+# Random numbers of a scene, and of each distractor after them, so that without distractors all else
+# is the same. Numbers 0 to 4, 8 and 9 are the garment's, 5, 6 and 10 to 15 the background's; 7 is
+# how many distractors there are.
 _OF_SCENE, _OF_DISTRACTOR = 16, 8
 
 
@@ -89,7 +100,10 @@ class Scenes(Source):
         """Refuse a foreground that is not published as arrays."""
         able = [name for name in SOURCES.names() if issubclass(SOURCES.of(name), Arrays)]
         if self.foreground not in able:
-            raise RegbenchError(f"dataset.source.foreground={shown(self.foreground)} must be one of {', '.join(able)}")
+            raise RegbenchError(
+                f"dataset.source.foreground={shown(self.foreground)} must be one of "
+                f"{', '.join(able)}"
+            )
 
     def open(self, folder: Path | None, downloads: Path) -> Contents:
         """Read the foreground and describe the scenes; see `Source.open`."""
@@ -103,7 +117,9 @@ class Scenes(Source):
             self._refuse_too_few(split, labels, foreground, names)
             splits[split] = self._split(split, labels, foreground)
         if self.patterns > 1:
-            names = [f"{name}, {pattern}" for name, pattern in product(names, PATTERNS[: self.patterns])]
+            names = [
+                f"{name}, {pattern}" for name, pattern in product(names, PATTERNS[: self.patterns])
+            ]
         return Contents(splits, names)
 
     def _counts(self) -> dict[str, int]:
@@ -116,19 +132,24 @@ class Scenes(Source):
             return numbers % classes
         shares = np.arange(1, classes + 1) ** -imbalance
         ends = np.cumsum(shares) / shares.sum()
-        # Multiples of the golden ratio are spread evenly however many there are, so shares come out nearly exact.
+        # Multiples of the golden ratio are spread evenly however many there are, so shares come out
+        # nearly exact.
         places = (numbers * _GOLDEN_RATIO) % 1
         return np.searchsorted(ends[:-1], places, side="right").astype(np.int64)
 
-    def _refuse_too_few(self, split: str, labels: Labels, foreground: _Foreground, names: Sequence[str]) -> None:
-        """Refuse more scenes of a class than the foreground has images: each shows one of its own."""
+    def _refuse_too_few(
+        self, split: str, labels: Labels, foreground: _Foreground, names: Sequence[str]
+    ) -> None:
+        """Refuse more scenes of a class than the foreground has images: each shows one of its
+        own.
+        """
         needed = np.bincount(labels // self.patterns, minlength=len(names))
         for label, name in enumerate(names):
             found = len(foreground.rows_by_class[label])
             if needed[label] > found:
                 raise RegbenchError(
-                    f"scenes: {split} needs {needed[label]:,} images of {name!r} and {self.foreground} has "
-                    f"{found:,}; give a smaller dataset.source.{split}_images"
+                    f"scenes: {split} needs {needed[label]:,} images of {name!r} and "
+                    f"{self.foreground} has {found:,}; give a smaller dataset.source.{split}_images"
                 )
 
     def _split(self, split: str, labels: Labels, foreground: _Foreground) -> Split:
@@ -182,7 +203,9 @@ class _Foreground:
 class _Scenes:
     """The scenes of a split, to be rendered block by block."""
 
-    def __init__(self, source: Scenes, split: str, labels: Labels, foreground: _Foreground, drawn: Floats) -> None:
+    def __init__(
+        self, source: Scenes, split: str, labels: Labels, foreground: _Foreground, drawn: Floats
+    ) -> None:
         """Choose the garment and the factors of each scene."""
         self.source, self.split, self.labels = source, split, labels
         self.foreground, self.drawn = foreground, drawn
@@ -222,7 +245,9 @@ class _Scenes:
         canvas_NSSC = self._background(scenes)
         for piece in range(self.source.distractors):
             has_piece = self.pieces[scenes] > piece
-            canvas_NSSC[has_piece] = self._with_piece(canvas_NSSC[has_piece], scenes[has_piece], piece)
+            canvas_NSSC[has_piece] = self._with_piece(
+                canvas_NSSC[has_piece], scenes[has_piece], piece
+            )
         levels_NSS, u_NSS, v_NSS = self._placed(
             self.rows[scenes],
             self.x[scenes],
@@ -250,16 +275,24 @@ class _Scenes:
             turn = np.pi * drawn[:, direction, None, None]
             along_NSS = np.cos(turn) * x_SS + np.sin(turn) * y_SS
             cycles_N = self.grain[scenes, None, None]
-            mix_NSS += 0.3 * np.sin(2 * np.pi * (cycles_N * along_NSS + drawn[:, phase, None, None]))
+            mix_NSS += 0.3 * np.sin(
+                2 * np.pi * (cycles_N * along_NSS + drawn[:, phase, None, None])
+            )
         value = 0.35 + 0.5 * drawn[:, 14]
         first_NC = rgb(self.background_hue[scenes], np.full_like(value, 0.6), value)
-        second_NC = rgb(self.background_hue[scenes] + 0.12 * drawn[:, 15], np.full_like(value, 0.35), 0.6 * value)
+        second_NC = rgb(
+            self.background_hue[scenes] + 0.12 * drawn[:, 15],
+            np.full_like(value, 0.35),
+            0.6 * value,
+        )
         mix_NSS1 = np.clip(mix_NSS, 0, 1)[..., None]
         smooth_NSSC = mix_NSS1 * first_NC[:, None, None] + (1 - mix_NSS1) * second_NC[:, None, None]
         return np.clip(smooth_NSSC * (1 + _ROUGHNESS * self._texture(scenes)[..., None]), 0, 1)
 
     def _texture(self, scenes: npt.NDArray[np.intp]) -> Floats:
-        """Return noise of mean 0 and deviation 1 in each scene, (N, S, S), coarse and fine alike."""
+        """Return noise of mean 0 and deviation 1 in each scene, (N, S, S), coarse and fine
+        alike.
+        """
         side = self.source.size_px
         white_NSS = np.empty((len(scenes), side, side))
         for row, scene in enumerate(scenes):
@@ -279,7 +312,9 @@ class _Scenes:
         inside_NSS = (u_NSS >= left_N) & (u_NSS < left_N + 0.5)
         inside_NSS &= (v_NSS >= top_N) & (v_NSS < top_N + 0.5)
         colour_NC = rgb(drawn[:, 7], np.full(len(scenes), 0.7), np.full(len(scenes), 0.8))
-        return laid_over(canvas_NSSC, levels_NSS * inside_NSS, colour_NC, 0.35 + 0.65 * levels_NSS / 255)
+        return laid_over(
+            canvas_NSSC, levels_NSS * inside_NSS, colour_NC, 0.35 + 0.65 * levels_NSS / 255
+        )
 
     def _grid(self) -> tuple[Floats, Floats]:
         """Return the centres of the pixels, as shares of the side."""
@@ -292,8 +327,9 @@ class _Scenes:
     ) -> tuple[Floats, Floats, Floats]:
         """Return the grey levels of turned and scaled foreground images, and their own coordinates.
 
-        Centres are shares of the side, from the left and from the top; the angle is in radians. Levels go from 0 to 255
-        and are zero outside; coordinates go from 0 to 1 across and along the image. Each is (N, S, S).
+        Centres are shares of the side, from the left and from the top; the angle is in radians.
+        Levels go from 0 to 255 and are zero outside; coordinates go from 0 to 1 across and along
+        the image. Each is (N, S, S).
         """
         x_SS, y_SS = self._grid()
         right_NSS = x_SS - x[:, None, None]

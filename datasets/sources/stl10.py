@@ -16,7 +16,9 @@ _IMAGE_BYTES = 3 * 96 * 96
 @register("stl10")
 @settings
 class STL10(Arrays):
-    """STL-10; of 500 labelled images a class 400 are for training, the last 100 for tuning; 100,000 have no label."""
+    """STL-10; of 500 labelled images a class 400 are for training, the last 100 for tuning;
+    100,000 have no label.
+    """
 
     about = PUBLISHED["stl10"]
     title = about.title
@@ -28,7 +30,9 @@ class STL10(Arrays):
         for part in ("train", "test"):
             name = f"{part}_y.bin"
             content = files.read(name)
-            labels = None if content is None else np.frombuffer(content, np.uint8).astype(np.int64) - 1
+            labels = (
+                None if content is None else np.frombuffer(content, np.uint8).astype(np.int64) - 1
+            )
             files.add(part, name, _images(files, f"{part}_X.bin"), labels, len(CLASSES))
         if (unlabeled := _images(files, "unlabeled_X.bin")) is not None:
             files.parts["unlabeled"] = unlabeled, np.full(len(unlabeled), -1, np.int64)
@@ -39,9 +43,14 @@ def _images(files: ArrayFiles, name: str) -> Pixels | None:
     path = files.folder / name
     size = path.stat().st_size if path.is_file() else 0
     if size == 0 or size % _IMAGE_BYTES:
-        state = f"cut short: {size:,} bytes, no multiple of {_IMAGE_BYTES:,}" if size else "missing or empty"
+        state = (
+            f"cut short: {size:,} bytes, no multiple of {_IMAGE_BYTES:,}"
+            if size
+            else "missing or empty"
+        )
         files.wrong.append(f"{name} is {state}")
         return None
-    # Mapped, because the images without labels are 2.8 GB. Each is three planes, each stored column by column.
+    # Mapped, because the images without labels are 2.8 GB. Each is three planes, each stored column
+    # by column.
     planes: Pixels = np.memmap(path, np.uint8, "r").reshape(-1, 3, 96, 96)
     return planes.transpose(0, 3, 2, 1)

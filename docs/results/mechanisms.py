@@ -1,4 +1,5 @@
-"""Print the tables of mechanisms.md and draw its figures: python docs/results/mechanisms.py results docs/results.
+"""Print the tables of mechanisms.md and draw its figures: python docs/results/mechanisms.py results
+docs/results.
 
 The first folder holds the bundles, the second gets the figures.
 """
@@ -53,7 +54,8 @@ UNLABELLED = {
 def print_change(
     frame: pd.DataFrame, extra: dict[str, str], methods: Sequence[str] = REGULARIZERS, **changes: float
 ) -> dict[str, pd.Series]:
-    """Print what a change does to each method, and return the share of the way that each seed loses.
+    """Print what a change does to each method, and return the share of the way that each seed
+    loses.
 
     Args:
         frame: All cells.
@@ -72,7 +74,8 @@ def print_change(
     for title, place in (("with labels", 1), ("best untrained row", 0)):
         row = [title, f"{ends(before)[place]:.1f}", f"{ends(after)[place]:.1f}", "–", "–", "–"]
         rows.append(row + ["–"] * (len(extra) + 1))
-    head = ["method", "before (%)", "after (%)", "share before", "after", "lost", *extra, "other weights"]
+    head = ["method", "before (%)", "after (%)", "share before", "after", "lost", *extra,
+        "other weights"]
     if all(row[-1] == "–" for row in rows):  # no other weight was tried
         head, rows = head[:-1], [row[:-1] for row in rows]
     print_table(head, rows)
@@ -80,7 +83,9 @@ def print_change(
 
 
 def other_weights(frame: pd.DataFrame, method: str) -> str:
-    """Word the points of linear probing that other weights bring with seed 0; – where they were not trained."""
+    """Word the points of linear probing that other weights bring with seed 0; – where they were
+    not trained.
+    """
     found = []
     first = scores(frame, method)
     for weight in WEIGHTS[method][1][1:]:
@@ -92,7 +97,8 @@ def other_weights(frame: pd.DataFrame, method: str) -> str:
 
 def other_rates(frame: pd.DataFrame, method: str) -> str:
     """Word the points of linear probing that half and twice the learning rate bring with seed 0."""
-    rows = frame[(frame["method"] == method) & (frame["weight"] == WEIGHTS[method][1][0]) & (frame["seed"] == 0)]
+    rows = frame[(frame["method"] == method) & (frame["weight"] == WEIGHTS[method][1][0]) & (frame[
+        "seed"] == 0)]
     points = rows.groupby("rate")["linear_top1 test"].first()
     return "; ".join(f"{rate:g}: {points[rate] - points[6]:+.1f}" for rate in (3, 12) if rate in points) or "–"
 
@@ -112,10 +118,13 @@ def draw_bits(frame: pd.DataFrame, path: Path) -> None:
 
 
 def draw_imbalance(frame: pd.DataFrame, path: Path) -> None:
-    """Draw each method's share of the way over the imbalance, and its accuracy of frequent and of rare classes."""
+    """Draw each method's share of the way over the imbalance, and its accuracy of frequent and
+    of rare classes.
+    """
     figure, levels = plt.figure(figsize=(8, 3.4)), (0, 1.5)
     parts = [at(frame, imbalance=level) for level in levels]
-    left = figure.add_subplot(1, 2, 1, xlabel="exponent of the imbalance", ylabel="share of the way (%)")
+    left = figure.add_subplot(1, 2, 1, xlabel="exponent of the imbalance", ylabel="share of the "
+    "way (%)")
     draw_levels(left, levels, by_level(parts, WEIGHTS, shares))
     left.axhline(0, color="grey", linewidth=0.8)
     left.legend(fontsize=8, frameon=False)
@@ -128,7 +137,8 @@ def draw_imbalance(frame: pd.DataFrame, path: Path) -> None:
     right.set_xticks((0, 1), ("frequent classes", "rare classes"))
     for place, kind in enumerate(kinds):
         labelled = parts[1].loc[parts[1]["method"] == "supervised", kind].mean()
-        right.plot([place - 0.1, place + 0.1], [labelled, labelled], "k-", label=None if place else "with labels")
+        right.plot([place - 0.1, place + 0.1], [labelled, labelled], "k-", label=None if place else
+            "with labels")
     right.legend(fontsize=8, frameon=False)
     save(figure, path)
 
@@ -139,7 +149,8 @@ def worded_ranks(parts: Sequence[pd.DataFrame], method: str) -> str:
 
 
 def print_sizes(frame: pd.DataFrame, name: str, sizes: Sequence[int], path: Path) -> None:
-    """Print and draw linear probing for each batch size or q, and the points that each doubling brings to a seed.
+    """Print and draw linear probing for each batch size or q, and the points that each doubling
+    brings to a seed.
 
     Args:
         frame: All cells.
@@ -157,7 +168,8 @@ def print_sizes(frame: pd.DataFrame, name: str, sizes: Sequence[int], path: Path
         rows.append((method, *map(worded, columns), worded(slopes[method], 2), worded_ranks(parts, method)))
         tried = other_rates if name == "batch" else other_weights
         others.append((method, *(tried(part, method) for part in (parts[0], parts[-1]))))
-    print_table(("method", *(f"{name} {size} (%)" for size in sizes), "points for each doubling", "ranks"), rows)
+    print_table(("method", *(f"{name} {size} (%)" for size in sizes), "points for each doubling",
+        "ranks"), rows)
     print_contrasts(slopes, [("VICReg", "SimCLR")])
     print_table(("method", *(f"{name} {size}" for size in (sizes[0], sizes[-1]))), others)
     draw_sizes("batch size" if name == "batch" else name, sizes, drawn, ends(at(frame))[0], path)
@@ -180,7 +192,9 @@ def print_wide(frame: pd.DataFrame) -> None:
 
 
 def rank_correlation(short: Sequence[pd.Series], long: Sequence[pd.Series]) -> tuple[float, float, float]:
-    """Return Spearman's correlation of the methods' means at two lengths, and its 95 % interval over drawn seeds."""
+    """Return Spearman's correlation of the methods' means at two lengths, and its 95 % interval
+    over drawn seeds.
+    """
     generator = np.random.default_rng(0)
     drawn = []
     for _ in range(DRAWS):
@@ -194,7 +208,9 @@ def rank_correlation(short: Sequence[pd.Series], long: Sequence[pd.Series]) -> t
 
 
 def print_lengths(frame: pd.DataFrame, path: Path) -> None:
-    """Print and draw linear probing for each length of training, and how the shorter rankings hold for the longest."""
+    """Print and draw linear probing for each length of training, and how the shorter rankings
+    hold for the longest.
+    """
     lengths, pairs = (4, 8, 15, 30), list(combinations(REGULARIZERS, 2))
     drawn = by_level([at(frame, epochs=length) for length in lengths], REGULARIZERS, scores)
     print_table(
@@ -212,13 +228,17 @@ def print_lengths(frame: pd.DataFrame, path: Path) -> None:
         told = tests[place]["p"] < 0.05
         turned = told & (tests[place]["difference"] * tests[-1]["difference"] < 0)
         rows.append((f"{length} epochs", f"{found:.1f}", f"{low:.1f} to {high:.1f}", told.sum(), turned.sum()))
-    head = ("ranking after", "rank correlation with 30 epochs", "95 %", "pairs told apart", "of them turned round")
+    head = ("ranking after", "rank correlation with 30 epochs", "95 %", "pairs told apart",
+        "of "
+        "them turned round")
     print_table(head, rows)
     draw_sizes("epochs", lengths, drawn, ends(at(frame))[0], path)
 
 
 def print_searches(frame: pd.DataFrame) -> None:
-    """Print what each seed's search on plain scenes chooses by linear probing, and how the other configurations compare."""
+    """Print what each seed's search on plain scenes chooses by linear probing, and how the
+    other configurations compare.
+    """
     plain, choices, others = at(frame), [], []
     for method in REGULARIZERS:
         first, smaller, larger = WEIGHTS[method][1]
@@ -236,7 +256,9 @@ def print_searches(frame: pd.DataFrame) -> None:
 
 
 def by_rank(frame: pd.DataFrame, classes: int) -> pd.DataFrame:
-    """Return rank and share of the way on the tuning split of the configurations that have not collapsed."""
+    """Return rank and share of the way on the tuning split of the configurations that have not
+    collapsed.
+    """
     rows = at(frame, classes=classes)
     low, high = ends(rows, "tuning")
     found = []
@@ -250,7 +272,9 @@ def by_rank(frame: pd.DataFrame, classes: int) -> pd.DataFrame:
 
 
 def rank_and_classes(frame: pd.DataFrame, path: Path) -> None:
-    """Print and draw the slope of the share of the way over log₂ of the effective rank, with 10 and 160 classes."""
+    """Print and draw the slope of the share of the way over log₂ of the effective rank, with 10
+    and 160 classes.
+    """
     figure, rows, slopes = plt.figure(figsize=(8, 3.4)), [], []
     for place, classes in enumerate((10, 160), 1):
         table = by_rank(frame, classes)
@@ -258,7 +282,8 @@ def rank_and_classes(frame: pd.DataFrame, path: Path) -> None:
         freedom = len(table) - 2
         slopes.append((fit.slope, fit.stderr, freedom))
         half = t.ppf(0.975, freedom) * fit.stderr
-        rows.append((f"{classes} classes", f"{fit.slope:.1f} ± {half:.1f}", len(table), f"{fit.rvalue:.2f}"))
+        rows.append((f"{classes} classes", f"{fit.slope:.1f} ± {half:.1f}", len(table),
+            f"{fit.rvalue:.2f}"))
         axes = figure.add_subplot(1, 2, place, title=f"{classes} classes", xlabel="effective rank")
         for method, part in table.groupby("method", sort=False):
             axes.plot(part["rank"], part["share"], "o", color=COLOURS[str(method)], label=method)
@@ -276,7 +301,9 @@ def rank_and_classes(frame: pd.DataFrame, path: Path) -> None:
 
 
 def searches(path: Path) -> Iterator[pd.DataFrame]:
-    """Yield the trials of each search of a bundle that had its full length: accuracy, and what needs no labels."""
+    """Yield the trials of each search of a bundle that had its full length: accuracy, and what
+    needs no labels.
+    """
     bundle = read_bundle(path)
     records = {record.cell_id: record for record in bundle.records}
     for choice in bundle.choices.values():
@@ -299,7 +326,9 @@ def trials(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 
 def lost_without_labels(groups: Iterable[pd.DataFrame]) -> dict[str, NDArray[np.float64]]:
-    """Return the points that choosing by each measure loses in each search of three trials or more."""
+    """Return the points that choosing by each measure loses in each search of three trials or
+    more.
+    """
     found: dict[str, list[float]] = {"random choice": []}
     for group in groups:
         if len(group) < 3:
@@ -316,9 +345,12 @@ def lost_without_labels(groups: Iterable[pd.DataFrame]) -> dict[str, NDArray[np.
 
 
 def print_label_free(folder: Path, frame: pd.DataFrame, path: Path) -> None:
-    """Print and draw what choosing a weight without labels costs, over shipped searches and this study's trials."""
+    """Print and draw what choosing a weight without labels costs, over shipped searches and
+    this study's trials.
+    """
     lost = {name: lost_without_labels(searches(folder / f"{name}.zip")) for name in SEARCHED}
-    lost["this study"] = lost_without_labels(trials(frame[frame["sweep"].isin(STUDY) & (frame["seed"] == 0)]))
+    lost["this study"] = lost_without_labels(trials(frame[frame["sweep"].isin(STUDY) & (frame[
+        "seed"] == 0)]))
     lost["its search, repeated"] = lost_without_labels(trials(at(frame[frame["seed"].isin((1, 2))])))
     rows, gains = [], []
     for title, measures in lost.items():
@@ -329,8 +361,11 @@ def print_label_free(folder: Path, frame: pd.DataFrame, path: Path) -> None:
                 gained = worded(chance - values, 2)
                 gains.append((f"{title}: {name}", chance - values))
             percent = f"{100 * values.mean() / chance.mean():.0f}"
-            rows.append((title, len(values), name, f"{values.mean():.2f}", percent, gained, f"{values.max():.1f}"))
-    head = ("searches of", "searches", "chosen by", "points lost", "% of chance", "better than chance by", "at worst")
+            rows.append((title, len(values), name, f"{values.mean():.2f}", percent, gained,
+                f"{values.max():.1f}"))
+    head = ("searches of", "searches", "chosen by", "points lost", "% of chance",
+        "better "
+        "than chance by", "at worst")
     print_table(head, rows)
     figure = plt.figure(figsize=(7, 4))
     axes = figure.add_subplot(xlabel="points better than a random choice")
@@ -354,7 +389,8 @@ def main(bundles: Path, out: Path) -> None:
         lost = print_change(frame, rank | {"bits kept (%)": "bits kept"}, bits=bits)
         print_contrasts(lost, [("VICReg", other) for other in REGULARIZERS if other != "VICReg"])
     draw_bits(frame, out / "mechanisms_shared_bits.png")
-    parts = {"frequent classes (%)": "linear_head_top1 test", "rare classes (%)": "linear_tail_top1 test"}
+    parts = {"frequent classes (%)": "linear_head_top1 test", "rare classes (%)":
+        "linear_tail_top1 test"}
     lost = print_change(frame, rank | parts, list(WEIGHTS), imbalance=1.5)
     print_contrasts(lost, [(method, "BYOL") for method in REGULARIZERS])
     draw_imbalance(frame, out / "mechanisms_imbalance.png")

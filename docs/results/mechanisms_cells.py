@@ -1,4 +1,6 @@
-"""Read the cells of mechanisms.md from their bundles, choose among them, and word numbers and tables."""
+"""Read the cells of mechanisms.md from their bundles, choose among them, and word numbers and
+tables.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from regbench.benchmark.rundir.record import Record
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.rows.significance import holm
 
-STUDY = ("mechanisms", "mechanisms_imbalance", "mechanisms_sizes", "mechanisms_lengths", "mechanisms_weights")
+STUDY = ("mechanisms", "mechanisms_imbalance", "mechanisms_sizes", "mechanisms_lengths",
+    "mechanisms_weights")
 BUNDLES = ("quickstart", "heuristics", *STUDY)
 PLAIN = {"classes": 10, "bits": 0, "imbalance": 0, "batch": 128, "q": 512, "hidden": 0, "epochs": 15}
 REGULARIZERS = ("SFRIK (L=2)", "VICReg", "SimCLR", "SIGReg")
@@ -24,14 +27,17 @@ WEIGHTS = {
     "SIGReg": ("method.regularization_weight", (0.05, 0.0125, 0.2)),
     "BYOL": ("optimizer.base_lr", (3, 1.5, 6)),
 }
-"""The setting that weighs each method's terms, and its values: first the one that was chosen on plain scenes.
+"""The setting that weighs each method's terms, and its values: first the one that was chosen on
+plain scenes.
 
 BYOL has no weight; its learning rate stands in its place.
 """
 
 
 def cells(folder: Path) -> pd.DataFrame:
-    """Return a row for each training: what was varied, its scores, and the numbers of its last epoch."""
+    """Return a row for each training: what was varied, its scores, and the numbers of its last
+    epoch.
+    """
     rows: dict[str, dict[str, object]] = {}
     for name in BUNDLES:
         bundle = read_bundle(folder / f"{name}.zip")
@@ -81,7 +87,9 @@ def at(frame: pd.DataFrame, **changes: float) -> pd.DataFrame:
 
 
 def weighted(frame: pd.DataFrame, method: str, weight: float, rate: float = 6) -> pd.DataFrame:
-    """Return a method's cells with one weight, by seed: those with a score on the test split, where there are such."""
+    """Return a method's cells with one weight, by seed: those with a score on the test split,
+    where there are such.
+    """
     rows = frame[(frame["method"] == method) & (frame["weight"] == weight)]
     rows = rows[(rows["rate"] == rate) | (rows["method"] == "BYOL")]
     rows = rows.sort_values(["seed", "linear_top1 test"])  # cells without a test score come last
@@ -104,7 +112,9 @@ def by_level(
 
 
 def ends(frame: pd.DataFrame, split: str = "test") -> tuple[float, float]:
-    """Return the score of the best row that nothing was trained for, and that of training with labels."""
+    """Return the score of the best row that nothing was trained for, and that of training with
+    labels.
+    """
     column = f"linear_top1 {split}"
     untrained = frame[~frame["trained"]].groupby("method")[column].mean()
     return float(untrained.max()), float(frame[frame["method"] == "supervised"][column].mean())
@@ -135,7 +145,9 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def contrasts(values: dict[str, pd.Series], pairs: Sequence[tuple[str, str]]) -> pd.DataFrame:
-    """Return Welch's test of each pair: difference of the means, its 95 % interval, and p with Holm's correction."""
+    """Return Welch's test of each pair: difference of the means, its 95 % interval, and p with
+    Holm's correction.
+    """
     rows = []
     for one, two in pairs:
         test = ttest_ind(values[one], values[two], equal_var=False)

@@ -18,7 +18,10 @@ COLOURS = dict(zip(WEIGHTS, ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#55555
 
 
 def draw_levels(axes: Axes, levels: Sequence[float], values: Mapping[str, Sequence[pd.Series]]) -> None:
-    """Draw the seeds and the mean of each method at each level; `values` has a method's seeds in the levels' order."""
+    """Draw the seeds and the mean of each method at each level.
+
+    `values` has a method's seeds in the levels' order.
+    """
     width = 0.02 * (max(levels) - min(levels))
     for shift, (method, columns) in enumerate(values.items()):
         for level, seeds in zip(levels, columns, strict=True):

@@ -1,6 +1,8 @@
-"""Make what the documentation site has beside docs/: pages of the code, and the files that pages link to.
+"""Make what the documentation site has beside docs/: pages of the code, and the files that pages
+link to.
 
-MkDocs calls `on_config`, `on_files` and `on_page_markdown` (https://www.mkdocs.org/dev-guide/plugins/#events).
+MkDocs calls `on_config`, `on_files` and `on_page_markdown`
+(https://www.mkdocs.org/dev-guide/plugins/#events).
 """
 
 from __future__ import annotations
@@ -36,16 +38,23 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Pages at the root of the repository, by their place on the site.
 PAGES = {"README.md": "index.md"} | {
-    name: name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
+    name: name
+    for name in (
+        "ARCHITECTURE.md",
+        "CHANGELOG.md",
+        "CODE_OF_CONDUCT.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+    )
 }
 _LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(#[^)\s]*)?\)")
 _FIGURE = re.compile(r"^(!\[[^\]]*\]\(([^)\s]+)\))$", re.MULTILINE)
 
 NOTATION = (
-    "**Notation.** A batch has n images with V views each. An embedding has q dimensions. Z_v is the matrix of the "
-    "embeddings of view v, shape (n, q), and z_{v,i} its row for image i. Sums over v go over the views, those over "
-    "i and j over the images unless the page says otherwise. ‖·‖\\_F is the Frobenius norm and ‖·‖\\_\\* the nuclear "
-    "norm. With two views V = 2."
+    "**Notation.** A batch has n images with V views each. An embedding has q dimensions. Z_v is "
+    "the matrix of the embeddings of view v, shape (n, q), and z_{v,i} its row for image i. Sums "
+    "over v go over the views, those over i and j over the images unless the page says otherwise. "
+    "‖·‖\\_F is the Frobenius norm and ‖·‖\\_\\* the nuclear norm. With two views V = 2."
 )
 
 SPECTRUM_DIM = 512  # q of the quickstart
@@ -96,12 +105,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Make a page fit for the site.
 
-    Links to files outside docs/ lead to where the site has them. A figure is a link to itself, so that it can be seen
-    in full and its scrolling reached by the keyboard. A mean and its deviation stay on one line.
+    Links to files outside docs/ lead to where the site has them. A figure is a link to itself, so
+    that it can be seen in full and its scrolling reached by the keyboard. A mean and its deviation
+    stay on one line.
     """
     place = page.file.src_uri
     source = {made: name for name, made in PAGES.items()}.get(place, f"docs/{place}")
-    linked = _LINK.sub(lambda found: _on_site(found, source, place), _FIGURE.sub(r"[\1](\2)", markdown))
+    linked = _LINK.sub(
+        lambda found: _on_site(found, source, place), _FIGURE.sub(r"[\1](\2)", markdown)
+    )
     return linked.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
@@ -119,7 +131,10 @@ def generated() -> Iterator[tuple[str, str]]:
 
 def linked_files() -> set[str]:
     """Find the files of the repository, other than pages of the site, that its pages link to."""
-    sources = [*(Path(name) for name in PAGES), *(p.relative_to(ROOT) for p in (ROOT / "docs").rglob("*.md"))]
+    sources = [
+        *(Path(name) for name in PAGES),
+        *(p.relative_to(ROOT) for p in (ROOT / "docs").rglob("*.md")),
+    ]
     found = set()
     for source in sources:
         for target, _ in _LINK.findall((ROOT / source).read_text()):
@@ -150,12 +165,14 @@ def _methods_page() -> str:
     for name in methods.names():
         method = methods.build(name)
         data = method.metadata
-        rows.append([f"[`{name}`]({name}.md)", method.label, data.reference, data.time, data.memory])
+        rows.append(
+            [f"[`{name}`]({name}.md)", method.label, data.reference, data.time, data.memory]
+        )
     table = tabulate(rows, ["method=", "label", "published", "time", "memory"], tablefmt="github")
     return (
-        "# Methods\n\nEach is a loss on the embeddings of an image's views. "
-        "[Some are the same loss](../identities.md), or become the same in a limit.\n\n"
-        f"{NOTATION}\n\nTime and memory are those of value and gradient, beyond the embeddings.\n\n{table}\n"
+        "# Methods\n\nEach is a loss on the embeddings of an image's views. [Some are the same "
+        f"loss](../identities.md), or become the same in a limit.\n\n{NOTATION}\n\nTime and memory "
+        f"are those of value and gradient, beyond the embeddings.\n\n{table}\n"
     )
 
 
@@ -170,7 +187,12 @@ def _method_page(name: str) -> str:
     texts = meanings(type(method))
     space = method.space or {}
     rows = [
-        [f"`{key}`", f"`{list(value) if isinstance(value, tuple) else value}`", texts[key], str(space.get(key, ""))]
+        [
+            f"`{key}`",
+            f"`{list(value) if isinstance(value, tuple) else value}`",
+            texts[key],
+            str(space.get(key, "")),
+        ]
         for key, value in methods.defaults(name).items()
     ]
     if rows:
@@ -178,7 +200,7 @@ def _method_page(name: str) -> str:
         parts += ["## Hyperparameters", tabulate(rows, heads, tablefmt="github")]
     facts = {
         "Published with": data.published,
-        "More than two views": f"{KINDS[method.kind]} ({data.views or 'the choice of this benchmark'})",
+        "More than two views": f"{KINDS[method.kind]} ({data.views or 'our choice'})",
         "Limitation": data.limitation,
         "Time": data.time,
         "Memory": data.memory,
@@ -187,29 +209,45 @@ def _method_page(name: str) -> str:
     parts += ["## Facts", "\n".join(f"- {key}: {text}" for key, text in facts.items() if text)]
     parts += _spectrum(method)
     if known := _identities(name):
-        parts += ["## Identities", *known, "[All identities](../identities.md), with the tests that hold them."]
+        parts += [
+            "## Identities",
+            *known,
+            "[All identities](../identities.md), with the tests that hold them.",
+        ]
     use = f'from regbench import methods\n\nloss = methods.build("{name}")(z1, z2).total'
     parts += ["## Use", f"```\nregbench train method={name}\n```", f"```python\n{use}\n```"]
     return "\n\n".join(parts) + "\n"
 
 
 def _spectrum(method: methods.Regularizer) -> list[str]:
-    """Show which orders of spherical harmonics a kernel weighs; nothing of a method without a kernel."""
+    """Show which orders of spherical harmonics a kernel weighs.
+
+    Nothing of a method without a kernel.
+    """
     coefficients = kernel_spectrum(method, SPECTRUM_DIM, 6)
     if coefficients is None:
         return []
-    rows = [[f"{order}", f"{b:.4g}", f"{share:.2%}"] for order, b, share in spectrum_rows(coefficients)]
-    table = tabulate(rows, ["order ℓ", "b_ℓ", "share of b_1 to b_6"], tablefmt="github", disable_numparse=True)
+    rows = [
+        [f"{order}", f"{b:.4g}", f"{share:.2%}"] for order, b, share in spectrum_rows(coefficients)
+    ]
+    table = tabulate(
+        rows, ["order ℓ", "b_ℓ", "share of b_1 to b_6"], tablefmt="github", disable_numparse=True
+    )
     about = (
-        f"The kernel is φ(t) = Σ b_ℓ P_ℓ(q; t) with the Legendre polynomials P_ℓ, here at q = {SPECTRUM_DIM} with the "
-        "default hyperparameters. b_ℓ is what the regularizer pays for harmonics of order ℓ."
+        "The kernel is φ(t) = Σ b_ℓ P_ℓ(q; t) with the Legendre polynomials P_ℓ, here at q = "
+        f"{SPECTRUM_DIM} with the default hyperparameters. b_ℓ is what the regularizer pays for "
+        "harmonics of order ℓ."
     )
     return ["## Spectrum", about, table]
 
 
 def _identities(name: str) -> list[str]:
     """Find the lines of the table of identities that speak of a method."""
-    lines = re.findall(r"^\| (.*`.*) \| `test_\w+` \|$", (ROOT / "docs" / "identities.md").read_text(), re.MULTILINE)
+    lines = re.findall(
+        r"^\| (.*`.*) \| `test_\w+` \|$",
+        (ROOT / "docs" / "identities.md").read_text(),
+        re.MULTILINE,
+    )
     return [f"- {line}" for line in lines if f"`{name}`" in line]
 
 
@@ -219,7 +257,9 @@ def _formula(data: methods.Metadata) -> str:
         return f"```text\n{data.formula}\n```"
     mathml = convert(data.latex, display="block")
     if "\\" in mathml:
-        raise PluginError(f"{data.title}: the formula has a command that cannot be typeset: {data.latex}")
+        raise PluginError(
+            f"{data.title}: the formula has a command that cannot be typeset: {data.latex}"
+        )
     return f'<div class="formula" tabindex="0" role="group" aria-label="formula">{mathml}</div>'
 
 
@@ -233,17 +273,24 @@ def _commands_page() -> str:
 
 
 def _record_page() -> str:
-    """Tell of each file that runs and tunings sign, field by field, from the classes that write and read it."""
+    """Tell of each file that runs and tunings sign, field by field, from the classes that write
+    and read it.
+    """
     parts = [
         "# The record",
-        "A finished run leaves `record.json` in its folder, a signed JSON file. This page is made of the classes that "
-        "write and read it. Each signed file has two more fields: `schema_version`, now "
-        f"{SCHEMA_VERSION}, and `sha256`, the digest of all the others. A reader refuses a file whose digest does not "
-        "fit. [Records in Python](records.md) reads them, and `regbench report NAME --check` verifies them.",
+        "A finished run leaves `record.json` in its folder, a signed JSON file. This page is made "
+        "of the classes that write and read it. Each signed file has two more fields: "
+        f"`schema_version`, now {SCHEMA_VERSION}, and `sha256`, the digest of all the others. A "
+        "reader refuses a file whose digest does not fit. [Records in Python](records.md) reads "
+        "them, and `regbench report NAME --check` verifies them.",
     ]
     for cls, file in SIGNED.items():
         schema = TypeAdapter(cls).json_schema()
-        parts += [f"## {cls.__name__}: `{file}`", (inspect.getdoc(cls) or "").partition("\n")[0], _fields(cls, schema)]
+        parts += [
+            f"## {cls.__name__}: `{file}`",
+            (inspect.getdoc(cls) or "").partition("\n")[0],
+            _fields(cls, schema),
+        ]
         for part, definition in schema.get("$defs", {}).items():
             if f"### {part}" not in parts:
                 described = getattr(sys.modules[cls.__module__], part)
@@ -273,13 +320,18 @@ def _kind(field: Mapping[str, Any]) -> str:
         return ", ".join(f'"{value}"' for value in field["enum"])
     if field.get("type") == "array":
         return f"list of {_kind(field['items'])}"
-    return {"object": "mapping", "integer": "whole number"}.get(field.get("type", ""), field.get("type", "anything"))
+    return {"object": "mapping", "integer": "whole number"}.get(
+        field.get("type", ""), field.get("type", "anything")
+    )
 
 
 def _settings_page() -> str:
     parts = ["# Settings", "Each is set by an override `NAME=VALUE`, or by a line of a sweep file."]
     for title, settings in listing():
-        rows = [[f"`{s.name}`", s.kind, shorten(s.default or "", 80, placeholder=" …"), s.meaning] for s in settings]
+        rows = [
+            [f"`{s.name}`", s.kind, shorten(s.default or "", 80, placeholder=" …"), s.meaning]
+            for s in settings
+        ]
         table = tabulate(rows, ["setting", "values", "default", "meaning"], tablefmt="github")
         parts += [f"## {title[0].upper()}{title[1:]}", table]
     return "\n\n".join(parts) + "\n"

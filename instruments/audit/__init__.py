@@ -1,1 +1,3 @@
-"""An audit: any loss of any library as a black box, against the textbook and on several processes."""
+"""An audit: any loss of any library as a black box, against the textbook and on several
+processes.
+"""

@@ -34,7 +34,9 @@ def _both_orders(loss: Any, batch: Batch) -> Any:
 
 
 def _with_teacher(loss: Any, batch: Batch) -> Any:
-    """Call a loss of the teacher's distributions, which it makes itself, and let its center follow."""
+    """Call a loss of the teacher's distributions, which it makes itself, and let its center
+    follow.
+    """
     scores = torch.stack(batch.targets_NQ)
     value = loss(torch.stack(batch.views_NQ), loss.softmax_center_teacher(scores, 0.07))
     loss.update_center(scores)
@@ -77,18 +79,27 @@ def libraries() -> dict[str, dict[str, Target]]:
         found[library] = {}
         for loss, given in losses.items():
             call = given.get("call", "arguments")
-            how = {**given, "call": _CALLS.get(call, call), "views": tuple(given.get("views", (2,)))}
+            how = {
+                **given,
+                "call": _CALLS.get(call, call),
+                "views": tuple(given.get("views", (2,))),
+            }
             found[library][loss] = Target(name=f"{library}:{loss}", **how)
     return found
 
 
 def find_losses(
-    names: Sequence[str], claims: str = "", call: str | Call = "arguments", gathers: bool = False, views: int = 2
+    names: Sequence[str],
+    claims: str = "",
+    call: str | Call = "arguments",
+    gathers: bool = False,
+    views: int = 2,
 ) -> tuple[list[Target], str]:
     """Find what names stand for, and the options of the command that audits them so.
 
     Args:
-        names: Names as `regbench.audit.audit` takes them. The other arguments are for losses without an adapter.
+        names: Names as `regbench.audit.audit` takes them. The other arguments are for losses
+            without an adapter.
         claims: The regularizer that they say they are.
         call: Way that the losses take views.
         gathers: Whether they say that several processes share one batch.
@@ -108,9 +119,14 @@ def find_losses(
             losses.append(known[loss])
         elif name == library:
             listed = ", ".join(libraries())
-            raise RegbenchError(f"no adapters of {name!r}; there are some of {listed}; or package.module:Class(args)")
+            raise RegbenchError(
+                f"no adapters of {name!r}; there are some of {listed}; or "
+                "package.module:Class(args)"
+            )
         else:
-            own = Target(name=name, expression=name, claims=claims, call=call, gathers=gathers, views=counts)
+            own = Target(
+                name=name, expression=name, claims=claims, call=call, gathers=gathers, views=counts
+            )
             losses.append(own)
     options = f"--claims '{claims}' " if claims else ""
     options += f"--call {call} " if call != "arguments" else ""

@@ -1,8 +1,9 @@
-"""The value of a loss against the textbook of what it claims to be, and what explains the difference.
+"""The value of a loss against the textbook of what it claims to be, and what explains the
+difference.
 
 An explanation is a hypothesis (another setting, an embedding normalised or not, …) and a fit: the
-textbook times a factor, plus a constant, or with weights of its own on its addends. Simple explanations are tried
-first, and one counts only if it reproduces every value.
+textbook times a factor, plus a constant, or with weights of its own on its addends. Simple
+explanations are tried first, and one counts only if it reproduces every value.
 """
 
 from __future__ import annotations
@@ -20,11 +21,20 @@ from regbench.instruments.audit.finding import Finding, in_words
 from regbench.instruments.audit.target import Target
 from regbench.instruments.audit.textbook import textbook
 from regbench.instruments.audit.variants import SCALES, Hypothesis, Terms, hypotheses
-from regbench.instruments.loss_checks import MEAN_SEEDS, cast, chance, draw_views, mean_value, relative, seeded
+from regbench.instruments.loss_checks import (
+    MEAN_SEEDS,
+    cast,
+    chance,
+    draw_views,
+    mean_value,
+    relative,
+    seeded,
+)
 from regbench.methods import Regularizer
 from regbench.methods.pairwise import normalize
 
-# More and fewer images than dimensions; each n, q and n q but once, so that forms of them can be told apart.
+# More and fewer images than dimensions; each n, q and n q but once, so that forms of them can be
+# told apart.
 SIZES = ((8, 4), (12, 3), (6, 9))
 # More than the unknowns of any fit, so that a fit that leaves nothing is no chance.
 DRAWS = 7
@@ -77,10 +87,14 @@ def _sample(target: Target) -> _Samples:
 
 
 def explain(target: Target, method: Regularizer) -> Finding | None:
-    """Find what makes a loss differ from the textbook of `method`, which it claims to be; None if nothing does."""
+    """Find what makes a loss differ from the textbook of `method`, which it claims to be; None
+    if nothing does.
+    """
     samples = _sample(target)
     if not samples.values.isfinite().all():
-        return Finding("not finite", "defect", math.nan, "the value of ordinary embeddings is NaN or infinite")
+        return Finding(
+            "not finite", "defect", math.nan, "the value of ordinary embeddings is NaN or infinite"
+        )
     exact = _SINGLE if samples.single else _EXACT
     claimed, *others = hypotheses(method)
     columns = _columns(claimed.terms, samples, method, len(samples.sizes))
@@ -90,7 +104,10 @@ def explain(target: Target, method: Regularizer) -> Finding | None:
         return None
     fit = _fit(columns, samples.values, samples.sizes, exact)
     if difference <= _CLOSE and (fit is None or fit.is_plain):
-        text = f"equals the textbook up to {difference:.1g} of the value, as another ε or single precision within does"
+        text = (
+            f"equals the textbook up to {difference:.1g} of the value, as another ε or single "
+            "precision within does"
+        )
         return Finding("small constant", "note", difference, text)
     close: Finding | None = None
     # One that fits exactly is better than an earlier one that fits nearly.
@@ -103,28 +120,41 @@ def explain(target: Target, method: Regularizer) -> Finding | None:
         close = close or _worded(hypothesis, loose)
     if close is not None:
         return close
-    text = f"differs from {method.label}'s textbook by {difference:.2g} of its value, and nothing tried explains it"
+    text = (
+        f"differs from {method.label}'s textbook by {difference:.2g} of its value, and nothing "
+        "tried explains it"
+    )
     return Finding("another value", "defect", difference, text)
 
 
-def explain_random(target: Target, method: Regularizer, count: int = 2, global_views: int = 2) -> Finding | None:
-    """Compare the means over random numbers of a loss and of the textbook, where they draw different ones."""
+def explain_random(
+    target: Target, method: Regularizer, count: int = 2, global_views: int = 2
+) -> Finding | None:
+    """Compare the means over random numbers of a loss and of the textbook, where they draw
+    different ones.
+    """
     views = draw_views(16, 4, count)
     found = mean_value(partial(target.value, global_views=global_views), cast(views, torch.float32))
     wanted = mean_value(partial(textbook, method, global_views=global_views), views)
     if abs(found[0] - wanted[0]) <= chance(found, wanted) + 1e-6 * abs(wanted[0]):
         return None
     ratio, spread = found[0] / wanted[0], math.hypot(found[1], wanted[1]) / abs(wanted[0])
-    text = f"is {ratio:.4g} times {method.label}'s textbook in the mean over {MEAN_SEEDS} draws, ± {spread:.1g}"
+    text = (
+        f"is {ratio:.4g} times {method.label}'s textbook in the mean over {MEAN_SEEDS} draws, ± "
+        f"{spread:.1g}"
+    )
     text += f", with {count} views" if count > 2 else ""
     return Finding("another value in the mean", "defect", ratio, text)
 
 
 def least_squares(basis: Sequence[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the weights of columns, shape (..., draws), whose sum is nearest to y, and the largest rests."""
+    """Find the weights of columns, shape (..., draws), whose sum is nearest to y, and the
+    largest rests.
+    """
     if not basis:
         return y.new_zeros(0), y.abs().amax(dim=-1)
-    # Columns of length 1, because addends may differ by orders of magnitude, and the driver drops small ones.
+    # Columns of length 1, because addends may differ by orders of magnitude, and the driver drops
+    # small ones.
     matrix = torch.stack(list(basis), dim=-1)
     lengths = matrix.norm(dim=-2, keepdim=True).clamp_min(1e-300)
     # The driver "gelsd" alone takes columns that depend on each other.
@@ -134,7 +164,10 @@ def least_squares(basis: Sequence[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _columns(terms: Terms, samples: _Samples, method: Regularizer, count: int) -> dict[str, Tensor]:
-    """Evaluate addends at the first sizes, shape (sizes, draws) each; none if the hypothesis is not made for them."""
+    """Evaluate addends at the first sizes, shape (sizes, draws) each.
+
+    None if the hypothesis is not made for them.
+    """
     # A random method has to draw in the loss's own dtype to draw the same numbers.
     dtype = torch.float32 if method.random and samples.single else torch.float64
     rows = []
@@ -164,10 +197,14 @@ class _Fit:
         factors: list[float] = []
         for by_size in self.factors.values():
             factors += by_size.values()
-        return not any(self.constants.values()) and not any(abs(factor - 1) > 1e-5 for factor in factors)
+        return not any(self.constants.values()) and not any(
+            abs(factor - 1) > 1e-5 for factor in factors
+        )
 
 
-def _fit_of(hypothesis: Hypothesis, samples: _Samples, method: Regularizer, tolerance: float) -> _Fit | None:
+def _fit_of(
+    hypothesis: Hypothesis, samples: _Samples, method: Regularizer, tolerance: float
+) -> _Fit | None:
     values = samples.unit_values if hypothesis.on_unit_embeddings else samples.values
     fit = None
     for count in (1, len(samples.sizes)):  # most hypotheses fail at the first size
@@ -178,17 +215,31 @@ def _fit_of(hypothesis: Hypothesis, samples: _Samples, method: Regularizer, tole
     return fit
 
 
-def _fit(columns: Mapping[str, Tensor], values: Tensor, sizes: Sequence[Size], tolerance: float) -> _Fit | None:
+def _fit(
+    columns: Mapping[str, Tensor], values: Tensor, sizes: Sequence[Size], tolerance: float
+) -> _Fit | None:
     """Find the simplest fit that leaves no more than the tolerance."""
     if not columns:
         return None
     total = torch.stack(list(columns.values())).sum(dim=0)
-    tries = [("equal", {}, False), ("factor", {"": total}, False), ("shift", {}, True), ("both", {"": total}, True)]
+    tries = [
+        ("equal", {}, False),
+        ("factor", {"": total}, False),
+        ("shift", {}, True),
+        ("both", {"": total}, True),
+    ]
     if len(columns) > 1:
         tries += [("addends", dict(columns), False), ("addends", dict(columns), True)]
-    # The rest counts by how much the values differ among draws, or by their size where that is small.
+    # The rest counts by how much the values differ among draws, or by their size where that is
+    # small.
     spread = (values - values.mean(dim=1, keepdim=True)).abs().amax(dim=1)
-    scale = torch.maximum(values.abs(), total.abs()).amax(dim=1).mul(1e-3).maximum(spread).clamp_min(1e-12)
+    scale = (
+        torch.maximum(values.abs(), total.abs())
+        .amax(dim=1)
+        .mul(1e-3)
+        .maximum(spread)
+        .clamp_min(1e-12)
+    )
     # Fewer unknowns first: with more of them, more fits by chance.
     for kind, factored, constant in tries:
         varying = {}
@@ -210,14 +261,18 @@ def _worded(hypothesis: Hypothesis, fit: _Fit) -> Finding:
     """Put an explanation into words."""
     finding = _fitted(fit)
     finding = replace(finding, text=f"equals {hypothesis.text}{finding.text}")
-    if hypothesis.name and finding.severity != "defect":  # a wrong sign is worse than another convention
+    if (
+        hypothesis.name and finding.severity != "defect"
+    ):  # a wrong sign is worse than another convention
         return Finding(hypothesis.name, hypothesis.severity, hypothesis.size, finding.text)
     return finding
 
 
 def _fitted(fit: _Fit) -> Finding:
     """Name the factors and the constant; the text goes on after what the loss equals."""
-    constant = f", plus a constant ({in_n_and_q(fit.constants)})" if any(fit.constants.values()) else ""
+    constant = (
+        f", plus a constant ({in_n_and_q(fit.constants)})" if any(fit.constants.values()) else ""
+    )
     if fit.kind == "equal":
         return Finding("", "note", math.nan, "")
     if fit.kind == "shift":
@@ -245,14 +300,19 @@ def _fitted(fit: _Fit) -> Finding:
 
 
 def in_n_and_q(values: Mapping[Size, float], tolerance: float = 1e-5) -> str:
-    """Write a number that is always the same once, else as a form of n and q and with its cases; empty if it is NaN."""
+    """Write a number that is always the same once, else as a form of n and q and with its cases.
+
+    Empty if it is NaN.
+    """
     known = {size: value for size, value in values.items() if not math.isnan(value)}
     if not known:
         return ""
     words = in_words({f"n={n} q={q}": value for (n, q), value in known.items()}, tolerance)
     if len(known) > 1 and " at " in words:
         for form, scale in SCALES.items():
-            constant = in_words({str(size): value / scale(*size) for size, value in known.items()}, tolerance)
+            constant = in_words(
+                {str(size): value / scale(*size) for size, value in known.items()}, tolerance
+            )
             if " at " not in constant:
                 return f"{form} ({words})" if constant == "1" else f"{constant} · {form} ({words})"
     return words

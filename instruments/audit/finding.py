@@ -15,7 +15,8 @@ from tabulate import tabulate
 Severity = Literal["defect", "convention", "note"]
 MEANING: dict[Severity, str] = {
     "defect": "the loss is not what it says, or its gradient is not that of the batch",
-    "convention": "another choice of factors, constants or statistics; mind it when settings are carried over",
+    "convention": "another choice of factors, constants or statistics; mind it when settings "
+    "are carried over",
     "note": "worth knowing",
 }
 """The severities, the worst first."""
@@ -69,9 +70,13 @@ def table(reports: Sequence[Report]) -> str:
     rows = []
     for report in reports:
         for finding in report.findings:
-            rows.append([report.loss, finding.severity, finding.name, size(finding.size), finding.text])
+            rows.append(
+                [report.loss, finding.severity, finding.name, size(finding.size), finding.text]
+            )
     headers = ["loss", "severity", "finding", "size", ""]
-    return tabulate(rows, headers=headers, disable_numparse=True, maxcolwidths=[26, None, 26, None, 64])
+    return tabulate(
+        rows, headers=headers, disable_numparse=True, maxcolwidths=[26, None, 26, None, 64]
+    )
 
 
 def plain(reports: Sequence[Report], machine: str) -> str:
@@ -93,10 +98,13 @@ def size(value: float) -> str:
 
 
 def in_words(values: Mapping[str, float], tolerance: float = 1e-5) -> str:
-    """Write a number that is the same in all cases once, as a fraction if it is one, else with its cases."""
+    """Write a number that is the same in all cases once, as a fraction if it is one, else with
+    its cases.
+    """
     first, *others = values.values()
     if all(math.isclose(first, other, rel_tol=tolerance) for other in others):
-        # Conventions differ by small whole numbers and their quotients, so a fraction shows what was done.
+        # Conventions differ by small whole numbers and their quotients, so a fraction shows what
+        # was done.
         fraction = Fraction(first).limit_denominator(64)
         return str(fraction) if math.isclose(first, fraction, rel_tol=tolerance) else f"{first:.6g}"
     return ", ".join(f"{value:.4g} at {case}" for case, value in values.items())

@@ -1,8 +1,10 @@
-"""Probes of a loss of more than two views: every view has to count, and as much as the textbook says.
+"""Probes of a loss of more than two views: every view has to count, and as much as the textbook
+says.
 
-A textbook is a sum over pairs of views, over views, or of its addends. The weights that a loss has on these follow from
-its values on many draws. They are held against the textbook's weights, times the factor that the loss has with two
-views, so that a convention that is known from two views is not found again.
+A textbook is a sum over pairs of views, over views, or of its addends. The weights that a loss has
+on these follow from its values on many draws. They are held against the textbook's weights, times
+the factor that the loss has with two views, so that a convention that is known from two views is
+not found again.
 
 Shapes: N = batch (n), Q = embedding dimension (q), V = views, of which the first G are global.
 """
@@ -91,15 +93,20 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
         return []
     # An addend that is not there with two views was found there.
     usual = {term.name: term.factor for term in two if abs(term.factor) > term.tolerance}
-    # A loss of pairs of whose publication nothing is known but two views may be continued to more as one likes.
-    severity: Severity = "convention" if method.kind == "pairwise" and not method.metadata.views else "defect"
+    # A loss of pairs of whose publication nothing is known but two views may be continued to more
+    # as one likes.
+    severity: Severity = (
+        "convention" if method.kind == "pairwise" and not method.metadata.views else "defect"
+    )
     findings: list[Finding] = []
     grown: dict[str, dict[int, float]] = {}
     for layout in target.layouts:
         count, global_views = layout
         terms = _weights(target, method, layout)
         if terms is None:
-            more = "; the publication has two views, ours is the mean over pairs" * (severity == "convention")
+            more = "; the publication has two views, ours is the mean over pairs" * (
+                severity == "convention"
+            )
             text = f"{_with(layout)} it is not {method.label}'s, and no sum of its parts{more}"
             findings.append(Finding("another value of many views", severity, float("nan"), text))
             continue
@@ -114,7 +121,10 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
                 factors[count] = term.factor
             elif not term.is_times(of_global):
                 ratio = term.factor / of_global
-                text = f"{_with(layout)} the {term.name} has {ratio:.4g} times the weight of global ones only"
+                text = (
+                    f"{_with(layout)} the {term.name} has {ratio:.4g} times the weight of global "
+                    "ones only"
+                )
                 findings.append(Finding("weight by global views", "convention", ratio, text))
     for name, factors in grown.items():
         if any(abs(factor - usual[name]) > 1e-4 * abs(usual[name]) for factor in factors.values()):
@@ -127,7 +137,9 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
 
 @dataclass(frozen=True)
 class _Term:
-    """The weights that a loss and the textbook give to the parts of one term, and how exact they are."""
+    """The weights that a loss and the textbook give to the parts of one term, and how exact
+    they are.
+    """
 
     name: str
     found: dict[Part, float]
@@ -142,7 +154,10 @@ class _Term:
     def is_times(self, factor: float) -> bool:
         """Tell whether all weights are that multiple of the textbook's."""
         scale = max(abs(factor * weight) for weight in self.wanted.values())
-        return all(abs(self.found[part] - factor * x) <= self.tolerance * scale for part, x in self.wanted.items())
+        return all(
+            abs(self.found[part] - factor * x) <= self.tolerance * scale
+            for part, x in self.wanted.items()
+        )
 
 
 def _weights(target: Target, method: Regularizer, layout: Layout) -> list[_Term] | None:
@@ -201,7 +216,9 @@ def _parts(method: Regularizer, views: Views, global_views: int) -> dict[tuple[s
                 parts["regularizer", (v,)] = torch.stack(list(regularizer(u_NQ).values())).sum()
         elif method.kind == "pairwise":
             for i, j in pairs:
-                parts["loss", (i, j)] = torch.stack(list(method.terms(views[i], views[j]).values())).sum()
+                parts["loss", (i, j)] = torch.stack(
+                    list(method.terms(views[i], views[j]).values())
+                ).sum()
         else:
             for name, term in method.view_terms(list(views), global_views).items():
                 parts[name, ()] = term
@@ -217,10 +234,15 @@ def _uneven(term: _Term, severity: Severity, usual: float, layout: Layout) -> Fi
         if ratios[-1] > term.tolerance:
             views = "–".join(str(view + 1) for view in part)
             listed.append(f"{views}: {weight:.3g} for {wanted:.3g}")
-    text = f"{_with(layout)} the {term.name} weighs the views otherwise than the textbook ({', '.join(listed)})"
+    text = (
+        f"{_with(layout)} the {term.name} weighs the views otherwise than the textbook "
+        f"({', '.join(listed)})"
+    )
     return Finding("uneven weights of views", severity, max(ratios), text)
 
 
 def _with(layout: Layout) -> str:
     count, global_views = layout
-    return f"with {count} views" + (f", {global_views} of them global," if global_views < count else "")
+    return f"with {count} views" + (
+        f", {global_views} of them global," if global_views < count else ""
+    )

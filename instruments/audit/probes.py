@@ -1,4 +1,7 @@
-"""Probes of a loss on one process. Each probe is a function of the target that returns what it found."""
+"""Probes of a loss on one process.
+
+Each probe is a function of the target that returns what it found.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +52,16 @@ def value(target: Target) -> list[Finding]:
         finding = by_chance
     findings = [finding] if finding else []
     if target.single:
-        findings.append(Finding("float32 only", "note", math.nan, "refuses float64; all was done in float32"))
+        findings.append(
+            Finding("float32 only", "note", math.nan, "refuses float64; all was done in float32")
+        )
     return findings
 
 
 def gradient(target: Target, layout: Layout = (2, 2)) -> list[Finding]:
-    """Compare the gradient with differences of the loss's own value, or the textbook's if it detaches something."""
+    """Compare the gradient with differences of the loss's own value, or the textbook's if it
+    detaches something.
+    """
     method = target.claimed
     try:
         if method is None or (method.metadata.exact_gradient and not is_own_target(method)):
@@ -83,13 +90,23 @@ def _against_differences(target: Target, layout: Layout) -> list[Finding]:
         return []
     first, second = (loss(views) for _ in range(2))
     if not torch.allclose(first, second, rtol=1e-9, equal_nan=True):
-        return [Finding("gradient not to be told", "defect" if target.claimed else "note", worst, KEEPS_STATE)]
+        return [
+            Finding(
+                "gradient not to be told",
+                "defect" if target.claimed else "note",
+                worst,
+                KEEPS_STATE,
+            )
+        ]
     _, gradients = evaluate(loss, views)
     stopped = [view for view, gradient_NQ in enumerate(gradients) if not gradient_NQ.any()]
     if stopped:
         missing = [abs(slope.wanted) for slope in tried if slope.view in stopped]
         share = max(missing) / scale
-        text = f"view {stopped[0] + 1} gets no gradient, although the value depends on it: it is detached"
+        text = (
+            f"view {stopped[0] + 1} gets no gradient, although the value depends on it: it is "
+            "detached"
+        )
         return [Finding("detached view", "defect", share, text)]
     ratios = [slope.found / slope.wanted for slope in tried if abs(slope.wanted) > 1e-2 * scale]
     if ratios and max(ratios) - min(ratios) < 1e-3 * abs(ratios[0]):
@@ -98,7 +115,9 @@ def _against_differences(target: Target, layout: Layout) -> list[Finding]:
     why = target.detaches or "something is detached, or rounds"
     text = f"the gradient is off by {worst:.2g} of the derivative of the value: {why}"
     severity: Severity = "convention" if target.detaches else "defect"
-    return [Finding("gradient not the value's", severity if target.claimed else "note", worst, text)]
+    return [
+        Finding("gradient not the value's", severity if target.claimed else "note", worst, text)
+    ]
 
 
 def _against_textbook(target: Target, layout: Layout) -> list[Finding]:
@@ -133,14 +152,18 @@ def targets(target: Target) -> list[Finding]:
 
 
 def views(target: Target) -> list[Finding]:
-    """Give it more than two views, if it takes them: each has to count, in any order, as the textbook's do."""
+    """Give it more than two views, if it takes them: each has to count, in any order, as the
+    textbook's do.
+    """
     method, layouts = target.claimed, target.layouts
     found = []
     for layout in layouts:
         found += left_out(target, layout)
     if not found and method is not None:
         found = values(target, method)
-    if not any(finding.severity == "defect" for finding in found):  # it would show in the order and gradient again
+    if not any(
+        finding.severity == "defect" for finding in found
+    ):  # it would show in the order and gradient again
         for layout in layouts:
             found += order(target, layout) + gradient(target, layout)
     first_by_name: dict[str, Finding] = {}
@@ -160,19 +183,27 @@ def symmetry(target: Target) -> list[Finding]:
     ]
     if method is None or method.metadata.symmetric or targets or is_own_target(method):
         exchanged = [z2, z1, *targets[::-1]]
-        tries.append(("order of views", "defect" if method else "note", "the views are exchanged", exchanged))
+        tries.append(
+            ("order of views", "defect" if method else "note", "the views are exchanged", exchanged)
+        )
     findings = []
     for name, severity, what, other in tries:
         found = mean_value(target.value, other)
         size = abs(found[0] - wanted[0]) / floor
         # Sums in another order round otherwise, and random losses draw otherwise.
-        if not size <= (1e-3 if target.single else 1e-8) + chance(found, wanted) / floor:  # NaN is found too
-            findings.append(Finding(name, severity, size, f"the value changes by {size:.2g} when {what}"))
+        if (
+            not size <= (1e-3 if target.single else 1e-8) + chance(found, wanted) / floor
+        ):  # NaN is found too
+            findings.append(
+                Finding(name, severity, size, f"the value changes by {size:.2g} when {what}")
+            )
     return findings
 
 
 def finite(target: Target) -> list[Finding]:
-    """Try batches that training can meet and formulas forget: collapse, duplicates, two images, zero vectors."""
+    """Try batches that training can meet and formulas forget: collapse, duplicates, two images,
+    zero vectors.
+    """
     broken: list[str] = []
     hopeless: list[str] = []
     refused: list[str] = []
@@ -186,12 +217,15 @@ def finite(target: Target) -> list[Finding]:
             refused.append(f"{name} ({type(error).__name__})")
             continue
         if what:
-            # Nothing brings back a batch that is one point; of two images some statistics do not exist.
+            # Nothing brings back a batch that is one point; of two images some statistics do not
+            # exist.
             expected = name.startswith(("collapsed", "two ", "all zero"))
             (hopeless if expected else broken).append(f"{name} ({what})")
     findings = []
     if broken:
-        findings.append(Finding("not finite", "defect", len(broken), f"NaN or infinite: {', '.join(broken)}"))
+        findings.append(
+            Finding("not finite", "defect", len(broken), f"NaN or infinite: {', '.join(broken)}")
+        )
     if hopeless:
         text = f"NaN or infinite: {', '.join(hopeless)}"
         findings.append(Finding("not finite at collapse", "note", len(hopeless), text))
@@ -201,11 +235,17 @@ def finite(target: Target) -> list[Finding]:
 
 
 def precision(target: Target) -> list[Finding]:
-    """Compare gradients in float32, bfloat16 and under autocast with those in a higher precision; look for jumps."""
+    """Compare gradients in float32, bfloat16 and under autocast with those in a higher precision.
+
+    Look for jumps.
+    """
     findings: list[Finding] = []
     # The numbers of float32 are 1e-7 apart, those of half precision 1e-3.
     if not target.single and (jump := _jump(target)) > 1e-10:
-        text = f"the value jumps by {jump:.1g} of itself between embeddings that are equal to ten digits"
+        text = (
+            f"the value jumps by {jump:.1g} of itself between embeddings that are equal to ten "
+            "digits"
+        )
         findings.append(Finding("rounds within", "defect" if jump > 1e-6 else "note", jump, text))
     single = cast(target.draw(seed=0, size=(16, 8)), torch.float32)
     if target.claimed is not None and target.claimed.metadata.scale_invariant:
@@ -215,8 +255,9 @@ def precision(target: Target) -> list[Finding]:
     half = cast(single, torch.bfloat16)
     rounded = cast(half, torch.float32)
     random = _is_random(target)  # then other precisions draw other numbers
-    # float32 has seven digits, so three are lost by cancellation or overflow only. bfloat16 has two,
-    # so that a good loss keeps 95 %, too. Autocast is told apart, since it casts products only.
+    # float32 has seven digits, so three are lost by cancellation or overflow only. bfloat16 has
+    # two, so that a good loss keeps 95 %, too. Autocast is told apart, since it casts products
+    # only.
     tries: tuple[tuple[str, Views, Views, float, str, Severity], ...] = (
         ("float32", single, cast(single, torch.float64), 1e-3, "loses precision", "defect"),
         ("bfloat16", half, rounded, 0.05, "coarse in bfloat16", "note"),
@@ -232,7 +273,9 @@ def precision(target: Target) -> list[Finding]:
         elif isinstance(wanted, Tensor) and not random:
             loss = relative(found, wanted)
             if loss >= bound:
-                findings.append(Finding(title, severity, loss, f"{name} loses {loss:.2g} of the gradient"))
+                findings.append(
+                    Finding(title, severity, loss, f"{name} loses {loss:.2g} of the gradient")
+                )
     return findings
 
 
@@ -256,7 +299,9 @@ def _jump(target: Target) -> float:
         high = low + 4
         for _ in range(30):
             middle = (low + high) / 2
-            first, second = (abs(at(b) - at(a) - slope * (b - a)) for a, b in ((low, middle), (middle, high)))
+            first, second = (
+                abs(at(b) - at(a) - slope * (b - a)) for a, b in ((low, middle), (middle, high))
+            )
             low, high = (low, middle) if first > second else (middle, high)
         largest = max(largest, abs(at(high) - at(low)) / scale)
     return largest
@@ -288,7 +333,10 @@ def memory(target: Target) -> list[Finding]:
     if growth < 2.5:  # n q and n² grow by 2, n² q by 3
         return []
     by_n, by_q = (math.log2(kept[size] / kept[32, 24]) for size in ((64, 24), (32, 48)))
-    text = f"keeps {kept[64, 48] / 2**20:.2g} MiB at n = 64, q = 48 for backward, growing as n^{by_n:.1f} q^{by_q:.1f}"
+    text = (
+        f"keeps {kept[64, 48] / 2**20:.2g} MiB at n = 64, q = 48 for backward, growing as "
+        f"n^{by_n:.1f} q^{by_q:.1f}"
+    )
     return [Finding("memory grows cubically", "note", growth, text)]
 
 
@@ -302,12 +350,15 @@ def _kept_bytes(target: Target, n: int, q: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        kept = target.value(views)  # noqa: F841  # while it lives, no storage gets another's address
+        # while it lives, no storage gets another's address
+        kept = target.value(views)  # noqa: F841
     return sum(storages.values())
 
 
 def state(target: Target) -> list[Finding]:
-    """Call one instance twice with the same embeddings and the same random numbers, unless a state is published."""
+    """Call one instance twice with the same embeddings and the same random numbers, unless a
+    state is published.
+    """
     if target.claimed is not None and keeps_state(target.claimed):
         return []
     loss = target.make(*SIZE, target.dtype)
@@ -315,7 +366,10 @@ def state(target: Target) -> list[Finding]:
     if first == second:
         return []
     size = abs(second - first) / max(abs(first), 1e-12)
-    text = f"a second call with the same embeddings and seed gives another value, by {size:.2g}: it keeps a state"
+    text = (
+        f"a second call with the same embeddings and seed gives another value, by {size:.2g}: it "
+        "keeps a state"
+    )
     return [Finding("keeps a state", "note", size, text)]
 
 

@@ -1,8 +1,8 @@
 """The probe of a loss on 1 to 4 gloo processes, with equal and unequal shares of the batch.
 
-DistributedDataParallel takes the mean of the ranks' gradients. Differences of all ranks' values with respect to one
-rank's rows tell what that mean should be, whatever the loss is; the single process on the whole batch tells what the
-value should be.
+DistributedDataParallel takes the mean of the ranks' gradients. Differences of all ranks' values
+with respect to one rank's rows tell what that mean should be, whatever the loss is; the single
+process on the whole batch tells what the value should be.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # before any group is made: its functions keep the default group that there is then
+
+# before any group is made: its functions keep the default group that there is then
+import torch.distributed.nn
 from torch import Tensor
 
 from regbench.instruments.audit.finding import Finding
@@ -26,7 +28,8 @@ from regbench.instruments.audit.target import Target
 from regbench.instruments.loss_checks import Views, evaluate, slope
 from regbench.processes import Place, Processes, WorkFailed, one_line
 
-# Rows of each rank, for each number of ranks; more than the dimensions, so that covariances have full rank.
+# Rows of each rank, for each number of ranks; more than the dimensions, so that covariances have
+# full rank.
 EVEN = {1: (16,), 2: (8, 8), 3: (8, 8, 8), 4: (8, 8, 8, 8)}
 UNEVEN = {2: (10, 8), 3: (12, 10, 8), 4: (12, 10, 9, 8)}
 _Q = 4
@@ -41,7 +44,8 @@ class Answer:
         value: The loss.
         drawn: The loss when each rank draws numbers of its own.
         gradient: Derivative of its value along a direction in its own rows, as autograd gives it.
-        slopes: Derivatives of its value along the same direction in the rows of each rank, by differences.
+        slopes: Derivatives of its value along the same direction in the rows of each rank, by
+            differences.
         refused: Error that it raised; empty if none.
     """
 
@@ -85,7 +89,9 @@ def _start(place: Place) -> _Here:
 
 
 def _evaluate(here: _Here, target: Target, rows: Sequence[int]) -> Answer:
-    """Make the default group of as many ranks as there are rows, since a loss asks that one, and evaluate in it."""
+    """Make the default group of as many ranks as there are rows, since a loss asks that one,
+    and evaluate in it.
+    """
     here.round += 1
     rank = here.place.rank
     if rank >= len(rows):
@@ -94,8 +100,11 @@ def _evaluate(here: _Here, target: Target, rows: Sequence[int]) -> Answer:
     patience = datetime.timedelta(seconds=_PATIENCE_S)
     # gloo would end the process at unequal shapes; with DETAIL, torch compares them first.
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" if len(set(rows)) > 1 else "OFF"
-    torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]  # which torch does not list
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=len(rows), timeout=patience)
+    # which torch does not list
+    torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]
+    dist.init_process_group(
+        "gloo", init_method=store, rank=rank, world_size=len(rows), timeout=patience
+    )
     try:
         dist.barrier()  # nobody leaves while others are still coming
         answer = _look(target, rows, rank)
@@ -140,10 +149,15 @@ def whole_batch(target: Target, rows: Sequence[int]) -> list[Tensor]:
 
 
 def directions_of(target: Target, views: Views) -> list[Tensor]:
-    """Draw the direction along which slopes are taken, of the whole batch; targets stay where they are."""
+    """Draw the direction along which slopes are taken, of the whole batch.
+
+    Targets stay where they are.
+    """
     # The same on all ranks, like the batch: each takes its own rows of it.
     generator = torch.Generator().manual_seed(11)
-    directions = [torch.randn(z.shape, generator=generator, dtype=torch.float64).to(z.dtype) for z in views]
+    directions = [
+        torch.randn(z.shape, generator=generator, dtype=torch.float64).to(z.dtype) for z in views
+    ]
     if target.has_targets:
         directions[len(views) // 2 :] = list(map(torch.zeros_like, views[len(views) // 2 :]))
     return directions
@@ -220,7 +234,10 @@ class _Split:
         one_value = len(distinct) == 1
         if one_value and not all(self.same(x, drawn[0]) for x in drawn):
             spread = (max(drawn) - min(drawn)) / self.floor
-            text = f"{self.where} each rank draws numbers of its own, and their values differ by {spread:.2g}"
+            text = (
+                f"{self.where} each rank draws numbers of its own, and their values differ by "
+                f"{spread:.2g}"
+            )
             findings.append(Finding("ranks draw differently", "convention", spread, text))
         return findings
 
@@ -241,14 +258,23 @@ class _Split:
         return values
 
     def _share_targets(self) -> bool:
-        """Tell whether other ranks' targets count, now or in a state, which slopes along predictions do not show."""
+        """Tell whether other ranks' targets count, now or in a state, which slopes along
+        predictions do not show.
+        """
         return self.target.has_targets and not all(map(self.same, self.values, self._own_values()))
 
     def _judge_alone(self) -> list[Finding]:
         for value, own in zip(self.values, self._own_values(), strict=True):
             if not self.same(value, own):
-                why = "no rank's value depends on another's rows, although it changes with the number of ranks"
-                return [Finding("dropped collective result", "defect", value / own, f"{self.where} {why}")]
+                why = (
+                    "no rank's value depends on another's rows, although it changes with the "
+                    "number of ranks"
+                )
+                return [
+                    Finding(
+                        "dropped collective result", "defect", value / own, f"{self.where} {why}"
+                    )
+                ]
         if self.target.gathers:
             values = f"({self.mean:.4g} in the mean, {self.whole:.4g} of the batch)"
             text = f"{self.where} each value is that of the rank's own rows {values}"
@@ -256,11 +282,20 @@ class _Split:
         if self.same(self.mean, self.whole) or len(set(self.rows)) > 1:
             return []
         values = f"{self.mean:.4g} in the mean {self.where}, {self.whole:.4g} of the whole batch"
-        return [Finding("own rows", "convention", self.error, f"each rank's loss is that of its own rows: {values}")]
+        return [
+            Finding(
+                "own rows",
+                "convention",
+                self.error,
+                f"each rank's loss is that of its own rows: {values}",
+            )
+        ]
 
     def _judge_value(self) -> list[Finding]:
         # If only the mean is right, each rank has its share of it.
-        if all(self.same(value, self.whole) for value in self.values) or self.same(self.mean, self.whole):
+        if all(self.same(value, self.whole) for value in self.values) or self.same(
+            self.mean, self.whole
+        ):
             return []
         values = ", ".join(f"{value:.4g}" for value in self.values)
         text = f"{self.where} the ranks' values are {values}, and {self.whole:.4g} of one"
@@ -272,15 +307,21 @@ class _Split:
             return [Finding("unequal shares change the value", "convention", self.error, text)]
         for factor, words in ((self.world, "times"), (1 / self.world, "divided by")):
             if self.world > 1 and self.same(self.mean, factor * self.whole):
-                return [Finding("value's factor", "defect", factor, f"{text}: {words} the number of ranks")]
+                return [
+                    Finding(
+                        "value's factor", "defect", factor, f"{text}: {words} the number of ranks"
+                    )
+                ]
         text += ": some statistics are each rank's own"
         return [Finding("statistics of own rows", "convention", self.error, text)]
 
     def _needed_gradients(self) -> list[float] | None:
-        """Find each rank's gradient along the direction of which DistributedDataParallel's mean is right.
+        """Find each rank's gradient along the direction of which DistributedDataParallel's mean is
+        right.
 
-        It is the sum of the slopes of all ranks' values. Where a loss detaches something, so that its gradient is not
-        that of its value, it is the gradient of the single process; None if the value is not that one's either.
+        It is the sum of the slopes of all ranks' values. Where a loss detaches something, so that
+        its gradient is not that of its value, it is the gradient of the single process; None if the
+        value is not that one's either.
         """
         directions = directions_of(self.target, self.views)
         _, gradients = evaluate(self.target.value, self.views)
@@ -306,12 +347,16 @@ class _Split:
         found = [answer.gradient for answer in self.answers]
 
         def are(wanted: Sequence[float], allowed: float = loose) -> bool:
-            return all(abs(a - b) <= allowed for a, b in zip(found, wanted, strict=True))  # not so for NaN
+            return all(
+                abs(a - b) <= allowed for a, b in zip(found, wanted, strict=True)
+            )  # not so for NaN
 
         if are(needed):
             return []
         ddp = f"{self.where} the mean that DistributedDataParallel takes is"
-        ratio = sum(a * b for a, b in zip(found, needed, strict=True)) / max(math.hypot(*needed) ** 2, 1e-300)
+        ratio = sum(a * b for a, b in zip(found, needed, strict=True)) / max(
+            math.hypot(*needed) ** 2, 1e-300
+        )
         if are([ratio * slope for slope in needed], 10 * loose):
             words, name = f"{ratio:.4g} times", "gradient's factor on ranks"
             if math.isclose(ratio, 1 / self.world, rel_tol=1e-3):
@@ -321,6 +366,20 @@ class _Split:
             return [Finding(name, "defect", ratio, f"{ddp} {words} the gradient of the value")]
         error = math.dist(found, needed) / max(math.hypot(*needed), 1e-300)
         if are([answer.slopes[rank] for rank, answer in enumerate(self.answers)]):
-            why = f"rows reach other ranks' values, but no gradient comes back: {error:.2g} of it is missing"
-            return [Finding("not differentiated through the gather", "defect", error, f"{self.where} {why}")]
-        return [Finding("gradient off on ranks", "defect", error, f"{ddp} off the value's gradient by {error:.2g}")]
+            why = (
+                f"rows reach other ranks' values, but no gradient comes back: {error:.2g} of it is "
+                "missing"
+            )
+            return [
+                Finding(
+                    "not differentiated through the gather", "defect", error, f"{self.where} {why}"
+                )
+            ]
+        return [
+            Finding(
+                "gradient off on ranks",
+                "defect",
+                error,
+                f"{ddp} off the value's gradient by {error:.2g}",
+            )
+        ]

@@ -1,8 +1,10 @@
-"""Count the plausible mistakes that the audit finds: `python -m regbench.instruments.audit.recall [METHOD...]`.
+"""Count the plausible mistakes that the audit finds: `python -m regbench.instruments.audit.recall
+[METHOD...]`.
 
-A mutant is a method's published formula with one line of it wrong: While the formula runs, each torch call is looked
-at, and those that one line of `methods/` makes are replaced. The audit gets the mutant as a black box with the claim to
-be the method. Mutants that cannot run are dropped, and so are those whose values and gradients are the original's.
+A mutant is a method's published formula with one line of it wrong: While the formula runs, each
+torch call is looked at, and those that one line of `methods/` makes are replaced. The audit gets
+the mutant as a black box with the claim to be the method. Mutants that cannot run are dropped, and
+so are those whose values and gradients are the original's.
 """
 
 from __future__ import annotations
@@ -32,13 +34,21 @@ from regbench.instruments.audit.textbook import has_targets, textbook
 from regbench.instruments.loss_checks import draw_views, evaluate, relative, seeded
 
 PER_METHOD = 20
-"""The most mutants of one method; they are drawn evenly from the mistakes that its formula allows."""
+"""The most mutants of one method.
+
+They are drawn evenly from the mistakes that its formula allows.
+"""
 
 ORIGINAL, TWIN = -1, -2
-"""In place of a mistake's number: the method as it is, and three times that plus one. Neither is a defect."""
+"""In place of a mistake's number: the method as it is, and three times that plus one.
+
+Neither is a defect.
+"""
 
 SAME = 1e-9
-"""Relative difference of values and gradients in float64 up to which a mutant counts as the original."""
+"""Relative difference of values and gradients in float64 up to which a mutant counts as the
+original.
+"""
 
 Arguments = tuple[Any, ...]
 Replacement = Callable[[Any, Arguments, dict[str, Any]], Any]
@@ -71,7 +81,9 @@ def _other_divisor(call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
 
 def _without(kind: type, call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     """Leave out the second operand, if it is of a kind."""
-    return args[0].clone() if len(args) == 2 and isinstance(args[1], kind) else call(*args, **kwargs)
+    return (
+        args[0].clone() if len(args) == 2 and isinstance(args[1], kind) else call(*args, **kwargs)
+    )
 
 
 def _detached(call: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
@@ -108,16 +120,34 @@ DIVIDE = ("div", "__truediv__", "true_divide")
 MISTAKES = (
     Mistake("a wrong sign", MINUS, lambda call, args, kwargs: args[0] + args[1]),
     Mistake("a missing minus", ("neg", "__neg__"), _first),
-    Mistake("a wrong axis", ("mean", "sum", "var", "std", "logsumexp", "softmax", "log_softmax", "norm"), _other_axis),
+    Mistake(
+        "a wrong axis",
+        ("mean", "sum", "var", "std", "logsumexp", "softmax", "log_softmax", "norm"),
+        _other_axis,
+    ),
     Mistake("n for n − 1", ("var", "std"), _other_correction),
     Mistake("n for n − 1", DIVIDE, _other_divisor),
-    Mistake("a missing factor or temperature", ("mul", "__mul__", "__rmul__", *DIVIDE), partial(_without, float)),
+    Mistake(
+        "a missing factor or temperature",
+        ("mul", "__mul__", "__rmul__", *DIVIDE),
+        partial(_without, float),
+    ),
     Mistake("a missing normalisation", ("normalize",), _first),
     Mistake("a missing normalisation", DIVIDE, partial(_without, Tensor)),
     Mistake("a missing centring", MINUS, _first),
-    Mistake("a detached part", ("matmul", "__matmul__", "exp", "normalize", "mean", "square", "var"), _detached),
-    Mistake("a kept diagonal", ("fill_diagonal_", "masked_fill", "masked_fill_", "masked_select"), _first),
-    Mistake("a missing root, square or hinge", ("sqrt", "square", "relu", "clamp", "log", "abs"), _first),
+    Mistake(
+        "a detached part",
+        ("matmul", "__matmul__", "exp", "normalize", "mean", "square", "var"),
+        _detached,
+    ),
+    Mistake(
+        "a kept diagonal",
+        ("fill_diagonal_", "masked_fill", "masked_fill_", "masked_select"),
+        _first,
+    ),
+    Mistake(
+        "a missing root, square or hinge", ("sqrt", "square", "relu", "clamp", "log", "abs"), _first
+    ),
     Mistake("a part in half precision", ("matmul", "__matmul__", "exp", "mean"), _in_half),
 )
 
@@ -131,7 +161,9 @@ class _Line(TorchFunctionMode):
         self.place = place
         self.seen: dict[tuple[str, str], None] = {}  # in the order of the first call
 
-    def __torch_function__(self, func: Any, types: Any, args: Arguments = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Arguments = (), kwargs: Any = None
+    ) -> Any:
         name, place = str(getattr(func, "__name__", "")), _caller()
         self.seen[name, place] = None
         if self.mistake is not None and place == self.place and name in self.mistake.calls:
@@ -151,7 +183,8 @@ def _caller() -> str:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A method's formula with a mistake in one line, as a loss of two views, and of their targets if it has any.
+    """A method's formula with a mistake in one line, as a loss of two views, and of their targets
+    if it has any.
 
     Attributes:
         method: Name of the method.
@@ -210,7 +243,9 @@ def examine(method: str, probes: Sequence[str]) -> list[dict[str, Any]]:
     expected: set[str] = set()
     for number, place in [(ORIGINAL, ""), (TWIN, ""), *mutants(method)]:
         expression = f"{__name__}:Mutant({method!r}, {number}, {place!r})"
-        target = Target(name=f"{method} {place}", expression=expression, call=_at_once, claims=method)
+        target = Target(
+            name=f"{method} {place}", expression=expression, call=_at_once, claims=method
+        )
         findings = []
         for probe in probes:
             for each in run_probe(target, probe):
@@ -245,14 +280,18 @@ def recall_table(entries: Sequence[dict[str, Any]]) -> str:
     for name, count in [*counts.items(), ("all", total)]:
         missed = count["missed"]
         share = 100 * (1 - missed / count.total())
-        rows.append([name, count.total(), count["defect"], count["convention"], missed, f"{share:.0f}"])
+        rows.append(
+            [name, count.total(), count["defect"], count["convention"], missed, f"{share:.0f}"]
+        )
     headers = ["mistake", "mutants", "found as a defect", "as a convention", "missed", "found (%)"]
     return tabulate(rows, headers, tablefmt="github")
 
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--out", type=click.Path(path_type=Path), default=Path("recall.json"), help="The file to write.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("recall.json"), help="The file to write."
+)
 def main(names: tuple[str, ...], out: Path) -> None:
     """Count how many mutants of methods the audit finds; without NAMES of all methods."""
     torch.set_num_threads(1)

@@ -1,4 +1,5 @@
-"""Losses to audit: a loss of any library, and the few lines that say how it is called and what it claims.
+"""Losses to audit: a loss of any library, and the few lines that say how it is called and what it
+claims.
 
 Shapes: N = rows of a view (n), Q = embedding dimension (q), V = views.
 """
@@ -40,8 +41,10 @@ class Batch:
     """The arguments that a loss is called with.
 
     Attributes:
-        views_NQ: This rank's embeddings or predictions of each view, shape (n, q), the global views first.
-        targets_NQ: The targets of the global views, same shape; none if the loss compares views with each other.
+        views_NQ: This rank's embeddings or predictions of each view, shape (n, q), the global views
+            first.
+        targets_NQ: The targets of the global views, same shape; none if the loss compares views
+            with each other.
         global_views: Number of global views.
         first: Number of the first row in the batch of all ranks.
     """
@@ -83,13 +86,16 @@ CALLS: dict[str, Call] = {
     "stacked": lambda loss, batch: loss(*map(torch.stack, batch.sides)),
     "concatenated": lambda loss, batch: loss(*map(torch.cat, batch.sides)),
     "labelled": _labelled,
-    "each": lambda loss, batch: torch.stack([scalar(loss(view_NQ)) for view_NQ in batch.views_NQ]).mean(),
+    "each": lambda loss, batch: torch.stack(
+        [scalar(loss(view_NQ)) for view_NQ in batch.views_NQ]
+    ).mean(),
 }
-"""loss(z1, z2, …); loss([z1, z2, …]); loss of one tensor (V, n, q); of one (V n, q); of one (V n, q) with the images'
+"""loss(z1, z2, …); loss([z1, z2, …]); loss of one tensor (V, n, q); of one (V n, q); of one (V n,
+q) with the images'
 numbers as labels; the mean over views of loss(z).
 
-With targets t beside predictions p: the mean of loss(p_v, t_g) over v ≠ g; loss([p1, p2, …], [t1, t2]); and likewise of
-two tensors."""
+With targets t beside predictions p: the mean of loss(p_v, t_g) over v ≠ g; loss([p1, p2, …], [t1,
+t2]); and likewise of two tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,17 +104,22 @@ class Target:
 
     Attributes:
         name: Name that the user wrote, such as `lightly:NTXentLoss`.
-        expression: `package.module:Expression` or `path/file.py:Expression`. It is evaluated in the module and gives
-            the loss, its class, or a function. It may use n (rows of this process), q, views (how many) and weights.
+        expression: `package.module:Expression` or `path/file.py:Expression`. It is evaluated in the
+            module and gives the loss, its class, or a function. It may use n (rows of this
+            process), q, views (how many) and weights.
         call: A name of `CALLS`, or a function.
-        claims: The regularizer that the loss says it is, with settings, such as `simclr(temperature=0.5)`; empty if
-            there is none to compare with.
-        gathers: Whether it says that several processes share one batch; otherwise each sees its own rows only.
+        claims: The regularizer that the loss says it is, with settings, such as
+            `simclr(temperature=0.5)`; empty if there is none to compare with.
+        gathers: Whether it says that several processes share one batch; otherwise each sees its own
+            rows only.
         views: The numbers of views that it takes.
-        local_views: Whether it is told how many of the views are global; `call` has to be a function then.
-        detaches: Parts that it says it detaches, so that its gradient is not that of its value; empty if none.
-        weights: Arguments that are weights, with their values and the settings of the claimed regularizer that they
-            correspond to. The expression takes them as `**weights`; the name `loss` is a factor of the whole loss.
+        local_views: Whether it is told how many of the views are global; `call` has to be a
+            function then.
+        detaches: Parts that it says it detaches, so that its gradient is not that of its value;
+            empty if none.
+        weights: Arguments that are weights, with their values and the settings of the claimed
+            regularizer that they correspond to. The expression takes them as `**weights`; the name
+            `loss` is a factor of the whole loss.
     """
 
     name: str
@@ -128,7 +139,9 @@ class Target:
         if self.claims:
             build_claim(self.claims)
         if min(self.views, default=0) < 2 or 2 not in self.views:
-            raise RegbenchError(f"views={self.views}: a loss is audited with two views first; give (2,) or more")
+            raise RegbenchError(
+                f"views={self.views}: a loss is audited with two views first; give (2,) or more"
+            )
 
     @property
     def layouts(self) -> list[tuple[int, int]]:
@@ -147,25 +160,39 @@ class Target:
     def make(self, n: int, q: int, dtype: torch.dtype, views: int = 2) -> Any:
         """Make the loss anew, so that nothing is left of earlier calls."""
         module, expression = _load(self.expression)
-        weights = {argument: value for argument, (value, _) in self.weights.items() if argument != "loss"}
+        weights = {
+            argument: value for argument, (value, _) in self.weights.items() if argument != "loss"
+        }
         try:
-            loss = eval(expression, {**vars(module), "n": n, "q": q, "views": views, "weights": weights})
+            loss = eval(
+                expression, {**vars(module), "n": n, "q": q, "views": views, "weights": weights}
+            )
             if inspect.isclass(loss):
                 loss = loss()
         except Exception as error:
             what = f"{expression} cannot be made ({type(error).__name__}: {error})"
             raise RegbenchError(f"{self.name}: {what}; check its name and arguments") from error
         if not callable(loss):
-            raise RegbenchError(f"{self.name}: {expression} is no loss that can be called, but {type(loss).__name__}")
+            raise RegbenchError(
+                f"{self.name}: {expression} is no loss that can be called, but "
+                f"{type(loss).__name__}"
+            )
         return loss.to(dtype) if isinstance(loss, nn.Module) else loss
 
     def value(
-        self, views_NQ: Views, *, seed: int = 0, first: int = 0, global_views: int | None = None, loss: Any = None
+        self,
+        views_NQ: Views,
+        *,
+        seed: int = 0,
+        first: int = 0,
+        global_views: int | None = None,
+        loss: Any = None,
     ) -> Tensor:
-        """Compute the loss, a scalar, of this rank's rows; after earlier batches if it is to keep a state.
+        """Compute the loss, a scalar, of this rank's rows; after earlier batches if it is to keep a
+        state.
 
-        The targets, if there are any, come after the views. `first` is the number of the first row in the batch of all
-        ranks, `loss` one that was made already.
+        The targets, if there are any, come after the views. `first` is the number of the first row
+        in the batch of all ranks, `loss` one that was made already.
         """
         count, (n, q) = len(views_NQ), views_NQ[0].shape
         if self.has_targets:
@@ -182,7 +209,9 @@ class Target:
         factor, _ = self.weights.get("loss", (1.0, ""))
         with seeded(seed):
             for each_NQ in batches:
-                batch = Batch(list(each_NQ[:count]), list(each_NQ[count:]), global_views or count, first)
+                batch = Batch(
+                    list(each_NQ[:count]), list(each_NQ[count:]), global_views or count, first
+                )
                 value = scalar(call(loss, batch), self.name if self.is_own else "")
         return factor * value
 
@@ -207,9 +236,15 @@ class Target:
         return self.dtype == torch.float32
 
     def draw(
-        self, count: int = 2, seed: int = 7, size: tuple[int, int] = SIZE, global_views: int | None = None
+        self,
+        count: int = 2,
+        seed: int = 7,
+        size: tuple[int, int] = SIZE,
+        global_views: int | None = None,
     ) -> list[Tensor]:
-        """Draw so many views in the loss's dtype, and the targets of the global ones if it gets any."""
+        """Draw so many views in the loss's dtype, and the targets of the global ones if it gets
+        any.
+        """
         if self.has_targets:
             count += global_views or count
         return cast(draw_views(*size, count, seed), self.dtype)
@@ -232,10 +267,14 @@ class Target:
 
     @property
     def version(self) -> str:
-        """The version of the installed package, or the digest of the file where it is not one of those."""
+        """The version of the installed package, or the digest of the file where it is not one
+        of those.
+        """
         module, _ = _load(self.expression)
         file = self.file
-        for name in importlib.metadata.packages_distributions().get(module.__name__.split(".")[0], []):
+        for name in importlib.metadata.packages_distributions().get(
+            module.__name__.split(".")[0], []
+        ):
             package = importlib.metadata.distribution(name)
             # A checkout given by --source hides the package of the same name.
             if file.is_relative_to(str(package.locate_file(""))):
@@ -248,7 +287,9 @@ def _load(target: str) -> tuple[ModuleType, str]:
     """Import the module or file of a target; return the expression, too."""
     where, _, expression = target.partition(":")
     if not (where and expression):
-        raise RegbenchError(f"{target!r} is no target; give package.module:Class(args) or path/file.py:Class(args)")
+        raise RegbenchError(
+            f"{target!r} is no target; give package.module:Class(args) or path/file.py:Class(args)"
+        )
     file = Path(where).resolve() if where.endswith(".py") else None
     try:
         return _import_file(file) if file else importlib.import_module(where), expression
@@ -278,13 +319,16 @@ class NotScalar(RegbenchError):
 
 
 def scalar(output: Any, only: str = "") -> Tensor:
-    """Take the loss out of what was returned: a tuple's first, the entry `loss` or `total`; the mean of many.
+    """Take the loss out of what was returned: a tuple's first, the entry `loss` or `total`; the
+    mean of many.
 
     With the name of a loss as `only`, many are refused.
     """
     if isinstance(output, Tensor):
         if only and output.numel() != 1:
-            raise NotScalar(f"{only} must return a scalar, not a tensor of shape {tuple(output.shape)}")
+            raise NotScalar(
+                f"{only} must return a scalar, not a tensor of shape {tuple(output.shape)}"
+            )
         # Some return the loss of each image or view, and leave the mean to the caller.
         return output.reshape(()) if output.numel() == 1 else output.mean()
     if isinstance(output, tuple | list) and output:
@@ -312,4 +356,6 @@ def build_claim(claim: str) -> Regularizer:
             return methods.build(tree.func.id, **given)
     except (SyntaxError, ValueError):
         pass
-    raise RegbenchError(f"{claim!r} is no regularizer; write it like simclr or simclr(temperature=0.5)")
+    raise RegbenchError(
+        f"{claim!r} is no regularizer; write it like simclr or simclr(temperature=0.5)"
+    )

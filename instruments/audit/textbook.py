@@ -1,7 +1,8 @@
-"""The textbook: the published value of what a loss claims to be, of views' embeddings or of predictions and targets.
+"""The textbook: the published value of what a loss claims to be, of views' embeddings or of
+predictions and targets.
 
-Where a method compares predictions with a teacher's outputs, those stand in the embeddings' place: predictions of V
-views, then targets, the outputs for the G global views.
+Where a method compares predictions with a teacher's outputs, those stand in the embeddings' place:
+predictions of V views, then targets, the outputs for the G global views.
 
 Shapes: N = batch (n), Q = embedding dimension, or prototypes whose scores take its place (q).
 """
@@ -23,7 +24,9 @@ _ROWS = 128  # more than any probe's batch has
 
 
 def has_targets(method: Regularizer) -> bool:
-    """Tell whether targets are given beside the views: a teacher's outputs, or embeddings beside predictions."""
+    """Tell whether targets are given beside the views: a teacher's outputs, or embeddings
+    beside predictions.
+    """
     of_training = any(getattr(method, name) for name in method.of_training)
     return of_training or "predictor" in method.needs or "ema" in method.needs
 
@@ -39,7 +42,9 @@ def keeps_state(method: Regularizer) -> bool:
 
 
 def earlier_batches(like: Views, first: int = 0) -> list[list[Tensor]]:
-    """Draw two batches of the same shapes that come before one, whose first row has a number in that of all ranks."""
+    """Draw two batches of the same shapes that come before one, whose first row has a number in
+    that of all ranks.
+    """
     n, q = like[0].shape
     batches = []
     for seed in (31, 32):

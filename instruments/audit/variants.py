@@ -36,7 +36,9 @@ SCALES: dict[str, Callable[[int, int], float]] = {
     "1/q": lambda n, q: 1 / q,
     "(n − 1)²/n²": lambda n, q: (1 - 1 / n) ** 2,
 }
-"""Effects of other divisors on a setting, by how it is written: a sum for a mean, the reverse, n − 1 for n."""
+"""Effects of other divisors on a setting, by how it is written: a sum for a mean, the reverse,
+n − 1 for n.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,10 @@ def hypotheses(method: Regularizer) -> Iterator[Hypothesis]:
     for name, text, terms in _statistics(method):
         yield Hypothesis(terms, name, f"{ours} {text}")
     if has_targets(method):
-        swapped: Terms = lambda views: published(method, [*views[2:], *views[:2]]).terms  # noqa: E731
+
+        def swapped(views: Views) -> Addends:
+            return published(method, [*views[2:], *views[:2]]).terms
+
         text = f"{ours} with predictions and targets exchanged"
         yield Hypothesis(swapped, "targets for predictions", text, "defect")
     elif not method.metadata.symmetric:
@@ -83,7 +88,9 @@ def hypotheses(method: Regularizer) -> Iterator[Hypothesis]:
             yield Hypothesis(terms, "a setting that depends on the batch", text, "defect")
     if method.metadata.scale_invariant:
         text = f"{ours} on unit embeddings only: the caller has to normalise"
-        yield Hypothesis(partial(_textbook, method), "does not normalise", text, on_unit_embeddings=True)
+        yield Hypothesis(
+            partial(_textbook, method), "does not normalise", text, on_unit_embeddings=True
+        )
     else:
         unit: Terms = lambda views: _textbook(method, list(map(normalize, views)))  # noqa: E731
         yield Hypothesis(unit, "normalises", f"{ours} on normalised embeddings")
@@ -105,8 +112,8 @@ def _settings(method: Regularizer) -> Iterator[tuple[str, float, Regularizer]]:
     for name, old in dataclasses.asdict(method).items():  # type: ignore[call-overload]
         tried: tuple[float, ...] = (not old,) if isinstance(old, bool) else ()
         if name in real:
-            # Conventions about ½, a deviation given for a variance and the reverse, a temperature for a
-            # scale, a weight for its complement.
+            # Conventions about ½, a deviation given for a variance and the reverse, a temperature
+            # for a scale, a weight for its complement.
             tried = (2 * old, old / 2, 4 * old, old / 4, math.sqrt(old), old**2, 1 / old, 1 - old)
         for new in tried:
             try:
@@ -115,13 +122,17 @@ def _settings(method: Regularizer) -> Iterator[tuple[str, float, Regularizer]]:
                 continue
 
 
-def _scaled_setting(method: Regularizer, name: str, scale: Callable[[int, int], float], views: Views) -> Addends:
+def _scaled_setting(
+    method: Regularizer, name: str, scale: Callable[[int, int], float], views: Views
+) -> Addends:
     value = getattr(method, name) * scale(*views[0].shape)
     return _textbook(replace(method, **{name: value}), views)  # type: ignore[type-var]
 
 
 def _statistics(method: Regularizer) -> Iterator[tuple[str, str, Terms]]:
-    """Vary what releases of a family do differently without a mistake: n against n − 1, views pooled."""
+    """Vary what releases of a family do differently without a mistake: n against n − 1, views
+    pooled.
+    """
     if isinstance(method, VICReg):
         yield "n for n − 1", "with the variance in the hinge over n", partial(_biased_hinge, method)
     if isinstance(method, BarlowTwins):
@@ -152,12 +163,16 @@ def _unbiased_barlow_twins(method: BarlowTwins, views: Views) -> Addends:
     diagonal_Q = correlation_QQ.diagonal()
     redundancy = correlation_QQ.square().sum() - diagonal_Q.square().sum()
     alignment = method.scale * (1 - diagonal_Q).square().sum()
-    return {"alignment": alignment, "redundancy": method.scale * method.redundancy_weight * redundancy}
+    return {
+        "alignment": alignment,
+        "redundancy": method.scale * method.redundancy_weight * redundancy,
+    }
 
 
 def _begun_with_a_batch(method: DINO, views: Views) -> Addends:
     first_Q = torch.stack(earlier_batches(views)[0][2:]).mean(dim=(0, 1))
-    # A part of the first center stays after the averages of two steps; the published center has none of it yet.
+    # A part of the first center stays after the averages of two steps; the published center has
+    # none of it yet.
     shift_Q = method.center_momentum**2 * first_Q
     return _textbook(method, [*views[:2], *(t_NQ - shift_Q for t_NQ in views[2:])])
 
@@ -166,4 +181,7 @@ def _pooled(method: Decomposed, views: Views) -> Addends:
     units = [normalize(z_NQ) if method.unit else z_NQ for z_NQ in views]
     regularizer = method.regularizer_of_step(units[0])
     alignment = mean_squared_spread(units, len(units), to_center=method.to_center)
-    return {"alignment": method.alignment_scale(units[0].shape[1]) * alignment, **regularizer(torch.cat(units))}
+    return {
+        "alignment": method.alignment_scale(units[0].shape[1]) * alignment,
+        **regularizer(torch.cat(units)),
+    }

@@ -1,7 +1,9 @@
-"""By which factor a weight of a loss is multiplied to be the textbook's, and to be the publication's.
+"""By which factor a weight of a loss is multiplied to be the textbook's, and to be the
+publication's.
 
-A weight w of the loss is x times a setting of the textbook's if halving w changes value and gradient of the loss as
-halving the setting x w changes those of the textbook. So other terms, and constants, do not matter.
+A weight w of the loss is x times a setting of the textbook's if halving w changes value and
+gradient of the loss as halving the setting x w changes those of the textbook. So other terms, and
+constants, do not matter.
 """
 
 from __future__ import annotations
@@ -28,13 +30,16 @@ from regbench.methods.pairwise import normalize
 from regbench.methods.sigreg import SIGReg
 from regbench.methods.vicreg import VICReg
 
-# The publication's weight as a function of the setting, n and q, where that is not the setting itself.
+# The publication's weight as a function of the setting, n and q, where that is not the setting
+# itself.
 PUBLISHED: Mapping[tuple[type[Regularizer], str], Callable[[float, int, int], float]] = {
     # The publication's distance is a sum over q, ours a mean.
     (VICReg, "alignment_weight"): lambda weight, n, q: weight / q,
-    # The publication sums the variance term over the two views; the official code takes the mean, as ours does.
+    # The publication sums the variance term over the two views; the official code takes the mean,
+    # as ours does.
     (VICReg, "variance_weight"): lambda weight, n, q: weight / 2,
-    # The published distance is a sum over q, the code's a mean: λ / (1 − λ) there is q times that here.
+    # The published distance is a sum over q, the code's a mean: λ / (1 − λ) there is q times that
+    # here.
     (SIGReg, "regularization_weight"): lambda weight, n, q: q * weight / (1 + (q - 1) * weight),
     # The publication has no such factor.
     (BarlowTwins, "scale"): lambda weight, n, q: math.nan,
@@ -79,14 +84,20 @@ def _factor(target: Target, method: Regularizer, argument: str, size: Size) -> f
         return partial(_of_unit, loss) if method.metadata.scale_invariant else loss
 
     def of_textbook(weight: float) -> LossOfViews:
+
         return partial(textbook, replace(method, **{setting: weight}), global_views=2)  # type: ignore[type-var]
 
     gradients = not target.detaches
     wanted = _change(of_loss, weight, views, gradients)
     solved: Any = optimize.least_squares(
-        lambda factors: (_change(of_textbook, factors[0] * weight, exact, gradients) - wanted).numpy(), [1.0]
+        lambda factors: (
+            _change(of_textbook, factors[0] * weight, exact, gradients) - wanted
+        ).numpy(),
+        [1.0],
     )
-    close = np.linalg.norm(solved.fun) <= (_SINGLE if target.single else _CLOSE) * wanted.norm().item()
+    close = (
+        np.linalg.norm(solved.fun) <= (_SINGLE if target.single else _CLOSE) * wanted.norm().item()
+    )
     return float(solved.x[0]) if close else math.nan
 
 
@@ -94,8 +105,12 @@ def _of_unit(loss: LossOfViews, views: Views, seed: int = 0) -> Tensor:
     return loss(list(map(normalize, views)), seed=seed)
 
 
-def _change(loss_at: Callable[[float], LossOfViews], weight: float, views: Views, gradients: bool) -> Tensor:
-    """Compute what halving a weight changes of the value and, unless some are detached, of the gradients."""
+def _change(
+    loss_at: Callable[[float], LossOfViews], weight: float, views: Views, gradients: bool
+) -> Tensor:
+    """Compute what halving a weight changes of the value and, unless some are detached, of the
+    gradients.
+    """
     found = []
     for given in (weight, weight / 2):
         value, slopes = evaluate(loss_at(given), views)

@@ -20,7 +20,9 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-def machine(device: str, packages: Sequence[str] = ("torch",), /, **settings: Any) -> dict[str, Any]:
+def machine(
+    device: str, packages: Sequence[str] = ("torch",), /, **settings: Any
+) -> dict[str, Any]:
     """Describe where and with what something is measured: columns of its CSV file."""
     return {"hardware": hardware(torch.device(device)), **versions(*packages), **settings}
 
@@ -34,12 +36,13 @@ def in_words(machine: Mapping[str, Any]) -> str:
 def take_turns(turns: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]]:
     """Call everything once in each round, in turns.
 
-    `torch.utils.benchmark` has no rounds, and its `Timer.timeit` warms up with two calls each time: where a call takes
-    seconds and comes once a round, that is three times the work.
+    `torch.utils.benchmark` has no rounds, and its `Timer.timeit` warms up with two calls each time:
+    where a call takes seconds and comes once a round, that is three times the work.
 
     Args:
         turns: Functions to call, by name.
-        rounds: Number of rounds; every second one goes backwards, so that none always follows the same other.
+        rounds: Number of rounds; every second one goes backwards, so that none always follows the
+            same other.
 
     Returns:
         What each gave in each round.
@@ -52,7 +55,10 @@ def take_turns(turns: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[
 
 
 def ratios(own: Sequence[float], other: Sequence[float] | None) -> list[float]:
-    """Divide what was measured in the same rounds; empty if one of the two was not measured in all of them."""
+    """Divide what was measured in the same rounds.
+
+    Empty if one of the two was not measured in all of them.
+    """
     if not other or len(own) != len(other):
         return []
     return [a / b for a, b in zip(own, other, strict=True)]

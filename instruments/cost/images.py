@@ -1,7 +1,7 @@
 """Images to measure loaders with: made ones, or a prepared data set.
 
-Made images are noise with the spectrum of natural images and flat shapes, from a fixed seed, as JPEGs of 4:2:0 that are
-about as large as ImageNet's.
+Made images are noise with the spectrum of natural images and flat shapes, from a fixed seed, as
+JPEGs of 4:2:0 that are about as large as ImageNet's.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Scenario:
     copies: int = 8
 
 
-# ImageNet shrunk to shorter sides of 256 px, and ImageNet as it is. The qualities give as many bytes a pixel as
-# ImageNet has.
+# ImageNet shrunk to shorter sides of 256 px, and ImageNet as it is. The qualities give as many
+# bytes a pixel as ImageNet has.
 SCENARIOS = {
     "256": Scenario(name="256", height=256, width=341, quality=90),
     "500x375": Scenario(name="500x375", height=375, width=500, quality=96),
@@ -74,7 +74,9 @@ class PreparedImages:
     def of(overrides: Sequence[str]) -> PreparedImages:
         """Choose those that a training with these settings would see."""
         cell, runtime = load_run(overrides)
-        return PreparedImages(tuple(overrides), cell.dataset, cell.augmentation, Path(runtime.data_dir))
+        return PreparedImages(
+            tuple(overrides), cell.dataset, cell.augmentation, Path(runtime.data_dir)
+        )
 
     @property
     def file(self) -> Path:
@@ -89,7 +91,9 @@ class PreparedImages:
     def __str__(self) -> str:
         """Put them into one line."""
         beton = Beton(self.file)
-        form = "raw" if (beton.modes == RAW).all() else f"JPEG, {beton.size.mean() / 1e3:.0f} kB each"
+        form = (
+            "raw" if (beton.modes == RAW).all() else f"JPEG, {beton.size.mean() / 1e3:.0f} kB each"
+        )
         sides = np.sort(np.stack([beton.heights, beton.widths]), axis=0)
         short, long = np.median(sides, axis=1)
         return f"{self.dataset.name}: {len(beton):,} images, {long:.0f} x {short:.0f} px, {form}"
@@ -98,14 +102,15 @@ class PreparedImages:
 def photo(seed: int, height: int, width: int) -> npt.NDArray[np.uint8]:
     """Draw a picture that a JPEG coder finds as hard as a photograph, (height, width, 3).
 
-    The amplitude of its noise falls with the frequency f as f^-1.3, colours vary less than the light, and a dozen flat
-    ellipses give edges.
+    The amplitude of its noise falls with the frequency f as f^-1.3, colours vary less than the
+    light, and a dozen flat ellipses give edges.
     """
     rng = np.random.default_rng(seed)
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :])
     frequency[0, 0] = np.inf
     shape = (3, *frequency.shape)
-    # Photographs fall about as 1/f; a little steeper, and with shapes on top, gives JPEGs of their size.
+    # Photographs fall about as 1/f; a little steeper, and with shapes on top, gives JPEGs of their
+    # size.
     spectrum = (rng.normal(size=shape) + 1j * rng.normal(size=shape)) / frequency**1.3
     planes = np.fft.irfft2(spectrum, (height, width))
     light, u, v = 30 * planes / planes.std(axis=(1, 2), keepdims=True)
@@ -116,7 +121,9 @@ def photo(seed: int, height: int, width: int) -> npt.NDArray[np.uint8]:
         turn = rng.uniform(0, np.pi)
         cosine, sine = np.cos(turn), np.sin(turn)
         long, short = rng.uniform(0.03, 0.35, 2) * min(height, width)
-        inside = ((along * cosine + down * sine) / long) ** 2 + ((down * cosine - along * sine) / short) ** 2 < 1
+        inside = ((along * cosine + down * sine) / long) ** 2 + (
+            (down * cosine - along * sine) / short
+        ) ** 2 < 1
         image[inside] += rng.normal(0, 45, 3)
     pixels: npt.NDArray[np.uint8] = image.clip(0, 255).astype(np.uint8)
     return pixels
@@ -137,15 +144,25 @@ def make_images(scenario: Scenario, data_dir: Path) -> PreparedImages:
     """Make the images of a scenario and prepare them as a data set, which takes some seconds."""
     side_px = scenario.image_size
     # A name of digits alone would be a number in an override.
-    settings = ["dataset=imagefolder", f"dataset.name=made_{scenario.name}", f"dataset.image_size={side_px}"]
-    settings += [f"dataset.eval_resize={side_px}", "dataset.num_classes=1", "dataset.source.held_out=null"]
+    settings = [
+        "dataset=imagefolder",
+        f"dataset.name=made_{scenario.name}",
+        f"dataset.image_size={side_px}",
+    ]
+    settings += [
+        f"dataset.eval_resize={side_px}",
+        "dataset.num_classes=1",
+        "dataset.source.held_out=null",
+    ]
     settings += ["augmentation=imagenet", f"runtime.data_dir={data_dir}"]
     images = PreparedImages.of(settings)
     with tempfile.TemporaryDirectory(dir=data_dir) as folder:
         train, test = Path(folder, "train", "made"), Path(folder, "val", "made")
         train.mkdir(parents=True)
         test.mkdir(parents=True)
-        Image.fromarray(photo(scenario.distinct, 32, 32)).save(test / "one.png")  # a data set has a test split
+        Image.fromarray(photo(scenario.distinct, 32, 32)).save(
+            test / "one.png"
+        )  # a data set has a test split
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda number: _write(scenario, number, train), range(scenario.distinct)))
         prepare(images.dataset, data_dir, source_dir=Path(folder), progress=False)

@@ -1,12 +1,14 @@
 """Compare the loaders' speed: regbench's and torchvision's on the same images and the same cores.
 
-Every contestant reads the stored bytes of one `.beton` file and delivers pairs of batches, two augmented views of each
-image: float32, normalised, on the device. They take turns in rounds, with nothing left at work between two turns. What
-comes before the rounds (compiling, starting workers, filling the page cache) is not counted.
+Every contestant reads the stored bytes of one `.beton` file and delivers pairs of batches, two
+augmented views of each image: float32, normalised, on the device. They take turns in rounds, with
+nothing left at work between two turns. What comes before the rounds (compiling, starting workers,
+filling the page cache) is not counted.
 
-Torchvision's loader is written as its users have it. Two choices are made in its favour: it blurs with Pillow, as the
-published codes of VICReg and DINO do (torchvision's own `GaussianBlur` on 23 taps is several times slower), and its
-workers read the images from the memory map instead of opening files.
+Torchvision's loader is written as its users have it. Two choices are made in its favour: it blurs
+with Pillow, as the published codes of VICReg and DINO do (torchvision's own `GaussianBlur` on 23
+taps is several times slower), and its workers read the images from the memory map instead of
+opening files.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ class Contestant:
     interpolation: Interpolation
     backend: str | None
 
-    def open(self, images: PreparedImages, batch_size: int, workers: int, device: torch.device) -> Batches:
+    def open(
+        self, images: PreparedImages, batch_size: int, workers: int, device: torch.device
+    ) -> Batches:
         """Open the loader."""
         if self.backend is None:
             return _torchvision(images, batch_size, workers, device)
@@ -78,8 +82,8 @@ class Contestant:
 
         def batches(count: int) -> Iterator[Pair]:
             while count > 0:
-                # The end of an epoch, not its beginning: one that is left early leaves batches in the
-                # making.
+                # The end of an epoch, not its beginning: one that is left early leaves batches in
+                # the making.
                 taken = min(count, len(loader))
                 yield from loader.epoch(next(epochs), first=len(loader) - taken)
                 count -= taken
@@ -115,7 +119,9 @@ class _TwoViews(Dataset[Pair]):
         jitter = transforms.ColorJitter(view.brightness, view.contrast, view.saturation, view.hue)
         blur = transforms.Lambda(partial(_blur, sigma=view.blur_sigma))
         steps = [
-            transforms.RandomResizedCrop(size, view.crop_scale, view.crop_ratio, interpolation=bicubic),
+            transforms.RandomResizedCrop(
+                size, view.crop_scale, view.crop_ratio, interpolation=bicubic
+            ),
             transforms.RandomHorizontalFlip(view.flip_p),
             transforms.RandomApply([jitter], view.jitter_p),
             transforms.RandomGrayscale(view.grayscale_p),
@@ -139,7 +145,9 @@ class _TwoViews(Dataset[Pair]):
         return self._first(image), self._second(image)
 
 
-def _torchvision(prepared: PreparedImages, batch_size: int, workers: int, device: torch.device) -> Batches:
+def _torchvision(
+    prepared: PreparedImages, batch_size: int, workers: int, device: torch.device
+) -> Batches:
     images = _TwoViews(prepared)
     order: list[int] = []
     loader = DataLoader(
@@ -154,7 +162,8 @@ def _torchvision(prepared: PreparedImages, batch_size: int, workers: int, device
     )
 
     def batches(count: int) -> Iterator[Pair]:
-        # Exactly what is asked for: an epoch that is left early leaves workers busy with the batches after it.
+        # Exactly what is asked for: an epoch that is left early leaves workers busy with the
+        # batches after it.
         order[:] = torch.randint(len(images), (count * batch_size,)).tolist()
         for first, second in loader:
             yield first.to(device, non_blocking=True), second.to(device, non_blocking=True)
@@ -169,7 +178,9 @@ class _Turn:
         delivered: Type and shape of one view's batch.
     """
 
-    def __init__(self, batches: Batches, workers: int, device: torch.device, seconds: float) -> None:
+    def __init__(
+        self, batches: Batches, workers: int, device: torch.device, seconds: float
+    ) -> None:
         """Load more and more until a turn takes about so many seconds."""
         self._batches, self._device = batches, device
         # In multiples of the workers, so that each of these has the same to do.
@@ -195,7 +206,9 @@ class _Turn:
             # The host has the tensors before the device has filled them.
             torch.cuda.synchronize(self._device)
         self._took_s = time.perf_counter() - began_s
-        self.delivered = f"{str(view.dtype).removeprefix('torch.')} {'x'.join(map(str, view.shape))}"
+        self.delivered = (
+            f"{str(view.dtype).removeprefix('torch.')} {'x'.join(map(str, view.shape))}"
+        )
         return images / self._took_s
 
 
@@ -217,7 +230,8 @@ def measure(
         contestants: Loaders to compare; the others are compared with the first.
 
     Returns:
-        A line for each contestant and round, or one for a contestant that was left out; and the machine.
+        A line for each contestant and round, or one for a contestant that was left out; and the
+        machine.
 
     Raises:
         RegbenchError: Images that are not prepared, or a process that ended.
@@ -232,10 +246,14 @@ def measure(
         here = machine("cpu", packages, **gpu, workers=workers, rounds=rounds, seconds=seconds)
         for images in chosen:
             for device in ("cpu", "cuda") if gpu else ("cpu",):
-                log.info("%s, delivered on %s: %d rounds of %g s each", images, device, rounds, seconds)
+                log.info(
+                    "%s, delivered on %s: %d rounds of %g s each", images, device, rounds, seconds
+                )
                 # A process of its own, so that no threads are left from the images before.
                 with Processes(1, _place, threads=workers) as process:
-                    lines += process.ask(_measure_images, images, device, workers, seconds, rounds, contestants)[0]
+                    lines += process.ask(
+                        _measure_images, images, device, workers, seconds, rounds, contestants
+                    )[0]
     except WorkFailed as error:
         raise RegbenchError(f"the loaders could not be compared: {error}") from error
     finally:
@@ -265,7 +283,9 @@ def _measure_images(
     notes: dict[Contestant, str] = {}
     for each in contestants:
         try:
-            turns[each] = _Turn(each.open(images, batch_size, workers, device), workers, device, seconds)
+            turns[each] = _Turn(
+                each.open(images, batch_size, workers, device), workers, device, seconds
+            )
         except Exception as error:
             notes[each] = f"left out: {one_line(error)}"
     rates = take_turns(turns, rounds)
@@ -290,23 +310,43 @@ _ALIGN = ("left", "left", *["right"] * 5, "left")
 
 def tables(lines: Sequence[Mapping[str, Any]]) -> str:
     """Set the lines for people: what is compared with what stands together."""
-    columns = ("images", "device", "contestant", "interpolation", "img_per_s", "ratio", "delivered", "note")
+    columns = (
+        "images",
+        "device",
+        "contestant",
+        "interpolation",
+        "img_per_s",
+        "ratio",
+        "delivered",
+        "note",
+    )
     frame = pd.DataFrame(lines, columns=columns)
     texts = []
     for (images, device), group in frame.groupby(["images", "device"], sort=False):
         cells = []
-        for (name, interpolation), own in group.groupby(["contestant", "interpolation"], sort=False):
+        for (name, interpolation), own in group.groupby(
+            ["contestant", "interpolation"], sort=False
+        ):
             rates, ratios = own["img_per_s"].dropna().tolist(), own["ratio"].dropna().tolist()
             views = [2 * rate for rate in rates]
             delivered = own["note"].iloc[0] or f"2 x {own['delivered'].iloc[0]}"
-            numbers = [number(median(rates)), span(rates), number(median(views)), number(median(ratios)), span(ratios)]
+            numbers = [
+                number(median(rates)),
+                span(rates),
+                number(median(views)),
+                number(median(ratios)),
+                span(ratios),
+            ]
             cells.append([name, interpolation, *numbers, delivered])
         where = "GPU" if device == "cuda" else "CPU"
         text = tabulate(cells, _HEADS, disable_numparse=True, colalign=_ALIGN)
-        texts.append(f"{images}: whole chain, normalised (photometry of regbench on the {where})\n\n{text}")
+        texts.append(
+            f"{images}: whole chain, normalised (photometry of regbench on the {where})\n\n{text}"
+        )
     return "\n\n".join(texts)
 
 
 LEGEND = """\
-Median over rounds and range. Source images a second, each of which gives two views; ratio: to torchvision's PIL loader
-in the same round. FFCV's own loader takes no part, because FFCV has no blur."""
+Median over rounds and range. Source images a second, each of which gives two views; ratio: to
+torchvision's PIL loader in the same round. FFCV's own loader takes no part, because FFCV has no
+blur."""

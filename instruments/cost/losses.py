@@ -1,12 +1,14 @@
-"""The cost of losses: time and memory of value and gradient, over forms, batch, dimension, views and ranks.
+"""The cost of losses: time and memory of value and gradient, over forms, batch, dimension, views
+and ranks.
 
-All forms of a method at one (n, q), with each number of views, take turns in processes of their own, one for each rank.
-Ratios are taken within a round, so both sides see the same machine. With several ranks the side of one rank is measured
-at the same load: every process computes the whole batch alone, at the same time.
+All forms of a method at one (n, q), with each number of views, take turns in processes of their
+own, one for each rank. Ratios are taken within a round, so both sides see the same machine. With
+several ranks the side of one rank is measured at the same load: every process computes the whole
+batch alone, at the same time.
 
-Extra memory is the highest sum of live allocations during loss and backward beyond what was there before, gradients not
-counted. On a CPU it is exact: the allocator's own events, in a pass that is not timed. On CUDA it is the allocator's
-peak.
+Extra memory is the highest sum of live allocations during loss and backward beyond what was there
+before, gradients not counted. On a CPU it is exact: the allocator's own events, in a pass that is
+not timed. On CUDA it is the allocator's peak.
 """
 
 from __future__ import annotations
@@ -51,10 +53,10 @@ class Grid:
         threads: Threads of each process.
         repeats: Rounds; 0 measures memory only.
         dtype: Dtype of the embeddings.
-        budget_s: Seconds that the whole measurement may take, but for the call that is under way; what does not fit is
-            left out, the costliest first.
-        memory_limit_bytes: A case that needs more in all its processes fails; None for half of the memory of the
-            machine or GPU.
+        budget_s: Seconds that the whole measurement may take, but for the call that is under way;
+            what does not fit is left out, the costliest first.
+        memory_limit_bytes: A case that needs more in all its processes fails; None for half of the
+            memory of the machine or GPU.
 
     Raises:
         RegbenchError: If something is unknown or impossible.
@@ -85,7 +87,9 @@ class Grid:
             raise RegbenchError("no CUDA device is here; give device cpu or auto")
         # The class is frozen; what is resolved here is what the table names.
         object.__setattr__(self, "device", "cuda" if cuda and self.device != "cpu" else "cpu")
-        object.__setattr__(self, "methods", tuple(dict.fromkeys(self.methods)) or tuple(methods.names()))
+        object.__setattr__(
+            self, "methods", tuple(dict.fromkeys(self.methods)) or tuple(methods.names())
+        )
         for what in ("n", "q", "views", "ranks"):
             object.__setattr__(self, what, tuple(sorted(set(getattr(self, what)))))
 
@@ -115,7 +119,9 @@ def cases(grid: Grid) -> list[LossCost]:
         asked = grid.forms or method.forms
         forms = dict.fromkeys(auto if form == "auto" else form for form in asked)
         for ranks, form, views in itertools.product(grid.ranks, forms, grid.views):
-            row = LossCost(method=name, form=form, auto=form == auto, n=n, q=q, views=views, ranks=ranks)
+            row = LossCost(
+                method=name, form=form, auto=form == auto, n=n, q=q, views=views, ranks=ranks
+            )
             if form not in method.forms:
                 row = replace(row, note=f"has no {form} form")
             elif n < ranks:
@@ -146,7 +152,9 @@ def measure(grid: Grid) -> list[LossCost]:
             pool = Processes(ranks, join, grid.device, grid.limit_bytes, threads=grid.threads)
             pools[ranks] = stack.enter_context(pool)
         # tqdm is silent where the standard error is no terminal.
-        bar = stack.enter_context(tqdm(total=len(groups), unit="method and size", disable=None, leave=False))
+        bar = stack.enter_context(
+            tqdm(total=len(groups), unit="method and size", disable=None, leave=False)
+        )
         for key in sorted(groups, key=_work):
             bar.set_description("{} n={} q={} ranks={}".format(*key))
             group, left_s = groups[key], end_s - time.perf_counter()
@@ -167,10 +175,14 @@ def _work(key: tuple[str, int, int, int]) -> tuple[int, int]:
     return n * q * min(n, q), ranks
 
 
-def _measure(grid: Grid, rows: Sequence[LossCost], pool: Processes, left_s: float) -> list[LossCost]:
+def _measure(
+    grid: Grid, rows: Sequence[LossCost], pool: Processes, left_s: float
+) -> list[LossCost]:
     try:
         return pool.ask(measure_rows, rows, getattr(torch, grid.dtype), grid.repeats, left_s)[0]
-    except WorkFailed as error:  # the process ended, for want of memory say, and took the others' results along
+    except (
+        WorkFailed
+    ) as error:  # the process ended, for want of memory say, and took the others' results along
         return [replace(row, note=f"failed: {error}") for row in rows]
 
 
@@ -179,9 +191,10 @@ def _mib(size: float | None) -> str:
 
 
 LEGEND = """\
-Time of value and gradient: median over rounds and range; of several ranks the slowest one's. `*`: what `auto` is.
-vs textbook, vs 1 rank: median of the ratios within rounds to the textbook form and to the same form on one rank, where
-every process computes the whole batch alone at the same time. vs 2 views: to the same form with two views.
+Time of value and gradient: median over rounds and range; of several ranks the slowest one's.
+`*`: what `auto` is. vs textbook, vs 1 rank: median of the ratios within rounds to the textbook form
+and to the same form on one rank, where every process computes the whole batch alone at the same
+time. vs 2 views: to the same form with two views.
 extra MiB: peak beyond embeddings and gradients, of the rank that needs most."""
 
 
@@ -199,6 +212,12 @@ def table(rows: Sequence[LossCost], style: str = "simple") -> str:
         sizes = (row.n, row.q, row.views, row.ranks)
         range_ms = None if row.low_ms is None or row.high_ms is None else (row.low_ms, row.high_ms)
         compared = (row.vs_textbook, row.vs_one_rank, row.vs_two_views)
-        line = [row.method, row.form + "*" * row.auto, *sizes, number(row.median_ms), span(range_ms)]
+        line = [
+            row.method,
+            row.form + "*" * row.auto,
+            *sizes,
+            number(row.median_ms),
+            span(range_ms),
+        ]
         cells.append([*line, *map(number, compared), _mib(row.extra_bytes), row.note])
     return tabulate(cells, _HEADS, style, disable_numparse=True, colalign=_ALIGN if rows else None)

@@ -1,9 +1,10 @@
 """Count the operations that a loss or an augmentation gives a GPU, without one.
 
-A GPU's host takes some microseconds to start each of them, which small losses and small images wait for.
+A GPU's host takes some microseconds to start each of them, which small losses and small images wait
+for.
 
-    python -m regbench.instruments.cost.operations                  # all losses, or those that are named
-    python -m regbench.instruments.cost.operations augmentation     # presets of two views
+    python -m regbench.instruments.cost.operations                  # all losses, or those that are
+    named python -m regbench.instruments.cost.operations augmentation     # presets of two views
 """
 
 from __future__ import annotations
@@ -29,14 +30,22 @@ from regbench.methods.pairwise import panels_of
 AUGMENTATIONS = ("small_color", "symmetric", "imagenet")
 SIZES = ((256, 8192), (4096, 2048), (2048, 32768))
 # Operations that only describe memory, or take it.
-_WITHOUT_WORK = {"detach", "alias", "_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty"}
+_WITHOUT_WORK = {
+    "detach",
+    "alias",
+    "_unsafe_view",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+}
 
 
 class LaunchCounter(TorchDispatchMode):
     """Counts operations that work on a device other than the CPU, or on that too; views are none.
 
-    An operation on several lists of tensors counts as many times as a list is long if their shapes differ: torch has a
-    common kernel for equal shapes only.
+    An operation on several lists of tensors counts as many times as a list is long if their shapes
+    differ: torch has a common kernel for equal shapes only.
 
     Attributes:
         count: The number of them.
@@ -57,12 +66,16 @@ class LaunchCounter(TorchDispatchMode):
         tensors = [each for each in tree_leaves(changed) if isinstance(each, Tensor)]
         on_device = any(self._cpu or each.device.type != "cpu" for each in tensors)
         if on_device and not func.is_view and name not in _WITHOUT_WORK:
-            self.count += len(args[0]) if name.startswith("_foreach_") and _shapes_differ(args) else 1
+            self.count += (
+                len(args[0]) if name.startswith("_foreach_") and _shapes_differ(args) else 1
+            )
         return out
 
 
 def _shapes_differ(args: tuple[Any, ...]) -> bool:
-    """Tell whether the tensors of an operation's lists differ in shape from one list to the next."""
+    """Tell whether the tensors of an operation's lists differ in shape from one list to the
+    next.
+    """
     first, *others = [arg for arg in args if isinstance(arg, list | tuple)]
     for other in others:
         for a, b in zip(first, other, strict=True):
@@ -72,7 +85,9 @@ def _shapes_differ(args: tuple[Any, ...]) -> bool:
 
 
 def count_operations(name: str, n: int, q: int) -> int:
-    """Count those of a loss's value and gradient for two views, on tensors that have a shape but no data."""
+    """Count those of a loss's value and gradient for two views, on tensors that have a shape
+    but no data.
+    """
     z1, z2 = (torch.empty(n, q, device="meta", requires_grad=True) for _ in range(2))
     with panels_of("cuda"), LaunchCounter() as operations:
         methods.build(name).loss(z1, z2, engine=Engine(draw_seed=lambda: 0)).backward()
@@ -80,14 +95,20 @@ def count_operations(name: str, n: int, q: int) -> int:
 
 
 def count_augmentation(preset: str, size: int = 32) -> tuple[int, int]:
-    """Count what the views of a batch take: operations, and kernels once compiled; each with transfers to a GPU.
+    """Count what the views of a batch take: operations, and kernels once compiled; each with
+    transfers to a GPU.
 
-    The kernels are those of inductor for a CPU, with variants for the ends of loops, and products of matrices.
+    The kernels are those of inductor for a CPU, with variants for the ends of loops, and products
+    of matrices.
     """
     from torch._inductor import metrics
     from torch._inductor.utils import fresh_cache, get_code
 
-    augmentation, images, cpu = load_run([f"augmentation={preset}"])[0].augmentation, 256, torch.device("cpu")
+    augmentation, images, cpu = (
+        load_run([f"augmentation={preset}"])[0].augmentation,
+        256,
+        torch.device("cpu"),
+    )
     normalize = photometric.Normalize([0.5] * 3, [0.2] * 3, cpu)
     operations, kernels = LaunchCounter(cpu=True), 0
     for view in list_views(augmentation.kinds(size)):
@@ -103,7 +124,9 @@ def count_augmentation(preset: str, size: int = 32) -> tuple[int, int]:
             arguments = crops, torch.from_numpy(chain.astype(np.float32)), normalize, torch.bfloat16
             augment = photometric.compiled_augmentation()
             code, *_ = get_code(augment, *arguments, blurs=view.kind.blur_p > 0)
-        kernels += metrics.generated_kernel_count + len(re.findall(r"extern_kernels\.\w+\(", code)) + 1
+        kernels += (
+            metrics.generated_kernel_count + len(re.findall(r"extern_kernels\.\w+\(", code)) + 1
+        )
     return operations.count, kernels
 
 

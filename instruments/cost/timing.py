@@ -21,7 +21,8 @@ from regbench.instruments.cost.harness import median, ratios, take_turns
 from regbench.methods.engine import LOCAL_ROWS, Engine
 from regbench.processes import Place, one_line
 
-# Short calls are repeated within a round for so long: a tenth of the longest case, within these bounds.
+# Short calls are repeated within a round for so long: a tenth of the longest case, within these
+# bounds.
 _ROUND_MS = (20.0, 500.0)
 # Memory of threads, libraries and the profiler beside the tensors, measured generously.
 _RUNTIME_BYTES = 2**28
@@ -46,7 +47,8 @@ class LossCost:
         median_ms: Median time over rounds; None if it was not measured.
         low_ms: Shortest round.
         high_ms: Longest round.
-        vs_textbook: Median over rounds of the time divided by that of `textbook` on one rank, at the same load.
+        vs_textbook: Median over rounds of the time divided by that of `textbook` on one rank, at
+            the same load.
         vs_one_rank: The same ratio to the same form on one rank; 1 for one rank.
         vs_two_views: The same ratio to the same form with two views, on as many ranks.
         extra_bytes: Peak memory of the rank that needs most, beyond embeddings and gradients.
@@ -76,7 +78,8 @@ def join(place: Place, device: str, limit_bytes: int) -> torch.device:
     Args:
         place: Place of this process among the processes.
         device: Kind of device.
-        limit_bytes: Memory that a GPU, or all processes on a CPU, may allocate: more fails as if there were none.
+        limit_bytes: Memory that a GPU, or all processes on a CPU, may allocate: more fails as if
+            there were none.
     """
     forbid_tf32()  # as in a training
     here = torch.device("cuda", place.rank) if device == "cuda" else torch.device("cpu")
@@ -85,13 +88,16 @@ def join(place: Place, device: str, limit_bytes: int) -> torch.device:
         whole_bytes = torch.cuda.get_device_properties(here).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / whole_bytes))
     else:
-        # Without a limit, Linux promises more than there is, and then ends some process: not always this one.
+        # Without a limit, Linux promises more than there is, and then ends some process: not always
+        # this one.
         used_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         own_bytes = limit_bytes // place.world + _RUNTIME_BYTES
         resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + own_bytes, hard))
     if place.world > 1:
-        warnings.filterwarnings("ignore", LOCAL_ROWS)  # one process alone is what several are compared with
+        warnings.filterwarnings(
+            "ignore", LOCAL_ROWS
+        )  # one process alone is what several are compared with
         place.join("nccl" if here.type == "cuda" else "gloo")
     return here
 
@@ -105,8 +111,12 @@ def _largest(values: Sequence[float], here: torch.device) -> list[float]:
     return maxima
 
 
-def draw_embeddings(n: int, q: int, views: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Draw embeddings of each view, the same each time: the later views are the first with noise of half its size."""
+def draw_embeddings(
+    n: int, q: int, views: int, dtype: torch.dtype, device: torch.device
+) -> list[Tensor]:
+    """Draw embeddings of each view, the same each time: the later views are the first with
+    noise of half its size.
+    """
     # On the CPU, so that all devices and ranks are given the same numbers.
     generator = torch.Generator().manual_seed(0)
     first_NQ = torch.randn(n, q, generator=generator)
@@ -117,7 +127,8 @@ def draw_embeddings(n: int, q: int, views: int, dtype: torch.dtype, device: torc
 
 
 def value_and_gradient(method: methods.Regularizer, views: Sequence[Tensor], engine: Engine) -> Run:
-    """Make the call that is measured: the loss of leaves with the data of `views` and backward to them.
+    """Make the call that is measured: the loss of leaves with the data of `views` and backward to
+    them.
 
     The first two views are global.
 
@@ -127,8 +138,11 @@ def value_and_gradient(method: methods.Regularizer, views: Sequence[Tensor], eng
     leaves_NQ = [view.detach().requires_grad_() for view in views]
 
     def run() -> Sequence[Tensor]:
-        # The leaves keep no gradients, which would count as memory that was there before the next call.
-        return torch.autograd.grad(method.loss(*leaves_NQ, engine=engine, global_views=2), leaves_NQ)
+        # The leaves keep no gradients, which would count as memory that was there before the next
+        # call.
+        return torch.autograd.grad(
+            method.loss(*leaves_NQ, engine=engine, global_views=2), leaves_NQ
+        )
 
     return run
 
@@ -150,7 +164,8 @@ def _milliseconds(here: torch.device, run: Run, times: int) -> float:
 def measure_rows(
     here: torch.device, rows: Sequence[LossCost], dtype: torch.dtype, repeats: int, left_s: float
 ) -> list[LossCost]:
-    """Measure forms and numbers of views in turns; with several ranks, each rank alone with the whole batch too.
+    """Measure forms and numbers of views in turns; with several ranks, each rank alone with the
+    whole batch too.
 
     Args:
         here: Device of this process.
@@ -181,8 +196,14 @@ def measure_rows(
             if ranks > 1:  # the other ranks may be waiting for this one
                 raise
             # torch says no more than "allocate memory" of it on a CPU.
-            full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
-            note = "left out: it needs more memory than the limit" if full else f"failed: {one_line(error)}"
+            full = isinstance(
+                error, MemoryError | torch.OutOfMemoryError
+            ) or "allocate memory" in str(error)
+            note = (
+                "left out: it needs more memory than the limit"
+                if full
+                else f"failed: {one_line(error)}"
+            )
             done[row] = replace(row, note=note)
             continue
         # All ranks have to decide alike, so they decide by the slowest.
@@ -196,7 +217,9 @@ def measure_rows(
         # The rounds and the warm-up; with several ranks twice, shared and alone.
         rounds_s = first_s[row] * (repeats + 1) * (1 if ranks == 1 else 1 + ranks)
         if repeats and rounds_s > left_s:
-            done[row] = replace(done[row], note=f"left out: about {rounds_s:.2g} s, over what is left of the budget")
+            done[row] = replace(
+                done[row], note=f"left out: about {rounds_s:.2g} s, over what is left of the budget"
+            )
             del calls["shared", row.form, row.views]
             continue
         left_s -= rounds_s
@@ -204,14 +227,19 @@ def measure_rows(
             alone = value_and_gradient(method, whole[: row.views], Engine(form=row.form))
             calls["alone", row.form, row.views] = alone
     if repeats and calls:
-        # The slowest rank decides how often a call is repeated: all have to repeat it as often, or would wait forever.
+        # The slowest rank decides how often a call is repeated: all have to repeat it as often, or
+        # would wait forever.
         warm_ms = _largest([_milliseconds(here, run, 1) for run in calls.values()], here)
         round_ms = max(_ROUND_MS[0], min(_ROUND_MS[1], 0.1 * max(warm_ms)))
         turns = {}
         # Fifty calls tell the shortest ones well enough; a clock may give them 0.
         for (key, run), ms in zip(calls.items(), warm_ms, strict=True):
-            turns[key] = partial(_milliseconds, here, run, max(1, min(50, int(round_ms / max(ms, 1e-3)))))
-        times_ms = {key: _largest(own_ms, here) for key, own_ms in take_turns(turns, repeats).items()}
+            turns[key] = partial(
+                _milliseconds, here, run, max(1, min(50, int(round_ms / max(ms, 1e-3))))
+            )
+        times_ms = {
+            key: _largest(own_ms, here) for key, own_ms in take_turns(turns, repeats).items()
+        }
         done = {row: with_times(found, times_ms) for row, found in done.items()}
     return [done[row] for row in rows]
 

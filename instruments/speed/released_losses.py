@@ -1,8 +1,8 @@
 """Measures losses beside released code: `python instruments/speed/released_losses.py FOLDER [N Q]`.
 
-FOLDER holds clones of github.com/rbalestr-lab/lejepa and github.com/facebookresearch/barlowtwins, by these names. Each
-side computes value and gradient of two views in float32 on one thread, and all take turns. Processor time does not
-depend on what runs beside it, but for caches.
+FOLDER holds clones of github.com/rbalestr-lab/lejepa and github.com/facebookresearch/barlowtwins,
+by these names. Each side computes value and gradient of two views in float32 on one thread, and all
+take turns. Processor time does not depend on what runs beside it, but for caches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from regbench import methods
-from regbench.instruments.cost.harness import in_words, machine, median, number, ratios, span, take_turns
+from regbench.instruments.cost.harness import (
+    in_words,
+    machine,
+    median,
+    number,
+    ratios,
+    span,
+    take_turns,
+)
 from regbench.instruments.cost.timing import draw_embeddings
 from regbench.methods import Engine
 
@@ -32,7 +40,9 @@ def released_sigreg(folder: str) -> Loss:
     """Return LeJEPA's loss with the authors' test, in the weights of `sigreg`."""
     sys.path.insert(0, f"{folder}/lejepa")
     lejepa = importlib.import_module("lejepa")
-    test = lejepa.multivariate.SlicingUnivariateTest(lejepa.univariate.EppsPulley(), num_slices=1024)
+    test = lejepa.multivariate.SlicingUnivariateTest(
+        lejepa.univariate.EppsPulley(), num_slices=1024
+    )
 
     def loss(z1_NQ: Tensor, z2_NQ: Tensor) -> Tensor:
         views_VNQ = torch.stack([z1_NQ, z2_NQ])
@@ -44,11 +54,15 @@ def released_sigreg(folder: str) -> Loss:
 
 
 def released_barlow_twins(folder: str, n: int, q: int) -> Loss:
-    """Return the authors' loss: their model's forward pass, without networks and other processes."""
+    """Return the authors' loss: their model's forward pass, without networks and other
+    processes.
+    """
     sys.path.insert(0, f"{folder}/barlowtwins")
     released = importlib.import_module("main")
     nothing, settings = nn.Identity(), SimpleNamespace(batch_size=n, lambd=0.0051)
-    model = SimpleNamespace(projector=nothing, backbone=nothing, bn=nn.BatchNorm1d(q, affine=False), args=settings)
+    model = SimpleNamespace(
+        projector=nothing, backbone=nothing, bn=nn.BatchNorm1d(q, affine=False), args=settings
+    )
 
     def loss(z1_NQ: Tensor, z2_NQ: Tensor) -> Tensor:
         with mock.patch("torch.distributed.all_reduce"):
@@ -76,7 +90,9 @@ def losses(folder: str, n: int, q: int) -> dict[str, dict[str, Loss]]:
 
 
 def timed(loss: Loss, views: list[Tensor]) -> Callable[[], float]:
-    """Return a function that computes value and gradient and returns its processor time in seconds."""
+    """Return a function that computes value and gradient and returns its processor time in
+    seconds.
+    """
     leaves = [z_NQ.clone().requires_grad_() for z_NQ in views]
 
     def run() -> float:

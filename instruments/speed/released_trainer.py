@@ -1,9 +1,11 @@
-"""Trains as the authors of SFRIK released it, and by regbench: `python instruments/speed/released_trainer.py [IMAGES]`.
+"""Trains as the authors of SFRIK released it, and by regbench: `python
+instruments/speed/released_trainer.py [IMAGES]`.
 
-A ResNet-18 at 64 px on JPEG files of 341 x 256 px, with loading, on a CPU. The other side is written in the manner of
-the released trainer (github.com/valeoai/sfrik): torchvision's transforms on Pillow images in worker processes, each
-view through the network by itself, LARS one parameter at a time, the loss read in every step. Its mixed precision is
-for CUDA alone, so it computes in float32. What only serves several GPUs is left out.
+A ResNet-18 at 64 px on JPEG files of 341 x 256 px, with loading, on a CPU. The other side is
+written in the manner of the released trainer (github.com/valeoai/sfrik): torchvision's transforms
+on Pillow images in worker processes, each view through the network by itself, LARS one parameter at
+a time, the loss read in every step. Its mixed precision is for CUDA alone, so it computes in
+float32. What only serves several GPUs is left out.
 """
 
 from __future__ import annotations
@@ -30,7 +32,15 @@ from torchvision.models import resnet18
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.beton import Beton
-from regbench.instruments.cost.harness import in_words, machine, median, number, ratios, span, take_turns
+from regbench.instruments.cost.harness import (
+    in_words,
+    machine,
+    median,
+    number,
+    ratios,
+    span,
+    take_turns,
+)
 from regbench.instruments.cost.images import SCENARIOS, PreparedImages, make_images
 
 ROUNDS, BATCH, SIDE_PX, Q = 3, 64, 64, 2048
@@ -47,7 +57,8 @@ class TwoViews:
 
     def __init__(self) -> None:
         """Make the chains."""
-        # The released code has the chains in this order, the paper in the other; a symmetric loss cannot tell.
+        # The released code has the chains in this order, the paper in the other; a symmetric loss
+        # cannot tell.
         self._first, self._second = self._chain(1.0, 0.0), self._chain(0.1, 0.2)
 
     def _chain(self, blur_p: float, solarize_p: float) -> transforms.Compose:
@@ -70,7 +81,9 @@ class TwoViews:
 
 
 class PlainLars(torch.optim.Optimizer):
-    """LARS without adaptation or decay of biases and normalizations, one parameter after the other."""
+    """LARS without adaptation or decay of biases and normalizations, one parameter after the
+    other.
+    """
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         """Optimize with momentum 0.9."""
@@ -87,7 +100,9 @@ class PlainLars(torch.optim.Optimizer):
                     own, other = torch.norm(weight), torch.norm(change)
                     one = torch.ones_like(own)
                     # A weight that is 0 has no norm to adapt to, and would stay 0.
-                    scale = torch.where(own > 0, torch.where(other > 0, 0.001 * own / other, one), one)
+                    scale = torch.where(
+                        own > 0, torch.where(other > 0, 0.001 * own / other, one), one
+                    )
                     change = change.mul(scale)
                 momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
                 momentum.mul_(0.9).add_(change)
@@ -100,7 +115,9 @@ def uniformity(z_NQ: Tensor) -> Tensor:
     second, third = 1 / (q - 1), 3 / (q - 1)
     first_degree, second_degree = t, (1 + second) * t**2 - second
     third_degree = (1 + third) * t**3 - third * t
-    return (WEIGHTS[0] * first_degree + WEIGHTS[1] * second_degree + WEIGHTS[2] * third_degree).mean()
+    return (
+        WEIGHTS[0] * first_degree + WEIGHTS[1] * second_degree + WEIGHTS[2] * third_degree
+    ).mean()
 
 
 class ReleasedTrainer:
@@ -150,7 +167,9 @@ def regbench_epoch_s(images: PreparedImages, precision: str) -> float:
 
 
 def main() -> None:
-    """Print the images a second of both sides, regbench in float32 and in bf16, and the ratios of each round."""
+    """Print the images a second of both sides, regbench in float32 and in bf16, and the ratios
+    of each round.
+    """
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 512
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
@@ -162,17 +181,28 @@ def main() -> None:
         # The other side reads the same JPEGs, as files.
         for i in range(count):
             (files / f"{i}.jpg").write_bytes(stored.stored_bytes(i).tobytes())
-        turns: dict[str, Callable[[], float]] = {"as released": ReleasedTrainer(files.parent, cores).epoch_s}
+        turns: dict[str, Callable[[], float]] = {
+            "as released": ReleasedTrainer(files.parent, cores).epoch_s
+        }
         for precision in ("fp32", "bf16"):
             turns[f"regbench, {precision}"] = partial(regbench_epoch_s, images, precision)
         take_turns(turns, 1)  # warms up
         found = take_turns(turns, ROUNDS)
-        print(in_words(machine("cpu", ("torch", "torchvision", "pillow"), rounds=ROUNDS, threads=cores)))
-        print(f"ResNet-18, {SIDE_PX} px, q = {Q}, batches of {BATCH}, epochs of {count} of {images}")
+        print(
+            in_words(
+                machine("cpu", ("torch", "torchvision", "pillow"), rounds=ROUNDS, threads=cores)
+            )
+        )
+        print(
+            f"ResNet-18, {SIDE_PX} px, q = {Q}, batches of {BATCH}, epochs of {count} of {images}"
+        )
         for title, times in found.items():
             faster = ratios(found["as released"], times)
             rates = [count // BATCH * BATCH / seconds for seconds in times]
-            print(f"{title}: {number(median(rates))} img/s, {number(median(faster))} times as fast ({span(faster)})")
+            print(
+                f"{title}: {number(median(rates))} img/s, {number(median(faster))} times as fast "
+                f"({span(faster)})"
+            )
 
 
 if __name__ == "__main__":

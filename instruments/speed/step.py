@@ -1,9 +1,11 @@
-"""Measures what settings cost: `python instruments/speed/step.py`, processor time of a training step.
+"""Measures what settings cost: `python instruments/speed/step.py`, processor time of a training
+step.
 
-The setting is the quickstart's, with VICReg. A teacher's pass has no backward pass, so a step with one should take a
-third of its forward and backward more. bf16 should take as long as float32 at most; torch's own products in bf16 and
-those in float32 stand beside each other, whichever this processor takes. Processor time on one thread does not depend
-on what runs beside it, but for caches; all kinds take turns. `--returned` lets the allocator return freed memory.
+The setting is the quickstart's, with VICReg. A teacher's pass has no backward pass, so a step with
+one should take a third of its forward and backward more. bf16 should take as long as float32 at
+most; torch's own products in bf16 and those in float32 stand beside each other, whichever this
+processor takes. Processor time on one thread does not depend on what runs beside it, but for
+caches; all kinds take turns. `--returned` lets the allocator return freed memory.
 """
 
 from __future__ import annotations
@@ -22,9 +24,22 @@ from regbench.benchmark.bf16 import ProductsInFloat32
 from regbench.benchmark.compute import keep_freed_memory
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.sweep import load_run
-from regbench.benchmark.training.assembly import build_network, build_step, build_teacher, views_dtype
+from regbench.benchmark.training.assembly import (
+    build_network,
+    build_step,
+    build_teacher,
+    views_dtype,
+)
 from regbench.benchmark.training.distributed import World
-from regbench.instruments.cost.harness import in_words, machine, median, number, ratios, span, take_turns
+from regbench.instruments.cost.harness import (
+    in_words,
+    machine,
+    median,
+    number,
+    ratios,
+    span,
+    take_turns,
+)
 from regbench.methods import Engine
 
 ROUNDS = 20
@@ -38,7 +53,10 @@ KINDS = {
     "teacher and predictor": "network.teacher=ema network.predictor.depth=2",
     "float32": "precision=fp32",
 }
-PRODUCTS = {"torch's own products": contextlib.nullcontext, "products in float32": ProductsInFloat32}
+PRODUCTS = {
+    "torch's own products": contextlib.nullcontext,
+    "products in float32": ProductsInFloat32,
+}
 
 
 def timed_step(settings: str, products: str = "") -> Callable[[], float]:
@@ -62,13 +80,18 @@ def timed_step(settings: str, products: str = "") -> Callable[[], float]:
         done=lambda: 0.0,
     )
     shape = (cell.batch_size, 3, cell.dataset.image_size, cell.dataset.image_size)
-    views = [torch.randn(shape).to(views_dtype(cell), memory_format=torch.channels_last) for _ in range(2)]
+    views = [
+        torch.randn(shape).to(views_dtype(cell), memory_format=torch.channels_last)
+        for _ in range(2)
+    ]
 
     def timed() -> float:
         with contextlib.ExitStack() as stack:
             if products:
                 context = PRODUCTS[products]
-                stack.enter_context(mock.patch("regbench.benchmark.training.step.fast_bf16", lambda *_: context()))
+                stack.enter_context(
+                    mock.patch("regbench.benchmark.training.step.fast_bf16", lambda *_: context())
+                )
             begun = time.process_time()
             step(*views)
             return time.process_time() - begun
@@ -87,10 +110,17 @@ def main() -> None:
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     seconds = take_turns(turns, ROUNDS)
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
-    print(in_words(machine("cpu", rounds=ROUNDS)), f"{faults / ROUNDS / len(turns):.0f} page faults a step", sep="\n")
+    print(
+        in_words(machine("cpu", rounds=ROUNDS)),
+        f"{faults / ROUNDS / len(turns):.0f} page faults a step",
+        sep="\n",
+    )
     for name, each in seconds.items():
         of_plain = ratios(each, seconds["plain"])
-        print(f"{name}: {1e3 * (median(each) or 0):.0f} ms, {number(median(of_plain))} of plain ({span(of_plain)})")
+        print(
+            f"{name}: {1e3 * (median(each) or 0):.0f} ms, {number(median(of_plain))} of plain "
+            f"({span(of_plain)})"
+        )
 
 
 if __name__ == "__main__":

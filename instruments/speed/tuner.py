@@ -1,10 +1,12 @@
-"""Compares the search with a grid at equal images, on real training: `python instruments/speed/tuner.py [--plan]`.
+"""Compares the search with a grid at equal images, on real training: `python
+instruments/speed/tuner.py [--plan]`.
 
-The setting is that of the preset fashion_mnist_search. For each method the grid has three weights and three learning
-rates: at a quarter, the middle and three quarters of the ranges that the method and the optimizer state. The search has
-the same budget, nine trainings. Both choose on the tuning split, and what they choose is scored on the test split with
-three seeds. The table has the points that the search gained over the grid, with 95 % intervals and p-values of a paired
-t-test over the seeds. On two quiet cores it takes about a quarter of an hour.
+The setting is that of the preset fashion_mnist_search. For each method the grid has three weights
+and three learning rates: at a quarter, the middle and three quarters of the ranges that the method
+and the optimizer state. The search has the same budget, nine trainings. Both choose on the tuning
+split, and what they choose is scored on the test split with three seeds. The table has the points
+that the search gained over the grid, with 95 % intervals and p-values of a paired t-test over the
+seeds. On two quiet cores it takes about a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from regbench.spaces import Range
 
 # Two losses of kernels, and a contrastive one, one of variances and one of spectra.
 METHODS = ("sfrik_l3", "auh", "simclr", "vicreg", "frossl")
-COMMON: list[str] = yaml.safe_load(preset_files("sweep")["fashion_mnist_search"].read_text())["common"]
+COMMON: list[str] = yaml.safe_load(preset_files("sweep")["fashion_mnist_search"].read_text())[
+    "common"
+]
 POSITIONS = (0.25, 0.5, 0.75)
 
 
@@ -45,17 +49,27 @@ def grid(method: str) -> str:
 
 
 def gained(runs_dir: Path) -> pd.DataFrame:
-    """Compare what the two chose on the test split, seed by seed: the same seed saw the same images."""
+    """Compare what the two chose on the test split, seed by seed: the same seed saw the same
+    images.
+    """
     points = {}
     for sweep in ("tuner_grid", "tuner_search"):
-        scores = regbench.load_records(runs_dir / sweep).query("split == 'test' and status == 'done'")
+        scores = regbench.load_records(runs_dir / sweep).query(
+            "split == 'test' and status == 'done'"
+        )
         points[sweep] = scores.set_index(["label", "score", "seed"])["value"]
     difference = (points["tuner_search"] - points["tuner_grid"]).dropna()
     lines = []
     for (label, score), of_seeds in difference.groupby(["label", "score"]):
         test = ttest_1samp(of_seeds, 0)
         low, high = test.confidence_interval(0.95)
-        line = {"method": label, "score": score, "gained": of_seeds.mean(), "low": low, "high": high}
+        line = {
+            "method": label,
+            "score": score,
+            "gained": of_seeds.mean(),
+            "low": low,
+            "high": high,
+        }
         lines.append(line | {"p": test.pvalue})
     return pd.DataFrame(lines).round(3)
 
@@ -75,7 +89,12 @@ def main() -> None:
     }
     for name, own in sweeps.items():
         file = options.runs_dir / f"{name}.yaml"
-        content = {"description": "The search against a grid", "common": COMMON, "final_seeds": [0, 1, 2], **own}
+        content = {
+            "description": "The search against a grid",
+            "common": COMMON,
+            "final_seeds": [0, 1, 2],
+            **own,
+        }
         file.write_text(yaml.safe_dump(content, sort_keys=False))
         command = [program, "tune", str(file), *runs]
         subprocess.run([*command, "--plan"] if options.plan else command, check=True)

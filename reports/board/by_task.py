@@ -12,7 +12,10 @@ from regbench.reports.rows.summary import Summary
 
 
 def new_slug(title: str, taken: set[str]) -> str:
-    """Name a file after a title, in small letters, digits and dashes, unlike those in `taken`; add it there."""
+    """Name a file after a title, in small letters, digits and dashes, unlike those in `taken`.
+
+    Add it there.
+    """
     kept = "".join(c if c.isascii() and c.isalnum() else " " for c in title.lower())
     plain = "-".join(kept.split())[:80].strip("-") or "unnamed"  # file systems take 255 letters
     slug, number = plain, 1
@@ -26,8 +29,8 @@ def new_slug(title: str, taken: set[str]) -> str:
 def tasks_of(found: Gathered) -> dict[str, Summary]:
     """Divide the cells of all bundles into tasks, by the names of their files.
 
-    Where several labs ran a cell, the run that was finished first stands for it. Images decide too: a data set whose
-    test split has other content somewhere is another task there.
+    Where several labs ran a cell, the run that was finished first stands for it. Images decide too:
+    a data set whose test split has other content somewhere is another task there.
     """
     groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
     brief: set[str] = set()
@@ -35,13 +38,16 @@ def tasks_of(found: Gathered) -> dict[str, Summary]:
         brief |= bundle.short
     for versions in found.cells.values():
         record = versions[0].record
-        groups[record.cell["dataset"]["name"], record.data.content_sha256.get("test", "")].append(record)
+        groups[record.cell["dataset"]["name"], record.data.content_sha256.get("test", "")].append(
+            record
+        )
     splits = Counter(name for name, _ in groups)
     titles: Counter[str] = Counter()
     taken: set[str] = set()
     tasks = {}
     for (name, sha256), records in sorted(groups.items(), key=lambda group: group[0]):
-        # Their order decides that of rows with equal scores, so it must not hang on the names of bundles.
+        # Their order decides that of rows with equal scores, so it must not hang on the names of
+        # bundles.
         records.sort(key=lambda r: (r.is_reference, r.label, r.seed, r.cell_id))
         short = [record for record in records if record.sha256 in brief]
         whole = [record for record in records if record.sha256 not in brief]

@@ -16,7 +16,9 @@ from regbench.text import brief
 
 
 def entered_rows(bundle: Bundle) -> tuple[EnteredRow, ...]:
-    """Make the rows of the methods in a bundle that has checked out, as a leaderboard of it alone shows them."""
+    """Make the rows of the methods in a bundle that has checked out, as a leaderboard of it
+    alone shows them.
+    """
     rows = []
     with without_garbage_collection():
         for summary in tasks_of(gathered(bundle)).values():
@@ -25,7 +27,9 @@ def entered_rows(bundle: Bundle) -> tuple[EnteredRow, ...]:
 
 
 def rows_misfits(path: Path, file: RowsFile, bundle: Bundle) -> Iterator[str]:
-    """Yield a line for each thing that a rows file states and its bundle, which has checked out, does not hold."""
+    """Yield a line for each thing that a rows file states and its bundle, which has checked
+    out, does not hold.
+    """
     held = {(row.task, row.row): row for row in entered_rows(bundle)}
     stated = {(row.task, row.row): row for row in file.rows}
     if len(stated) < len(file.rows):
@@ -35,7 +39,10 @@ def rows_misfits(path: Path, file: RowsFile, bundle: Bundle) -> Iterator[str]:
         if key not in held:
             yield f"{name}: the bundle has no such row"
         elif key not in stated:
-            yield f"{name}: the bundle holds this row, and the file does not; a bundle is entered with all its rows"
+            yield (
+                f"{name}: the bundle holds this row, and the file does not; a bundle is entered "
+                "with all its rows"
+            )
         else:
             says, holds = stated[key].claims(), held[key].claims()
             for what in dict.fromkeys([*says, *holds]):
@@ -61,9 +68,15 @@ def _entered(summary: Summary, row: Row) -> EnteredRow:
 
 
 def _tried(summary: Summary, row: Row) -> list[dict[str, str]]:
-    """List the hyperparameters of all configurations of a row, those too that a search stopped early."""
+    """List the hyperparameters of all configurations of a row, those too that a search stopped
+    early.
+    """
     shared = [key for key in summary.varying if key != "epochs"]
-    whole = [each for each in summary.configurations if each.place(summary.varying) == row.place(summary.varying)]
+    whole = [
+        each
+        for each in summary.configurations
+        if each.place(summary.varying) == row.place(summary.varying)
+    ]
     stopped = [each for each in summary.short if each.place(shared) == row.place(shared)]
     return [_hyperparameters(each.first) for each in (*whole, *stopped)]
 

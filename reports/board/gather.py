@@ -64,7 +64,8 @@ class Gathered:
     Attributes:
         bundles: Bundles that were taken, by name.
         refused: The names of the others, and the first reason for each.
-        cells: The runs of each cell by its `key_of`; the first finished one, which tables show, comes first.
+        cells: The runs of each cell by its `key_of`; the first finished one, which tables show,
+            comes first.
     """
 
     bundles: tuple[CheckedBundle, ...]
@@ -84,7 +85,8 @@ def gathered(bundle: Bundle) -> Gathered:
 
 
 def gather(folder: Path) -> Gathered:
-    """Read all bundles in a folder, fetch those of rows files alone, and check all by the rule of `claim_misfits`.
+    """Read all bundles in a folder, fetch those of rows files alone, and check all by the rule of
+    `claim_misfits`.
 
     Raises:
         RegbenchError: If there is none that can be taken.
@@ -106,7 +108,10 @@ def gather(folder: Path) -> Gathered:
 
 
 def _read(path: Path, name: str) -> CheckedBundle | tuple[str, str]:
-    """Read and check a bundle, or that of a rows file; return its name and the first reason if it is refused."""
+    """Read and check a bundle, or that of a rows file.
+
+    Return its name and the first reason if it is refused.
+    """
     name = printable(name)  # a stranger's text, which goes to a terminal and into pages
     try:
         if path.suffix == ".zip":
@@ -123,19 +128,33 @@ def _read(path: Path, name: str) -> CheckedBundle | tuple[str, str]:
 
 
 def _short(bundle: Bundle) -> frozenset[str]:
-    """Find the steps of searches: trainings that are shorter than any of their method that was chosen."""
+    """Find the steps of searches: trainings that are shorter than any of their method that was
+    chosen.
+    """
     lengths: dict[tuple[Any, ...], set[int]] = defaultdict(set)
     for choice in bundle.choices.values():
         for entry in choice.choices:
-            settings = map(entry.setting.get, ("dataset", "backbone", "embedding_dim", "batch_size"))
+            settings = map(
+                entry.setting.get, ("dataset", "backbone", "embedding_dim", "batch_size")
+            )
             lengths[entry.label, *settings].add(entry.setting.get("epochs", 0))
     found = []
     for record in bundle.records:
         cell = record.cell
-        place = (cell["dataset"]["name"], record.backbone, cell["embedding_dim"], cell["batch_size"])
+        place = (
+            cell["dataset"]["name"],
+            record.backbone,
+            cell["embedding_dim"],
+            cell["batch_size"],
+        )
         chosen = lengths.get((record.label, *place), ())
         # A bundle does not hold the search's own list, so lengths have to tell.
-        if record.status != "done" and chosen and cell["epochs"] not in chosen and cell["epochs"] < max(chosen):
+        if (
+            record.status != "done"
+            and chosen
+            and cell["epochs"] not in chosen
+            and cell["epochs"] < max(chosen)
+        ):
             found.append(record.sha256)
     return frozenset(found)
 
@@ -145,7 +164,11 @@ def _slim(bundle: Bundle) -> tuple[Record, ...]:
     shared: dict[bytes, Any] = {}
 
     def share(value: Any) -> Any:
-        return shared.setdefault(orjson.dumps(value), value) if isinstance(value, dict | list) else value
+        return (
+            shared.setdefault(orjson.dumps(value), value)
+            if isinstance(value, dict | list)
+            else value
+        )
 
     def share_values(group: dict[str, Any]) -> dict[str, Any]:
         return dict(zip(group, map(share, group.values()), strict=True))
@@ -174,7 +197,9 @@ def _by_cell(bundles: list[CheckedBundle]) -> dict[Key, tuple[Version, ...]]:
             of_cell = runs.setdefault(key_of(record), {})
             most = record
             names: tuple[str, ...] = (bundle.name,)
-            if (known := of_cell.get(record.sha256)) is not None:  # the same run may be in several bundles
+            if (
+                known := of_cell.get(record.sha256)
+            ) is not None:  # the same run may be in several bundles
                 names = (*known.bundles, bundle.name)
                 # Later evaluations may be in one of them only.
                 most = max(known.record, record, key=lambda each: len(each.scores))

@@ -1,4 +1,5 @@
-"""The leaderboard of many bundles: the report's page for each task, a page for each method, and one that leads to all.
+"""The leaderboard of many bundles: the report's page for each task, a page for each method, and one
+that leads to all.
 
 Each page stands alone, as a report does, so the site opens from a disk.
 """
@@ -17,7 +18,15 @@ from regbench.reports.board.by_task import difference, new_slug, tasks_of
 from regbench.reports.board.gather import Gathered, Key, gather, key_of
 from regbench.reports.garbage import without_garbage_collection
 from regbench.reports.page.drawing import Styles, styles
-from regbench.reports.page.page import about, all_records, cells_of, heads_of, methods_of, protocols_of, section
+from regbench.reports.page.page import (
+    about,
+    all_records,
+    cells_of,
+    heads_of,
+    methods_of,
+    protocols_of,
+    section,
+)
 from regbench.reports.page.template import Linked, render, simple_table
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.details import tables_of
@@ -25,7 +34,10 @@ from regbench.reports.tables.table import Entry, spread
 
 _SHOWN_REFUSED = 20
 # Pages of reports have another one: a site has no tables as files beside it.
-_FOOTER = "Made by regbench leaderboard from bundles; regbench verify checks one, and computes its cells again."
+_FOOTER = (
+    "Made by regbench leaderboard from bundles; regbench verify checks one, and computes its cells "
+    "again."
+)
 
 # Columns of a method's page about its embeddings and costs: head, name, decimals, divisor.
 _AT_END = (("effective rank", "effective_rank", 1), ("alignment", "alignment", 2))
@@ -70,12 +82,15 @@ def write_site(folder: Path, out: Path) -> Site:
     with without_garbage_collection():
         found = gather(folder)
         tasks = tasks_of(found)
-    gc.freeze()  # all of it stays to the end, so collections of the garbage of figures need not look at it
+    # all of it stays to the end, so collections of the garbage of figures need not look at it
+    gc.freeze()
     try:
         for name, text in _Pages(found, tasks).files():
             write_bytes(out / name, text.encode())
     except OSError as error:
-        raise RegbenchError(f"cannot write to {out}: {error.strerror}; give another --out") from error
+        raise RegbenchError(
+            f"cannot write to {out}: {error.strerror}; give another --out"
+        ) from error
     finally:
         gc.unfreeze()
     return Site(out / "index.html", len(found.cells), len(tasks), len(found.bundles), found.refused)
@@ -104,7 +119,10 @@ class _Pages:
             self.methods[label] = f"methods/{new_slug(label, taken)}.html"
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and the text of every file; the start page comes after all that it leads to."""
+        """Yield the name and the text of every file.
+
+        The start page comes after all that it leads to.
+        """
         for slug, summary in self.tasks.items():
             yield f"tasks/{slug}.html", self._task(slug, summary)
         for label, page in self.methods.items():
@@ -129,9 +147,13 @@ class _Pages:
         )
 
     def _cells(self, summary: Summary) -> list[dict[str, Any]]:
-        """Collect what the page says of each run: that which tables show, then those of other labs."""
+        """Collect what the page says of each run: that which tables show, then those of other
+        labs.
+        """
         runs = []
-        for record, cell in zip(all_records(summary), cells_of(summary, 1, self.style), strict=True):
+        for record, cell in zip(
+            all_records(summary), cells_of(summary, 1, self.style), strict=True
+        ):
             key = key_of(record)
             first, *others = self.found.cells[key]
             runs.append(cell | {"bundles": first.bundles, "differs": self.differences.get(key)})
@@ -174,15 +196,18 @@ class _Pages:
             for head in line:
                 heads.setdefault(head, head not in ("task", "setting"))
             lines.append(line)
-        note = "On the test split; mean ± standard deviation over n seeds. A task's name leads to the cells."
+        note = (
+            "On the test split; mean ± standard deviation over n seeds. A task's name leads to the "
+            "cells."
+        )
         return simple_table("results", "Results", heads, lines, note)
 
     def _index(self) -> str:
         return render(
             "index.html",
             title="regbench: leaderboard",
-            lead=f"{len(self.found.cells):,} cells of {len(self.found.bundles):,} bundles. Cells compare within a "
-            "task: a data set, a backbone and a way to evaluate.",
+            lead=f"{len(self.found.cells):,} cells of {len(self.found.bundles):,} bundles. Cells "
+            "compare within a task: a data set, a backbone and a way to evaluate.",
             footer=_FOOTER,
             pages=[("Tasks", "#tasks"), ("Methods", "#methods"), ("Bundles", "#bundles")],
             tables=[self._task_table(), self._method_table(), self._bundle_table()],
@@ -193,7 +218,14 @@ class _Pages:
         )
 
     def _task_table(self) -> dict[str, object]:
-        heads = {"task": False, "cells": True, "methods": True, "best row": False, "its score": True, "score": False}
+        heads = {
+            "task": False,
+            "cells": True,
+            "methods": True,
+            "best row": False,
+            "its score": True,
+            "score": False,
+        }
         lines = []
         for slug, summary in self.tasks.items():
             records, head = all_records(summary), summary.headline
@@ -214,7 +246,13 @@ class _Pages:
         return simple_table("tasks", "Tasks", heads | {"newest": False}, lines)
 
     def _method_table(self) -> dict[str, object]:
-        heads = {"method": False, "published": False, "tasks": True, "first in": True, "cells in rows": True}
+        heads = {
+            "method": False,
+            "published": False,
+            "tasks": True,
+            "first in": True,
+            "cells in rows": True,
+        }
         lines = []
         for label, page in self.methods.items():
             first, cells, tasks, reference = 0, 0, set(), ""
@@ -231,7 +269,13 @@ class _Pages:
         return simple_table("methods", "Methods", heads, lines, note)
 
     def _bundle_table(self) -> dict[str, object]:
-        heads = {"bundle": False, "cells": True, "hardware": False, "finished": False, "sha256": False}
+        heads = {
+            "bundle": False,
+            "cells": True,
+            "hardware": False,
+            "finished": False,
+            "sha256": False,
+        }
         lines = []
         for bundle in self.found.bundles:
             hardware, days = set(), {""}
@@ -239,8 +283,15 @@ class _Pages:
                 # A stranger's value may be of any kind.
                 hardware.add(str(record.environment.get("hardware") or DASH))
                 days.add(record.finished[:10])
-            line: dict[str, Entry | str] = {"bundle": bundle.name, "cells": f"{len(bundle.records):,}"}
-            line |= {"hardware": ", ".join(sorted(hardware)), "finished": max(days), "sha256": bundle.sha256}
+            line: dict[str, Entry | str] = {
+                "bundle": bundle.name,
+                "cells": f"{len(bundle.records):,}",
+            }
+            line |= {
+                "hardware": ", ".join(sorted(hardware)),
+                "finished": max(days),
+                "sha256": bundle.sha256,
+            }
             lines.append(line)
         return simple_table("bundles", "Bundles", heads, lines)
 

@@ -11,16 +11,19 @@ from regbench.benchmark.rundir.record import Record, Score
 from regbench.files import configuration_id
 from regbench.reports.bundle.bundle import Bundle
 
-# The same weights evaluated on another machine give a score in per cent that differs by so much at most.
+# The same weights evaluated on another machine give a score in per cent that differs by so much at
+# most.
 _EVALUATED_POINTS = 0.5
 
 # The same of a score that is no percentage, as a share of it.
 _EVALUATED_SHARE = 0.01
 
-# Times as much where no configuration of the bundle has two seeds, so that nothing tells how much seeds differ.
+# Times as much where no configuration of the bundle has two seeds, so that nothing tells how much
+# seeds differ.
 _UNKNOWN_NOISE = 4.0
 
-# Two runs differ by √2 standard deviations of one run; three of these are exceeded once in 400 scores.
+# Two runs differ by √2 standard deviations of one run; three of these are exceeded once in 400
+# scores.
 _SPREADS = 3 * math.sqrt(2)
 
 
@@ -36,7 +39,9 @@ def drawn_cells(bundle: Bundle, count: int) -> list[Record]:
     return sorted(able, key=draw)[:count]
 
 
-def differences(bundle: Bundle, record: Record, scores: Sequence[Score], *, trained: bool, alike: bool) -> list[str]:
+def differences(
+    bundle: Bundle, record: Record, scores: Sequence[Score], *, trained: bool, alike: bool
+) -> list[str]:
     """List the scores of a cell that did not come again, a line each.
 
     Args:
@@ -61,8 +66,8 @@ def differences(bundle: Bundle, record: Record, scores: Sequence[Score], *, trai
         if abs(value - score.value) > tolerance:
             rule = "they must be equal" if alike else f"{tolerance:.2g} is the tolerance"
             lines.append(
-                f"{record.path}: {score.name} on {score.split} is {score.value:.6g} there and {value:.6g} here, where "
-                f"{how}; {rule}"
+                f"{record.path}: {score.name} on {score.split} is {score.value:.6g} there and "
+                f"{value:.6g} here, where {how}; {rule}"
             )
     return lines
 
@@ -76,7 +81,9 @@ def _tolerance(score: Score, *, trained: bool, noise: Mapping[tuple[str, str], f
 
 
 def _noise(records: Sequence[Record]) -> dict[tuple[str, str], float]:
-    """Find how much each score varies from seed to seed: the standard deviation pooled over configurations."""
+    """Find how much each score varies from seed to seed: the standard deviation pooled over
+    configurations.
+    """
     import pandas as pd  # takes longer to import than most bundles to verify
 
     rows = []
@@ -86,8 +93,14 @@ def _noise(records: Sequence[Record]) -> dict[tuple[str, str], float]:
             rows.append((score.name, score.split, configuration, score.value))
     names = ["name", "split", "configuration"]
     # A single seed has no variance, and drops out.
-    found = pd.DataFrame(rows, columns=[*names, "value"]).groupby(names)["value"].agg(["var", "count"]).dropna()
-    # Seeds of one configuration share its mean, so each gives one degree of freedom less than it has seeds.
+    found = (
+        pd.DataFrame(rows, columns=[*names, "value"])
+        .groupby(names)["value"]
+        .agg(["var", "count"])
+        .dropna()
+    )
+    # Seeds of one configuration share its mean, so each gives one degree of freedom less than it
+    # has seeds.
     freedom = found["count"] - 1
     squares = (found["var"] * freedom).groupby(names[:2]).sum()
     noise: dict[Any, float] = (squares / freedom.groupby(names[:2]).sum()).pow(0.5).to_dict()

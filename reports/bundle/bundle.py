@@ -4,10 +4,11 @@
     records.jsonl        the records, a line each, ordered by cell id
     evaluations.jsonl    evaluations that came later
     choices.jsonl        what tunings chose
-    histories.jsonl      the text of each history that a record names, as a JSON string, in the order of the records
-    weights/<sha256>.pt  final weights that the records name, if any
+    histories.jsonl      the text of each history that a record names, as a JSON string, in the
+    order of the records weights/<sha256>.pt  final weights that the records name, if any
 
-The same cells give the same file, byte for byte. The manifest's SHA-256 does not depend on how the zip is compressed.
+The same cells give the same file, byte for byte. The manifest's SHA-256 does not depend on how the
+zip is compressed.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ from regbench.text import brief, refuse_name
 
 _MANIFEST = "manifest.json"
 
-# One member holds all files of a kind: the records of a sweep repeat each other, and compress to a tenth of the size
-# that they have in members of their own.
+# One member holds all files of a kind: the records of a sweep repeat each other, and compress to a
+# tenth of the size that they have in members of their own.
 _LISTS = ("records.jsonl", "evaluations.jsonl", "choices.jsonl", "histories.jsonl")
 
-# A zip states when its members were changed. The same cells are to give the same file, so all state the earliest time.
+# A zip states when its members were changed. The same cells are to give the same file, so all state
+# the earliest time.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 _WEIGHTS = re.compile(r"weights/([0-9a-f]{64})\.pt")
@@ -47,7 +49,10 @@ _WEIGHTS = re.compile(r"weights/([0-9a-f]{64})\.pt")
 _CHUNK_BYTES = 2**20
 
 LIST_BYTES = 2**31
-"""Largest size of a list. A record takes some 10 kB; what unpacks to more than this was made to fill a memory."""
+"""Largest size of a list. A record takes some 10 kB.
+
+What unpacks to more than this was made to fill a memory.
+"""
 
 # Errors that `zipfile` and the decompressors raise on a file that somebody made to break them.
 _UNREADABLE = (
@@ -76,7 +81,8 @@ class Bundle:
     Attributes:
         path: The file.
         sha256: SHA-256 of the manifest, and so of all that is in the bundle.
-        records: Records with the scores of later evaluations. Their paths are those under a runs folder.
+        records: Records with the scores of later evaluations. Their paths are those under a runs
+            folder.
         choices: Choices of tunings, by their SHA-256.
         histories: Texts of the histories of trainings, by cell id.
         weights: SHA-256 of the weights that are in the bundle.
@@ -92,7 +98,10 @@ class Bundle:
     later: frozenset[tuple[str, str, str]] = frozenset()
 
     def last_epoch(self, record: Record) -> dict[str, Any]:
-        """Return the numbers of the last epoch of a record's training, by name; empty without a history."""
+        """Return the numbers of the last epoch of a record's training, by name.
+
+        Empty without a history.
+        """
         lines = self.histories.get(record.cell_id, b"").splitlines()
         row: dict[str, Any] = parse_json(lines[-1]) if lines else {}
         return row
@@ -100,7 +109,9 @@ class Bundle:
 
 @dataclass(frozen=True)
 class BundleContents:
-    """Parts of a bundle that is to be written. Records, evaluations and choices are text in one line each.
+    """Parts of a bundle that is to be written.
+
+    Records, evaluations and choices are text in one line each.
 
     Attributes:
         histories: Texts of the history files, in the order of the records that have one.
@@ -115,7 +126,10 @@ class BundleContents:
 
 
 def one_line(content: bytes) -> str:
-    """Write a signed file's JSON in one line; the digest that it states is of the data, and so still holds."""
+    """Write a signed file's JSON in one line.
+
+    The digest that it states is of the data, and so still holds.
+    """
     return signed_line(parse_json(content))
 
 
@@ -133,7 +147,8 @@ def write_bundle(contents: BundleContents, out: Path) -> None:
     def write(file: IO[bytes]) -> None:
         with zipfile.ZipFile(file, "w") as archive:
             for name, content in {_MANIFEST: manifest, **members}.items():
-                # LZMA finds what records repeat over megabytes, beyond the 32 KiB in which deflate looks.
+                # LZMA finds what records repeat over megabytes, beyond the 32 KiB in which deflate
+                # looks.
                 archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, zipfile.ZIP_LZMA)
             for name, sha256 in weights.items():
                 info = zipfile.ZipInfo(name, _EPOCH)  # not compressed: weights look like noise
@@ -158,19 +173,32 @@ def read_bundle(path: Path) -> Bundle:
         with zipfile.ZipFile(path) as archive:
             return _read(archive, path)
     except _UNREADABLE as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
-        raise RegbenchError(f"{path} is no bundle as `regbench submit` writes it: {why}; ask for it again") from error
+        why = (
+            error.strerror
+            if isinstance(error, OSError) and error.strerror
+            else " ".join(str(error).split())
+        )
+        raise RegbenchError(
+            f"{path} is no bundle as `regbench submit` writes it: {why}; ask for it again"
+        ) from error
 
 
 def unpack_weights(bundle: Bundle, record: Record, folder: Path) -> Path:
-    """Write the final weights of a record into a folder, under the name that the record gives them."""
+    """Write the final weights of a record into a folder, under the name that the record gives
+    them.
+    """
     assert record.checkpoint is not None
     refuse_name("the weights' file", record.checkpoint.file)
     place = folder / record.checkpoint.file
     name = f"weights/{record.checkpoint.sha256}.pt"
-    with zipfile.ZipFile(bundle.path) as archive, archive.open(name) as member, place.open("wb") as file:
+    with (
+        zipfile.ZipFile(bundle.path) as archive,
+        archive.open(name) as member,
+        place.open("wb") as file,
+    ):
         shutil.copyfileobj(member, file, _CHUNK_BYTES)
-    # The members were checked when the bundle was read, and the file may have been replaced since then.
+    # The members were checked when the bundle was read, and the file may have been replaced since
+    # then.
     if file_sha256(place) != record.checkpoint.sha256:
         raise RegbenchError(f"{bundle.path} was changed while it was read; verify it again")
     return place
@@ -198,7 +226,8 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Bundle:
 def _checked_weights(archive: zipfile.ZipFile, manifest: BundleManifest) -> frozenset[str]:
     """Refuse members that are not those of a bundle; return the SHA-256 of the weights."""
     names = archive.namelist()
-    # Lists are compared, because a zip may hold two members of one name, of which readers take different ones.
+    # Lists are compared, because a zip may hold two members of one name, of which readers take
+    # different ones.
     if sorted(names) != sorted([_MANIFEST, *manifest.files]):
         raise ValueError("it does not hold the files that its manifest names")
     for name in _LISTS:
@@ -224,11 +253,15 @@ def _records(lines: list[bytes]) -> dict[str, Record]:
     for record in _parsed(Record, lines, "records.jsonl"):
         first = records.setdefault(record.cell_id, record)
         if first is not record:
-            raise ValueError(f"cell {record.cell_id} is in it twice, as {first.sweep} and as {record.sweep}")
+            raise ValueError(
+                f"cell {record.cell_id} is in it twice, as {first.sweep} and as {record.sweep}"
+            )
     return records
 
 
-def _add_evaluations(records: dict[str, Record], lines: list[bytes]) -> frozenset[tuple[str, str, str]]:
+def _add_evaluations(
+    records: dict[str, Record], lines: list[bytes]
+) -> frozenset[tuple[str, str, str]]:
     """Add the scores of later evaluations to their records; return which these are."""
     added = set()
     for later in _parsed(LaterEvaluation, lines, "evaluations.jsonl"):
@@ -278,7 +311,9 @@ def _place(file: SignedFile) -> Path:
 def _lines(archive: zipfile.ZipFile, manifest: BundleManifest, name: str) -> list[bytes]:
     content = _content(archive, name)
     if hashlib.sha256(content).hexdigest() != manifest.files[name]:
-        raise ValueError(f"{name} is not what the manifest's SHA-256 was taken of; it was changed or damaged")
+        raise ValueError(
+            f"{name} is not what the manifest's SHA-256 was taken of; it was changed or damaged"
+        )
     return list(filter(None, content.split(b"\n")))
 
 

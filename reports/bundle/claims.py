@@ -1,8 +1,8 @@
 """Claims of the records of a bundle, compared with each other and with themselves.
 
-Whoever changes a number can compute its digest anew. Then the number does not fit the rest: the id of the settings, the
-history of the training, the tuning that chose. That is found here. A forgery that fits throughout is found only by
-computing a cell again (`regbench verify --recompute`).
+Whoever changes a number can compute its digest anew. Then the number does not fit the rest: the id
+of the settings, the history of the training, the tuning that chose. That is found here. A forgery
+that fits throughout is found only by computing a cell again (`regbench verify --recompute`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ def claim_misfits(bundle: Bundle) -> list[str]:
 
     This is the one rule by which bundles are submitted, verified and shown on a leaderboard.
 
-    Looked at are: that a record's settings are settings of this version; that its cell id, label, seed, method and
-    split of selection are theirs; that its times are in UTC and its command is one of regbench alone; that no scores of
-    the test split came before a choice or without one; that each choice is the best of its candidates and of its
-    ranking, that the ranking's values are those of records in the bundle, and that all methods of a tuning had the same
-    budget; that a score has the same unit everywhere, and no record has it twice; that costs and steps are those of the
-    histories; that no run stands for two cells; that all records of a data set saw the same images.
+    Looked at are: that a record's settings are settings of this version; that its cell id, label,
+    seed, method and split of selection are theirs; that its times are in UTC and its command is one
+    of regbench alone; that no scores of the test split came before a choice or without one; that
+    each choice is the best of its candidates and of its ranking, that the ranking's values are
+    those of records in the bundle, and that all methods of a tuning had the same budget; that a
+    score has the same unit everywhere, and no record has it twice; that costs and steps are those
+    of the histories; that no run stands for two cells; that all records of a data set saw the same
+    images.
     """
     misfits: list[Misfit] = []
     for record in bundle.records:
@@ -55,11 +57,20 @@ def claim_misfits(bundle: Bundle) -> list[str]:
 
 
 def _caught(misfits: Iterator[Misfit], path: Path) -> Iterator[Misfit]:
-    """Yield misfits, and as the last one that something was so unlike a record that it could not be looked at."""
+    """Yield misfits, and as the last one that something was so unlike a record that it could
+    not be looked at.
+    """
     try:
         yield from misfits
     # A record fits its schema, but the cell and the choices in it are plain data of a stranger.
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         yield Misfit(path, f"holds what no run writes ({type(error).__name__}: {error})")
 
 
@@ -79,7 +90,9 @@ def _attempt_misfits(record: Record) -> Iterator[Misfit]:
         for time in (attempt.started, attempt.finished):
             if time and not _is_time(time):
                 yield say(f"{brief(time)} is not a time as runs write it")
-    if not record.attempts or not record.attempts[-1].finished:  # of several runs of a cell, tables show the first
+    if (
+        not record.attempts or not record.attempts[-1].finished
+    ):  # of several runs of a cell, tables show the first
         yield say("its last attempt ended at no time")
     if not _is_command(record.command):  # readers of the leaderboard copy it into a shell
         yield say(f"{brief(record.command)!r} is no command of regbench alone")
@@ -93,14 +106,19 @@ def _split_misfits(record: Record) -> Iterator[Misfit]:
     if record.status == "done" and chosen is None:
         yield say("nothing says how its hyperparameters were chosen")
     if chosen is not None and (chosen.get("selected_on") == "test") != (select_on == "test"):
-        yield say(f"its settings choose on the {select_on} split, its choice says {chosen.get('selected_on')!r}")
+        yield say(
+            f"its settings choose on the {select_on} split, its choice says "
+            f"{chosen.get('selected_on')!r}"
+        )
     is_closed = record.status == "tuned" and select_on != "test"
     if is_closed and any(score.split == "test" for score in record.scores):
         yield say("scores of the test split, before its tuning has chosen")
     for what, choice in record.choice.items():
         best = _better_candidate(choice)
         if best is not None:
-            yield say(f"its {what.replace('_', ' ')} is {choice['chosen']}, though {best} scored higher")
+            yield say(
+                f"its {what.replace('_', ' ')} is {choice['chosen']}, though {best} scored higher"
+            )
 
 
 def _score_misfits(record: Record) -> Iterator[Misfit]:
@@ -116,7 +134,9 @@ def _score_misfits(record: Record) -> Iterator[Misfit]:
         # A first guess that is right is right among five too, so a higher top-1 was made up.
         top5 = None if stem == name else values.get((f"{stem}_top5", split))
         if top5 is not None and value > top5:
-            yield say(f"{brief(name)} on {brief(split)} is {value:g} %, more than its top-5 of {top5:g} %")
+            yield say(
+                f"{brief(name)} on {brief(split)} is {value:g} %, more than its top-5 of {top5:g} %"
+            )
 
 
 def _settings_misfits(record: Record) -> Iterator[Misfit]:
@@ -139,9 +159,14 @@ def _settings_misfits(record: Record) -> Iterator[Misfit]:
 
 
 def _is_time(text: str) -> bool:
-    """Tell whether a time is in UTC and spelled as runs spell it, so that texts are in the order of times."""
+    """Tell whether a time is in UTC and spelled as runs spell it, so that texts are in the
+    order of times.
+    """
     try:
-        return text.endswith("+00:00") and datetime.fromisoformat(text).isoformat(timespec="seconds") == text
+        return (
+            text.endswith("+00:00")
+            and datetime.fromisoformat(text).isoformat(timespec="seconds") == text
+        )
     except ValueError:
         return False
 
@@ -152,12 +177,15 @@ def _is_command(text: str) -> bool:
         words = shlex.split(text)
     except ValueError:
         return False
-    # Spelled in another way, it might hold signs that a shell takes for its own, or that a reader cannot see.
+    # Spelled in another way, it might hold signs that a shell takes for its own, or that a reader
+    # cannot see.
     return words[:1] == ["regbench"] and shlex.join(words) == text == printable(text)
 
 
 def _better_candidate(choice: Mapping[str, Any]) -> str | None:
-    """Name the candidate that should have been chosen; None if the best was, or no single number was chosen."""
+    """Name the candidate that should have been chosen; None if the best was, or no single
+    number was chosen.
+    """
     candidates, chosen = choice.get("candidates"), choice.get("chosen")
     if not isinstance(candidates, dict) or not isinstance(chosen, int | float | str):
         return None
@@ -165,7 +193,9 @@ def _better_candidate(choice: Mapping[str, Any]) -> str | None:
     if not scores:
         return None
     best = max(scores, key=lambda name: scores[name])
-    name = chosen if isinstance(chosen, str) else f"{chosen:g}"  # candidates are keys of JSON, and so texts
+    name = (
+        chosen if isinstance(chosen, str) else f"{chosen:g}"
+    )  # candidates are keys of JSON, and so texts
     return best if scores.get(name, -math.inf) < scores[best] else None
 
 
@@ -188,17 +218,27 @@ def _history_misfits(record: Record, histories: Mapping[str, bytes]) -> Iterator
     if record.status == "diverged":  # it ended early
         return
     if epochs != list(range(1, planned + 1)):
-        yield say(f"its history has {len(epochs)} epochs, which are not 1 to {planned} as in its settings")
-    if record.cost.train_s is None or not math.isclose(train_s, record.cost.train_s, rel_tol=_ROUNDED):
-        yield say(f"its training took {record.cost.train_s} s, the epochs of its history {train_s:g} s")
+        yield say(
+            f"its history has {len(epochs)} epochs, which are not 1 to {planned} as in its settings"
+        )
+    if record.cost.train_s is None or not math.isclose(
+        train_s, record.cost.train_s, rel_tol=_ROUNDED
+    ):
+        yield say(
+            f"its training took {record.cost.train_s} s, the epochs of its history {train_s:g} s"
+        )
     if record.checkpoint is not None and None not in images:
         steps, size = record.checkpoint.step, record.cell["batch_size"]
         if sum(images) != steps * size:
-            yield say(f"its {steps} steps of {size} images are not the {sum(images)} of its history")
+            yield say(
+                f"its {steps} steps of {size} images are not the {sum(images)} of its history"
+            )
 
 
 def _unit_misfits(records: Sequence[Record]) -> Iterator[Misfit]:
-    """Find scores that have another unit than elsewhere: without one nothing says within what they lie."""
+    """Find scores that have another unit than elsewhere: without one nothing says within what
+    they lie.
+    """
     units: dict[str, Counter[str]] = defaultdict(Counter)
     for record in records:
         for score in record.scores:
@@ -214,10 +254,17 @@ def _unit_misfits(records: Sequence[Record]) -> Iterator[Misfit]:
 
 
 def _shared_files(records: Sequence[Record]) -> Iterator[Misfit]:
-    """Find cells that are one run under two names: times alone make the histories of two runs differ."""
+    """Find cells that are one run under two names: times alone make the histories of two runs
+    differ.
+    """
     first: dict[str, Record] = {}
     for record in records:
-        for what, named in (("its history is that", record.metrics), ("its weights are those", record.checkpoint)):
+        for what, named in (
+            ("its history is that", record.metrics),
+            ("its weights are those", record.checkpoint),
+        ):
             other = first.setdefault(named.sha256, record) if named else record
             if other is not record:
-                yield Misfit(record.path, f"{what} of cell {other.cell_id}: one run under two names")
+                yield Misfit(
+                    record.path, f"{what} of cell {other.cell_id}: one run under two names"
+                )

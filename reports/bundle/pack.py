@@ -47,19 +47,23 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
         weights: Whether to pack the final weights too.
 
     Raises:
-        RegbenchError: If anything does not fit that `check_records` or `claim_misfits` looks at, a cell is in two of
-            the sweeps, its weights are asked for and gone, or `out` is a stream (see `regbench.files.is_stream`).
+        RegbenchError: If anything does not fit that `check_records` or `claim_misfits` looks at, a
+            cell is in two of the sweeps, its weights are asked for and gone, or `out` is a stream
+            (see `regbench.files.is_stream`).
     """
     if is_stream(out):
-        raise RegbenchError(f"{out} is no regular file, which a bundle has to be; give another --out")
+        raise RegbenchError(
+            f"{out} is no regular file, which a bundle has to be; give another --out"
+        )
     checked = check_records(folders)
     if checked.misfits:
         names = " ".join(folder.name for folder in folders)
         _refuse(checked.misfits, f"`regbench report {names} --check` tells all")
     found = find_runs(folders)
     contents = _contents(found, weights=weights)
-    # In a folder of its own until it has checked out, so that nobody takes an unchecked file for a bundle. The folder's
-    # name is always the same, so that the next call replaces what a killed one left.
+    # In a folder of its own until it has checked out, so that nobody takes an unchecked file for a
+    # bundle. The folder's name is always the same, so that the next call replaces what a killed one
+    # left.
     place, busy = out.with_name(f".{out.name}.unfinished"), out.with_name(f".{out.name}.lock")
     out.parent.mkdir(parents=True, exist_ok=True)
     with hold(busy, f"writes {out}"):
@@ -67,7 +71,8 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
         try:
             written = place / out.name
             write_bundle(contents, written)
-            # Read back from the disk and not taken from memory: what a reader will get is what is checked.
+            # Read back from the disk and not taken from memory: what a reader will get is what is
+            # checked.
             bundle = read_bundle(written)
             misfits = claim_misfits(bundle)
             if misfits:
@@ -94,8 +99,8 @@ def _contents(found: Found, *, weights: bool) -> BundleContents:
         if record.cell_id in records:
             first = records[record.cell_id][0]
             raise RegbenchError(
-                f"cell {record.cell_id} is in {first.path} and in {record.path}; leave one of the two sweeps out "
-                "and submit it as a bundle of its own"
+                f"cell {record.cell_id} is in {first.path} and in {record.path}; leave one of the "
+                "two sweeps out and submit it as a bundle of its own"
             )
         records[record.cell_id] = record, content
         for path in run.evaluations:
@@ -119,4 +124,6 @@ def _contents(found: Found, *, weights: bool) -> BundleContents:
 
 
 def _refuse(misfits: Sequence[str], remedy: str) -> None:
-    raise RegbenchError(f"what does not check out cannot be submitted: {first_of(misfits)}; {remedy}")
+    raise RegbenchError(
+        f"what does not check out cannot be submitted: {first_of(misfits)}; {remedy}"
+    )

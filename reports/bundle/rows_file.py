@@ -1,7 +1,8 @@
-"""The rows file of a bundle: what a bundle enters into a leaderboard, small enough to be merged by pull request.
+"""The rows file of a bundle: what a bundle enters into a leaderboard, small enough to be merged by
+pull request.
 
-`<name>.rows.json` lies beside `<name>.zip`. A bundle that is too large for a repository lies elsewhere, and the file
-has its address.
+`<name>.rows.json` lies beside `<name>.zip`. A bundle that is too large for a repository lies
+elsewhere, and the file has its address.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class EnteredRow:
     Attributes:
         task: The task, as the leaderboard of the bundle alone names it.
         row: The method's name in tables, with the settings that vary in the task.
-        settings: Hyperparameters of what was chosen, as text by their full names: those of the method, and others that
-            were searched.
+        settings: Hyperparameters of what was chosen, as text by their full names: those of the
+            method, and others that were searched.
         tried: The number of configurations that it was chosen from, failed ones too.
         scores: Name -> seed -> leading score on the test split; None where the seed diverged.
     """
@@ -44,7 +45,10 @@ class EnteredRow:
 
     def claims(self) -> dict[str, str | float | None]:
         """Name each thing that the row states of its method."""
-        found: dict[str, str | float | None] = {"number of configurations tried": self.tried, **self.settings}
+        found: dict[str, str | float | None] = {
+            "number of configurations tried": self.tried,
+            **self.settings,
+        }
         for name, seeds in self.scores.items():
             for seed, value in seeds.items():
                 found[f"{name} of seed {seed}"] = value
@@ -68,7 +72,8 @@ class RowsFile:
     def text(self) -> str:
         """Return the file's content, a line for each row."""
         rows = ",\n  ".join(json.dumps(asdict(row), ensure_ascii=False) for row in self.rows)
-        return f'{{\n "url": {json.dumps(self.url)},\n "sha256": "{self.sha256}",\n "rows": [\n  {rows}\n ]\n}}\n'
+        bundle = f'"url": {json.dumps(self.url)},\n "sha256": "{self.sha256}"'
+        return f'{{\n {bundle},\n "rows": [\n  {rows}\n ]\n}}\n'
 
 
 def beside(path: Path) -> Path:
@@ -84,24 +89,32 @@ def read_entered(path: Path, folder: Path) -> tuple[RowsFile, Bundle]:
         folder: Folder to fetch the bundle into.
 
     Raises:
-        RegbenchError: If the file is none, or its bundle is not to be had, is none or has another SHA-256.
+        RegbenchError: If the file is none, or its bundle is not to be had, is none or has another
+            SHA-256.
     """
     file = read_json(path, RowsFile, "`regbench submit` writes it beside the bundle")
     place = beside(path)
     if not place.exists():
         # Other schemes would read files of this machine.
         if not file.url.startswith(("https://", "http://")):
-            raise RegbenchError(f"{path}: there is no {place}; put it there, or give its https:// address as url")
+            raise RegbenchError(
+                f"{path}: there is no {place}; put it there, or give its https:// address as url"
+            )
         place = folder / place.name
         try:
-            with urllib.request.urlopen(file.url, timeout=_PATIENCE_S) as reply, place.open("wb") as content:
+            with (
+                urllib.request.urlopen(file.url, timeout=_PATIENCE_S) as reply,
+                place.open("wb") as content,
+            ):
                 shutil.copyfileobj(reply, content)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise RegbenchError(f"{path}: its bundle cannot be fetched from {file.url!r:.200}: {error}") from error
+            raise RegbenchError(
+                f"{path}: its bundle cannot be fetched from {file.url!r:.200}: {error}"
+            ) from error
     bundle = read_bundle(place)
     if bundle.sha256 != file.sha256:
         raise RegbenchError(
-            f"{path}: it is of another bundle (sha256 {file.sha256:.12}) than {place.name} ({bundle.sha256:.12}); take "
-            "both from one `regbench submit`"
+            f"{path}: it is of another bundle (sha256 {file.sha256:.12}) than {place.name} "
+            f"({bundle.sha256:.12}); take both from one `regbench submit`"
         )
     return file, bundle

@@ -1,4 +1,6 @@
-"""Whether the tunings of a bundle have chosen what its records say: the best of equally many, before the test split."""
+"""Whether the tunings of a bundle have chosen what its records say: the best of equally many,
+before the test split.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _of_choice = partial(Misfit, Path(TUNING_CHOICE))
 
 
 def choice_misfits(bundle: Bundle) -> Iterator[Misfit]:
-    """Compare what tunings chose with the records of what they tried, and final records with what was chosen."""
+    """Compare what tunings chose with the records of what they tried, and final records with
+    what was chosen.
+    """
     configurations: dict[str, list[Record]] = defaultdict(list)
     for record in bundle.records:
         configurations[configuration_id(record.cell)].append(record)
@@ -43,7 +47,9 @@ def choice_misfits(bundle: Bundle) -> Iterator[Misfit]:
             yield from _final_misfits(record, bundle.choices, tuned_sweeps)
 
 
-def _final_misfits(record: Record, choices: Mapping[str, TuningChoice], tuned_sweeps: set[str]) -> Iterator[Misfit]:
+def _final_misfits(
+    record: Record, choices: Mapping[str, TuningChoice], tuned_sweeps: set[str]
+) -> Iterator[Misfit]:
     """Check that the test split was opened for a cell that its tuning has chosen before."""
     say = partial(Misfit, record.path)
     stated = record.choice.get("hyperparameters", {})
@@ -51,11 +57,16 @@ def _final_misfits(record: Record, choices: Mapping[str, TuningChoice], tuned_sw
         if stated.get("budget") is not None or stated.get("selected_on") == "tuning":
             yield say("its hyperparameters were chosen, and it names no choice")
         elif record.sweep in tuned_sweeps:
-            yield say(f"it has scores of the test split, and the tuning {record.sweep} has not chosen it")
+            yield say(
+                f"it has scores of the test split, and the tuning {record.sweep} has not chosen it"
+            )
         return
     chosen = choices.get(stated["sha256"])
     if chosen is None:
-        yield say("its hyperparameters were chosen by a tuning that is not in the bundle; submit them together")
+        yield say(
+            "its hyperparameters were chosen by a tuning that is not in the bundle; submit them "
+            "together"
+        )
         return
     if chosen.budget != stated.get("budget") or chosen.score != stated.get("score"):
         claimed = f"it claims a choice among {stated.get('budget')} by {stated.get('score')}"
@@ -64,23 +75,34 @@ def _final_misfits(record: Record, choices: Mapping[str, TuningChoice], tuned_sw
         yield say("its tuning has chosen other hyperparameters")
     starts = [attempt.started for attempt in record.attempts if attempt.started]
     began = max(starts, default="")
-    # The last attempt is the one that opened the test split: earlier ones may have begun before the choice.
+    # The last attempt is the one that opened the test split: earlier ones may have begun before the
+    # choice.
     if not _before(chosen.created, began):
-        yield say(f"its last attempt began at {began or 'no time'}, before its tuning chose at {chosen.created}")
+        yield say(
+            f"its last attempt began at {began or 'no time'}, before its tuning chose at "
+            f"{chosen.created}"
+        )
 
 
 def _ranking_misfits(
     choice: TuningChoice, entry: ChosenConfiguration, configurations: Mapping[str, Sequence[Record]]
 ) -> Iterator[Misfit]:
     """Check that a tuning has chosen the best, by values that are those of its records."""
-    whole = [ranked for ranked in entry.ranking if ranked.status == "tuned" and ranked.value is not None]
+    whole = [
+        ranked for ranked in entry.ranking if ranked.status == "tuned" and ranked.value is not None
+    ]
     best = max(whole, key=lambda ranked: ranked.value or 0.0, default=None)
     if best is None:
         yield _of_choice(f"nothing was tried to the end for {entry.label}")
         return
     first = entry.ranking[0]
-    if (entry.chosen, entry.configuration) != (first.cell_id, first.configuration) or first.value != best.value:
-        yield _of_choice(f"{entry.chosen} was chosen for {entry.label}, though {best.cell_id} scored higher")
+    if (entry.chosen, entry.configuration) != (
+        first.cell_id,
+        first.configuration,
+    ) or first.value != best.value:
+        yield _of_choice(
+            f"{entry.chosen} was chosen for {entry.label}, though {best.cell_id} scored higher"
+        )
     seen: set[str] = set()
     for ranked in entry.ranking:
         if ranked.configuration in seen:
@@ -88,12 +110,17 @@ def _ranking_misfits(
         seen.add(ranked.configuration)
         tried = configurations[ranked.configuration]
         # Final runs may have further seeds, which the ranking has not seen.
-        own = [record for record in tried if record.seed in choice.seeds and entry.owns(record.seed)]
+        own = [
+            record for record in tried if record.seed in choice.seeds and entry.owns(record.seed)
+        ]
         yield from _ranked_misfits(choice, entry, ranked, own)
 
 
 def _ranked_misfits(
-    choice: TuningChoice, entry: ChosenConfiguration, ranked: RankedConfiguration, records: Sequence[Record]
+    choice: TuningChoice,
+    entry: ChosenConfiguration,
+    ranked: RankedConfiguration,
+    records: Sequence[Record],
 ) -> Iterator[Misfit]:
     """Compare a place of a ranking with the records of its configuration."""
     name = f"{ranked.cell_id}, ranked for {entry.label}"
@@ -105,7 +132,9 @@ def _ranked_misfits(
         yield _of_choice(f"{name}, is of {label}")
     if epochs != ranked.epochs:
         yield _of_choice(f"{name} after {ranked.epochs} epochs, trained for {epochs}")
-    if ranked.status != "diverged" and (ranked.status == "stopped") != (epochs < entry.setting["epochs"]):
+    if ranked.status != "diverged" and (ranked.status == "stopped") != (
+        epochs < entry.setting["epochs"]
+    ):
         yield _of_choice(f"{name} as {ranked.status}, trained for {epochs} epochs")
     # A final record, which replaces that of the tuning, is younger than the choice.
     tuned = [record for record in records if record.status == "tuned"]
@@ -125,14 +154,17 @@ def _mean(scores: Sequence[float | None]) -> float | None:
 
 
 def _budget_misfits(choice: TuningChoice) -> Iterator[Misfit]:
-    """Check that the methods of each setting were chosen from equally much, and from as much as is claimed.
+    """Check that the methods of each setting were chosen from equally much, and from as much as is
+    claimed.
 
-    A grid gives all methods equally many configurations. A search, which stops some early, plans equally many epochs
-    for all, whether a run diverged or not.
+    A grid gives all methods equally many configurations. A search, which stops some early, plans
+    equally many epochs for all, whether a run diverged or not.
     """
     most = max((len(entry.ranking) for entry in choice.choices), default=0)
     if choice.budget != most:
-        yield _of_choice(f"it claims a budget of {choice.budget}, and its longest ranking has {most}")
+        yield _of_choice(
+            f"it claims a budget of {choice.budget}, and its longest ranking has {most}"
+        )
     settings: dict[str, list[ChosenConfiguration]] = defaultdict(list)
     for entry in choice.choices:
         settings[str(sorted(entry.setting.items()))].append(entry)
@@ -142,14 +174,20 @@ def _budget_misfits(choice: TuningChoice) -> Iterator[Misfit]:
             statuses.update(ranked.status for ranked in entry.ranking)
         what, counts = "configurations", {entry.label: len(entry.ranking) for entry in entries}
         if "stopped" in statuses:
-            what, counts = "epochs", {entry.label: sum(ranked.epochs for ranked in entry.ranking) for entry in entries}
+            what, counts = (
+                "epochs",
+                {entry.label: sum(ranked.epochs for ranked in entry.ranking) for entry in entries},
+            )
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{label} {count:,}" for label, count in counts.items())
             yield _of_choice(f"the methods had unequal budgets, in {what}: {listed}")
 
 
 def _before(first: str, second: str) -> bool:
-    """Tell whether a time is not later than another, as far as clocks agree; not where one is none."""
+    """Tell whether a time is not later than another, as far as clocks agree.
+
+    Not where one is none.
+    """
     try:
         return datetime.fromisoformat(first) <= datetime.fromisoformat(second) + _CLOCKS
     except (ArithmeticError, TypeError, ValueError):

@@ -37,7 +37,9 @@ class Check:
         if not self.misfits:
             return f"{counted} check{'s' * (self.count == 1)} out"
         number = len(self.misfits)
-        return "\n".join([*map(printable, self.misfits), f"{number} misfit{'s' * (number != 1)} in {counted}"])
+        return "\n".join(
+            [*map(printable, self.misfits), f"{number} misfit{'s' * (number != 1)} in {counted}"]
+        )
 
 
 def first_of(misfits: Sequence[str]) -> str:
@@ -47,10 +49,12 @@ def first_of(misfits: Sequence[str]) -> str:
 
 
 def check_records(folders: Sequence[Path]) -> Check:
-    """Check every record under some folders, and say all that `judge` finds, not only what a report leaves out.
+    """Check every record under some folders, and say all that `judge` finds, not only what a report
+    leaves out.
 
-    Final weights are read too, where they are still there; tunings must have chosen what is there; all records of a
-    data set must have seen the same images. docs/reports.md lists what is looked at.
+    Final weights are read too, where they are still there; tunings must have chosen what is there;
+    all records of a data set must have seen the same images. docs/reports.md lists what is looked
+    at.
 
     Args:
         folders: Folders of sweeps, sweeps or run directories.
@@ -70,7 +74,10 @@ def check_records(folders: Sequence[Path]) -> Check:
                 records.append(judged.record)
                 misfits += _weights_misfits(judged.record)
     if not runs:
-        raise RegbenchError(f"no record in {', '.join(map(str, folders))}; make some with `regbench sweep quickstart`")
+        raise RegbenchError(
+            f"no record in {', '.join(map(str, folders))}; make some with `regbench sweep "
+            "quickstart`"
+        )
     misfits += _choice_misfits(found, choices)
     return Check(len(runs), (*map(str, misfits), *image_misfits(records)))
 
@@ -95,7 +102,8 @@ def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
         elif choice is not None:
             for entry in choice.choices:
                 name = f"{entry.chosen}, chosen for {entry.label},"
-                # A digest shows that nobody changed the file, and not that the choice in it makes sense.
+                # A digest shows that nobody changed the file, and not that the choice in it makes
+                # sense.
                 if all(ranked.cell_id != entry.chosen for ranked in entry.ranking):
                     yield Misfit(path, f"{name} is not in its ranking")
                 elif entry.chosen not in finished.get(folder, ()):
@@ -114,7 +122,11 @@ def image_misfits(records: Sequence[Record]) -> Iterator[str]:
         dataset = record.cell["dataset"]["name"]
         missing = [split for split in contents[dataset] if split not in record.data.content_sha256]
         if missing:
-            yield f"{record.path}: does not say which images of {', '.join(missing)} it saw, as others of {dataset} do"
+            splits_named = ", ".join(missing)
+            yield (
+                f"{record.path}: does not say which images of {splits_named} it saw, as others of "
+                f"{dataset} do"
+            )
     for dataset, splits in contents.items():
         for split, seen in splits.items():
             if len(seen) > 1:
@@ -122,4 +134,8 @@ def image_misfits(records: Sequence[Record]) -> Iterator[str]:
                 for sha256, paths in sorted(seen.items()):
                     # Twelve digits are enough to tell a few contents apart.
                     listed.append(f"{sha256:.12} in {len(paths)} records, first {paths[0]}")
-                yield f"data set {dataset}: the {split} split has {len(seen)} contents: {'; '.join(listed)}"
+                contents_named = "; ".join(listed)
+                yield (
+                    f"data set {dataset}: the {split} split has {len(seen)} contents: "
+                    f"{contents_named}"
+                )

@@ -1,7 +1,7 @@
 """Whether a record is whole and true: its digests, its ids, its configuration, its choice.
 
-`judge` reads a run directory. The rules that a bundle's records have to keep too are functions of their own; what only
-many records together tell is in `bundle.claims`.
+`judge` reads a run directory. The rules that a bundle's records have to keep too are functions of
+their own; what only many records together tell is in `bundle.claims`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from regbench.files import cell_id, file_sha256, parse_yaml
 from regbench.reports.find.runs import Run
 
 _NOTHING = object()
-_BLOCK = re.compile(rb"^(?=[a-z])", re.MULTILINE)  # a key of the mapping with all that is indented below it
+_BLOCK = re.compile(
+    rb"^(?=[a-z])", re.MULTILINE
+)  # a key of the mapping with all that is indented below it
 
 F = TypeVar("F", Record, LaterEvaluation, TuningChoice)
 
@@ -43,8 +45,10 @@ class Judged:
     """A finished run directory: what it holds, and what of it does not fit.
 
     Attributes:
-        record: Record with the scores of those later evaluations that fit; None if it cannot be read.
-        misfits: Misfits of the record and the files around it. A report leaves a record out if there is any.
+        record: Record with the scores of those later evaluations that fit; None if it cannot be
+            read.
+        misfits: Misfits of the record and the files around it. A report leaves a record out if
+            there is any.
         of_evaluations: Later evaluations that do not fit. A report leaves out these alone.
         away: Misfits of what is not here, and so cannot be compared. A report shows the record.
     """
@@ -65,7 +69,11 @@ class TuningChoices:
     @property
     def good(self) -> dict[Path, TuningChoice]:
         """Choices that were read and fit, by path."""
-        return {choice.path: choice for choice in self._read.values() if isinstance(choice, TuningChoice)}
+        return {
+            choice.path: choice
+            for choice in self._read.values()
+            if isinstance(choice, TuningChoice)
+        }
 
     def read(self, path: Path) -> TuningChoice | Misfit | None:
         """Read a choice: it, what does not fit in it, or None where it is not there."""
@@ -77,7 +85,8 @@ class TuningChoices:
 
 
 def judge(run: Run, choices: TuningChoices) -> Judged:
-    """Read a finished run directory and compare it with the digests, ids and configurations that it states of itself.
+    """Read a finished run directory and compare it with the digests, ids and configurations that it
+    states of itself.
 
     Args:
         run: The directory, which has a record.
@@ -89,22 +98,31 @@ def judge(run: Run, choices: TuningChoices) -> Judged:
         return Judged(None, (record,))
     misfits = [*id_misfits(record), *_config_misfits(record), *file_misfits(record, record.metrics)]
     if run.record.name != record.file_name:
-        misfits.append(Misfit(run.record, f"status is {record.status!r}, which belongs into another file"))
+        misfits.append(
+            Misfit(run.record, f"status is {record.status!r}, which belongs into another file")
+        )
     away: list[Misfit] = []
     stated = record.choice.get("hyperparameters", {})
     if stated.get("record"):
         place = Path(str(stated["record"]))
-        # A sweep that was copied has it too, under whatever name; of a single cell it lies in the sweep it came from.
+        # A sweep that was copied has it too, under whatever name; of a single cell it lies in the
+        # sweep it came from.
         folder = run.record.parents
         found = choices.read(folder[1] / place.name) or choices.read(folder[2] / place)
         if found is None:
-            away.append(Misfit(run.record, f"its hyperparameters were chosen in {place}, which is not here"))
+            away.append(
+                Misfit(run.record, f"its hyperparameters were chosen in {place}, which is not here")
+            )
         elif isinstance(found, TuningChoice) and found.sha256 != stated.get("sha256"):
-            misfits.append(Misfit(run.record, f"its hyperparameters were chosen in another version of {place}"))
+            misfits.append(
+                Misfit(run.record, f"its hyperparameters were chosen in another version of {place}")
+            )
     of_evaluations = []
     for path in run.evaluations:
         evaluation = _read(LaterEvaluation, path)
-        added = evaluation if isinstance(evaluation, Misfit) else with_evaluation(record, evaluation)
+        added = (
+            evaluation if isinstance(evaluation, Misfit) else with_evaluation(record, evaluation)
+        )
         if isinstance(added, Misfit):
             of_evaluations.append(added)
         else:
@@ -123,7 +141,11 @@ def file_misfits(record: Record, named: NamedFile | None) -> Iterator[Misfit]:
         yield Misfit(path, f"cannot be read ({error.strerror})")
         return
     if found != named.sha256:
-        yield Misfit(path, "its content is not what the record's SHA-256 of it was taken of; it was changed or damaged")
+        yield Misfit(
+            path,
+            "its content is not what the record's SHA-256 of it was taken of; it was changed or "
+            "damaged",
+        )
 
 
 def _read(kind: type[F], path: Path) -> F | Misfit:
@@ -141,7 +163,10 @@ def with_evaluation(record: Record, later: LaterEvaluation) -> Record | Misfit:
         return Misfit(later.path, f"of cell {later.cell_id}, in the folder of {record.cell_id}")
     # Such a score is optimistic, and would stand in one row with those that are not.
     if on_test(later.choice) and not record.on_test:
-        return Misfit(later.path, "chosen on the test split, which the record was not: such scores do not go together")
+        return Misfit(
+            later.path,
+            "chosen on the test split, which the record was not: such scores do not go together",
+        )
     known = {(score.name, score.split) for score in record.scores}
     new = tuple(score for score in later.scores if (score.name, score.split) not in known)
     return dataclasses.replace(record, scores=record.scores + new)
@@ -158,7 +183,9 @@ def id_misfits(record: Record) -> Iterator[Misfit]:
         yield Misfit(record.path, f"its cell is none ({type(error).__name__}: {error})")
         return
     if computed != record.cell_id:
-        yield Misfit(record.path, f"its cell id is {record.cell_id}, that of its cell is {computed}")
+        yield Misfit(
+            record.path, f"its cell id is {record.cell_id}, that of its cell is {computed}"
+        )
 
 
 def _config_misfits(record: Record) -> Iterator[Misfit]:
@@ -166,7 +193,8 @@ def _config_misfits(record: Record) -> Iterator[Misfit]:
     path, cell = record.path.with_name("config.yaml"), record.cell
     try:
         content = path.read_bytes()
-        # Blocks decide only that all is well. What differs is read as a whole, as an alias may be of another block.
+        # Blocks decide only that all is well. What differs is read as a whole, as an alias may be
+        # of another block.
         config = _by_blocks(content)
         if config != cell:
             config = parse_yaml(content)
@@ -189,8 +217,8 @@ def _config_misfits(record: Record) -> Iterator[Misfit]:
 def _by_blocks(content: bytes) -> object:
     """Read a mapping a key at a time; None where it is not made of such blocks.
 
-    Thousands of runs share most of their blocks. To parse each block once takes a tenth of the time: of ten thousand
-    configurations 4 s in place of 40 s.
+    Thousands of runs share most of their blocks. To parse each block once takes a tenth of the
+    time: of ten thousand configurations 4 s in place of 40 s.
     """
     config: dict[Any, Any] = {}
     try:

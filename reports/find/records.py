@@ -29,11 +29,13 @@ class Records:
 
     Attributes:
         records: Records that can be trusted, ordered by sweep, label, seed and id.
-        skipped: Records, later evaluations and choices that are left out, and the first reason for each.
+        skipped: Records, later evaluations and choices that are left out, and the first reason for
+            each.
         missing: Cells without a record, in the order of the plans.
         choices: Choices of tunings (`tuning_choice.json` of their sweeps), by path.
         folders: Folders that were searched.
-        short: Records that a search trained for fewer epochs than its choice; `records` has none of them.
+        short: Records that a search trained for fewer epochs than its choice; `records` has none of
+            them.
     """
 
     records: tuple[Record, ...]
@@ -51,7 +53,10 @@ class Records:
         one = len(self.skipped) == 1
         counted = "1 file is" if one else f"{len(self.skipped)} files are"
         first = f"{self.skipped[0]}" if one else f"{self.skipped[0]} and others"
-        return f"{counted} not what was written, and left out of the report: {first}; `{self.remedy}` tells all"
+        return (
+            f"{counted} not what was written, and left out of the report: {first}; `{self.remedy}` "
+            "tells all"
+        )
 
     @property
     def remedy(self) -> str:
@@ -65,7 +70,8 @@ class Records:
 
 
 def read_records(folder: Path | Sequence[Path]) -> Records:
-    """Read every record of one or more folders: a folder of sweeps, a sweep, or a single run directory.
+    """Read every record of one or more folders: a folder of sweeps, a sweep, or a single run
+    directory.
 
     What does not fit is left out, see `judge`.
 
@@ -99,16 +105,20 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
     missing = find_missing(found)
     if not good:
         raise RegbenchError(_nothing_good(folders, skipped, len(missing)))
-    records = sorted(good.values(), key=lambda r: (r.sweep, r.is_reference, r.label, r.seed, r.cell_id))
-    return Records(tuple(records), tuple(skipped), tuple(missing), choices.good, tuple(folders), tuple(short))
+    records = sorted(
+        good.values(), key=lambda r: (r.sweep, r.is_reference, r.label, r.seed, r.cell_id)
+    )
+    return Records(
+        tuple(records), tuple(skipped), tuple(missing), choices.good, tuple(folders), tuple(short)
+    )
 
 
 def _nothing_good(folders: Sequence[Path], skipped: Sequence[Misfit], missing: int) -> str:
     places = ", ".join(map(str, folders))
     if skipped:
         return (
-            f"no record that fits in {places}: {len(skipped)} damaged or changed, the first is {skipped[0]}; "
-            "delete the folder of such a run and run the cell again"
+            f"no record that fits in {places}: {len(skipped)} damaged or changed, the first is "
+            f"{skipped[0]}; delete the folder of such a run and run the cell again"
         )
     waiting = f", {missing} cells have none yet" if missing else ""
     return f"no finished run in {places}{waiting}; make some with `regbench sweep quickstart`"
@@ -121,10 +131,11 @@ def load_records(folder: Path | list[Path]) -> pd.DataFrame:
         folder: A folder of sweeps, a sweep or a run directory, or several of them.
 
     Returns:
-        Columns sweep, cell_id, label, method, seed, status, dataset, backbone, embedding_dim, batch_size,
-        epochs, score, value, unit, split, protocol, then what leads back to the run (record, config, record_sha256,
-        command, selected_on, tuning_budget, choice_record, finished), the cost (units in the names) and the
-        environment. What does not fit is not in it; its paths and reasons are in `attrs["skipped"]`.
+        Columns sweep, cell_id, label, method, seed, status, dataset, backbone, embedding_dim,
+        batch_size, epochs, score, value, unit, split, protocol, then what leads back to the run
+        (record, config, record_sha256, command, selected_on, tuning_budget, choice_record,
+        finished), the cost (units in the names) and the environment. What does not fit is not in
+        it; its paths and reasons are in `attrs["skipped"]`.
 
     Raises:
         RegbenchError: If a folder does not exist, or no good record is found.
@@ -155,13 +166,17 @@ def tidy(records: Sequence[Record]) -> pyarrow.Table:
     for name in ("name", "value", "unit", "split", "protocol"):
         values = [getattr(score, name) for score in scores]
         of_scores["score" if name == "name" else name] = pa.array(values)
-    # A reader of the CSV file wants the score beside the settings, and what leads back to the run behind it.
+    # A reader of the CSV file wants the score beside the settings, and what leads back to the run
+    # behind it.
     before = list(columns)[: list(columns).index("record")]
     return pa.table({name: columns[name] for name in before} | of_scores | columns)
 
 
 def _array(values: list[Any]) -> pyarrow.Array:
-    """Make a column; numbers become text where other records have text there, or where a number is too large."""
+    """Make a column.
+
+    Numbers become text where other records have text there, or where a number is too large.
+    """
     import pyarrow as pa
 
     try:
@@ -196,5 +211,9 @@ def _columns(r: Record) -> dict[str, Any]:
         "finished": r.finished,
         **{name: cost for name, cost in vars(r.cost).items() if cost is not None},
         # Values with parts, such as a list of GPUs, are no column.
-        **{name: value for name, value in r.environment.items() if isinstance(value, str | int | float)},
+        **{
+            name: value
+            for name, value in r.environment.items()
+            if isinstance(value, str | int | float)
+        },
     }

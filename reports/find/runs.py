@@ -19,7 +19,9 @@ _DEEPEST = 2  # a run in a sweep in a folder of sweeps
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory: its record, if it has one, its later evaluations, and its attempts where there is no record."""
+    """A run directory: its record, if it has one, its later evaluations, and its attempts where
+    there is no record.
+    """
 
     path: Path
     record: Path | None
@@ -34,8 +36,8 @@ class Found:
     Attributes:
         runs: All of them.
         sweeps: The folders.
-        short: Absolute paths of the runs that a search trained for fewer epochs than what it chose: steps on the way to
-            a choice, and no results.
+        short: Absolute paths of the runs that a search trained for fewer epochs than what it chose:
+            steps on the way to a choice, and no results.
     """
 
     runs: list[Run]
@@ -77,7 +79,8 @@ class MissingRow:
 
 
 def find_runs(folders: Sequence[Path]) -> Found:
-    """Find run directories at most two levels down: deeper ones would be somebody's copies or checkpoints.
+    """Find run directories at most two levels down: deeper ones would be somebody's copies or
+    checkpoints.
 
     Raises:
         RegbenchError: If a folder does not exist.
@@ -85,9 +88,12 @@ def find_runs(folders: Sequence[Path]) -> Found:
     found = _Walk()
     for folder in folders:
         if not folder.is_dir():
-            raise RegbenchError(f"{folder} is not a folder of runs; `regbench status` lists those of sweeps")
+            raise RegbenchError(
+                f"{folder} is not a folder of runs; `regbench status` lists those of sweeps"
+            )
         found.walk(folder, 0)
-        # The tuning that a single run directory belongs to says whether its training was a short one.
+        # The tuning that a single run directory belongs to says whether its training was a short
+        # one.
         around = folder.absolute().parent
         if folder in found.runs and (around / TUNING_CHOICE).exists():
             found.add_sweep(around)
@@ -112,14 +118,18 @@ class _Walk:
 
     def walk(self, folder: Path, depth: int) -> None:
         names = set(os.listdir(folder))  # noqa: PTH208  # ten times as quick as iterdir
-        started = "config.yaml" in names and _CELL_ID.fullmatch(folder.absolute().name)  # other folders may hold one
+        started = "config.yaml" in names and _CELL_ID.fullmatch(
+            folder.absolute().name
+        )  # other folders may hold one
         record = None
         for name in ("tuning.json", "record.json"):  # the final one counts where there are both
             if name in names:
                 record = folder / name
         if started or record:
             evaluations = _json_files(folder / "evaluations") if "evaluations" in names else ()
-            attempts = _json_files(folder / "attempts") if "attempts" in names and record is None else ()
+            attempts = (
+                _json_files(folder / "attempts") if "attempts" in names and record is None else ()
+            )
             self.runs[folder] = Run(folder, record, evaluations, attempts)
             return
         if not names.isdisjoint(("sweep.json", TUNING_CHOICE)):
@@ -131,7 +141,9 @@ class _Walk:
 
 
 def find_missing(found: Found) -> list[Missing]:
-    """Find the cells without a record: those of the plans, then those that have begun without being planned."""
+    """Find the cells without a record: those of the plans, then those that have begun without
+    being planned.
+    """
     done, begun = set(), {}
     for run in found.runs:
         place = run.path.absolute()
@@ -148,7 +160,9 @@ def find_missing(found: Found) -> list[Missing]:
             if place not in done and place not in found.short:
                 # Popped, so that what is left in the end has begun without being planned.
                 failure = _failure(begun.pop(place, None))
-                missing.append(Missing(folder.absolute().name, str(cell_id), str(label), seed, plan, failure))
+                missing.append(
+                    Missing(folder.absolute().name, str(cell_id), str(label), seed, plan, failure)
+                )
     for place, run in begun.items():
         if place not in found.short:
             missing.append(Missing(place.parent.name, place.name, "", None, {}, _failure(run)))
@@ -162,12 +176,21 @@ def _json_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _planned(path: Path) -> list[dict[str, Any]]:
-    """Read the cells of a plan. It holds plain settings; what is something else was not written by a sweep."""
+    """Read the cells of a plan. It holds plain settings.
+
+    What is something else was not written by a sweep.
+    """
     cells = _object(path).get("cells", [])
     planned = []
     for cell in cells if isinstance(cells, list) else ():
         if isinstance(cell, dict):
-            planned.append({name: value for name, value in cell.items() if isinstance(value, str | int | float)})
+            planned.append(
+                {
+                    name: value
+                    for name, value in cell.items()
+                    if isinstance(value, str | int | float)
+                }
+            )
     return planned
 
 
@@ -180,7 +203,10 @@ def _failure(run: Run | None) -> str:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file beside the records; it is empty where the file is missing or damaged."""
+    """Read the JSON object in a file beside the records.
+
+    It is empty where the file is missing or damaged.
+    """
     try:
         data = parse_json(path.read_bytes())
     except (OSError, ValueError):

@@ -21,7 +21,8 @@ _NAMES = {"n": "batch n", "q": "embedding dimension q"}
 def cost_png(text: str) -> bytes | None:
     """Draw time and extra memory for the fewest ranks and views; None if nothing was measured.
 
-    The axis is the batch where several were measured, else the embedding dimension; the other is the largest.
+    The axis is the batch where several were measured, else the embedding dimension; the other is
+    the largest.
 
     Args:
         text: Content of the cost.csv that `regbench cost` wrote.
@@ -33,7 +34,8 @@ def cost_png(text: str) -> bytes | None:
     lines = lines.dropna(subset=list(_QUANTITIES), how="all")
     if lines.empty:
         return None
-    # Losses of more ranks or views are other losses; a figure of both would compare what cannot be compared.
+    # Losses of more ranks or views are other losses; a figure of both would compare what cannot be
+    # compared.
     _, lines = next(iter(lines.groupby(["ranks", "views"])))  # in the order of the keys
     # Batches are what most grids vary.
     along, fixed = ("n", "q") if lines["n"].nunique() > 1 else ("q", "n")
@@ -52,12 +54,18 @@ def cost_png(text: str) -> bytes | None:
             curves.append(Curve(f"{method}, {form}", look, [], "", points))
         if curves:
             heads = _NAMES[along], head
-            panels.append(partial(draw_curves, curves=curves, labelled=len(curves), heads=heads, finish=finish))
+            panels.append(
+                partial(
+                    draw_curves, curves=curves, labelled=len(curves), heads=heads, finish=finish
+                )
+            )
             names += [curve.name for curve in curves]
             labels = max(labels, len(curves))
     if not panels:
         return None
-    machine = "{hardware}; threads = {threads}, ranks = {ranks}; torch {torch}, {dtype}".format(**lines.iloc[0])
+    machine = "{hardware}; threads = {threads}, ranks = {ranks}; torch {torch}, {dtype}".format(
+        **lines.iloc[0]
+    )
     return labelled_png(panels, names, labels, f"Value and gradient, {fixed} = {level}: {machine}")
 
 

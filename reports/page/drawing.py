@@ -1,8 +1,8 @@
 """Drawing: a figure with its labels in matplotlib, and the SVG that a page can hold.
 
-A method has one colour and one marker in all figures. Labels stand in a column at the right, where they cannot
-overlap. Axes and text of an SVG take the colour of the page's text, so that they read on a light and on a dark page.
-No pyplot: it would keep global state and start slower.
+A method has one colour and one marker in all figures. Labels stand in a column at the right, where
+they cannot overlap. Axes and text of an SVG take the colour of the page's text, so that they read
+on a light and on a dark page. No pyplot: it would keep global state and start slower.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodF
 
 from regbench.text import printable
 
-# Okabe and Ito's colours for colour-blind readers, without black and yellow, darkened or lightened a little
-# where one of them had too little contrast on white or on a dark page.
+# Okabe and Ito's colours for colour-blind readers, without black and yellow, darkened or lightened
+# a little where one of them had too little contrast on white or on a dark page.
 PALETTE = ("#0079c1", "#d55e00", "#009e73", "#c05a97", "#b98300", "#7d6fd0", "#3299d0")
 MARKERS = "osD^vPX"
 DASHES = ("-", "--", "-.", ":")
@@ -53,7 +53,10 @@ _BELOW_IN = 0.5  # below the plot, for the ticks and the axis's name
 
 @dataclass(frozen=True)
 class Style:
-    """The drawing of a method, the same in all figures. The page finds what belongs to it by `key`."""
+    """The drawing of a method, the same in all figures.
+
+    The page finds what belongs to it by `key`.
+    """
 
     colour: str
     marker: str
@@ -83,12 +86,16 @@ class Drawing:
 
 @dataclass
 class Marks:
-    """Marks of a figure's parts that belong together: matplotlib's `gid`s, which become classes and tooltips."""
+    """Marks of a figure's parts that belong together: matplotlib's `gid`s, which become classes
+    and tooltips.
+    """
 
     _entries: list[tuple[Style, tuple[int, ...], str]] = field(default_factory=list)
 
     def add(self, style: Style, rows: Iterable[int], tooltip: str) -> str:
-        """Make a gid for the artists that show some rows of the leaderboard in the style of their method."""
+        """Make a gid for the artists that show some rows of the leaderboard in the style of
+        their method.
+        """
         self._entries.append((style, tuple(rows), tooltip))
         return f"mark.{len(self._entries) - 1}"
 
@@ -98,7 +105,8 @@ class Marks:
         style, rows, tooltip = self._entries[int(number)]
         of_rows = f' data-r="{" ".join(map(str, rows))}"' if rows else ""
         kind = f"mark {part}".strip()
-        return f'<g class="{kind}" data-m="{style.key}"{of_rows}><title>{escape(printable(tooltip))}</title>'
+        title = f"<title>{escape(printable(tooltip))}</title>"
+        return f'<g class="{kind}" data-m="{style.key}"{of_rows}>{title}'
 
 
 @dataclass
@@ -135,7 +143,8 @@ def _matplotlib_in(ink: str) -> AbstractContextManager[None]:
         {
             "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
             "font.size": _TEXT_PT,
-            "svg.fonttype": "none",  # text stays text, which a browser can search and set in its own font
+            # Text stays text, which a browser can search and set in its own font.
+            "svg.fonttype": "none",
             "svg.hashsalt": "regbench",  # the same figure gets the same ids each time
             "axes.spines.top": False,
             "axes.spines.right": False,
@@ -143,13 +152,22 @@ def _matplotlib_in(ink: str) -> AbstractContextManager[None]:
             "xtick.major.width": 0.7,
             "ytick.major.width": 0.7,
             "axes.formatter.useoffset": False,
-            **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink),
+            **dict.fromkeys(
+                ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"),
+                ink,
+            ),
         }
     )
 
 
 def labelled_drawing(
-    title: str, description: str, names: Sequence[str], draw: Draw, *, crowded: bool = False, marker: bool = True
+    title: str,
+    description: str,
+    names: Sequence[str],
+    draw: Draw,
+    *,
+    crowded: bool = False,
+    marker: bool = True,
 ) -> Drawing:
     """Make the SVG of a plot with labels at its right.
 
@@ -168,7 +186,9 @@ def labelled_drawing(
         return Drawing(title, description, _to_svg(figure, marks), crowded)
 
 
-def labelled_png(panels: Sequence[Draw], names: Sequence[str], labels: int, heading: str = "") -> bytes:
+def labelled_png(
+    panels: Sequence[Draw], names: Sequence[str], labels: int, heading: str = ""
+) -> bytes:
     """Make a picture of plots side by side on white, each with labels at its right.
 
     Args:
@@ -190,8 +210,12 @@ def labelled_png(panels: Sequence[Draw], names: Sequence[str], labels: int, head
         return buffer.getvalue()
 
 
-def _figure_with_labels(panels: int, names: Sequence[str], labels: int, above_in: float) -> tuple[Figure, list[Axes]]:
-    """Make panels side by side, each with a column for labels at the right, high enough for all of them."""
+def _figure_with_labels(
+    panels: int, names: Sequence[str], labels: int, above_in: float
+) -> tuple[Figure, list[Axes]]:
+    """Make panels side by side, each with a column for labels at the right, high enough for all
+    of them.
+    """
     # A letter of this size is about 0.078 inches wide.
     label_width_in = 0.35 + 0.078 * min(_LONGEST, max(20, *map(len, names)))
     width_in = _MARGIN_IN + _PLOT_WIDTH_IN + label_width_in
@@ -216,7 +240,9 @@ def grid(axes: Axes) -> None:
 
 
 def sizes_axis(axes: Axes, sizes: Iterable[int]) -> None:
-    """Make the x-axis logarithmic, with ticks at the sizes that were measured, or at some of many."""
+    """Make the x-axis logarithmic, with ticks at the sizes that were measured, or at some of
+    many.
+    """
     ticks = sorted(sizes)
     axes.set_xscale("log")
     axes.set_xticks(ticks[:: math.ceil(len(ticks) / 8)])
@@ -254,10 +280,19 @@ def _place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
     # All in axes coordinates: (0, 0) is the plot's lower left corner, (1, 1) its upper right one.
     for label, point_y, position in zip(labels, heights, positions, strict=True):
         style = label.style
-        draw = partial(draw_line, axes, transform=axes.transAxes, clip_on=False, color=style.colour, gid=label.gid)
+        draw = partial(
+            draw_line,
+            axes,
+            transform=axes.transAxes,
+            clip_on=False,
+            color=style.colour,
+            gid=label.gid,
+        )
         y = position / height_in
         if not math.isnan(label.x):  # a line across the plot has no point
-            start = axes.transAxes.inverted().transform(axes.transData.transform((label.x, label.y)))[0]
+            start = axes.transAxes.inverted().transform(
+                axes.transData.transform((label.x, label.y))
+            )[0]
             draw([start, 1.0], [point_y, point_y], alpha=0.4, lw=0.7)
         draw([1.0, 1.035], [point_y, y], alpha=0.7, lw=0.8)
         if marker:
@@ -269,7 +304,9 @@ def _place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
 
 
 def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float]:
-    """Find the positions nearest to those `wanted` (ascending), `gap` apart, in [0, height] if they fit."""
+    """Find the positions nearest to those `wanted` (ascending), `gap` apart, in [0, height] if
+    they fit.
+    """
     from scipy.optimize import isotonic_regression
 
     # Less the gaps below each, the positions only have to ascend.
@@ -283,13 +320,18 @@ def _to_svg(figure: Figure, marks: Marks) -> str:
     _fit_texts(figure)
     buffer = StringIO()
     # A date would make each report another file.
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    figure.savefig(
+        buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+    )
     text = buffer.getvalue()
     text = _in_tags(_quiet_tag, text[text.index("<svg") :])
-    # The page scrolls where there is less room, as on a phone, rather than make text too small to read.
+    # The page scrolls where there is less room, as on a phone, rather than make text too small to
+    # read.
     width_px = figure.get_figwidth() * 72 * _SMALLEST_TEXT_PX / _TEXT_PT
     text = text.replace("<svg", f'<svg style="min-width: {width_px:.0f}px"', 1)
-    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<defs>\s*</defs>", "", text, flags=re.DOTALL)
+    text = re.sub(
+        r"<metadata>.*?</metadata>|<!--.*?-->|<defs>\s*</defs>", "", text, flags=re.DOTALL
+    )
     # matplotlib writes gids as ids. Several groups have the same one here, so it becomes a class.
     text = re.sub(r'<g id="(mark\.[^"]*)">', lambda found: marks.group(found[1]), text)
     text = text.replace('<g id="front">', '<g class="front"><title>Pareto front</title>')
@@ -298,7 +340,8 @@ def _to_svg(figure: Figure, marks: Marks) -> str:
 
 
 def _fit_texts(figure: Figure) -> None:
-    """Keep what others wrote from being read as a formula, from moving anything and from having no end.
+    """Keep what others wrote from being read as a formula, from moving anything and from having no
+    end.
 
     Ticks are left alone: they get their texts when the figure is drawn, and those are ours.
     """
@@ -309,16 +352,27 @@ def _fit_texts(figure: Figure) -> None:
 
 
 def unique_ids(svg: str, prefix: str) -> str:
-    """Put a prefix before every id of an SVG and every use of it, because several SVGs share one page."""
+    """Put a prefix before every id of an SVG and every use of it, because several SVGs share
+    one page.
+    """
     return _in_tags(lambda tag: re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", tag), svg)
 
 
 def _in_tags(change: Callable[[str], str], svg: str) -> str:
-    """Change the tags of an SVG; the texts between them, which are other people's, stay as they are."""
+    """Change the tags of an SVG.
+
+    The texts between them, which are other people's, stay as they are.
+    """
     return re.sub(r"<[^>]*>", lambda found: change(found[0]), svg)
 
 
 def _quiet_tag(tag: str) -> str:
-    """Make a tag short and in the page's colour: without namespaces, with numbers to a hundredth of a point."""
-    tag = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", tag.replace(INK, "currentColor").replace("xlink:href", "href"))
+    """Make a tag short and in the page's colour: without namespaces, with numbers to a
+    hundredth of a point.
+    """
+    tag = re.sub(
+        r'\sxmlns(:\w+)?="[^"]*"',
+        "",
+        tag.replace(INK, "currentColor").replace("xlink:href", "href"),
+    )
     return re.sub(r"(\.\d\d)\d+", r"\1", tag)

@@ -1,7 +1,8 @@
-"""Scatter figures of a task: accuracy against costs and measures, as SVG for a page and as PNG for a README.
+"""Scatter figures of a task: accuracy against costs and measures, as SVG for a page and as PNG for
+a README.
 
-Up to `LABELLED` points are labelled directly; of more than that only those that matter most, and the page names the
-others in its legend and when hovering.
+Up to `LABELLED` points are labelled directly; of more than that only those that matter most, and
+the page names the others in its legend and when hovering.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.summary import Row, Summary
 from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
 
-LABELLED = 14  # points or lines of a figure that are all labelled; of more than these, only LABELLED_OF_MANY
+# points or lines of a figure that are all labelled; of more than these, only LABELLED_OF_MANY
+LABELLED = 14
 LABELLED_OF_MANY = 10
 LABELLED_IN_PNG = 50  # a picture has no tooltips; beyond so many it names the Pareto front only
 
 
 @dataclass(frozen=True)
 class Against:
-    """A quantity that accuracy is drawn against: a cost, of which less is better, or a measure of the embeddings.
+    """A quantity that accuracy is drawn against: a cost, of which less is better, or a measure of
+    the embeddings.
 
     Attributes:
         key: Name in a record's cost, or in the last line of the training history.
@@ -65,7 +68,9 @@ COSTS = (
     Against("energy_gpu_joules", "energy of the GPUs", energy_unit),
     Against("energy_cpu_joules", "energy of the CPUs", energy_unit),
 )
-EFFECTIVE_RANK = Against("effective_rank", "effective rank", lambda largest: Unit("", 1, 1), is_cost=False)
+EFFECTIVE_RANK = Against(
+    "effective_rank", "effective rank", lambda largest: Unit("", 1, 1), is_cost=False
+)
 
 
 @dataclass(frozen=True)
@@ -105,12 +110,17 @@ class _Panel:
 
 
 def scatter_drawings(summary: Summary, style: Styles, axes_of: Sequence[Against]) -> list[Drawing]:
-    """Draw accuracy against each of some quantities, for those scores and quantities that were measured."""
+    """Draw accuracy against each of some quantities, for those scores and quantities that were
+    measured.
+    """
     drawings = []
     for against in axes_of:
         for panel in _panels(summary, against, LABELLED):
             title = f"{capital(panel.score.title)} against {against.name}"
-            text = f"{panel.score.head} of each method against {against.name}; the numbers are in the tables."
+            text = (
+                f"{panel.score.head} of each method against {against.name}; the numbers are in the "
+                "tables."
+            )
             draw = partial(_draw, panel=panel, style=style)
             crowded = len(panel.points) > LABELLED
             drawings.append(labelled_drawing(title, text, panel.labels, draw, crowded=crowded))
@@ -118,7 +128,9 @@ def scatter_drawings(summary: Summary, style: Styles, axes_of: Sequence[Against]
 
 
 def scatter_png(summary: Summary, style: Styles, against: Against) -> bytes | None:
-    """Draw accuracy against a quantity on white, one panel for each score; None if no row has both."""
+    """Draw accuracy against a quantity on white, one panel for each score; None if no row has
+    both.
+    """
     panels, names, labels = [], [], 0
     for panel in _panels(summary, against, LABELLED_IN_PNG):
         panels.append(partial(_draw, panel=panel, style=style))
@@ -128,7 +140,9 @@ def scatter_png(summary: Summary, style: Styles, against: Against) -> bytes | No
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of the points (cost, accuracy) that none beats in both, the cheapest first."""
+    """Return the indices of the points (cost, accuracy) that none beats in both, the cheapest
+    first.
+    """
     front: list[int] = []
     for i in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
         if not front or points[i][1] > points[front[-1]][1]:
@@ -137,7 +151,10 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _panels(summary: Summary, against: Against, limit: int) -> list[_Panel]:
-    """Find what rows have both a score and the quantity, for each score; label all up to a limit."""
+    """Find what rows have both a score and the quantity, for each score.
+
+    Label all up to a limit.
+    """
     panels = []
     for name in reversed(summary.leading):
         score, points = summary.scores[name], []
@@ -152,12 +169,16 @@ def _panels(summary: Summary, against: Against, limit: int) -> list[_Panel]:
             elif x is not None and y is not None and (against.is_cost or x.mean > 0):
                 points.append(_Point(place, row, x, y, sign * y.mean))
         if points:
-            panels.append(_Panel(score, against, points, _named(points, limit, against), references))
+            panels.append(
+                _Panel(score, against, points, _named(points, limit, against), references)
+            )
     return panels
 
 
 def _named(points: Sequence[_Point], limit: int, against: Against) -> set[int]:
-    """Choose the rows that are labelled: all up to a limit, of more the Pareto front or the most accurate."""
+    """Choose the rows that are labelled: all up to a limit, of more the Pareto front or the
+    most accurate.
+    """
     named = points
     if len(points) > limit and against.is_cost:
         named = [points[i] for i in _front(points)]
@@ -171,7 +192,10 @@ def _front(points: Sequence[_Point]) -> list[int]:
 
 
 def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Styles) -> list[Label]:
-    """Draw points, lines of the rows that are no methods, and the Pareto front of a cost; return the labels."""
+    """Draw points, lines of the rows that are no methods, and the Pareto front of a cost.
+
+    Return the labels.
+    """
     against, points = panel.against, panel.points
     unit = against.unit(max(point.x.mean for point in points))
     percent = " %" if panel.score.unit == "%" else ""
@@ -214,15 +238,22 @@ def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Styles) -> list[Lab
 def _draw_point(axes: Axes, row: Row, style: Style, x: Stat, y: Stat, gid: str) -> None:
     """Draw a row's marker, open if a run diverged, with bars of one deviation."""
     dx, dy = x.spread or 0.0, y.spread or 0.0
-    # Horizontal bar, gap, vertical bar; the marker stands where they cross. One line takes half the time of two.
+    # Horizontal bar, gap, vertical bar; the marker stands where they cross. One line takes half the
+    # time of two.
     xs = [x.mean - dx, x.mean, x.mean + dx, math.nan, x.mean, x.mean]
     ys = [y.mean, y.mean, y.mean, math.nan, y.mean - dy, y.mean + dy]
-    look = {"color": style.colour, "marker": style.marker, "mfc": "none" if row.diverged else style.colour}
+    look = {
+        "color": style.colour,
+        "marker": style.marker,
+        "mfc": "none" if row.diverged else style.colour,
+    }
     draw_line(axes, xs, ys, lw=1.1 if dx or dy else 0, ms=6.5, markevery=[1], gid=gid, **look)
 
 
 def stat_text(s: Stat, decimals: int | None = None) -> str:
-    """Write mean ± spread for a tooltip, with four significant digits where no decimals are given."""
+    """Write mean ± spread for a tooltip, with four significant digits where no decimals are
+    given.
+    """
     form = ",.4g" if decimals is None else f",.{decimals}f"
     text = f"{s.mean:{form}}"
     return text if s.spread is None else f"{text} ± {s.spread:{form}}"

@@ -12,7 +12,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from regbench.reports.page.drawing import Drawing, Label, Marks, Style, Styles, draw_line, labelled_drawing, sizes_axis
+from regbench.reports.page.drawing import (
+    Drawing,
+    Label,
+    Marks,
+    Style,
+    Styles,
+    draw_line,
+    labelled_drawing,
+    sizes_axis,
+)
 from regbench.reports.page.figures import LABELLED, LABELLED_OF_MANY, capital, stat_text
 from regbench.reports.rows.curves import curve, curve_scores
 from regbench.reports.rows.deviations import Stat, stat
@@ -55,9 +64,14 @@ class Curve:
 
 
 def curves_drawing(
-    title: str, heads: tuple[str, str], about: str, curves: Sequence[Curve], finish: Callable[[Axes], None]
+    title: str,
+    heads: tuple[str, str],
+    about: str,
+    curves: Sequence[Curve],
+    finish: Callable[[Axes], None],
 ) -> Drawing:
-    """Draw lines with a band of one deviation; of too many only the first are labelled, and the others thin.
+    """Draw lines with a band of one deviation; of too many only the first are labelled, and the
+    others thin.
 
     Args:
         title: Title of the figure.
@@ -90,13 +104,25 @@ def draw_curves(
         gid = marks.add(s, line.rows, f"{line.name}: {line.tooltip}")
         look = {"lw": 1.6} if place < labelled else {"lw": 0.9, "alpha": 0.5}
         marker = s.marker if markers else None
-        draw_line(axes, xs.tolist(), means.tolist(), color=s.colour, ls=s.dash, marker=marker, ms=4.5, gid=gid, **look)
+        draw_line(
+            axes,
+            xs.tolist(),
+            means.tolist(),
+            color=s.colour,
+            ls=s.dash,
+            marker=marker,
+            ms=4.5,
+            gid=gid,
+            **look,
+        )
         if place >= labelled:
             continue
         labels.append(Label(line.name, float(xs[-1]), float(means[-1]), s, gid))
         if np.any(spreads > 0):
             # The page finds the band by its gid, and makes it pale with its line.
-            band = axes.fill_between(xs, means - spreads, means + spreads, color=s.colour, alpha=0.15, lw=0)
+            band = axes.fill_between(
+                xs, means - spreads, means + spreads, color=s.colour, alpha=0.15, lw=0
+            )
             band.set_gid(f"{gid}.band")
     finish(axes)
     axes.set_xlabel(heads[0])
@@ -110,7 +136,9 @@ def _has_markers(curves: Sequence[Curve]) -> bool:
 
 
 def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
-    """Draw each quantity of the best rows' training history: mean over the seeds, a band of one deviation."""
+    """Draw each quantity of the best rows' training history: mean over the seeds, a band of one
+    deviation.
+    """
     drawings = []
     for key in CURVES:
         title = "training loss, scaled" if key == "loss" else key.replace("_", " ")
@@ -121,7 +149,11 @@ def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
             if by_epoch:
                 epoch, last = by_epoch[-1]
                 tooltip = f"{stat_text(last)} in epoch {epoch}, n = {last.n}"
-                curves.append(Curve(row.name, style[row.label], [place], tooltip, _epoch_points(by_epoch, key)))
+                curves.append(
+                    Curve(
+                        row.name, style[row.label], [place], tooltip, _epoch_points(by_epoch, key)
+                    )
+                )
         if curves:
             finish = partial(_epochs_axis, scaled=key == "loss")
             about = "of each method by epoch."
@@ -145,12 +177,21 @@ def _logged(row: Row, key: str) -> list[tuple[int, Stat]]:
     return found
 
 
-def _epoch_points(by_epoch: Sequence[tuple[int, Stat]], key: str) -> list[tuple[float, float, float]]:
+def _epoch_points(
+    by_epoch: Sequence[tuple[int, Stat]], key: str
+) -> list[tuple[float, float, float]]:
     low, span = 0.0, 1.0
-    if key == "loss":  # losses of different methods have no common scale: each from its lowest (0) to its highest (1)
+    if (
+        key == "loss"
+        # losses of different methods have no common scale: each from its lowest (0) to its highest
+        # (1)
+    ):
         means = [value.mean for _, value in by_epoch]
         low, span = min(means), float(np.ptp(means)) or 1.0  # a loss that never moves stays at 0
-    return [(epoch, (value.mean - low) / span, (value.spread or 0.0) / span) for epoch, value in by_epoch]
+    return [
+        (epoch, (value.mean - low) / span, (value.spread or 0.0) / span)
+        for epoch, value in by_epoch
+    ]
 
 
 def _epochs_axis(axes: Axes, *, scaled: bool = False) -> None:
@@ -160,7 +201,10 @@ def _epochs_axis(axes: Axes, *, scaled: bool = False) -> None:
 
 
 def accuracy_drawings(summary: Summary, style: Styles) -> list[Drawing]:
-    """Draw the best rows' accuracy while training, by epoch and by time; a band is one deviation."""
+    """Draw the best rows' accuracy while training, by epoch and by time.
+
+    A band is one deviation.
+    """
     drawings = []
     for name, score in curve_scores(summary).items():
         found = {}
@@ -182,10 +226,17 @@ def accuracy_drawings(summary: Summary, style: Styles) -> list[Drawing]:
                 for point in _thinned(points):
                     x = float(point.epoch) if along == "epoch" else point.train_s / unit.divisor
                     line.append((x, point.value.mean, point.value.spread or 0.0))
-                tooltip = f"{stat_text(last.value, 2)} {score.unit} after epoch {last.epoch}, n = {last.value.n}"
+                tooltip = (
+                    f"{stat_text(last.value, 2)} {score.unit} after epoch {last.epoch}, n = "
+                    f"{last.value.n}"
+                )
                 curves.append(Curve(row.name, style[row.label], [place], tooltip, line))
             title = f"{capital(score.title)} while training, by {along}"
-            drawings.append(curves_drawing(title, (x_head, head), f"of each method by {x_head}.", curves, finish))
+            drawings.append(
+                curves_drawing(
+                    title, (x_head, head), f"of each method by {x_head}.", curves, finish
+                )
+            )
     return drawings
 
 
@@ -200,8 +251,12 @@ def effort_drawings(summary: Summary, style: Styles) -> list[Drawing]:
     for one in efforts(summary):
         if one.row in places:
             points = [(float(k), score, 0.0) for k, score in enumerate(one.expected, start=1)]
-            tooltip = f"{one.expected[0]:.2f} % of one, {one.expected[-1]:.2f} % of {len(points)} trials"
-            curves.append(Curve(one.row.name, style[one.row.label], [places[one.row]], tooltip, points))
+            tooltip = (
+                f"{one.expected[0]:.2f} % of one, {one.expected[-1]:.2f} % of {len(points)} trials"
+            )
+            curves.append(
+                Curve(one.row.name, style[one.row.label], [places[one.row]], tooltip, points)
+            )
     if not curves:
         return []
     heads = ("trials", f"expected best {summary.selection_title}, {summary.selection_split} (%)")
@@ -210,7 +265,10 @@ def effort_drawings(summary: Summary, style: Styles) -> list[Drawing]:
 
 
 def spectrum_drawings(summary: Summary, style: Styles) -> list[Drawing]:
-    """Draw the coefficients b_ℓ of each kernel from ℓ = 1, where they are positive; at most one figure."""
+    """Draw the coefficients b_ℓ of each kernel from ℓ = 1, where they are positive.
+
+    At most one figure.
+    """
     kernels: dict[tuple[str, tuple[float, ...]], list[int]] = {}
     for place, row in enumerate(summary.methods):
         if row.first.spectrum:
@@ -223,7 +281,8 @@ def spectrum_drawings(summary: Summary, style: Styles) -> list[Drawing]:
         points, values = [], []
         for degree, value in enumerate(b[1:], start=1):
             values.append(f"b{_subscript(degree)} = {value:.3g}")
-            # The axis is logarithmic. A billionth of the highest is beyond what anybody sees on the axis.
+            # The axis is logarithmic. A billionth of the highest is beyond what anybody sees on the
+            # axis.
             if value > 1e-9 * highest:
                 points.append((float(degree), value, 0.0))
         if points:
@@ -243,7 +302,9 @@ def spectrum_drawings(summary: Summary, style: Styles) -> list[Drawing]:
 
 
 def size_drawings(summary: Summary, style: Styles) -> list[Drawing]:
-    """Draw accuracy and costs against embedding dimension and batch, of methods that ran with several."""
+    """Draw accuracy and costs against embedding dimension and batch, of methods that ran with
+    several.
+    """
     quantities: list[tuple[str, str, Callable[[Row], Stat | None], float]] = []
     for name in reversed(summary.leading):
         score = summary.scores[name]
@@ -263,7 +324,10 @@ def size_drawings(summary: Summary, style: Styles) -> list[Drawing]:
                 sizes: set[int] = set()
                 for line in curves:
                     sizes.update(int(size) for size, _, _ in line.points)
-                name, about = f"{capital(title)} against {of_title}", f"of each line against {of_title}."
+                name, about = (
+                    f"{capital(title)} against {of_title}",
+                    f"of each line against {of_title}.",
+                )
                 finish = partial(sizes_axis, sizes=sizes)
                 drawings.append(curves_drawing(name, (of_axis, head), about, curves, finish))
     return drawings
@@ -297,7 +361,9 @@ def _size_curves(
             texts.append(f"{along} = {size}: {stat_text(value)} (n = {value.n})")
             points.append((float(size), value.mean, value.spread or 0.0))
         if len(points) > 1:  # one point makes no line
-            curves.append(Curve(name, style[summary.rows[places[0]].label], places, "; ".join(texts), points))
+            curves.append(
+                Curve(name, style[summary.rows[places[0]].label], places, "; ".join(texts), points)
+            )
     return curves
 
 

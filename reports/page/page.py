@@ -1,8 +1,9 @@
-"""The report as one self-contained HTML page, and the section of a task that the pages of a site have too.
+"""The report as one self-contained HTML page, and the section of a task that the pages of a site
+have too.
 
-Tables and figures are in the HTML, so they read without JavaScript. What each cell was made from (its settings, scores,
-environment, attempts) is in one block of compressed JSON, and becomes a table and dialogs when the page asks: ten
-thousand cells as elements would take a browser minutes.
+Tables and figures are in the HTML, so they read without JavaScript. What each cell was made from
+(its settings, scores, environment, attempts) is in one block of compressed JSON, and becomes a
+table and dialogs when the page asks: ten thousand cells as elements would take a browser minutes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,19 @@ _PROTOCOLS_SHOWN = 3
 
 # Fields of a record that the page shows under their own names.
 _OF_RECORD = (
-    *("label", "seed", "status", "sweep", "scores", "cost", "environment", "data", "attempts", "choice", "on_test"),
+    *(
+        "label",
+        "seed",
+        "status",
+        "sweep",
+        "scores",
+        "cost",
+        "environment",
+        "data",
+        "attempts",
+        "choice",
+        "on_test",
+    ),
     *("sha256", "command"),
 )
 
@@ -55,7 +68,8 @@ def render_page(
     Args:
         summaries: One for each task, in the order of the page.
         tables: Tables of each task, as `tables_of` makes them.
-        found: Records that were read; the page names what is left out, and how many runs are not finished.
+        found: Records that were read; the page names what is left out, and how many runs are not
+            finished.
         style: Style of each trained method, by label.
         paper: Ours beside the paper's numbers.
         together: The table of all tasks together.
@@ -71,15 +85,19 @@ def render_page(
         cells += cells_of(summary, number, style)
         heads |= heads_of(summary)
     # More names would fill the screen.
-    names = ", ".join(summary.name for summary in summaries) if len(summaries) <= 3 else f"{len(summaries)} sweeps"
+    names = (
+        ", ".join(summary.name for summary in summaries)
+        if len(summaries) <= 3
+        else f"{len(summaries)} sweeps"
+    )
     return render(
         "page.html",
         cells,
         heads,
         title=f"regbench: {names}",
         lead="A comparison of regularizers for self-supervised learning.",
-        footer="Made by regbench from the records of finished runs; tables as Markdown, LaTeX and CSV lie beside this "
-        "page.",
+        footer="Made by regbench from the records of finished runs; tables as Markdown, LaTeX and "
+        "CSV lie beside this page.",
         sections=sections,
         paper=table_for_page(paper) if paper else None,
         methods=methods_of(summaries),
@@ -95,7 +113,9 @@ def render_page(
     )
 
 
-def section(summary: Summary, tables: Mapping[str, Table], number: int, style: Styles) -> dict[str, Any]:
+def section(
+    summary: Summary, tables: Mapping[str, Table], number: int, style: Styles
+) -> dict[str, Any]:
     """Prepare a task for the templates; `number` is its place on the page, from 1."""
     prefix = f"s{number}"
     keys, places = {}, {}
@@ -103,9 +123,12 @@ def section(summary: Summary, tables: Mapping[str, Table], number: int, style: S
         keys[row.label] = _key(row, style)
         places[row.label, *row.settings.values()] = place
     labels = {row.label for row in summary.methods}
-    # The first cells of a table's row, label and settings, say which row of the leaderboard it is about.
+    # The first cells of a table's row, label and settings, say which row of the leaderboard it is
+    # about.
     width = 1 + len(summary.rows[0].settings) if summary.rows else 1
-    shown = {slug: table_for_page(table, prefix, keys, places, width) for slug, table in tables.items()}
+    shown = {
+        slug: table_for_page(table, prefix, keys, places, width) for slug, table in tables.items()
+    }
     figures = {
         "scatter": scatter_drawings(summary, style, COSTS),
         "rank": scatter_drawings(summary, style, [EFFECTIVE_RANK]),
@@ -155,7 +178,10 @@ def _setting(name: str) -> Callable[[Record], object]:
 
 
 def _environment(*names: str) -> Callable[[Record], str | None]:
-    """Make the function that reads a record's environment; several values have their names before them."""
+    """Make the function that reads a record's environment.
+
+    Several values have their names before them.
+    """
 
     def of(record: Record) -> str | None:
         texts = []
@@ -168,7 +194,9 @@ def _environment(*names: str) -> Callable[[Record], str | None]:
 
 
 def _data_set(record: Record) -> str:
-    """Describe a record's data set: its name, how many images of a class, and its content's digest."""
+    """Describe a record's data set: its name, how many images of a class, and its content's
+    digest.
+    """
     dataset, digest = record.cell["dataset"], record.data.content_sha256.get("train")
     parts = []
     if limit := dataset.get("train_per_class"):
@@ -245,7 +273,10 @@ def heads_of(summary: Summary) -> dict[str, str]:
 
 
 def protocols_of(records: Iterable[Record]) -> list[str]:
-    """List each score's protocols; of many only some, because a chosen learning rate may stand in the text."""
+    """List each score's protocols.
+
+    Of many only some, because a chosen learning rate may stand in the text.
+    """
     by_title: dict[str, dict[str, None]] = {}
     for r in records:
         for s in r.scores:
@@ -266,7 +297,9 @@ def _key(one: Row | Record, style: Styles) -> str:
 
 
 def _filters(summary: Summary, labels: Iterable[str]) -> dict[str, list[str]]:
-    """List what the tables of a task can be narrowed to: methods, and values of the settings that vary."""
+    """List what the tables of a task can be narrowed to: methods, and values of the settings
+    that vary.
+    """
     filters = {"method": sorted(labels)}
     for name in SETTING_NAMES.values():
         values = {row.settings.get(name, DASH) for row in summary.rows} - {DASH}

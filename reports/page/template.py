@@ -1,4 +1,6 @@
-"""Parts that all pages are made with: templates, tables and figures for them, data for the script."""
+"""Parts that all pages are made with: templates, tables and figures for them, data for the
+script.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ class Linked(Entry):
 
 
 def render(
-    template: str, cells: Sequence[Mapping[str, Any]] = (), heads: Mapping[str, str] | None = None, **content: Any
+    template: str,
+    cells: Sequence[Mapping[str, Any]] = (),
+    heads: Mapping[str, str] | None = None,
+    **content: Any,
 ) -> str:
     """Make a page that needs no other file and no network.
 
@@ -95,11 +100,20 @@ def table_for_page(
         place = (places or {}).get((label, *settings))
         rows.append({"cells": cells, "key": (keys or {}).get(label, ""), "place": place})
     searched = len(rows) > _SEARCHED_ROWS
-    return {"id": f"{prefix}-{table.slug}".strip("-"), "table": table, "rows": rows, "searched": searched}
+    return {
+        "id": f"{prefix}-{table.slug}".strip("-"),
+        "table": table,
+        "rows": rows,
+        "searched": searched,
+    }
 
 
 def simple_table(
-    slug: str, title: str, heads: Mapping[str, bool], lines: Sequence[Mapping[str, Entry | str]], *notes: str
+    slug: str,
+    title: str,
+    heads: Mapping[str, bool],
+    lines: Sequence[Mapping[str, Entry | str]],
+    *notes: str,
 ) -> dict[str, object]:
     """Prepare a table of texts.
 
@@ -117,7 +131,9 @@ def simple_table(
             entry = line.get(head, DASH)
             row.append(entry if isinstance(entry, Entry) else Entry(entry))
         rows.append(row)
-    return table_for_page(Table(slug, title, list(map(Column, heads.keys(), heads.values())), rows, list(notes)))
+    return table_for_page(
+        Table(slug, title, list(map(Column, heads.keys(), heads.values())), rows, list(notes))
+    )
 
 
 def with_own_ids(drawings: Iterable[Drawing], prefix: str) -> list[Drawing]:
@@ -137,7 +153,8 @@ def _packed(data: object) -> str:
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-# Letters that nobody sees, as JSON writes them: some as escapes, some as they are. Escaped backslashes are passed over.
+# Letters that nobody sees, as JSON writes them: some as escapes, some as they are. Escaped
+# backslashes are passed over.
 _ODD = re.compile(r"\\(?:u[0-9a-f]{4}|.)|[^ -~]")
 
 

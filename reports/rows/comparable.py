@@ -1,4 +1,6 @@
-"""Find the settings that decide what a cell compares with: its task, its row in the task's table, its configuration."""
+"""Find the settings that decide what a cell compares with: its task, its row in the task's
+table, its configuration.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ SETTING_NAMES = {"embedding_dim": "q", "batch_size": "batch", "epochs": "epochs"
 # Tuned for each method, or without effect on the result: these do not make another setting.
 _TUNED = ("method.", "optimizer.", "seed", "external.", "baseline")
 
-# The part of the evaluation that accuracies of a leaderboard depend on; other protocols say beside their scores what
-# they did.
+# The part of the evaluation that accuracies of a leaderboard depend on; other protocols say beside
+# their scores what they did.
 _EVALUATION = ("evaluation.knn.", "evaluation.probe.", "evaluation.select_on")
 
 # Parts of a cell that an accuracy depends on beside the method and its training.
@@ -26,7 +28,13 @@ _OF_TASK = ("dataset.", "network.", "evaluation.")
 
 # Parts of the network that no evaluation sees.
 _TRAINING_ONLY = (
-    *("network.projector.", "network.predictor.", "network.teacher", "network.momentum", "network.statistics"),
+    *(
+        "network.projector.",
+        "network.predictor.",
+        "network.teacher",
+        "network.momentum",
+        "network.statistics",
+    ),
 )
 
 # A table shows the first of these where two settings tell the same cells apart.
@@ -36,10 +44,13 @@ _SHOWN_FIRST = (
 )
 
 
-# Every setting of every record is asked about, and thousands of records have the same hundred names.
+# Every setting of every record is asked about, and thousands of records have the same hundred
+# names.
 @functools.cache
 def is_setting(key: str) -> bool:
-    """Tell whether a full name is of the setting of a comparison, not of a hyperparameter or of one protocol."""
+    """Tell whether a full name is of the setting of a comparison, not of a hyperparameter or of
+    one protocol.
+    """
     if key == "optimizer.name":  # another optimizer is another setting; its numbers are tuned
         return True
     if key.startswith("evaluation."):
@@ -59,7 +70,8 @@ def row_settings(record: Record) -> Settings:
 
 
 def task_of(record: Record, settings: Settings | None = None) -> tuple[bool, Settings]:
-    """Return what is the same of two records whose accuracies compare: whether the test split chose, and settings.
+    """Return what is the same of two records whose accuracies compare: whether the test split
+    chose, and settings.
 
     Args:
         record: The record.
@@ -93,11 +105,15 @@ def _short_name(key: str) -> str:
     if key == "network.momentum":
         return "teacher's momentum"
     group, _, rest = key.removeprefix("network.").partition(".")
-    return SETTING_NAMES.get(key, f"{group} {name}" if rest and group in ("projector", "predictor") else name)
+    return SETTING_NAMES.get(
+        key, f"{group} {name}" if rest and group in ("projector", "predictor") else name
+    )
 
 
 def setting_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return what tables call each of some settings: the full name where two would be called the same."""
+    """Return what tables call each of some settings: the full name where two would be called
+    the same.
+    """
     names = {key: _short_name(key) for key in keys}
     counts = Counter(names.values())
     return {key: name if counts[name] == 1 else key for key, name in names.items()}

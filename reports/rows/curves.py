@@ -52,7 +52,9 @@ def curve(row: Row, name: str) -> list[Point]:
 
 
 def curve_notes(summary: Summary) -> list[str]:
-    """Say what the curves are: on which split, how often, and on what hardware their time was taken."""
+    """Say what the curves are: on which split, how often, and on what hardware their time was
+    taken.
+    """
     splits: dict[str, None] = {}
     intervals, hardware = set(), set()
     for row in summary.rows:
@@ -62,8 +64,16 @@ def curve_notes(summary: Summary) -> list[str]:
                 intervals.add(int(record.cell["evaluation"]["every_epochs"]))
                 hardware.add(machine(record))
     every, machines = sorted(intervals), sorted(hardware)
-    how_often = "each epoch" if every == [1] else f"every {' or '.join(map(str, every))} epochs and after the last"
-    where = machines[0] if len(machines) == 1 else f"unequal machines, so compare within one: {'; '.join(machines)}"
+    how_often = (
+        "each epoch"
+        if every == [1]
+        else f"every {' or '.join(map(str, every))} epochs and after the last"
+    )
+    where = (
+        machines[0]
+        if len(machines) == 1
+        else f"unequal machines, so compare within one: {'; '.join(machines)}"
+    )
     return [
         f"Accuracy while training is of the {' and '.join(splits)} split, after {how_often}.",
         f"Its time is that of training alone, without checkpoints and evaluations, on {where}.",

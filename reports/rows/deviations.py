@@ -64,7 +64,9 @@ class Components:
 
 
 def components(rows: Iterable[Mapping[int, Sequence[float]]]) -> Components | None:
-    """Estimate both components from rows given as search -> scores of its final seeds; None as `nested_deviations`."""
+    """Estimate both components from rows given as search -> scores of its final seeds; None as
+    `nested_deviations`.
+    """
     found = nested_deviations(rows)
     return None if found is None else Components(*found)
 
@@ -72,16 +74,16 @@ def components(rows: Iterable[Mapping[int, Sequence[float]]]) -> Components | No
 def nested_deviations(rows: Iterable[Mapping[Any, Sequence[float]]]) -> tuple[float, float] | None:
     """Estimate how far scores scatter within the groups of a row, and how far its groups do.
 
-    The analysis of variance of runs nested in groups nested in rows, which may be unbalanced (Searle, Casella and
-    McCulloch, Variance Components, 1992, chapter 3): the mean square between groups has the expectation
-    σ²_within + n₀ σ²_group. A group is a search, or a machine.
+    The analysis of variance of runs nested in groups nested in rows, which may be unbalanced
+    (Searle, Casella and McCulloch, Variance Components, 1992, chapter 3): the mean square between
+    groups has the expectation σ²_within + n₀ σ²_group. A group is a search, or a machine.
 
     Args:
         rows: Groups of each row: group -> scores of its runs.
 
     Returns:
-        The standard deviations σ_within and σ_group; None without a row of two groups, or without a group of two runs
-        in such a row.
+        The standard deviations σ_within and σ_group; None without a row of two groups, or without a
+        group of two runs in such a row.
     """
     within = between = size = 0.0
     within_freedom = between_freedom = 0
@@ -96,7 +98,8 @@ def nested_deviations(rows: Iterable[Mapping[Any, Sequence[float]]]) -> tuple[fl
         within_freedom += int(counts.sum()) - len(row)
         between += float(counts @ (means - np.average(means, weights=counts)) ** 2)
         between_freedom += len(row) - 1
-        # The sum of n₀, each with its degrees of freedom: n₀ is the number of runs where all groups have as many.
+        # The sum of n₀, each with its degrees of freedom: n₀ is the number of runs where all groups
+        # have as many.
         size += float(counts.sum() - np.square(counts).sum() / counts.sum())
     if not within_freedom or not between_freedom:
         return None

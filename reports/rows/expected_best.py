@@ -1,9 +1,10 @@
 """Score against tuning budget: the best that k of a method's trials are expected to hold.
 
-It is the exact mean over all sets of k trials (Dodge, Gururangan, Card, Schwartz and Smith, Show Your Work, EMNLP 2019,
-but without replacement). So it takes trials as drawn at random, though later ones of a search look around the best.
-Compared are trainings of equal length: a search trains more configurations for a part of the epochs than for all.
-Where records have the score on each half of the images, one half chooses and the other scores.
+It is the exact mean over all sets of k trials (Dodge, Gururangan, Card, Schwartz and Smith, Show
+Your Work, EMNLP 2019, but without replacement). So it takes trials as drawn at random, though later
+ones of a search look around the best. Compared are trainings of equal length: a search trains more
+configurations for a part of the epochs than for all. Where records have the score on each half of
+the images, one half chooses and the other scores.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ class Effort:
 
 
 def expected_best(scores: Sequence[float], chosen_by: Sequence[float] | None = None) -> list[float]:
-    """Return the mean of the best of k scores over all sets of k of them, for k = 1 to all; none of none.
+    """Return the mean of the best of k scores over all sets of k of them, for k = 1 to all; none of
+    none.
 
     The best is the one with the highest number in `chosen_by`, or without that the highest score.
     """
     n = len(scores)
-    ordered = np.array(scores)[np.argsort(scores if chosen_by is None else chosen_by, kind="stable")]
+    ordered = np.array(scores)[
+        np.argsort(scores if chosen_by is None else chosen_by, kind="stable")
+    ]
     below = np.arange(n)
     # The share of the sets whose best has i scores below it: C(i, k − 1) / C(n, k).
     share = np.full(n, 1 / max(n, 1))
@@ -48,13 +52,17 @@ def expected_best(scores: Sequence[float], chosen_by: Sequence[float] | None = N
     for k in range(1, n + 1):
         found.append(float(share @ ordered))
         if k < n:
-            # The ratio of neighbouring shares: binomials themselves leave the range of a float from n = 1,030 on.
+            # The ratio of neighbouring shares: binomials themselves leave the range of a float from
+            # n = 1,030 on.
             share = share * np.maximum(below - k + 1, 0) / k * (k + 1) / (n - k)
     return found
 
 
 def efforts(summary: Summary) -> list[Effort]:
-    """Tell of each row with two trials or more what they bring, by the score that chose; a diverged trial counts 0."""
+    """Tell of each row with two trials or more what they bring, by the score that chose.
+
+    A diverged trial counts 0.
+    """
     # A short training might belong to any of the rows that differ in their epochs.
     by_epochs = "epochs" in summary.varying
     keys = [key for key in summary.varying if key != "epochs"]
@@ -78,7 +86,11 @@ def efforts(summary: Summary) -> list[Effort]:
     for row in summary.methods:
         lengths = groups.get(row.place(keys), {})
         if by_epochs and lengths:
-            lengths = {epochs: each for epochs, each in lengths.items() if epochs == row.first.cell["epochs"]}
+            lengths = {
+                epochs: each
+                for epochs, each in lengths.items()
+                if epochs == row.first.cell["epochs"]
+            }
         if not lengths:
             continue
         # The length of most trials, and of equally many the longer one.
@@ -86,7 +98,8 @@ def efforts(summary: Summary) -> list[Effort]:
         curves = []
         for trials in lengths[epochs].values():
             even, odd = np.reshape(_scores(trials, summary, halved=halved), (-1, 2)).T.tolist()
-            # Either half chooses and the other scores. Without halves both are the same, and so are the two curves.
+            # Either half chooses and the other scores. Without halves both are the same, and so are
+            # the two curves.
             by_odd, by_even = expected_best(even, odd), expected_best(odd, even)
             curves.append(np.mean([by_odd, by_even], axis=0).tolist())
         # A mean over the searches takes a k that all of them have reached, where zip ends.
@@ -114,8 +127,12 @@ def _selection(record: Record, summary: Summary) -> Score | None:
     return None
 
 
-def _scores(trials: Sequence[Configuration], summary: Summary, *, halved: bool) -> list[tuple[float, float]]:
-    """Return the score of each trial on both halves of the images, or twice that on all, over the seeds all have."""
+def _scores(
+    trials: Sequence[Configuration], summary: Summary, *, halved: bool
+) -> list[tuple[float, float]]:
+    """Return the score of each trial on both halves of the images, or twice that on all, over
+    the seeds all have.
+    """
     scores = []
     for trial in of_same_seeds(trials):
         known = []
@@ -124,7 +141,8 @@ def _scores(trials: Sequence[Configuration], summary: Summary, *, halved: bool) 
             if score is not None:
                 halves = score.halves if halved else None
                 known.append(halves or (score.value, score.value))
-        # A trial that diverges has to be paid for. To leave it out would make an unstable method look cheap.
+        # A trial that diverges has to be paid for. To leave it out would make an unstable method
+        # look cheap.
         if trial.diverged:
             scores.append((0.0, 0.0))
         elif known:
@@ -134,7 +152,9 @@ def _scores(trials: Sequence[Configuration], summary: Summary, *, halved: bool) 
 
 
 def luck(summary: Summary) -> float | None:
-    """Return by how much the chosen score better with the seeds that chose them than with others; None if unknown."""
+    """Return by how much the chosen score better with the seeds that chose them than with
+    others; None if unknown.
+    """
     chose: set[int] = set()
     for choice in summary.choices.values():
         chose.update(choice.seeds)

@@ -1,8 +1,10 @@
-"""From records to the rows of a leaderboard: which cells belong together, and which stand for a method.
+"""From records to the rows of a leaderboard: which cells belong together, and which stand for a
+method.
 
-A *task* is a data set, a backbone and a way to evaluate: accuracies compare within it, so each task has its own
-leaderboard, whatever sweeps its cells come from. Cells that the test split chose (the paper's second variant, its Table
-13) are a task of their own: they never stand in one ranking with the others.
+A *task* is a data set, a backbone and a way to evaluate: accuracies compare within it, so each task
+has its own leaderboard, whatever sweeps its cells come from. Cells that the test split chose (the
+paper's second variant, its Table 13) are a task of their own: they never stand in one ranking with
+the others.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def summarize(
     choices: Mapping[Path, TuningChoice] | None = None,
     short: Sequence[Record] = (),
 ) -> list[Summary]:
-    """Make a summary of each task, in the order of the records; those that the test split chose come last.
+    """Make a summary of each task, in the order of the records; those that the test split chose
+    come last.
 
     Args:
         records: The good ones.
@@ -92,7 +95,9 @@ def summarize(
 
 
 def _names(tasks: Sequence[_Task]) -> list[str]:
-    """Name each task by its sweeps, and by its data set and backbone where others have the same sweeps."""
+    """Name each task by its sweeps, and by its data set and backbone where others have the same
+    sweeps.
+    """
     shared = Counter(task.name for task in tasks)
     names: list[str] = []
     for task in tasks:
@@ -126,7 +131,8 @@ def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
     summary.varying = varying_settings(settings[record] for record in of_methods)
     groups: dict[object, dict[Settings, dict[int, Record]]] = {}
     for record in summary.records:
-        # Neither the method nor its projector touches a baseline's representation: one row, a cell a seed.
+        # Neither the method nor its projector touches a baseline's representation: one row, a cell
+        # a seed.
         row = record.label if record.is_reference else (record.label, settings[record])
         configuration = () if record.is_reference else configuration_settings(record)
         groups.setdefault(row, {}).setdefault(configuration, {})[record.seed] = record
@@ -147,17 +153,25 @@ def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
 
 
 def _waits(configurations: Sequence[Configuration]) -> bool:
-    """Tell whether the method was tuned, and none of its configurations has its final scores yet."""
+    """Tell whether the method was tuned, and none of its configurations has its final scores
+    yet.
+    """
     statuses: set[str] = set()
     for configuration in configurations:
         statuses.update(record.status for record in configuration.records)
     return "tuned" in statuses and "done" not in statuses
 
 
-def _choose(configurations: Sequence[Configuration], score: str, split: str) -> Configuration | None:
-    """Find the first configuration with the best score for selection; None if several are and not all have one."""
+def _choose(
+    configurations: Sequence[Configuration], score: str, split: str
+) -> Configuration | None:
+    """Find the first configuration with the best score for selection; None if several are and
+    not all have one.
+    """
     # Any one stands for the method if all diverged, so that the table says that it did.
-    alive = [configuration for configuration in configurations if configuration.final] or configurations[:1]
+    alive = [
+        configuration for configuration in configurations if configuration.final
+    ] or configurations[:1]
     if len(alive) == 1:
         return alive[0]
     best, highest = None, -math.inf
@@ -171,11 +185,15 @@ def _choose(configurations: Sequence[Configuration], score: str, split: str) -> 
 
 
 def _all_searches(chosen: Configuration, configurations: Sequence[Configuration]) -> Configuration:
-    """Put together what the searches of a repeated tuning chose, each of which stands for the method."""
+    """Put together what the searches of a repeated tuning chose, each of which stands for the
+    method.
+    """
     tunings = set(map(_repeated_tuning, chosen.records)) - {None}
     records: list[Record] = []
     for configuration in configurations:
-        of_tuning = [record for record in configuration.records if _repeated_tuning(record) in tunings]
+        of_tuning = [
+            record for record in configuration.records if _repeated_tuning(record) in tunings
+        ]
         searches = {record.search for record in of_tuning}
         # By the seed, because a run that diverged does not say what chose it.
         records += [record for record in configuration.records if record.seed // APART in searches]
@@ -183,8 +201,12 @@ def _all_searches(chosen: Configuration, configurations: Sequence[Configuration]
 
 
 def _repeated_tuning(record: Record) -> str | None:
-    """Return the digest of the choices of the repeated tuning that a record is of; None if it is of none."""
-    digest: str | None = record.choice["hyperparameters"]["sha256"] if record.search is not None else None
+    """Return the digest of the choices of the repeated tuning that a record is of; None if it
+    is of none.
+    """
+    digest: str | None = (
+        record.choice["hyperparameters"]["sha256"] if record.search is not None else None
+    )
     return digest
 
 
@@ -195,7 +217,8 @@ def _row(chosen: Configuration, varying: Sequence[str], tried: int) -> Row:
     for key, name in setting_names(varying).items():
         value = cell.get(key, "null")
         settings[name] = DASH if value == "null" else value
-    # A seed of the chosen configuration that has only been tuned has no score of the test split yet.
+    # A seed of the chosen configuration that has only been tuned has no score of the test split
+    # yet.
     records = tuple(record for record in chosen.records if record.status != "tuned")
     return Row(records, settings, tried)
 

@@ -1,10 +1,13 @@
-"""Does the loss tell? How well what a run measures without labels orders the configurations by accuracy.
+"""Does the loss tell?
 
-Two questions, for each measure. *Within a method*: of the configurations that were tried for it, are those with the
-better measure the more accurate ones? *Between all*: the same over all configurations of all methods, but for the
-training loss, for losses of two methods have no common scale. Both are Spearman's rank correlation, 1 where the measure
-orders configurations as accuracy does, with a bootstrap interval over configurations. And a price: how much accuracy is
-lost by choosing each method's configuration by the measure in place of the labels.
+How well what a run measures without labels orders the configurations by accuracy.
+
+Two questions, for each measure. *Within a method*: of the configurations that were tried for it,
+are those with the better measure the more accurate ones? *Between all*: the same over all
+configurations of all methods, but for the training loss, for losses of two methods have no common
+scale. Both are Spearman's rank correlation, 1 where the measure orders configurations as accuracy
+does, with a bootstrap interval over configurations. And a price: how much accuracy is lost by
+choosing each method's configuration by the measure in place of the labels.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from regbench.reports.rows.summary import DASH, Configuration, Summary, of_same_
 MIN_CONFIGURATIONS = 4
 """With fewer a rank correlation says nothing."""
 
-# A bootstrap draws 1,000 samples of up to 2,000 configurations, and fewer samples of more: memory grows with both.
+# A bootstrap draws 1,000 samples of up to 2,000 configurations, and fewer samples of more: memory
+# grows with both.
 _SAMPLES, _LEAST_SAMPLES = 1000, 100
 _DRAWN = 2_000_000
 
@@ -38,8 +42,8 @@ class Measure:
         key: Name in the last line of the history, or of a score.
         title: Name in tables.
         better: "lower", "higher" or "nearest 1": where theory expects the accurate configurations.
-        is_score: Whether it is a score of an evaluation, which sees the representation. Else it is a number of the last
-            epoch, which sees the embeddings.
+        is_score: Whether it is a score of an evaluation, which sees the representation. Else it is
+            a number of the last epoch, which sees the embeddings.
         comparable: Whether its values of two methods compare.
     """
 
@@ -99,9 +103,11 @@ class Indication:
     """The answer of a measure: how it goes with accuracy.
 
     Attributes:
-        within: Mean over the methods of the correlation within each; None if no method has enough configurations.
+        within: Mean over the methods of the correlation within each; None if no method has enough
+            configurations.
         by_method: Correlation within each method, by its name.
-        between: Correlation over all configurations; None if there are too few, or methods differ in what it measures.
+        between: Correlation over all configurations; None if there are too few, or methods differ
+            in what it measures.
         lost: Percentage points of accuracy lost by choosing by the measure, over the methods.
         lost_by_method: Points lost of each method, by its name.
     """
@@ -117,10 +123,13 @@ class Indication:
 def accuracy_of(summary: Summary) -> tuple[str, str]:
     """Name the score and the split that the measures are held against.
 
-    That is what chose among configurations, where several were tried, and else the score that orders the leaderboard.
+    That is what chose among configurations, where several were tried, and else the score that
+    orders the leaderboard.
     """
     chose = summary.selection, summary.selection_split
-    methods = [configuration for configuration in summary.configurations if not configuration.is_reference]
+    methods = [
+        configuration for configuration in summary.configurations if not configuration.is_reference
+    ]
     scored = [configuration for configuration in methods if configuration.score(*chose) is not None]
     if len(scored) >= MIN_CONFIGURATIONS:
         return chose
@@ -128,7 +137,8 @@ def accuracy_of(summary: Summary) -> tuple[str, str]:
 
 
 def indications(summary: Summary) -> list[Indication]:
-    """Hold each measure that was taken against accuracy; empty where too few configurations have one.
+    """Hold each measure that was taken against accuracy; empty where too few configurations have
+    one.
 
     Configurations without a score, such as diverged ones, take no part.
     """
@@ -140,10 +150,13 @@ def indications(summary: Summary) -> list[Indication]:
     return [one for one in found if one.within or one.between or one.lost]
 
 
-def _scored(summary: Summary, name: str, split: str) -> dict[tuple[str, ...], list[tuple[Configuration, float]]]:
+def _scored(
+    summary: Summary, name: str, split: str
+) -> dict[tuple[str, ...], list[tuple[Configuration, float]]]:
     """Group the trained configurations that have a score by their places, each with its mean.
 
-    Means are over the seeds that all of a group have, as are the configurations: the chosen ones may have more.
+    Means are over the seeds that all of a group have, as are the configurations: the chosen ones
+    may have more.
     """
     groups: dict[tuple[str, ...], list[Configuration]] = {}
     for configuration in summary.configurations:
@@ -161,7 +174,9 @@ def _scored(summary: Summary, name: str, split: str) -> dict[tuple[str, ...], li
 def _measured(
     measure: Measure, groups: Mapping[tuple[str, ...], Sequence[tuple[Configuration, float]]]
 ) -> dict[str, Array]:
-    """Return the measure and the accuracy of each configuration, (2, n), by the name of the method and its setting."""
+    """Return the measure and the accuracy of each configuration, (2, n), by the name of the
+    method and its setting.
+    """
     measured = {}
     for place, scored in groups.items():
         pairs = []
@@ -208,13 +223,17 @@ def _mean_correlation(samples: Sequence[Array], configurations: int) -> Correlat
     """Average over methods, sample by sample."""
     count = min(map(len, samples))
     rhos = np.stack([rhos[:count] for rhos in samples])
-    with np.errstate(invalid="ignore"):  # a sample of which no method has two different configurations
+    with np.errstate(
+        invalid="ignore"
+    ):  # a sample of which no method has two different configurations
         means = np.nansum(rhos, axis=0) / (~np.isnan(rhos)).sum(axis=0)
     return _correlation(means, len(samples), configurations)
 
 
 def _weights(rng: np.random.Generator, n: int) -> Array:
-    """Say how often each of n configurations is in each sample, (n, samples): first once, then as they are drawn."""
+    """Say how often each of n configurations is in each sample, (n, samples): first once, then
+    as they are drawn.
+    """
     samples = max(_LEAST_SAMPLES, min(_SAMPLES, _DRAWN // n))
     # Configuration i in sample s has the number i × samples + s, so one count serves all samples.
     drawn = rng.integers(n, size=(n, samples)) * samples + np.arange(samples)
@@ -225,7 +244,8 @@ def _weights(rng: np.random.Generator, n: int) -> Array:
 def _spearman(x: Array, y: Array, weights: Array) -> Array:
     """Compute Spearman's ρ of each sample; NaN where all of its values are equal.
 
-    SciPy would sort each sample anew. Here the values are sorted once, and weights say how often each was drawn.
+    SciPy would sort each sample anew. Here the values are sorted once, and weights say how often
+    each was drawn.
 
     Args:
         x: Values, (n,).
@@ -268,8 +288,8 @@ def best_measure(found: Sequence[Indication]) -> Indication | None:
 def against_chance(found: Sequence[Indication]) -> dict[str, float]:
     """Test whether choosing by each measure loses as much as random choice does: title -> p.
 
-    The test is the paired t-test over the methods, two-sided, with Holm's correction over the measures. It takes two
-    methods of which several configurations have the measure.
+    The test is the paired t-test over the methods, two-sided, with Holm's correction over the
+    measures. It takes two methods of which several configurations have the measure.
     """
     from scipy.stats import ttest_1samp  # slow to import, and few reports need it
 

@@ -34,7 +34,9 @@ def place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> N
 
 
 def _place(summary: Summary, cells: Sequence[Missing]) -> None:
-    """Count cells of one plan as missing in their row, or make a row of what is missing where there is none."""
+    """Count cells of one plan as missing in their row, or make a row of what is missing where
+    there is none.
+    """
     plan, label = cells[0].plan, cells[0].label
     finished = {record.cell_id for record in summary.records}
     seeds = {cell.seed for cell in cells if cell.cell_id not in finished}
@@ -42,7 +44,8 @@ def _place(summary: Summary, cells: Sequence[Missing]) -> None:
     for place, row in enumerate(summary.rows):
         if row.label == label and _agrees(plan, _row_plan(row)):
             fitting.append(place)
-    # Rows that differ in what no plan states cannot be told apart here, so a cell of several is not counted.
+    # Rows that differ in what no plan states cannot be told apart here, so a cell of several is not
+    # counted.
     if len(fitting) == 1:
         row = summary.rows[fitting[0]]
         more = len(seeds - row.seeds)

@@ -1,9 +1,9 @@
 """Rows of one loss under two names: A/A tests that a comparison holds for free.
 
-docs/identities.md says which methods are the same. Here each of these losses is written in common terms: a factor times
-λ mean (z₁ − z₂)² plus the energy of a kernel, less a constant. Rows with the same kernel, λ and other settings then
-have gradients that differ by the ratio of their factors alone. z are unit embeddings; beside a predictor or a teacher
-z₁ is a prediction and z₂ a target.
+docs/identities.md says which methods are the same. Here each of these losses is written in common
+terms: a factor times λ mean (z₁ − z₂)² plus the energy of a kernel, less a constant. Rows with the
+same kernel, λ and other settings then have gradients that differ by the ratio of their factors
+alone. z are unit embeddings; beside a predictor or a teacher z₁ is a prediction and z₂ a target.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _MOST_ORDERS = 20  # nobody lists more weights of SFRIK, and a stranger's cell m
 
 @dataclass(frozen=True)
 class CommonTerms:
-    """A loss as factor × (λ mean (z₁ − z₂)² + energy of a kernel) + constant; of TiCo the gradient is meant.
+    """A loss as factor × (λ mean (z₁ − z₂)² + energy of a kernel) + constant; of TiCo the gradient
+    is meant.
 
     Attributes:
         kernel: The kernel.
@@ -37,16 +38,24 @@ class CommonTerms:
 
 
 def _of_sfrik(method: Mapping[str, Any], q: int) -> CommonTerms | None:
-    return _of_series(method["weights"], method["alignment_weight"], q) if method["regularize_local"] else None
+    return (
+        _of_series(method["weights"], method["alignment_weight"], q)
+        if method["regularize_local"]
+        else None
+    )
 
 
 def _of_series(weights: Sequence[float], alignment: float, q: int) -> CommonTerms:
-    """Write λ mean (z₁ − z₂)² + Σ b_ℓ P_ℓ, whose weights b_ℓ begin with that of ℓ = 1, in common terms."""
+    """Write λ mean (z₁ − z₂)² + Σ b_ℓ P_ℓ, whose weights b_ℓ begin with that of ℓ = 1, in
+    common terms.
+    """
     kernel, factor = _LINEAR, math.fsum(weights)
     if len(weights) == 2 and weights[0] == 0:  # P₂(t) = (q t² − 1)/(q − 1)
         kernel, factor = _QUADRATIC, weights[1] * q / (q - 1)
     elif len(weights) > 1:
-        kernel = " + ".join(f"{weight / factor:.6g} P_{order}" for order, weight in enumerate(weights, 1))
+        kernel = " + ".join(
+            f"{weight / factor:.6g} P_{order}" for order, weight in enumerate(weights, 1)
+        )
     return CommonTerms(kernel, alignment / factor, factor)
 
 
@@ -57,15 +66,23 @@ def _of_spherical(method: Mapping[str, Any], q: int) -> CommonTerms | None:
     weights = []
     for degree in range(1, order + 1):
         # The number of spherical harmonics, and Legendre's eigenvalue.
-        harmonics = math.comb(q + degree - 1, degree) - (math.comb(q + degree - 3, degree - 2) if degree > 1 else 0)
-        weights.append(harmonics * (degree * (degree + q - 2) if method["statistic"] == "ksd" else 1))
+        harmonics = math.comb(q + degree - 1, degree) - (
+            math.comb(q + degree - 3, degree - 2) if degree > 1 else 0
+        )
+        weights.append(
+            harmonics * (degree * (degree + q - 2) if method["statistic"] == "ksd" else 1)
+        )
     total = sum(weights)
     return _of_series([share * weight / total for weight in weights], (1 - share) * q / 4, q)
 
 
 def _of_generalized_distance(method: Mapping[str, Any], q: int) -> CommonTerms | None:
     # −‖u − v‖² = 2 u·v − 2
-    return CommonTerms(_LINEAR, method["alignment_weight"] / 2, 2.0) if method["exponent"] == 2 else None
+    return (
+        CommonTerms(_LINEAR, method["alignment_weight"] / 2, 2.0)
+        if method["exponent"] == 2
+        else None
+    )
 
 
 def _of_quadratic(method: Mapping[str, Any], q: int) -> CommonTerms:
@@ -77,7 +94,8 @@ def _of_tico(method: Mapping[str, Any], q: int) -> CommonTerms | None:
         return _cosines(1.0, q)
     if method.get("covariance_momentum"):
         return None
-    # No gradient flows through one of the kernel's two factors. 1 − cos is half of a squared distance.
+    # No gradient flows through one of the kernel's two factors. 1 − cos is half of a squared
+    # distance.
     return CommonTerms(_QUADRATIC, q / method["covariance_weight"], method["covariance_weight"] / 2)
 
 
@@ -113,7 +131,8 @@ class Pair:
         one: The one that stands higher.
         other: The other.
         terms: Losses of the two in common terms.
-        equal: Whether they were trained alike but for a factor of the loss; else they are one loss up to weights.
+        equal: Whether they were trained alike but for a factor of the loss; else they are one loss
+            up to weights.
     """
 
     one: Row
@@ -133,12 +152,20 @@ def common_terms(cell: Mapping[str, Any]) -> CommonTerms | None:
             return None
         terms = write(method, cell["embedding_dim"])
         return terms if terms and math.isfinite(terms.alignment_weight) else None
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # a stranger's cell may hold anything
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ):  # a stranger's cell may hold anything
         return None
 
 
 def same_losses(summary: Summary) -> list[Pair]:
-    """Find the pairs of rows with different names that are one loss, in one setting of the table."""
+    """Find the pairs of rows with different names that are one loss, in one setting of the
+    table.
+    """
     written = []
     for row in summary.methods:
         terms = common_terms(row.first.cell)
@@ -147,7 +174,9 @@ def same_losses(summary: Summary) -> list[Pair]:
     pairs = []
     for (one, a), (other, b) in itertools.combinations(written, 2):
         if a.kernel == b.kernel and one.label != other.label and one.settings == other.settings:
-            pairs.append(Pair(one, other, (a, b), _trained_alike(one, other) and _same_step(one, a, b)))
+            pairs.append(
+                Pair(one, other, (a, b), _trained_alike(one, other) and _same_step(one, a, b))
+            )
     return pairs
 
 
@@ -166,18 +195,34 @@ def same_loss_notes(summary: Summary) -> list[str]:
     for pair in same_losses(summary):
         names, apart = f"{pair.one.name} and {pair.other.name}", _differences(summary, pair)
         if not pair.equal:
-            told = f"They differ by {apart}: by the search and by luck, not by the loss." if apart else ""
+            told = (
+                f"They differ by {apart}: by the search and by luck, not by the loss."
+                if apart
+                else ""
+            )
             notes.append(f"≈ One loss up to weights: {names} ({_unlike(pair)}). {told}".rstrip())
             continue
         ratio = pair.terms[0].factor / pair.terms[1].factor
-        factor = "" if math.isclose(ratio, 1) else f" (up to a factor of {max(ratio, 1 / ratio):.3g})"
+        factor = (
+            "" if math.isclose(ratio, 1) else f" (up to a factor of {max(ratio, 1 / ratio):.3g})"
+        )
         parts = [f"≡ The same loss{factor}: {names}."]
         if apart:
-            parts.append(f"They differ by {apart}. This is the floor of what to believe of other rows' differences.")
+            parts.append(
+                f"They differ by {apart}. This is the floor of what to believe of other rows' "
+                "differences."
+            )
         places = [summary.rows.index(pair.one), summary.rows.index(pair.other)]
-        wrong = [summary.scores[name].title for name in summary.leading if _one_is_best(summary, name, places)]
+        wrong = [
+            summary.scores[name].title
+            for name in summary.leading
+            if _one_is_best(summary, name, places)
+        ]
         if wrong:
-            parts.append(f"By {' and '.join(wrong)} only one of them is bold, which says nothing about the loss.")
+            parts.append(
+                f"By {' and '.join(wrong)} only one of them is bold, which says nothing about the "
+                "loss."
+            )
         notes.append(" ".join(parts))
     return notes
 
@@ -200,7 +245,11 @@ def _differences(summary: Summary, pair: Pair) -> str:
         if apart:
             score, mean = summary.scores[name], abs(math.fsum(apart)) / len(apart)
             of = f" points of {score.title}" if score.unit == "%" else f" of {score.title}"
-            most = f" (up to {max(map(abs, apart)):.2f} in one of {len(apart)} {units})" if len(apart) > 1 else ""
+            most = (
+                f" (up to {max(map(abs, apart)):.2f} in one of {len(apart)} {units})"
+                if len(apart) > 1
+                else ""
+            )
             texts.append(f"{mean:.2f}{of}{most}")
     return " and ".join(texts)
 
@@ -216,7 +265,10 @@ def _unlike(pair: Pair) -> str:
 
 
 def _trained_alike(one: Row, other: Row) -> bool:
-    """Tell whether nothing but the method differs; of several searches each chose settings of its own."""
+    """Tell whether nothing but the method differs.
+
+    Of several searches each chose settings of its own.
+    """
     if one.repeated or other.repeated:
         return False
     ours, theirs = one.first.settings, other.first.settings
@@ -228,6 +280,9 @@ def _trained_alike(one: Row, other: Row) -> bool:
 
 
 def _same_step(one: Row, a: CommonTerms, b: CommonTerms) -> bool:
-    # A factor of the loss is one of SGD's learning rate; other optimizers take it out of the step, all or nearly all.
-    factors = one.first.settings.get("optimizer.name") == "sgd" and not math.isclose(a.factor, b.factor)
+    # A factor of the loss is one of SGD's learning rate; other optimizers take it out of the step,
+    # all or nearly all.
+    factors = one.first.settings.get("optimizer.name") == "sgd" and not math.isclose(
+        a.factor, b.factor
+    )
     return math.isclose(a.alignment_weight, b.alignment_weight, rel_tol=_TOLERANCE) and not factors

@@ -1,8 +1,9 @@
 """Tell which differences between methods are more than the luck of the seeds.
 
-Runs of the same seed saw the same images in the same order, so rows are compared seed by seed: by Tukey's test with
-seeds as blocks, two-sided, at 5 %. It holds for all pairs of rows together. The spread of a single pair is hardly known
-from three seeds, and that of all rows is too little for rows that scatter more. So the test adds up both.
+Runs of the same seed saw the same images in the same order, so rows are compared seed by seed: by
+Tukey's test with seeds as blocks, two-sided, at 5 %. It holds for all pairs of rows together. The
+spread of a single pair is hardly known from three seeds, and that of all rows is too little for
+rows that scatter more. So the test adds up both.
 """
 
 from __future__ import annotations
@@ -45,21 +46,26 @@ class PairTest:
 class Tukey:
     """Tukey's test of all pairs of rows (Tukey 1949; with unequal numbers of seeds as Kramer 1956).
 
-    A score is the sum of what its row gives, what its seed gives, and a remainder. Tukey's own test takes one variance
-    of the remainder for all pairs. Where some rows scatter three times as much as others, it then claims differences in
-    up to 45 of 100 tables of equal rows. Here the mean of the pair's own two variances is added, which keeps that at 5
-    at most. It costs power where all scatter alike. With two rows the test is the paired t-test.
+    A score is the sum of what its row gives, what its seed gives, and a remainder. Tukey's own test
+    takes one variance of the remainder for all pairs. Where some rows scatter three times as much
+    as others, it then claims differences in up to 45 of 100 tables of equal rows. Here the mean of
+    the pair's own two variances is added, which keeps that at 5 at most. It costs power where all
+    scatter alike. With two rows the test is the paired t-test.
 
     Attributes:
         means: Position of each row with a score -> mean over its seeds.
         rows: Number of rows with `MIN_PAIRS` seeds or more, from which the spread is taken.
         seeds: The fewest seeds that one of these has; 0 without any.
         freedom: Degrees of freedom of the spread.
-        deviation: Standard deviation of the remainder, in the unit of the scores; NaN without degrees of freedom.
+        deviation: Standard deviation of the remainder, in the unit of the scores; NaN without
+            degrees of freedom.
     """
 
     def __init__(self, scores: Sequence[Mapping[int, float]]) -> None:
-        """Fit rows that are given as seed -> score; one with fewer seeds than `MIN_PAIRS` does not count."""
+        """Fit rows that are given as seed -> score.
+
+        One with fewer seeds than `MIN_PAIRS` does not count.
+        """
         seeds = sorted(set().union(*scores))
         self._scores = np.full((len(scores), len(seeds)), np.nan)
         for place, row in enumerate(scores):
@@ -67,29 +73,34 @@ class Tukey:
         enough = np.sum(~np.isnan(self._scores), axis=1) >= MIN_PAIRS
         counted = self._scores[enough]
         self.rows = len(counted)
-        self.seeds = int(np.sum(~np.isnan(counted), axis=1).min(initial=len(seeds))) if self.rows else 0
+        self.seeds = (
+            int(np.sum(~np.isnan(counted), axis=1).min(initial=len(seeds))) if self.rows else 0
+        )
         self.means = {}
         for place, row in enumerate(scores):
             if row:
                 self.means[place] = float(np.mean(list(row.values())))
         known = ~np.isnan(counted)
         own = np.sum(known, axis=1, keepdims=True)
-        # A least-squares fit of what each seed gives, by the normal equations: scores and indicators of seeds are taken
-        # without the means of their rows, so that what remains is of the seeds alone. Rows may lack seeds, and so
-        # averages would not do.
+        # A least-squares fit of what each seed gives, by the normal equations: scores and
+        # indicators of seeds are taken without the means of their rows, so that what remains is of
+        # the seeds alone. Rows may lack seeds, and so averages would not do.
         row_means = np.nansum(counted, axis=1, keepdims=True) / own
         centred = np.where(known, counted - row_means, 0.0)
         equations = np.diag(known.sum(axis=0)) - (known / own).T @ known
-        # The columns add up to 0, as a shift of all seeds is one of the rows' means. So the rank is one short at least,
-        # and singular values below a billionth of the largest are rounding.
+        # The columns add up to 0, as a shift of all seeds is one of the rows' means. So the rank is
+        # one short at least, and singular values below a billionth of the largest are rounding.
         given, _, rank, _ = np.linalg.lstsq(equations, centred.sum(axis=0), rcond=1e-9)
         self.freedom = int(known.sum()) - self.rows - int(rank)
         given_means = (known @ given)[:, None] / own
         # Scores are stated to a hundredth at most: what is below a billionth is rounding.
         squares = np.where(known, np.round(centred - given + given_means, 9), 0.0) ** 2
-        self.deviation = math.sqrt(float(squares.sum()) / self.freedom) if self.freedom > 0 else math.nan
+        self.deviation = (
+            math.sqrt(float(squares.sum()) / self.freedom) if self.freedom > 0 else math.nan
+        )
         others = max(self.rows - 1, 1)
-        # A row takes its share of what the seeds give, so that its squares are too few by 1 - 1 / rows.
+        # A row takes its share of what the seeds give, so that its squares are too few by 1 - 1 /
+        # rows.
         self._own = np.full(len(scores), np.nan)
         self._own[enough] = self.rows / others * np.sum(squares, axis=1) / (own[:, 0] - 1)
 
@@ -98,21 +109,28 @@ class Tukey:
         differences = np.round(self._scores[one] - self._scores[list(others)], 9)
         shared = ~np.isnan(differences)
         pairs = np.sum(shared, axis=1)
-        with np.errstate(divide="ignore", invalid="ignore"):  # of rows that share no seed, of scores without any spread
+        with np.errstate(
+            divide="ignore", invalid="ignore"
+        ):  # of rows that share no seed, of scores without any spread
             means = np.sum(differences, axis=1, where=shared) / pairs
             own = (self._own[one] + self._own[list(others)]) / 2
             deviations = np.sqrt(self.deviation**2 + own_weight(self.rows) * own)
-            # The studentized range is in standard errors of one mean, without the √2 of a difference.
+            # The studentized range is in standard errors of one mean, without the √2 of a
+            # difference.
             apart = np.where(means == 0, 0.0, np.abs(means) * np.sqrt(pairs) / deviations)
         p = np.full(len(pairs), np.nan)
         tested = pairs >= MIN_PAIRS
         if self.freedom > 0 and tested.any():
             p[tested] = _chance(self.rows, self.freedom)(apart[tested])
-        return [PairTest(*found) for found in zip(pairs.tolist(), means.tolist(), p.tolist(), strict=True)]
+        return [
+            PairTest(*found)
+            for found in zip(pairs.tolist(), means.tolist(), p.tolist(), strict=True)
+        ]
 
     @functools.cached_property
     def least(self) -> float:
-        """The least difference of two means over `MIN_PAIRS` seeds that is significant; NaN where nothing is tested.
+        """The least difference of two means over `MIN_PAIRS` seeds that is significant; NaN where
+        nothing is tested.
 
         It is that of rows which scatter as all rows do on average: of others it is less or more.
         """
@@ -128,7 +146,8 @@ class Tukey:
 
 @dataclass(frozen=True)
 class Power:
-    """Differences that `Tukey` finds among rows that scatter alike: the normal approximation, with the spread known.
+    """Differences that `Tukey` finds among rows that scatter alike: the normal approximation, with
+    the spread known.
 
     Attributes:
         rows: Number of rows.
@@ -144,19 +163,27 @@ class Power:
         return self.deviation * math.sqrt(1 + own_weight(self.rows))
 
     def detectable(self, seeds: int) -> float:
-        """Return the true difference of two rows that is found significant with a chance of `POWER`.
+        """Return the true difference of two rows that is found significant with a chance of
+        `POWER`.
 
         Every row has so many seeds. NaN where nothing is tested.
         """
         if math.isnan(self.deviation):
             return math.nan
         # The degrees of freedom of rows × seeds without a gap.
-        significant = critical_range(self.rows, (self.rows - 1) * (seeds - 1)) * self.typical / math.sqrt(seeds)
-        # A true difference that lies so far beyond is seen as a significant one in 80 % of the cases.
+        significant = (
+            critical_range(self.rows, (self.rows - 1) * (seeds - 1))
+            * self.typical
+            / math.sqrt(seeds)
+        )
+        # A true difference that lies so far beyond is seen as a significant one in 80 % of the
+        # cases.
         return significant + NormalDist().inv_cdf(POWER) * self.deviation * math.sqrt(2 / seeds)
 
     def seeds_for(self, difference: float) -> int:
-        """Return how many seeds each row needs for `detectable` to be such a difference, `MIN_PAIRS` at least."""
+        """Return how many seeds each row needs for `detectable` to be such a difference,
+        `MIN_PAIRS` at least.
+        """
         # With the spread known for sure fewer would do: the search begins there.
         of_one_seed = critical_range(self.rows, math.inf) * self.typical
         of_one_seed += NormalDist().inv_cdf(POWER) * self.deviation * math.sqrt(2)
@@ -167,12 +194,14 @@ class Power:
 
 
 def images_for(accuracy: float, difference: float) -> int:
-    """Return how many test images are enough for their own error to be below half of a difference of two methods.
+    """Return how many test images are enough for their own error to be below half of a difference
+    of two methods.
 
-    An accuracy p on m images has the binomial variance p (1 − p) / m. The difference of two methods of accuracy p has
-    2 p (1 − p) (1 − ρ) / m, where ρ correlates which images they get right. Methods share the test images, and an image
-    that is hard for one is hard for the other: this assumes ρ ≥ 0 and takes 0, which gives m = 8 p (1 − p) / δ². A mean
-    over seeds varies less between images than one run, so that m is enough for it too.
+    An accuracy p on m images has the binomial variance p (1 − p) / m. The difference of two methods
+    of accuracy p has 2 p (1 − p) (1 − ρ) / m, where ρ correlates which images they get right.
+    Methods share the test images, and an image that is hard for one is hard for the other: this
+    assumes ρ ≥ 0 and takes 0, which gives m = 8 p (1 − p) / δ². A mean over seeds varies less
+    between images than one run, so that m is enough for it too.
 
     Args:
         accuracy: Accuracy of both methods in per cent.
@@ -182,7 +211,9 @@ def images_for(accuracy: float, difference: float) -> int:
 
 
 def own_weight(rows: int) -> float:
-    """Return the weight of a pair's own variance: two rows have one between them, which is not added to itself."""
+    """Return the weight of a pair's own variance: two rows have one between them, which is not
+    added to itself.
+    """
     return max(rows - 2, 0) / max(rows - 1, 1)
 
 
@@ -198,13 +229,14 @@ def critical_range(rows: int, freedom: float) -> float:
 def _chance(rows: int, freedom: int) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
     """Make the function that gives the chance of a studentized range above each of some numbers.
 
-    SciPy integrates for 8 ms at each number, and a report has thousands. So it does that at 80 numbers at most, between
-    which the logarithm of the chance is interpolated.
+    SciPy integrates for 8 ms at each number, and a report has thousands. So it does that at 80
+    numbers at most, between which the logarithm of the chance is interpolated.
     """
     from scipy.interpolate import PchipInterpolator
     from scipy.stats import studentized_range
 
-    # Even in arcsinh: dense near 0, where most ranges are, and up to 10,000 for three seeds that hardly differ.
+    # Even in arcsinh: dense near 0, where most ranges are, and up to 10,000 for three seeds that
+    # hardly differ.
     places, chances = np.linspace(0, np.arcsinh(1e4), 80), [1.0]
     while chances[-1] > _LEAST_CHANCE and len(chances) < len(places):
         chance = float(studentized_range.sf(np.sinh(places[len(chances)]), rows, freedom))
@@ -217,7 +249,9 @@ def _chance(rows: int, freedom: int) -> Callable[[NDArray[np.float64]], NDArray[
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Correct p-values for being several, by Holm's step-down procedure; NaN stays and does not count."""
+    """Correct p-values for being several, by Holm's step-down procedure; NaN stays and does not
+    count.
+    """
     values = np.array(p, float)
     tested = np.flatnonzero(~np.isnan(values))
     order = tested[np.argsort(values[tested], kind="stable")]
@@ -233,8 +267,8 @@ class Best:
     Attributes:
         rows: Positions of the rows: the best mean, and those that the test cannot tell from it.
         top: The position of the best mean; None where there is no score.
-        p: Position of each other row with a score -> p of its difference from the best; NaN with fewer than
-            `MIN_PAIRS` seeds in common.
+        p: Position of each other row with a score -> p of its difference from the best; NaN with
+            fewer than `MIN_PAIRS` seeds in common.
         least: See `Tukey.least`.
     """
 

@@ -1,8 +1,10 @@
-"""Parts of a leaderboard: configurations, the rows that stand for methods, and the task that they belong to.
+"""Parts of a leaderboard: configurations, the rows that stand for methods, and the task that they
+belong to.
 
-A *configuration* is a cell without its seed. A *row* is a method in one setting (embedding dimension, batch size,
-epochs and the like). Where several configurations were tried for a row, the one with the highest mean weighted-kNN
-top-1 on the tuning split stands for it, which is the paper's protocol. `grouping` makes them of records.
+A *configuration* is a cell without its seed. A *row* is a method in one setting (embedding
+dimension, batch size, epochs and the like). Where several configurations were tried for a row, the
+one with the highest mean weighted-kNN top-1 on the tuning split stands for it, which is the paper's
+protocol. `grouping` makes them of records.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from regbench.reports.rows.significance import Best, Tukey, best
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# The scores that a leaderboard shows and the figures draw, where they were measured; the last one orders the rows.
+# The scores that a leaderboard shows and the figures draw, where they were measured; the last one
+# orders the rows.
 LEADING = ("knn_top1", "linear_top1")
 
 # Stands for a number that there is not.
@@ -33,7 +36,9 @@ DASH = "–"
 
 
 def _kept(method: Callable[P, T]) -> Callable[P, T]:
-    """Keep what a method of a frozen object returns: tables, notes and figures ask for the same statistics."""
+    """Keep what a method of a frozen object returns: tables, notes and figures ask for the same
+    statistics.
+    """
 
     @functools.wraps(method)
     def kept(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -54,7 +59,9 @@ class Configuration:
     records: tuple[Record, ...]
 
     def place(self, keys: Sequence[str]) -> tuple[str, ...]:
-        """Return the label and those settings, empty where they do not apply: what tells places in a table apart."""
+        """Return the label and those settings, empty where they do not apply: what tells places
+        in a table apart.
+        """
         return self.label, *(self.first.settings.get(key, "") for key in keys)
 
     @property
@@ -99,13 +106,18 @@ class Configuration:
 
     @_kept
     def score(self, name: str, split: str = "test") -> Stat | None:
-        """Return the statistics of a score over the seeds; where searches were repeated, over the means of each."""
+        """Return the statistics of a score over the seeds.
+
+        Where searches were repeated, over the means of each.
+        """
         if self.repeated:
             return stat(self.by_unit(name, split).values())
         return stat(r.score(name, split) for r in self.records)
 
     def by_unit(self, name: str, split: str = "test") -> dict[int, float]:
-        """Return seed -> score, or where searches were repeated, search -> mean score: what varies independently."""
+        """Return seed -> score, or where searches were repeated, search -> mean score: what
+        varies independently.
+        """
         samples = self.samples(name, split)
         return {unit: math.fsum(values) / len(values) for unit, values in samples.items()}
 
@@ -116,7 +128,8 @@ class Configuration:
         for record in self.records:
             value = record.score(name, split)
             if value is not None:
-                # Search k has the number -1 - k, so that no other row's seed is taken for its counterpart.
+                # Search k has the number -1 - k, so that no other row's seed is taken for its
+                # counterpart.
                 unit = record.seed if record.search is None else -1 - record.search
                 found.setdefault(unit, []).append(value)
         return found
@@ -130,7 +143,10 @@ class Configuration:
 
     @_kept
     def at_end(self, name: str) -> Stat | None:
-        """Return the statistics of a measure in the last epoch of training; diverged cells do not count."""
+        """Return the statistics of a measure in the last epoch of training.
+
+        Diverged cells do not count.
+        """
         if self.untrained:
             return None
         alive = [record for record in self.records if record.status != "diverged"]
@@ -145,7 +161,9 @@ def mean_of(row: Configuration, name: str) -> float:
 
 
 def of_same_seeds(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """Return the configurations with the seeds that all of them have, if any: the chosen ones may have more."""
+    """Return the configurations with the seeds that all of them have, if any: the chosen ones
+    may have more.
+    """
     seeds = [each.seeds for each in configurations]
     shared = set.intersection(*seeds)
     if not shared:
@@ -163,7 +181,8 @@ class Row(Configuration):
     """The configuration that stands for a method in one setting.
 
     Attributes:
-        settings: The settings that vary in the task, by their name in a table's head; "–" where they do not apply.
+        settings: The settings that vary in the task, by their name in a table's head; "–" where
+            they do not apply.
         tried: Number of configurations that it was chosen from.
         missing: Number of seeds that are planned and not finished.
     """
@@ -185,7 +204,9 @@ class Row(Configuration):
     @functools.cached_property
     def setting(self) -> str:
         """The varying settings, such as "q=1024, batch=256"; empty without any."""
-        return ", ".join(f"{name}={value}" for name, value in self.settings.items() if value != DASH)
+        return ", ".join(
+            f"{name}={value}" for name, value in self.settings.items() if value != DASH
+        )
 
     @functools.cached_property
     def name(self) -> str:
@@ -198,7 +219,8 @@ class Summary:
     """One task.
 
     Attributes:
-        name: The sweeps that the cells come from, with the task where that does not tell it from others.
+        name: The sweeps that the cells come from, with the task where that does not tell it from
+            others.
         sweeps: Names of the sweeps.
         records: The good records, each cell once.
         choices: Choices of the tunings of these cells, by the path of their file.
@@ -206,10 +228,12 @@ class Summary:
         configurations: All configurations tried, in the order of their labels.
         rows: One per method and setting, best first; those that are no methods come last.
         unchosen: Methods of which nothing chose among several configurations, with their number.
-        waiting: Methods that were tuned and have no final score yet, with the number of their configurations.
+        waiting: Methods that were tuned and have no final score yet, with the number of their
+            configurations.
         missing: Rows of which nothing is finished.
         failures: Cells whose last attempt failed.
-        short: Configurations that searches trained for fewer epochs than what they chose; the others have none of them.
+        short: Configurations that searches trained for fewer epochs than what they chose; the
+            others have none of them.
     """
 
     name: str
@@ -230,7 +254,9 @@ class Summary:
 
     @property
     def on_test(self) -> bool:
-        """Whether the test split chose: such numbers do not compare with those of other summaries."""
+        """Whether the test split chose: such numbers do not compare with those of other
+        summaries.
+        """
         return self.records[0].on_test
 
     @property
@@ -240,7 +266,10 @@ class Summary:
 
     @functools.cached_property
     def scores(self) -> dict[str, Score]:
-        """One score of each name, for what most share, in the order of the records; what has no best comes last."""
+        """One score of each name, for what most share, in the order of the records.
+
+        What has no best comes last.
+        """
         described: dict[str, Counter[tuple[str, str, bool | None]]] = {}
         found: dict[tuple[str, str, str, bool | None], Score] = {}
         for record in self.records:
@@ -248,14 +277,17 @@ class Summary:
                 about = score.title, score.unit, score.higher_is_better
                 described.setdefault(score.name, Counter())[about] += 1
                 found.setdefault((score.name, *about), score)
-        # One record does not say what a score is for all: a bundle of somebody else may hold anything.
+        # One record does not say what a score is for all: a bundle of somebody else may hold
+        # anything.
         usual = [found[name, *counted.most_common(1)[0][0]] for name, counted in described.items()]
         usual.sort(key=lambda score: score.higher_is_better is None)
         return {score.name: score for score in usual}
 
     @functools.cached_property
     def leading(self) -> tuple[str, ...]:
-        """The scores of the leaderboard: those in `LEADING` that a row has, or else the first one that has a best."""
+        """The scores of the leaderboard: those in `LEADING` that a row has, or else the first
+        one that has a best.
+        """
         measured = []
         for name, score in self.scores.items():
             if score.higher_is_better is not None and any(row.score(name) for row in self.rows):
@@ -274,13 +306,18 @@ class Summary:
 
     @property
     def unit(self) -> str:
-        """Unit of repetition, in words: the seed, or the search where all rows of methods have several."""
+        """Unit of repetition, in words: the seed, or the search where all rows of methods have
+        several.
+        """
         return "search" if self.methods and all(row.repeated for row in self.methods) else "seed"
 
     @functools.cached_property
     def selection(self) -> str:
         """The score that chose among configurations."""
-        chose = any(record.score("selection_top1", self.selection_split) is not None for record in self.records)
+        chose = any(
+            record.score("selection_top1", self.selection_split) is not None
+            for record in self.records
+        )
         return "selection_top1" if chose else "knn_top1"
 
     @property
@@ -289,16 +326,22 @@ class Summary:
         return self.scores[self.selection].title if self.selection in self.scores else "a score"
 
     def best(self, name: str) -> Best:
-        """Find the rows with the best mean of a test score, or one that cannot be told from it; none without a best."""
+        """Find the rows with the best mean of a test score, or one that cannot be told from it.
+
+        None without a best.
+        """
         if name not in self._best:
             higher = self.scores[name].higher_is_better
-            self._best[name] = Best() if higher is None else best(self.tukey(name), higher_is_better=higher)
+            self._best[name] = (
+                Best() if higher is None else best(self.tukey(name), higher_is_better=higher)
+            )
         return self._best[name]
 
     def tukey(self, name: str) -> Tukey:
         """Fit the test of all pairs of rows by a test score."""
         if name not in self._tukey:
-            # Labels are no method's competitor: with such a row in it, the test would be of labels against the rest.
+            # Labels are no method's competitor: with such a row in it, the test would be of labels
+            # against the rest.
             scores: list[dict[int, float]] = []
             for row in self.rows:
                 scores.append({} if row.is_reference and not row.untrained else row.by_unit(name))
@@ -306,17 +349,22 @@ class Summary:
         return self._tukey[name]
 
     def budget(self, row: Row) -> int | None:
-        """Count the configurations that the hyperparameters of a row were chosen from; None if they were given."""
+        """Count the configurations that the hyperparameters of a row were chosen from; None if
+        they were given.
+        """
         stated = [record.choice.get("hyperparameters", {}).get("budget") for record in row.records]
         known = [budget for budget in stated if budget is not None]
         if not known:
             return row.tried if row.tried > 1 else None
-        # The record states the largest budget of its tuning; the tuning's own choice says it of each method.
+        # The record states the largest budget of its tuning; the tuning's own choice says it of
+        # each method.
         entry = self.chosen(row)
         return int(known[0]) if entry is None else len(entry.ranking)
 
     def chosen(self, row: Row) -> ChosenConfiguration | None:
-        """Find what a tuning says of a row's choice; None if it was given, or its tuning is not there."""
+        """Find what a tuning says of a row's choice; None if it was given, or its tuning is not
+        there.
+        """
         own = {configuration_id(record.cell) for record in row.records}
         for choice in self.choices.values():
             for entry in choice.choices:
@@ -346,7 +394,9 @@ class Summary:
         return mean_of(row, name) - mean_of(trivial, name)
 
     def share(self, row: Row, name: str) -> float | None:
-        """Return how much of the way from the best trivial row to the supervised one a row has come, in percent."""
+        """Return how much of the way from the best trivial row to the supervised one a row has
+        come, in percent.
+        """
         trivial, supervised, score = self.best_trivial(name), self.supervised(name), row.score(name)
         if row.is_reference or trivial is None or supervised is None or score is None:
             return None

@@ -1,8 +1,9 @@
 """Methods over several tasks: mean ranks, and from five tasks on what a test over them tells apart.
 
-A task counts once, however many seeds and settings (embedding dimension, epochs and so on) it was run with: they are
-repeated looks at the same images, and counting each would make any difference significant. A method's score in a task
-is its mean over the runs that all methods have there. Only methods that every task has are compared.
+A task counts once, however many seeds and settings (embedding dimension, epochs and so on) it was
+run with: they are repeated looks at the same images, and counting each would make any difference
+significant. A method's score in a task is its mean over the runs that all methods have there. Only
+methods that every task has are compared.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from regbench.reports.rows.summary import Summary
 MIN_TASKS = 2
 MIN_METHODS = 3  # Friedman's test knows no fewer
 
-# With four tasks or fewer Nemenyi's critical difference of many methods is most of the range that ranks have.
+# With four tasks or fewer Nemenyi's critical difference of many methods is most of the range that
+# ranks have.
 MIN_TESTED_TASKS = 5
 # An end of the 95 % interval is then the fiftieth of the means, counted from outside.
 _SAMPLES = 2000
@@ -31,7 +33,9 @@ _SAMPLES = 2000
 Array = NDArray[np.float64]
 
 ByRun = Mapping[Any, float]
-"""Scores in percent, by what pairs a run with those of other methods (its seed, or its setting and seed)."""
+"""Scores in percent, by what pairs a run with those of other methods (its seed, or its setting
+and seed).
+"""
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,8 @@ class Comparison:
         standings: Best mean rank first.
         tasks: Names of the tasks.
         p: p-value of Friedman's test that all methods are equally good; NaN where it is not made.
-        critical_difference: Least difference of two mean ranks that is significant, by Nemenyi's test at 5 %; NaN
-            where it is not made.
+        critical_difference: Least difference of two mean ranks that is significant, by Nemenyi's
+            test at 5 %; NaN where it is not made.
         left_out: Methods that some task does not have.
     """
 
@@ -80,7 +84,8 @@ class Comparison:
 
 
 def over_tasks(summaries: Sequence[Summary]) -> Comparison | None:
-    """Compare methods over the tasks of a report; None with fewer than two tasks or three methods in all of them.
+    """Compare methods over the tasks of a report; None with fewer than two tasks or three methods
+    in all of them.
 
     Rows that were chosen on the test split take no part.
     """
@@ -94,7 +99,8 @@ def over_tasks(summaries: Sequence[Summary]) -> Comparison | None:
             rows_in.setdefault(row.setting, {})[row.label] = row.by_unit(headline)
         task = tasks.setdefault(summary.name, {})
         for setting, rows in rows_in.items():
-            # A setting that few methods have compares nothing, and would leave no run that all have.
+            # A setting that few methods have compares nothing, and would leave no run that all
+            # have.
             if len(rows) < MIN_METHODS:
                 continue
             for label, by_seed in rows.items():
@@ -128,11 +134,13 @@ def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
     if n >= MIN_TESTED_TASKS:
         # Friedman's statistic is 0/0 if all ranks are equal.
         p = float(friedmanchisquare(*ranks.T).pvalue) if np.ptp(ranks) else 1.0
-        # Demšar (2006): the range over √2, times the standard error of the difference of two mean ranks.
+        # Demšar (2006): the range over √2, times the standard error of the difference of two mean
+        # ranks.
         apart = critical_range(k, math.inf) / math.sqrt(2) * math.sqrt(k * (k + 1) / (6 * n))
         # Without a difference that Friedman's test sees, no pair is told apart.
         alike = (mean_ranks - mean_ranks.min() <= apart) | (p > LEVEL)
-        # How often each task is in a sample is all that a mean takes, so one product gives the means of all samples.
+        # How often each task is in a sample is all that a mean takes, so one product gives the
+        # means of all samples.
         times_drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=_SAMPLES)
         ends = np.percentile(times_drawn @ ranks / n, [2.5, 97.5], axis=0)
     shortfalls = np.sort(means.max(axis=1, keepdims=True) - means, axis=0)
@@ -140,13 +148,17 @@ def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
     for i in np.argsort(mean_ranks, kind="stable"):
         same = None if alike is None else bool(alike[i])
         low, high = map(float, ends[:, i])
-        standings.append(Standing(labels[i], float(mean_ranks[i]), low, high, tuple(shortfalls[:, i]), same))
+        standings.append(
+            Standing(labels[i], float(mean_ranks[i]), low, high, tuple(shortfalls[:, i]), same)
+        )
     left_out = set().union(*scored.values()) - everywhere
     return Comparison(standings, list(means_of), p, apart, sorted(left_out))
 
 
 def _means(tasks: Mapping[str, Mapping[str, ByRun]], labels: Sequence[str]) -> dict[str, Array]:
-    """Return each method's mean over the runs that all share, (methods,), for each task with such runs."""
+    """Return each method's mean over the runs that all share, (methods,), for each task with
+    such runs.
+    """
     found = {}
     for name, scores in tasks.items():
         shared = pd.DataFrame(dict(scores), columns=list(labels)).dropna().sort_index()

@@ -1,4 +1,6 @@
-"""Predict what a comparison takes to tell a difference: seeds of given hyperparameters, or searches where tuned."""
+"""Predict what a comparison takes to tell a difference: seeds of given hyperparameters, or
+searches where tuned.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,17 @@ from regbench.sweeps.choose import grouped
 from regbench.sweeps.forecast import Planned
 
 ASSUMED = Components(seed=0.46, search=0.33)
-"""Deviations of the mean of kNN and linear probing on Fashion-MNIST (docs/results/fashion_mnist.md): seeds scatter by
-0.46 points, and two searches that chose otherwise differ by 0.60, which is √2 times the deviation of a mean of three
-seeds."""
+"""Deviations of the mean of kNN and linear probing on Fashion-MNIST
+(docs/results/fashion_mnist.md): seeds scatter by
+0.46 points, and two searches that chose otherwise differ by 0.60, which is √2 times the deviation
+of a mean of three seeds."""
 
 
 def known_spread(grid: Sweep) -> tuple[Components, str]:
     """Return how far scores scatter, and in words where that is from.
 
-    It is from records of the sweep, else from those of others on its data set and backbone, else `ASSUMED`.
+    It is from records of the sweep, else from those of others on its data set and backbone, else
+    `ASSUMED`.
     """
     summaries: list[Summary] = []
     with contextlib.suppress(RegbenchError):  # nothing has run yet
@@ -34,7 +38,10 @@ def known_spread(grid: Sweep) -> tuple[Components, str]:
     cell, found = grid.cells[0], []
     for summary in summaries:
         first, headline = summary.records[0], summary.headline
-        alike = (first.cell["dataset"]["name"], first.backbone) == (cell.dataset.name, cell.network.architecture)
+        alike = (first.cell["dataset"]["name"], first.backbone) == (
+            cell.dataset.name,
+            cell.network.architecture,
+        )
         if alike and headline is not None and summary.scores[headline].unit == "%":
             tukey = summary.tukey(headline)
             if tukey.deviation > 0:
@@ -48,14 +55,20 @@ def known_spread(grid: Sweep) -> tuple[Components, str]:
     split = components(row.samples(name) for row in methods)
     if split is not None:
         return split, origin
-    return Components(summary.tukey(name).deviation, ASSUMED.search), f"the former {origin}, the latter assumed"
+    return Components(
+        summary.tukey(name).deviation, ASSUMED.search
+    ), f"the former {origin}, the latter assumed"
 
 
-def tell(planned: Sequence[Planned], points: float, spread: Components, origin: str, trials: int | None) -> str:
-    """Say how many seeds, or searches, tell a true difference of so many points between any two rows of a sweep.
+def tell(
+    planned: Sequence[Planned], points: float, spread: Components, origin: str, trials: int | None
+) -> str:
+    """Say how many seeds, or searches, tell a true difference of so many points between any two
+    rows of a sweep.
 
     Args:
-        planned: Cells to compare. Those of a row differ in their seeds, and where it is tuned in hyperparameters.
+        planned: Cells to compare. Those of a row differ in their seeds, and where it is tuned in
+            hyperparameters.
         points: The difference.
         spread: Scatter of the scores.
         origin: Source of the spread.
@@ -70,32 +83,42 @@ def tell(planned: Sequence[Planned], points: float, spread: Components, origin: 
     untrained = {cell.label for cell in cells if not cell.epochs}
     rows = len(groups) + len(untrained)
     if rows < 2:
-        raise RegbenchError("--tell compares rows of a table, and there is one; give a sweep of several methods")
+        raise RegbenchError(
+            "--tell compares rows of a table, and there is one; give a sweep of several methods"
+        )
     firsts = {next(iter(configurations.values()))[0].id for configurations in groups.values()}
     once = [entry for entry in planned if entry.cell.id in firsts]
     cost = trials or max(map(len, groups.values()))
     seeds = Power(rows, spread.seed).seeds_for(points)
     lines = [
-        f"To find a true difference of {points:g} between any two of {rows} rows with {100 * POWER:.0f} % power at "
-        f"{100 * LEVEL:.0f} % (Tukey's test with its spread; normal approximation):",
+        f"To find a true difference of {points:g} between any two of {rows} rows with "
+        f"{100 * POWER:.0f} % power at {100 * LEVEL:.0f} % (Tukey's test with its spread; normal "
+        "approximation):",
         f"- hyperparameters given: {seeds} seeds of each row, {_cost(once, seeds)}",
     ]
     if cost > 1 and spread.search > 0:
-        # This number makes the variance of a row's mean the smallest for a given number of trainings.
+        # This number makes the variance of a row's mean the smallest for a given number of
+        # trainings.
         finals = max(1, round(math.sqrt(cost) * spread.seed / spread.search))
         deviation = math.hypot(spread.search, spread.seed / math.sqrt(finals))
         searches = Power(rows, deviation).seeds_for(points)
         lines.append(
-            f"- tuned by {cost} trainings a search: {searches} searches of each row and {finals} final seeds of each "
-            f"search, {_cost(once, searches * (cost + finals))}"
+            f"- tuned by {cost} trainings a search: {searches} searches of each row and {finals} "
+            f"final seeds of each search, {_cost(once, searches * (cost + finals))}"
         )
     of = f"{spread.seed:.2f} points between seeds and {spread.search:.2f} between searches"
-    return "\n".join([*lines, f"Assumed standard deviations: {of}, {origin}; --spread sets others."])
+    return "\n".join(
+        [*lines, f"Assumed standard deviations: {of}, {origin}; --spread sets others."]
+    )
 
 
 def _cost(once: Sequence[Planned], times: int) -> str:
     """Word what it takes to train each of some cells so many times."""
     known = [entry.gpu_hours for entry in once if entry.gpu_hours is not None]
     about = "≈ " * any(entry.from_flop for entry in once)
-    hours = f"{about}{sum(known) * times:.3g} GPU hours" if len(known) == len(once) else "GPU hours unknown"
+    hours = (
+        f"{about}{sum(known) * times:.3g} GPU hours"
+        if len(known) == len(once)
+        else "GPU hours unknown"
+    )
     return f"{len(once) * times:,} trainings, {hours}"

@@ -35,20 +35,27 @@ SIGNIFICANCE_ROWS = 40
 
 
 def accuracy_table(summary: Summary) -> Table:
-    """Set every score of the test split but probes of factors, and those of the tuning split that selection saw."""
+    """Set every score of the test split but probes of factors, and those of the tuning split
+    that selection saw.
+    """
     measured: set[tuple[str, str]] = set()
     for row in summary.rows:
         for record in row.records:
             for score in record.scores:
                 measured.add((score.name, score.split))
-    named = [name for name in summary.scores if not is_factor(name)]  # those have a table of their own
+    named = [
+        name for name in summary.scores if not is_factor(name)
+    ]  # those have a table of their own
     tested = [name for name in named if (name, "test") in measured]
     tuned = [name for name in named if (name, "tuning") in measured]
     columns = accuracies(summary, tested, ", test")
-    # ± of two or three searches says little about the mean; Student's interval shows how little is known.
+    # ± of two or three searches says little about the mean; Student's interval shows how little is
+    # known.
     if any(row.repeated for row in summary.rows):
         for name in summary.leading:
-            columns.append((Column(f"95 % interval, {summary.scores[name].head}"), partial(_interval, name)))
+            columns.append(
+                (Column(f"95 % interval, {summary.scores[name].head}"), partial(_interval, name))
+            )
     for name in tuned:
         columns.append((Column(f"{summary.scores[name].head}, tuning"), partial(_tuned, name)))
     notes = ["The tuning split chooses; it is no result.", *best_notes(summary, tested)]
@@ -71,13 +78,14 @@ def significance_frame(summary: Summary) -> pd.DataFrame:
     """Compare every pair of trained rows by Tukey's test with seeds as blocks.
 
     Returns:
-        Columns score, one, other, pairs (seeds that both have), difference (mean of one minus other, over these), p
-        (of all pairs together; missing with fewer than three seeds).
+        Columns score, one, other, pairs (seeds that both have), difference (mean of one minus
+        other, over these), p (of all pairs together; missing with fewer than three seeds).
     """
     out: list[dict[str, Any]] = []
     for name in reversed(summary.leading):
         places = [i for i, row in enumerate(summary.methods) if row.by_unit(name)]
-        # One call for each row, of it with all below: hundreds of rows have tens of thousands of pairs.
+        # One call for each row, of it with all below: hundreds of rows have tens of thousands of
+        # pairs.
         while len(places) > 1:
             one = places.pop(0)
             for other, found in zip(places, summary.tukey(name).compare(one, places), strict=True):
@@ -101,8 +109,8 @@ def significance_table(summary: Summary) -> Table:
             texts.append(DASH if i == j else p_value(found.p))
         body.append(entries(f"{place}. {summary.rows[i].name}", *texts))
     notes = [
-        "p: the chance that of rows that are all equally good any two differ by so much. Tukey's test over all rows "
-        f"with {MIN_PAIRS} seeds or more, seeds as blocks, own spread added.",
+        "p: the chance that of rows that are all equally good any two differ by so much. Tukey's "
+        f"test over all rows with {MIN_PAIRS} seeds or more, seeds as blocks, own spread added.",
         f"A dash: too few seeds to say (fewer than {MIN_PAIRS} shared).",
     ]
     if len(scored) > len(rows):
@@ -138,7 +146,10 @@ def cost_table(summary: Summary) -> Table:
         # Few sweeps evaluate while they train: a column of dashes would tell the others nothing.
         if seconds or cost != "monitor_s":
             columns.append(cost_in(time_unit(seconds), cost, head))
-    peak, extra = largest(summary.rows, "peak_memory_bytes"), largest(summary.rows, "loss_extra_bytes")
+    peak, extra = (
+        largest(summary.rows, "peak_memory_bytes"),
+        largest(summary.rows, "loss_extra_bytes"),
+    )
     columns += [
         cost_column("img_per_s", "images/s", 0),
         cost_column("step_ms", "step (ms)", 1),
@@ -169,7 +180,12 @@ def _memory_kinds(row: Row) -> str:
 
 def tables_of(summary: Summary) -> dict[str, Table]:
     """Set all tables of a task, by their slugs."""
-    made = [leaderboard(summary), accuracy_table(summary), cost_table(summary), significance_table(summary)]
+    made = [
+        leaderboard(summary),
+        accuracy_table(summary),
+        cost_table(summary),
+        significance_table(summary),
+    ]
     made += [hyperparameters_table(summary), *factors_tables(summary)]
     effort = effort_table(summary)
     if effort is not None:

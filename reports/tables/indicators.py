@@ -20,16 +20,28 @@ from regbench.reports.rows.significance import LEVEL
 from regbench.reports.rows.summary import DASH, Summary
 from regbench.reports.tables.table import Table, entries, number_columns, spread, text_columns
 
-_COLUMNS = ["measure", "better", "method", "rho", "low", "high", "methods", "configurations", "points_lost"]
+_COLUMNS = [
+    "measure",
+    "better",
+    "method",
+    "rho",
+    "low",
+    "high",
+    "methods",
+    "configurations",
+    "points_lost",
+]
 
 
 def indicators(summary: Summary) -> tuple[Table, pd.DataFrame] | None:
-    """Set how well each measure without labels orders the configurations by accuracy; None where it cannot be said.
+    """Set how well each measure without labels orders the configurations by accuracy; None where it
+    cannot be said.
 
     Returns:
-        The table, and the same as numbers with a line for each method: columns measure, better, method ("within" is the
-        mean over the methods, "between" of all configurations together), rho (Spearman's, of the better measure with
-        accuracy), low and high (of its 95 % interval), methods, configurations, points_lost (in percent of images).
+        The table, and the same as numbers with a line for each method: columns measure, better,
+        method ("within" is the mean over the methods, "between" of all configurations together),
+        rho (Spearman's, of the better measure with accuracy), low and high (of its 95 % interval),
+        methods, configurations, points_lost (in percent of images).
     """
     found = indications(summary)
     if not found:
@@ -42,7 +54,10 @@ def indicators(summary: Summary) -> tuple[Table, pd.DataFrame] | None:
         lost = spread(one.lost, 2), DASH if most is None else f"{most:.2f}"
         body.append(entries(one.measure.title, one.measure.better, *correlations, *lost))
         lines += _lines(one)
-    columns = [*text_columns("measure", "better is"), *number_columns("ρ within methods", "ρ between all")]
+    columns = [
+        *text_columns("measure", "better is"),
+        *number_columns("ρ within methods", "ρ between all"),
+    ]
     columns += number_columns("points lost", "most")
     table = Table("indicators", "Does the loss tell?", columns, body, _notes(summary, found))
     return table, pd.DataFrame(lines, columns=_COLUMNS)
@@ -57,7 +72,9 @@ def _lines(one: Indication) -> list[dict[str, object]]:
         {**name, "method": "between", **_numbers(one.between)},
     ]
     for method, points in one.lost_by_method.items():
-        lines.append({**name, "method": method, **_numbers(one.by_method.get(method)), "points_lost": points})
+        lines.append(
+            {**name, "method": method, **_numbers(one.by_method.get(method)), "points_lost": points}
+        )
     return lines
 
 
@@ -69,19 +86,22 @@ def _notes(summary: Summary, found: Sequence[Indication]) -> list[str]:
     of = max(within, key=lambda correlation: correlation.configurations, default=None)
     methods = f"{of.methods} methods of {of.configurations} configurations" if of else "the methods"
     notes = [
-        f"Spearman's rank correlation with {title} on the {split} split, mean over the seeds of a configuration, in "
-        "the direction in which the measure is said to be better: 1 orders configurations as the labels do, 0 tells "
-        "nothing. In brackets the 95 % interval of a bootstrap over configurations.",
-        f"Within methods: the mean over {methods}; those with {MIN_CONFIGURATIONS} or more take part. Between all: "
-        "configurations of all methods together; the losses of two methods have no common scale.",
-        "Points lost: how much lower this accuracy is where each method's configuration is chosen by the measure in "
-        "place of the labels; mean ± sample standard deviation over the methods, and that of the one that loses most.",
+        f"Spearman's rank correlation with {title} on the {split} split, mean over the seeds of a "
+        "configuration, in the direction in which the measure is said to be better: 1 orders "
+        "configurations as the labels do, 0 tells nothing. In brackets the 95 % interval of a "
+        "bootstrap over configurations.",
+        f"Within methods: the mean over {methods}; those with {MIN_CONFIGURATIONS} or more take "
+        "part. Between all: configurations of all methods together; the losses of two methods "
+        "have no common scale.",
+        "Points lost: how much lower this accuracy is where each method's configuration is chosen "
+        "by the measure in place of the labels; mean ± sample standard deviation over the methods, "
+        "and that of the one that loses most.",
     ]
     best = best_measure(found)
     if best and best.lost:
         notes.append(
-            f"Of these, choosing by {best.measure.title} loses least: {best.lost.mean:.2f} points on average over "
-            f"{best.lost.n} methods."
+            f"Of these, choosing by {best.measure.title} loses least: {best.lost.mean:.2f} points "
+            f"on average over {best.lost.n} methods."
         )
         notes.append(_chance_note(found))
     return notes

@@ -11,16 +11,24 @@ import pandas as pd
 from regbench.benchmark.rundir.record import Score
 from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.summary import DASH, Row, Summary
-from regbench.reports.tables.table import Column, Entry, Table, entries, number_columns, spread, text_columns
+from regbench.reports.tables.table import (
+    Column,
+    Entry,
+    Table,
+    entries,
+    number_columns,
+    spread,
+    text_columns,
+)
 
 _NAME = re.compile(r"factor_(.+)_([a-z]+)")
 
 _NOTES = (
-    "Ridge regressions on the test split, each with the penalty that the tuning split chose; mean over the seeds. R² "
-    "of a quantity is 1 where it is predicted exactly, and 0 where the mean of all images is as good a guess; accuracy "
-    "is of a factor that is a choice.",
-    "The page shades a place from 0 to R² = 1 or 100 %. Nothing is bold: whether a factor should be kept is a "
-    "question of what the representation is for.",
+    "Ridge regressions on the test split, each with the penalty that the tuning split chose; mean "
+    "over the seeds. R² of a quantity is 1 where it is predicted exactly, and 0 where the mean of "
+    "all images is as good a guess; accuracy is of a factor that is a choice.",
+    "The page shades a place from 0 to R² = 1 or 100 %. Nothing is bold: whether a factor should "
+    "be kept is a question of what the representation is for.",
 )
 
 
@@ -48,7 +56,9 @@ def factors_tables(summary: Summary) -> list[Table]:
         for row, found in _probed(summary, scores):
             texts = [_entry(found.get(factor), score) for factor, score in scores.items()]
             body.append(entries(row.label, *row.settings.values(), *texts))
-        tables.append(Table(f"factors_{layer}", f"Kept in the {layer}", columns, body, list(_NOTES)))
+        tables.append(
+            Table(f"factors_{layer}", f"Kept in the {layer}", columns, body, list(_NOTES))
+        )
     return tables
 
 
@@ -56,8 +66,8 @@ def factors_frame(summary: Summary) -> pd.DataFrame:
     """Make the same as numbers; empty where no factor was probed.
 
     Returns:
-        Columns label and the settings that vary, layer, factor, measure ("R²" or "accuracy, %"), mean, std (sample
-        standard deviation; missing for one seed), n.
+        Columns label and the settings that vary, layer, factor, measure ("R²" or "accuracy, %"),
+        mean, std (sample standard deviation; missing for one seed), n.
     """
     lines = []
     for layer, scores in _layers(summary).items():
@@ -65,7 +75,9 @@ def factors_frame(summary: Summary) -> pd.DataFrame:
             start = {"label": row.label, **row.settings, "layer": layer}
             for factor, stat in found.items():
                 numbers = {"mean": stat.mean, "std": stat.spread, "n": stat.n}
-                lines.append({**start, "factor": factor, "measure": _measure(scores[factor]), **numbers})
+                lines.append(
+                    {**start, "factor": factor, "measure": _measure(scores[factor]), **numbers}
+                )
     return pd.DataFrame(lines)
 
 

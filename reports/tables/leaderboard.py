@@ -31,8 +31,8 @@ from regbench.reports.tables.units import energy_units, largest, memory_unit, ti
 DECIMALS_AT_END = {"effective_rank": 1, "alignment": 2}
 
 LOSS_MEMORY = (
-    "Loss memory is the peak of value and gradient of the loss alone, beyond the embeddings and their gradients, at "
-    "the run's own size."
+    "Loss memory is the peak of value and gradient of the loss alone, beyond the embeddings and "
+    "their gradients, at the run's own size."
 )
 
 # Costs in the CSV file, each in the unit of the record.
@@ -51,8 +51,9 @@ _COSTS = [
 def leaderboard(summary: Summary) -> Table:
     """Set the leaderboard: accuracy on the test split, gain on trivial rows, and cost.
 
-    What is planned and has no result yet stands below, with dashes. The paper's numbers have a column where a row is
-    one of its experiments: the same data set, backbone, embedding dimension, batch and epochs.
+    What is planned and has no result yet stands below, with dashes. The paper's numbers have a
+    column where a row is one of its experiments: the same data set, backbone, embedding dimension,
+    batch and epochs.
     """
     measured = []
     for name in DECIMALS_AT_END:
@@ -70,7 +71,11 @@ def leaderboard(summary: Summary) -> Table:
     columns += _cost_columns(summary.rows)
     if beside:
         columns.append((Column("paper: linear top-1 (%)", spare=5), partial(_papers, summary)))
-    notes = [*_notes(summary, at_end=bool(measured), beside=beside), *task_notes(summary), *power_notes(summary)]
+    notes = [
+        *_notes(summary, at_end=bool(measured), beside=beside),
+        *task_notes(summary),
+        *power_notes(summary),
+    ]
     notes += same_loss_notes(summary)
     title = "Leaderboard: chosen on the test set" if summary.on_test else "Leaderboard"
     table = table_of_rows(summary, "leaderboard", title, columns, notes, whole=True)
@@ -78,11 +83,15 @@ def leaderboard(summary: Summary) -> Table:
 
 
 def _gain_column(summary: Summary, headline: str, trivial: Row) -> Filled:
-    """Say how far rows are above the best trivial row: as a share of the way to the supervised row, if there is one."""
+    """Say how far rows are above the best trivial row: as a share of the way to the supervised
+    row, if there is one.
+    """
     if summary.supervised(headline) is None:
         title = f"{summary.scores[headline].title.removesuffix(' top-1')} − {trivial.label}"
         return Column(title, spare=4), lambda row: difference(summary.gain(row, headline))
-    return Column("share of the way (%)", spare=4), lambda row: _no_decimal(summary.share(row, headline))
+    return Column("share of the way (%)", spare=4), lambda row: _no_decimal(
+        summary.share(row, headline)
+    )
 
 
 def _no_decimal(value: float | None) -> str:
@@ -90,39 +99,49 @@ def _no_decimal(value: float | None) -> str:
 
 
 def _cost_columns(rows: Sequence[Row]) -> list[Filled]:
-    seconds, peak = time_unit(largest(rows, "train_s")), memory_unit(largest(rows, "peak_memory_bytes"))
+    seconds, peak = (
+        time_unit(largest(rows, "train_s")),
+        memory_unit(largest(rows, "peak_memory_bytes")),
+    )
     extra = largest(rows, "loss_extra_bytes")
     columns = [
         cost_in(seconds, "train_s", "train time", mean),
         cost_column("img_per_s", "images/s", 0, show=mean, spare=7),
         cost_column("loss_ms", "loss (ms/step)", 2, show=mean),
-        # Beside the memory of the loss, which tells methods apart, a narrow terminal can do without this one.
+        # Beside the memory of the loss, which tells methods apart, a narrow terminal can do without
+        # this one.
         cost_in(peak, "peak_memory_bytes", "peak memory", mean, spare=5 if extra else 0),
     ]
     if extra:
         columns.append(cost_in(memory_unit(extra), "loss_extra_bytes", "loss memory", mean))
     for kind, unit in energy_units(rows).items():
-        columns.append(cost_in(unit, f"energy_{kind}_joules", f"{kind.upper()} energy", mean, spare=6))
+        columns.append(
+            cost_in(unit, f"energy_{kind}_joules", f"{kind.upper()} energy", mean, spare=6)
+        )
     return columns
 
 
 def _notes(summary: Summary, *, at_end: bool, beside: bool) -> list[str]:
     """Say what the columns hold."""
-    notes = ["Accuracies on the test split: mean ± sample standard deviation over n seeds; one seed has no ±."]
+    notes = [
+        "Accuracies on the test split: mean ± sample standard deviation over n seeds; one seed has "
+        "no ±."
+    ]
     notes += best_notes(summary, summary.leading)
     headline = summary.headline
     if headline and summary.supervised(headline) is not None:
         trivial = summary.best_trivial(headline)
         if trivial is not None:
             notes.append(
-                f"The share of the way by {summary.scores[headline].title}: 0 is {trivial.label}, the best of the rows "
-                "that nothing was trained for, and 100 the same network trained with labels."
+                f"The share of the way by {summary.scores[headline].title}: 0 is {trivial.label}, "
+                "the best of the rows that nothing was trained for, and 100 the same network "
+                "trained with labels."
             )
     if at_end:
         notes.append(
-            "Effective rank (exp of the entropy of the singular values) and alignment (mean ‖u − v‖² of the unit "
-            "embeddings of an image's two views: 0 the same, 2 orthogonal) are of the embeddings of the last training "
-            "batch."
+            "Effective rank (exp of the entropy of the singular values) and alignment (mean ‖u − "
+            "v‖² of the unit embeddings of an image's two views: 0 the same, 2 orthogonal) are of "
+            "the embeddings of the last training batch."
         )
     if largest(summary.rows, "loss_extra_bytes"):
         notes.append(LOSS_MEMORY)
@@ -130,7 +149,9 @@ def _notes(summary: Summary, *, at_end: bool, beside: bool) -> list[str]:
     if "gpu" in energies:
         notes.append("GPU energy is that of all GPUs of a run, by NVML's counters, in training.")
     if "cpu" in energies:
-        notes.append("CPU energy is that of the whole machine's processors, other work on it included.")
+        notes.append(
+            "CPU energy is that of the whole machine's processors, other work on it included."
+        )
     if beside:
         notes.append("The paper's number is of the same data set, network, q, batch and epochs.")
     return notes
@@ -155,7 +176,11 @@ def _at_end(name: str, row: Row) -> str:
 
 
 def _seeds(row: Row) -> str:
-    runs = f"{len(row.records)} of {len(row.records) + row.missing}" if row.missing else str(len(row.records))
+    runs = (
+        f"{len(row.records)} of {len(row.records) + row.missing}"
+        if row.missing
+        else str(len(row.records))
+    )
     if not row.repeated:
         return runs
     # A record without a search counts as none.
@@ -169,10 +194,11 @@ def _papers(summary: Summary, row: Row) -> str:
 
 
 def leaderboard_frame(summary: Summary) -> pd.DataFrame:
-    """Make the leaderboard as numbers, units in the column names; the spread is a sample standard deviation.
+    """Make the leaderboard as numbers, units in the column names; the spread is a sample standard
+    deviation.
 
-    `best` says whether the row has the best mean of that score or cannot be told from it; `n_missing` counts
-    planned seeds that are not finished.
+    `best` says whether the row has the best mean of that score or cannot be told from it;
+    `n_missing` counts planned seeds that are not finished.
     """
     out = []
     for place, row in enumerate(summary.rows):
@@ -204,7 +230,9 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
         entry["paper_linear_top1_percent"] = paper_linear_top1(summary, row)
         out.append(entry)
     for absent in summary.missing:
-        out.append({**_settings(summary, absent.label, absent.settings), "n": 0, "n_missing": absent.seeds})
+        out.append(
+            {**_settings(summary, absent.label, absent.settings), "n": 0, "n_missing": absent.seeds}
+        )
     return pd.DataFrame(out)
 
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 MARK = "*"
 
 
-def reproduced(numbers: Sequence[PublishedNumber], records: Sequence[Record]) -> list[dict[str, str]]:
+def reproduced(
+    numbers: Sequence[PublishedNumber], records: Sequence[Record]
+) -> list[dict[str, str]]:
     """Set each published number beside ours.
 
     Args:

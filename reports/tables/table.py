@@ -1,4 +1,7 @@
-"""A table as it is shown, and its text for Markdown, LaTeX and a terminal; the page's template makes HTML of it."""
+"""A table as it is shown, and its text for Markdown, LaTeX and a terminal.
+
+The page's template makes HTML of it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Entry:
-    """The text in one place of a table; bold marks the best of its column, `why` says why it is bold or is not."""
+    """The text in one place of a table.
+
+    Bold marks the best of its column, `why` says why it is bold or is not.
+    """
 
     text: str
     bold: bool = False
@@ -78,9 +84,16 @@ def entries(*texts: Entry | str) -> list[Entry]:
 
 
 def table_of_rows(
-    summary: Summary, slug: str, title: str, columns: Sequence[Filled], notes: Sequence[str], *, whole: bool = False
+    summary: Summary,
+    slug: str,
+    title: str,
+    columns: Sequence[Filled],
+    notes: Sequence[str],
+    *,
+    whole: bool = False,
 ) -> Table:
-    """Set a table with a line for each row of a task; its first columns are the method and the settings that vary.
+    """Set a table with a line for each row of a task; its first columns are the method and the
+    settings that vary.
 
     Args:
         summary: The task.
@@ -88,7 +101,8 @@ def table_of_rows(
         title: Title of the table.
         columns: Columns after the settings.
         notes: Text below the table, a paragraph each.
-        whole: Whether the row of the untrained network is in it too, and what is planned and has no row.
+        whole: Whether the row of the untrained network is in it too, and what is planned and has no
+            row.
     """
     places = [row.settings for row in summary.rows] or [row.settings for row in summary.missing]
     settings = places[0] if places else {}
@@ -119,15 +133,27 @@ def spread(s: Stat | None, decimals: int, divisor: float = 1) -> str:
 
 
 def cost_column(
-    cost: str, head: str, decimals: int, divisor: float = 1, *, show: Callable[..., str] = spread, spare: int = 0
+    cost: str,
+    head: str,
+    decimals: int,
+    divisor: float = 1,
+    *,
+    show: Callable[..., str] = spread,
+    spare: int = 0,
 ) -> Filled:
-    """Make a column of a cost: its mean with the spread, or what else `show` makes of its statistics."""
+    """Make a column of a cost: its mean with the spread, or what else `show` makes of its
+    statistics.
+    """
     return Column(head, spare=spare), lambda row: show(row.cost(cost), decimals, divisor)
 
 
-def cost_in(unit: Unit, cost: str, head: str, show: Callable[..., str] = spread, spare: int = 0) -> Filled:
+def cost_in(
+    unit: Unit, cost: str, head: str, show: Callable[..., str] = spread, spare: int = 0
+) -> Filled:
     """Make a column of a cost in a unit, which its head names."""
-    return cost_column(cost, f"{head} ({unit.name})", unit.decimals, unit.divisor, show=show, spare=spare)
+    return cost_column(
+        cost, f"{head} ({unit.name})", unit.decimals, unit.divisor, show=show, spare=spare
+    )
 
 
 def difference(value: float | None) -> str:
@@ -156,13 +182,24 @@ def to_markdown(table: Table) -> str:
     if table.warning:
         parts.append(_markdown(table.warning))
     # tabulate would take texts for numbers, and print 60.10 as 60.1.
-    parts.append(tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=_alignment(table.columns)))
+    parts.append(
+        tabulate(
+            rows,
+            heads,
+            tablefmt="github",
+            disable_numparse=True,
+            colalign=_alignment(table.columns),
+        )
+    )
     parts += [f"- {_markdown(note)}" for note in table.notes]
     return "\n\n".join(parts) + "\n"
 
 
 def to_latex(table: Table) -> str:
-    """Make a `tabular` with booktabs rules (needs the booktabs package); the notes are comments above it."""
+    """Make a `tabular` with booktabs rules (needs the booktabs package).
+
+    The notes are comments above it.
+    """
     about = [table.title, table.warning, *table.notes]
     lines = [f"% {_one_line(text)}" for text in about if text]
     columns = "".join("r" if column.numeric else "l" for column in table.columns)
@@ -178,15 +215,21 @@ def to_latex(table: Table) -> str:
 
 
 def to_terminal(table: Table, width: int = 120) -> str:
-    """Make text that fits a terminal: heads wrap, spare columns are left out if they must, * marks the best."""
+    """Make text that fits a terminal: heads wrap, spare columns are left out if they must, *
+    marks the best.
+    """
     keep = list(range(len(table.columns)))
     while True:
         columns = [table.columns[i] for i in keep]
-        heads = ["\n".join(wrap(column.name, _HEAD_WIDTH, break_long_words=False)) for column in columns]
+        heads = [
+            "\n".join(wrap(column.name, _HEAD_WIDTH, break_long_words=False)) for column in columns
+        ]
         rows = []
         for row in table.rows:
             rows.append([_one_line(row[i].text) + "*" * row[i].bold for i in keep])
-        text = tabulate(rows, heads, tablefmt="pretty", disable_numparse=True, colalign=_alignment(columns))
+        text = tabulate(
+            rows, heads, tablefmt="pretty", disable_numparse=True, colalign=_alignment(columns)
+        )
         # A column with 0 stays, however narrow the terminal is.
         spare = max(keep, key=lambda i: table.columns[i].spare)
         # Measured and not reckoned: how wide a table is depends on how its heads wrap.
@@ -204,8 +247,8 @@ def _one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-# Signs that Markdown takes for its own. An underscore within a word, or a bracket that no link follows, means nothing
-# to it and is left as it is, so that the text can be read.
+# Signs that Markdown takes for its own. An underscore within a word, or a bracket that no link
+# follows, means nothing to it and is left as it is, so that the text can be read.
 _MARKDOWN = re.compile(r"[\\`*|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|\](?=[(\[:])|^#")
 
 
@@ -215,8 +258,8 @@ def _markdown(text: str) -> str:
     return _MARKDOWN.sub(lambda found: f"\\{found[0]}", text)
 
 
-# pdflatex knows ASCII and little else. A bracket or an asterisk at the beginning of a line would be read as an argument
-# of the rule above it, and so stands in braces.
+# pdflatex knows ASCII and little else. A bracket or an asterisk at the beginning of a line would be
+# read as an argument of the rule above it, and so stands in braces.
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -252,7 +295,10 @@ _LATEX = {
 
 
 def _latex(text: str) -> str:
-    """Write ASCII that LaTeX sets as the text; a letter that it cannot set loses its accent, a sign becomes "?"."""
+    """Write ASCII that LaTeX sets as the text.
+
+    A letter that it cannot set loses its accent, a sign becomes "?".
+    """
     return "".join(map(_latex_character, _one_line(text)))
 
 

@@ -10,7 +10,9 @@ from regbench.reports.rows.summary import Configuration
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit that suits the largest value of a column: text = value / divisor with that many decimals."""
+    """A unit that suits the largest value of a column: text = value / divisor with that many
+    decimals.
+    """
 
     name: str
     divisor: float

@@ -1,8 +1,8 @@
 """The neutral, exact and fast benchmark of self-supervised-learning regularizers.
 
 The code lies in the folders at the root of the repository and is imported through this one package
-(``regbench.methods``, ``regbench.datasets``, ...), because a top-level package named ``datasets`` would
-overwrite the one of Hugging Face.
+(``regbench.methods``, ``regbench.datasets``, ...), because a top-level package named ``datasets``
+would overwrite the one of Hugging Face.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Import the two public subpackages when they are first used: they need torch, which takes seconds."""
+        """Import the two public subpackages when they are first used: they need torch, which
+        takes seconds.
+        """
         if name in ("audit", "methods"):
             return importlib.import_module(f"regbench.{name}")
         raise AttributeError(f"module 'regbench' has no attribute {name!r}")

@@ -1,9 +1,11 @@
-"""The commands as functions: train, evaluate, sweep, tune, challenge, report, and the records as a table.
+"""The commands as functions: train, evaluate, sweep, tune, challenge, report, and the records as a
+table.
 
-A setting is given as on the command line, `["method=vicreg", "epochs=2"]`, or by keyword, `method="vicreg", epochs=2`.
-A keyword takes numbers, text, lists and None; a dictionary sets members of a group: `optimizer={"base_lr": 0.5}`,
-`method={"name": "sfrik", "alignment_weight": 250}`. Keywords count as if they were written last. What is refused is a
-`RegbenchError` of one line.
+A setting is given as on the command line, `["method=vicreg", "epochs=2"]`, or by keyword,
+`method="vicreg", epochs=2`. A keyword takes numbers, text, lists and None; a dictionary sets
+members of a group: `optimizer={"base_lr": 0.5}`, `method={"name": "sfrik", "alignment_weight":
+250}`. Keywords count as if they were written last. What is refused is a `RegbenchError` of one
+line.
 
 Each function imports what it needs when it is called, so that `import regbench` is quick.
 """
@@ -34,12 +36,17 @@ __all__ = ["challenge", "evaluate", "load_records", "report", "sweep", "train", 
 
 
 def train(
-    overrides: str | Sequence[str] = (), *, name: str = "manual", config: str | Path | None = None, **settings: Any
+    overrides: str | Sequence[str] = (),
+    *,
+    name: str = "manual",
+    config: str | Path | None = None,
+    **settings: Any,
 ) -> Record | None:
-    """Train and evaluate one cell, as `regbench train` does, going on from its checkpoint if it was interrupted.
+    """Train and evaluate one cell, as `regbench train` does, going on from its checkpoint if it was
+    interrupted.
 
-    A cell that is finished is not trained again. Ctrl-C writes a checkpoint first. The run sets the threads and the
-    random generators of this process.
+    A cell that is finished is not trained again. Ctrl-C writes a checkpoint first. The run sets the
+    threads and the random generators of this process.
 
     Args:
         overrides: Settings in Hydra's grammar: a list, or a line with blanks between them.
@@ -48,11 +55,12 @@ def train(
         **settings: Settings by keyword, see the module.
 
     Returns:
-        The record. Its `scores` and `history` hold the numbers, `path.parent` is the run directory. None in processes
-        other than the first, where torchrun started several.
+        The record. Its `scores` and `history` hold the numbers, `path.parent` is the run directory.
+        None in processes other than the first, where torchrun started several.
 
     Raises:
-        RegbenchError: If a setting or the data set is refused, or the run is lost to another process.
+        RegbenchError: If a setting or the data set is refused, or the run is lost to another
+            process.
     """
     from regbench.benchmark.run import run_cell
     from regbench.benchmark.rundir.directory import run_directory
@@ -70,19 +78,25 @@ def train(
         prepare_all(cell.datasets, Path(runtime.data_dir))
     interruption = Interruption()
     with contextlib.ExitStack() as stack:
-        if threading.current_thread() is threading.main_thread():  # Python lets no other answer signals
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # Python lets no other answer signals
             stack.enter_context(interruption.listening(signal.SIGINT, signal.SIGTERM))
         chosen = how_chosen(run_directory(runtime, name, cell), cell, final=True)
         return run_cell(cell, runtime, name, interruption=interruption, how_chosen=chosen)
 
 
 def evaluate(
-    run: str | Path, overrides: str | Sequence[str] = (), *, only: Sequence[str] = (), **settings: Any
+    run: str | Path,
+    overrides: str | Sequence[str] = (),
+    *,
+    only: Sequence[str] = (),
+    **settings: Any,
 ) -> list[Score]:
     """Evaluate the final weights in a run directory, as `regbench evaluate` does.
 
-    Evaluations that the record of a finished run does not hold are written beside it, once, and reports take them;
-    others are only returned.
+    Evaluations that the record of a finished run does not hold are written beside it, once, and
+    reports take them; others are only returned.
 
     Args:
         run: The run directory, such as `train(...).path.parent`.
@@ -101,7 +115,9 @@ def evaluate(
 
     directory = Path(run)
     if not directory.is_dir():
-        raise RegbenchError(f"{run} is no run directory; the runs of a sweep are listed by: regbench status SWEEP")
+        raise RegbenchError(
+            f"{run} is no run directory; the runs of a sweep are listed by: regbench status SWEEP"
+        )
     chosen = how_chosen(directory, trained_cell(directory), final=True)
     return evaluate_directory(directory, _overrides(overrides, settings), only, chosen)
 
@@ -114,14 +130,18 @@ def sweep(
     oversized: bool = False,
     **settings: Any,
 ) -> pd.DataFrame:
-    """Run a grid of cells, as `regbench sweep` does, and wait for the end; on a cluster with `cluster="slurm"`.
+    """Run a grid of cells, as `regbench sweep` does, and wait for the end; on a cluster with
+    `cluster="slurm"`.
 
     Finished cells are skipped, interrupted ones go on, and one that fails does not stop the others.
 
     Args:
-        name: A preset, the path of a YAML file, or with `cells` the folder's name under the runs folder.
-        overrides: Settings that change every cell. Values separated by commas multiply the cells: `seed=0,1,2`.
-        cells: The grid, a line or several as in a sweep's file, such as `method=vicreg,sfrik_l3 seed=0,1`.
+        name: A preset, the path of a YAML file, or with `cells` the folder's name under the runs
+            folder.
+        overrides: Settings that change every cell. Values separated by commas multiply the cells:
+            `seed=0,1,2`.
+        cells: The grid, a line or several as in a sweep's file, such as `method=vicreg,sfrik_l3
+            seed=0,1`.
         oversized: Whether to run cells that are predicted not to fit `cluster.gpu_memory_gib`.
         **settings: Settings by keyword, see the module.
 
@@ -129,9 +149,16 @@ def sweep(
         A row for each cell and score, as `load_records` gives them.
 
     Raises:
-        RegbenchError: If a setting is refused, or when all have ended, for those that are not finished.
+        RegbenchError: If a setting is refused, or when all have ended, for those that are not
+            finished.
     """
-    from regbench.benchmark.settings.sweep import SweepFile, line_of_overrides, load_rows, load_sweep, of_row
+    from regbench.benchmark.settings.sweep import (
+        SweepFile,
+        line_of_overrides,
+        load_rows,
+        load_sweep,
+        of_row,
+    )
     from regbench.slurm.execute import refuse_unfinished, run_grid
     from regbench.slurm.manage import follow
 
@@ -163,25 +190,29 @@ def tune(
     oversized: bool = False,
     **settings: Any,
 ) -> pd.DataFrame:
-    """Choose hyperparameters on the tuning split, then score the chosen once on the test split, as `regbench tune`.
+    """Choose hyperparameters on the tuning split, then score the chosen once on the test split, as
+    `regbench tune`.
 
     Args:
         name: A preset or the path of a YAML file.
         overrides: Settings that change every cell.
         seeds: Seeds of the final runs; None: those of the file, or of the grid.
         leading: Number of methods, the best on the tuning split, that get all seeds.
-        trials: Budget of a search instead of a grid: each method may train as many images as this many of its cells.
-        repeats: Number of times that each search is done, with seeds of its own; None: as the file says, or 1.
+        trials: Budget of a search instead of a grid: each method may train as many images as this
+            many of its cells.
+        repeats: Number of times that each search is done, with seeds of its own; None: as the file
+            says, or 1.
         unequal_budgets: Whether methods may choose from different numbers of configurations.
         oversized: Whether to run cells that are predicted not to fit, see `sweep`.
         **settings: Settings by keyword, see the module.
 
     Returns:
-        A row for each chosen cell and score, as `load_records` gives them. Why they were chosen is in
-        `tuning_choice.json` of the sweep's folder.
+        A row for each chosen cell and score, as `load_records` gives them. Why they were chosen is
+        in `tuning_choice.json` of the sweep's folder.
 
     Raises:
-        RegbenchError: If a setting is refused, or when all have ended, for those that are not finished.
+        RegbenchError: If a setting is refused, or when all have ended, for those that are not
+            finished.
     """
     from regbench.benchmark.settings.runtime import STAGES
     from regbench.slurm.execute import refuse_unfinished, run_stages, run_tuning
@@ -204,22 +235,29 @@ def tune(
 
 
 def challenge(
-    loss: object, overrides: str | Sequence[str] = (), *, track: str | Track = "scenes", **settings: Any
+    loss: object,
+    overrides: str | Sequence[str] = (),
+    *,
+    track: str | Track = "scenes",
+    **settings: Any,
 ) -> Placing | Smoke:
     """Place a new loss among the rows of a track, as `regbench challenge`, and wait for the end.
 
     Args:
-        loss: `my_loss.py`, `my_loss.py:NAME`, or a class or function that is defined in a file. In a script that
-            defines it, the call stands under `if __name__ == "__main__":`, because other processes import the file.
+        loss: `my_loss.py`, `my_loss.py:NAME`, or a class or function that is defined in a file. In
+            a script that defines it, the call stands under `if __name__ == "__main__":`, because
+            other processes import the file.
         overrides: Settings of the runtime and the cluster; all others are the track's.
         track: Name of a track, or one of your own; `minute` is a smoke test.
         **settings: Settings by keyword, see the module.
 
     Returns:
-        The place with the verdict beside each row, or what a smoke test found; printed, it is what the command prints.
+        The place with the verdict beside each row, or what a smoke test found; printed, it is what
+        the command prints.
 
     Raises:
-        RegbenchError: If the file holds no loss, a setting is the track's, or cells have not finished.
+        RegbenchError: If the file holds no loss, a setting is the track's, or cells have not
+            finished.
     """
     from regbench.slurm.manage import follow
     from regbench.tracks.challenge import prepared
@@ -238,7 +276,8 @@ def report(
     """Write tables, figures and one page from the finished cells, as `regbench report` does.
 
     Args:
-        *sweeps: Names of sweeps, or paths of sweeps and single run directories. Several are merged into one report.
+        *sweeps: Names of sweeps, or paths of sweeps and single run directories. Several are merged
+            into one report.
         runs_dir: The runs folder; None: $REGBENCH_RUNS_DIR, or "runs".
         out: Folder to write to; None: `report` in the first of the folders.
 
@@ -268,9 +307,10 @@ def load_records(*folders: str | Path) -> pd.DataFrame:
         *folders: Folders of sweeps, sweeps or single run directories.
 
     Returns:
-        Columns sweep, cell_id, label, method, seed, status, dataset, backbone, embedding_dim, batch_size, epochs,
-        score, value, unit, split and protocol, then what leads back to the run (such as record, config and command),
-        its cost with units in the names, and its environment. `attrs["skipped"]` names what is left out, and why.
+        Columns sweep, cell_id, label, method, seed, status, dataset, backbone, embedding_dim,
+        batch_size, epochs, score, value, unit, split and protocol, then what leads back to the run
+        (such as record, config and command), its cost with units in the names, and its environment.
+        `attrs["skipped"]` names what is left out, and why.
 
     Raises:
         RegbenchError: If a folder does not exist, or no good record is found.
@@ -281,7 +321,9 @@ def load_records(*folders: str | Path) -> pd.DataFrame:
 
 
 def report_folder(runs_dir: Path, sweep: str | Path) -> Path:
-    """Return the folder of a sweep by its name, or what is given by its path: with a "/", or as a `Path`."""
+    """Return the folder of a sweep by its name, or what is given by its path: with a "/", or as
+    a `Path`.
+    """
     if isinstance(sweep, Path) or "/" in sweep:
         return Path(sweep)
     refuse_name("NAMES", sweep)

@@ -1,4 +1,6 @@
-"""Losses of any library as black boxes: what `regbench audit` does, and an assertion for a test of one's own."""
+"""Losses of any library as black boxes: what `regbench audit` does, and an assertion for a test
+of one's own.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ __all__ = ["ALL_PROBES", "Finding", "Report", "assert_sound", "audit"]
 
 ALL_PROBES = (*PROBES, "ranks")
 LIMIT_S = 1800.0
-"""Time in which the command has to be through with one loss, of which all probes take twenty seconds usually."""
+"""Time in which the command has to be through with one loss, of which all probes take twenty
+seconds usually.
+"""
 
 
 def audit(
@@ -38,11 +42,12 @@ def audit(
     """Audit losses, as `regbench audit` does.
 
     Args:
-        *targets: Libraries (`lightly`), one of their losses (`lightly:NTXentLoss`), or losses of one's own:
-            `package.module:Class(args)`, `path/file.py:Class(args)`.
-        claims: The regularizer that they say they are, such as `simclr(temperature=0.5)`; empty if there is none here.
-        call: Way they take views: `arguments`, `list`, `stacked`, `concatenated`, `labelled` or `each`; or a function
-            of the loss and a `regbench.instruments.audit.target.Batch`.
+        *targets: Libraries (`lightly`), one of their losses (`lightly:NTXentLoss`), or losses of
+            one's own: `package.module:Class(args)`, `path/file.py:Class(args)`.
+        claims: The regularizer that they say they are, such as `simclr(temperature=0.5)`; empty if
+            there is none here.
+        call: Way they take views: `arguments`, `list`, `stacked`, `concatenated`, `labelled` or
+            `each`; or a function of the loss and a `regbench.instruments.audit.target.Batch`.
         gathers: Whether they say that several processes share one batch.
         views: The largest number of views that they take.
         probes: Probes to run; without `ranks` no process is started.
@@ -66,14 +71,17 @@ def assert_sound(
     views: int = 2,
     probes: Sequence[str] = ALL_PROBES,
 ) -> None:
-    """Audit a loss in a test of one's own, and fail if there is a defect; for the arguments see `audit`.
+    """Audit a loss in a test of one's own, and fail if there is a defect; for the arguments see
+    `audit`.
 
     Raises:
         AssertionError: If a probe finds a defect; the message lists them.
         RegbenchError: If the target or the claim cannot be made.
     """
     defects = []
-    for report in audit(target, claims=claims, call=call, gathers=gathers, views=views, probes=probes):
+    for report in audit(
+        target, claims=claims, call=call, gathers=gathers, views=views, probes=probes
+    ):
         for finding in report.findings:
             if finding.severity == "defect":
                 defects.append(f"{report.loss}: {finding.name}: {finding.text} ({finding.probe})")
@@ -89,7 +97,8 @@ def audit_losses(
         losses: The losses.
         probes: Probes to run.
         options: Options of the command that shows it again.
-        separately: Whether each loss without an adapter gets a process of its own, see `regbench.processes.apart`.
+        separately: Whether each loss without an adapter gets a process of its own, see
+            `regbench.processes.apart`.
     """
     for name in probes:
         if name not in ALL_PROBES:

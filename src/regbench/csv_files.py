@@ -1,8 +1,8 @@
 """CSV files in which no text is a formula.
 
-A spreadsheet computes a cell that begins with one of = + - @, a tab or a carriage return. Text that does is written
-with an apostrophe before it, and so is text that begins with apostrophes before one of these: so reading takes exactly
-one away. Numbers stay as they are.
+A spreadsheet computes a cell that begins with one of = + - @, a tab or a carriage return. Text that
+does is written with an apostrophe before it, and so is text that begins with apostrophes before one
+of these: so reading takes exactly one away. Numbers stay as they are.
 """
 
 from __future__ import annotations
@@ -40,14 +40,20 @@ def write_table(table: pyarrow.Table, file: IO[bytes]) -> None:
         if types.is_string(column.type):
             # Of a million texts a few are different.
             encoded = column.combine_chunks().dictionary_encode()
-            column = array(map(_cell, encoded.dictionary.to_pylist()), column.type).take(encoded.indices)
+            column = array(map(_cell, encoded.dictionary.to_pylist()), column.type).take(
+                encoded.indices
+            )
         table = table.set_column(place, _cell(name), column)
     write_csv(table, file, WriteOptions(quoting_style="needed"))
 
 
 def read_csv(text: str) -> list[dict[str, str]]:
-    """Read the rows of a table that `csv_text` or `write_table` wrote, as texts by the heads of the columns."""
-    heads, *rows = ([_read(cell) for cell in row] for row in csv.reader(io.StringIO(text, newline="")))
+    """Read the rows of a table that `csv_text` or `write_table` wrote, as texts by the heads of
+    the columns.
+    """
+    heads, *rows = (
+        [_read(cell) for cell in row] for row in csv.reader(io.StringIO(text, newline=""))
+    )
     return [dict(zip(heads, row, strict=True)) for row in rows]
 
 

@@ -1,4 +1,6 @@
-"""Files that other processes read: written whole or not at all, digests of them, readers that refuse damaged ones."""
+"""Files that other processes read: written whole or not at all, digests of them, readers that
+refuse damaged ones.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,20 @@ def _name(text: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_name)]
-"""Name of a file or a folder, as a field of what is read and of settings: see `regbench.text.is_name`."""
+"""Name of a file or a folder, as a field of what is read and of settings: see
+`regbench.text.is_name`.
+"""
 
 DIGITS = 16
-"""Number of digits of the SHA-256 in a file's name; 64 bits meet no other file of a run by chance."""
+"""Number of digits of the SHA-256 in a file's name; 64 bits meet no other file of a run by
+chance.
+"""
 
 
 _HELD = ".regbench"
-"""What the temporary files of `write_atomically` end in: no other program's do, so leftovers can be told."""
+"""What the temporary files of `write_atomically` end in: no other program's do, so leftovers
+can be told.
+"""
 
 MOST_LETTERS = 10_000_000
 """Largest length of YAML with its aliases written out: a sweep of 100,000 lines has half of it."""
@@ -54,13 +62,16 @@ _MOST_DIGITS = 1_000  # a number of base 60 takes the square of its digits
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Write `path`, whose folder is made if missing, through a temporary file beside it, which is synced and renamed.
+    """Write `path`, whose folder is made if missing, through a temporary file beside it, which is
+    synced and renamed.
 
-    A reader sees the old content or the new, never a part. `write` is called with the open temporary file. Such files
-    of killed processes are removed from the folder. A stream (see `is_stream`) is written to directly.
+    A reader sees the old content or the new, never a part. `write` is called with the open
+    temporary file. Such files of killed processes are removed from the folder. A stream (see
+    `is_stream`) is written to directly.
 
     Raises:
-        RegbenchError: If `path` is a stream that cannot be written to, such as a pipe that nobody reads.
+        RegbenchError: If `path` is a stream that cannot be written to, such as a pipe that nobody
+            reads.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if is_stream(path):
@@ -76,7 +87,9 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Return True for what no file may replace: a device, a pipe, a socket, the file that this process prints to."""
+    """Return True for what no file may replace: a device, a pipe, a socket, the file that this
+    process prints to.
+    """
     try:
         found = path.stat()
     except OSError:
@@ -110,14 +123,18 @@ def _open_stream(path: Path) -> int:
         handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
         raise RegbenchError(
-            f"{path} is no regular file and cannot be written to ({error.strerror}); give another file"
+            f"{path} is no regular file and cannot be written to ({error.strerror}); give another "
+            "file"
         ) from error
-    os.set_blocking(handle, True)  # to open a pipe would wait for a reader; to write may wait for one that is slow
+    os.set_blocking(
+        handle, True
+    )  # to open a pipe would wait for a reader; to write may wait for one that is slow
     return handle
 
 
 def hold(path: Path, doing: str = "") -> IO[bytes]:
-    """Open a file to write, which one process at a time can, until it is closed, however the process ends.
+    """Open a file to write, which one process at a time can, until it is closed, however the
+    process ends.
 
     See `lock`. Whoever holds the file may remove it.
     """
@@ -150,7 +167,8 @@ def write_there(path: Path, data: bytes) -> None:
 
 
 def write_new(path: Path, text: str) -> bool:
-    """Write `path` atomically, into a folder that is there, unless the file is there already: then nothing happens.
+    """Write `path` atomically, into a folder that is there, unless the file is there already: then
+    nothing happens.
 
     Returns:
         Whether it was written. Of several processes that try, one alone is told so.
@@ -159,8 +177,9 @@ def write_new(path: Path, text: str) -> bool:
         try:
             path.hardlink_to(temporary)
         except FileExistsError:
-            # NFS refuses a link that it has made itself, if its first reply was lost and it was asked again.
-            # `samefile` raises for a link to nowhere, which is there and does not exist.
+            # NFS refuses a link that it has made itself, if its first reply was lost and it was
+            # asked again. `samefile` raises for a link to nowhere, which is there and does not
+            # exist.
             return path.exists() and path.samefile(temporary)
         return True
 
@@ -173,11 +192,13 @@ def write_digested(path: Path, write: Callable[[IO[bytes]], Any]) -> tuple[Path,
         write: Function that writes to an open file, from beginning to end, and may flush it.
 
     Returns:
-        The file, such as `a-0123456789abcdef.pt` for `a.pt` with the first digits of its SHA-256, and all digits.
+        The file, such as `a-0123456789abcdef.pt` for `a.pt` with the first digits of its SHA-256,
+        and all digits.
     """
     sha256 = hashlib.sha256()
 
-    # Checkpoints have gigabytes: to read them again for their digest would take as long as to write them.
+    # Checkpoints have gigabytes: to read them again for their digest would take as long as to write
+    # them.
     def digested(file: IO[bytes]) -> None:
         watched = _Watched(file, sha256.update)
         try:
@@ -194,7 +215,9 @@ def write_digested(path: Path, write: Callable[[IO[bytes]], Any]) -> tuple[Path,
 
 
 class _Watched:
-    """A file that shows what is written, and remembers why it could not be: torch's own error does not say."""
+    """A file that shows what is written, and remembers why it could not be: torch's own error
+    does not say.
+    """
 
     def __init__(self, file: IO[bytes], show: Callable[[Any], None]) -> None:
         self._file, self._show = file, show
@@ -211,16 +234,25 @@ class _Watched:
 
 
 @contextlib.contextmanager
-def _written(path: Path, write: Callable[[IO[bytes]], Any], *, held: bool = False) -> Iterator[Path]:
-    """Write a temporary file beside `path` and sync it; remove it at the end if it is still there."""
-    handle, temporary_name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_HELD * held)
+def _written(
+    path: Path, write: Callable[[IO[bytes]], Any], *, held: bool = False
+) -> Iterator[Path]:
+    """Write a temporary file beside `path` and sync it.
+
+    Remove it at the end if it is still there.
+    """
+    handle, temporary_name = tempfile.mkstemp(
+        dir=path.parent, prefix=f".{path.name}.", suffix=_HELD * held
+    )
     os.close(handle)
     temporary = Path(temporary_name)
     try:
         with hold(temporary) if held else temporary.open("wb") as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())  # else a crash of the machine could leave the name with no content
+            os.fsync(
+                file.fileno()
+            )  # else a crash of the machine could leave the name with no content
             temporary.chmod(0o644)  # mkstemp makes it private, and others are to read it
             yield temporary
     finally:
@@ -255,7 +287,8 @@ def digest(data: Mapping[str, Any]) -> str:
 def cell_id(cell: Mapping[str, Any]) -> str:
     """Return twelve hex digits that depend on the content of a cell alone, given as plain data."""
     if "external" in cell:
-        # Published weights count by their content: whoever gives them another name scores the same cell.
+        # Published weights count by their content: whoever gives them another name scores the same
+        # cell.
         deciding = {"weights": cell["external"]["sha256"]}
         for name in ("dataset", "network", "augmentation", "seed", "evaluation"):
             deciding[name] = cell[name]
@@ -279,12 +312,16 @@ def cell_id(cell: Mapping[str, Any]) -> str:
 
 
 def configuration_id(cell: Mapping[str, Any]) -> str:
-    """Return what the cells of a configuration share, whatever their seeds: the id of that with seed 0."""
+    """Return what the cells of a configuration share, whatever their seeds: the id of that with
+    seed 0.
+    """
     return cell_id({**cell, "seed": 0})
 
 
 def signed(data: Mapping[str, Any]) -> str:
-    """Write plain data as JSON with the digest of its content, by which a reader can tell that nobody changed it."""
+    """Write plain data as JSON with the digest of its content, by which a reader can tell that
+    nobody changed it.
+    """
     # The digest is of the data as a reader gets them: tuples have become lists.
     plain = json.loads(json.dumps(data))
     return json.dumps({**plain, "sha256": digest(plain)}, indent=1, sort_keys=True)
@@ -309,7 +346,10 @@ def verified(content: bytes) -> dict[str, Any]:
 
 
 def read_signed(path: Path, remedy: str) -> dict[str, Any]:
-    """Read the data of a signed file, with the digest under "sha256"; refuse as `read_json` does."""
+    """Read the data of a signed file, with the digest under "sha256".
+
+    Refuse as `read_json` does.
+    """
     data = read_file(path, verified, remedy)
     return {**data, "sha256": digest(data)}
 
@@ -319,8 +359,8 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
 
     Args:
         path: The file.
-        kind: Type that it should hold: a `TypedDict`; a dataclass of plain data, without other keys; a class of plain
-            data; lists, mappings and unions of these.
+        kind: Type that it should hold: a `TypedDict`; a dataclass of plain data, without other
+            keys; a class of plain data; lists, mappings and unions of these.
         remedy: Advice about a file that holds something else.
 
     Raises:
@@ -341,7 +381,10 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
 
 
 def read_file(path: Path, parse: Callable[[bytes], T], remedy: str) -> T:
-    """Return what `parse` makes of a file's content; refuse the file as `read_json` does if it raises ValueError."""
+    """Return what `parse` makes of a file's content.
+
+    Refuse the file as `read_json` does if it raises ValueError.
+    """
     try:
         return parse(path.read_bytes())
     except FileNotFoundError:
@@ -355,10 +398,11 @@ def parse_json(content: bytes) -> Any:
     """Read the plain data of JSON text.
 
     Raises:
-        ValueError: If the text is not JSON, or holds what no writer of ours writes: integers beyond 64 bits, half a
-            character, endless nesting, a key twice.
+        ValueError: If the text is not JSON, or holds what no writer of ours writes: integers beyond
+            64 bits, half a character, endless nesting, a key twice.
     """
-    # Unlike orjson it reads NaN, which a diverged run writes, and integers of any size; json takes ten times as long.
+    # Unlike orjson it reads NaN, which a diverged run writes, and integers of any size; json takes
+    # ten times as long.
     value, plain = _plain(from_json(content))
     # Of a key that is given twice one colon is lost. Only an escape can put it back.
     if content.count(b":") != plain.count(b":") or b"\\u003" in content:
@@ -367,7 +411,10 @@ def parse_json(content: bytes) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON; refuse a key that is given twice, of which each reader would take another value."""
+    """Return an object of JSON.
+
+    Refuse a key that is given twice, of which each reader would take another value.
+    """
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -380,8 +427,8 @@ def parse_yaml(content: bytes) -> Any:
     """Read the plain data of YAML text.
 
     Raises:
-        ValueError: If the text is not YAML, holds what JSON could not, is nested without end, or is endless once its
-            aliases are written out.
+        ValueError: If the text is not YAML, holds what JSON could not, is nested without end, or is
+            endless once its aliases are written out.
     """
     import yaml  # takes longer than the other imports together, and most readers do without
 
@@ -389,7 +436,8 @@ def parse_yaml(content: bytes) -> Any:
     try:
         if len(content) > MOST_LETTERS:
             raise ValueError(f"it has more than {MOST_LETTERS:,} letters")
-        # Before anything is made of the text: the loader in C would overflow the stack of the process.
+        # Before anything is made of the text: the loader in C would overflow the stack of the
+        # process.
         _refuse_endless(yaml.parse(content, loader))
         return _plain(yaml.load(content, loader))[0]
     except yaml.YAMLError as error:
@@ -419,7 +467,9 @@ def _refuse_endless(events: Iterable[Any]) -> None:
             sizes.pop(anchor, None)
         elif isinstance(event, yaml.AliasEvent):
             if anchor not in sizes:
-                raise ValueError(f"the alias *{brief(anchor or '')} stands for nothing that ends before it")
+                raise ValueError(
+                    f"the alias *{brief(anchor or '')} stands for nothing that ends before it"
+                )
             letters += sizes[anchor]
         else:
             if isinstance(event, yaml.CollectionEndEvent):
@@ -429,7 +479,9 @@ def _refuse_endless(events: Iterable[Any]) -> None:
         if len(begun) > _DEEPEST:
             raise ValueError("nested too deeply")
         if letters > MOST_LETTERS:
-            raise ValueError(f"it has more than {MOST_LETTERS:,} letters with its aliases written out")
+            raise ValueError(
+                f"it has more than {MOST_LETTERS:,} letters with its aliases written out"
+            )
 
 
 def _plain(value: Any) -> tuple[Any, bytes]:
@@ -446,7 +498,9 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     config = ConfigDict(strict=True, allow_inf_nan=False)
     if not (is_typeddict(kind) or dataclasses.is_dataclass(kind)):
         return TypeAdapter(kind, config=config)
-    kind.__pydantic_config__ = {**config, "extra": "forbid"} if dataclasses.is_dataclass(kind) else config
+    kind.__pydantic_config__ = (
+        {**config, "extra": "forbid"} if dataclasses.is_dataclass(kind) else config
+    )
     return TypeAdapter(kind)
 
 
@@ -463,4 +517,6 @@ def reason(error: ValidationError) -> str:
         bound = first.get("ctx", {}).get(name)
         if bound is not None:  # pydantic would write all digits of 1e100
             return f"{where} is {first['input']!r:.40}: input should be {words} {bound:g}"
-    return f"{where} is {first['input']!r:.40}: {first['msg'][0].lower()}{first['msg'][1:]}".lstrip()
+    return (
+        f"{where} is {first['input']!r:.40}: {first['msg'][0].lower()}{first['msg'][1:]}".lstrip()
+    )

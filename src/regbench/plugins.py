@@ -1,8 +1,9 @@
 """Plug-ins: what a user adds in one file, by a name, with settings of its own.
 
-There are five kinds: regularizers, evaluations, backbones, optimizers and data sources. Each is a frozen dataclass of
-its settings, decorated with the `register` of its registry. A registry finds them in a package of regbench and in the
-entry points of other wheels, when they are first asked for. What another wheel has broken is left out, with a warning.
+There are five kinds: regularizers, evaluations, backbones, optimizers and data sources. Each is a
+frozen dataclass of its settings, decorated with the `register` of its registry. A registry finds
+them in a package of regbench and in the entry points of other wheels, when they are first asked
+for. What another wheel has broken is left out, with a warning.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Registry(Generic[P]):
 
         Args:
             name: Name that users write, as in `method=name`.
-            **presets: Names of variants, with the settings that differ from the defaults, or a function that gives them
-                when they are first asked for.
+            **presets: Names of variants, with the settings that differ from the defaults, or a
+                function that gives them when they are first asked for.
 
         Returns:
             The class decorator.
@@ -86,7 +87,8 @@ class Registry(Generic[P]):
                 if new in self._presets:
                     other = self._presets[new][0].__module__
                     raise RegbenchError(
-                        f"{self.kind} name {new!r} of {cls.__module__} is taken by {other}; choose another"
+                        f"{self.kind} name {new!r} of {cls.__module__} is taken by {other}; choose "
+                        "another"
                     )
             # A text that was read before may mean something else now.
             settings.validated_json.cache_clear()
@@ -98,14 +100,21 @@ class Registry(Generic[P]):
         return decorate
 
     def unregister(self, name: str) -> None:
-        """Forget a name and its presets, as if its class had not been registered; for notebooks and tests."""
+        """Forget a name and its presets, as if its class had not been registered.
+
+        For notebooks and tests.
+        """
         settings.validated_json.cache_clear()
         Registry._plain_defaults.cache_clear()
         cls = self._classes.pop(name)
-        self._presets = {preset: entry for preset, entry in self._presets.items() if entry[0] is not cls}
+        self._presets = {
+            preset: entry for preset, entry in self._presets.items() if entry[0] is not cls
+        }
 
     def _all(self) -> dict[str, tuple[type[P], Preset]]:
-        """Return the presets, after importing every module of the package and every entry point of the group."""
+        """Return the presets, after importing every module of the package and every entry point
+        of the group.
+        """
         self._discover()
         return self._presets
 
@@ -118,7 +127,9 @@ class Registry(Generic[P]):
             self._load(entry_point)
 
     def _load(self, entry_point: EntryPoint) -> None:
-        """Load what another wheel has, or warn and leave it out: it must not break the commands that do without."""
+        """Load what another wheel has, or warn and leave it out: it must not break the commands
+        that do without.
+        """
         # Names that a module registered before it failed are taken back.
         before = {*self._classes}
         try:
@@ -132,8 +143,9 @@ class Registry(Generic[P]):
             wheel = entry_point.dist.name if entry_point.dist else entry_point.value
             cause = " ".join(f"{type(error).__name__}: {error}".split())
             refusal = (
-                f"{self.kind} {entry_point.name!r} cannot be loaded: {cause}. It is an entry point of {self.group} in "
-                f"the package {wheel}; mend that, or remove it: pip uninstall {wheel}"
+                f"{self.kind} {entry_point.name!r} cannot be loaded: {cause}. It is an entry point "
+                f"of {self.group} in the package {wheel}; mend that, or remove it: pip uninstall "
+                f"{wheel}"
             )
             self._broken[entry_point.name] = refusal
             log.warning("%s; all else goes on without it", refusal)
@@ -152,7 +164,9 @@ class Registry(Generic[P]):
         for name in names:
             if name not in self._all():
                 broken = self._broken.get(name)
-                raise RegbenchError(where + (broken or wording.unknown(self.kind, name, self.names())))
+                raise RegbenchError(
+                    where + (broken or wording.unknown(self.kind, name, self.names()))
+                )
 
     def build(self, name: str, **values: Any) -> P:
         """Build the plug-in `name` with some settings changed.
@@ -181,6 +195,7 @@ class Registry(Generic[P]):
     def defaults(self, name: str) -> dict[str, Any]:
         """Return the settings of `name`, by name, as `build(name)` would set them."""
         plugin = self.build(name)
+
         return {field.name: getattr(plugin, field.name) for field in dataclasses.fields(plugin)}  # type: ignore[arg-type]
 
     def plain(self, plugin: P) -> dict[str, Any]:
@@ -195,7 +210,8 @@ class Registry(Generic[P]):
         name = data.get("name") if isinstance(data, Mapping) else None
         if not isinstance(data, Mapping) or not isinstance(name, str):
             raise RegbenchError(
-                f"{prefix.rstrip('.')}={wording.shown(data)} must be a group of settings with the {self.kind}'s name"
+                f"{prefix.rstrip('.')}={wording.shown(data)} must be a group of settings with the "
+                f"{self.kind}'s name"
             )
         given = {key: value for key, value in data.items() if key != "name"}
         return settings.from_plain(self.of(name), {**self._plain_defaults(name), **given}, prefix)
@@ -207,13 +223,18 @@ class Registry(Generic[P]):
         return plain
 
     def setting(self, prefix: str) -> wording.PlugIn:
-        """Make the annotation of a setting that is a plug-in of this kind; see `from_plain` for the prefix."""
+        """Make the annotation of a setting that is a plug-in of this kind.
+
+        See `from_plain` for the prefix.
+        """
 
         def read(value: Any) -> P:
             ours = tuple(self._classes.values())
             return value if isinstance(value, ours) else self.from_plain(value, prefix)
 
-        return wording.PlugIn(read, self.plain, f"the name of a registered {self.kind}, with its settings")
+        return wording.PlugIn(
+            read, self.plain, f"the name of a registered {self.kind}, with its settings"
+        )
 
 
 def _group(kind: str) -> str:
@@ -239,7 +260,11 @@ def own_names(kind: str) -> list[str]:
     for file in own_files(kind):
         for call in ast.walk(ast.parse(file.read_text())):
             # Calls have the form register("name", preset=...).
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "register":
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Name)
+                and call.func.id == "register"
+            ):
                 names.append(ast.literal_eval(call.args[0]))
                 names += [str(keyword.arg) for keyword in call.keywords]
     return sorted(names)
@@ -257,7 +282,9 @@ def refuse_unknown(kind: str, names: Collection[str], where: str = "") -> None:
 
 
 def refuse_unknown_in(overrides: Sequence[str]) -> None:
-    """Refuse overrides that choose plug-ins by unknown names, such as `method=vicregg`, before torch is imported."""
+    """Refuse overrides that choose plug-ins by unknown names, such as `method=vicregg`, before
+    torch is imported.
+    """
     for override in overrides:
         key, _, value = override.partition("=")
         names = value.strip("[]").split(",")

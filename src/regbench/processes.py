@@ -1,7 +1,8 @@
-"""Processes that work for this one: jobs of a sweep, ranks that share a batch, and calls of code that is not trusted.
+"""Processes that work for this one: jobs of a sweep, ranks that share a batch, and calls of code
+that is not trusted.
 
-All are forked by the fork server of `multiprocessing`, which imports what they need once. Nothing here starts a thread
-or initialises CUDA in it, which a fork would break.
+All are forked by the fork server of `multiprocessing`, which imports what they need once. Nothing
+here starts a thread or initialises CUDA in it, which a fork would break.
 """
 
 from __future__ import annotations
@@ -39,17 +40,22 @@ _END_TIMEOUT_S = 10.0
 
 
 def hold_blas(threads: int) -> None:
-    """Let NumPy's and SciPy's linear algebra compute with this many threads, in this process and those that it starts.
+    """Let NumPy's and SciPy's linear algebra compute with this many threads, in this process and
+    those that it starts.
 
     OpenBLAS has a thread for each core. Idle ones spin, which slows all other work of the machine.
     """
-    os.environ["OPENBLAS_NUM_THREADS"] = str(threads)  # for a library that is loaded later, as SciPy's is
+    os.environ["OPENBLAS_NUM_THREADS"] = str(
+        threads
+    )  # for a library that is loaded later, as SciPy's is
     threadpoolctl.threadpool_limits(threads, user_api="blas")
 
 
 def _start(function: Callable[..., None], *arguments: Any) -> Any:
     """Call a function of this module in a process of its own."""
-    process = FORKED.Process(target=_enter, args=(dict(os.environ), os.sched_getaffinity(0), function, arguments))
+    process = FORKED.Process(
+        target=_enter, args=(dict(os.environ), os.sched_getaffinity(0), function, arguments)
+    )
     with _no_main():
         process.start()
     return process
@@ -57,7 +63,9 @@ def _start(function: Callable[..., None], *arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def _no_main() -> Iterator[None]:
-    """Hide the caller's script, which multiprocessing would import again in each process: a script needs no guard."""
+    """Hide the caller's script, which multiprocessing would import again in each process: a
+    script needs no guard.
+    """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -67,7 +75,10 @@ def _no_main() -> Iterator[None]:
 
 
 def _enter(
-    environment: dict[str, str], cores: set[int], function: Callable[..., None], arguments: tuple[Any, ...]
+    environment: dict[str, str],
+    cores: set[int],
+    function: Callable[..., None],
+    arguments: tuple[Any, ...],
 ) -> None:
     # A terminal sends Ctrl-C to all processes: the one that began these answers it, and ends them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -87,7 +98,8 @@ def _say_to(file: Path) -> None:
         os.dup2(descriptor, stream.fileno())
 
 
-# ------------------------------------------------------------------------------------------------------------ jobs
+# --------------------------------------------------------------------------------------------------
+# jobs
 
 
 class Worker:
@@ -100,13 +112,15 @@ class Worker:
     busy = False
 
     def begin(self, folder: Path, job: Callable[..., None], *arguments: Any) -> None:
-        """Call a function in a process of its own, which says what it has to say in `folder`/<process id>_log.out.
+        """Call a function in a process of its own, which says what it has to say in
+        `folder`/<process id>_log.out.
 
         Raises:
             OSError: If there can be no such folder.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        # The job holds the other end until it ends. Its sentinel would tell of the fork server's end, too.
+        # The job holds the other end until it ends. Its sentinel would tell of the fork server's
+        # end, too.
         self._ended, theirs = FORKED.Pipe(duplex=False)
         self._process = _start(_run_job, theirs, folder, job, arguments)
         theirs.close()
@@ -126,12 +140,15 @@ class Worker:
             worker_of[ended].busy = False
 
 
-def _run_job(alive: Connection, folder: Path, job: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _run_job(
+    alive: Connection, folder: Path, job: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
     _say_to(folder / f"{os.getpid()}_log.out")
     job(*arguments)
 
 
-# ----------------------------------------------------------------------------------------------------------- ranks
+# --------------------------------------------------------------------------------------------------
+# ranks
 
 
 class WorkFailed(Exception):
@@ -153,21 +170,34 @@ class Place:
     store: str
 
     def join(self, backend: str) -> None:
-        """Make a process group of all of them; each waits for the others however slow the machine is."""
+        """Make a process group of all of them.
+
+        Each waits for the others however slow the machine is.
+        """
         import torch.distributed as dist  # slow, and callers that only start jobs do without
 
         if sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name need not resolve
         patience = datetime.timedelta(days=1)  # when a process ends, the caller ends the others
         dist.init_process_group(
-            backend, init_method=f"file://{self.store}", rank=self.rank, world_size=self.world, timeout=patience
+            backend,
+            init_method=f"file://{self.store}",
+            rank=self.rank,
+            world_size=self.world,
+            timeout=patience,
         )
 
 
 class Processes:
     """Processes that each make a state and then call functions on it; started by the first call."""
 
-    def __init__(self, world: int, setup: Callable[Concatenate[Place, ...], Any], *arguments: Any, threads: int = 1):
+    def __init__(
+        self,
+        world: int,
+        setup: Callable[Concatenate[Place, ...], Any],
+        *arguments: Any,
+        threads: int = 1,
+    ):
         """Prepare to start processes.
 
         Args:
@@ -181,12 +211,15 @@ class Processes:
         self._running: list[tuple[Any, Connection]] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def ask(self, function: Callable[Concatenate[S, P], T], *arguments: P.args, **named: P.kwargs) -> list[T]:
-        """Let every process call a function on its state, and return what each returned, in the order of ranks.
+    def ask(
+        self, function: Callable[Concatenate[S, P], T], *arguments: P.args, **named: P.kwargs
+    ) -> list[T]:
+        """Let every process call a function on its state, and return what each returned, in the
+        order of ranks.
 
         Raises:
-            WorkFailed: If one fails or ends. Several are all ended, as some may wait for others; the next call starts
-                new ones.
+            WorkFailed: If one fails or ends. Several are all ended, as some may wait for others;
+                the next call starts new ones.
         """
         if not self._running:
             self._start()
@@ -203,13 +236,17 @@ class Processes:
     def _start(self) -> None:
         module = self._setup[0].__module__
         if module.startswith("regbench."):
-            FORKED.set_forkserver_preload(["torch.distributed", module])  # no effect once the server runs
+            FORKED.set_forkserver_preload(
+                ["torch.distributed", module]
+            )  # no effect once the server runs
         self._folder = tempfile.TemporaryDirectory(prefix="regbench-")
         store = str(Path(self._folder.name) / "store")
         for rank in range(self._world):
             ours, theirs = FORKED.Pipe()
             place = Place(rank, self._world, store)
-            self._running.append((_start(_serve, theirs, self._said(rank), self._threads, place), ours))
+            self._running.append(
+                (_start(_serve, theirs, self._said(rank), self._threads, place), ours)
+            )
             theirs.close()
         try:
             self._send(self._setup)  # however long a busy machine takes
@@ -227,7 +264,9 @@ class Processes:
         for _, connection in self._running:
             with contextlib.suppress(BrokenPipeError):  # the missing answer tells
                 connection.send_bytes(content)
-        rank_of: dict[Any, int] = {connection: rank for rank, (_, connection) in enumerate(self._running)}
+        rank_of: dict[Any, int] = {
+            connection: rank for rank, (_, connection) in enumerate(self._running)
+        }
         answers: dict[int, Any] = {}
         while rank_of:
             ready: list[Any] = wait(list(rank_of))
@@ -243,7 +282,9 @@ class Processes:
         return [answers[rank] for rank in range(self._world)]
 
     def _failure(self, rank: int, line: str | None) -> str:
-        """Say what went wrong: if a process ended, that, because the others fail only when they miss it."""
+        """Say what went wrong: if a process ended, that, because the others fail only when they
+        miss it.
+        """
         if self._world == 1 and line is not None:
             return line
         # The other processes may wait for the one that is gone.
@@ -281,12 +322,16 @@ class Processes:
 
 
 def _serve(connection: Connection, said: Path, threads: int, place: Place) -> None:
-    """Make the state, then answer calls, until the process that started this one closes the connection."""
+    """Make the state, then answer calls, until the process that started this one closes the
+    connection.
+    """
     import torch
     import torch.distributed as dist
 
     _say_to(said)
-    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))  # for processes that it starts
+    os.environ |= dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)
+    )  # for processes that it starts
     torch.set_num_threads(threads)
     hold_blas(threads)
     state: Any = None
@@ -314,7 +359,8 @@ def _ending(code: int, said: bytes) -> str:
     return f"{how}: {lines[-1].strip()[:200]}" if lines else how
 
 
-# ----------------------------------------------------------------------------------------------------- code of others
+# --------------------------------------------------------------------------------------------------
+# code of others
 
 
 class CodeFailed(RegbenchError):
@@ -324,15 +370,17 @@ class CodeFailed(RegbenchError):
 
 
 def apart(what: str, limit_s: float, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function that runs code of others in a process of its own; return its answer, which is plain data.
+    """Call a function that runs code of others in a process of its own; return its answer, which is
+    plain data.
 
-    The process has to answer with a key that is made for this call. So an exit at any place and with any status, a
-    crash, a signal, an endless loop, memory that runs out, what it prints, and bytes written to every open file are no
-    answer. What it started ends with it. It hands over JSON, which runs nothing here.
+    The process has to answer with a key that is made for this call. So an exit at any place and
+    with any status, a crash, a signal, an endless loop, memory that runs out, what it prints, and
+    bytes written to every open file are no answer. What it started ends with it. It hands over
+    JSON, which runs nothing here.
 
-    The code has the rights of this user, and the function runs beside it. So who means to can find the key or replace
-    the function, and hand over any answer: the caller judges the values. Not held off either are changed files, and
-    processes that leave the session.
+    The code has the rights of this user, and the function runs beside it. So who means to can find
+    the key or replace the function, and hand over any answer: the caller judges the values. Not
+    held off either are changed files, and processes that leave the session.
 
     Args:
         what: Name of the code, for messages.
@@ -351,7 +399,9 @@ def apart(what: str, limit_s: float, function: Callable[..., Any], *arguments: A
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="regbench-")))
         # Opened before, so that what is put in their place later is not read.
-        answer, said = (stack.enter_context((folder / name).open("w+b")) for name in (_ANSWER, _SAID))
+        answer, said = (
+            stack.enter_context((folder / name).open("w+b")) for name in (_ANSWER, _SAID)
+        )
         process = _start(_answer, folder, key, what, cloudpickle.dumps((function, arguments)))
         try:
             process.join(limit_s)
@@ -368,7 +418,9 @@ def apart(what: str, limit_s: float, function: Callable[..., Any], *arguments: A
         if code is None:
             raise CodeFailed(f"{what} has not ended within {limit_s:g} s")
         if signature != key:
-            raise CodeFailed(f"{what}: its process gave no answer, and {_ending(code, said.read(_MOST_BYTES))}")
+            raise CodeFailed(
+                f"{what}: its process gave no answer, and {_ending(code, said.read(_MOST_BYTES))}"
+            )
     if how != "returned":
         raise (RegbenchError if how == "refused" else CodeFailed)(str(value)[:1000])
     return value
@@ -389,7 +441,9 @@ def _answer(folder: Path, key: str, what: str, content: bytes) -> None:
             function, arguments = pickle.loads(content)
             answer = json.dumps([key, "returned", function(*arguments)])
         except RegbenchError as error:
-            answer = json.dumps([key, "failed" if isinstance(error, CodeFailed) else "refused", str(error)])
+            answer = json.dumps(
+                [key, "failed" if isinstance(error, CodeFailed) else "refused", str(error)]
+            )
         except BaseException as error:  # an exit, too
             answer = json.dumps([key, "failed", f"{what}: {one_line(error)}"])
         file.write(answer)
@@ -397,9 +451,13 @@ def _answer(folder: Path, key: str, what: str, content: bytes) -> None:
 
 
 def one_line(error: BaseException, file: str = "") -> str:
-    """Put an error into one line, with its type unless it is one of ours, and its last place in a file if there is."""
+    """Put an error into one line, with its type unless it is one of ours, and its last place in
+    a file if there is.
+    """
     text = " ".join(str(error).split()) or "no message"
     if not isinstance(error, RegbenchError):
         text = f"{type(error).__name__}: {text}"
-    places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    places = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file
+    ]
     return f"{text} ({Path(file).name}, line {places[-1].lineno})" if places else text

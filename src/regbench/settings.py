@@ -1,7 +1,8 @@
-"""Settings: frozen dataclasses in which the name, type, bounds, default and meaning of each setting stand once.
+"""Settings: frozen dataclasses in which the name, type, bounds, default and meaning of each setting
+stand once.
 
-Type and bounds are the field's annotation; the meaning is its line under "Attributes:" in the class's docstring. Every
-refusal names the setting as it is written in an override.
+Type and bounds are the field's annotation; the meaning is its line under "Attributes:" in the
+class's docstring. Every refusal names the setting as it is written in an override.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, NoReturn, TypeVar, cast, dataclass_transform, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    NoReturn,
+    TypeVar,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated
@@ -38,14 +48,18 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
+@dataclass_transform(
+    frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,)
+)
 def settings(cls: type[T]) -> type[T]:
-    """Make a class a frozen keyword-only dataclass that refuses what its fields' annotations do not allow.
+    """Make a class a frozen keyword-only dataclass that refuses what its fields' annotations do not
+    allow.
 
     The class itself refuses settings that do not fit together, in `__post_init__`.
     """
     made = validated(cls, frozen=True, kw_only=True, config=_STRICT)
-    # pydantic's refusals name fields and types of Python; a user needs the setting as an override has it.
+    # pydantic's refusals name fields and types of Python; a user needs the setting as an override
+    # has it.
     build = made.__init__
 
     @functools.wraps(build)
@@ -69,7 +83,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise RegbenchError(f"{path} is not YAML: {error}") from error
     if not isinstance(data, dict):
-        raise RegbenchError(f"{path} holds no settings: it must be YAML with lines of the form name: value")
+        raise RegbenchError(
+            f"{path} holds no settings: it must be YAML with lines of the form name: value"
+        )
     return data
 
 
@@ -82,10 +98,13 @@ def from_plain(cls: type[T], data: object, prefix: str = "") -> T:
         prefix: Text before the names in overrides, such as "optimizer.".
 
     Raises:
-        RegbenchError: If a setting is unknown, missing, of the wrong type or out of bounds, or refused by the class.
+        RegbenchError: If a setting is unknown, missing, of the wrong type or out of bounds, or
+            refused by the class.
     """
     if not isinstance(data, Mapping):
-        raise RegbenchError(f"{prefix.rstrip('.') or 'a cell'} must be a group of settings, not {shown(data)}")
+        raise RegbenchError(
+            f"{prefix.rstrip('.') or 'a cell'} must be a group of settings, not {shown(data)}"
+        )
     # pydantic would take them from JSON.
     _refuse_long(data, prefix)
     text = json.dumps(data, default=repr)
@@ -116,7 +135,9 @@ def _refuse_long(data: object, path: str) -> None:
         for value in data:
             _refuse_long(value, path)
     elif isinstance(data, int) and abs(data) >= _INT64:
-        raise RegbenchError(f"{path.rstrip('.')}={data} must be below {_INT64}, to fit into 64 bits")
+        raise RegbenchError(
+            f"{path.rstrip('.')}={data} must be below {_INT64}, to fit into 64 bits"
+        )
 
 
 # Cells of a sweep have most groups in common: without this, 10,000 cells take two seconds longer.

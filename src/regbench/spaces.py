@@ -1,4 +1,6 @@
-"""Search spaces: the values of a hyperparameter that a tuning tries, stated with the plug-in that it belongs to."""
+"""Search spaces: the values of a hyperparameter that a tuning tries, stated with the plug-in
+that it belongs to.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,12 @@ class Range:
     Attributes:
         low: The lower end.
         high: The upper end.
-        scale: Scale on which values are spread evenly: "log", "linear", or "logit" for a weight λ beside 1 − λ: then
-            the odds λ/(1 − λ) are on a logarithmic scale.
-        times: Factor of both ends, where theory says how the hyperparameter moves with the embedding dimension q or the
-            batch size n.
-        balances: Whether it is the number that weighs the method's alignment against its regularizer.
+        scale: Scale on which values are spread evenly: "log", "linear", or "logit" for a weight λ
+            beside 1 − λ: then the odds λ/(1 − λ) are on a logarithmic scale.
+        times: Factor of both ends, where theory says how the hyperparameter moves with the
+            embedding dimension q or the batch size n.
+        balances: Whether it is the number that weighs the method's alignment against its
+            regularizer.
         least: The smallest value that there is, for a range that may reach it.
         most: The largest value that there is.
     """
@@ -53,8 +56,8 @@ class Range:
         if not least < self.low < self.high < most:
             within = {"log": ", above 0", "linear": "", "logit": ", between 0 and 1"}[self.scale]
             raise RegbenchError(
-                f"range from {self.low:g} to {self.high:g} on a {self.scale} scale: give finite numbers{within}, from "
-                "a smaller to a larger one"
+                f"range from {self.low:g} to {self.high:g} on a {self.scale} scale: give finite "
+                f"numbers{within}, from a smaller to a larger one"
             )
 
     def at(self, n: int, q: int) -> Range:
@@ -68,7 +71,10 @@ class Range:
         return (own - low) / (high - low)
 
     def value(self, position: float) -> float:
-        """Return the value at a position, see `position`, to three digits; beyond the ends up to `least` and `most`."""
+        """Return the value at a position, see `position`, to three digits.
+
+        Beyond the ends up to `least` and `most`.
+        """
         low, high = map(self._forward, (self.low, self.high))
         own = low + position * (high - low)
         if self.scale == "logit":
@@ -126,10 +132,11 @@ DIMENSIONS = 6
 
 
 def spread(index: int, dimensions: int, shift: int = 0) -> list[float]:
-    """Return point `index`, from 0, of Halton's sequence, which fills the unit cube evenly however many are taken.
+    """Return point `index`, from 0, of Halton's sequence, which fills the unit cube evenly however
+    many are taken.
 
-    Other shifts than 0 move all points by as much, over the cube's faces (Cranley and Patterson 1976): sequences of
-    different shifts fill the cube as evenly, and independently of each other.
+    Other shifts than 0 move all points by as much, over the cube's faces (Cranley and Patterson
+    1976): sequences of different shifts fill the cube as evenly, and independently of each other.
     """
     from scipy.stats.qmc import Halton  # takes a second to import, and only searches need it
 

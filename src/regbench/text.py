@@ -10,7 +10,9 @@ from regbench.errors import RegbenchError
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 A_NAME = "a name of 1 to 100 letters (a to z), digits and signs of . _ -, the first no . or -"
-"""What a file, a folder, a sweep or a data set may be called: so it is safe in every file system, shell and page."""
+"""What a file, a folder, a sweep or a data set may be called: so it is safe in every file
+system, shell and page.
+"""
 
 
 def printable(text: str) -> str:
@@ -26,11 +28,17 @@ def brief(name: str) -> str:
 
 
 def _printable(c: str) -> str:
-    return c if c.isprintable() or unicodedata.category(c) == "Zs" else c.encode("unicode_escape").decode()
+    return (
+        c
+        if c.isprintable() or unicodedata.category(c) == "Zs"
+        else c.encode("unicode_escape").decode()
+    )
 
 
 def is_name(text: str) -> bool:
-    """Return True if a text is `A_NAME`: it may become a path, as it cannot lead out of a folder."""
+    """Return True if a text is `A_NAME`: it may become a path, as it cannot lead out of a
+    folder.
+    """
     return _NAME.fullmatch(text) is not None
 
 

@@ -1,4 +1,6 @@
-"""Words for settings: values as an override has them, types and bounds, refusals of unknown names."""
+"""Words for settings: values as an override has them, types and bounds, refusals of unknown
+names.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,10 @@ def shown(value: object) -> str:
 
 
 def written(value: object) -> str:
-    """Write a value of Python as an override has it, text in quotation marks; refuse what no setting can have."""
+    """Write a value of Python as an override has it, text in quotation marks.
+
+    Refuse what no setting can have.
+    """
     if isinstance(value, str | os.PathLike):
         return quoted(os.fspath(value))
     if isinstance(value, Mapping):
@@ -76,19 +81,24 @@ def written(value: object) -> str:
         return f"[{','.join(map(written, value))}]"
     if value is None or isinstance(value, bool | int | float):
         return shown(value)
-    raise RegbenchError(f"{value!r} is no setting; give a number, text, a list, a dictionary or None")
+    raise RegbenchError(
+        f"{value!r} is no setting; give a number, text, a list, a dictionary or None"
+    )
 
 
 def quoted(text: str) -> str:
     """Write text in quotation marks, as an override has it."""
-    # Hydra reads a backslash as an escape only before a quotation mark, so only there it is doubled.
+    # Hydra reads a backslash as an escape only before a quotation mark, so only there it is
+    # doubled.
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
     escaped = re.sub(r"(\\*)$", r"\1\1", escaped)
     return f"'{escaped}'"
 
 
 def unknown(what: str, name: str, known: Collection[str]) -> str:
-    """Word the refusal of a name: with the nearest known names, or else with all (of settings, the groups)."""
+    """Word the refusal of a name: with the nearest known names, or else with all (of settings,
+    the groups).
+    """
     by_letters = {_letters(each): each for each in known}
     # The same letters in another spelling leave no doubt.
     near = [_letters(name)]
@@ -107,7 +117,13 @@ def _letters(name: str) -> str:
     return re.sub("[-_]", "", name.lower())
 
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    NoneType: "null",
+}
 _ITEMS = {int: "whole numbers", float: "numbers", str: "words"}
 _EXAMPLES = {int: "[1,2]", float: "[0.5,1]"}
 
@@ -138,7 +154,10 @@ def _list_words(arguments: tuple[Any, ...]) -> str:
         item = get_args(first)[0]
     number = "" if arguments[-1] is ... else f"{len(arguments)} "
     bounds = _bounds(first).replace(", ", ", each ", 1)
-    return f"a list of {number}{_ITEMS.get(item, 'values')}{bounds}, such as {_EXAMPLES.get(item, '[a,b]')}"
+    return (
+        f"a list of {number}{_ITEMS.get(item, 'values')}{bounds}, such as "
+        f"{_EXAMPLES.get(item, '[a,b]')}"
+    )
 
 
 def _bounds(hint: Any) -> str:

@@ -1,4 +1,7 @@
-"""Published weights: the forms they come in, what is left out and what is refused. Models of timm to train."""
+"""Published weights: the forms they come in, what is left out and what is refused.
+
+Models of timm to train.
+"""
 
 from __future__ import annotations
 
@@ -72,20 +75,33 @@ FORMS: dict[str, Callable[[Weights], Any]] = {
         "epoch": 200,
         "model": prefixed(w, "module.backbone.") | head("module.projector."),
         # LARS keeps functions with its groups.
-        "optimizer": {"state": {}, "param_groups": [{"lr": 0.1, "weight_decay_filter": some_filter, "params": [0]}]},
+        "optimizer": {
+            "state": {},
+            "param_groups": [{"lr": 0.1, "weight_decay_filter": some_filter, "params": [0]}],
+        },
     },
     "DINO: training": lambda w: {
-        "student": prefixed({k: v + 1 for k, v in w.items()}, "module.backbone.") | head("module.head.mlp."),
+        "student": prefixed({k: v + 1 for k, v in w.items()}, "module.backbone.")
+        | head("module.head.mlp."),
         "teacher": prefixed(w, "backbone.") | head("head.mlp."),
         "args": argparse.Namespace(arch="resnet50", lr=0.1),
         "epoch": 800,
     },
-    "supervised: with classifier": lambda w: w | {"fc.weight": torch.zeros(10, 128), "fc.bias": torch.zeros(10)},
+    "supervised: with classifier": lambda w: (
+        w | {"fc.weight": torch.zeros(10, 128), "fc.bias": torch.zeros(10)}
+    ),
     "encoder and predictor": lambda w: {
-        "state_dict": prefixed(w, "module.encoder.") | head("module.predictor.") | head("module.encoder.fc.")
+        "state_dict": prefixed(w, "module.encoder.")
+        | head("module.predictor.")
+        | head("module.encoder.fc.")
     },
-    "compiled": lambda w: {"state_dict": prefixed(w, "_orig_mod.backbone.") | head("_orig_mod.projector.")},
-    "ours": lambda w: {"network": prefixed(w, "backbone.") | head("projector."), "progress": {"step": 3}},
+    "compiled": lambda w: {
+        "state_dict": prefixed(w, "_orig_mod.backbone.") | head("_orig_mod.projector.")
+    },
+    "ours": lambda w: {
+        "network": prefixed(w, "backbone.") | head("projector."),
+        "progress": {"step": 3},
+    },
     "no counters": lambda w: {k: v for k, v in w.items() if not k.endswith("num_batches_tracked")},
 }
 
@@ -101,7 +117,9 @@ def test_weights_are_found_in_every_form(
     assert published.backbone.dim == 128
     assert published.architecture == "resnet_tiny"
     assert published.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    torch.testing.assert_close(published.backbone.represent(IMAGES), model(IMAGES), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        published.backbone.represent(IMAGES), model(IMAGES), rtol=1e-5, atol=1e-5
+    )
     heads = {"projector", "head", "fc", "predictor"} & set(caplog.text.replace(",", " ").split())
     expected = {
         "SFRIK, VICReg: training": {"projector"},
@@ -118,7 +136,9 @@ def test_the_names_of_a_resnet_are_torchvisions(model18: nn.Module, tmp_path: Pa
     path = tmp_path / "weights.pth"
     torch.save(FORMS["DINO: training"](model18.state_dict()), path)
     published = load_backbone(str(path), RESNET18, 3, 24)
-    torch.testing.assert_close(published.backbone.represent(IMAGES), model18(IMAGES), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        published.backbone.represent(IMAGES), model18(IMAGES), rtol=1e-5, atol=1e-5
+    )
 
 
 class Trap:
@@ -132,7 +152,10 @@ def test_nothing_in_a_file_is_run(model: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     torch.save({"model": model.state_dict(), "trap": Trap()}, path)
     torch.testing.assert_close(
-        load_backbone(str(path), TINY, 3, 24).backbone.represent(IMAGES), model(IMAGES), rtol=1e-5, atol=1e-5
+        load_backbone(str(path), TINY, 3, 24).backbone.represent(IMAGES),
+        model(IMAGES),
+        rtol=1e-5,
+        atol=1e-5,
     )
     assert not hasattr(sys, "trapped")
 
@@ -142,7 +165,9 @@ def test_an_old_file_that_would_have_to_be_run_is_refused(tmp_path: Path, model:
     path = tmp_path / "old.pth"
     content = {"state_dict": model.state_dict(), "filter": some_filter}
     torch.save(content, path, _use_new_zipfile_serialization=False)
-    with pytest.raises(RegbenchError, match=r"cannot be read safely.*convert it.*weights_only=False"):
+    with pytest.raises(
+        RegbenchError, match=r"cannot be read safely.*convert it.*weights_only=False"
+    ):
         load_backbone(str(path), TINY, 3, 24)
 
 
@@ -159,7 +184,10 @@ def without(weights: Weights, part: str) -> Weights:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: without(w, "4.conv2."), r"no resnet_tiny: it has not 4\.conv2\.weight; choose network="),
+        (
+            lambda w: without(w, "4.conv2."),
+            r"no resnet_tiny: it has not 4\.conv2\.weight; choose network=",
+        ),
         (lambda w: without(w, "4."), r"it has not 4\.conv1\.weight, .* and \d+ more"),
         (lambda w: w | {"layer5.weight": torch.zeros(3)}, r"it has besides layer5\.weight"),
         (
@@ -190,7 +218,9 @@ def test_a_file_that_holds_no_weights_is_refused(content: bytes, tmp_path: Path)
 
 
 def test_no_such_file_is_refused_with_what_can_be_given() -> None:
-    with pytest.raises(RegbenchError, match=r"nowhere\.pth: No such file.*torchvision:NAME@WEIGHTS, timm:NAME"):
+    with pytest.raises(
+        RegbenchError, match=r"nowhere\.pth: No such file.*torchvision:NAME@WEIGHTS, timm:NAME"
+    ):
         load_backbone("nowhere.pth", TINY, 3, 24)
 
 
@@ -235,18 +265,25 @@ def test_the_digest_of_a_librarys_weights_is_of_their_values(tmp_path: Path) -> 
         ("torchvision:resnet18", 1, 28, "takes colour images and the data set has 1 channel"),
     ],
 )
-def test_what_torchvision_has_not_is_refused(source: str, channels: int, size: int, message: str) -> None:
+def test_what_torchvision_has_not_is_refused(
+    source: str, channels: int, size: int, message: str
+) -> None:
     with pytest.raises(RegbenchError, match=message):
         load_backbone(source, TINY, channels, size)
 
 
-def test_a_download_that_fails_says_where_to_put_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_download_that_fails_says_where_to_put_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError("no route to host")
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("torch.hub.download_url_to_file", fail)
-    with pytest.raises(RegbenchError, match=r"no route to host\); put https://\S+resnet18\S+\.pth into \S+checkpoints"):
+    with pytest.raises(
+        RegbenchError,
+        match=r"no route to host\); put https://\S+resnet18\S+\.pth into \S+checkpoints",
+    ):
         load_backbone("torchvision:resnet18", TINY, 3, 24)
 
 
@@ -266,7 +303,9 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert published.backbone.dim == 192
     torch.testing.assert_close(published.backbone.represent(x), models[0].eval()(x))
     assert published.mean == (0.5, 0.5, 0.5)
-    with pytest.raises(RegbenchError, match="cuts images into patches of 16 px, and 24 is no multiple of that"):
+    with pytest.raises(
+        RegbenchError, match="cuts images into patches of 16 px, and 24 is no multiple of that"
+    ):
         load_backbone("timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", TINY, 3, 24)
     with pytest.raises(RegbenchError, match=r"timm has no weights of that name; near: .*resnet18"):
         load_backbone("timm:resnet18.nothing", TINY, 3, 24)
@@ -278,7 +317,10 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_of_timm_with_images_of_another_size(
     name: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """timm resamples the positions of a transformer when it loads them; a file stands for the download."""
+    """timm resamples the positions of a transformer when it loads them.
+
+    A file stands for the download.
+    """
     import timm
 
     create = timm.create_model
@@ -286,7 +328,9 @@ def test_a_model_of_timm_with_images_of_another_size(
     torch.save(model.state_dict(), tmp_path / "weights.pth")
 
     def of_file(name: str, **options: Any) -> nn.Module:
-        return create(name, pretrained_cfg_overlay={"file": str(tmp_path / "weights.pth")}, **options)
+        return create(
+            name, pretrained_cfg_overlay={"file": str(tmp_path / "weights.pth")}, **options
+        )
 
     monkeypatch.setattr(timm, "create_model", of_file)
     x = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(5))
@@ -305,7 +349,9 @@ GREY = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(1))
 
 
 def vit(**settings: Any) -> tuple[Any, int]:
-    """A transformer of two blocks for grey images of 28 px, in evaluation mode, and the width of its representation."""
+    """A transformer of two blocks for grey images of 28 px, in evaluation mode, and the width
+    of its representation.
+    """
     torch.manual_seed(0)
     module, dim = BACKBONES.build("timm", **{**VIT, **settings}).build(1, 28)
     return module.eval(), dim
@@ -325,7 +371,10 @@ OF_VIT: dict[str, Any] = {"patch_size": 4, "in_chans": 1, "img_size": 28, **VIT[
 
 def class_tokens(model: Any, x: Tensor, positions_NLC: Tensor) -> list[Tensor]:
     """The class token after each block, normalised."""
-    tokens = torch.cat([model.cls_token.expand(len(x), -1, -1), model.patch_embed(x)], dim=1) + positions_NLC
+    tokens = (
+        torch.cat([model.cls_token.expand(len(x), -1, -1), model.patch_embed(x)], dim=1)
+        + positions_NLC
+    )
     found = []
     for block in model.blocks:
         tokens = block(tokens)
@@ -335,8 +384,14 @@ def class_tokens(model: Any, x: Tensor, positions_NLC: Tensor) -> list[Tensor]:
 
 REPRESENTATIONS: dict[str, tuple[dict[str, Any], Callable[[Any], Tensor]]] = {
     "pooled": ({}, lambda model: model(GREY)),
-    "class token": ({"representation": "class_token"}, lambda model: class_tokens(model, GREY, model.pos_embed)[-1]),
-    "mean": ({"representation": "mean"}, lambda model: model.forward_features(GREY)[:, 1:].mean(dim=1)),
+    "class token": (
+        {"representation": "class_token"},
+        lambda model: class_tokens(model, GREY, model.pos_embed)[-1],
+    ),
+    "mean": (
+        {"representation": "mean"},
+        lambda model: model.forward_features(GREY)[:, 1:].mean(dim=1),
+    ),
     "class tokens of two blocks": (
         {"representation": "class_token", "last_blocks": 2},
         lambda model: torch.cat(class_tokens(model, GREY, model.pos_embed), dim=1),
@@ -355,11 +410,15 @@ def test_the_representation_of_a_transformer(name: str) -> None:
     torch.testing.assert_close(out, expected(model))
 
 
-@pytest.mark.parametrize("settings", [{}, {"options": VIT["options"] | {"class_token": False, "global_pool": "avg"}}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"options": VIT["options"] | {"class_token": False, "global_pool": "avg"}}]
+)
 def test_published_positions_are_resampled_to_the_images(
     settings: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Weights for 28 px (7 x 7 patches), images of 20 px (5 x 5), against what the network of 28 px makes of them."""
+    """Weights for 28 px (7 x 7 patches), images of 20 px (5 x 5), against what the network of
+    28 px makes of them.
+    """
     module, _ = vit(**settings)
     with torch.no_grad():
         module.pos_embed *= 50  # so that they matter beside the patches
@@ -375,12 +434,20 @@ def test_published_positions_are_resampled_to_the_images(
 
 def test_positions_of_no_square_grid_are_refused(tmp_path: Path) -> None:
     module, _ = vit()
-    torch.save(module.state_dict() | {"pos_embed": torch.zeros(1, 48, 24)}, tmp_path / "weights.pth")
+    torch.save(
+        module.state_dict() | {"pos_embed": torch.zeros(1, 48, 24)}, tmp_path / "weights.pth"
+    )
     network = BACKBONES.build("timm", **VIT)
-    with pytest.raises(RegbenchError, match=r"other shapes: pos_embed \(1, 48, 24\) instead of \(1, 26, 24\)"):
+    with pytest.raises(
+        RegbenchError, match=r"other shapes: pos_embed \(1, 48, 24\) instead of \(1, 26, 24\)"
+    ):
         load_backbone(str(tmp_path / "weights.pth"), network, 1, 20)
-    torch.save(module.state_dict() | {"pos_embed": torch.zeros(1, 50, 32)}, tmp_path / "weights.pth")
-    with pytest.raises(RegbenchError, match=r"other shapes: pos_embed \(1, 50, 32\) instead of \(1, 26, 24\)"):
+    torch.save(
+        module.state_dict() | {"pos_embed": torch.zeros(1, 50, 32)}, tmp_path / "weights.pth"
+    )
+    with pytest.raises(
+        RegbenchError, match=r"other shapes: pos_embed \(1, 50, 32\) instead of \(1, 26, 24\)"
+    ):
         load_backbone(str(tmp_path / "weights.pth"), network, 1, 20)
 
 
@@ -389,7 +456,9 @@ def test_images_of_another_size_have_interpolated_positions() -> None:
     model: Any = of_timm(**OF_VIT | {"img_size": (12, 20)})
     with torch.no_grad():
         module.pos_embed *= 50  # so that they matter beside the patches
-    model.load_state_dict({k: v for k, v in module.state_dict().items() if k != "pos_embed"}, strict=False)
+    model.load_state_dict(
+        {k: v for k, v in module.state_dict().items() if k != "pos_embed"}, strict=False
+    )
     grid_NCHW = module.pos_embed[:, 1:].reshape(1, 7, 7, 24).permute(0, 3, 1, 2)
     grid_NCHW = F.interpolate(grid_NCHW, (3, 5), mode="bicubic", antialias=True)
     positions_NLC = torch.cat([module.pos_embed[:, :1], grid_NCHW.flatten(2).mT], dim=1)
@@ -397,7 +466,9 @@ def test_images_of_another_size_have_interpolated_positions() -> None:
     expected = class_tokens(model, small, positions_NLC)[-1]
     torch.testing.assert_close(module(small), expected)
     assert not torch.allclose(class_tokens(model, small, model.pos_embed)[-1], expected, atol=0.1)
-    with pytest.raises(RegbenchError, match="views of 10 px cannot be cut into patches of 4; choose a size"):
+    with pytest.raises(
+        RegbenchError, match="views of 10 px cannot be cut into patches of 4; choose a size"
+    ):
         module(GREY[:, :, :10, :10])
 
 
@@ -423,15 +494,27 @@ def test_other_models_of_timm_give_what_is_pooled() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": "vit_smal_patch16_224"}, "timm has no 'vit_smal_patch16_224'; near: vit_small_patch16_224"),
+        (
+            {"model": "vit_smal_patch16_224"},
+            "timm has no 'vit_smal_patch16_224'; near: vit_small_patch16_224",
+        ),
         ({"patch_size": 5}, "views of 28 px cannot be cut into patches of 5"),
-        ({"options": {"width": 3}}, "timm cannot make vit_small_patch16_224 with .*width: 3.*: .*'width'"),
-        ({"last_blocks": 3, "representation": "mean"}, "last_blocks=3: vit_small_patch16_224 has fewer blocks"),
+        (
+            {"options": {"width": 3}},
+            "timm cannot make vit_small_patch16_224 with .*width: 3.*: .*'width'",
+        ),
+        (
+            {"last_blocks": 3, "representation": "mean"},
+            "last_blocks=3: vit_small_patch16_224 has fewer blocks",
+        ),
         (
             {"options": {"checkpoint_path": "/dev/zero"}},
             "options.checkpoint_path reads weights of a file; evaluate them",
         ),
-        ({"last_blocks": 2}, "last_blocks=2 needs network.backbone.representation=class_token or mean"),
+        (
+            {"last_blocks": 2},
+            "last_blocks=2 needs network.backbone.representation=class_token or mean",
+        ),
         (
             {"model": "convnext_atto", "patch_size": None, "options": {}, "representation": "mean"},
             "representation=mean needs a vision transformer, and convnext_atto is none; use pooled",

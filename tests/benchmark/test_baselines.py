@@ -31,7 +31,13 @@ from regbench.datasets.factor_tables import read_factors
 from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.base import SOURCES
 
-SOURCE = {"foreground": "digits", "size_px": 28, "train_images": 300, "tuning_images": 100, "test_images": 120}
+SOURCE = {
+    "foreground": "digits",
+    "size_px": 28,
+    "train_images": 300,
+    "tuning_images": 100,
+    "test_images": 120,
+}
 SCENES = (
     *("dataset=scenes", "dataset.image_size=28", "dataset.eval_resize=28"),
     *(f"dataset.source.{name}={value}" for name, value in SOURCE.items()),
@@ -91,7 +97,9 @@ def test_the_number_of_principal_components_is_chosen_before_the_test_split_open
         for each in (train, test)
     ]
     expected = weighted_knn(components[0], components[1], [20], 0.07, 10)[20][0]
-    assert record.score("knn_top1", "test") == pytest.approx(expected, abs=1.7)  # two images: the method is randomized
+    assert record.score("knn_top1", "test") == pytest.approx(
+        expected, abs=1.7
+    )  # two images: the method is randomized
 
 
 def test_principal_components_are_the_first_ones_and_white(subject: Subject) -> None:
@@ -106,7 +114,9 @@ def test_principal_components_are_the_first_ones_and_white(subject: Subject) -> 
     assert explained.item() == pytest.approx(wanted.item(), rel=0.01)
 
 
-@pytest.mark.parametrize(("scores", "split"), [([Score("knn_top1", 50.0, "tuning", "", "")], "tuning"), ([], "given")])
+@pytest.mark.parametrize(
+    ("scores", "split"), [([Score("knn_top1", 50.0, "tuning", "", "")], "tuning"), ([], "given")]
+)
 def test_of_equally_good_numbers_of_components_the_smallest_is_chosen_and_without_scores_the_middle_one(
     scores: list[Score], split: str, subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +128,10 @@ def test_of_equally_good_numbers_of_components_the_smallest_is_chosen_and_withou
 
 
 def test_an_attempt_after_a_kill_does_not_choose_components_again(
-    subject: Subject, tmp_path: Path, claimed: Callable[[Path], Attempt], monkeypatch: pytest.MonkeyPatch
+    subject: Subject,
+    tmp_path: Path,
+    claimed: Callable[[Path], Attempt],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     images = torch.randn(3, 3, 28, 28)
     first = chosen_pca(subject).module(images)
@@ -154,8 +167,15 @@ def test_factors_are_probed_from_representation_and_embedding(run: Callable[...,
     assert "factors_penalties_embedding" in record.choice
 
 
-def test_a_network_is_trained_on_shared_bits_and_probed_for_them(run: Callable[..., Record]) -> None:
-    options = ("epochs=1", "batch_size=50", "dataset.shared_bits=12", "evaluation.protocols=[factors]")
+def test_a_network_is_trained_on_shared_bits_and_probed_for_them(
+    run: Callable[..., Record],
+) -> None:
+    options = (
+        "epochs=1",
+        "batch_size=50",
+        "dataset.shared_bits=12",
+        "evaluation.protocols=[factors]",
+    )
     scores = {score.name: score.value for score in run(*options).scores}
     found = [scores[f"factor_bit_{bit}_representation"] for bit in range(12)]
     assert sum(found) / 12 > 65  # half of all would be right by chance
@@ -175,10 +195,14 @@ def subject(data_dir: Path, tmp_path: Path, claimed: Callable[[Path], Attempt]) 
     choices = Choices(claimed(tmp_path))
     choices.note("hyperparameters", {"selected_on": "given"})
     encoder = Encoder(torch.nn.Flatten(), 3 * 28**2)
-    return Subject(cell.evaluation, cell.dataset, cell.augmentation, encoder, resolve(runtime), choices, 0)
+    return Subject(
+        cell.evaluation, cell.dataset, cell.augmentation, encoder, resolve(runtime), choices, 0
+    )
 
 
-def probe(subject: Subject, patch: pytest.MonkeyPatch, columns: Callable[[dict[str, Any]], Any]) -> dict[str, float]:
+def probe(
+    subject: Subject, patch: pytest.MonkeyPatch, columns: Callable[[dict[str, Any]], Any]
+) -> dict[str, float]:
     """Probe made-up features, which are computed of the factors of a split."""
 
     def features(split: str, *_: object) -> Features:
@@ -206,7 +230,9 @@ def test_what_a_representation_holds_is_found_and_nothing_else(
     assert abs(found["factor_background_hue_turns_representation"]) < 0.15
 
 
-def test_a_hue_just_below_a_turn_is_near_one_just_above(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hue_just_below_a_turn_is_near_one_just_above(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hue itself as a feature is not enough: it jumps where the circle closes."""
     found = probe(subject, monkeypatch, lambda factors: [factors["hue_turns"]])
     assert 0.2 < found["factor_hue_turns_representation"] < 0.6
@@ -228,7 +254,9 @@ def test_a_representation_of_nothing_is_held_against_the_means_of_sine_and_cosin
     assert found["factor_hue_turns_representation"] == pytest.approx(wanted, abs=1e-9)
 
 
-def test_the_scale_of_features_does_not_matter(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scale_of_features_does_not_matter(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Penalties are shares of their variance; a power of two changes no digit."""
 
     def columns(factors: dict[str, Any], unit: float) -> Any:
@@ -237,14 +265,22 @@ def test_the_scale_of_features_does_not_matter(subject: Subject, monkeypatch: py
         return [unit * (factors["scale"] + noise[0]), *(unit * noise[1:])]
 
     one = probe(subject, monkeypatch, partial(columns, unit=1.0))
-    assert probe(subject, monkeypatch, partial(columns, unit=2.0**-10)) == pytest.approx(one, rel=1e-6)
+    assert probe(subject, monkeypatch, partial(columns, unit=2.0**-10)) == pytest.approx(
+        one, rel=1e-6
+    )
 
 
-def test_the_tuning_split_chooses_how_much_is_damped(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the images that they were fitted to, many features without meaning are best left undamped."""
+def test_the_tuning_split_chooses_how_much_is_damped(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the images that they were fitted to, many features without meaning are best left
+    undamped.
+    """
 
     def noise(factors: dict[str, Any]) -> Any:
-        numbers: Any = np.random.default_rng(len(factors["scale"])).normal(size=(100, len(factors["scale"])))
+        numbers: Any = np.random.default_rng(len(factors["scale"])).normal(
+            size=(100, len(factors["scale"]))
+        )
         return numbers
 
     probe(subject, monkeypatch, noise)
@@ -256,13 +292,18 @@ def test_the_tuning_split_chooses_how_much_is_damped(subject: Subject, monkeypat
 def test_a_data_set_without_factors_is_refused_before_training(tmp_path: Path) -> None:
     cell, _ = load_run(["dataset=digits"])
     prepare(cell.dataset, tmp_path, progress=False)
-    with pytest.raises(RegbenchError, match="factors needs images whose factors are known, and data set 'digits'"):
+    with pytest.raises(
+        RegbenchError, match="factors needs images whose factors are known, and data set 'digits'"
+    ):
         FactorProbes().check("factors", Task(cell.dataset, "tuning", tmp_path))
 
 
 @pytest.mark.parametrize(
     ("baseline", "label", "terms"),
-    [("supervised", "supervised", {"cross_entropy"}), ("supcon", "SupCon", {"alignment", "uniformity"})],
+    [
+        ("supervised", "supervised", {"cross_entropy"}),
+        ("supcon", "SupCon", {"alignment", "uniformity"}),
+    ],
 )
 def test_labels_train(baseline: str, label: str, terms: set[str], tiny: list[str]) -> None:
     """Stripes are learned within seconds: the loss falls well below that of the first epoch."""
@@ -291,5 +332,7 @@ def test_a_cell_that_labels_train_knows_nothing_of_methods(
     plain, changed = cell(), cell(other)
     assert {cell(change).id for change in alike} == {plain.id} != {changed.id}
     assert [plain.output_dim, changed.output_dim] == dims
-    with pytest.raises(RegbenchError, match=f"baseline={baseline} is trained; set epochs=1 or more"):
+    with pytest.raises(
+        RegbenchError, match=f"baseline={baseline} is trained; set epochs=1 or more"
+    ):
         load_run([*SCENES, f"baseline={baseline}"])

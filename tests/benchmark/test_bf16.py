@@ -52,7 +52,12 @@ def is_fast(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     ("vendor", "avx512_bf16", "amx", "fast"),
     [
         ("GenuineIntel", True, True, True),  # Sapphire Rapids
-        ("GenuineIntel", True, False, False),  # the same under a hypervisor that hides AMX, and Cooper Lake
+        (
+            "GenuineIntel",
+            True,
+            False,
+            False,
+        ),  # the same under a hypervisor that hides AMX, and Cooper Lake
         ("GenuineIntel", False, False, False),
         ("AuthenticAMD", True, False, True),  # Zen 4
         ("AuthenticAMD", False, False, False),
@@ -65,7 +70,9 @@ def test_which_processors_multiply_bf16_themselves(
     assert isinstance(fast_bf16(CPU, "bf16"), ProductsInFloat32) != fast
 
 
-def test_training_and_evaluation_multiply_in_float32_where_bf16_is_slow(tiny: Sequence[str], is_fast: bool) -> None:
+def test_training_and_evaluation_multiply_in_float32_where_bf16_is_slow(
+    tiny: Sequence[str], is_fast: bool
+) -> None:
     changes = ["precision=bf16", "evaluation.precision=bf16", "evaluation.protocols=[knn]"]
     with Watch() as watch:
         run_cell(*load_run([*tiny, *changes]), "test")

@@ -13,13 +13,20 @@ from typing import Any
 import pytest
 import torch
 
-from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved, save_checkpoint
+from regbench.benchmark.rundir.checkpoint import (
+    Damaged,
+    load_checkpoint,
+    read_saved,
+    save_checkpoint,
+)
 from regbench.benchmark.rundir.directory import checkpoint_files
 from regbench.benchmark.rundir.record_parts import Saved
 
 
 def save(directory: Path, step: int, attempt: int = 1) -> Saved:
-    return save_checkpoint(directory, attempt, step, {"weights": torch.full((1000,), float(step)), "step": step})
+    return save_checkpoint(
+        directory, attempt, step, {"weights": torch.full((1000,), float(step)), "step": step}
+    )
 
 
 def names(directory: Path) -> list[str]:
@@ -50,7 +57,10 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_later_attempt_wins_whatever_the_step(tmp_path: Path) -> None:
-    """A process that has lost the run may have come farther before it notices; its successor's counts."""
+    """A process that has lost the run may have come farther before it notices.
+
+    Its successor's counts.
+    """
     save(tmp_path, 10, attempt=1)
     save(tmp_path, 12, attempt=2)
     save(tmp_path, 30, attempt=1)
@@ -93,7 +103,9 @@ def test_a_damaged_one_falls_back_to_the_one_before(
 
 
 def test_damage_anywhere_is_recognised(tmp_path: Path) -> None:
-    """One bit of each byte, headers and lists of contents included, and every way to cut the file short."""
+    """One bit of each byte, headers and lists of contents included, and every way to cut the
+    file short.
+    """
     save_checkpoint(tmp_path, 1, 3, {"weights": torch.ones(2), "step": 3})
     (path,) = checkpoint_files(tmp_path)
     content = path.read_bytes()
@@ -105,7 +117,10 @@ def test_damage_anywhere_is_recognised(tmp_path: Path) -> None:
         aside.unlink(missing_ok=True)
         return found is None
 
-    flipped = (content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :] for i in range(len(content)))
+    flipped = (
+        content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :]
+        for i in range(len(content))
+    )
     assert all(map(is_recognised, flipped))
     assert all(is_recognised(content[:length]) for length in range(0, len(content), 37))
     path.write_bytes(content)

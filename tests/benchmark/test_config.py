@@ -49,7 +49,9 @@ def refusal(*overrides: str) -> str:
 
 def test_an_id_is_a_digest_of_the_settings_that_no_process_or_order_changes() -> None:
     def reverse(node: Any) -> Any:
-        return {key: reverse(node[key]) for key in reversed(node)} if isinstance(node, dict) else node
+        return (
+            {key: reverse(node[key]) for key in reversed(node)} if isinstance(node, dict) else node
+        )
 
     cell = cell_of("method=vicreg", "micro_batch_size=64")
     written = json.dumps(cell.plain(), sort_keys=True, separators=(",", ":"))
@@ -62,7 +64,10 @@ def test_the_same_settings_written_otherwise_are_the_same_cell() -> None:
     for first, second in (
         ("method=vicreg seed=3 epochs=7", "epochs=7 method=vicreg seed=3"),
         ("method.alignment_weight=4000", "method.alignment_weight=4000.0"),
-        ("optimizer.base_lr=1 optimizer.warmup_epochs=1.0", "optimizer.base_lr=1.0 optimizer.warmup_epochs=1"),
+        (
+            "optimizer.base_lr=1 optimizer.warmup_epochs=1.0",
+            "optimizer.base_lr=1.0 optimizer.warmup_epochs=1",
+        ),
         ("method=sfrik_l2", "method=sfrik method.weights=[1,20] method.alignment_weight=2e3"),
         ("method=sfrik_l2", "method=sfrik method.weights=[1,20,0] method.alignment_weight=2000"),
         ("method=sfrik_l1", "method=sfrik_l2 method.weights=[1.0] method.alignment_weight=10000"),
@@ -145,7 +150,8 @@ ALL = load_run(["method=sfrik", f"evaluation.protocols=[{','.join(EVALUATIONS.na
 
 def test_every_setting_is_part_of_the_id() -> None:
     for path, old in leaves(ALL.plain()):
-        # Of the data sets of further evaluations the name will do: they are the same class as the first.
+        # Of the data sets of further evaluations the name will do: they are the same class as the
+        # first.
         if path[2:3] == ("dataset",) and path[3:] not in ((), ("name",)):
             continue
         if (value := another(path, old)) is not None:
@@ -159,7 +165,10 @@ def test_settings_of_a_source_are_part_of_the_id() -> None:
     wanted = ("dataset=in20", "evaluation.protocols=[knn,labels1]")
     plain = cell_of(*wanted)
     others = [
-        *(["dataset.source.resize_px=256"], ["dataset.source.resize_px=256", "dataset.source.resize_side=longer"]),
+        *(
+            ["dataset.source.resize_px=256"],
+            ["dataset.source.resize_px=256", "dataset.source.resize_side=longer"],
+        ),
         *(["dataset.source.jpeg_quality=90"], ["evaluation.labels1.dataset.source.resize_px=256"]),
     ]
     cells = [plain, *(cell_of(*wanted, *other) for other in others)]
@@ -207,12 +216,22 @@ def test_the_method_and_the_channels_are_part_of_the_id() -> None:
 
 def test_the_runtime_is_not_part_of_the_id() -> None:
     overrides = [
-        *("runtime.data_dir=/elsewhere", "runtime.runs_dir=/there", "runtime.device=cpu", "runtime.loader=torchvision"),
+        *(
+            "runtime.data_dir=/elsewhere",
+            "runtime.runs_dir=/there",
+            "runtime.device=cpu",
+            "runtime.loader=torchvision",
+        ),
         *("runtime.workers=7", "runtime.threads=3", "runtime.parallel=2"),
     ]
     cell, runtime = load_run(overrides)
     assert cell.id == BASE.id
-    assert (runtime.data_dir, runtime.loader, runtime.workers, runtime.parallel) == ("/elsewhere", "torchvision", 7, 2)
+    assert (runtime.data_dir, runtime.loader, runtime.workers, runtime.parallel) == (
+        "/elsewhere",
+        "torchvision",
+        7,
+        2,
+    )
 
 
 def test_the_runtime_folders_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,10 +252,14 @@ def test_the_runtime_folders_come_from_the_environment(monkeypatch: pytest.Monke
 def test_cells_survive_json_and_yaml() -> None:
     for name in methods.names():
         needs = needed_settings(methods.build(name))
-        cell = replace(cell_of("evaluation.probe.learning_rates=[0.5]", *needs), method=methods.build(name))
+        cell = replace(
+            cell_of("evaluation.probe.learning_rates=[0.5]", *needs), method=methods.build(name)
+        )
         assert Cell.stored(cell.plain()) == cell
         through_json = Cell.stored(json.loads(json.dumps(cell.plain())))
-        through_yaml = Cell.stored(yaml.safe_load(yaml.safe_dump(json.loads(json.dumps(cell.plain())))))
+        through_yaml = Cell.stored(
+            yaml.safe_load(yaml.safe_dump(json.loads(json.dumps(cell.plain()))))
+        )
         assert through_json == through_yaml == cell
         assert through_json.id == cell.id
 
@@ -293,7 +316,9 @@ def test_the_config_of_a_run_directory_gives_its_cell_back(tmp_path: Path) -> No
     same, runtime = load_config(path, ["runtime.data_dir=/data7"])
     assert same == cell
     assert runtime.data_dir == "/data7"
-    other, _ = load_config(path, ["evaluation.knn.k=3", "method.weights=[2,1]", "optimizer.base_lr=2"])
+    other, _ = load_config(
+        path, ["evaluation.knn.k=3", "method.weights=[2,1]", "optimizer.base_lr=2"]
+    )
     assert other.plain()["evaluation"]["knn"]["k"] == 3
     assert other.method == methods.build("sfrik", weights=(2.0, 1.0), alignment_weight=2000.0)
     assert other.optimizer.base_lr == 2
@@ -306,7 +331,9 @@ def test_a_setting_of_a_source_can_be_given(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(cell.plain()))
     smaller, _ = load_config(path, ["dataset.source.resize_px=256", "dataset.name=in20_256"])
-    assert smaller.dataset.source == ImageFolder(resize_px=256, train_per_class=260, tuning_per_class=260)
+    assert smaller.dataset.source == ImageFolder(
+        resize_px=256, train_per_class=260, tuning_per_class=260
+    )
     given = ("dataset.source.resize_px=256", "dataset.name=in20_256")
     assert smaller.id == cell_of("method=sfrik_l2", "dataset=in20", *given).id
 
@@ -322,8 +349,10 @@ REFUSALS = {
     "epochs=-1": "epochs=-1 must be a whole number, at least 0",
     "micro_batch_size=12": "micro_batch_size=12 must divide batch_size=256",
     "seed=": "seed='' must be a whole number",
-    "seed=99999999999999999999": "seed=99999999999999999999 must be below 9223372036854775808, to fit into 64 bits",
-    "evaluation.knn.k=9223372036854775808": "evaluation.knn.k=9223372036854775808 must be below 9223372036854775808",
+    "seed=99999999999999999999": "seed=99999999999999999999 must be below 9223372036854775808, to fit "
+    "into 64 bits",
+    "evaluation.knn.k=9223372036854775808": "evaluation.knn.k=9223372036854775808 must "
+    "be below 9223372036854775808",
     "seed=0,1": "the overrides give 2 cells; for a grid use: regbench sweep",
     "precision=fp16": "precision=fp16 must be bf16 or fp32",
     "optimizer.base_lr=null": "optimizer.base_lr=null must be a number",
@@ -331,7 +360,8 @@ REFUSALS = {
     "optimizer.base_lr=nan": "optimizer.base_lr=nan must be a finite number",
     "optimizer.momentum=1": "optimizer.momentum=1 must be a number, at least 0 and below 1",
     "optimizer.warmup_epochs=5": "optimizer.warmup_epochs=5 must be less than epochs=5",
-    "network.projector.hidden_dim=wide": "network.projector.hidden_dim=wide must be a whole number, at least 1 or null",
+    "network.projector.hidden_dim=wide": "network.projector.hidden_dim=wide must be a whole number, at least "
+    "1 or null",
     "method.alignment_weight=heavy": "method.alignment_weight=heavy must be a number",
     "method.weights=3": "method.weights=3 must be a list of numbers, such as [0.5,1]",
     "method.weights=[1,x]": "method.weights=[1,x] must be a list of numbers, such as [0.5,1]",
@@ -339,12 +369,17 @@ REFUSALS = {
     "method.weights=[1,-2]": "SFRIK: weights",
     "evaluation.protocols=7": "evaluation.protocols=7 must be a list of words, such as [a,b]",
     "evaluation.knn=3": "evaluation.knn must be a group of settings, not 3",
-    "evaluation.knn.other_k=[0]": "evaluation.knn.other_k=[0] must be a list of whole numbers, each at least 1",
+    "evaluation.knn.other_k=[0]": "evaluation.knn.other_k=[0] must be a list of whole numbers, each "
+    "at least 1",
     "evaluation.probe.features=raw": "evaluation.probe.features=raw must be augmented or cached",
-    "evaluation.probe.learning_rates=[]": "evaluation.probe.learning_rates=[] must be a list of numbers",
-    "evaluation.probe.learning_rates=[1,-2]": "evaluation.probe.learning_rates=[1,-2] must be a list of numbers, each",
-    "evaluation.probe.crop_scale=[1]": "evaluation.probe.crop_scale=[1] must be a list of 2 numbers",
-    "evaluation.probe.crop_scale=[1,0.5]": "evaluation.probe.crop_scale=[1,0.5] must name the smaller area first",
+    "evaluation.probe.learning_rates=[]": "evaluation.probe.learning_rates=[] must be a "
+    "list of numbers",
+    "evaluation.probe.learning_rates=[1,-2]": "evaluation.probe.learning_rates=[1,-2] must be a list "
+    "of numbers, each",
+    "evaluation.probe.crop_scale=[1]": "evaluation.probe.crop_scale=[1] must be a list "
+    "of 2 numbers",
+    "evaluation.probe.crop_scale=[1,0.5]": "evaluation.probe.crop_scale=[1,0.5] must name the "
+    "smaller area first",
     "runtime.device=tpu": "runtime.device=tpu must be auto, cpu or cuda",
     "runtime.loader=dali": "runtime.loader=dali must be auto, ffcv, torchvision or resident",
     "runtime.compile=3": "runtime.compile=3 must be true or false",
@@ -359,7 +394,8 @@ REFUSALS = {
     "cluster.modules=cuda": "cluster.modules=cuda must be a list of words, such as [a,b]",
     "cluster.scheduler=pbs": "cluster.scheduler=pbs must be local or slurm",
     "cluster.stages=3": "cluster.stages=3 must be a group of settings or null",
-    "cluster.stages={}": "cluster.stages must name pretrain, tune, final, each with its settings, not nothing",
+    "cluster.stages={}": "cluster.stages must name pretrain, tune, final, each with its "
+    "settings, not nothing",
     "cluster.stages={pretrain: {}}": "cluster.stages must name pretrain, tune, final, each",
     "cluster.gpu=1": "unknown setting 'cluster.gpu'; did you mean cluster.gpus",
     "embeding_dim=3": "unknown setting 'embeding_dim'; did you mean embedding_dim",
@@ -387,14 +423,23 @@ REFUSALS = {
 
 def test_refusals_say_in_one_line_what_is_wanted() -> None:
     wrong = {override: refusal(override) for override in REFUSALS}
-    assert [text for override, text in wrong.items() if not text.startswith(REFUSALS[override])] == []
+    assert [
+        text for override, text in wrong.items() if not text.startswith(REFUSALS[override])
+    ] == []
     for several, message in (
-        ("network=resnet18 network.backbone.stem=big", "network.backbone.stem=big must be imagenet or small"),
+        (
+            "network=resnet18 network.backbone.stem=big",
+            "network.backbone.stem=big must be imagenet or small",
+        ),
         (
             "optimizer.warmup_epochs=4.5 optimizer.schedule=wsd",
-            "optimizer.warmup_epochs=4.5 and optimizer.decay_fraction=0.2 take more than epochs=5 together",
+            "optimizer.warmup_epochs=4.5 and optimizer.decay_fraction=0.2 take more than epochs=5 "
+            "together",
         ),
-        ("optimizer=sgd optimizer.nesterov=true optimizer.momentum=0", "nesterov=true needs optimizer.momentum"),
+        (
+            "optimizer=sgd optimizer.nesterov=true optimizer.momentum=0",
+            "nesterov=true needs optimizer.momentum",
+        ),
     ):
         assert message in refusal(*several.split())
 
@@ -420,7 +465,9 @@ def impossible(cell: Cell, path: tuple[str, ...], old: Any) -> Iterator[dict[str
 
 
 def test_no_number_of_a_cell_may_be_impossible() -> None:
-    own = [cell_of(f"method={name}", *needed_settings(methods.build(name))) for name in methods.names()]
+    own = [
+        cell_of(f"method={name}", *needed_settings(methods.build(name))) for name in methods.names()
+    ]
     places = [(ALL, *node) for node in numbers(ALL)]
     places += [(cell, *node) for cell in own for node in numbers(cell) if node[0][0] == "method"]
     for cell, path, old in places:
@@ -464,11 +511,14 @@ def test_changes_of_a_config_are_refused_in_plain_words(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(BASE.plain()))
     changes = {
-        "evaluation.knn.kk=3": "unknown setting 'evaluation.knn.kk'; did you mean evaluation.knn.k,",
+        "evaluation.knn.kk=3": "unknown setting 'evaluation.knn.kk'; did "
+        "you mean evaluation.knn.k,",
         "method=vicreg": "method=vicreg: give single settings of this run, such as method.",
-        "evaluation.knn=3": "evaluation.knn=3: give single settings of this run, such as evaluation.knn.",
+        "evaluation.knn=3": "evaluation.knn=3: give single settings of this run, "
+        "such as evaluation.knn.",
         "seed": "cannot read 'seed'; write key=value",
-        "evaluation.probe.learning_rates=[1": "cannot read 'evaluation.probe.learning_rates=[1'; write key=value",
+        "evaluation.probe.learning_rates=[1": "cannot read "
+        "'evaluation.probe.learning_rates=[1'; write key=value",
         "seed=${nothing}": "seed: ",
     }
     for change, message in changes.items():
@@ -480,7 +530,10 @@ def test_changes_of_a_config_are_refused_in_plain_words(tmp_path: Path) -> None:
 def test_a_hyperparameter_of_another_method_is_refused_with_those_there_are() -> None:
     message = refusal("method=vicreg", "method.alignment_weigth=3")
     assert "method.alignment_weight" in message
-    assert "method.weights" not in refusal("method=vicreg", "method.weights=[1]").split("did you mean")[-1]
+    assert (
+        "method.weights"
+        not in refusal("method=vicreg", "method.weights=[1]").split("did you mean")[-1]
+    )
 
 
 # ------------------------------------------------------------------ sweeps
@@ -513,7 +566,9 @@ def test_quickstart_holds_every_loss_of_the_paper_and_the_baselines() -> None:
 
 def test_what_the_quickstart_trains_is_what_its_tuning_tried() -> None:
     tried = {cell.id for cell in preset("quickstart_tuning").cells}
-    assert {cell.id for cell in load_sweep("quickstart", ["evaluation.select_by=[knn,probe]"]).cells} <= tried
+    assert {
+        cell.id for cell in load_sweep("quickstart", ["evaluation.select_by=[knn,probe]"]).cells
+    } <= tried
 
 
 # The appendix "Hyperparameters for experiments on IN20 %": q, hyperparameters, base_lr, lr_head.
@@ -524,10 +579,34 @@ TABLE_2: list[tuple[str, int, dict[str, Any], float, float]] = [
     ("auh", 2048, {"alignment_weight": 1000, "scale": 2.5}, 1.0, 4.0),
     ("auh", 4096, {"alignment_weight": 2000, "scale": 2.5}, 1.0, 1.0),
     ("auh", 8192, {"alignment_weight": 3000, "scale": 2.5}, 1.0, 2.0),
-    ("vicreg", 1024, {"alignment_weight": 4, "variance_weight": 10, "covariance_weight": 1}, 0.4, 0.2),
-    ("vicreg", 2048, {"alignment_weight": 4, "variance_weight": 4, "covariance_weight": 1}, 0.7, 1.0),
-    ("vicreg", 4096, {"alignment_weight": 10, "variance_weight": 10, "covariance_weight": 1}, 0.6, 0.2),
-    ("vicreg", 8192, {"alignment_weight": 10, "variance_weight": 10, "covariance_weight": 1}, 0.7, 0.2),
+    (
+        "vicreg",
+        1024,
+        {"alignment_weight": 4, "variance_weight": 10, "covariance_weight": 1},
+        0.4,
+        0.2,
+    ),
+    (
+        "vicreg",
+        2048,
+        {"alignment_weight": 4, "variance_weight": 4, "covariance_weight": 1},
+        0.7,
+        1.0,
+    ),
+    (
+        "vicreg",
+        4096,
+        {"alignment_weight": 10, "variance_weight": 10, "covariance_weight": 1},
+        0.6,
+        0.2,
+    ),
+    (
+        "vicreg",
+        8192,
+        {"alignment_weight": 10, "variance_weight": 10, "covariance_weight": 1},
+        0.7,
+        0.2,
+    ),
     ("sfrik", 8192, {"weights": (1.0,), "alignment_weight": 10000}, 0.4, 10.0),
     ("sfrik", 1024, {"weights": (1.0, 40.0), "alignment_weight": 400}, 1.0, 2.0),
     ("sfrik", 2048, {"weights": (1.0, 40.0), "alignment_weight": 400}, 1.0, 4.0),
@@ -540,8 +619,13 @@ TABLE_2: list[tuple[str, int, dict[str, Any], float, float]] = [
 def test_table_2_is_that_of_the_papers_appendix() -> None:
     for method, q, hyperparameters, base_lr, lr_head in TABLE_2:
         wanted = methods.build(method, **hyperparameters)
-        (cell,) = [c for c in preset("in20_table2").cells if c.method == wanted and c.embedding_dim == q]
-        assert (cell.optimizer.base_lr, cell.plain()["evaluation"]["probe"]["learning_rates"]) == (base_lr, [lr_head])
+        (cell,) = [
+            c for c in preset("in20_table2").cells if c.method == wanted and c.embedding_dim == q
+        ]
+        assert (cell.optimizer.base_lr, cell.plain()["evaluation"]["probe"]["learning_rates"]) == (
+            base_lr,
+            [lr_head],
+        )
 
 
 PAPERS_LARS = (1e-6, 0.9, 0.001, 0.001)
@@ -552,17 +636,32 @@ def test_the_papers_protocol_on_in20() -> None:
         assert (cell.batch_size, cell.epochs, cell.optimizer.warmup_epochs) == (2048, 100, 10)
         lars = LARSConfig(base_lr=cell.optimizer.base_lr, warmup_epochs=10.0)
         assert cell.optimizer == lars
-        assert (lars.weight_decay, lars.momentum, lars.trust_coefficient, lars.final_lr_fraction) == PAPERS_LARS
-        assert (cell.network.backbone, cell.network.projector.hidden_dim) == (BACKBONES.build("resnet18"), None)
+        assert (
+            lars.weight_decay,
+            lars.momentum,
+            lars.trust_coefficient,
+            lars.final_lr_fraction,
+        ) == PAPERS_LARS
+        assert (cell.network.backbone, cell.network.projector.hidden_dim) == (
+            BACKBONES.build("resnet18"),
+            None,
+        )
         assert cell.dataset.source == ImageFolder(train_per_class=260, tuning_per_class=260)
         assert (cell.dataset.image_size, cell.dataset.eval_resize) == (224, 256)
         probe, knn = cell.evaluation["probe"], cell.evaluation["knn"]
         assert isinstance(probe, LinearProbe) and isinstance(knn, KNN)
-        assert (probe.features, probe.epochs, probe.batch_size, probe.momentum) == ("augmented", 100, 256, 0.9)
+        assert (probe.features, probe.epochs, probe.batch_size, probe.momentum) == (
+            "augmented",
+            100,
+            256,
+            0.9,
+        )
         assert (knn.k, knn.temperature) == (20, 0.07)
         views = tuple(cell.augmentation.views.values())
         assert [(view.blur_p, view.solarize_p) for view in views] == [(0.1, 0.2), (1.0, 0.0)]
-        assert {(view.jitter_p, view.brightness, view.saturation, view.hue) for view in views} == {(0.8, 0.4, 0.2, 0.1)}
+        assert {(view.jitter_p, view.brightness, view.saturation, view.hue) for view in views} == {
+            (0.8, 0.4, 0.2, 0.1)
+        }
 
 
 def test_further_evaluations_have_the_papers_settings() -> None:
@@ -573,7 +672,11 @@ def test_further_evaluations_have_the_papers_settings() -> None:
         assert (own.backbone_learning_rates, own.head_learning_rates) == ((rates[0],), (rates[1],))
         assert own.dataset.name == f"in100_{name}"
     places: Any = evaluation["places205"]
-    assert (places.features, places.learning_rates, places.weight_decay) == ("augmented", (0.01,), 1e-4)
+    assert (places.features, places.learning_rates, places.weight_decay) == (
+        "augmented",
+        (0.01,),
+        1e-4,
+    )
     assert (places.epochs, places.milestones, places.batch_norm) == (28, (10, 20), True)
 
 
@@ -602,10 +705,22 @@ def test_overrides_replace_what_the_file_says(tmp_path: Path) -> None:
 def test_cells_share_the_settings_that_they_have_alike() -> None:
     """So that thousands of cells are made quickly, and do not each hold all settings."""
     grid = load_grid(
-        ["method=vicreg,rbf", "dataset=cifar10", "optimizer.base_lr=1,2", "seed=0,1", "evaluation.knn.k=9"]
+        [
+            "method=vicreg,rbf",
+            "dataset=cifar10",
+            "optimizer.base_lr=1,2",
+            "seed=0,1",
+            "evaluation.knn.k=9",
+        ]
     )
     assert len(grid.cells) == 8
-    for name, different in (("dataset", 1), ("augmentation", 1), ("evaluation", 1), ("method", 2), ("optimizer", 2)):
+    for name, different in (
+        ("dataset", 1),
+        ("augmentation", 1),
+        ("evaluation", 1),
+        ("method", 2),
+        ("optimizer", 2),
+    ):
         assert len({id(getattr(cell, name)) for cell in grid.cells}) == different
 
 
@@ -631,29 +746,68 @@ DAMAGED_SWEEPS = [
     ("description: x\ncommon: []\n", "the setting cells is missing"),
     ("description: x\ncommon: [\n", "is not YAML: look at line 3"),
     ("description: x\ncommon: []\ncells: []\n", "has no cells"),
-    ("description: x\ncommon: seed=0\ncells: [seed=0]\n", "common=seed=0 must be a list of words, such as [a,b]"),
-    ("description: x\ncommon: []\ncells: [3]\n", "cells=[3] must be a list of words, such as [a,b]"),
-    ("description: x\ncells: [{seed: 0}]\n", "cells=[{seed: 0}] must be a list of words, such as [a,b]"),
+    (
+        "description: x\ncommon: seed=0\ncells: [seed=0]\n",
+        "common=seed=0 must be a list of words, such as [a,b]",
+    ),
+    (
+        "description: x\ncommon: []\ncells: [3]\n",
+        "cells=[3] must be a list of words, such as [a,b]",
+    ),
+    (
+        "description: x\ncells: [{seed: 0}]\n",
+        "cells=[{seed: 0}] must be a list of words, such as [a,b]",
+    ),
     ("description: x\ncommon: []\ncells: 5\n", "cells=5 must be a list of words, such as [a,b]"),
     (
         "description: x\ncommon: [seed=0]\ncells: ['method=\"sfrik']\n",
         'a quotation mark is not closed in: method="sfrik',
     ),
     ("- a\n- b\n", "holds no settings"),
-    ("description: x\ncommon: []\ncells: [method=sfric]\n", "unknown method 'sfric'; did you mean sfrik"),
+    (
+        "description: x\ncommon: []\ncells: [method=sfric]\n",
+        "unknown method 'sfric'; did you mean sfrik",
+    ),
     ("description: x\ncommon: []\ncells: [seed]\n", "cannot read 'seed'; write key=value"),
-    ("description: x\ncells: [seed=0]\nfinal_seed: [0]\n", "unknown setting 'final_seed'; did you mean final_seeds, "),
-    ("description: x\ncells: [seed=0]\ncomon: []\n", "unknown setting 'comon'; did you mean common?"),
-    ("description: x\ncells: [seed=0]\ncluster: slurm\n", "unknown setting 'cluster'; known: description, cells, "),
+    (
+        "description: x\ncells: [seed=0]\nfinal_seed: [0]\n",
+        "unknown setting 'final_seed'; did you mean final_seeds, ",
+    ),
+    (
+        "description: x\ncells: [seed=0]\ncomon: []\n",
+        "unknown setting 'comon'; did you mean common?",
+    ),
+    (
+        "description: x\ncells: [seed=0]\ncluster: slurm\n",
+        "unknown setting 'cluster'; known: description, cells, ",
+    ),
     ("description: x\ncells: [cluser=slurm]\n", "unknown setting 'cluser'; did you mean cluster"),
     ("description: x\ncells: [seed=0]\nequal: steps\n", "equal=steps must be images or passes"),
     ("description: x\ncells: [seed=0]\ntrials: 0\n", "trials=0 must be a whole number, at least 1"),
-    ("description: x\ncells: [seed=0]\ntrials: 3\ntrials_per_hyperparameter: 3\n", "are both given; a search has one"),
-    ("description: x\ncells: [seed=0]\nrepeats: true\n", "repeats=true must be a whole number, at least 1"),
-    ("description: x\ncells: [seed=0]\nfinal_seeds: 3\n", "final_seeds=3 must be a list of whole numbers, each at"),
-    ("description: x\ncells: [seed=0]\nfinal_seeds: [a]\n", "final_seeds=[a] must be a list of whole numbers"),
-    ("description: x\ncells: [seed=0]\nfinal_seeds: [-1]\n", "final_seeds=[-1] must be a list of whole numbers"),
-    ("description: x\ncells: [seed=0]\nfinal_seeds: [1, 1]\n", "final_seeds=[1,1] names a seed twice"),
+    (
+        "description: x\ncells: [seed=0]\ntrials: 3\ntrials_per_hyperparameter: 3\n",
+        "are both given; a search has one",
+    ),
+    (
+        "description: x\ncells: [seed=0]\nrepeats: true\n",
+        "repeats=true must be a whole number, at least 1",
+    ),
+    (
+        "description: x\ncells: [seed=0]\nfinal_seeds: 3\n",
+        "final_seeds=3 must be a list of whole numbers, each at",
+    ),
+    (
+        "description: x\ncells: [seed=0]\nfinal_seeds: [a]\n",
+        "final_seeds=[a] must be a list of whole numbers",
+    ),
+    (
+        "description: x\ncells: [seed=0]\nfinal_seeds: [-1]\n",
+        "final_seeds=[-1] must be a list of whole numbers",
+    ),
+    (
+        "description: x\ncells: [seed=0]\nfinal_seeds: [1, 1]\n",
+        "final_seeds=[1,1] names a seed twice",
+    ),
     (
         "description: x\ncells: [method=vicreg, method=simclr runtime.loss_form=textbook]\n",
         "runtime.loss_form must be the same for all cells",
@@ -666,7 +820,9 @@ def test_a_damaged_sweep_file_is_refused_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(RegbenchError, match=re.escape(message)) as caught:
             load_sweep(write(tmp_path / "own.yaml", text))
         assert "\n" not in str(caught.value)
-    with pytest.raises(RegbenchError, match=r"my sweep.yaml: name=my sweep must be a name of 1 to 100 letters"):
+    with pytest.raises(
+        RegbenchError, match=r"my sweep.yaml: name=my sweep must be a name of 1 to 100 letters"
+    ):
         load_sweep(write(tmp_path / "my sweep.yaml", "description: x\ncells: [seed=0]\n"))
     (tmp_path / "own.yaml").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(RegbenchError, match=r"own\.yaml"):
@@ -685,11 +841,14 @@ MANY = (
 
 
 @pytest.mark.parametrize("line", MANY, ids=lambda line: line[:60])
-def test_more_cells_than_anybody_can_mean_are_counted_and_refused(line: str, tmp_path: Path) -> None:
+def test_more_cells_than_anybody_can_mean_are_counted_and_refused(
+    line: str, tmp_path: Path
+) -> None:
     file = write(tmp_path / "own.yaml", f"description: x\ncells: ['{line}']\n")
     for grid in (lambda: load_sweep(file), lambda: load_grid(line.split())):
         with pytest.raises(
-            RegbenchError, match=r"more cells than runtime.max_cells=1\d+; ask for fewer, or raise it"
+            RegbenchError,
+            match=r"more cells than runtime.max_cells=1\d+; ask for fewer, or raise it",
         ) as no:
             grid()
         assert len(str(no.value)) < 300
@@ -700,7 +859,9 @@ def test_the_lines_of_a_sweep_are_counted_together(tmp_path: Path) -> None:
     file = write(tmp_path / "own.yaml", f"description: x\ncells:\n{lines}")
     assert len(load_sweep(file, ["runtime.max_cells=8"]).cells) == 8
     for most, what in ((7, "sweep own"), (3, "own.yaml: cells")):
-        with pytest.raises(RegbenchError, match=f"{what}: more cells than runtime.max_cells={most};"):
+        with pytest.raises(
+            RegbenchError, match=f"{what}: more cells than runtime.max_cells={most};"
+        ):
             load_sweep(file, [f"runtime.max_cells={most}"])
 
 
@@ -732,10 +893,14 @@ def test_epochs_of_many_views_are_fewer_where_passes_are_to_be_equal(tmp_path: P
         cells = "cells: [epochs=8, epochs=8 augmentation=small_grey_crops]\n"
         sweep = load_sweep(write(tmp_path / "own.yaml", f"description: x\n{equal}{cells}"))
         assert [cell.epochs for cell in sweep.cells] == epochs
-    refusal = "equal: passes gives 8 views 1/4 of epochs=10, which is not a whole number; choose a multiple of 4"
+    refusal = (
+        "equal: passes gives 8 views 1/4 of epochs=10, which is not a whole number; choose a "
+        "multiple of 4"
+    )
     with pytest.raises(RegbenchError, match=refusal):
         load_sweep(str(tmp_path / "own.yaml"), ["epochs=10"])
-    # Two views of the network with a gradient, and two of the teacher without: a third of a pass each.
+    # Two views of the network with a gradient, and two of the teacher without: a third of a pass
+    # each.
     (cell,) = load_sweep(
         str(tmp_path / "own.yaml"), ["epochs=8", "augmentation=small_grey", "network.teacher=ema"]
     ).cells
@@ -747,7 +912,9 @@ def test_epochs_of_many_views_are_fewer_where_passes_are_to_be_equal(tmp_path: P
 
 
 def test_an_unknown_sweep_is_refused_with_those_there_are() -> None:
-    with pytest.raises(RegbenchError, match=r"no sweep named 'quikstart'; known: .*quickstart.*\.yaml"):
+    with pytest.raises(
+        RegbenchError, match=r"no sweep named 'quikstart'; known: .*quickstart.*\.yaml"
+    ):
         load_sweep("quikstart")
     with pytest.raises(RegbenchError, match=r"/nowhere/own\.yaml cannot be read: No such file"):
         load_sweep("/nowhere/own.yaml")
@@ -771,22 +938,35 @@ def test_untrained_networks_are_one_cell_whatever_the_method() -> None:
 # ------------------------------------------------------------------ clusters
 
 
-def test_a_profile_of_ones_own_and_settings_of_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_of_ones_own_and_settings_of_a_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     profile = tmp_path / "config" / "regbench" / "cluster" / "mine.yaml"
     profile.parent.mkdir(parents=True)
     profile.write_text("defaults: [slurm]\npartition: gpu\ngpus: 4\nmodules: [cuda]\n")
     file = tmp_path / "own.yaml"
-    file.write_text("description: x\ncommon: []\ncells:\n  - method=vicreg\n  - method=simclr cluster.nodes=2\n")
+    file.write_text(
+        "description: x\ncommon: []\ncells:\n  - method=vicreg\n  - method=simclr cluster.nodes=2\n"
+    )
     sweep = load_sweep(str(file), ["cluster=mine", "cluster.time_minutes=60"])
     assert sweep.scheduler == "slurm"
     first, second = sweep.clusters
-    assert (first.partition, first.gpus, first.modules, first.time_minutes) == ("gpu", 4, ("cuda",), 60)
+    assert (first.partition, first.gpus, first.modules, first.time_minutes) == (
+        "gpu",
+        4,
+        ("cuda",),
+        60,
+    )
     assert (first.nodes, second.nodes) == (1, 2)
     assert (first.processes, second.processes) == (4, 8)
-    assert sweep.cells[0].id == load_run(["method=vicreg"])[0].id  # where it runs is no part of a cell
+    assert (
+        sweep.cells[0].id == load_run(["method=vicreg"])[0].id
+    )  # where it runs is no part of a cell
     profile.write_text("defaults: [slurm]\npartition: large\n")
-    assert load_sweep(str(file), ["cluster=mine"]).clusters[0].partition == "large"  # not what was read before
+    assert (
+        load_sweep(str(file), ["cluster=mine"]).clusters[0].partition == "large"
+    )  # not what was read before
     with pytest.raises(RegbenchError, match="unknown cluster 'yours'; known: local, mine, slurm"):
         load_run(["cluster=yours"])
 
@@ -801,8 +981,13 @@ def test_a_profile_may_build_on_one_of_ones_own_and_on_the_environment(
     (folder / "ours.yaml").write_text(
         "defaults: [slurm, _self_]\naccount: ${oc.env:GROUP}\nmem_gib: 6e1\nextra: {nice: 5}\n"
     )
-    (folder / "mine.yaml").write_text("defaults: [ours, _self_]\nmem_gib: 64.5\nextra: {reservation: paper}\n")
-    for name, mem_gib, extra in (("ours", 60, {"nice": 5}), ("mine", 64.5, {"nice": 5, "reservation": "paper"})):
+    (folder / "mine.yaml").write_text(
+        "defaults: [ours, _self_]\nmem_gib: 64.5\nextra: {reservation: paper}\n"
+    )
+    for name, mem_gib, extra in (
+        ("ours", 60, {"nice": 5}),
+        ("mine", 64.5, {"nice": 5, "reservation": "paper"}),
+    ):
         (cluster,) = load_grid([f"cluster={name}"]).clusters
         assert (cluster.scheduler, cluster.account, cluster.mem_gib, cluster.extra) == (
             "slurm",

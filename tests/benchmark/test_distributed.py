@@ -22,38 +22,75 @@ from tests.conftest import TINY
 from tests.history import all_digits
 from tests.ranks import launch
 
-# Steps of one batch each, so that an epoch's row is a step's. At this low rate four of them are not yet chaotic.
+# Steps of one batch each, so that an epoch's row is a step's. At this low rate four of them are not
+# yet chaotic.
 STEPS = (
-    *("precision=fp32", "batch_size=120", "optimizer.warmup_epochs=2", "optimizer.base_lr=0.005", "method=vicreg"),
+    *(
+        "precision=fp32",
+        "batch_size=120",
+        "optimizer.warmup_epochs=2",
+        "optimizer.base_lr=0.005",
+        "method=vicreg",
+    ),
     *("evaluation.protocols=[knn]", "runtime.checkpoint_epochs=9"),
 )
 # A copy of the backbone is trained with the labels of the same images.
-SAME_IMAGES = [override.removeprefix("dataset.") for override in TINY if override.startswith("dataset.")]
+SAME_IMAGES = [
+    override.removeprefix("dataset.") for override in TINY if override.startswith("dataset.")
+]
 SAME_IMAGES += ["source.held_out=null", "channels=3", "mean=[0.5,0.5,0.5]", "std=[0.2,0.2,0.2]"]
 FINE_TUNED = (
-    *("evaluation.protocols=[knn,labels1]", "evaluation.labels1.epochs=1", "evaluation.labels1.dataset=imagefolder"),
+    *(
+        "evaluation.protocols=[knn,labels1]",
+        "evaluation.labels1.epochs=1",
+        "evaluation.labels1.dataset=imagefolder",
+    ),
     *(f"evaluation.labels1.dataset.{override}" for override in SAME_IMAGES),
 )
 CASES = {
     "plain": ("epochs=4",),
-    # Three steps an epoch; all ranks hear of the signal one step later, in the middle of the first epoch.
+    # Three steps an epoch; all ranks hear of the signal one step later, in the middle of the first
+    # epoch.
     "stopped": ("epochs=2", "batch_size=40", "optimizer.warmup_epochs=1"),
     "random": ("epochs=4", "method=sigreg", "method.directions=8"),
     "bf16": ("epochs=4", "precision=bf16"),
-    "teacher": ("epochs=4", "method=byol", "network.predictor.depth=2", "network.teacher=ema", "network.momentum=0.5"),
-    "centred": ("epochs=4", "method=dino", "method.prototypes=24", "network.teacher=ema", "network.momentum=0.5"),
-    "memory": ("epochs=3", "method=tico", "method.covariance_momentum=0.5", "network.teacher=stop_gradient"),
+    "teacher": (
+        "epochs=4",
+        "method=byol",
+        "network.predictor.depth=2",
+        "network.teacher=ema",
+        "network.momentum=0.5",
+    ),
+    "centred": (
+        "epochs=4",
+        "method=dino",
+        "method.prototypes=24",
+        "network.teacher=ema",
+        "network.momentum=0.5",
+    ),
+    "memory": (
+        "epochs=3",
+        "method=tico",
+        "method.covariance_momentum=0.5",
+        "network.teacher=stop_gradient",
+    ),
     "labels": ("epochs=3", "baseline=supcon"),
     # The last, as evaluations that fail leave the other ranks alone with what follows.
     "micro": (
-        *("epochs=3", "micro_batch_size=40", "augmentation=small_grey_crops", "augmentation.views.local.count=2"),
+        *(
+            "epochs=3",
+            "micro_batch_size=40",
+            "augmentation=small_grey_crops",
+            "augmentation.views.local.count=2",
+        ),
         *FINE_TUNED,
     ),
 }
 REFUSED = {
     "odd": (["batch_size=33"], "batch_size=33 cannot be shared equally between"),
 }
-# Ranks need different amounts of memory and energy. The last one alone gets a signal, in the first step of "stopped".
+# Ranks need different amounts of memory and energy. The last one alone gets a signal, in the first
+# step of "stopped".
 DRIVER = """
 import json, logging, os, signal, sys
 import torch
@@ -118,9 +155,13 @@ def record_of(tiny: list[str], name: str) -> Record:
         pytest.param(4, list(CASES), marks=pytest.mark.slow),
     ],
 )
-def test_processes_train_as_one_does(shared: list[str], tiny: list[str], size: int, names: list[str]) -> None:
+def test_processes_train_as_one_does(
+    shared: list[str], tiny: list[str], size: int, names: list[str]
+) -> None:
     cases = {name: [*tiny, *STEPS, *CASES[name]] for name in names}
-    refused = {name: [*tiny, "method=vicreg", *overrides] for name, (overrides, _) in REFUSED.items()}
+    refused = {
+        name: [*tiny, "method=vicreg", *overrides] for name, (overrides, _) in REFUSED.items()
+    }
     lives = [*refused.items(), *cases.items()]
     if "stopped" in cases:  # twice, so that the second life goes on from the first
         lives.append(("stopped", cases["stopped"]))
@@ -139,9 +180,18 @@ def test_processes_train_as_one_does(shared: list[str], tiny: list[str], size: i
             assert [attempt.from_step for attempt in resumed.attempts] == [None, 2, 3]
         record = record_of(tiny, name)
         rows, expected = all_digits(record), all_digits(record_of(shared, name))
-        # bf16 rounds what is summed in another order; float32 does so ten thousand times less, and training amplifies.
+        # bf16 rounds what is summed in another order; float32 does so ten thousand times less, and
+        # training amplifies.
         early, late = (1e-2, 1e-2) if name == "bf16" else (2e-6, 1e-4)
-        for key in ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "images"):
+        for key in (
+            "loss",
+            "alignment",
+            "uniformity",
+            "effective_rank",
+            "feature_spread",
+            "learning_rate",
+            "images",
+        ):
             for number, (row, other) in enumerate(zip(rows, expected, strict=True)):
                 rel = early if number < 3 else late
                 assert row[key] == pytest.approx(other[key], rel=rel), (name, key, number)
@@ -157,8 +207,17 @@ def test_processes_train_as_one_does(shared: list[str], tiny: list[str], size: i
 
 # Three steps an epoch; a checkpoint after each of them.
 TRANSFORMER = (
-    *("network=vit_tiny_28", "network.backbone.drop_path_rate=0.3", "network.backbone.options.depth=2"),
-    *("augmentation=small_grey_crops", "augmentation.views.local.count=2", "method=vicreg", "precision=fp32"),
+    *(
+        "network=vit_tiny_28",
+        "network.backbone.drop_path_rate=0.3",
+        "network.backbone.options.depth=2",
+    ),
+    *(
+        "augmentation=small_grey_crops",
+        "augmentation.views.local.count=2",
+        "method=vicreg",
+        "precision=fp32",
+    ),
     *("optimizer=adamw", "epochs=3", "evaluation.protocols=[knn]"),
 )
 # The last rank is killed in the middle of the second epoch.
@@ -183,12 +242,17 @@ run_cell(*load_run(json.loads(sys.argv[1])), "killed")
 def test_a_transformer_of_many_views_on_two_ranks_goes_on_after_a_kill_as_if_there_was_none(
     tiny: list[str], tmp_path: Path
 ) -> None:
-    """Drop path draws on each rank what it would have drawn; the curve and the scores are the same to the bit."""
+    """Drop path draws on each rank what it would have drawn.
+
+    The curve and the scores are the same to the bit.
+    """
     records = {}
     for name, lives in {"undisturbed": ["run"], "killed": ["kill", "run"]}.items():
         overrides = [*tiny, *TRANSFORMER, f"runtime.runs_dir={tmp_path / name}"]
         for life in lives:
-            codes = [process.returncode for process in launch(2, KILLED, json.dumps(overrides), life)]
+            codes = [
+                process.returncode for process in launch(2, KILLED, json.dumps(overrides), life)
+            ]
             assert codes == [1, -signal.SIGKILL] if life == "kill" else codes == [0, 0]
         cell, runtime = load_run(overrides)
         record = read_record(run_directory(runtime, "killed", cell))
@@ -197,8 +261,15 @@ def test_a_transformer_of_many_views_on_two_ranks_goes_on_after_a_kill_as_if_the
     killed, undisturbed = records["killed"], records["undisturbed"]
     assert [attempt.from_step for attempt in killed.attempts] == [None, 3]
     assert killed.scores == undisturbed.scores
-    timed = ("epoch_s", "step_ms", *(f"{part}_ms" for part in ("data", "forward", "loss", "backward", "optimizer")))
-    rows = [[{**row, **dict.fromkeys(timed)} for row in record.history] for record in (killed, undisturbed)]
+    timed = (
+        "epoch_s",
+        "step_ms",
+        *(f"{part}_ms" for part in ("data", "forward", "loss", "backward", "optimizer")),
+    )
+    rows = [
+        [{**row, **dict.fromkeys(timed)} for row in record.history]
+        for record in (killed, undisturbed)
+    ]
     assert rows[0] == rows[1] and len(rows[0]) == 3
 
 
@@ -233,21 +304,30 @@ def test_a_layer_that_does_more_than_bn_is_not_taken_for_bn() -> None:
     from timm.layers.norm_act import BatchNormAct2d
 
     network = nn.Sequential(BatchNormAct2d(4))
-    with pytest.raises(RegbenchError, match="BatchNormAct2d of the network cannot take its statistics over several"):
-        synchronize_batch_norm(network, World(size=2, group=cast("dist.ProcessGroup", object())), torch.device("cpu"))
+    with pytest.raises(
+        RegbenchError, match="BatchNormAct2d of the network cannot take its statistics over several"
+    ):
+        synchronize_batch_norm(
+            network, World(size=2, group=cast("dist.ProcessGroup", object())), torch.device("cpu")
+        )
 
 
 def test_a_launcher_that_says_half_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(RegbenchError, match="LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set"):
+    with pytest.raises(
+        RegbenchError, match="LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set"
+    ):
         environment_ranks()
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert environment_ranks() == (0, 1, 0, 1)
 
 
 def test_what_two_processes_share_is_as_one_has_it() -> None:
-    """BN of unequal batches; losses; states; the operations of an update; agreement; a transformer and clipping."""
+    """BN of unequal batches; losses; states; the operations of an update; agreement.
+
+    A transformer and clipping.
+    """
     code = """
 import sys, torch, warnings
 import torch.distributed as dist

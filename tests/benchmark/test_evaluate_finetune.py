@@ -39,17 +39,27 @@ def small_backbone() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(3)
         module = nn.Sequential(
-            nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+            nn.Conv2d(2, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(8, 5),
         )
         module(torch.randn(20, 2, 6, 6))
     return module.eval().requires_grad_(False)
 
 
-def batches(sizes: tuple[int, ...] = (16, 16, 5)) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
+def batches(
+    sizes: tuple[int, ...] = (16, 16, 5),
+) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
     def epoch(number: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(number)
         for n in sizes:
-            yield torch.randn(n, 2, 6, 6, generator=generator), torch.randint(3, (n,), generator=generator)
+            yield (
+                torch.randn(n, 2, 6, 6, generator=generator),
+                torch.randint(3, (n,), generator=generator),
+            )
 
     return epoch
 
@@ -61,7 +71,10 @@ def by_hand(module: nn.Module, sizes: tuple[int, ...]) -> nn.Sequential:
         head.weight.copy_((0.01 * torch.randn(5, 3, generator=torch.Generator().manual_seed(7))).T)
         head.bias.zero_()
     model = nn.Sequential(copy.deepcopy(module).requires_grad_(True), head)
-    groups = [{"params": model[0].parameters(), "lr": RATES[0]}, {"params": head.parameters(), "lr": RATES[1]}]
+    groups = [
+        {"params": model[0].parameters(), "lr": RATES[0]},
+        {"params": head.parameters(), "lr": RATES[1]},
+    ]
     optimizer = torch.optim.SGD(groups, momentum=0.9, weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
     for epoch in range(4):
@@ -79,7 +92,9 @@ Claimed = Callable[[Path], Attempt]
 
 
 def tuned(attempt: Attempt, module: nn.Module) -> tuple[FineTuned, State]:
-    return FineTuned(Encoder(module, 5), 3, config(), RATES, 7, CPU), State(attempt, "labels1", "key", CPU)
+    return FineTuned(Encoder(module, 5), 3, config(), RATES, 7, CPU), State(
+        attempt, "labels1", "key", CPU
+    )
 
 
 def test_weights_are_those_of_a_plain_loop(tmp_path: Path, claimed: Claimed) -> None:

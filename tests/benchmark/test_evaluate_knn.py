@@ -29,20 +29,30 @@ def draw(n: int, classes: int, seed: int, dim: int = 6, spread: float = 1.0) -> 
 
 
 def signs(n: int, classes: int, seed: int) -> Features:
-    """Vectors of four signs: there are sixteen, and five values of their cosines, exact in floating point."""
+    """Vectors of four signs: there are sixteen, and five values of their cosines, exact in
+    floating point.
+    """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(2, (n, 4), generator=generator) * 2.0 - 1.0
     return Features(x, torch.randint(classes, (n,), generator=generator))
 
 
-def slow_knn(bank: Features, queries: Features, k: int, temperature: float, classes: int) -> tuple[float, float]:
+def slow_knn(
+    bank: Features, queries: Features, k: int, temperature: float, classes: int
+) -> tuple[float, float]:
     def cosine(u: list[float], v: list[float]) -> float:
-        return sum(a * b for a, b in zip(u, v, strict=True)) / math.sqrt(sum(a * a for a in u) * sum(b * b for b in v))
+        return sum(a * b for a, b in zip(u, v, strict=True)) / math.sqrt(
+            sum(a * a for a in u) * sum(b * b for b in v)
+        )
 
     correct1 = correct5 = 0
     for x, label in zip(queries.x_ND.tolist(), queries.y_N.tolist(), strict=True):
-        pairs = [(cosine(x, v), c) for v, c in zip(bank.x_ND.tolist(), bank.y_N.tolist(), strict=True)]
-        nearest = sorted(pairs, key=lambda pair: -pair[0])[:k]  # stable: the first of equals stays first
+        pairs = [
+            (cosine(x, v), c) for v, c in zip(bank.x_ND.tolist(), bank.y_N.tolist(), strict=True)
+        ]
+        nearest = sorted(pairs, key=lambda pair: -pair[0])[
+            :k
+        ]  # stable: the first of equals stays first
         votes = [0.0] * classes
         for similarity, c in nearest:
             votes[c] += math.exp(similarity / temperature)
@@ -56,7 +66,9 @@ def slow_knn(bank: Features, queries: Features, k: int, temperature: float, clas
 @pytest.mark.parametrize("blocks", [(2048, 8192), (7, 11), (31, 1)])
 def test_all_k_in_one_pass_are_those_of_a_loop(blocks: tuple[int, int]) -> None:
     bank, queries = draw(150, 9, seed=2, spread=2.0), draw(60, 9, seed=3, spread=2.0)
-    found = weighted_knn(bank, queries, KNN(k=20, other_k=(1, 150, 7, 20)).all_k, 0.3, 9, blocks=blocks)
+    found = weighted_knn(
+        bank, queries, KNN(k=20, other_k=(1, 150, 7, 20)).all_k, 0.3, 9, blocks=blocks
+    )
     assert list(found) == [20, 1, 150, 7]
     for k, accuracies in found.items():
         assert accuracies == slow_knn(bank, queries, k, 0.3, 9), k
@@ -65,7 +77,9 @@ def test_all_k_in_one_pass_are_those_of_a_loop(blocks: tuple[int, int]) -> None:
     assert len(set(found.values())) == 4
 
 
-@pytest.mark.parametrize(("temperature", "blocks"), [(0.07, (2048, 8192)), (0.07, (10, 13)), (0.5, (30, 64))])
+@pytest.mark.parametrize(
+    ("temperature", "blocks"), [(0.07, (2048, 8192)), (0.07, (10, 13)), (0.5, (30, 64))]
+)
 def test_ties_are_broken_by_the_order_of_the_bank_and_of_the_labels(
     temperature: float, blocks: tuple[int, int]
 ) -> None:
@@ -75,10 +89,14 @@ def test_ties_are_broken_by_the_order_of_the_bank_and_of_the_labels(
         assert accuracies == slow_knn(bank, queries, k, temperature, 7), k
 
 
-def test_the_bank_is_of_the_images_that_are_trained_on(tiny: list[str], tiny_data_dir: Path) -> None:
+def test_the_bank_is_of_the_images_that_are_trained_on(
+    tiny: list[str], tiny_data_dir: Path
+) -> None:
     task = Task(load_run([*tiny, "dataset.train_per_class=1"])[0].dataset, "tuning", tiny_data_dir)
     KNN(k=3).check("knn", task)
-    with pytest.raises(RegbenchError, match=r"evaluation\.knn\.k=4 is larger than the 3 training images"):
+    with pytest.raises(
+        RegbenchError, match=r"evaluation\.knn\.k=4 is larger than the 3 training images"
+    ):
         KNN(k=4).check("knn", task)
 
 
@@ -86,7 +104,14 @@ def extra_bytes(bank: Tensor, queries: Tensor, blocks: tuple[int, int]) -> int:
     labels = [torch.zeros(len(x), dtype=torch.int64) for x in (bank, queries)]
 
     def run() -> list[Tensor]:
-        weighted_knn(Features(bank, labels[0]), Features(queries, labels[1]), (5, 50), 0.07, 10, blocks=blocks)
+        weighted_knn(
+            Features(bank, labels[0]),
+            Features(queries, labels[1]),
+            (5, 50),
+            0.07,
+            10,
+            blocks=blocks,
+        )
         return []
 
     return peak_extra_bytes(run, CPU)

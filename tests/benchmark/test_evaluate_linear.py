@@ -1,4 +1,6 @@
-"""Linear probing against torch's SGD, schedulers and BatchNorm1d, alone, side by side and after a kill."""
+"""Linear probing against torch's SGD, schedulers and BatchNorm1d, alone, side by side and after
+a kill.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ PROBE = LinearProbe(learning_rates=(0.05, 0.4, 3.0), epochs=5, momentum=0.9, wei
 STEPS = replace(PROBE, epochs=6, milestones=(2, 5), batch_norm=True)
 
 
-def batches(features: Features, sizes: tuple[int, ...]) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
+def batches(
+    features: Features, sizes: tuple[int, ...]
+) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
     def epoch(number: int) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(features.y_N), generator=torch.Generator().manual_seed(number))
         for rows in order.split(list(sizes)):
@@ -40,15 +44,24 @@ def fitted(config: LinearProbe, classes: int, sizes: tuple[int, ...] = (32, 32, 
     return heads
 
 
-def by_torch(config: LinearProbe, rate: float, classes: int, sizes: tuple[int, ...] = (32, 32, 6)) -> nn.Sequential:
-    """The same head of torch's layers, by autograd, torch's cross-entropy, SGD and schedulers; in evaluation mode."""
+def by_torch(
+    config: LinearProbe, rate: float, classes: int, sizes: tuple[int, ...] = (32, 32, 6)
+) -> nn.Sequential:
+    """The same head of torch's layers, by autograd, torch's cross-entropy, SGD and schedulers.
+
+    In evaluation mode.
+    """
     linear = nn.Linear(6, classes)
     with torch.no_grad():
-        linear.weight.copy_((0.01 * torch.randn(6, classes, generator=torch.Generator().manual_seed(4))).T)
+        linear.weight.copy_(
+            (0.01 * torch.randn(6, classes, generator=torch.Generator().manual_seed(4))).T
+        )
         linear.bias.zero_()
     norm = nn.BatchNorm1d(6, affine=False) if config.batch_norm else nn.Identity()
     model = nn.Sequential(norm, linear)
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=config.momentum, weight_decay=config.weight_decay)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=rate, momentum=config.momentum, weight_decay=config.weight_decay
+    )
     scheduler: torch.optim.lr_scheduler.LRScheduler = (
         torch.optim.lr_scheduler.MultiStepLR(optimizer, list(config.milestones))
         if config.milestones
@@ -66,10 +79,14 @@ def by_torch(config: LinearProbe, rate: float, classes: int, sizes: tuple[int, .
 @pytest.mark.parametrize("config", [PROBE, STEPS], ids=["cosine", "steps and BN"])
 @pytest.mark.parametrize("rate", PROBE.learning_rates)
 def test_a_head_classifies_as_torchs(config: LinearProbe, rate: float) -> None:
-    """On 5,000 points all over the space, so that a weight off by a thousandth changes some of the classes."""
+    """On 5,000 points all over the space, so that a weight off by a thousandth changes some of
+    the classes.
+    """
     x = 3 * torch.randn(5000, 6, generator=torch.Generator().manual_seed(6))
     expected = by_torch(config, rate, 4)(x).argmax(dim=1)
-    (top1, top5), *_ = fitted(replace(config, learning_rates=(rate,)), 4).accuracies(Features(x, expected))
+    (top1, top5), *_ = fitted(replace(config, learning_rates=(rate,)), 4).accuracies(
+        Features(x, expected)
+    )
     assert top1 >= 99.98  # one point of 5,000 may lie on a border
     assert top5 == 100
 
@@ -78,7 +95,11 @@ def test_batch_norm_and_steps_each_matter() -> None:
     """Else the test above would not tell them from nothing."""
     x = 3 * torch.randn(5000, 6, generator=torch.Generator().manual_seed(6))
     expected = by_torch(STEPS, 0.4, 4)(x).argmax(dim=1)
-    for changed in (replace(STEPS, batch_norm=False), replace(STEPS, milestones=()), replace(STEPS, milestones=(3, 5))):
+    for changed in (
+        replace(STEPS, batch_norm=False),
+        replace(STEPS, milestones=()),
+        replace(STEPS, milestones=(3, 5)),
+    ):
         heads = fitted(replace(changed, learning_rates=(0.4,)), 4)
         assert heads.accuracies(Features(x, expected))[0][0] < 99.9
 
@@ -87,7 +108,10 @@ def test_batch_norm_and_steps_each_matter() -> None:
 def test_heads_side_by_side_are_those_of_separate_runs(config: LinearProbe) -> None:
     queries = draw(400, 7, seed=7, spread=2.0)
     together = fitted(config, 7).accuracies(queries)
-    apart = [fitted(replace(config, learning_rates=(rate,)), 7).accuracies(queries)[0] for rate in PROBE.learning_rates]
+    apart = [
+        fitted(replace(config, learning_rates=(rate,)), 7).accuracies(queries)[0]
+        for rate in PROBE.learning_rates
+    ]
     assert together == apart
     assert len(set(together)) > 1
     assert all(top1 < top5 < 100 for top1, top5 in together)
@@ -100,9 +124,9 @@ def test_a_last_batch_of_one_image_has_no_variance_and_is_left_out() -> None:
     whole = batches(draw(65, 4, seed=5), (32, 32, 1))
     heads.fit(lambda epoch: list(whole(epoch))[:2])
     assert found == heads.accuracies(queries)
-    assert fitted(PROBE, 4, sizes=(32, 32, 1)).accuracies(queries) != fitted(PROBE, 4, sizes=(32, 32)).accuracies(
-        queries
-    )
+    assert fitted(PROBE, 4, sizes=(32, 32, 1)).accuracies(queries) != fitted(
+        PROBE, 4, sizes=(32, 32)
+    ).accuracies(queries)
 
 
 def test_the_block_of_the_accuracies_does_not_matter() -> None:

@@ -1,8 +1,10 @@
-"""The evaluator's protocols that train, on a tiny data set: what they score, choose, refuse, and leave after a kill."""
+"""The evaluator's protocols that train, on a tiny data set: what they score, choose, refuse,
+and leave after a kill.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +40,7 @@ from regbench.datasets.sources.imagefolder import ImageFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Make = Callable[..., Subject]
+Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
 
 
 @pytest.fixture
@@ -51,9 +54,15 @@ def compute(tiny: list[str]) -> Compute:
 
 
 @pytest.fixture(scope="module")
-def few(tiny_source: Path, tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> DatasetConfig:
-    """A third of tiny's training images, by a list, and a tuning split from those that it does not name."""
-    names = [f"{label}/{i:03d}.jpg" for label in ("level", "slanted", "upright") for i in range(0, 39, 3)]
+def few(
+    tiny_source: Path, tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> DatasetConfig:
+    """A third of tiny's training images, by a list, and a tuning split from those that it does
+    not name.
+    """
+    names = [
+        f"{label}/{i:03d}.jpg" for label in ("level", "slanted", "upright") for i in range(0, 39, 3)
+    ]
     listed = tmp_path_factory.mktemp("list") / "few.txt"
     listed.write_text("\n".join(names))
     whole = DatasetConfig(
@@ -71,7 +80,9 @@ def few(tiny_source: Path, tiny_data_dir: Path, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture
 def make(cell: Cell, compute: Compute, tmp_path: Path, claimed: Callable[[Path], Attempt]) -> Make:
-    """An evaluator of the same untrained network in a folder of its own, with a changed configuration."""
+    """An evaluator of the same untrained network in a folder of its own, with a changed
+    configuration.
+    """
 
     def subject(folder: str, **changes: Any) -> Subject:
         choices = Choices(claimed(tmp_path / folder))
@@ -98,7 +109,11 @@ def probing(**changes: Any) -> LinearProbe:
 def tuning(dataset: DatasetConfig, **changes: Any) -> FineTuning:
     settings: dict[str, Any] = {"dataset": dataset, "epochs": 4, "batch_size": 16}
     return FineTuning(
-        **(settings | {"backbone_learning_rates": (0.0, 0.05), "head_learning_rates": (1e-4, 0.1)} | changes)
+        **(
+            settings
+            | {"backbone_learning_rates": (0.0, 0.05), "head_learning_rates": (1e-4, 0.1)}
+            | changes
+        )
     )
 
 
@@ -130,7 +145,9 @@ def test_a_probe_of_augmented_images_computes_in_the_precision_of_the_evaluation
         return represent(self, x_NCHW)
 
     monkeypatch.setattr(Encoder, "represent", watched)
-    make("rounded", precision="bf16", probe=probing(features="augmented", epochs=1, milestones=())).run("probe")
+    make(
+        "rounded", precision="bf16", probe=probing(features="augmented", epochs=1, milestones=())
+    ).run("probe")
     assert set(precisions) == {"bf16"}
 
 
@@ -143,9 +160,13 @@ def test_several_k_are_scored_in_one_pass(make: Make, cell: Cell) -> None:
     assert scores["knn_k20_top1", "test"] == named(alone)["knn_top1", "test"]
 
 
-def test_what_chooses_is_scored_on_both_halves_of_the_tuning_split(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_chooses_is_scored_on_both_halves_of_the_tuning_split(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both evaluations and their mean; those that choose nothing have no halves."""
-    subject = make("halves", knn=KNN(k=5), probe=probing(features="cached"), select_by=("knn", "probe"))
+    subject = make(
+        "halves", knn=KNN(k=5), probe=probing(features="cached"), select_by=("knn", "probe")
+    )
     scores = {score.name: score for score in subject.select()}
     train, tuning = (subject.features(split, "bicubic") for split in ("train", "tuning"))
     odd = Features(tuning.x_ND[1::2], tuning.y_N[1::2])
@@ -162,19 +183,27 @@ def test_what_chooses_is_scored_on_both_halves_of_the_tuning_split(make: Make, m
         assert halves[1] == pytest.approx(accuracy)
     assert {score.even for score in subject.run("knn")} == {None} == {scores["knn_top5"].even}
     select = KNN.select
-    monkeypatch.setattr(KNN, "select", lambda *own: [replace(score, even=None) for score in select(*own)])
+    monkeypatch.setattr(
+        KNN, "select", lambda *own: [replace(score, even=None) for score in select(*own)]
+    )
     assert subject.select()[-1].even is None  # a plug-in may not know them
 
 
-def test_unbalanced_classes_are_scored_by_how_frequent_they_are(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training images of three classes, 19, 40 and 20 of them: the second is the head, the first the tail."""
+def test_unbalanced_classes_are_scored_by_how_frequent_they_are(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training images of three classes, 19, 40 and 20 of them: the second is the head, the
+    first the tail.
+    """
     features = Subject.features
 
     def unbalanced(self: Subject, split: str, *options: Any) -> Features:
         found = features(self, split, *options)
         if split != "train":
             return found
-        kept = torch.cat([(found.y_N == label).nonzero()[:count, 0] for label, count in enumerate((19, 40, 20))])
+        kept = torch.cat(
+            [(found.y_N == label).nonzero()[:count, 0] for label, count in enumerate((19, 40, 20))]
+        )
         return Features(found.x_ND[kept], found.y_N[kept])
 
     monkeypatch.setattr(Subject, "features", unbalanced)
@@ -190,13 +219,22 @@ def test_unbalanced_classes_are_scored_by_how_frequent_they_are(make: Make, monk
         assert scores[f"linear_{part}_top1", "test"] == pytest.approx(100 * float(right))
     assert scores["linear_head_top1", "test"] != scores["linear_tail_top1", "test"]
     monkeypatch.undo()
-    assert ("linear_head_top1", "test") not in named(make("even", probe=probing(features="cached")).run("probe"))
+    assert ("linear_head_top1", "test") not in named(
+        make("even", probe=probing(features="cached")).run("probe")
+    )
 
 
-@pytest.mark.parametrize(("counts", "head", "tail"), [([2, 9, 4, 1, 6, 3], [1, 4], [0, 3]), ([5, 1], [0], [1])])
-def test_head_and_tail_are_thirds_of_the_classes(counts: list[int], head: list[int], tail: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("counts", "head", "tail"), [([2, 9, 4, 1, 6, 3], [1, 4], [0, 3]), ([5, 1], [0], [1])]
+)
+def test_head_and_tail_are_thirds_of_the_classes(
+    counts: list[int], head: list[int], tail: list[int]
+) -> None:
     parts = head_and_tail(torch.tensor(counts))
-    assert {name: classes.tolist() for name, classes in parts.items()} == {"head": head, "tail": tail}
+    assert {name: classes.tolist() for name, classes in parts.items()} == {
+        "head": head,
+        "tail": tail,
+    }
 
 
 def test_classes_of_up_to_twice_the_images_have_no_tail() -> None:
@@ -222,13 +260,21 @@ def test_hyperparameters_may_be_chosen_by_the_mean_of_knn_and_linear_probing(
     assert set(opened) == {"train", "tuning"}
     assert {split for _, split in chosen} == {"tuning"}
     probed = named(by_knn.run("probe"))
-    assert chosen["linear_top1", "tuning"] == probed["linear_top1", "tuning"] != chosen["knn_top1", "tuning"]
+    assert (
+        chosen["linear_top1", "tuning"]
+        == probed["linear_top1", "tuning"]
+        != chosen["knn_top1", "tuning"]
+    )
     mean = (chosen["knn_top1", "tuning"] + probed["linear_top1", "tuning"]) / 2
     assert chosen["selection_top1", "tuning"] == pytest.approx(mean)
-    assert named(by_both.run("probe")) == probed  # the test split's too, from the layers trained already
+    assert (
+        named(by_both.run("probe")) == probed
+    )  # the test split's too, from the layers trained already
 
 
-def test_places205_is_probed_on_its_own_images(make: Make, few: DatasetConfig, tmp_path: Path) -> None:
+def test_places205_is_probed_on_its_own_images(
+    make: Make, few: DatasetConfig, tmp_path: Path
+) -> None:
     schedule = {"epochs": 12, "milestones": (8, 10), "batch_size": 8}
     how = {"features": "augmented", "interpolation": "bilinear", "crop_scale": (0.5, 1.0)}
     config = probing(dataset=few, **how, **schedule)
@@ -248,7 +294,9 @@ def test_places205_is_probed_on_its_own_images(make: Make, few: DatasetConfig, t
     assert entry["chosen"] == 0.1
     assert entry["candidates"].keys() == {"0.001", "0.1"}
     assert entry["candidates"]["0.1"] == named(scores)["places205_top1", "tuning"]
-    (file,) = tensor_files(tmp_path / "run", "evaluation-places205")  # whoever keeps the scores removes it
+    (file,) = tensor_files(
+        tmp_path / "run", "evaluation-places205"
+    )  # whoever keeps the scores removes it
     assert file.number == 1
 
 
@@ -285,7 +333,9 @@ def test_few_labels_choose_a_pair_of_rates_on_the_tuning_split(
     scores = evaluator.run(protocol)
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[name]), name
-    names = [(f"{protocol}_{top}", split) for split in ("tuning", "test") for top in ("top1", "top5")]
+    names = [
+        (f"{protocol}_{top}", split) for split in ("tuning", "test") for top in ("top1", "top5")
+    ]
     assert list(named(scores)) == names
     entry = read_numbered(tmp_path / "run", "choice.json")[f"{protocol}_learning_rates"]
     assert set(entry["candidates"]) == {
@@ -299,7 +349,10 @@ def test_few_labels_choose_a_pair_of_rates_on_the_tuning_split(
     assert f"{best} chosen on tuning from" in scores[0].protocol
     # The test score is the chosen pair's own, whichever was trained last.
     chosen = tuple((rate,) for rate in entry["chosen"].values())
-    alone = make("alone", **{protocol: tuning(few, backbone_learning_rates=chosen[0], head_learning_rates=chosen[1])})
+    alone = make(
+        "alone",
+        **{protocol: tuning(few, backbone_learning_rates=chosen[0], head_learning_rates=chosen[1])},
+    )
     assert named(alone.run(protocol)) == named(scores)
 
 
@@ -327,7 +380,10 @@ def test_the_runs_seed_decides_a_probes_weights_and_batches(
             if features == "cached":
                 heads.fit(partial(shuffled, bank, config.batch_size, batches_seed, cpu), by_hand)
             else:
-                represented = lambda number, epochs=epochs: ((backbone.represent(x), y) for x, y in epochs(number))  # noqa: E731
+
+                def represented(number: int, epochs: Callable[[int], Batches] = epochs) -> Batches:
+                    return ((backbone.represent(x), y) for x, y in epochs(number))
+
                 heads.fit(represented, by_hand)
         assert torch.equal(kept[-1], found) == (weights_seed == batches_seed == 1)
 
@@ -363,12 +419,18 @@ def test_images_are_cropped_and_resized_as_the_settings_say(
     seen: list[tuple[Any, ...]] = []
 
     def spy(dataset: Any, split: str, **options: Any) -> Any:
-        seen.append((split, *(options.get(name) for name in ("transform", "crop_scale", "interpolation"))))
+        seen.append(
+            (split, *(options.get(name) for name in ("transform", "crop_scale", "interpolation")))
+        )
         return EvalLoader(dataset, split, **options)
 
     monkeypatch.setattr("regbench.benchmark.evaluate.features.EvalLoader", spy)
     own: dict[str, Any] = {"crop_scale": (0.5, 1.0), "interpolation": "area", "epochs": 1}
-    config = tuning(few, **own) if protocol == "labels1" else probing(features="augmented", milestones=(), **own)
+    config = (
+        tuning(few, **own)
+        if protocol == "labels1"
+        else probing(features="augmented", milestones=(), **own)
+    )
     make("run", **{protocol: config}).run(protocol)
     assert seen[0] == ("train", "crop_flip", (0.5, 1.0), "area")
     assert {each[1:] for each in seen[1:]} == {(None, None, "area")}
@@ -385,12 +447,18 @@ def test_retrieval_counts_what_comes_first_among_views_of_the_test_split(make: M
         assert score.value == pytest.approx(100 * sum(rank < k for rank in rank_N.tolist()) / 24)
 
 
-def test_representations_that_are_not_finite_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_representations_that_are_not_finite_are_refused(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subject = make("run")
-    monkeypatch.setattr(Encoder, "represent", lambda self, x_NCHW: torch.full((len(x_NCHW), self.dim), torch.nan))
+    monkeypatch.setattr(
+        Encoder, "represent", lambda self, x_NCHW: torch.full((len(x_NCHW), self.dim), torch.nan)
+    )
     with pytest.raises(NotFinite, match="representations of the tuning split are not finite"):
         subject.features("tuning", "bicubic")
-    with pytest.raises(NotFinite, match="representations of views of the tuning split are not finite"):
+    with pytest.raises(
+        NotFinite, match="representations of views of the tuning split are not finite"
+    ):
         subject.views("tuning", images=4, views=2)
 
 
@@ -404,7 +472,10 @@ def test_of_equally_good_candidates_the_first_is_chosen() -> None:
 
 def test_choosing_on_the_test_split_says_so(make: Make, few: DatasetConfig, tmp_path: Path) -> None:
     evaluator = make("run", labels1=tuning(few), probe=probing(features="cached"), select_on="test")
-    for protocol, entry in (("labels1", "labels1_learning_rates"), ("probe", "probe_learning_rate")):
+    for protocol, entry in (
+        ("labels1", "labels1_learning_rates"),
+        ("probe", "probe_learning_rate"),
+    ):
         scores = evaluator.run(protocol)
         assert {score.split for score in scores} == {"test"}
         assert "chosen on test from" in scores[0].protocol
@@ -436,10 +507,19 @@ def test_what_cannot_be_evaluated_is_refused_before_training(
         r"'untuned' has no tuning split .* evaluation\.places205\.learning_rates=\[0\.1\]",
         places205=probing(dataset=whole, learning_rates=(0.001, 0.1, 7.0)),
     )
-    refused("labels1", "has no tuning split", labels1=tuning(whole, backbone_learning_rates=(0.05,)))
-    refused("labels10", r"data set 'in100_labels10' is not prepared in .*; run: regbench prepare in100_labels10")
+    refused(
+        "labels1", "has no tuning split", labels1=tuning(whole, backbone_learning_rates=(0.05,))
+    )
+    refused(
+        "labels10",
+        r"data set 'in100_labels10' is not prepared in .*; run: regbench prepare in100_labels10",
+    )
     grey = replace(few, channels=1, mean=(0.5,), std=(0.5,))
-    refused("labels1", "labels1: 'few' has 1 channels and the backbone is for the 3 of", labels1=tuning(grey))
+    refused(
+        "labels1",
+        "labels1: 'few' has 1 channels and the backbone is for the 3 of",
+        labels1=tuning(grey),
+    )
     config = cell.evaluation.replaced(labels1=tuning(whole, **one))
     assert selection_splits(config, task) == ["tuning"]
     with pytest.raises(RegbenchError, match=r"head_learning_rates=\[\] must be a list of numbers"):
@@ -534,7 +614,9 @@ def test_a_choice_on_another_split_does_not_go_on_from_a_state(
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(State, "save", killed)
         make("run", labels1=config).run("labels1")
-    found, expected = (make(folder, labels1=config, select_on="test").run("labels1") for folder in ("run", "fresh"))
+    found, expected = (
+        make(folder, labels1=config, select_on="test").run("labels1") for folder in ("run", "fresh")
+    )
     assert found == expected
 
 

@@ -33,7 +33,11 @@ from tests.waiting import PATIENCE_S
 
 SMALL = (
     *("method=vicreg", "epochs=3", "optimizer.warmup_epochs=1", "batch_size=12"),
-    *("evaluation.protocols=[probe]", "evaluation.probe.epochs=1", "evaluation.probe.learning_rates=[0.5]"),
+    *(
+        "evaluation.protocols=[probe]",
+        "evaluation.probe.epochs=1",
+        "evaluation.probe.learning_rates=[0.5]",
+    ),
     *("dataset.source.train_per_class=8", "dataset.source.tuning_per_class=4"),
 )
 
@@ -58,7 +62,9 @@ def small(images: Path, tmp_path: Path) -> list[str]:
     return [*TINY, *SMALL, f"runtime.data_dir={images}", f"runtime.runs_dir={tmp_path / 'runs'}"]
 
 
-def at_once(executor: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+def at_once(
+    executor: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any
+) -> Future[Any]:
     """Do what a thread would do, and answer as `ThreadPoolExecutor.submit` does."""
     future: Future[Any] = Future()
     future.set_result(function(*arguments))
@@ -66,7 +72,8 @@ def at_once(executor: ThreadPoolExecutor, function: Callable[..., Any], *argumen
 
 
 class Process:
-    """A process of a Slurm job that works on a small cell, and the job's next life, which takes over.
+    """A process of a Slurm job that works on a small cell, and the job's next life, which takes
+    over.
 
     Attributes:
         directory: The run directory.
@@ -84,15 +91,23 @@ class Process:
         patch.setenv("SLURM_RESTART_COUNT", "0")
         for name in ("replace", "link", "unlink"):
             patch.setattr(os, name, self._watched(name, getattr(os, name)))
-        patch.setattr(os, "fsync", lambda _: None)  # nobody loses power here, and a busy disk takes its time
+        patch.setattr(
+            os, "fsync", lambda _: None
+        )  # nobody loses power here, and a busy disk takes its time
         patch.setattr(tempfile, "mkstemp", self._watched("make", tempfile.mkstemp))
-        patch.setattr(ThreadPoolExecutor, "submit", at_once)  # the order of the operations is always the same
+        patch.setattr(
+            ThreadPoolExecutor, "submit", at_once
+        )  # the order of the operations is always the same
 
     def _watched(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*paths: Any, **options: Any) -> Any:
             path = str(paths[-1]) if paths else f"{options['dir']}/{options['prefix']}"
-            if path.startswith(str(self.directory)) and threading.current_thread() is threading.main_thread():
-                # Without what differs from run to run: a digest, the random end of a temporary file's name.
+            if (
+                path.startswith(str(self.directory))
+                and threading.current_thread() is threading.main_thread()
+            ):
+                # Without what differs from run to run: a digest, the random end of a temporary
+                # file's name.
                 shown = re.sub(r"-[0-9a-f]{16}|^[.](.*)[.][^.]*$", r"\1", Path(path).name)
                 self.before(f"{name} {shown}")
             return operation(*paths, **options)
@@ -103,7 +118,9 @@ class Process:
         return run_cell(self.cell, self.runtime, self.sweep)
 
     def succeed(self, at: int, meanwhile: Callable[[], None]) -> None:
-        """Lets something happen in the job's next life just before an operation (from 1) of this one goes through."""
+        """Lets something happen in the job's next life just before an operation (from 1) of
+        this one goes through.
+        """
 
         def before(operation: str) -> None:
             self.operations.append(operation)
@@ -119,8 +136,13 @@ class Process:
 
 def content(directory: Path) -> dict[str, str]:
     """The digest of every file, by its path below the directory; temporary ones left out."""
-    files = [path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    files = [
+        path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(".")
+    ]
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def changes(before: dict[str, str], after: dict[str, str]) -> set[str]:
@@ -137,7 +159,8 @@ def undisturbed(small: list[str]) -> tuple[list[str], Record]:
 
 
 def lose(small: list[str], at: int, operations: list[str], record: Record, *, finish: bool) -> None:
-    """Lets a process lose its run just before one of its operations goes through, and looks at what it does then.
+    """Lets a process lose its run just before one of its operations goes through, and looks at what
+    it does then.
 
     Args:
         small: The settings.
@@ -146,8 +169,9 @@ def lose(small: list[str], at: int, operations: list[str], record: Record, *, fi
         record: Of an undisturbed run.
         finish: Whether its successor finishes the run at that moment, or only begins to.
     """
-    # Until a process has looked once more after its claim, it leaves a run alone that another has finished. And nobody
-    # can take back a record that is under way: it is whole, and whoever has only begun finds it there.
+    # Until a process has looked once more after its claim, it leaves a run alone that another has
+    # finished. And nobody can take back a record that is under way: it is whole, and whoever has
+    # only begun finds it there.
     begun = operations.index("unlink 0001.json" if finish else "link 0001.json") + 1
     ended = operations.index("link record.json" if finish else "make record.json") + finish
     loses = begun < at <= ended
@@ -177,7 +201,10 @@ def lose(small: list[str], at: int, operations: list[str], record: Record, *, fi
     after = content(directory)
     if loses:
         first, second = read_attempts(directory)
-        assert (first["ended"], second["ended"]) == ("superseded", "done" if finish else "interrupted"), where
+        assert (first["ended"], second["ended"]) == (
+            "superseded",
+            "done" if finish else "interrupted",
+        ), where
         # What was under way, the older of its own checkpoints, and how the attempt ended.
         late = changes(before, after) - {"attempts/0001.json", "config.yaml"}
         assert all("-0001" in name for name in late), (where, late)
@@ -195,13 +222,24 @@ def lose(small: list[str], at: int, operations: list[str], record: Record, *, fi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("finish", [False, True])
-def test_whenever_a_process_loses_its_run_nothing_else_changes(small: list[str], *, finish: bool) -> None:
+def test_whenever_a_process_loses_its_run_nothing_else_changes(
+    small: list[str], *, finish: bool
+) -> None:
     operations, record = undisturbed(small)
     for at in range(1, len(operations) + 1):
         lose(small, at, operations, record, finish=finish)
 
 
-KINDS = ("0001.json", "environment", "checkpoint", "metrics", "choice", "scores", "evaluation-probe", "record.json")
+KINDS = (
+    "0001.json",
+    "environment",
+    "checkpoint",
+    "metrics",
+    "choice",
+    "scores",
+    "evaluation-probe",
+    "record.json",
+)
 
 
 @pytest.fixture(scope="module")
@@ -216,21 +254,31 @@ def alone(images: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[
 def test_a_process_that_loses_its_run_while_it_writes_a_file_changes_nothing_else(
     small: list[str], alone: tuple[list[str], Record], kind: str, *, finish: bool
 ) -> None:
-    """The last of each kind; before the file is begun or, where the successor only begins, before it gets its name."""
+    """The last of each kind.
+
+    Before the file is begun or, where the successor only begins, before it gets its name.
+    """
     operations, record = alone
     words = ("make",) if finish else ("replace", "link")
     (*_, at) = (
-        i for i, operation in enumerate(operations, 1) if operation.startswith(tuple(f"{w} {kind}" for w in words))
+        i
+        for i, operation in enumerate(operations, 1)
+        if operation.startswith(tuple(f"{w} {kind}" for w in words))
     )
     lose(small, at, operations, record, finish=finish)
 
 
 SELDOM = ("runtime.checkpoint_epochs=100", "runtime.checkpoint_minutes=100", "runtime.lease_s=0.3")
-"""The attempt's heartbeats come every 0.1 s, and nothing but them lets a process look whether it still has the run."""
+"""The attempt's heartbeats come every 0.1 s, and nothing but them lets a process look whether
+it still has the run.
+"""
 
 
 def at_the_second_step(patch: pytest.MonkeyPatch, happens: Callable[[], None]) -> list[int]:
-    """Let something happen before the second step, which waits for a heartbeat; return the list of steps begun."""
+    """Let something happen before the second step, which waits for a heartbeat.
+
+    Return the list of steps begun.
+    """
     steps: list[int] = []
     beat, beaten = Attempt.beat, threading.Event()
 
@@ -250,7 +298,9 @@ def at_the_second_step(patch: pytest.MonkeyPatch, happens: Callable[[], None]) -
     return steps
 
 
-def test_a_process_that_has_lost_its_run_takes_no_step_more(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_has_lost_its_run_takes_no_step_more(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     process = Process([*small, *SELDOM], monkeypatch)
 
     def take_over() -> None:
@@ -264,20 +314,29 @@ def test_a_process_that_has_lost_its_run_takes_no_step_more(small: list[str], mo
         process.run()
     assert steps == [0, 1]
     assert not checkpoint_files(process.directory)
-    assert [attempt["ended"] for attempt in read_attempts(process.directory)] == ["superseded", "interrupted"]
+    assert [attempt["ended"] for attempt in read_attempts(process.directory)] == [
+        "superseded",
+        "interrupted",
+    ]
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder in which a heartbeat may be writing: its temporary file comes and goes meanwhile."""
+    """Remove a folder in which a heartbeat may be writing: its temporary file comes and goes
+    meanwhile.
+    """
     while folder.exists():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_run_whose_folder_is_removed_ends_itself(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_folder_is_removed_ends_itself(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cell, runtime = load_run([*small, *SELDOM])
     directory = run_directory(runtime, "here", cell)
     steps = at_the_second_step(monkeypatch, lambda: remove(directory))
-    with pytest.raises(LeaseLost, match=r"attempts/0001\.json was removed; this process writes no more"):
+    with pytest.raises(
+        LeaseLost, match=r"attempts/0001\.json was removed; this process writes no more"
+    ):
         run_cell(cell, runtime, "here")
     assert steps == [0, 1]
     assert not directory.exists()
@@ -297,8 +356,13 @@ def test_a_process_whose_folder_is_removed_while_it_waits_makes_no_other(
     assert not directory.exists()
 
 
-def test_numbers_go_on_where_somebody_removed_the_attempts(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An epoch has two steps, and a checkpoint at its end; earlier ones are of the third attempt."""
+def test_numbers_go_on_where_somebody_removed_the_attempts(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch has two steps, and a checkpoint at its end.
+
+    Earlier ones are of the third attempt.
+    """
     cell, runtime = load_run([*small, "epochs=5"])
     directory = run_directory(runtime, "here", cell)
     for _ in range(2):
@@ -347,7 +411,10 @@ def test_a_process_that_is_stopped_for_longer_than_the_lease_changes_nothing(
 ) -> None:
     operations, record = alone
     kinds = ("environment", "checkpoint", "metrics", "scores", "evaluation-probe", "record.json")
-    places = [[i for i, name in enumerate(operations, 1) if name.startswith(f"make {kind}")][-1] for kind in kinds]
+    places = [
+        [i for i, name in enumerate(operations, 1) if name.startswith(f"make {kind}")][-1]
+        for kind in kinds
+    ]
     overrides = [*small, "runtime.lease_s=1"]
     cell, runtime = load_run(overrides)
     command = [sys.executable, "-c", STOPPED, json.dumps(overrides), json.dumps(places)]
@@ -365,7 +432,10 @@ def test_a_process_that_is_stopped_for_longer_than_the_lease_changes_nothing(
                 assert process.stdout.readline() == "lost\n"
                 late = changes(before, content(directory)) - {"attempts/0001.json"}
                 assert all("-0001" in name for name in late), operations[at - 1]
-                assert [attempt["ended"] for attempt in read_attempts(directory)] == ["superseded", "done"]
+                assert [attempt["ended"] for attempt in read_attempts(directory)] == [
+                    "superseded",
+                    "done",
+                ]
                 assert check_records([directory]).misfits == ()
         finally:
             process.kill()

@@ -9,10 +9,15 @@ import pytest
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 
 
-def test_the_first_signal_counts_until_the_step_is_done_and_a_second_ctrl_c_ends_it_at_once() -> None:
+def test_the_first_signal_counts_until_the_step_is_done_and_a_second_ctrl_c_ends_it_at_once() -> (
+    None
+):
     before = signal.getsignal(signal.SIGUSR1)
     interruption, patient = Interruption(), Interruption()
-    with interruption.listening(signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT), interruption.deferred():
+    with (
+        interruption.listening(signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT),
+        interruption.deferred(),
+    ):
         for number in (signal.SIGUSR2, signal.SIGUSR1):
             signal.raise_signal(number)
         assert interruption.requested == signal.SIGUSR2

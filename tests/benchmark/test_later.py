@@ -40,9 +40,17 @@ from tests.voc import TEST, TRAINVAL, write_voc07
 SHORT = ("epochs=2", "optimizer.warmup_epochs=0", "method=vicreg", "evaluation.protocols=[knn]")
 VOC = (
     f"evaluation.voc07.num_images=[{TRAINVAL},{TEST}]",
-    *("evaluation.voc07.resize=28", "evaluation.voc07.image_size=24", "evaluation.voc07.costs=[0.1,10]"),
+    *(
+        "evaluation.voc07.resize=28",
+        "evaluation.voc07.image_size=24",
+        "evaluation.voc07.costs=[0.1,10]",
+    ),
 )
-MEASURES = ("evaluation.measures.view_images=8", "evaluation.measures.views=3", "evaluation.measures.images=20")
+MEASURES = (
+    "evaluation.measures.view_images=8",
+    "evaluation.measures.views=3",
+    "evaluation.measures.images=20",
+)
 NAMES = ["alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_spread"]
 
 
@@ -73,7 +81,10 @@ def voc_data_dir(tiny_data_dir: Path) -> Path:
 @pytest.fixture(scope="module")
 def trained(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run with kNN alone."""
-    overrides = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path_factory.mktemp('runs')}"]
+    overrides = [
+        f"runtime.data_dir={tiny_data_dir}",
+        f"runtime.runs_dir={tmp_path_factory.mktemp('runs')}",
+    ]
     cell, runtime = load_run([*TINY, *overrides, *SHORT])
     assert run_cell(cell, runtime, "here")
     return run_directory(runtime, "here", cell)
@@ -94,7 +105,9 @@ def weights(tmp_path: Path) -> Path:
         state = cell.network.backbone.build(3, 24)[0].state_dict()
     path = tmp_path / "vicreg_tiny.pth"
     model = {f"module.backbone.{name}": value for name, value in state.items()}
-    torch.save({"model": model | {"module.projector.0.weight": torch.zeros(2, 2)}, "epoch": 3}, path)
+    torch.save(
+        {"model": model | {"module.projector.0.weight": torch.zeros(2, 2)}, "epoch": 3}, path
+    )
     return path
 
 
@@ -131,7 +144,9 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
         assert found.choice["hyperparameters"]["selected_on"] == "given"
         for score in found.scores:
             assert score.name in result.output
-    voc07, unlabelled = (LaterEvaluation.read(folder / f"{protocol}.json") for protocol in ("voc07", "measures"))
+    voc07, unlabelled = (
+        LaterEvaluation.read(folder / f"{protocol}.json") for protocol in ("voc07", "measures")
+    )
     assert [(s.name, s.split, s.unit) for s in voc07.scores] == [
         ("voc07_map", "test", "%"),
         ("voc07_map_full", "test", "%"),
@@ -139,8 +154,13 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
     assert voc07.choice["voc07_cost"]["selected_on"] == "cross-validation"
     assert set(voc07.choice["voc07_cost"]["chosen"].values()) <= {0.1, 10.0}
     assert "voc07_cost" not in unlabelled.choice
-    assert [(s.name, s.split, s.unit) for s in unlabelled.scores] == [(n, "tuning", "") for n in NAMES]
-    assert ((finished / "record.json").read_bytes(), (finished / "choice-0001.json").read_bytes()) == before
+    assert [(s.name, s.split, s.unit) for s in unlabelled.scores] == [
+        (n, "tuning", "") for n in NAMES
+    ]
+    assert (
+        (finished / "record.json").read_bytes(),
+        (finished / "choice-0001.json").read_bytes(),
+    ) == before
 
     written = (folder / "voc07.json").read_bytes()
     (folder / "measures.json").unlink()  # as a kill between the two leaves it
@@ -166,7 +186,10 @@ def test_a_later_evaluation_of_features_in_bf16_says_so(tiny: list[str], finishe
     given = ("evaluation.precision=bf16", *MEASURES, "--only", "measures")
     result = call(str(finished), *own(tiny), *given)
     assert result.exit_code == 0, result.output
-    assert "evaluation.precision=bf16" in LaterEvaluation.read(finished / "evaluations" / "measures.json").command
+    assert (
+        "evaluation.precision=bf16"
+        in LaterEvaluation.read(finished / "evaluations" / "measures.json").command
+    )
     refused = call(str(finished), *own(tiny), "evaluation.precision=half")
     assert refused.exit_code == 2
     assert "evaluation.precision" in refused.stderr.splitlines()[0]
@@ -196,7 +219,10 @@ def test_no_weights_but_the_final_ones_are_evaluated(
 
     assert "is not trained to the end" in refused(unfinished)
     line = refused(finished)
-    assert f"{final}, which holds the final weights, cannot be evaluated: its content is not what" in line
+    assert (
+        f"{final}, which holds the final weights, cannot be evaluated: its content is not what"
+        in line
+    )
     final.unlink()
     assert "it is not there" in refused(finished)
     monkeypatch.chdir(tmp_path)
@@ -226,14 +252,21 @@ def test_a_cell_that_its_tuning_did_not_choose_gets_no_test_score(
     refused = call(".", *own(tiny), "evaluation.knn.k=3")
     assert (refused.exit_code, "chose other hyperparameters" in refused.stderr) == (2, True)
     tuning_choice(finished.parent, chosen("VICReg", ranked(finished.name), ranked("0" * 12)))
-    assert call(".", *own(tiny), "evaluation.knn.k=3", *MEASURES, "--only", "measures").exit_code == 0
+    assert (
+        call(".", *own(tiny), "evaluation.knn.k=3", *MEASURES, "--only", "measures").exit_code == 0
+    )
     noted = signed(finished / "evaluations" / "measures.json")["choice"]["hyperparameters"]
     assert (noted["selected_on"], noted["budget"]) == ("tuning", 2)
 
 
 @pytest.mark.parametrize("chosen_on", ["test", "tuning"])
-def test_measures_of_a_cell_that_the_test_split_chose_say_so(chosen_on: str, tiny: list[str]) -> None:
-    """Whatever a later evaluation chooses on; one that chooses on the test split says so as well."""
+def test_measures_of_a_cell_that_the_test_split_chose_say_so(
+    chosen_on: str, tiny: list[str]
+) -> None:
+    """Whatever a later evaluation chooses on.
+
+    One that chooses on the test split says so as well.
+    """
     later_on = "tuning" if chosen_on == "test" else "test"
     settings = ["epochs=0", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn]"]
     cell, runtime = load_run([*tiny, *settings, f"evaluation.select_on={chosen_on}"])
@@ -256,8 +289,14 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([".", "--only", ""], "--only: unknown evaluation ''; known: factors, knn, "),
         ([".", "--label", "x"], "--label is for --backbone"),
         (["--backbone", "nowhere.pth"], "data set 'fashion_mnist' is not prepared"),
-        (["--backbone", "x.pth", "method=vicreg"], "method=vicreg: published weights are not trained"),
-        (["--backbone", "x.pth", "optimizer.base_lr=1"], "optimizer.base_lr=1: published weights are not trained"),
+        (
+            ["--backbone", "x.pth", "method=vicreg"],
+            "method=vicreg: published weights are not trained",
+        ),
+        (
+            ["--backbone", "x.pth", "optimizer.base_lr=1"],
+            "optimizer.base_lr=1: published weights are not trained",
+        ),
     ]
     for arguments, part in wrong:
         result = call(*arguments)
@@ -273,7 +312,9 @@ Made = tuple[Subject, Encoder, Choices]
 
 
 @pytest.fixture
-def evaluator(tiny: list[str], tmp_path: Path, claimed: Callable[[Path], Attempt]) -> Callable[..., Made]:
+def evaluator(
+    tiny: list[str], tmp_path: Path, claimed: Callable[[Path], Attempt]
+) -> Callable[..., Made]:
     return functools.partial(_evaluator, claimed(tmp_path), tiny)
 
 
@@ -281,17 +322,37 @@ def _evaluator(attempt: Attempt, tiny: list[str], *overrides: str) -> Made:
     cell, runtime = load_run([*tiny, *overrides])
     module, dim = cell.network.backbone.build(3, 24)
     backbone, choices = Encoder(module, dim), Choices(attempt)
-    made = Subject(cell.evaluation, cell.dataset, cell.augmentation, backbone, resolve(runtime), choices, cell.seed)
+    made = Subject(
+        cell.evaluation,
+        cell.dataset,
+        cell.augmentation,
+        backbone,
+        resolve(runtime),
+        choices,
+        cell.seed,
+    )
     return made, backbone, choices
 
 
-def test_measures_are_those_of_the_tuning_images(tiny: list[str], evaluator: Callable[..., Made]) -> None:
-    """36 images in the tuning split, 20 of them and 8 at even distances; three views come from two pairs."""
+def test_measures_are_those_of_the_tuning_images(
+    tiny: list[str], evaluator: Callable[..., Made]
+) -> None:
+    """36 images in the tuning split, 20 of them and 8 at even distances.
+
+    Three views come from two pairs.
+    """
     found, backbone, _ = evaluator(*MEASURES, "seed=5", "evaluation.protocols=[measures]")
     scores = {score.name: score.value for score in found.run("measures")}
     cell, runtime = load_run([*tiny, "seed=5"])
-    common: dict[str, Any] = {"data_dir": Path(runtime.data_dir), "batch_size": 5, "device": torch.device("cpu")}
-    with EvalLoader(cell.dataset, "tuning", **common, backend="torchvision") as loader, loader.epoch() as batches:
+    common: dict[str, Any] = {
+        "data_dir": Path(runtime.data_dir),
+        "batch_size": 5,
+        "device": torch.device("cpu"),
+    }
+    with (
+        EvalLoader(cell.dataset, "tuning", **common, backend="torchvision") as loader,
+        loader.epoch() as batches,
+    ):
         images = torch.cat([x for x, _ in batches])
     x = backbone.represent(images[[36 * i // 20 for i in range(20)]])
     with ViewLoader(
@@ -299,7 +360,9 @@ def test_measures_are_those_of_the_tuning_images(tiny: list[str], evaluator: Cal
     ) as views:
         pairs = [torch.cat([torch.stack(two) for two in views.epoch(e)], dim=1) for e in range(2)]
     assert not torch.equal(pairs[0], pairs[1])
-    expected = measures(x, torch.stack([backbone.represent(v) for v in [*pairs[0], pairs[1][0]]], dim=1))
+    expected = measures(
+        x, torch.stack([backbone.represent(v) for v in [*pairs[0], pairs[1][0]]], dim=1)
+    )
     assert scores == pytest.approx(expected, rel=1e-3)
     again = {score.name: score.value for score in found.run("measures")}
     assert again == scores
@@ -315,11 +378,24 @@ def test_the_views_are_the_images_that_they_are_views_of(tiny: list[str]) -> Non
     crops = [f"augmentation.views.view{v}.crop_scale=[0.999,1.0]" for v in (1, 2)]
     ratios = [f"augmentation.views.view{v}.crop_ratio=[1.0,1.0]" for v in (1, 2)]
     cell, runtime = load_run([*tiny, *plain, *crops, *ratios])
-    common: dict[str, Any] = {"data_dir": Path(runtime.data_dir), "device": torch.device("cpu"), "batch_size": 7}
-    with EvalLoader(cell.dataset, "tuning", **common, backend="torchvision") as loader, loader.epoch() as batches:
+    common: dict[str, Any] = {
+        "data_dir": Path(runtime.data_dir),
+        "device": torch.device("cpu"),
+        "batch_size": 7,
+    }
+    with (
+        EvalLoader(cell.dataset, "tuning", **common, backend="torchvision") as loader,
+        loader.epoch() as batches,
+    ):
         images = torch.cat([x for x, _ in batches])
     with ViewLoader(
-        cell.dataset, cell.augmentation, "tuning", images=12, seed=0, **common, backend="torchvision"
+        cell.dataset,
+        cell.augmentation,
+        "tuning",
+        images=12,
+        seed=0,
+        **common,
+        backend="torchvision",
     ) as views:
         assert views.num_samples == 12
         found = torch.cat([x for x, _ in views.epoch(0)])
@@ -351,20 +427,30 @@ def test_voc07_is_linear_svms_on_the_backbones_features(
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (cell.dataset.mean, cell.dataset.std))
     data = {}
     for name, split in open_voc07(voc_data_dir, (TRAINVAL, TEST)).items():
-        (x,) = whole_images(split.paths, shorter=28, size=24, interpolation="bilinear", batch_size=100, workers=1)
+        (x,) = whole_images(
+            split.paths, shorter=28, size=24, interpolation="bilinear", batch_size=100, workers=1
+        )
         features = backbone.represent((x / 255 - mean) / std).double()
-        data[name] = (features / (features.norm(dim=1, keepdim=True) + 1e-5)).numpy(), split.presence
+        data[name] = (
+            (features / (features.norm(dim=1, keepdim=True) + 1e-5)).numpy(),
+            split.presence,
+        )
     chosen = choices.entries["voc07_cost"]["chosen"]
     values = []
     for c, cost in enumerate(chosen.values()):
         (x_train, there), (x_test, answers) = data["trainval"], data["test"]
         easy = answers[:, c] != 0
         svm = linear_svm(cost).fit(x_train, 2 * (there[:, c] == 1) - 1)
-        values.append(average_precisions(answers[easy, c] == 1, svm.decision_function(x_test[easy])))
+        values.append(
+            average_precisions(answers[easy, c] == 1, svm.decision_function(x_test[easy]))
+        )
     assert scores["voc07_map"] == pytest.approx(sum(v for v, _ in values) / 20, abs=0.5)
     assert scores["voc07_map_full"] == pytest.approx(sum(v for _, v in values) / 20, abs=0.5)
     candidates = choices.entries["voc07_cost"]["candidates"]
-    assert all(candidates[name][f"{cost:g}"] == max(candidates[name].values()) for name, cost in chosen.items())
+    assert all(
+        candidates[name][f"{cost:g}"] == max(candidates[name].values())
+        for name, cost in chosen.items()
+    )
 
 
 def test_voc07_needs_a_backbone_for_colour_images(evaluator: Callable[..., Made]) -> None:
@@ -405,9 +491,17 @@ def test_published_weights_get_the_record_of_a_finished_run(
         "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
     }
     assert [cell[name] for name in ("embedding_dim", "batch_size", "epochs")] == [None] * 3
-    assert (cell["dataset"]["name"], cell["network"]["backbone"]) == ("tiny", {"name": "resnet_tiny"})
+    assert (cell["dataset"]["name"], cell["network"]["backbone"]) == (
+        "tiny",
+        {"name": "resnet_tiny"},
+    )
     names = {(score.name, score.split) for score in record.scores}
-    assert {("knn_top1", "tuning"), ("knn_top1", "test"), ("linear_top1", "test"), ("voc07_map", "test")} <= names
+    assert {
+        ("knn_top1", "tuning"),
+        ("knn_top1", "test"),
+        ("linear_top1", "test"),
+        ("voc07_map", "test"),
+    } <= names
     assert {(name, "tuning") for name in NAMES} <= names
     choice = signed(directory / "choice-0001.json")
     assert record.choice == choice
@@ -433,7 +527,9 @@ def test_published_weights_get_the_record_of_a_finished_run(
 def test_published_weights_stand_in_a_table_with_runs(
     tiny: list[str], weights: Path, tmp_path: Path, finished: Path
 ) -> None:
-    result = call("--backbone", str(weights), *published(tiny), "--label", "theirs", "--only", "knn,probe")
+    result = call(
+        "--backbone", str(weights), *published(tiny), "--label", "theirs", "--only", "knn,probe"
+    )
     assert result.exit_code == 0, result.output
     runs_dir = ["--runs-dir", str(tmp_path / "runs")]
     names = [finished.parent.name, "published"]
@@ -451,12 +547,16 @@ def test_the_id_of_published_weights_is_of_what_decides_the_scores(
     tiny: list[str], weights: Path, tmp_path: Path
 ) -> None:
     def directories(*more: str) -> set[str]:
-        result = call("--backbone", str(weights), *published(tiny), *more, "--name", "p", "--only", "knn")
+        result = call(
+            "--backbone", str(weights), *published(tiny), *more, "--name", "p", "--only", "knn"
+        )
         assert result.exit_code == 0, result.output
         return {path.name for path in (tmp_path / "runs" / "p").iterdir()}
 
     first = directories()
-    assert directories("evaluation.voc07.folds=5", "runtime.workers=2") == first  # not asked for; where it runs
+    assert (
+        directories("evaluation.voc07.folds=5", "runtime.workers=2") == first
+    )  # not asked for; where it runs
     content = torch.load(weights)
     content["model"]["module.backbone.0.weight"] *= 1.1
     torch.save(content, weights)
@@ -464,7 +564,9 @@ def test_the_id_of_published_weights_is_of_what_decides_the_scores(
     assert len(directories("seed=1")) == 3
 
 
-def test_an_interrupted_evaluation_goes_on(tiny: list[str], weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_evaluation_goes_on(
+    tiny: list[str], weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = ["--backbone", str(weights), *published(tiny), "--only", "knn,probe"]
 
     def interrupt(*_: Any) -> None:

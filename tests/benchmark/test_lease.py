@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 from regbench.benchmark.rundir import lease
-from regbench.benchmark.rundir.lease import Attempt, LeaseLost, claim, is_running, last_attempt, read_attempts
+from regbench.benchmark.rundir.lease import (
+    Attempt,
+    LeaseLost,
+    claim,
+    is_running,
+    last_attempt,
+    read_attempts,
+)
 from tests.waiting import PATIENCE_S, wait_for
 
 HOLDER = """
@@ -80,18 +87,25 @@ def test_one_of_many_gets_it(tmp_path: Path) -> None:
     """Eight processes claim at once: one has it, and the others wait until it is done."""
     code = (
         "import sys; from pathlib import Path; from regbench.benchmark.rundir.lease import claim\n"
-        "directory = Path(sys.argv[1]); sys.stdin.readline()\n"
-        "attempt = claim(directory, 60.0)\n"
-        "if attempt is not None:\n"
-        "    print(attempt.number); (directory / 'record.json').write_text('{}'); attempt.end('done')\n"
+        "directory = Path(sys.argv[1]); sys.stdin.readline()\nattempt = claim(directory, 60.0)\nif "
+        "attempt is not None:\n    print(attempt.number); (directory / "
+        "'record.json').write_text('{}'); attempt.end('done')\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.DEVNULL,
+        "text": True,
+    }
+
     processes = [subprocess.Popen(command, **pipes) for _ in range(8)]  # type: ignore[call-overload]
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()
-    assert sorted(process.communicate(timeout=PATIENCE_S)[0] for process in processes) == [""] * 7 + ["1\n"]
+    assert sorted(process.communicate(timeout=PATIENCE_S)[0] for process in processes) == [
+        ""
+    ] * 7 + ["1\n"]
     assert [attempt["number"] for attempt in read_attempts(tmp_path)] == [1]
 
 
@@ -102,7 +116,9 @@ def test_a_finished_run_is_not_claimed(tmp_path: Path) -> None:
     assert len(read_attempts(tmp_path)) == 1
 
 
-def test_a_record_that_appears_during_the_claim_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_appears_during_the_claim_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def last(directory: Path) -> None:
         (directory / "record.json").write_text("{}")
 
@@ -133,8 +149,12 @@ def test_a_claim_whose_reply_was_lost_is_ones_own(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("waited_for", [True, False])
 def test_a_dead_owner_on_this_host_is_replaced_at_once(tmp_path: Path, waited_for: bool) -> None:
-    """Killed, though a child of its lives on and has all its files open, as the processes of a loader do."""
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+    """Killed, though a child of its lives on and has all its files open, as the processes of a
+    loader do.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         assert is_running(last_attempt(tmp_path))
@@ -167,7 +187,9 @@ class Clocks:
         self._meanwhile(self.now_s)
 
 
-def test_a_silent_owner_elsewhere_is_replaced_after_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_owner_elsewhere_is_replaced_after_the_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stopped(tmp_path, hostname="another")
     clocks = Clocks(lambda _: None)
     rewrite(tmp_path, heartbeat=clocks.time())
@@ -176,7 +198,9 @@ def test_a_silent_owner_elsewhere_is_replaced_after_the_lease(tmp_path: Path, mo
     assert 20 <= clocks.now_s <= 21
 
 
-def test_a_silent_owner_that_is_seen_to_live_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_owner_that_is_seen_to_live_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stopped(tmp_path)  # this very process
 
     def finish(now_s: float) -> None:
@@ -190,7 +214,9 @@ def test_a_silent_owner_that_is_seen_to_live_is_waited_for(tmp_path: Path, monke
     assert len(read_attempts(tmp_path)) == 1
 
 
-def test_an_owner_elsewhere_that_shows_itself_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_elsewhere_that_shows_itself_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attempt = stopped(tmp_path, hostname="another")
 
     def beat(now_s: float) -> None:
@@ -218,10 +244,17 @@ def test_an_owner_elsewhere_that_fell_silent_long_ago_is_replaced_at_once(tmp_pa
     "owner",
     [
         pytest.param({"heartbeat_s": -120.0}, id="its clock is two minutes behind"),
-        pytest.param({"slurm_job_id": "7", "slurm_restarts": 1}, id="the same life of the same job"),
+        pytest.param(
+            {"slurm_job_id": "7", "slurm_restarts": 1}, id="the same life of the same job"
+        ),
         pytest.param({"slurm_job_id": "7", "slurm_restarts": 2}, id="a later life of the same job"),
-        pytest.param({"slurm_job_id": "8", "slurm_restarts": 0}, id="an earlier life of another job"),
-        pytest.param({"hostname": platform.node(), "pid_namespace": "pid:[1]", "pid": 2**22 + 1}, id="in a container"),
+        pytest.param(
+            {"slurm_job_id": "8", "slurm_restarts": 0}, id="an earlier life of another job"
+        ),
+        pytest.param(
+            {"hostname": platform.node(), "pid_namespace": "pid:[1]", "pid": 2**22 + 1},
+            id="in a container",
+        ),
     ],
 )
 def test_who_may_be_alive_elsewhere_is_waited_for(
@@ -243,7 +276,9 @@ def test_who_may_be_alive_elsewhere_is_waited_for(
     assert [attempt["number"] for attempt in read_attempts(tmp_path)] == [1]
 
 
-def test_of_two_claims_at_a_time_one_is_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_claims_at_a_time_one_is_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other one comes between the look and the claim."""
     look = lease.last_attempt
     others: list[Attempt] = []
@@ -283,7 +318,9 @@ def test_a_record_is_written_once_and_by_whoever_has_the_run(tmp_path: Path) -> 
 def test_a_restarted_slurm_job_takes_over_from_its_earlier_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm starts a job again when it loses sight of a node, on which the first process may live on."""
+    """Slurm starts a job again when it loses sight of a node, on which the first process may
+    live on.
+    """
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     first = claimed(tmp_path, lease_s=1.2)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
@@ -293,7 +330,9 @@ def test_a_restarted_slurm_job_takes_over_from_its_earlier_life(
     second.check()
 
 
-def test_a_full_disk_does_not_end_the_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_end_the_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attempt = claimed(tmp_path)
 
     def full(*_: Any) -> None:

@@ -50,7 +50,9 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = source / part / str(label) / f"{seen[label]:03d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         seen[label] += 1
-        picture = Image.fromarray((image * 255 / 16).astype(np.uint8)).resize((40, 40), Image.Resampling.BICUBIC)
+        picture = Image.fromarray((image * 255 / 16).astype(np.uint8)).resize(
+            (40, 40), Image.Resampling.BICUBIC
+        )
         picture.convert("RGB").save(path, quality=90)
     prepare(load_run(SETTINGS)[0].dataset, data_dir, source_dir=source, progress=False)
     return data_dir
@@ -60,7 +62,11 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(importlib.util.find_spec("ffcv") is None, reason="FFCV is not installed")
 def test_the_accuracy_is_the_same_within_the_noise_of_seeds(data_dir: Path, tmp_path: Path) -> None:
     def accuracy(loader: str, seed: int) -> float:
-        runtime = (f"runtime.data_dir={data_dir}", f"runtime.runs_dir={tmp_path}", f"runtime.loader={loader}")
+        runtime = (
+            f"runtime.data_dir={data_dir}",
+            f"runtime.runs_dir={tmp_path}",
+            f"runtime.loader={loader}",
+        )
         record = run_cell(*load_run([*SETTINGS, *runtime, f"seed={seed}"]), sweep=loader)
         assert record is not None
         assert record.environment["loader"] == loader
@@ -70,6 +76,8 @@ def test_the_accuracy_is_the_same_within_the_noise_of_seeds(data_dir: Path, tmp_
 
     from scipy import stats
 
-    ffcv, torchvision = ([accuracy(loader, seed) for seed in range(6)] for loader in ("ffcv", "torchvision"))
+    ffcv, torchvision = (
+        [accuracy(loader, seed) for seed in range(6)] for loader in ("ffcv", "torchvision")
+    )
     assert statistics.mean(ffcv) > 50
     assert stats.ttest_ind(ffcv, torchvision).pvalue > 0.01, (ffcv, torchvision)

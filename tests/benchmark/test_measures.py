@@ -15,7 +15,12 @@ from regbench.benchmark.evaluate.label_free import (
     lidar,
     measures,
 )
-from regbench.benchmark.training.spread import effective_rank, feature_spread, spread_metrics, uniformity
+from regbench.benchmark.training.spread import (
+    effective_rank,
+    feature_spread,
+    spread_metrics,
+    uniformity,
+)
 
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:
@@ -59,16 +64,28 @@ def test_uniformity_is_the_log_of_the_mean_over_pairs_of_images(block: int) -> N
         if i != j
     ]
     assert uniformity(x, block) == pytest.approx(math.log(sum(values) / len(values)), rel=1e-5)
-    assert uniformity(x) == pytest.approx(spread_metrics(x, x)["uniformity"], rel=1e-5)  # the training loop's
+    assert uniformity(x) == pytest.approx(
+        spread_metrics(x, x)["uniformity"], rel=1e-5
+    )  # the training loop's
 
 
 @pytest.mark.parametrize("dead", [0, 1, 30, 150, 300])
 @pytest.mark.parametrize("block", [1024, 70])
-def test_uniformity_takes_rows_of_zeros_for_one_point_as_the_authors_code(dead: int, block: int) -> None:
+def test_uniformity_takes_rows_of_zeros_for_one_point_as_the_authors_code(
+    dead: int, block: int
+) -> None:
     x = gaussian(300, 8).relu().float()
     x[:dead] = 0
     # lunif of SsnL/align_uniform
-    wanted = torch.pdist(torch.nn.functional.normalize(x.double())).square().mul(-2).exp().mean().log().item()
+    wanted = (
+        torch.pdist(torch.nn.functional.normalize(x.double()))
+        .square()
+        .mul(-2)
+        .exp()
+        .mean()
+        .log()
+        .item()
+    )
     assert uniformity(x, block) == pytest.approx(wanted, abs=1e-5)
     assert spread_metrics(x, x)["uniformity"] == pytest.approx(wanted, abs=1e-5)
 
@@ -96,12 +113,19 @@ def test_alpha_of_a_power_law(alpha: float, n: int) -> None:
 
 
 def test_alpha_is_a_weighted_least_squares_fit_over_ranks_4_to_100() -> None:
-    """The first three and the last twenty eigenvalues are off the law, and do not matter; against numpy's fit."""
-    values = torch.arange(1, 121, dtype=torch.float64) ** -1.3 * (1 + 0.3 * gaussian(120).clamp(-2, 2))
+    """The first three and the last twenty eigenvalues are off the law, and do not matter.
+
+    Against numpy's fit.
+    """
+    values = torch.arange(1, 121, dtype=torch.float64) ** -1.3 * (
+        1 + 0.3 * gaussian(120).clamp(-2, 2)
+    )
     values = values.sort(descending=True).values
     x = cloud(values, 500)
     ranks = np.arange(4, 101)
-    slope = np.polyfit(np.log(ranks), np.log(values[3:100].numpy()), 1, w=ranks**-0.5)[0]  # squared by polyfit
+    slope = np.polyfit(np.log(ranks), np.log(values[3:100].numpy()), 1, w=ranks**-0.5)[
+        0
+    ]  # squared by polyfit
     assert alpha_req(x) == pytest.approx(-slope, rel=1e-6)
     values[:3] *= 50
     values[100:] *= 1e-3
@@ -122,9 +146,14 @@ def test_alpha_of_a_collapsed_representation_is_not_defined() -> None:
 
 def test_lidar_by_its_formula() -> None:
     """With the square root of Σ_w and δ = 1e-4 as in the paper, in plain loops."""
-    x = gaussian(30, 6, 5) * torch.tensor([1.0, 2.0, 0.5, 0.1, 0.0]) + 3 * gaussian(30, 1, 5, seed=1)
+    x = gaussian(30, 6, 5) * torch.tensor([1.0, 2.0, 0.5, 0.1, 0.0]) + 3 * gaussian(
+        30, 1, 5, seed=1
+    )
     mean = x.mean(dim=(0, 1))
-    between, within = torch.zeros(5, 5, dtype=torch.float64), 1e-4 * torch.eye(5, dtype=torch.float64)
+    between, within = (
+        torch.zeros(5, 5, dtype=torch.float64),
+        1e-4 * torch.eye(5, dtype=torch.float64),
+    )
     for views in x:
         centre = views.mean(dim=0)
         between += torch.outer(centre - mean, centre - mean) / 30
@@ -163,7 +192,14 @@ def test_of_one_image_there_is_no_uniformity() -> None:
 def test_all_measures_of_a_gaussian_cloud() -> None:
     x, views = gaussian(400, 16), gaussian(50, 4, 16) * 0.1 + gaussian(50, 1, 16, seed=1)
     found = measures(x, views)
-    assert list(found) == ["alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_spread"]
+    assert list(found) == [
+        "alignment",
+        "uniformity",
+        "rankme",
+        "alpha_req",
+        "lidar",
+        "feature_spread",
+    ]
     assert found["feature_spread"] == feature_spread(x) == pytest.approx(1, abs=0.01)
     assert 15 < found["rankme"] <= 16
     assert found["alignment"] < 0.1

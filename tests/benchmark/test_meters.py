@@ -54,7 +54,9 @@ def test_peak_memory_counts_what_was_freed_again_and_forgets_an_earlier_peak() -
 
 def test_the_kernel_counts_in_kib(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = PeakMemory(CPU)
-    monkeypatch.setattr(Path, "read_text", lambda _: "VmPeak:\t 9 kB\nVmHWM:\t    5000 kB\nVmRSS:\t 4 kB\n")
+    monkeypatch.setattr(
+        Path, "read_text", lambda _: "VmPeak:\t 9 kB\nVmHWM:\t    5000 kB\nVmRSS:\t 4 kB\n"
+    )
     assert memory.read_bytes() == memory.read_reserved_bytes() == 5_120_000
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -99,7 +101,9 @@ print([library["num_threads"] for library in libraries], environment(torch.devic
 def test_linear_algebra_has_the_threads_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of NumPy, and of SciPy, which is loaded later: in a process of its own."""
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[1, 1] 1"
 
 
@@ -159,14 +163,18 @@ def test_energy_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     assert EnergyMeter(CPU, tmp_path / "none").read_joules() == {}
 
 
-def test_runs_that_share_a_gpu_share_its_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_share_a_gpu_share_its_energy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another one is there at the second reading, and has gone at the third."""
     joules, others = iter([1000.0, 1000.0, 1300.0, 1400.0]), iter([0, 0, 1, 0])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="8f3a"))
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda _: 1e3 * next(joules))
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: [None] * (1 + next(others)))
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: [None] * (1 + next(others))
+    )
     meter = EnergyMeter(torch.device("cuda", 0), tmp_path)
     assert [meter.read_joules()["gpu"] for _ in range(3)] == [0.0, 150.0, 250.0]
 
@@ -177,7 +185,9 @@ class Allocator:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.live = self.peak = 0
         patch.setattr(torch.cuda, "synchronize", lambda _: None)
-        patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: setattr(self, "peak", self.live))
+        patch.setattr(
+            torch.cuda, "reset_peak_memory_stats", lambda _: setattr(self, "peak", self.live)
+        )
         patch.setattr(torch.cuda, "memory_allocated", lambda _: self.live)
         patch.setattr(torch.cuda, "max_memory_allocated", lambda _: self.peak)
 
@@ -229,15 +239,26 @@ def one_view_returned(x_NQ: Tensor) -> Sequence[Tensor]:
 def square_and_backward(x_NQ: Tensor) -> Sequence[Tensor]:
     """Saved for backward: x only; made there: 2 · x · ones, which is returned."""
     leaf_NQ = x_NQ.detach().requires_grad_()
-    (gradient_NQ,) = torch.autograd.grad(leaf_NQ @ leaf_NQ.T.detach(), leaf_NQ, torch.ones(len(x_NQ), len(x_NQ)))
+    (gradient_NQ,) = torch.autograd.grad(
+        leaf_NQ @ leaf_NQ.T.detach(), leaf_NQ, torch.ones(len(x_NQ), len(x_NQ))
+    )
     return [gradient_NQ]
 
 
 @pytest.mark.parametrize(
     ("run", "matrices"),
-    [(dropped, 1), (squares, 0), (chain, 2), (in_place, 1), (one_view_returned, 1), (square_and_backward, 2)],
+    [
+        (dropped, 1),
+        (squares, 0),
+        (chain, 2),
+        (in_place, 1),
+        (one_view_returned, 1),
+        (square_and_backward, 2),
+    ],
 )
-def test_allocations_of_cases_known_by_hand(run: Callable[[Tensor], Sequence[Tensor]], matrices: int) -> None:
+def test_allocations_of_cases_known_by_hand(
+    run: Callable[[Tensor], Sequence[Tensor]], matrices: int
+) -> None:
     n = 300
     x_NQ = torch.randn(n, 70)
     assert peak_extra_bytes(lambda: run(x_NQ), CPU) == matrices * n * n * 4

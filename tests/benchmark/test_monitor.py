@@ -1,4 +1,6 @@
-"""Evaluation while training: it measures each epoch's weights, changes nothing else, and is exact on resumption."""
+"""Evaluation while training: it measures each epoch's weights, changes nothing else, and is
+exact on resumption.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint, read_tensors, save_checkpoint
 from regbench.benchmark.rundir.choice import Choices
-from regbench.benchmark.rundir.directory import checkpoint_files, numbered_files, run_directory, tensor_files
+from regbench.benchmark.rundir.directory import (
+    checkpoint_files,
+    numbered_files,
+    run_directory,
+    tensor_files,
+)
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import Attempt, last_attempt
 from regbench.benchmark.rundir.record import Record, read_record
@@ -46,7 +53,15 @@ from tests.waiting import PATIENCE_S
 # A method that draws random numbers; accuracies of 36 images move with every epoch.
 WATCHED = ("method=sigreg", "epochs=3", "evaluation.probe.learning_rates=[0.1,1.0]")
 BOTH = "evaluation.while_training=[knn,probe]"
-TRAINED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "terms")
+TRAINED = (
+    "loss",
+    "alignment",
+    "uniformity",
+    "effective_rank",
+    "feature_spread",
+    "learning_rate",
+    "terms",
+)
 
 
 def finish(overrides: list[str], sweep: str) -> tuple[Record, Path]:
@@ -59,7 +74,9 @@ def finish(overrides: list[str], sweep: str) -> tuple[Record, Path]:
 def curve(record: Record) -> dict[int, dict[str, float]]:
     """Epoch -> the scores that were measured after it."""
     rows = {row["epoch"]: row["scores"] for row in record.history if "scores" in row}
-    return {epoch: {score["name"]: score["value"] for score in scores} for epoch, scores in rows.items()}
+    return {
+        epoch: {score["name"]: score["value"] for score in scores} for epoch, scores in rows.items()
+    }
 
 
 def trained(record: Record) -> list[dict[str, Any]]:
@@ -68,14 +85,18 @@ def trained(record: Record) -> list[dict[str, Any]]:
 
 
 def outcome(record: Record, directory: Path) -> tuple[Any, dict[str, torch.Tensor]]:
-    """What two runs of a cell must agree on to the last bit: numbers, and weights with BN's statistics."""
+    """What two runs of a cell must agree on to the last bit: numbers, and weights with BN's
+    statistics.
+    """
     loaded = load_checkpoint(directory)
     assert loaded is not None
     scores = [row.get("scores") for row in record.history]
     return (record.scores, record.choice, trained(record), scores), loaded[0]["network"]
 
 
-def assert_same(one: tuple[Any, dict[str, torch.Tensor]], other: tuple[Any, dict[str, torch.Tensor]]) -> None:
+def assert_same(
+    one: tuple[Any, dict[str, torch.Tensor]], other: tuple[Any, dict[str, torch.Tensor]]
+) -> None:
     assert one[0] == other[0]
     assert one[1].keys() == other[1].keys()
     assert all(torch.equal(value, other[1][name]) for name, value in one[1].items())
@@ -83,7 +104,10 @@ def assert_same(one: tuple[Any, dict[str, torch.Tensor]], other: tuple[Any, dict
 
 @pytest.fixture(scope="module")
 def watched(shared: list[str]) -> tuple[Record, Path]:
-    """An undisturbed run with curves; its evaluations leave nothing behind that is there before the next step."""
+    """An undisturbed run with curves.
+
+    Its evaluations leave nothing behind that is there before the next step.
+    """
     overrides = [*shared, *WATCHED, BOTH]
     cell, runtime = load_run(overrides)
     directory = run_directory(runtime, "watched", cell)
@@ -97,8 +121,12 @@ def _nothing_left(directory: Path) -> None:
     assert tensor_files(directory, "evaluation-*") == []
 
 
-def test_it_changes_nothing_of_the_training(shared: list[str], watched: tuple[Record, Path]) -> None:
-    """The weights, the statistics of BN and all scores are those of the same cell without curves, to the bit."""
+def test_it_changes_nothing_of_the_training(
+    shared: list[str], watched: tuple[Record, Path]
+) -> None:
+    """The weights, the statistics of BN and all scores are those of the same cell without
+    curves, to the bit.
+    """
     record, directory = finish([*shared, *WATCHED], "plain")
     assert curve(record) == {}
     assert record.cost.monitor_s is None
@@ -108,27 +136,46 @@ def test_it_changes_nothing_of_the_training(shared: list[str], watched: tuple[Re
 
 
 def test_each_epoch_is_scored_with_its_own_weights(
-    shared: list[str], watched: tuple[Record, Path], tmp_path: Path, claimed: Callable[[Path], Attempt]
+    shared: list[str],
+    watched: tuple[Record, Path],
+    tmp_path: Path,
+    claimed: Callable[[Path], Attempt],
 ) -> None:
-    """The last as the run's final evaluation on that split, the one before it as its checkpoint evaluated alone."""
+    """The last as the run's final evaluation on that split, the one before it as its checkpoint
+    evaluated alone.
+    """
     record, directory = watched
     scores = curve(record)
     names = ("knn_top1", "linear_top1")
     assert scores[3] == {name: record.score(name, "tuning") for name in names}
     cell, runtime = load_run([*shared, *WATCHED, BOTH])
-    network = SiameseNetwork(cell.network, cell.embedding_dim, 3, cell.dataset.image_size, cell.seed)
+    network = SiameseNetwork(
+        cell.network, cell.embedding_dim, 3, cell.dataset.image_size, cell.seed
+    )
     network.to(memory_format=torch.channels_last)
     _, second = tensor_files(directory, "checkpoint")
     network.load_state_dict(read_tensors(second)[0]["network"])
-    encoder, choices = Encoder(network.backbone, network.representation_dim), Choices(claimed(tmp_path / "alone"))
+    encoder, choices = (
+        Encoder(network.backbone, network.representation_dim),
+        Choices(claimed(tmp_path / "alone")),
+    )
     config = cell.evaluation.replaced(select_by=("knn", "probe"))
-    subject = Subject(config, cell.dataset, cell.augmentation, encoder, resolve(runtime), choices, cell.seed)
-    assert scores[2] == {score.name: score.value for score in subject.select() if score.name in names}
+    subject = Subject(
+        config, cell.dataset, cell.augmentation, encoder, resolve(runtime), choices, cell.seed
+    )
+    assert scores[2] == {
+        score.name: score.value for score in subject.select() if score.name in names
+    }
     assert scores[1] != scores[2] != scores[3]
 
 
 def test_every_few_epochs_and_after_the_last(tiny: list[str]) -> None:
-    every = ("method=vicreg", "epochs=5", "evaluation.while_training=[knn]", "evaluation.every_epochs=2")
+    every = (
+        "method=vicreg",
+        "epochs=5",
+        "evaluation.while_training=[knn]",
+        "evaluation.every_epochs=2",
+    )
     record, _ = finish([*tiny, *every], "here")
     assert list(curve(record)) == [2, 4, 5]
     untrained, _ = finish([*tiny, *every, "epochs=0", "optimizer.warmup_epochs=0"], "here")
@@ -138,7 +185,9 @@ def test_every_few_epochs_and_after_the_last(tiny: list[str]) -> None:
 # ------------------------------------------------------------------ interruptions
 
 
-def in_call(number: int, of: type[Any], name: str, act: Callable[[], None]) -> Callable[[pytest.MonkeyPatch], None]:
+def in_call(
+    number: int, of: type[Any], name: str, act: Callable[[], None]
+) -> Callable[[pytest.MonkeyPatch], None]:
     """What replaces a method by one that acts first in its n-th call."""
 
     def patch_it(patch: pytest.MonkeyPatch) -> None:
@@ -204,8 +253,11 @@ def at_the_eighth(step: int) -> None:
         told()
 
 
-# How it is interrupted, further settings, the step of the last checkpoint, and the epochs that have scores there.
-INTERRUPTIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...], int, list[int]]] = {
+# How it is interrupted, further settings, the step of the last checkpoint, and the epochs that have
+# scores there.
+INTERRUPTIONS: dict[
+    str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...], int, list[int]]
+] = {
     "killed in an evaluation": (in_call(2, KNN, "select", killed), (), 3, [1]),
     "killed between an evaluation and its checkpoint": (save_and_stop, (), 3, [1]),
     "killed with few checkpoints": (
@@ -216,7 +268,12 @@ INTERRUPTIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, 
     ),
     "told by a signal just before an evaluation": (before_the_second, (), 6, [1]),
     "told by a signal in an evaluation": (in_call(2, KNN, "select", told), (), 6, [1]),
-    "told by a signal in the second evaluation of an epoch": (in_call(2, LinearProbe, "select", told), (), 6, [1]),
+    "told by a signal in the second evaluation of an epoch": (
+        in_call(2, LinearProbe, "select", told),
+        (),
+        6,
+        [1],
+    ),
     "told by a signal in a probe's second epoch": (in_a_probe, (), 6, [1]),
     "told by a signal in the last evaluation": (
         in_call(3, KNN, "select", told),
@@ -224,7 +281,12 @@ INTERRUPTIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, 
         9,
         [1, 2],
     ),
-    "told by a signal in mid-epoch": (lambda patch: before_steps(patch, at_the_eighth), (), 8, [1, 2]),
+    "told by a signal in mid-epoch": (
+        lambda patch: before_steps(patch, at_the_eighth),
+        (),
+        8,
+        [1, 2],
+    ),
 }
 
 
@@ -249,7 +311,9 @@ def test_an_interrupted_run_has_the_curve_of_an_undisturbed_one(
     with pytest.MonkeyPatch.context() as patch:
         probed = _counted_epochs(patch)
         if "last" in how:  # the stages that follow the training have to wait for the evaluation
-            with pytest.raises(RegbenchError, match="not trained to the end; run the stage pretrain first"):
+            with pytest.raises(
+                RegbenchError, match="not trained to the end; run the stage pretrain first"
+            ):
                 run_cell(cell, runtime, "disturbed", ["tune"])
             assert run_cell(cell, runtime, "disturbed", ["pretrain"]) is None
             record = run_cell(cell, runtime, "disturbed", ["tune", "final"])
@@ -276,7 +340,9 @@ def _counted_epochs(patch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_run_killed_by_the_system_in_an_evaluation_goes_on(tiny: list[str], watched: tuple[Record, Path]) -> None:
+def test_a_run_killed_by_the_system_in_an_evaluation_goes_on(
+    tiny: list[str], watched: tuple[Record, Path]
+) -> None:
     overrides = [*tiny, *WATCHED, BOTH]
     for process in launch(1, KILLED, json.dumps(overrides)):
         assert process.returncode == -signal.SIGKILL, process.stderr
@@ -344,7 +410,9 @@ def test_the_first_of_several_processes_evaluates_and_the_others_wait(tiny: list
     assert second.keys() == first.keys()
     assert second["stopped"] == "interrupted by SIGUSR1"
     # The first may be gone before it can be asked.
-    assert second["failing"].startswith(("rank 0: OSError: disk full", "another process of the run is gone"))
+    assert second["failing"].startswith(
+        ("rank 0: OSError: disk full", "another process of the run is gone")
+    )
     cell, runtime = load_run(cases["whole"])
     whole = read_record(run_directory(runtime, "whole", cell))
     assert whole is not None
@@ -357,11 +425,14 @@ def test_the_first_of_several_processes_evaluates_and_the_others_wait(tiny: list
         assert list(curve(resumed)) == [1, 2]
 
 
-# ------------------------------------------------------------------ what it takes, and what is shown meanwhile
+# ------------------------------------------------------------------ what it takes, and what is
+# shown meanwhile
 
 
 class Meters:
-    """A clock, a meter of energy and one of memory that know an evaluation from a step: it takes far more of each."""
+    """A clock, a meter of energy and one of memory that know an evaluation from a step: it
+    takes far more of each.
+    """
 
     now_s = used_joules = 0.0
     peak_bytes = 0
@@ -391,7 +462,9 @@ class Meters:
             patch.setattr(module, "time", self)
         patch.setattr(journal, "PeakMemory", Memory)
         patch.setattr(journal, "EnergyMeter", Energy)
-        before_steps(patch, lambda _: self.spend(1, 5 if self.now_s else 7))  # the first step takes most
+        before_steps(
+            patch, lambda _: self.spend(1, 5 if self.now_s else 7)
+        )  # the first step takes most
         in_each = KNN.select
 
         def select(knn: KNN, *arguments: Any) -> Any:
@@ -412,7 +485,9 @@ class Meters:
         return self.now_s
 
 
-def test_what_it_takes_is_apart_from_what_training_takes(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_takes_is_apart_from_what_training_takes(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two epochs of three steps of one second, with an evaluation of a thousand after each."""
     Meters(monkeypatch)
     settings = ("method=vicreg", "evaluation.while_training=[knn]", "evaluation.protocols=[probe]")
@@ -449,7 +524,9 @@ def test_the_status_says_what_is_going_on(tiny: list[str], monkeypatch: pytest.M
 # ------------------------------------------------------------------ settings and refusals
 
 
-def test_a_cell_without_curves_is_the_cell_that_says_nothing_of_them(tiny: list[str], tmp_path: Path) -> None:
+def test_a_cell_without_curves_is_the_cell_that_says_nothing_of_them(
+    tiny: list[str], tmp_path: Path
+) -> None:
     silent, said, watched = (
         load_run([*tiny, *more])[0]
         for more in ((), ("evaluation.while_training=[]",), ("evaluation.while_training=[knn]",))
@@ -472,8 +549,14 @@ def test_a_cell_without_curves_is_the_cell_that_says_nothing_of_them(tiny: list[
         ),
         (["evaluation.while_training=[knn,knn]"], r"while_training=\[knn, ?knn\] must be of"),
         (["evaluation.while_training=[nearest]"], r"while_training=\[nearest\] must be of"),
-        (["evaluation.every_epochs=2"], r"every_epochs=2 is without effect.*set evaluation\.while_training=\[knn\]"),
-        (["evaluation.while_training=[knn]", "evaluation.every_epochs=3"], r"every_epochs=3 is more than the epochs=2"),
+        (
+            ["evaluation.every_epochs=2"],
+            r"every_epochs=2 is without effect.*set evaluation\.while_training=\[knn\]",
+        ),
+        (
+            ["evaluation.while_training=[knn]", "evaluation.every_epochs=3"],
+            r"every_epochs=3 is more than the epochs=2",
+        ),
         (["evaluation.while_training=[knn]", "evaluation.every_epochs=0"], r"every_epochs"),
     ],
 )
@@ -485,7 +568,10 @@ def test_what_cannot_be_is_refused(tiny: list[str], overrides: list[str], messag
 def test_without_a_split_to_evaluate_on_it_is_refused_or_marked(
     tiny: list[str], tiny_source: Path, tmp_path: Path
 ) -> None:
-    """Before the training; with `select_on=test` all scores of the run count as chosen on the test split."""
+    """Before the training.
+
+    With `select_on=test` all scores of the run count as chosen on the test split.
+    """
     settings = (
         *("dataset.source.tuning_per_class=null", f"runtime.data_dir={tmp_path}", "method=vicreg"),
         *("evaluation.while_training=[knn]", "evaluation.protocols=[knn]"),
@@ -493,7 +579,8 @@ def test_without_a_split_to_evaluate_on_it_is_refused_or_marked(
     cell, runtime = load_run([*tiny, *settings])
     prepare(cell.dataset, tmp_path, source_dir=tiny_source, progress=False)
     with pytest.raises(
-        RegbenchError, match=r"while_training=\[knn\]: data set 'tiny' has no tuning split to evaluate knn"
+        RegbenchError,
+        match=r"while_training=\[knn\]: data set 'tiny' has no tuning split to evaluate knn",
     ):
         run_cell(cell, runtime, "here")
     assert not checkpoint_files(run_directory(runtime, "here", cell))

@@ -20,7 +20,13 @@ from regbench.instruments.plan import predict
 
 
 def build(
-    backbone: str, *, stem: str = "small", channels: int = 3, seed: int = 0, q: int = 24, **projector: Any
+    backbone: str,
+    *,
+    stem: str = "small",
+    channels: int = 3,
+    seed: int = 0,
+    q: int = 24,
+    **projector: Any,
 ) -> SiameseNetwork:
     settings = {} if backbone == "resnet_tiny" else {"stem": stem}
     built = BACKBONES.build(backbone, **settings)
@@ -54,11 +60,20 @@ def test_projector_has_three_layers_and_no_last_bias(hidden_dim: int | None) -> 
     kinds = [nn.Linear, nn.BatchNorm1d, nn.ReLU] * 2 + [nn.Linear]
     assert all(isinstance(layer, kind) for layer, kind in zip(layers, kinds, strict=True))
     linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    assert [(layer.in_features, layer.out_features) for layer in linear] == [(128, width), (width, width), (width, 24)]
+    assert [(layer.in_features, layer.out_features) for layer in linear] == [
+        (128, width),
+        (width, width),
+        (width, 24),
+    ]
     assert [layer.bias is not None for layer in linear] == [True, True, False]
 
 
-LINEAR, RELU, GELU, NORM = nn.Linear, nn.ReLU, nn.GELU, {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+LINEAR, RELU, GELU, NORM = (
+    nn.Linear,
+    nn.ReLU,
+    nn.GELU,
+    {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm},
+)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +83,10 @@ LINEAR, RELU, GELU, NORM = nn.Linear, nn.ReLU, nn.GELU, {"batch": nn.BatchNorm1d
         ({"depth": 2, "activation": "gelu"}, [LINEAR, NORM["batch"], GELU, LINEAR]),
         ({"depth": 4, "norm": "none"}, [LINEAR, RELU] * 3 + [LINEAR]),
         ({"norm": "layer"}, [LINEAR, NORM["layer"], RELU] * 2 + [LINEAR]),
-        ({"depth": 2, "norm": "none", "last_norm": "batch"}, [LINEAR, RELU, LINEAR, NORM["batch"], nn.Identity]),
+        (
+            {"depth": 2, "norm": "none", "last_norm": "batch"},
+            [LINEAR, RELU, LINEAR, NORM["batch"], nn.Identity],
+        ),
         ({"depth": 1, "last_norm": "layer", "bias": True}, [LINEAR, NORM["layer"], nn.Identity]),
         ({"depth": 1, "last_norm": "plain_batch"}, [LINEAR, NORM["batch"], nn.Identity]),
     ],
@@ -76,7 +94,9 @@ LINEAR, RELU, GELU, NORM = nn.Linear, nn.ReLU, nn.GELU, {"batch": nn.BatchNorm1d
 def test_projectors_of_other_forms(settings: dict[str, Any], kinds: list[type[nn.Module]]) -> None:
     network = build("resnet_tiny", channels=1, **settings)
     layers = list(network.projector.children())
-    assert [type(layer) for layer in layers] == [SmallLinear if kind is LINEAR else kind for kind in kinds]
+    assert [type(layer) for layer in layers] == [
+        SmallLinear if kind is LINEAR else kind for kind in kinds
+    ]
     linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
     assert (linear[-1].bias is not None) == settings.get("bias", False)
     affine = {layer.affine for layer in layers if isinstance(layer, nn.BatchNorm1d)}
@@ -102,8 +122,12 @@ def test_without_a_projector_the_embedding_is_the_representation() -> None:
     network = build("resnet_tiny", depth=0, q=128)
     assert not list(network.projector.parameters())
     x = torch.randn(2, 3, 3, 32, 32)
-    assert all(torch.equal(z, network.backbone(view)) for z, view in zip(network(*x), x, strict=True))
-    with pytest.raises(RegbenchError, match=r"embedding_dim=24 must be the representation's 128 with .*depth=0"):
+    assert all(
+        torch.equal(z, network.backbone(view)) for z, view in zip(network(*x), x, strict=True)
+    )
+    with pytest.raises(
+        RegbenchError, match=r"embedding_dim=24 must be the representation's 128 with .*depth=0"
+    ):
         build("resnet_tiny", depth=0)
 
 
@@ -120,7 +144,9 @@ def test_residual_branches_begin_at_zero(backbone: str) -> None:
 def test_a_resnet_as_torchvision_leaves_it_with_the_stem_of_solo_learn() -> None:
     backbone = BACKBONES.build("resnet18", stem="small", stem_padding=2, zero_init_residual=False)
     network, _ = backbone.build(3, 32)
-    assert all(block.bn2.weight.all() for block in network.modules() if isinstance(block, BasicBlock))
+    assert all(
+        block.bn2.weight.all() for block in network.modules() if isinstance(block, BasicBlock)
+    )
     assert isinstance(network, ResNet)
     assert network.conv1(torch.zeros(1, 3, 32, 32)).shape == (1, 64, 34, 34)
     assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 512)
@@ -146,7 +172,9 @@ def test_a_transformer_that_computes_its_blocks_again_gives_equal_bits(precision
     found, peaks = [], []
     dropping = ("network=vit_tiny_28", "network.backbone.drop_path_rate=0.5", "precision=fp32")
     for checkpointing in (False, True):
-        (cell, _) = load_run([*dropping, "embedding_dim=32", f"network.checkpointing={checkpointing}"])
+        (cell, _) = load_run(
+            [*dropping, "embedding_dim=32", f"network.checkpointing={checkpointing}"]
+        )
         network = build_network(cell, torch.device("cpu"))
         torch.manual_seed(0)
         views = torch.randn(2, 6, 1, 28, 28)
@@ -160,11 +188,14 @@ def test_a_transformer_that_computes_its_blocks_again_gives_equal_bits(precision
     assert peaks[1] < 0.5 * peaks[0]
 
 
-@pytest.mark.parametrize("backbone", ["network=resnet_tiny", "network.backbone=timm network.backbone.model=resnet10t"])
+@pytest.mark.parametrize(
+    "backbone", ["network=resnet_tiny", "network.backbone=timm network.backbone.model=resnet10t"]
+)
 def test_a_network_with_bn_does_not_compute_its_blocks_again(backbone: str) -> None:
     (cell, _) = load_run([*backbone.split(), "network.checkpointing=true"])
     with pytest.raises(
-        RegbenchError, match=r"network\.checkpointing=true: resnet\w+ is no model of timm without batch"
+        RegbenchError,
+        match=r"network\.checkpointing=true: resnet\w+ is no model of timm without batch",
     ):
         build_network(cell, torch.device("cpu"))
 
@@ -174,7 +205,9 @@ def test_the_small_stem_keeps_the_resolution() -> None:
     for stem in ("small", "imagenet"):
         backbone = build("resnet18", stem=stem).backbone
         assert isinstance(backbone.layer4, nn.Module)
-        backbone.layer4.register_forward_hook(lambda _m, _x, y, stem=stem: sizes.update({stem: y.shape[-1]}))
+        backbone.layer4.register_forward_hook(
+            lambda _m, _x, y, stem=stem: sizes.update({stem: y.shape[-1]})
+        )
         backbone(torch.randn(2, 3, 32, 32))
     assert sizes == {"small": 4, "imagenet": 1}
 
@@ -192,6 +225,8 @@ def test_the_hidden_width_does_not_change_the_backbone() -> None:
         ("resnet18", "large", 3, "stem=large must be imagenet or small"),
     ],
 )
-def test_what_cannot_be_built_is_refused(backbone: str, stem: str, channels: int, message: str) -> None:
+def test_what_cannot_be_built_is_refused(
+    backbone: str, stem: str, channels: int, message: str
+) -> None:
     with pytest.raises(RegbenchError, match=message):
         build(backbone, stem=stem, channels=channels)

@@ -1,4 +1,6 @@
-"""Every number that a record says of time, memory and energy, recomputed from clocks and counters that are known."""
+"""Every number that a record says of time, memory and energy, recomputed from clocks and
+counters that are known.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,15 @@ CHECKPOINT_S, SELECTION_S, PROTOCOL_S = 100.0, 13.0, 17.0
 
 
 def seconds(part: str, step: int) -> float:
-    """What a part of a step (from 0) takes: no mean is a median, and the parts are longest in different steps."""
+    """What a part of a step (from 0) takes: no mean is a median, and the parts are longest in
+    different steps.
+    """
     number = list(PARTS).index(part)
-    return PARTS[part] * (1.0, 4.0, 2.0)[(step * (1 + number % 2) + number) % 3] * (1 + 0.1 * (step // 3) ** 2)
+    return (
+        PARTS[part]
+        * (1.0, 4.0, 2.0)[(step * (1 + number % 2) + number) % 3]
+        * (1 + 0.1 * (step // 3) ** 2)
+    )
 
 
 def peak_bytes(steps: int) -> int:
@@ -54,7 +62,9 @@ def joules(steps: int) -> float:
 
 
 class Told(NamedTuple):
-    """The record of the run, the rows of its epochs, and what it told of its progress while it ran."""
+    """The record of the run, the rows of its epochs, and what it told of its progress while it
+    ran.
+    """
 
     record: Record
     rows: list[dict[str, Any]]
@@ -109,11 +119,16 @@ class Machine:
         patch.setattr(PretrainingLoader, "epoch", slow_epoch)
         patch.setattr(journal, "EnergyMeter", Meter)
         patch.setattr(PeakMemory, "read_bytes", lambda _: peak_bytes(steps["optimizer"]))
-        patch.setattr(PeakMemory, "read_reserved_bytes", lambda _: 2 * peak_bytes(steps["optimizer"]))
+        patch.setattr(
+            PeakMemory, "read_reserved_bytes", lambda _: 2 * peak_bytes(steps["optimizer"])
+        )
         patch.setattr(Attempt, "update", told)
 
     def _loss_s(self) -> float:
-        """The loss of a step; that on random embeddings, by which its memory is measured, comes before any step."""
+        """The loss of a step.
+
+        That on random embeddings, by which its memory is measured, comes before any step.
+        """
         return self._part("loss") if self.done["forward"] > self.done["loss"] else 0.0
 
     def _waiting(self, batches: Any) -> Iterator[Any]:
@@ -128,7 +143,9 @@ class Machine:
         self.done[part] += 1
         return seconds(part, self.done[part] - 1)
 
-    def _slow(self, patch: pytest.MonkeyPatch, owner: Any, name: str, cost_s: Callable[[], float]) -> None:
+    def _slow(
+        self, patch: pytest.MonkeyPatch, owner: Any, name: str, cost_s: Callable[[], float]
+    ) -> None:
         function = getattr(owner, name)
 
         def slow(*args: Any, **options: Any) -> Any:
@@ -142,7 +159,13 @@ class Machine:
 def told(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
     """A run in two attempts that writes a checkpoint after every step."""
     folder = tmp_path_factory.mktemp("numbers")
-    overrides = [*TINY, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={folder}", "method=simclr", "epochs=3"]
+    overrides = [
+        *TINY,
+        f"runtime.data_dir={tiny_data_dir}",
+        f"runtime.runs_dir={folder}",
+        "method=simclr",
+        "epochs=3",
+    ]
     cell, runtime = load_run([*overrides, "runtime.checkpoint_minutes=0"])
     interruption = Interruption()
     with pytest.MonkeyPatch.context() as patch:
@@ -161,7 +184,9 @@ def epoch_s(epoch: int, steps: int = 3) -> float:
 
 def median_ms(parts: list[str], epoch: int) -> float:
     """Median over the steps of an epoch of what these parts take together."""
-    return statistics.median(1000 * sum(seconds(part, 3 * epoch + step) for part in parts) for step in range(3))
+    return statistics.median(
+        1000 * sum(seconds(part, 3 * epoch + step) for part in parts) for step in range(3)
+    )
 
 
 STEP = [part for part in PARTS if part != "data"]
@@ -179,7 +204,9 @@ def test_the_times_of_an_epoch_are_those_of_its_steps(told: Told) -> None:
 def test_the_cost_of_a_run_is_that_of_its_attempts_together(told: Told) -> None:
     train_s = sum(map(epoch_s, range(3)))
     medians_ms = {
-        f"{name}_ms": pytest.approx(statistics.median(median_ms(parts, epoch) for epoch in range(3)))
+        f"{name}_ms": pytest.approx(
+            statistics.median(median_ms(parts, epoch) for epoch in range(3))
+        )
         for name, parts in {"step": STEP, **{part: [part] for part in PARTS}}.items()
     }
     assert asdict(told.record.cost) == medians_ms | {
@@ -205,5 +232,8 @@ def test_progress_is_told_by_the_pace_of_the_present_epoch(told: Told) -> None:
         img_per_s = (step % 3 + 1) * BATCH / epoch_s(step // 3, step % 3 + 1)
         remaining_s = (STEPS - 1 - step) * BATCH / img_per_s
         place = {"epoch": step // 3, "epochs": 3, "step": step + 1, "steps": STEPS}
-        expected.append(place | {"img_per_s": pytest.approx(img_per_s), "remaining_s": pytest.approx(remaining_s)})
+        expected.append(
+            place
+            | {"img_per_s": pytest.approx(img_per_s), "remaining_s": pytest.approx(remaining_s)}
+        )
     assert told.progress == expected

@@ -49,7 +49,9 @@ class OneTensor:
     def decayed(self, g: list[float]) -> list[float]:
         return [gi + self.config.weight_decay * pi for gi, pi in zip(g, self.p, strict=True)]
 
-    def average(self, kept: list[float], new: list[float], beta: float, weight: float = 1.0) -> list[float]:
+    def average(
+        self, kept: list[float], new: list[float], beta: float, weight: float = 1.0
+    ) -> list[float]:
         return [beta * old + weight * x for old, x in zip(kept, new, strict=True)]
 
 
@@ -62,7 +64,11 @@ class OneLARS(OneTensor):
         config = self.config
         if self.matrix or not config.exclude_bias_and_norm:
             g = self.decayed(g)
-            trust = config.trust_coefficient * norm(self.p) / norm(g) if norm(self.p) > 0 and norm(g) > 0 else 1.0
+            trust = (
+                config.trust_coefficient * norm(self.p) / norm(g)
+                if norm(self.p) > 0 and norm(g) > 0
+                else 1.0
+            )
             trust = min(trust / lr, 1.0) if config.clip_lr else trust
             g = [trust * gi for gi in g]
         self.m = self.average(self.m, g, config.momentum)
@@ -78,7 +84,9 @@ class OneSGD(OneTensor):
         momentum = self.config.momentum
         g = self.decayed(g) if self.matrix or not self.config.exclude_bias_and_norm else g
         self.m = self.average(self.m, g, momentum)
-        return [lr * x for x in (self.average(self.m, g, momentum) if self.config.nesterov else self.m)]
+        return [
+            lr * x for x in (self.average(self.m, g, momentum) if self.config.nesterov else self.m)
+        ]
 
 
 class OneAdamW(OneTensor):
@@ -92,8 +100,14 @@ class OneAdamW(OneTensor):
         self.v = self.average(self.v, [gi * gi for gi in g], second, 1 - second)
         means = [mi / (1 - first**self.steps) for mi in self.m]
         roots = [math.sqrt(vi / (1 - second**self.steps)) + self.config.epsilon for vi in self.v]
-        decay = self.config.weight_decay if self.matrix or not self.config.exclude_bias_and_norm else 0.0
-        return [lr * (x / root + decay * pi) for x, root, pi in zip(means, roots, self.p, strict=True)]
+        decay = (
+            self.config.weight_decay
+            if self.matrix or not self.config.exclude_bias_and_norm
+            else 0.0
+        )
+        return [
+            lr * (x / root + decay * pi) for x, root, pi in zip(means, roots, self.p, strict=True)
+        ]
 
 
 class OneAdam(OneTensor):
@@ -111,20 +125,31 @@ class OneAdam(OneTensor):
         return [lr * x / root for x, root in zip(means, roots, strict=True)]
 
 
-LOOPS: dict[str, type[OneTensor]] = {"lars": OneLARS, "sgd": OneSGD, "adamw": OneAdamW, "adam": OneAdam}
+LOOPS: dict[str, type[OneTensor]] = {
+    "lars": OneLARS,
+    "sgd": OneSGD,
+    "adamw": OneAdamW,
+    "adam": OneAdam,
+}
 
 
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        *(("lars", {"weight_decay": decay, "trust_coefficient": 0.02}) for decay in (0.0, 1e-6, 0.3)),
+        *(
+            ("lars", {"weight_decay": decay, "trust_coefficient": 0.02})
+            for decay in (0.0, 1e-6, 0.3)
+        ),
         # Trust over the learning rate is above 1 for some of the tensors, below for others.
         ("lars", {"clip_lr": True, "trust_coefficient": 1.0}),
         ("lars", {"weight_decay": 0.3, "exclude_bias_and_norm": False, "trust_coefficient": 0.02}),
         ("sgd", {"weight_decay": 0.3}),
         ("sgd", {"weight_decay": 0.3, "nesterov": True, "momentum": 0.8}),
         ("sgd", {"momentum": 0.0}),
-        *((name, {"weight_decay": 0.3, "exclude_bias_and_norm": False}) for name in ("sgd", "adamw", "adam")),
+        *(
+            (name, {"weight_decay": 0.3, "exclude_bias_and_norm": False})
+            for name in ("sgd", "adamw", "adam")
+        ),
         *((name, {"weight_decay": 0.3}) for name in ("adamw", "adam")),
         ("adamw", {"betas": (0.8, 0.95), "epsilon": 0.1}),
         *((name, {"clip_grad_norm": 2.0}) for name in LOOPS),  # of a norm of about 5
@@ -143,14 +168,22 @@ def test_an_optimizer_is_its_definition(name: str, settings: dict[str, Any]) -> 
         if config.clip_grad_norm is not None:
             whole = norm([x for gradient in gradients for x in gradient])
             assert whole > config.clip_grad_norm
-            gradients = [[x * config.clip_grad_norm / whole for x in gradient] for gradient in gradients]
-        for p, one, given, gradient in zip(parameters, slow, draw(10 + step), gradients, strict=True):
+            gradients = [
+                [x * config.clip_grad_norm / whole for x in gradient] for gradient in gradients
+            ]
+        for p, one, given, gradient in zip(
+            parameters, slow, draw(10 + step), gradients, strict=True
+        ):
             p.grad = given
             one.step(gradient, lr)
         optimizer.step()
-    rel = 1e-6 if config.clip_grad_norm is not None else 1e-12  # torch adds 1e-6 to the norm that it divides by
+    rel = (
+        1e-6 if config.clip_grad_norm is not None else 1e-12
+    )  # torch adds 1e-6 to the norm that it divides by
     for p, one in zip(parameters, slow, strict=True):
-        assert p.flatten().tolist() == pytest.approx(one.p, rel=rel, abs=1e-14 if rel == 1e-12 else 1e-6)
+        assert p.flatten().tolist() == pytest.approx(
+            one.p, rel=rel, abs=1e-14 if rel == 1e-12 else 1e-6
+        )
 
 
 def test_gradients_below_the_limit_are_left_alone() -> None:
@@ -175,7 +208,9 @@ def test_lars_allocates_nothing_of_the_size_of_the_model() -> None:
     before = torch.randn(300, 400)
     with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         before.clone()
-    assert max(e.self_cpu_memory_usage for e in profile.events()) == 480_000  # this is how it would show
+    assert (
+        max(e.self_cpu_memory_usage for e in profile.events()) == 480_000
+    )  # this is how it would show
 
 
 def test_lars_starts_a_kernel_for_each_tensor_in_one_product_alone() -> None:
@@ -183,7 +218,9 @@ def test_lars_starts_a_kernel_for_each_tensor_in_one_product_alone() -> None:
 
     def count(tensors: int) -> int:
         parameters = [torch.nn.Parameter(torch.empty(2, 3, device="meta")) for _ in range(tensors)]
-        optimizer = LARS(parameters, lr=0.1, weight_decay=0.5, momentum=0.9, trust_coefficient=0.01, clip_lr=True)
+        optimizer = LARS(
+            parameters, lr=0.1, weight_decay=0.5, momentum=0.9, trust_coefficient=0.01, clip_lr=True
+        )
         for _ in range(2):  # the first step makes the momentum
             for p in parameters:
                 p.grad = torch.empty_like(p)
@@ -200,9 +237,17 @@ def test_lars_with_zero_norms() -> None:
         torch.nn.Parameter(x) for x in (torch.zeros(2, 2), torch.ones(2, 2), torch.zeros(2, 2))
     )
     optimizer = LARS(
-        [zero_weight, zero_gradient, both], lr=0.1, weight_decay=0.0, momentum=0.9, trust_coefficient=0.001
+        [zero_weight, zero_gradient, both],
+        lr=0.1,
+        weight_decay=0.0,
+        momentum=0.9,
+        trust_coefficient=0.001,
     )
-    zero_weight.grad, zero_gradient.grad, both.grad = torch.full((2, 2), 3.0), torch.zeros(2, 2), torch.zeros(2, 2)
+    zero_weight.grad, zero_gradient.grad, both.grad = (
+        torch.full((2, 2), 3.0),
+        torch.zeros(2, 2),
+        torch.zeros(2, 2),
+    )
     optimizer.step()
     assert torch.allclose(zero_weight, torch.full((2, 2), -0.3))  # not scaled
     assert torch.equal(zero_gradient, torch.ones(2, 2))
@@ -248,6 +293,7 @@ CONFIG = LARSConfig(base_lr=0.8, warmup_epochs=2.0, final_lr_fraction=1e-3)
 
 
 def rate(step: float, config: LARSConfig = CONFIG) -> float:
+
     return config.learning_rate(batch_size=512, step=step, steps_per_epoch=10, epochs=12)  # type: ignore[arg-type]
 
 
@@ -275,8 +321,14 @@ SCHEDULES: list[tuple[dict[str, Any], list[int]]] = [
     ({"lr_scaling": "none", "schedule": "constant", "warmup_epochs": 0.0}, [4] * 10),
     ({"schedule": "constant", "warmup_epochs": 0.4}, [0, 8] + [16] * 8),
     ({"schedule": "constant", "warmup_steps": 4}, [0, 4, 8, 12] + [16] * 6),
-    ({"schedule": "constant", "warmup_steps": 4, "warmup_start_fraction": 0.5}, [8, 10, 12, 14] + [16] * 6),
-    ({"schedule": "wsd", "warmup_steps": 2, "decay_fraction": 0.4}, [0, 8, 16, 16, 16, 16, 16, 12, 8, 4]),
+    (
+        {"schedule": "constant", "warmup_steps": 4, "warmup_start_fraction": 0.5},
+        [8, 10, 12, 14] + [16] * 6,
+    ),
+    (
+        {"schedule": "wsd", "warmup_steps": 2, "decay_fraction": 0.4},
+        [0, 8, 16, 16, 16, 16, 16, 12, 8, 4],
+    ),
     (
         {"schedule": "wsd", "warmup_steps": 0, "decay_fraction": 0.2, "final_lr_fraction": 0.5},
         [16, 16, 16, 16, 16, 16, 16, 16, 16, 12],
@@ -300,10 +352,13 @@ def test_schedules(settings: dict[str, Any], quarters: list[int]) -> None:
         ({"warmup_epochs": 2.0}, "optimizer.warmup_epochs=2 must be less than epochs=2"),
         (
             {"warmup_steps": 8, "schedule": "wsd", "decay_fraction": 0.3},
-            "optimizer.warmup_steps=8 and optimizer.decay_fraction=0.3 take more than the run's 10 steps together",
+            "optimizer.warmup_steps=8 and optimizer.decay_fraction=0.3 take more than the run's 10 "
+            "steps together",
         ),
     ],
 )
-def test_a_warmup_that_does_not_end_in_time_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_a_warmup_that_does_not_end_in_time_is_refused(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(RegbenchError, match=message):
         AdamWConfig(**settings).refuse_long_warmup(5, 2)

@@ -63,7 +63,15 @@ from tests.benchmark.steps import before_steps
 from tests.records import made
 from tests.waiting import PATIENCE_S
 
-TRAINED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "terms")
+TRAINED = (
+    "loss",
+    "alignment",
+    "uniformity",
+    "effective_rank",
+    "feature_spread",
+    "learning_rate",
+    "terms",
+)
 MEASURES = ("alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_spread")
 UNTRAINED = ("epochs=0", "optimizer.warmup_epochs=0")
 SHORT = ("method=vicreg", "epochs=1", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn]")
@@ -125,9 +133,18 @@ def drawing(patch: pytest.MonkeyPatch) -> list[tuple[float, ...]]:
 
 @pytest.fixture(scope="module")
 def undisturbed(shared: list[str]) -> Run:
-    """A run of a method that draws random numbers on many views; it chooses among the probe's learning rates."""
-    views = ("augmentation=small_grey_crops", "augmentation.views.local.count=2", "network.statistics=size")
-    cell, runtime = load(shared, "method=sigreg", "epochs=3", "evaluation.probe.learning_rates=[0.1,1.0]", *views)
+    """A run of a method that draws random numbers on many views.
+
+    It chooses among the probe's learning rates.
+    """
+    views = (
+        "augmentation=small_grey_crops",
+        "augmentation.views.local.count=2",
+        "network.statistics=size",
+    )
+    cell, runtime = load(
+        shared, "method=sigreg", "epochs=3", "evaluation.probe.learning_rates=[0.1,1.0]", *views
+    )
     with pytest.MonkeyPatch.context() as patch:
         drawn = drawing(patch)
         record = finish(cell, runtime, "undisturbed")
@@ -138,13 +155,21 @@ def undisturbed(shared: list[str]) -> Run:
 def complete(shared: list[str]) -> Run:
     """A run with measures, whose checkpoints are due after its end."""
     measured = ("evaluation.protocols=[knn,probe,measures]", "evaluation.measures.view_images=8")
-    seldom = ("runtime.checkpoint_epochs=100", "runtime.checkpoint_minutes=1.5", "runtime.loss_form=textbook")
-    cell, runtime = load(shared, "method=sfrik_l2", "evaluation.knn.k=1", "seed=7", *measured, *seldom)
+    seldom = (
+        "runtime.checkpoint_epochs=100",
+        "runtime.checkpoint_minutes=1.5",
+        "runtime.loss_form=textbook",
+    )
+    cell, runtime = load(
+        shared, "method=sfrik_l2", "evaluation.knn.k=1", "seed=7", *measured, *seldom
+    )
     record = finish(cell, runtime, "mine")
     return Run(cell, runtime, record, run_directory(runtime, "mine", cell))
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(shared: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_goes_on_while_a_checkpoint_is_written(
+    shared: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And the checkpoint is of the moment when it was due."""
     cell, runtime = load(shared, "epochs=2", "seed=5")
     finish(cell, runtime, "quick")
@@ -170,7 +195,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(shared: list[str], monke
     monkeypatch.setattr(checkpoint_writer, "save_checkpoint", slowly)
     finish(cell, runtime, "slow")
     (quick, _), (slow, _) = (
-        sorted(run_directory(runtime, sweep, cell).glob("checkpoint-*.pt")) for sweep in ("quick", "slow")
+        sorted(run_directory(runtime, sweep, cell).glob("checkpoint-*.pt"))
+        for sweep in ("quick", "slow")
     )
     one, other = (torch.load(path, weights_only=True) for path in (quick, slow))
     assert one["progress"]["step"] == other["progress"]["step"] == checkpoints[0] < len(begun)
@@ -180,7 +206,9 @@ def test_training_goes_on_while_a_checkpoint_is_written(shared: list[str], monke
     assert all(torch.equal(a[key], b[key]) for a, b in zip(*momenta, strict=True) for key in a)
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_the_run(shared: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(
+    shared: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -197,8 +225,18 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
     cell, runtime = load(
         tiny,
         # InfoNCE takes the first views for anchors: it matters which are the first.
-        *("method=info_nce", "precision=fp32", "optimizer.base_lr=0.8", "optimizer.weight_decay=0.01", "seed=3"),
-        *("optimizer.trust_coefficient=0.01", "optimizer.momentum=0.8", "optimizer.final_lr_fraction=0.02"),
+        *(
+            "method=info_nce",
+            "precision=fp32",
+            "optimizer.base_lr=0.8",
+            "optimizer.weight_decay=0.01",
+            "seed=3",
+        ),
+        *(
+            "optimizer.trust_coefficient=0.01",
+            "optimizer.momentum=0.8",
+            "optimizer.final_lr_fraction=0.02",
+        ),
         *("augmentation=small_grey_crops", "augmentation.views.local.count=2"),
     )
     record = finish(cell, runtime, "here")
@@ -225,7 +263,8 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
                     total += loss.item() / 3
                     network.zero_grad()
                     loss.backward()
-                    # Linear over the first 3 steps; the second half of a cosine would begin at step 3.
+                    # Linear over the first 3 steps; the second half of a cosine would begin at step
+                    # 3.
                     peak = 0.8 * 32 / 256
                     decay = 0.5 * (1 + torch.tensor(torch.pi * (step - 3) / 3).cos().item())
                     lr = peak * step / 3 if step < 3 else peak * (decay + (1 - decay) * 0.02)
@@ -295,9 +334,13 @@ def test_the_record_is_complete(complete: Run) -> None:
     assert len(record.attempts) == 1
     assert record.finished >= record.started
     assert last_attempt(directory)["ended"] == "done"  # type: ignore[index]
-    views = draw_embeddings(cell.batch_size, cell.embedding_dim, 2, torch.float32, torch.device("cpu"))
+    views = draw_embeddings(
+        cell.batch_size, cell.embedding_dim, 2, torch.float32, torch.device("cpu")
+    )
     alone = value_and_gradient(cell.method, views, Engine(form="textbook"))
-    assert record.cost.loss_extra_bytes == pytest.approx(peak_extra_bytes(alone, torch.device("cpu")), abs=200)
+    assert record.cost.loss_extra_bytes == pytest.approx(
+        peak_extra_bytes(alone, torch.device("cpu")), abs=200
+    )
     assert record.metrics
     assert len((directory / record.metrics.file).read_text().splitlines()) == 2
 
@@ -341,11 +384,16 @@ def test_the_evaluation_is_that_of_the_frozen_backbone(complete: Run) -> None:
 
 def test_the_last_checkpoint_holds_the_final_weights_though_none_was_due(complete: Run) -> None:
     (file,) = checkpoint_files(complete.directory)
-    assert complete.record.checkpoint == Saved(file.name, hashlib.sha256(file.read_bytes()).hexdigest(), 6)
+    assert complete.record.checkpoint == Saved(
+        file.name, hashlib.sha256(file.read_bytes()).hexdigest(), 6
+    )
 
 
 def test_a_finished_run_stays_as_it_is(complete: Run, shared: list[str]) -> None:
-    """Run again it gives its record; evaluated anew it gives its scores, or others that are only shown."""
+    """Run again it gives its record.
+
+    Evaluated anew it gives its scores, or others that are only shown.
+    """
     directory, record = complete.directory, complete.record
     before = {path: path.stat().st_mtime_ns for path in directory.iterdir()}
     assert finish(complete.cell, complete.runtime, "mine").sha256 == record.sha256
@@ -397,10 +445,16 @@ def signal_at_the_fifth(step: int) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
 
 
-INTERRUPTIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...], int | None]] = {
+INTERRUPTIONS: dict[
+    str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...], int | None]
+] = {
     "killed before the first checkpoint": (lambda patch: kill_while_it_writes(patch, 1), (), None),
     "killed after the second epoch": (lambda patch: kill_while_it_writes(patch, 3), (), 6),
-    "told by a signal in mid-epoch": (lambda patch: before_steps(patch, signal_at_the_fifth), (), 5),
+    "told by a signal in mid-epoch": (
+        lambda patch: before_steps(patch, signal_at_the_fifth),
+        (),
+        5,
+    ),
     "killed between checkpoints by the minute": (
         lambda patch: before_steps(patch, Clock(patch).kill_at),
         ("runtime.checkpoint_minutes=1", "runtime.checkpoint_epochs=100"),
@@ -410,7 +464,9 @@ INTERRUPTIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, 
 
 
 @pytest.mark.parametrize("how", INTERRUPTIONS)
-def test_an_interrupted_run_ends_as_an_undisturbed_one(how: str, tiny: list[str], undisturbed: Run) -> None:
+def test_an_interrupted_run_ends_as_an_undisturbed_one(
+    how: str, tiny: list[str], undisturbed: Run
+) -> None:
     """It has three epochs of three steps."""
     interrupt, overrides, step = INTERRUPTIONS[how]
     cell, runtime = undisturbed.cell, load(tiny, *overrides)[1]
@@ -428,27 +484,55 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(how: str, tiny: list[str]
     assert numbers(resumed) == numbers(undisturbed.record)
     expected = weights(undisturbed.directory)
     assert all(torch.equal(value, expected[name]) for name, value in weights(directory).items())
-    assert [(a.ended, a.from_step) for a in resumed.attempts] == [("interrupted", None), (None, step)]
+    assert [(a.ended, a.from_step) for a in resumed.attempts] == [
+        ("interrupted", None),
+        (None, step),
+    ]
 
 
-ADAMW = ("optimizer=adamw", "optimizer.warmup_steps=2", "optimizer.clip_grad_norm=1", "micro_batch_size=16")
+ADAMW = (
+    "optimizer=adamw",
+    "optimizer.warmup_steps=2",
+    "optimizer.clip_grad_norm=1",
+    "micro_batch_size=16",
+)
 HEURISTICS = {
-    "byol": ("method=byol", "network.predictor.depth=2", "network.teacher=ema", "network.momentum=0.9"),
+    "byol": (
+        "method=byol",
+        "network.predictor.depth=2",
+        "network.teacher=ema",
+        "network.momentum=0.9",
+    ),
     "dino": ("method=dino", "method.prototypes=24", "network.teacher=ema", "network.momentum=0.9"),
-    "tico": ("method=tico", "method.covariance_momentum=0.9", "network.teacher=ema", "network.momentum=0.9"),
+    "tico": (
+        "method=tico",
+        "method.covariance_momentum=0.9",
+        "network.teacher=ema",
+        "network.momentum=0.9",
+    ),
     "supcon": ("baseline=supcon",),
 }
 
 
 @pytest.mark.parametrize("name", ["transformer", *HEURISTICS])
-def test_an_interrupted_network_ends_as_an_undisturbed_one(name: str, shared: list[str], tiny: list[str]) -> None:
+def test_an_interrupted_network_ends_as_an_undisturbed_one(
+    name: str, shared: list[str], tiny: list[str]
+) -> None:
     """From the middle of an epoch to all evaluations.
 
-    A transformer has stochastic layers, AdamW, gradient caching and clipping; others have a teacher.
+    A transformer has stochastic layers, AdamW, gradient caching and clipping; others have a
+    teacher.
     """
     options = "network.backbone.options={depth: 2, embed_dim: 24, num_heads: 2}"
-    network = ("network.backbone=timm", "network.backbone.patch_size=4", "network.backbone.drop_path_rate=0.5", options)
-    overrides = HEURISTICS.get(name, ("method=vicreg", *network, "network.projector.norm=layer", *ADAMW))
+    network = (
+        "network.backbone=timm",
+        "network.backbone.patch_size=4",
+        "network.backbone.drop_path_rate=0.5",
+        options,
+    )
+    overrides = HEURISTICS.get(
+        name, ("method=vicreg", *network, "network.projector.norm=layer", *ADAMW)
+    )
     cell, runtime = load(shared, *overrides)
     undisturbed = finish(cell, runtime, name)
     expected = weights(run_directory(runtime, name, cell))
@@ -470,13 +554,17 @@ def test_an_interrupted_network_ends_as_an_undisturbed_one(name: str, shared: li
 def test_stages_one_at_a_time_give_what_all_at_once_give(
     tiny: list[str], undisturbed: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the network's layout that it was trained in, on which the last bits of features depend."""
+    """With the network's layout that it was trained in, on which the last bits of features
+    depend.
+    """
     cell, runtime = undisturbed.cell, load(tiny)[1]
     represent, as_trained = Encoder.represent, []
 
     def watched(self: Encoder, x: Tensor) -> Tensor:
         kernels = [each for each in self.module.parameters() if each.ndim == 4]
-        as_trained.append(all(each.is_contiguous(memory_format=torch.channels_last) for each in kernels))
+        as_trained.append(
+            all(each.is_contiguous(memory_format=torch.channels_last) for each in kernels)
+        )
         return represent(self, x)
 
     monkeypatch.setattr(Encoder, "represent", watched)
@@ -496,7 +584,10 @@ def test_stages_one_at_a_time_give_what_all_at_once_give(
 def test_scores_of_other_weights_are_not_taken_up(
     tiny: list[str], undisturbed: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The final checkpoint is damaged between two stages; the weights are trained again, and scored."""
+    """The final checkpoint is damaged between two stages.
+
+    The weights are trained again, and scored.
+    """
     cell, runtime = undisturbed.cell, load(tiny)[1]
     directory = run_directory(runtime, "here", cell)
     assert run_cell(cell, runtime, "here", ["pretrain", "tune"]) is None
@@ -519,7 +610,9 @@ def test_scores_of_other_weights_are_not_taken_up(
     assert record.checkpoint.file == checkpoint_files(directory)[0].name
 
 
-def test_a_failed_evaluation_does_not_train_again(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_evaluation_does_not_train_again(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cell, runtime = load(tiny, "method=vicreg")
     directory = run_directory(runtime, "here", cell)
 
@@ -566,7 +659,9 @@ def test_a_kill_between_the_checkpoint_and_the_curve_loses_no_row(
     assert record.metrics.sha256 == hashlib.sha256(curve.read_bytes()).hexdigest()
 
 
-def test_a_seed_decides_the_run_and_another_gives_another(tiny: list[str], undisturbed: Run) -> None:
+def test_a_seed_decides_the_run_and_another_gives_another(
+    tiny: list[str], undisturbed: Run
+) -> None:
     """Whatever a step draws, from any generator, is of the seed and the step."""
     runs = []
     for seed in (0, 1):
@@ -582,7 +677,10 @@ def test_a_seed_decides_the_run_and_another_gives_another(tiny: list[str], undis
 
 
 def test_micro_batches_train(tiny: list[str]) -> None:
-    """BN sees parts of the batch, so the numbers differ, but not by much; and it is another cell."""
+    """BN sees parts of the batch, so the numbers differ, but not by much.
+
+    And it is another cell.
+    """
     whole, runtime = load(tiny, *SHORT, "precision=fp32")
     parts = replace(whole, micro_batch_size=16)
     assert whole.id != parts.id
@@ -616,7 +714,11 @@ def untrained(shared: list[str]) -> Run:
     return Run(cell, runtime, finish(cell, runtime, "untrained"), directory)
 
 
-EARLIER = (".checkpoint-0003-000000005.pt.x_1", ".evaluation-probe-0004-000000001.pt.y", ".metrics-0004.jsonl.z")
+EARLIER = (
+    ".checkpoint-0003-000000005.pt.x_1",
+    ".evaluation-probe-0004-000000001.pt.y",
+    ".metrics-0004.jsonl.z",
+)
 OTHERS = (".nfs0123456789", ".record.json.w")
 
 
@@ -625,7 +727,9 @@ def test_the_untrained_network_has_scores_and_no_history(untrained: Run) -> None
     assert (record.label, record.metrics, record.status) == ("untrained", None, "done")
     assert len(record.scores) == 8
     cost: Any = record.cost
-    assert [getattr(cost, key) for key in ("img_per_s", "step_ms", "loss_ms", "peak_memory_bytes")] == [None] * 4
+    assert [
+        getattr(cost, key) for key in ("img_per_s", "step_ms", "loss_ms", "peak_memory_bytes")
+    ] == [None] * 4
 
 
 def test_a_config_that_is_not_the_cells_is_mended(untrained: Run) -> None:
@@ -651,20 +755,28 @@ def test_a_collapsed_run_ends_as_diverged(tiny: list[str], monkeypatch: pytest.M
     record = finish(cell, runtime, "collapsed")
     assert (record.status, record.scores) == ("diverged", ())
     what = record.diverged or {}
-    assert (what["epoch"], what["step"]) == (2, 6)  # not in the first, in which the rate still rises
+    assert (what["epoch"], what["step"]) == (
+        2,
+        6,
+    )  # not in the first, in which the rate still rises
     assert "collapsed" in what["reason"]
     assert what["last_good"]["step"] == 3
     assert len(record.history) == 1
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loop, "LOGGING_STEPS", 2)
-    cell, runtime = load(tiny, "method=vicreg", "optimizer.base_lr=1e30", "batch_size=12", "epochs=4")
+    cell, runtime = load(
+        tiny, "method=vicreg", "optimizer.base_lr=1e30", "batch_size=12", "epochs=4"
+    )
     record = finish(cell, runtime, "here")
     assert (record.status, record.scores, record.metrics) == ("diverged", (), None)
     what = record.diverged or {}
     assert "not finite" in what["reason"]
-    # The first step's rate is 0, so the second still sees good weights; the loop looks at the loss after every second.
+    # The first step's rate is 0, so the second still sees good weights; the loop looks at the loss
+    # after every second.
     assert (what["epoch"], what["step"], what["last_good"]["step"]) == (1, 3, 2)
     assert math.isfinite(what["last_good"]["loss"])
     assert (record.cost.train_s or 0) > 0
@@ -678,20 +790,36 @@ TAUGHT = ("network.predictor.depth=2", "network.teacher=ema")
 @pytest.mark.parametrize(
     "settings",
     [
-        *((f"method={name}",) for name in ("mec", "frossl", "kcl_riesz", "rdmreg", "corinfomax", "w_mse", "mmcr")),
+        *(
+            (f"method={name}",)
+            for name in ("mec", "frossl", "kcl_riesz", "rdmreg", "corinfomax", "w_mse", "mmcr")
+        ),
         ("method=simsiam", *STUDENT),
         ("method=swav", STUDENT[1]),
         ("method=byol", *TAUGHT),
         ("method=dino", TAUGHT[1]),
         ("method=tico", "method.covariance_momentum=0.9", *TAUGHT),
         ("baseline=supcon",),
-        *(("method=vicreg", f"optimizer={name}", "optimizer.base_lr=1e308") for name in ("sgd", "adamw")),
+        *(
+            ("method=vicreg", f"optimizer={name}", "optimizer.base_lr=1e308")
+            for name in ("sgd", "adamw")
+        ),
     ],
     ids=" ".join,
 )
-def test_weights_that_explode_end_the_run_as_diverged(tiny: list[str], settings: tuple[str, ...]) -> None:
-    """Whether the loss sees it, a factorisation in it fails, or the optimizer cannot write the rate down."""
-    exploding = ("optimizer=sgd", "optimizer.base_lr=1e30", "optimizer.warmup_epochs=0", "epochs=1", "precision=fp32")
+def test_weights_that_explode_end_the_run_as_diverged(
+    tiny: list[str], settings: tuple[str, ...]
+) -> None:
+    """Whether the loss sees it, a factorisation in it fails, or the optimizer cannot write the
+    rate down.
+    """
+    exploding = (
+        "optimizer=sgd",
+        "optimizer.base_lr=1e30",
+        "optimizer.warmup_epochs=0",
+        "epochs=1",
+        "precision=fp32",
+    )
     record = finish(*load(tiny, *exploding, *settings), "here")
     assert (record.status, record.scores) == ("diverged", ())
     assert re.search("not finite|cannot be computed", (record.diverged or {})["reason"])
@@ -701,20 +829,31 @@ def test_a_loss_that_hides_or_fails_at_broken_embeddings_ends_the_run_as_diverge
     tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Named is the first step whose loss is not finite, though the run ends in a later one."""
-    exploding = ("optimizer=sgd", "optimizer.base_lr=1e30", "optimizer.warmup_epochs=0", "epochs=1", "precision=fp32")
+    exploding = (
+        "optimizer=sgd",
+        "optimizer.base_lr=1e30",
+        "optimizer.warmup_epochs=0",
+        "epochs=1",
+        "precision=fp32",
+    )
     cell, runtime = load(tiny, *exploding, "method=mec")
     broken: list[bool] = []
 
     def hide(self: Regularizer, z1: torch.Tensor, z2: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"alignment": (z1 - z2).nan_to_num(0, 0, 0).square().mean()}
 
-    def fail_at_the_second(self: Regularizer, z1: torch.Tensor, z2: torch.Tensor) -> dict[str, torch.Tensor]:
+    def fail_at_the_second(
+        self: Regularizer, z1: torch.Tensor, z2: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         broken.append(not z1.isfinite().all())
         if sum(broken) > 1:
             torch.linalg.cholesky(-torch.eye(2))
         return {"alignment": (z1 - z2).square().mean()}
 
-    for terms, step, reason in ((hide, 3, "the embeddings are not finite"), (fail_at_the_second, 2, "the loss is not")):
+    for terms, step, reason in (
+        (hide, 3, "the embeddings are not finite"),
+        (fail_at_the_second, 2, "the loss is not"),
+    ):
         monkeypatch.setattr(type(cell.method), "terms", terms)
         what = finish(cell, runtime, terms.__name__).diverged or {}
         assert (what["step"], what["reason"][: len(reason)]) == (step, reason)
@@ -722,7 +861,10 @@ def test_a_loss_that_hides_or_fails_at_broken_embeddings_ends_the_run_as_diverge
 
 def test_a_rate_beyond_float32_ends_the_run_as_diverged(tiny: list[str]) -> None:
     rate = ("optimizer=lars", "optimizer.base_lr=1e308", "optimizer.warmup_epochs=0")
-    what = finish(*load(tiny, "method=vicreg", *rate, "epochs=1", "precision=fp32"), "here").diverged or {}
+    what = (
+        finish(*load(tiny, "method=vicreg", *rate, "epochs=1", "precision=fp32"), "here").diverged
+        or {}
+    )
     assert what["step"] == 1
     assert "the step cannot be computed: value cannot be converted to type float" in what["reason"]
 
@@ -731,7 +873,10 @@ def test_a_rate_beyond_float32_ends_the_run_as_diverged(tiny: list[str]) -> None
 def test_representations_that_are_not_finite_end_the_run_as_diverged(
     tiny: list[str], monkeypatch: pytest.MonkeyPatch, watched: str
 ) -> None:
-    """Weights may explode while the loss and normalised embeddings stay finite; kNN would call each image right."""
+    """Weights may explode while the loss and normalised embeddings stay finite.
+
+    KNN would call each image right.
+    """
     represent = Encoder.represent
 
     def exploded(encoder: Encoder, x_NCHW: torch.Tensor) -> torch.Tensor:
@@ -739,24 +884,36 @@ def test_representations_that_are_not_finite_end_the_run_as_diverged(
         return torch.cat([found[:-1], found[-1:] * math.inf])
 
     monkeypatch.setattr(Encoder, "represent", exploded)
-    cell, runtime = load(tiny, "method=vicreg", "epochs=2", "optimizer.warmup_epochs=0", *filter(None, [watched]))
+    cell, runtime = load(
+        tiny, "method=vicreg", "epochs=2", "optimizer.warmup_epochs=0", *filter(None, [watched])
+    )
     record = finish(cell, runtime, "here")
     assert (record.status, record.scores) == ("diverged", ())
     what = record.diverged or {}
-    assert re.fullmatch(r"the representations of the (train|tuning) split are not finite", what["reason"])
+    assert re.fullmatch(
+        r"the representations of the (train|tuning) split are not finite", what["reason"]
+    )
     assert (what["epoch"], what["step"]) == ((1, 3) if watched else (2, 6))
     cell, runtime = load(tiny, "method=vicreg", "epochs=0", "optimizer.warmup_epochs=0")
-    with pytest.raises(RegbenchError, match="are not finite"):  # nothing has trained that could diverge
+    with pytest.raises(
+        RegbenchError, match="are not finite"
+    ):  # nothing has trained that could diverge
         finish(cell, runtime, "untrained")
 
 
 def test_what_cannot_be_run_is_refused_before_training(tiny: list[str], tmp_path: Path) -> None:
     for override, message in (
-        ("batch_size=4096", "batch size 4096 is larger than the 120 training images; choose at most 120"),
+        (
+            "batch_size=4096",
+            "batch size 4096 is larger than the 120 training images; choose at most 120",
+        ),
         ("dataset.name=nowhere", "data set 'nowhere' is not prepared.*regbench prepare"),
         ("dataset.source.train_per_class=39", "was prepared with"),
         ("evaluation.knn.k=121", "evaluation.knn.k=121 is larger than the 120 training images"),
-        ("evaluation.knn.other_k=[3,121]", "evaluation.knn.other_k=121 is larger than the 120 training images"),
+        (
+            "evaluation.knn.other_k=[3,121]",
+            "evaluation.knn.other_k=121 is larger than the 120 training images",
+        ),
         ("runtime.loss_form=covariance", "SimCLR has no covariance form; it has textbook, gram"),
     ):
         with pytest.raises(RegbenchError, match=message):
@@ -764,8 +921,13 @@ def test_what_cannot_be_run_is_refused_before_training(tiny: list[str], tmp_path
     assert not list((tmp_path / "runs").rglob("metrics*.jsonl"))
 
 
-def test_several_learning_rates_need_a_tuning_split(tiny: list[str], tiny_source: Path, tmp_path: Path) -> None:
-    """Refused before the training, since the choice would be made on the test split; one rate is no choice."""
+def test_several_learning_rates_need_a_tuning_split(
+    tiny: list[str], tiny_source: Path, tmp_path: Path
+) -> None:
+    """Refused before the training, since the choice would be made on the test split.
+
+    One rate is no choice.
+    """
     settings = [
         "dataset.source.tuning_per_class=null",
         f"runtime.data_dir={tmp_path}",
@@ -774,7 +936,9 @@ def test_several_learning_rates_need_a_tuning_split(tiny: list[str], tiny_source
     ]
     cell, runtime = load(tiny, *settings)
     prepare(cell.dataset, tmp_path, source_dir=tiny_source, progress=False)
-    with pytest.raises(RegbenchError, match=r"no tuning split.*evaluation\.probe\.learning_rates=\["):
+    with pytest.raises(
+        RegbenchError, match=r"no tuning split.*evaluation\.probe\.learning_rates=\["
+    ):
         finish(cell, runtime, "here")
     cell, runtime = load(tiny, *settings, "evaluation.probe.learning_rates=[0.5]")
     scores = finish(cell, runtime, "here").scores
@@ -790,7 +954,9 @@ def test_cuda_is_refused_where_there_is_none(tiny: list[str]) -> None:
         finish(cell, runtime, "here")
 
 
-def test_one_process_at_a_time_works_on_a_cell(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_at_a_time_works_on_a_cell(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second waits for the first and takes its record."""
     cell, runtime = load(tiny, "method=vicreg", "epochs=0", "optimizer.warmup_epochs=0")
     directory = run_directory(runtime, "here", cell)
@@ -806,7 +972,9 @@ def test_one_process_at_a_time_works_on_a_cell(tiny: list[str], monkeypatch: pyt
 
     monkeypatch.setattr(run_module, "train", slow)
     records: list[Record] = []
-    first, second = (threading.Thread(target=lambda: records.append(finish(cell, runtime, "here"))) for _ in "ab")
+    first, second = (
+        threading.Thread(target=lambda: records.append(finish(cell, runtime, "here"))) for _ in "ab"
+    )
     assert not is_running(last_attempt(directory))
     first.start()
     assert inside.wait(PATIENCE_S)
@@ -824,7 +992,9 @@ def test_one_process_at_a_time_works_on_a_cell(tiny: list[str], monkeypatch: pyt
 
 
 def test_float32_is_that_of_ieee_754(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By torch's default the convolutions of a run in fp32, and of every evaluation, would be in TF32 on a GPU."""
+    """By torch's default the convolutions of a run in fp32, and of every evaluation, would be
+    in TF32 on a GPU.
+    """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     torch.backends.cuda.matmul.allow_tf32 = True
     assert environment(torch.device("cpu"))["tf32"] is True
@@ -835,7 +1005,13 @@ def test_float32_is_that_of_ieee_754(tiny: list[str], monkeypatch: pytest.Monkey
 
 def test_threads_of_a_run_on_a_cpu(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    ranks = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    ranks = {
+        "WORLD_SIZE": "1",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }
     job, step = {"SLURM_JOB_ID": "7"}, {"SLURM_CPUS_PER_TASK": "6", "SLURM_NNODES": "1"}
     runtime = load(tiny)[1]
     for surroundings, threads, expected in (
@@ -844,7 +1020,18 @@ def test_threads_of_a_run_on_a_cpu(tiny: list[str], monkeypatch: pytest.MonkeyPa
         (job | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, 0, 3),
         # The affinity of a task is its own: it is not divided again.
         (job | step | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "SLURM_NTASKS": "2"}, 0, 6),
-        (job | step | {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}, 0, 6),
+        (
+            job
+            | step
+            | {
+                "WORLD_SIZE": "4",
+                "LOCAL_WORLD_SIZE": "2",
+                "SLURM_NTASKS": "4",
+                "SLURM_NNODES": "2",
+            },
+            0,
+            6,
+        ),
         # torchrun in one task has processes that share it, and a task may have less than it sees.
         (job | step | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "SLURM_NTASKS": "1"}, 0, 3),
         (job | step | {"SLURM_NTASKS": "1", "SLURM_CPUS_PER_TASK": "4"}, 0, 4),

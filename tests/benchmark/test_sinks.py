@@ -29,7 +29,8 @@ SHORT = ("method=vicreg", "evaluation.protocols=[knn]", "evaluation.while_traini
 
 
 class Service:
-    """Stands in for the modules wandb and trackio, whose functions it has with the arguments that we give.
+    """Stands in for the modules wandb and trackio, whose functions it has with the arguments that
+    we give.
 
     Attributes:
         begun: What each run was begun with.
@@ -45,16 +46,29 @@ class Service:
         self.before: Callable[[int], None] = lambda step: None
         module = types.ModuleType(name)
         module.__spec__ = ModuleSpec(name, None)
-        vars(module).update(init={"wandb": self.wandb, "trackio": self.trackio}[name], Settings=dict)
+        vars(module).update(
+            init={"wandb": self.wandb, "trackio": self.trackio}[name], Settings=dict
+        )
         monkeypatch.setitem(sys.modules, name, module)
 
     def wandb(
-        self, *, project: str, group: str, id: str, name: str, config: Any, dir: str, resume: str, settings: Any
+        self,
+        *,
+        project: str,
+        group: str,
+        id: str,
+        name: str,
+        config: Any,
+        dir: str,
+        resume: str,
+        settings: Any,
     ) -> Service:
         assert settings == {"console": "off"}
         return self.begin(id=id, resume=resume, group=group, config=config, where=dir)
 
-    def trackio(self, *, project: str, group: str, name: str, config: Any, resume: str, embed: bool) -> Service:
+    def trackio(
+        self, *, project: str, group: str, name: str, config: Any, resume: str, embed: bool
+    ) -> Service:
         return self.begin(id=name, resume=resume, group=group, config=config)
 
     def begin(self, **arguments: Any) -> Service:
@@ -70,10 +84,15 @@ class Service:
 
 
 def rows(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in numbered_files(directory, "metrics.jsonl")[0].read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in numbered_files(directory, "metrics.jsonl")[0].read_text().splitlines()
+    ]
 
 
-def test_a_resumed_run_goes_on_in_its_services(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_goes_on_in_its_services(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     services = [Service(name, monkeypatch) for name in ("wandb", "trackio")]
     cell, runtime = load_run([*tiny, *SHORT, "runtime.sinks=[wandb,trackio]"])
     directory = run_directory(runtime, "a_sweep", cell)
@@ -125,7 +144,9 @@ def test_a_sink_that_fails_is_named_once_and_the_run_goes_on(
     assert [step for step, _ in other.given] == [1, 2]
 
 
-def test_the_same_cell_in_another_folder_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_cell_in_another_folder_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service, cell = Service("trackio", monkeypatch), load_run([])[0]
     for place in ("here", "there", "here"):
         directory = tmp_path / place / "a_sweep" / cell.id
@@ -181,7 +202,11 @@ def test_an_epoch_that_was_stopped_in_its_evaluation_is_given_later(
             signal.raise_signal(signal.SIGUSR1)
         return select(self, *arguments)
 
-    with monkeypatch.context() as patch, interruption.listening(signal.SIGUSR1), pytest.raises(Interrupted):
+    with (
+        monkeypatch.context() as patch,
+        interruption.listening(signal.SIGUSR1),
+        pytest.raises(Interrupted),
+    ):
         patch.setattr(KNN, "select", ask)
         run_cell(cell, runtime, "manual", interruption=interruption)
     assert [step for step, _ in service.given] == [1]
@@ -197,7 +222,10 @@ def test_a_sink_that_is_not_installed_is_refused_and_none_is_imported_unasked(
         monkeypatch.setitem(sys.modules, name, None)  # to import it would fail
     for name in SINKS:
         cell, runtime = load_run([*tiny, *SHORT, f"runtime.sinks=[{name}]"])
-        with pytest.raises(RegbenchError, match=rf"runtime.sinks: {name} is not .* pip install 'regbench\[{name}\]'"):
+        with pytest.raises(
+            RegbenchError,
+            match=rf"runtime.sinks: {name} is not .* pip install 'regbench\[{name}\]'",
+        ):
             run_cell(cell, runtime, "manual")
     with pytest.raises(RegbenchError, match="sinks"):
         load_run(["runtime.sinks=[tensorbord]"])
@@ -207,13 +235,22 @@ def test_a_sink_that_is_not_installed_is_refused_and_none_is_imported_unasked(
 
 
 def test_tensorboard_shows_each_epoch_once_after_a_kill(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install 'regbench[tensorboard]'")
+    pytest.importorskip(
+        "tensorboard", reason="TensorBoard is not installed: pip install 'regbench[tensorboard]'"
+    )
     accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     cell = load_run([])[0]
     for attempt, epochs in ((1, (1, 2, 3)), (2, (2, 3, 4))):
         with Sinks(Runtime(sinks=("tensorboard",)).sinks, cell, tmp_path, epochs[0]) as sinks:
             for epoch in epochs:
-                sinks.write({"epoch": epoch, "loss": 10.0 * attempt + epoch, "terms": {"variance": 0.5}})
+                sinks.write(
+                    {"epoch": epoch, "loss": 10.0 * attempt + epoch, "terms": {"variance": 0.5}}
+                )
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert set(events.Tags()["scalars"]) == {"loss", "terms/variance"}
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 11), (2, 22), (3, 23), (4, 24)]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [
+        (1, 11),
+        (2, 22),
+        (3, 23),
+        (4, 24),
+    ]

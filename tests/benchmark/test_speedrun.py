@@ -19,11 +19,23 @@ from regbench.datasets.loading import photometric
 from regbench.datasets.prepare import prepare
 from tests.benchmark.steps import before_steps
 
-SOURCE = {"foreground": "digits", "size_px": 28, "train_images": 120, "tuning_images": 30, "test_images": 30}
+SOURCE = {
+    "foreground": "digits",
+    "size_px": 28,
+    "train_images": 120,
+    "tuning_images": 30,
+    "test_images": 30,
+}
 SMALL = (
     *("dataset=scenes", "dataset.image_size=28", "dataset.eval_resize=28"),
     *(f"dataset.source.{name}={value}" for name, value in SOURCE.items()),
-    *("network=resnet_tiny", "embedding_dim=32", "batch_size=40", "epochs=2", "optimizer.warmup_epochs=1"),
+    *(
+        "network=resnet_tiny",
+        "embedding_dim=32",
+        "batch_size=40",
+        "epochs=2",
+        "optimizer.warmup_epochs=1",
+    ),
     *("evaluation.knn.k=5", "seed=0", "runtime.device=cpu"),
 )
 
@@ -35,8 +47,12 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trained(data_dir: Path, runs: Path, *overrides: str, stopped_at: int | None = None) -> tuple[Any, ...]:
-    """The history, scores and weights of the preset's first seed, once stopped before a step and resumed, or not."""
+def trained(
+    data_dir: Path, runs: Path, *overrides: str, stopped_at: int | None = None
+) -> tuple[Any, ...]:
+    """The history, scores and weights of the preset's first seed, once stopped before a step
+    and resumed, or not.
+    """
     folders = f"runtime.data_dir={data_dir}", f"runtime.runs_dir={runs}"
     sweep = load_sweep("speedrun_cifar10", [*SMALL, *folders, *overrides])
     (cell,) = sweep.cells
@@ -59,7 +75,9 @@ def trained(data_dir: Path, runs: Path, *overrides: str, stopped_at: int | None 
     return history, record.scores, loaded[0]["network"]
 
 
-def test_images_on_the_device_train_to_the_same_bits_as_those_of_the_loader(data_dir: Path, tmp_path: Path) -> None:
+def test_images_on_the_device_train_to_the_same_bits_as_those_of_the_loader(
+    data_dir: Path, tmp_path: Path
+) -> None:
     eager = "runtime.compile=false"
     assert load_sweep("speedrun_cifar10").runtime.loader == "resident"
     expected = trained(data_dir, tmp_path / "loader", eager, "runtime.loader=torchvision")
@@ -73,7 +91,9 @@ def test_images_on_the_device_train_to_the_same_bits_as_those_of_the_loader(data
 def test_it_trains_compiled_as_without_the_compiler(data_dir: Path, tmp_path: Path) -> None:
     losses = []
     for value in ("true", "false"):
-        history, *_ = trained(data_dir, tmp_path / value, f"runtime.compile={value}", "precision=fp32")
+        history, *_ = trained(
+            data_dir, tmp_path / value, f"runtime.compile={value}", "precision=fp32"
+        )
         losses.append([epoch["loss"] for epoch in history])
     compiled, eager = losses
     assert photometric.compiled_augmentation.cache_info().currsize == 1

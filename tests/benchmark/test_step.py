@@ -25,16 +25,27 @@ from regbench.instruments.cost.operations import SIZES, LaunchCounter
 from regbench.methods import Engine, build, names
 from regbench.methods.pairwise import panels_of
 
-CONFIG = NetworkConfig(backbone=BACKBONES.build("resnet18"), projector=ProjectorConfig(hidden_dim=48))
-SETTINGS: dict[str, Any] = {"lr": 0.1, "weight_decay": 1e-6, "momentum": 0.9, "trust_coefficient": 0.001}
+CONFIG = NetworkConfig(
+    backbone=BACKBONES.build("resnet18"), projector=ProjectorConfig(hidden_dim=48)
+)
+SETTINGS: dict[str, Any] = {
+    "lr": 0.1,
+    "weight_decay": 1e-6,
+    "momentum": 0.9,
+    "trust_coefficient": 0.001,
+}
 
 
 def views(seed: int, layout: torch.memory_format = torch.contiguous_format) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(16, 3, 32, 32, generator=generator).to(memory_format=layout) for _ in range(2)]
+    return [
+        torch.randn(16, 3, 32, 32, generator=generator).to(memory_format=layout) for _ in range(2)
+    ]
 
 
-def gradients(network: SiameseNetwork, precision: str, layout: torch.memory_format, given: bool) -> dict[str, Tensor]:
+def gradients(
+    network: SiameseNetwork, precision: str, layout: torch.memory_format, given: bool
+) -> dict[str, Tensor]:
     """Of a weighted sum of the embeddings, in `network.…grad`; with the embeddings themselves."""
     network.to(memory_format=layout)
     for p in network.parameters():
@@ -71,19 +82,28 @@ def test_only_small_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, tensors in kept.items():
         network = kind(CONFIG, 96, 3, 64, 0)
         with (
-            torch.autograd.graph.saved_tensors_hooks(lambda t, to=tensors: to.append(t) or t, lambda t: t),  # type: ignore
+            torch.autograd.graph.saved_tensors_hooks(
+                lambda t, to=tensors: to.append(t) or t,  # type: ignore[misc]
+                lambda t: t,
+            ),
             torch.autocast("cpu", torch.bfloat16),
         ):
             network(*views(0))
     shape = (96, 48)  # of the last layer's weight
-    cast = {kind: [t.dtype for t in tensors if t.shape in (shape, shape[::-1])] for kind, tensors in kept.items()}
+    cast = {
+        kind: [t.dtype for t in tensors if t.shape in (shape, shape[::-1])]
+        for kind, tensors in kept.items()
+    }
     assert set(cast[SiameseNetwork]) == {torch.float32}
     assert torch.bfloat16 in cast[PlainSiameseNetwork]
     assert all(t.dtype != torch.int64 for t in kept[SiameseNetwork] if t.ndim == 4)
 
 
 def _train(rank: int, folder: Path) -> None:
-    """Three steps of a rank of two, of networks of two kinds; the first rank saves their weights."""
+    """Three steps of a rank of two, of networks of two kinds.
+
+    The first rank saves their weights.
+    """
     torch.set_num_threads(1)
     layers.BLOCK_ELEMENTS = 1000
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
@@ -133,14 +153,23 @@ def test_micro_batches_give_the_step_of_the_whole_batch_but_for_bn(precision: st
         stepped = step(*views(0))
         updated.append((stepped, torch.cat([p.detach().flatten() for p in network.parameters()])))
     (whole, expected), (parts, found) = updated
-    start = torch.cat([p.detach().flatten() for p in SiameseNetwork(CONFIG, 96, 3, 64, 0).parameters()])
-    assert (found - expected).norm() < (2e-2 if precision == "bf16" else 1e-4) * (expected - start).norm()
+    start = torch.cat(
+        [p.detach().flatten() for p in SiameseNetwork(CONFIG, 96, 3, 64, 0).parameters()]
+    )
+    assert (found - expected).norm() < (2e-2 if precision == "bf16" else 1e-4) * (
+        expected - start
+    ).norm()
     for name, term in whole.terms.items():
-        assert parts.terms[name].item() == pytest.approx(term.item(), rel=1e-2 if precision == "bf16" else 1e-5)
+        assert parts.terms[name].item() == pytest.approx(
+            term.item(), rel=1e-2 if precision == "bf16" else 1e-5
+        )
 
 
 def test_micro_batches_draw_the_same_twice() -> None:
-    """Two passes with stochastic layers against one pass that keeps the graphs of all parts; views of two sizes."""
+    """Two passes with stochastic layers against one pass that keeps the graphs of all parts.
+
+    Views of two sizes.
+    """
     backbone = BACKBONES.build(
         "timm",
         patch_size=4,
@@ -168,7 +197,9 @@ def test_micro_batches_draw_the_same_twice() -> None:
     parts = [expected(*part) for part in zip(*(x.split(4) for x in views), strict=True)]
     z1, z2 = (torch.cat(view) for view in zip(*parts, strict=True))
     method.loss(z1, z2).backward()
-    assert not torch.equal(parts[0][0], expected(views[0][:4], views[1][:4])[0])  # the layers do draw
+    assert not torch.equal(
+        parts[0][0], expected(views[0][:4], views[1][:4])[0]
+    )  # the layers do draw
     for p, before, twin in zip(found.parameters(), start, expected.parameters(), strict=True):
         torch.testing.assert_close(before - p, twin.grad, rtol=1e-4, atol=1e-6)
 
@@ -194,9 +225,17 @@ def test_micro_batches_count_once_in_bns_running_statistics() -> None:
             torch.testing.assert_close(found, expected)
 
 
-# They return a number, or as much as the data say; the last one, of `trace`'s derivative, reads a number within.
+# They return a number, or as much as the data say; the last one, of `trace`'s derivative, reads a
+# number within.
 WAITING = {
-    *("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "_linalg_check_errors"),
+    *(
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "_unique2",
+        "equal",
+        "_linalg_check_errors",
+    ),
     *("index_fill.int_Tensor", "index_fill_.int_Tensor"),
 }
 
@@ -215,7 +254,9 @@ class Waits(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         # A number of the CPU's goes to a GPU with the operation; a tensor is copied before.
         copied = [each for each in tensors if each.device.type == "cpu" and each.ndim]
-        goes_over = copied and any(isinstance(each, Tensor) and each.device.type != "cpu" for each in tree_leaves(out))
+        goes_over = copied and any(
+            isinstance(each, Tensor) and each.device.type != "cpu" for each in tree_leaves(out)
+        )
         if by_mask or goes_over or name in WAITING or f"{name}.{overload}" in WAITING:
             self.found.add(name)
         return out
@@ -226,11 +267,15 @@ class Waits(TorchDispatchMode):
     [("sfrik_l3", "lars"), ("kerjepa_sliced_mmd", "sgd"), ("vicreg", "adamw")],
 )
 def test_a_step_has_no_operation_that_a_gpus_host_waits_for(method: str, optimizer: str) -> None:
-    config = NetworkConfig(backbone=BACKBONES.build("resnet_tiny"), projector=ProjectorConfig(hidden_dim=48))
+    config = NetworkConfig(
+        backbone=BACKBONES.build("resnet_tiny"), projector=ProjectorConfig(hidden_dim=48)
+    )
     network = SiameseNetwork(config, 96, 3, 64, 0)
     step = Step(
         network=network,
-        optimizer=OPTIMIZERS.build(optimizer, clip_grad_norm=1.0).build_clipping(network.parameters()),
+        optimizer=OPTIMIZERS.build(optimizer, clip_grad_norm=1.0).build_clipping(
+            network.parameters()
+        ),
         method=build(method),
         engine=Engine(even=True, draw_seed=lambda: 0),
         precision="bf16",
@@ -250,7 +295,9 @@ def _refuse_to_copy(number: object, *, device: object = None, **kwargs: Any) -> 
 def test_no_loss_has_many_operations_or_one_that_a_gpus_host_waits_for(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On tensors of a device that has shapes but no data: what is on the CPU beside them would have to be copied."""
+    """On tensors of a device that has shapes but no data: what is on the CPU beside them would
+    have to be copied.
+    """
     monkeypatch.setattr(torch, "tensor", _refuse_to_copy)
     for n, q in SIZES:
         z1, z2 = torch.empty(2, n, q, device="meta").requires_grad_()

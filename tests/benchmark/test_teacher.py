@@ -1,4 +1,6 @@
-"""Predictors and teachers: what is refused, what a step does with them, and what they keep from collapsing."""
+"""Predictors and teachers: what is refused, what a step does with them, and what they keep from
+collapsing.
+"""
 
 from __future__ import annotations
 
@@ -35,22 +37,32 @@ from tests.conftest import stripes
 
 PREDICTOR = "network.predictor.depth=2"
 REFUSED = {
-    "method=byol": "BYOL collapses without predictor and ema; set network.predictor.depth=2 network.teacher=ema",
-    f"method=byol network.teacher=stop_gradient {PREDICTOR}": "without predictor and ema; set network.teacher=ema",
+    "method=byol": "BYOL collapses without predictor and ema; set network.predictor.depth=2 "
+    "network.teacher=ema",
+    f"method=byol network.teacher=stop_gradient {PREDICTOR}": "without predictor and "
+    "ema; set network.teacher=ema",
     "method=simsiam network.teacher=stop_gradient": "set network.predictor.depth=2",
     f"method=moco_v3 {PREDICTOR}": "set network.teacher=ema",
-    "baseline=supervised network.teacher=ema": "baseline=supervised has no use for a predictor or a teacher; set",
-    "baseline=supcon network.teacher=ema": "baseline=supcon has no use for a predictor or a teacher; set",
+    "baseline=supervised network.teacher=ema": "baseline=supervised has no use for a predictor or "
+    "a teacher; set",
+    "baseline=supcon network.teacher=ema": "baseline=supcon has no use for a predictor or "
+    "a teacher; set",
     f"baseline=supervised {PREDICTOR}": "baseline=supervised has no use for a predictor",
-    "method=vicreg network.predictor.hidden_dim=8": "is without effect: there is no predictor; set network.pred",
-    "method=vicreg network.momentum=0.9": "is without effect with network.teacher=none; set network.teacher=ema too",
+    "method=vicreg network.predictor.hidden_dim=8": "is without effect: there is no "
+    "predictor; set network.pred",
+    "method=vicreg network.momentum=0.9": "is without effect with network.teacher=none; "
+    "set network.teacher=ema too",
     "method=vicreg network.teacher=ema network.momentum=1.5": "network.momentum=1.5 must be",
-    "method=tico method.covariance_momentum=0.9": "method.covariance_momentum=0.9 is without effect with network.tea",
-    f"method=mec method.warmup=0.1 {PREDICTOR}": "method.warmup=0.1 is without effect with network.teacher=none; set",
+    "method=tico method.covariance_momentum=0.9": "method.covariance_momentum=0.9 is without "
+    "effect with network.tea",
+    f"method=mec method.warmup=0.1 {PREDICTOR}": "method.warmup=0.1 is without effect "
+    "with network.teacher=none; set",
     "method=mec method.warmup=1.5 network.teacher=ema": "warmup must be from 0 to 1",
-    "method=tico method.covariance_momentum=1.0 network.teacher=ema": "covariance_momentum must be from 0 to below 1",
+    "method=tico method.covariance_momentum=1.0 network.teacher=ema": "covariance_momentum must be from 0 "
+    "to below 1",
     "method=vicreg network.teacher=mean": "network.teacher=mean must be",
-    "method=dino network.teacher=ema method.prototype_weights=long": "must be uniform, unit or normal",
+    "method=dino network.teacher=ema method.prototype_weights=long": "must be uniform, "
+    "unit or normal",
 }
 
 
@@ -71,8 +83,12 @@ def test_cells_hold_no_more_than_they_use() -> None:
     assert load_run(["method=vicreg"])[0].id == "4c8dcc173a5e"
 
 
-@pytest.mark.parametrize(("method", "setting"), [("tico", "covariance_momentum"), ("mec", "warmup")])
-def test_cells_hold_what_acts_beside_a_teacher_alone_only_where_it_acts(method: str, setting: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "setting"), [("tico", "covariance_momentum"), ("mec", "warmup")]
+)
+def test_cells_hold_what_acts_beside_a_teacher_alone_only_where_it_acts(
+    method: str, setting: str
+) -> None:
     plain, _ = load_run([f"method={method}"])
     acting, _ = load_run([f"method={method}", f"method.{setting}=0.5", "network.teacher=ema"])
     assert setting not in plain.plain()["method"]
@@ -86,7 +102,9 @@ PROTOTYPES = {"dino": "network.teacher=ema", "swav": "network.teacher=stop_gradi
 
 
 def shipped() -> list[dict[str, Any]]:
-    """Return the cells of the study of teachers, which is older than the setting of the prototypes."""
+    """Return the cells of the study of teachers, which is older than the setting of the
+    prototypes.
+    """
     with zipfile.ZipFile(HEURISTICS) as archive:
         lines = archive.read("records.jsonl").splitlines()
     return [json.loads(line)["cell"] for line in lines]
@@ -118,7 +136,9 @@ def test_the_sweep_of_a_shipped_study_has_its_cells() -> None:
 @pytest.mark.parametrize("name", PROTOTYPES)
 def test_prototypes_begin_with_the_length_that_is_set(name: str, kind: str) -> None:
     given = [f"method.prototype_weights={kind}"] if kind else []
-    cell, _ = load_run([f"method={name}", "method.prototypes=300", "embedding_dim=64", PROTOTYPES[name], *given])
+    cell, _ = load_run(
+        [f"method={name}", "method.prototypes=300", "embedding_dim=64", PROTOTYPES[name], *given]
+    )
     assert Cell.stored(cell.plain()) == cell
     assert ("prototype_weights" in cell.plain()["method"]) == (kind != "normal")
     weight_KQ = prototypes_of(new_network(cell)).detach()
@@ -147,8 +167,13 @@ def images(count: int = 2) -> list[Tensor]:
     return [torch.randn(16, 3, 16, 16, generator=generator) for _ in range(count)]
 
 
-def step_of(network: SiameseNetwork, config: NetworkConfig, teacher: Teacher | None, **settings: Any) -> Step:
-    given: dict[str, Any] = {"optimizer": torch.optim.SGD(network.parameters(), lr=0.1), "method": build("vicreg")}
+def step_of(
+    network: SiameseNetwork, config: NetworkConfig, teacher: Teacher | None, **settings: Any
+) -> Step:
+    given: dict[str, Any] = {
+        "optimizer": torch.optim.SGD(network.parameters(), lr=0.1),
+        "method": build("vicreg"),
+    }
     return Step(
         network=network,
         engine=Engine(),
@@ -162,7 +187,9 @@ def step_of(network: SiameseNetwork, config: NetworkConfig, teacher: Teacher | N
 @pytest.mark.parametrize("kind", ["none", "stop_gradient", "ema"])
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("views", [2, 3])
-def test_a_step_descends_the_loss_of_predictions_and_targets(kind: str, depth: int, views: int) -> None:
+def test_a_step_descends_the_loss_of_predictions_and_targets(
+    kind: str, depth: int, views: int
+) -> None:
     """Two global views; a third one has a prediction and is no target."""
     if kind == "none" and not depth:
         return
@@ -171,13 +198,22 @@ def test_a_step_descends_the_loss_of_predictions_and_targets(kind: str, depth: i
     other = SiameseNetwork(config("none"), 12, 3, 16, 1)
     teacher = None if kind == "none" else Teacher(network, settings)
     if teacher is not None and teacher.network is not None:
-        teacher.network.load_state_dict(other.state_dict())  # so that it can be told from the network
+        teacher.network.load_state_dict(
+            other.state_dict()
+        )  # so that it can be told from the network
     before = torch.nn.utils.parameters_to_vector(network.parameters()).detach().clone()
     step_of(network, settings, teacher)(*images(views))
     outputs = twin(*images(views))
-    targets = {"none": outputs, "stop_gradient": [z.detach() for z in outputs], "ema": other(*images(views))}[kind]
+    targets = {
+        "none": outputs,
+        "stop_gradient": [z.detach() for z in outputs],
+        "ema": other(*images(views)),
+    }[kind]
     loss = loss_of_targets(
-        build("vicreg"), outputs[-views:], [z.detach() if kind == "ema" else z for z in targets[:2]], Engine()
+        build("vicreg"),
+        outputs[-views:],
+        [z.detach() if kind == "ema" else z for z in targets[:2]],
+        Engine(),
     )
     loss.total.backward()
     gradient = torch.cat([p.grad.flatten() for p in twin.parameters() if p.grad is not None])
@@ -197,7 +233,9 @@ def test_an_ema_teacher_follows_as_byols() -> None:
     start = torch.nn.utils.parameters_to_vector(teacher.parameters())
     step_of(network, settings, teacher, done=lambda: 0.25)(*images())
     of_student = dict(network.named_parameters())
-    now = torch.cat([of_student[name].detach().flatten() for name, _ in teacher.network.named_parameters()])
+    now = torch.cat(
+        [of_student[name].detach().flatten() for name, _ in teacher.network.named_parameters()]
+    )
     kept = 1 - 0.1 * (2**-0.5 + 1) / 2
     followed = torch.nn.utils.parameters_to_vector(teacher.parameters())
     torch.testing.assert_close(followed, kept * start + (1 - kept) * now, rtol=1e-5, atol=1e-7)
@@ -208,12 +246,15 @@ def test_an_ema_teacher_follows_as_byols() -> None:
 
 @pytest.mark.parametrize("kind", ["uniform", "unit"])
 def test_prototypes_learn_as_those_of_released_codes(kind: str) -> None:
-    """DINO's last layer is torch's linear one with `weight_norm`; SwAV's is rescaled before each step.
+    """DINO's last layer is torch's linear one with `weight_norm`; SwAV's is rescaled before each
+    step.
 
     By AdamW, as DINO, and by SwAV's loss, whose codes need no state.
     """
     settings, method = config("stop_gradient"), build("swav", prototypes=5, prototype_weights=kind)
+
     network = SiameseNetwork(settings, 12, 3, 16, 0, prototypes=5, prototype_weights=kind)  # type: ignore[arg-type]
+
     theirs = SiameseNetwork(settings, 12, 3, 16, 0, prototypes=5, prototype_weights=kind)  # type: ignore[arg-type]
     linear = nn.Linear(12, 5, bias=False)
     linear.weight.data.copy_(prototypes_of(theirs))
@@ -224,7 +265,9 @@ def test_prototypes_learn_as_those_of_released_codes(kind: str) -> None:
     theirs.projector[-1] = linear
     linear.register_forward_pre_hook(lambda _, inputs: (F.normalize(inputs[0], dim=1),))
     optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (network, theirs)]
-    step = step_of(network, settings, Teacher(network, settings), method=method, optimizer=optimizers[0])
+    step = step_of(
+        network, settings, Teacher(network, settings), method=method, optimizer=optimizers[0]
+    )
     for _ in range(4):
         if kind == "unit":
             linear.weight.data.copy_(F.normalize(linear.weight.data, dim=1))
@@ -234,7 +277,10 @@ def test_prototypes_learn_as_those_of_released_codes(kind: str) -> None:
         optimizers[1].step(), optimizers[1].zero_grad()
     prototypes = prototypes_of(network)
     turned = F.normalize(linear.weight.detach(), dim=1)
-    torch.testing.assert_close(F.normalize(prototypes.detach(), dim=1), turned, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        F.normalize(prototypes.detach(), dim=1), turned, rtol=1e-3, atol=1e-5
+    )
+
     begun = SiameseNetwork(settings, 12, 3, 16, 0, prototypes=5, prototype_weights=kind)  # type: ignore[arg-type]
     assert (F.normalize(prototypes_of(begun), dim=1) * turned).sum(dim=1).max() < 0.9995
     if kind == "unit":
@@ -277,11 +323,22 @@ def test_a_plan_counts_the_teacher() -> None:
     assert taught.flop_per_step / alone.flop_per_step == pytest.approx(4 / 3, abs=0.02)
 
 
-def trained(method: Regularizer, teacher: str, depth: int, steps: int, *, centred: bool = True) -> tuple[float, float]:
-    """Train on pictures of stripes; return effective rank and feature spread of the last batch's embeddings."""
+def trained(
+    method: Regularizer, teacher: str, depth: int, steps: int, *, centred: bool = True
+) -> tuple[float, float]:
+    """Train on pictures of stripes.
+
+    Return effective rank and feature spread of the last batch's embeddings.
+    """
     settings = config(teacher, depth, momentum=0.9 if teacher == "ema" else 0.996)
     network = SiameseNetwork(
-        settings, 16, 3, 16, 0, prototypes=method.prototypes, prototype_weights=method.prototype_weights
+        settings,
+        16,
+        3,
+        16,
+        0,
+        prototypes=method.prototypes,
+        prototype_weights=method.prototype_weights,
     )
     transform = method.target_transform(method.prototypes) if centred else None
     own = None if teacher == "none" else Teacher(network, settings, transform)
@@ -317,7 +374,8 @@ def test_byol_collapses_without_its_predictor_and_without_a_stopped_gradient() -
 
 @pytest.mark.slow
 def test_dino_collapses_without_its_center() -> None:
-    # Long prototypes hardly turn by SGD; short ones would have to be kept as they are at first, as DINO does.
+    # Long prototypes hardly turn by SGD; short ones would have to be kept as they are at first, as
+    # DINO does.
     method = build("dino", prototypes=32, warmup=0.0, prototype_weights="normal")
     rank, spread = trained(method, "ema", 0, 120)
     collapsed_rank, collapsed_spread = trained(method, "ema", 0, 120, centred=False)

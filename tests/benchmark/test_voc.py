@@ -1,4 +1,7 @@
-"""Average precision against plain counting and scikit-learn; the SVMs against ones fitted directly."""
+"""Average precision against plain counting and scikit-learn.
+
+The SVMs against ones fitted directly.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ Floats = npt.NDArray[np.float64]
 
 
 def slow(positive: list[bool], score: list[float]) -> tuple[float, float]:
-    """By the definitions: precision and recall of every threshold, the best precision from each recall on."""
+    """By the definitions: precision and recall of every threshold, the best precision from each
+    recall on.
+    """
     curve = []
     for threshold in sorted(set(score)):
         found = [p for p, s in zip(positive, score, strict=True) if s >= threshold]
@@ -47,14 +52,18 @@ def test_average_precision_of_distinct_scores(seed: int) -> None:
     from sklearn.metrics import average_precision_score
 
     positive, score = ranking(seed, ties=False)
-    assert average_precisions(positive, score) == pytest.approx(slow(positive.tolist(), score.tolist()))
+    assert average_precisions(positive, score) == pytest.approx(
+        slow(positive.tolist(), score.tolist())
+    )
     # scikit-learn's is without the envelope, so never above.
     assert average_precisions(positive, score)[1] > 100 * average_precision_score(positive, score)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_ties_count_together(seed: int) -> None:
-    """A recall that is reached within a tie has the precision after it: the order of equal scores does not matter."""
+    """A recall that is reached within a tie has the precision after it: the order of equal
+    scores does not matter.
+    """
     positive, score = ranking(seed, ties=True)
     found = average_precisions(positive, score)
     assert found[0] == pytest.approx(slow(positive.tolist(), score.tolist())[0])
@@ -77,7 +86,11 @@ def clouds(n: int, seed: int) -> tuple[Floats, npt.NDArray[np.int8]]:
     presence = np.full((n, 20), -1, np.int8)
     presence[np.arange(n), rng.integers(0, 20, n)] = rng.choice([0, 1], n)
     presence[np.arange(n), first] = 1
-    x = ((presence == 1) @ centres) + 0.7 * rng.normal(size=(n, 12)) + 0.5 * (presence == 0) @ centres
+    x = (
+        ((presence == 1) @ centres)
+        + 0.7 * rng.normal(size=(n, 12))
+        + 0.5 * (presence == 0) @ centres
+    )
     return x / np.linalg.norm(x, axis=1, keepdims=True), presence
 
 
@@ -85,7 +98,10 @@ CONFIG = VOC07(costs=(0.01, 0.5, 20.0))
 
 
 def test_costs_are_chosen_as_by_hand() -> None:
-    """Folds by hand, LIBLINEAR's dual solver, difficult images as negatives; the primal one finds the same optimum."""
+    """Folds by hand, LIBLINEAR's dual solver, difficult images as negatives.
+
+    The primal one finds the same optimum.
+    """
     from sklearn.metrics import average_precision_score
     from sklearn.model_selection import StratifiedKFold
     from sklearn.svm import LinearSVC
@@ -99,7 +115,12 @@ def test_costs_are_chosen_as_by_hand() -> None:
             values = []
             for train, test in StratifiedKFold(3).split(x, y):
                 svm = LinearSVC(
-                    C=cost, class_weight={1: 2, -1: 1}, dual=True, max_iter=10**6, tol=1e-8, random_state=0
+                    C=cost,
+                    class_weight={1: 2, -1: 1},
+                    dual=True,
+                    max_iter=10**6,
+                    tol=1e-8,
+                    random_state=0,
                 ).fit(x[train], y[train])
                 values.append(average_precision_score(y[test], svm.decision_function(x[test])))
             assert found[CLASSES[c]][f"{cost:g}"] == pytest.approx(100 * np.mean(values), abs=0.5)
@@ -114,7 +135,9 @@ def test_svms_are_those_of_scikit_learn_and_difficult_images_are_left_out() -> N
     changed = 0
     for c in range(20):
         y = np.where(train[1][:, c] == 1, 1, -1)
-        svm = LinearSVC(C=0.5, class_weight={1: 2, -1: 1}, dual=True, max_iter=10**6, tol=1e-9, random_state=0)
+        svm = LinearSVC(
+            C=0.5, class_weight={1: 2, -1: 1}, dual=True, max_iter=10**6, tol=1e-9, random_state=0
+        )
         score, answers = svm.fit(train[0], y).decision_function(test[0]), test[1][:, c]
         easy = [(a == 1, float(s)) for a, s in zip(answers, score, strict=True) if a != 0]
         assert found[c] == pytest.approx(slow(*map(list, zip(*easy, strict=True))), abs=0.5)
@@ -134,16 +157,20 @@ def test_a_class_with_fewer_images_than_folds_is_refused() -> None:
     x, presence = clouds(160, seed=0)
     presence[:, 3] = -1
     presence[:2, 3] = 1
-    with pytest.raises(RegbenchError, match=r"boat is in 2 of 160 images.*evaluation\.voc07\.folds=3"):
+    with pytest.raises(
+        RegbenchError, match=r"boat is in 2 of 160 images.*evaluation\.voc07\.folds=3"
+    ):
         choose_costs(x, presence, replace(CONFIG, folds=3), threads=1)
 
 
 @pytest.mark.slow
 def test_what_takes_long_to_import_is_imported_where_it_is_used() -> None:
-    """These take seconds, and neither a sweep with nothing to run nor most runs have a use for them."""
+    """These take seconds, and neither a sweep with nothing to run nor most runs have a use for
+    them.
+    """
     program = (
-        "import sys, regbench.benchmark.run; from regbench.benchmark.settings.sweep import load_run; "
-        "load_run(['network=vit_small']); load_run(['network=resnet_tiny']); "
-        "sys.exit(', '.join({'sklearn', 'timm', 'torchvision', 'torch._dynamo'} & set(sys.modules)) or 0)"
+        "import sys, regbench.benchmark.run; from regbench.benchmark.settings.sweep import "
+        "load_run; load_run(['network=vit_small']); load_run(['network=resnet_tiny']); sys.exit(', "
+        "'.join({'sklearn', 'timm', 'torchvision', 'torch._dynamo'} & set(sys.modules)) or 0)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parent)

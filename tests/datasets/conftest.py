@@ -30,7 +30,9 @@ def smooth_image(seed: int, height: int, width: int) -> Pixels:
 
 def write_idx(path: Path, values: Pixels) -> None:
     sizes = b"".join(size.to_bytes(4, "big") for size in values.shape)
-    path.write_bytes(gzip.compress(bytes([0, 0, 8, values.ndim]) + sizes + values.tobytes(), mtime=0))
+    path.write_bytes(
+        gzip.compress(bytes([0, 0, 8, values.ndim]) + sizes + values.tobytes(), mtime=0)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +50,9 @@ def fashion_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cifar_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """20 training and 2 test images a class in CIFAR-10's pickles, their keys bytes as Python 2 left them."""
+    """20 training and 2 test images a class in CIFAR-10's pickles, their keys bytes as Python 2
+    left them.
+    """
     root = tmp_path_factory.mktemp("cifar_source")
     folder = root / "cifar-10-batches-py"
     folder.mkdir()
@@ -98,7 +102,9 @@ def make_imagefolder() -> MakeFolder:
     return make
 
 
-def configured(source: str, settings: dict[str, object], changes: dict[str, object]) -> DatasetConfig:
+def configured(
+    source: str, settings: dict[str, object], changes: dict[str, object]
+) -> DatasetConfig:
     """A data set with some settings changed, its own or those of its source."""
     settings = settings | changes
     source = str(settings.pop("source", source))
@@ -152,7 +158,9 @@ def insects_source(tmp_path_factory: pytest.TempPathFactory, make_imagefolder: M
 
 
 @pytest.fixture(scope="session")
-def data_dir(tmp_path_factory: pytest.TempPathFactory, fashion_source: Path, insects_source: Path) -> Path:
+def data_dir(
+    tmp_path_factory: pytest.TempPathFactory, fashion_source: Path, insects_source: Path
+) -> Path:
     """ "fashion" and "insects", prepared; tests only read here."""
     folder = tmp_path_factory.mktemp("data")
     prepare(fashion_config(), folder, source_dir=fashion_source, progress=False)

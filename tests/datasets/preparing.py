@@ -27,7 +27,10 @@ def opened(config: DatasetConfig, source: Path) -> Contents:
 def images(contents: Contents, split: str) -> list[tuple[int, str]]:
     """Label and origin of every image, in order."""
     found = contents.splits[split]
-    return [(label, origin) for label, (_, origin) in zip(found.labels.tolist(), found.images(), strict=True)]
+    return [
+        (label, origin)
+        for label, (_, origin) in zip(found.labels.tolist(), found.images(), strict=True)
+    ]
 
 
 def counts(contents: Contents) -> dict[str, int]:
@@ -35,7 +38,9 @@ def counts(contents: Contents) -> dict[str, int]:
     return {name: len(split.labels) for name, split in contents.splits.items()}
 
 
-def refused(config: DatasetConfig, source: Path | None, *reasons: str, downloads: Path = Path("/none")) -> None:
+def refused(
+    config: DatasetConfig, source: Path | None, *reasons: str, downloads: Path = Path("/none")
+) -> None:
     """It is refused in one line that has all these in it."""
     with pytest.raises(RegbenchError) as refusal:
         open_source(config, source, downloads)

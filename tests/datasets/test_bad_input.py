@@ -1,7 +1,8 @@
-"""What is wrong with the input, or goes wrong on the way: each is refused or borne, and said in one line.
+"""What is wrong with the input, or goes wrong on the way: each is refused or borne, and said in one
+line.
 
-Truncated `.beton` files and wrong numbers in them are in `test_beton`, images of odd kinds one by one in `test_encode`,
-refusals of settings and of sources in `test_prepare`.
+Truncated `.beton` files and wrong numbers in them are in `test_beton`, images of odd kinds one by
+one in `test_encode`, refusals of settings and of sources in `test_prepare`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ from tests.waiting import PATIENCE_S, wait_for
 Config = Callable[..., DatasetConfig]
 MakeFolder = Callable[[Path, int, int], Path]
 FFCV = importlib.util.find_spec("ffcv") is not None
-BACKENDS = [pytest.param("ffcv", marks=pytest.mark.skipif(not FFCV, reason="needs FFCV")), "torchvision"]
+BACKENDS = [
+    pytest.param("ffcv", marks=pytest.mark.skipif(not FFCV, reason="needs FFCV")),
+    "torchvision",
+]
 KINDS = ("beton", "origins.txt")
 SETTINGS = {"train_per_class": None, "tuning_per_class": None}
 
@@ -62,15 +66,35 @@ def config(folder_config: Config) -> DatasetConfig:
 
 def regbench_prepare(data: Path, source: Path, *options: str) -> Result:
     """The command, on the data set `config` in `data`."""
-    settings = ["name=insects", "num_classes=3", "image_size=32", "eval_resize=40", "source.held_out=null"]
-    arguments = ["prepare", "imagefolder", "--source-dir", str(source), *(f"dataset.{name}" for name in settings)]
+    settings = [
+        "name=insects",
+        "num_classes=3",
+        "image_size=32",
+        "eval_resize=40",
+        "source.held_out=null",
+    ]
+    arguments = [
+        "prepare",
+        "imagefolder",
+        "--source-dir",
+        str(source),
+        *(f"dataset.{name}" for name in settings),
+    ]
     return CliRunner().invoke(main, [*arguments, f"runtime.data_dir={data}", *options])
 
 
-def evaluated(config: DatasetConfig, data: Path, backend: str, choice: Path) -> npt.NDArray[np.float32]:
+def evaluated(
+    config: DatasetConfig, data: Path, backend: str, choice: Path
+) -> npt.NDArray[np.float32]:
     """Every image of the test split as a loader delivers it, in grey levels."""
     loader = EvalLoader(
-        config, "test", data_dir=data, batch_size=4, device=torch.device("cpu"), backend=backend, choice=choice
+        config,
+        "test",
+        data_dir=data,
+        batch_size=4,
+        device=torch.device("cpu"),
+        backend=backend,
+        choice=choice,
     )
     with loader, loader.epoch() as batches:
         images = torch.cat([images for images, _ in batches]).permute(0, 2, 3, 1).numpy()
@@ -85,7 +109,8 @@ def saved(image: Image.Image, kind: str, **options: object) -> bytes:
     return buffer.getvalue()
 
 
-# ----------------------------------------------------------------------------------------------------------- images
+# --------------------------------------------------------------------------------------------------
+# images
 
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 50, 3), dtype=np.uint8))
 JPEG, PNG, TIFF = (saved(NOISE, kind) for kind in ("JPEG", "PNG", "TIFF"))
@@ -113,13 +138,21 @@ def test_unreadable_images_are_listed_and_refused_and_left_out_on_request(
     result = regbench_prepare(tmp_path, root)
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
-    assert f"{len(UNREADABLE)} images cannot be read: train/bee/cut short.jpg (image file is truncated" in line
-    assert f"and {len(UNREADABLE) - 3} more; all are listed in {tmp_path / 'insects' / 'unreadable.txt'}" in line
+    assert (
+        f"{len(UNREADABLE)} images cannot be read: train/bee/cut short.jpg (image file is truncated"
+        in line
+    )
+    assert (
+        f"and {len(UNREADABLE) - 3} more; all are listed in "
+        f"{tmp_path / 'insects' / 'unreadable.txt'}" in line
+    )
     assert "--skip-unreadable" in line
     listed = (tmp_path / "insects" / "unreadable.txt").read_text().splitlines()
     assert len(listed) == len(UNREADABLE)
     for name, (_, reason) in UNREADABLE.items():
-        assert [entry for entry in listed if entry.startswith(f"train/bee/{name}: ") and reason in entry], name
+        assert [
+            entry for entry in listed if entry.startswith(f"train/bee/{name}: ") and reason in entry
+        ], name
     with pytest.raises(RegbenchError, match="is not prepared"):
         Manifest.load(tmp_path, "insects")
 
@@ -167,12 +200,15 @@ def test_mended_images_are_read_again(tmp_path: Path, root: Path, config: Datase
     assert not (tmp_path / "insects" / "unreadable.txt").exists()
 
 
-def test_a_class_that_would_be_empty_is_refused_all_the_same(tmp_path: Path, root: Path, config: DatasetConfig) -> None:
+def test_a_class_that_would_be_empty_is_refused_all_the_same(
+    tmp_path: Path, root: Path, config: DatasetConfig
+) -> None:
     for path in (root / "val" / "bee").iterdir():
         path.write_bytes(b"none")
     with pytest.raises(
         RegbenchError,
-        match=r"test\.beton: 1 classes \(bee\) would have no image, .* val/bee/bee_000\.jpg .*; mend them",
+        match=r"test\.beton: 1 classes \(bee\) would have no image, .* val/bee/bee_000\.jpg .*; "
+        r"mend them",
     ):
         prepare(config, tmp_path, source_dir=root, progress=False, skip_unreadable=True)
     assert len((tmp_path / "insects" / "unreadable.txt").read_text().splitlines()) == 2
@@ -202,11 +238,18 @@ def test_odd_images_come_the_same_out_of_both_loaders(
             assert np.abs(images[rows[name]] - np.array(expected)).max() < 4, (backend, name)
 
 
-# ---------------------------------------------------------------------------------------------------------- folders
+# --------------------------------------------------------------------------------------------------
+# folders
 
 
 def test_names_in_any_script(tmp_path: Path, root: Path, config: DatasetConfig) -> None:
-    names = ["日本語.jpg", "naïve café.jpg", "two\nlines.jpg", os.fsdecode(b"latin \xe9.jpg"), "a, (b); c.jpg"]
+    names = [
+        "日本語.jpg",
+        "naïve café.jpg",
+        "two\nlines.jpg",
+        os.fsdecode(b"latin \xe9.jpg"),
+        "a, (b); c.jpg",
+    ]
     for part in ("train", "val"):
         (root / part / "cat").rename(root / part / "猫")
         for name in names:
@@ -215,14 +258,19 @@ def test_names_in_any_script(tmp_path: Path, root: Path, config: DatasetConfig) 
     assert manifest.class_names == ["ant", "bee", "猫"]
     origins = (tmp_path / "insects" / "train.origins.txt").read_text().splitlines()
     assert len(origins) == manifest.splits["train"]["num_samples"] == 14
-    assert {"train/猫/日本語.jpg", "train/猫/two\\nlines.jpg", "train/猫/latin \\xe9.jpg"} <= {x[9:] for x in origins}
+    assert {"train/猫/日本語.jpg", "train/猫/two\\nlines.jpg", "train/猫/latin \\xe9.jpg"} <= {
+        x[9:] for x in origins
+    }
     assert verify("insects", tmp_path, progress=False) == (25, [])
     assert Manifest.load(tmp_path, "insects") == manifest
 
 
 @pytest.fixture
 def as_nobody(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder of a user who is not the superuser, whom no permission stops; the test runs as that user."""
+    """A folder of a user who is not the superuser, whom no permission stops.
+
+    The test runs as that user.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o777)
@@ -236,28 +284,42 @@ def as_nobody(request: pytest.FixtureRequest) -> Iterator[Path]:
                 os.seteuid(0)
 
 
-def test_no_permission_is_one_line(as_nobody: Path, make_imagefolder: MakeFolder, config: DatasetConfig) -> None:
+def test_no_permission_is_one_line(
+    as_nobody: Path, make_imagefolder: MakeFolder, config: DatasetConfig
+) -> None:
     root = make_imagefolder(as_nobody / "source", 2, 1)
     secret = root / "train" / "ant" / "ant_001.jpg"
     secret.chmod(0)
-    with pytest.raises(RegbenchError, match=r"1 images cannot be read: train/ant/ant_001\.jpg \(Permission denied\)"):
+    with pytest.raises(
+        RegbenchError,
+        match=r"1 images cannot be read: train/ant/ant_001\.jpg \(Permission denied\)",
+    ):
         prepare(config, as_nobody / "data", source_dir=root, progress=False)
     secret.chmod(0o600)
     secret.parent.chmod(0)
-    with pytest.raises(RegbenchError, match=r"source/train/ant cannot be listed \(Permission denied\)"):
+    with pytest.raises(
+        RegbenchError, match=r"source/train/ant cannot be listed \(Permission denied\)"
+    ):
         prepare(config, as_nobody / "data", source_dir=root, progress=False)
     secret.parent.chmod(0o700)
     closed = as_nobody / "closed"
     closed.mkdir(mode=0o500)
-    with pytest.raises(RegbenchError, match=r"cannot write in the folder .*closed/insects: Permission denied; choose"):
+    with pytest.raises(
+        RegbenchError,
+        match=r"cannot write in the folder .*closed/insects: Permission denied; choose",
+    ):
         prepare(config, closed, source_dir=root, progress=False)
     prepare(config, as_nobody / "data", source_dir=root, progress=False)
     beton = as_nobody / "data" / "insects" / "train.beton"
     beton.chmod(0)
-    assert verify("insects", as_nobody / "data", progress=False) == (3, [f"cannot read {beton}: Permission denied"])
+    assert verify("insects", as_nobody / "data", progress=False) == (
+        3,
+        [f"cannot read {beton}: Permission denied"],
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ .beton files
+# --------------------------------------------------------------------------------------------------
+# .beton files
 
 
 @pytest.fixture
@@ -332,7 +394,14 @@ def test_a_loader_bears_flipped_bits_or_names_the_image(
     start, size = int(beton.start[3]), int(beton.size[3])
     borne = named = 0
     width = METADATA_START + 3 * ROW_BYTES + 1
-    for offset in (start, start + 1, start + 3, *range(start + 20, start + size, size // 12), width, width + 2):
+    for offset in (
+        start,
+        start + 1,
+        start + 3,
+        *range(start + 20, start + size, size // 12),
+        width,
+        width + 2,
+    ):
         flip(path, offset, 4)
         try:
             images = evaluated(config, insects.parent, backend, choice)
@@ -347,7 +416,9 @@ def test_a_loader_bears_flipped_bits_or_names_the_image(
     np.testing.assert_array_equal(evaluated(config, insects.parent, backend, choice), before)
 
 
-def test_a_file_of_another_size_is_refused(insects: Path, config: DatasetConfig, choice: Path) -> None:
+def test_a_file_of_another_size_is_refused(
+    insects: Path, config: DatasetConfig, choice: Path
+) -> None:
     path = insects / "test.beton"
     reason = f"test.beton is {len(JPEG)} bytes long, not {path.stat().st_size}; write it again"
     path.write_bytes(JPEG)
@@ -376,7 +447,8 @@ def test_changed_labels_and_origins_are_found(insects: Path) -> None:
     )
 
 
-# ---------------------------------------------------------------------------------------- disks, kills, two writers
+# ---------------------------------------------------------------------------------------- disks,
+# kills, two writers
 
 KILLED = """
 import os, signal, sys
@@ -397,7 +469,11 @@ prepare.prepare(config, Path(sys.argv[1]), source_dir=Path(sys.argv[2]))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in (".lock", "manifest.json")}
+    return {
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.name not in (".lock", "manifest.json")
+    }
 
 
 def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing_half_written(
@@ -414,14 +490,18 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing_half_written(
             prepare(config, tmp_path, source_dir=root, progress=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert str(refusal.value) == f"cannot write {tmp_path / 'insects' / 'test.beton'}: File too large"
+    assert (
+        str(refusal.value) == f"cannot write {tmp_path / 'insects' / 'test.beton'}: File too large"
+    )
     names = {path.name for path in (tmp_path / "insects").iterdir()}
     assert names == {".lock", "train.beton", "train.origins.txt"}
 
 
 def test_a_killed_writer(tmp_path: Path, root: Path, config: DatasetConfig) -> None:
     folder = tmp_path / "insects"
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(root)], stderr=subprocess.DEVNULL)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), str(root)], stderr=subprocess.DEVNULL
+    )
     assert killed.returncode == -signal.SIGKILL
     assert list(folder.glob(".test.beton.*"))
     with pytest.raises(RegbenchError, match="is not prepared"):
@@ -430,7 +510,9 @@ def test_a_killed_writer(tmp_path: Path, root: Path, config: DatasetConfig) -> N
     prepare(config, tmp_path, source_dir=root, progress=False)
     prepare(config, tmp_path / "undisturbed", source_dir=root, progress=False)
     assert contents(folder) == contents(tmp_path / "undisturbed" / "insects")
-    assert set(contents(folder)) == {f"{name}.{kind}" for name in ("train", "test") for kind in KINDS}
+    assert set(contents(folder)) == {
+        f"{name}.{kind}" for name in ("train", "test") for kind in KINDS
+    }
 
 
 def test_it_may_end_between_any_two_files(
@@ -472,18 +554,23 @@ def test_it_may_end_between_any_two_files(
         prepare(config, tmp_path, source_dir=root, progress=False)
 
 
-def test_what_was_prepared_with_other_settings_is_refused(tmp_path: Path, root: Path, config: DatasetConfig) -> None:
+def test_what_was_prepared_with_other_settings_is_refused(
+    tmp_path: Path, root: Path, config: DatasetConfig
+) -> None:
     shrunk = replace(config, source=SOURCES.build("imagefolder", resize_px=20))
     manifest = prepare(shrunk, tmp_path, source_dir=root, progress=False)
     assert max(Beton(tmp_path / "insects" / "train.beton").heights) < 50
     assert manifest.source["resize_px"] == 20
     with pytest.raises(
-        RegbenchError, match=r"was prepared with .*resize_px 20.*, not .*; choose another dataset\.name"
+        RegbenchError,
+        match=r"was prepared with .*resize_px 20.*, not .*; choose another dataset\.name",
     ):
         prepare(config, tmp_path, source_dir=root, progress=False)
     older = {key: value for key, value in manifest.source.items() if key != "held_out"}
     replace(manifest, source=older).save(tmp_path)
-    with pytest.raises(RegbenchError, match=r"was prepared with no held_out, not held_out .*; choose another"):
+    with pytest.raises(
+        RegbenchError, match=r"was prepared with no held_out, not held_out .*; choose another"
+    ):
         prepare(shrunk, tmp_path, source_dir=root, progress=False)
 
 
@@ -502,7 +589,12 @@ def test_a_second_writer_and_readers_wait_and_the_second_writes_nothing(
         return encode(image, label, origin, source)
 
     def told(times: int) -> bool:
-        return caplog.messages.count(f"waiting for another process that prepares {tmp_path / 'insects'}") == times
+        return (
+            caplog.messages.count(
+                f"waiting for another process that prepares {tmp_path / 'insects'}"
+            )
+            == times
+        )
 
     prepare(config, tmp_path, source_dir=root, progress=False)
     monkeypatch.setattr(encoding, "encode", held)

@@ -10,7 +10,8 @@ from regbench.datasets.loading import draws
 
 
 def test_uniforms_are_the_published_splitmix64_sequence() -> None:
-    # First outputs of SplitMix64 seeded with 0 and with 1234567, as in the reference implementation's known answers.
+    # First outputs of SplitMix64 seeded with 0 and with 1234567, as in the reference
+    # implementation's known answers.
     expected = {
         0: (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F),
         1234567: (6457827717110365317, 3203168211198807973, 9817491932198370423),
@@ -38,7 +39,9 @@ def test_a_key_depends_on_every_coordinate_and_on_nothing_else() -> None:
                     key = draws.keys(seed, epoch, indices, purpose, view)
                     seen.update(key.tolist())
                     some = indices[::-7]
-                    np.testing.assert_array_equal(key[some], draws.keys(seed, epoch, some, purpose, view))
+                    np.testing.assert_array_equal(
+                        key[some], draws.keys(seed, epoch, some, purpose, view)
+                    )
     assert len(seen) == 2 * 2 * 3 * 3 * 1000
 
 
@@ -60,7 +63,9 @@ def test_boxes_have_torchvisions_distribution(height: int, width: int) -> None:
     boxes = draws.crop_boxes(key, *size, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
     torch.manual_seed(0)
     image = torch.empty(3, height, width)
-    reference = np.array([RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(n)])
+    reference = np.array(
+        [RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(n)]
+    )
     # Two-sample Kolmogorov-Smirnov at about 1e-5: 2.4 sqrt(2 / n).
     for column in range(4):
         grid = np.arange(max(height, width) + 1)
@@ -77,8 +82,12 @@ def test_boxes_have_torchvisions_distribution(height: int, width: int) -> None:
 def test_boxes_fall_back_to_the_centre_as_torchvision_does(height: int, width: int) -> None:
     # A scale far above 1 never fits, so that only the fallback is left.
     key = draws.keys(0, 0, np.arange(3), draws.CROP)
-    boxes = draws.crop_boxes(key, np.full(3, height), np.full(3, width), (50.0, 60.0), (3 / 4, 4 / 3), 0.0)
-    expected = RandomResizedCrop.get_params(torch.empty(3, height, width), [50.0, 60.0], [3 / 4, 4 / 3])
+    boxes = draws.crop_boxes(
+        key, np.full(3, height), np.full(3, width), (50.0, 60.0), (3 / 4, 4 / 3), 0.0
+    )
+    expected = RandomResizedCrop.get_params(
+        torch.empty(3, height, width), [50.0, 60.0], [3 / 4, 4 / 3]
+    )
     np.testing.assert_array_equal(boxes, [[*expected, 0]] * 3)
 
 
@@ -100,5 +109,13 @@ def test_photometric_draws_follow_the_config() -> None:
     assert len(counts) == 24
     assert np.abs(counts / n - 1 / 24).max() < 0.006
     # Each is drawn by itself: what is blurred is so by any strength.
-    rows = [drawn.jitter, *drawn.factors.T, *drawn.order.T, drawn.grayscale, drawn.blur, drawn.sigma, drawn.solarize]
+    rows = [
+        drawn.jitter,
+        *drawn.factors.T,
+        *drawn.order.T,
+        drawn.grayscale,
+        drawn.blur,
+        drawn.sigma,
+        drawn.solarize,
+    ]
     assert np.abs(np.corrcoef(rows) - np.eye(13)).max() < 0.05

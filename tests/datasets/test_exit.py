@@ -36,11 +36,16 @@ def test_ctrl_c_ends_a_process_in_its_epoch(data_dir: Path, backend: str) -> Non
     command = [sys.executable, "-c", ITERATE, str(data_dir), backend]
     environment = os.environ | {"NUMBA_NUM_THREADS": "2"}  # also on a machine with one core
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
     )
     try:
         assert process.stdout is not None
-        # With TBB, which numba prefers where the system has it, some processes waited for ever at their exit.
+        # With TBB, which numba prefers where the system has it, some processes waited for ever at
+        # their exit.
         assert process.stdout.readline() == (b"workqueue\n" if backend == "ffcv" else b"none\n")
         # As a terminal does: to all processes of the group.
         os.killpg(process.pid, signal.SIGINT)

@@ -1,4 +1,6 @@
-"""Folders of images as users have them, and what `regbench prepare` says of each: nothing is left out silently."""
+"""Folders of images as users have them, and what `regbench prepare` says of each: nothing is
+left out silently.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def draw(path: Path, mode: str = "RGB", **options: Any) -> Path:
     """A small image, another one for each path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(zlib.crc32(str(path).encode()))
-    Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).convert(mode).save(path, **options)
+    Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).convert(mode).save(
+        path, **options
+    )
     return path
 
 
@@ -47,11 +51,20 @@ def fill(folder: Path, count: int = 5) -> Path:
 
 
 def tiff(path: Path, bands: int) -> None:
-    """An uncompressed TIFF of so many bands of 8 bits, of which those after the third have no meaning."""
+    """An uncompressed TIFF of so many bands of 8 bits, of which those after the third have no
+    meaning.
+    """
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, bands), dtype=np.uint8).tobytes()
     after = 8 + len(pixels)
     extra = [(338, 3, [0] * (bands - 3))]
-    tags = [(256, 3, [8]), (257, 3, [8]), (258, 3, [8] * bands), (259, 3, [1]), (262, 3, [2]), (273, 4, [8])]
+    tags = [
+        (256, 3, [8]),
+        (257, 3, [8]),
+        (258, 3, [8] * bands),
+        (259, 3, [1]),
+        (262, 3, [2]),
+        (273, 4, [8]),
+    ]
     tags += [(277, 3, [bands]), (278, 3, [8]), (279, 4, [len(pixels)]), *extra]
     rows, values = struct.pack("<H", len(tags)), b""
     for tag, kind, numbers in tags:
@@ -70,13 +83,21 @@ def png16(path: Path, pixels: npt.NDArray[np.uint16]) -> None:
     content = b"\x89PNG\r\n\x1a\n"
     header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 16, 2, 0, 0, 0)
     for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")):
-        content += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        content += (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
     path.write_bytes(content)
 
 
 def run(root: Path, *options: str) -> Result:
     """The command of a user."""
-    arguments = ["prepare", "imagefolder", "--source-dir", str(root), f"runtime.data_dir={root.parent / 'data'}"]
+    arguments = [
+        "prepare",
+        "imagefolder",
+        "--source-dir",
+        str(root),
+        f"runtime.data_dir={root.parent / 'data'}",
+    ]
     return CliRunner().invoke(main, [*arguments, *options], prog_name="regbench")
 
 
@@ -86,7 +107,8 @@ def origins(root: Path, split: str = "") -> list[str]:
     return sorted(line[9:] for path in paths for line in path.read_text().split("\n")[:-1])
 
 
-# ------------------------------------------------------------------------------------------------ what can be read
+# --------------------------------------------------------------------------------------------------
+# what can be read
 
 
 def nested(root: Path) -> None:
@@ -166,7 +188,9 @@ def bands_and_frames(root: Path) -> None:
 def copied(root: Path) -> None:
     parts("train", "val", "test")(root)
     for i in (0, 1):
-        (root / "test" / "ant" / f"copy {i}.png").write_bytes((root / "train" / "bee" / f"{i}.png").read_bytes())
+        (root / "test" / "ant" / f"copy {i}.png").write_bytes(
+            (root / "train" / "bee" / f"{i}.png").read_bytes()
+        )
 
 
 def labelled(root: Path) -> None:
@@ -180,7 +204,9 @@ def labelled(root: Path) -> None:
 
 def labelled_parts(root: Path) -> None:
     rows = ["split,label,file,camera"]
-    for i, split in enumerate(("Train", "train", "training", "train", "valid", "validation", "test", "test")):
+    for i, split in enumerate(
+        ("Train", "train", "training", "train", "valid", "validation", "test", "test")
+    ):
         draw(root / f"{i}.png")
         rows.append(f"{split},{CLASSES[i % 2]},{i}.png,x")
     (root / "labels.csv").write_text("\n".join(rows))
@@ -205,7 +231,12 @@ READ: dict[str, tuple[Callable[[Path], None], tuple[str, ...], int, tuple[str, .
         20,
         ("read Train/ as train/, Validation/ as val/", "from Train/, the rest", "from Validation/"),
     ),
-    "training, testing": (parts("training", "testing"), (), 20, ("read training/ as train/, testing/ as test/",)),
+    "training, testing": (
+        parts("training", "testing"),
+        (),
+        20,
+        ("read training/ as train/, testing/ as test/",),
+    ),
     "by numbers": (
         parts("Train", "valid", "test"),
         ("dataset.source.train_per_class=2",),
@@ -247,8 +278,9 @@ READ: dict[str, tuple[Callable[[Path], None], tuple[str, ...], int, tuple[str, .
         (),
         18,
         (
-            "not read: 1 without an ending (bee/README), 2 .heic (bee/a.heic), 1 .mpg (bee/movie.mpg), "
-            "1 .txt (bee/notes.txt), 2 no regular files (bee/pipe.jpg), 1 .h5 (bee/table.h5)",
+            "not read: 1 without an ending (bee/README), 2 .heic (bee/a.heic), 1 .mpg "
+            "(bee/movie.mpg), 1 .txt (bee/notes.txt), 2 no regular files (bee/pipe.jpg), 1 .h5 "
+            "(bee/table.h5)",
         ),
     ),
     "12 bits": (
@@ -256,8 +288,8 @@ READ: dict[str, tuple[Callable[[Path], None], tuple[str, ...], int, tuple[str, .
         (),
         12,
         (
-            "warning: 2 images have more than 8 bits: value * 256 // 65536 is kept; the highest is 4095, so they are "
-            "nearly black; set dataset.source.levels=4096",
+            "warning: 2 images have more than 8 bits: value * 256 // 65536 is kept; the highest is "
+            "4095, so they are nearly black; set dataset.source.levels=4096",
         ),
     ),
     "12 bits, said": (
@@ -272,7 +304,12 @@ READ: dict[str, tuple[Callable[[Path], None], tuple[str, ...], int, tuple[str, .
         12,
         ("the highest is 4095, and from 1024 on all is white",),
     ),
-    "12 bits, colours": (deep_colours, (), 11, ("warning: 1 images have more than 8 bits", "the highest is 4095")),
+    "12 bits, colours": (
+        deep_colours,
+        (),
+        11,
+        ("warning: 1 images have more than 8 bits", "the highest is 4095"),
+    ),
     "bands and frames": (
         bands_and_frames,
         (),
@@ -287,21 +324,27 @@ READ: dict[str, tuple[Callable[[Path], None], tuple[str, ...], int, tuple[str, .
         (),
         32,
         (
-            "warning: 2 images of test are in train too, byte for byte: test/ant/copy 0.png (train/bee/0.png), "
-            "test/ant/copy 1.png (train/bee/1.png)",
+            "warning: 2 images of test are in train too, byte for byte: test/ant/copy 0.png "
+            "(train/bee/0.png), test/ant/copy 1.png (train/bee/1.png)",
         ),
     ),
     "labels": (
         labelled,
         ("--labels", "labels.csv"),
         10,
-        ("labels are those of labels.csv (SHA-256 ", "1 images without a label are not read, such as images/more.png"),
+        (
+            "labels are those of labels.csv (SHA-256 ",
+            "1 images without a label are not read, such as images/more.png",
+        ),
     ),
     "labels and parts": (
         labelled_parts,
         ("--labels", "labels.csv"),
         8,
-        ("labels are those of", *(f"from labels.csv, split {part}" for part in ("train", "val", "test"))),
+        (
+            "labels are those of",
+            *(f"from labels.csv, split {part}" for part in ("train", "val", "test")),
+        ),
     ),
     "one class": (one_class, (), 5, ("warning: all images are of one class, images",)),
 }
@@ -328,7 +371,11 @@ def test_what_was_read_and_what_was_not_is_said(case: str, tmp_path: Path) -> No
 
 def test_of_a_tidy_folder_nothing_is_to_be_said(tmp_path: Path) -> None:
     result = run(fill(tmp_path / "root"))
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["train:", "tuning:", "test:"]
+    assert [line.split()[0] for line in result.stdout.splitlines()] == [
+        "train:",
+        "tuning:",
+        "test:",
+    ]
 
 
 def test_what_was_prepared_before_is_said_to_be(tmp_path: Path) -> None:
@@ -361,7 +408,11 @@ def test_labels_are_those_of_the_table(tmp_path: Path) -> None:
 
 
 def test_images_of_more_bits_are_scaled_by_the_levels(tmp_path: Path) -> None:
-    for levels, expected in ((None, GREY12 >> 8), (4096, GREY12 >> 4), (2048, np.minimum(GREY12 >> 3, 255))):
+    for levels, expected in (
+        (None, GREY12 >> 8),
+        (4096, GREY12 >> 4),
+        (2048, np.minimum(GREY12 >> 3, 255)),
+    ):
         source = ImageFolder(levels=levels)
         for values in (GREY12, GREY12.astype(np.int32)):
             content = io.BytesIO()
@@ -391,12 +442,16 @@ def test_cells_of_before_the_levels_keep_their_ids() -> None:
         "dataset.source.tuning_per_class=null",
     ]
     divided, _ = load_run(["dataset=in20", *given])
-    labelled, _ = load_run(["dataset=in20", *given, "dataset.source.labels=x.csv", "dataset.source.allow_empty=true"])
+    labelled, _ = load_run(
+        ["dataset=in20", *given, "dataset.source.labels=x.csv", "dataset.source.allow_empty=true"]
+    )
     assert labelled.id == divided.id
 
 
 def test_images_are_held_out_by_their_names_in_the_class(tmp_path: Path) -> None:
-    """Wherever they lie, and slices of the same names in several folders of a class not all at once."""
+    """Wherever they lie, and slices of the same names in several folders of a class not all at
+    once.
+    """
     for root in (tmp_path / "a" / "root", tmp_path / "b" / "root" / "wrapping"):
         for name in CLASSES:
             for i in range(20):
@@ -404,7 +459,9 @@ def test_images_are_held_out_by_their_names_in_the_class(tmp_path: Path) -> None
     held_out = []
     for letter in "ab":
         run(tmp_path / letter / "root")
-        held_out.append([name.removeprefix("wrapping/") for name in origins(tmp_path / letter / "root", "test")])
+        held_out.append(
+            [name.removeprefix("wrapping/") for name in origins(tmp_path / letter / "root", "test")]
+        )
     assert held_out[0] == held_out[1]
     for name in CLASSES:
         names = [f"{name}/patient {i}/slice.png" for i in range(20)]
@@ -412,7 +469,8 @@ def test_images_are_held_out_by_their_names_in_the_class(tmp_path: Path) -> None
         assert {*smallest} == {found for found in held_out[0] if found.startswith(name)}
 
 
-# ------------------------------------------------------------------------------------------------------ refusals
+# --------------------------------------------------------------------------------------------------
+# refusals
 
 
 def two_of_a_part(root: Path) -> None:
@@ -470,37 +528,74 @@ def table(text: str) -> Callable[[Path], None]:
 
 LABELS = ("--labels", "labels.csv")
 REFUSED: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
-    "empty class": (empty_class, (), "1 class folders of root/ have no images: cat (--allow-empty leaves them out)"),
-    "nothing but empty classes": (all_empty, ("--allow-empty",), "2 class folders of root/ have no images: ant, bee"),
+    "empty class": (
+        empty_class,
+        (),
+        "1 class folders of root/ have no images: cat (--allow-empty leaves them out)",
+    ),
+    "nothing but empty classes": (
+        all_empty,
+        ("--allow-empty",),
+        "2 class folders of root/ have no images: ant, bee",
+    ),
     "only unknown files in a class": (only_heic, (), "not read: 1 .heic (cat/a.heic)"),
-    "two folders for a part": (two_of_a_part, (), "Validation/ and val/ both mean val/: leave one of them"),
-    "an image beside a folder": (beside_a_folder, (), "1 images lie in root/ itself, the first is cover.png"),
+    "two folders for a part": (
+        two_of_a_part,
+        (),
+        "Validation/ and val/ both mean val/: leave one of them",
+    ),
+    "an image beside a folder": (
+        beside_a_folder,
+        (),
+        "1 images lie in root/ itself, the first is cover.png",
+    ),
     "no UTF-8": (not_utf8, (), r"the names of 1 classes are not UTF-8: f\xe9e; rename them"),
     "13 bands": (
         many_bands,
         (),
         "satellite.tif (Pillow decodes no such TIFF; of more than four bands write three)",
     ),
-    "colours by levels": (deep_colours, ("dataset.source.levels=4096",), "levels is for grey images; convert its"),
+    "colours by levels": (
+        deep_colours,
+        ("dataset.source.levels=4096",),
+        "levels is for grey images; convert its",
+    ),
     "no labels": (
         flat,
         (),
-        "root/ has no class folders, and the 1 images in it have no labels: give them with --labels",
+        "root/ has no class folders, and the 1 images in it have no labels: give "
+        "them with --labels",
     ),
     "a part without labels": (flat_part, (), "val/ has no class folders"),
     "a link to nothing": (dangling, (), "1 of 11 images are not there: ant/lost.png"),
     "no such table": (flat, LABELS, "the list of labels labels.csv is missing: it is neither in"),
-    "other columns": (table("name;label\n0.png;ant"), LABELS, "labels.csv has the columns name;label; it needs file"),
+    "other columns": (
+        table("name;label\n0.png;ant"),
+        LABELS,
+        "labels.csv has the columns name;label; it needs file",
+    ),
     "no images": (table("file,label\n"), LABELS, "labels.csv names no images"),
-    "no training": (table("file,label,split\n0.png,ant,val"), LABELS, "labels.csv names no images of the split train"),
+    "no training": (
+        table("file,label,split\n0.png,ant,val"),
+        LABELS,
+        "labels.csv names no images of the split train",
+    ),
     "no file": (
         table("file,label\n../root/0.png,ant\n9.png,bee"),
         LABELS,
         "line 3 of labels.csv: 9.png is no image in",
     ),
-    "twice": (table("file,label\n0.png,ant\n0.png,bee"), LABELS, "line 3 of labels.csv: 0.png is already in line 2"),
+    "twice": (
+        table("file,label\n0.png,ant\n0.png,bee"),
+        LABELS,
+        "line 3 of labels.csv: 0.png is already in line 2",
+    ),
     "no label": (table("file,label\n0.png,"), LABELS, "line 2 of labels.csv: 0.png has no label"),
-    "another split": (table("file,label,split\n0.png,ant,dev"), LABELS, "0.png has the split 'dev', which is none of"),
+    "another split": (
+        table("file,label,split\n0.png,ant,dev"),
+        LABELS,
+        "0.png has the split 'dev', which is none of",
+    ),
     "no CSV": (table("\udc80"), LABELS, "labels.csv cannot be read ("),
     "a class of one part": (
         table("file,label,split\n0.png,ant,train\n1.png,bee,test"),
@@ -517,7 +612,9 @@ REFUSED: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_read_is_refused_in_a_line(case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_read_is_refused_in_a_line(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     make, options, reason = REFUSED[case]
     root = tmp_path / "root"
     make(root)
@@ -531,7 +628,14 @@ def test_what_cannot_be_read_is_refused_in_a_line(case: str, tmp_path: Path, cap
 
 def test_options_of_folders_are_refused_of_others(tmp_path: Path) -> None:
     for name in ("parquet", "voc07"):
-        arguments = ["prepare", name, "--source-dir", str(tmp_path), "--allow-empty", f"runtime.data_dir={tmp_path}"]
+        arguments = [
+            "prepare",
+            name,
+            "--source-dir",
+            str(tmp_path),
+            "--allow-empty",
+            f"runtime.data_dir={tmp_path}",
+        ]
         result = CliRunner().invoke(main, arguments)
         assert result.exit_code == 2
         assert "--allow-empty" in result.stderr

@@ -9,17 +9,23 @@ from torchvision.transforms.v2 import functional as F
 
 from regbench.datasets.loading.crops import center_boxes
 
-kernels = pytest.importorskip("regbench.datasets.loading.kernels_cut", reason="needs numba", exc_type=ImportError)
+kernels = pytest.importorskip(
+    "regbench.datasets.loading.kernels_cut", reason="needs numba", exc_type=ImportError
+)
 
 Pixels = npt.NDArray[np.uint8]
 PILLOW = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
 def noise(height: int, width: int) -> Pixels:
-    return np.random.default_rng(height * 1000 + width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return np.random.default_rng(height * 1000 + width).integers(
+        0, 256, (height, width, 3), dtype=np.uint8
+    )
 
 
-def cut(image: Pixels, box: tuple[int, ...], size: int, interpolation: str, channels: int = 3) -> Pixels:
+def cut(
+    image: Pixels, box: tuple[int, ...], size: int, interpolation: str, channels: int = 3
+) -> Pixels:
     out = np.empty((size, size, channels), np.uint8)
     kernels.cut(image, np.array(box), kernels.FILTERS[interpolation], out)
     return out
@@ -63,7 +69,12 @@ def test_a_part_of_a_grown_image_equals_pillows(interpolation: str) -> None:
 def test_area_is_the_mean_of_the_covered_pixels() -> None:
     image = noise(60, 90)
     blocks = image.reshape(10, 6, 10, 9, 3).astype(float)
-    assert difference(cut(image, (0, 0, 60, 90, 0, 10, 10, 0, 0), 10, "area"), blocks.mean((1, 3)).round()) <= 1
+    assert (
+        difference(
+            cut(image, (0, 0, 60, 90, 0, 10, 10, 0, 0), 10, "area"), blocks.mean((1, 3)).round()
+        )
+        <= 1
+    )
     # 3 pixels onto 2: each covers one and a half.
     row = np.repeat(np.array([0, 90, 240], np.uint8), 3).reshape(1, 3, 3)
     got = cut(np.repeat(row, 3, axis=0), (0, 0, 3, 3, 0, 2, 2, 0, 0), 2, "area")
@@ -79,13 +90,17 @@ def test_area_grows_as_bilinear() -> None:
 def test_no_change_of_size_changes_nothing() -> None:
     image = noise(28, 28)
     for interpolation in kernels.FILTERS:
-        np.testing.assert_array_equal(cut(image, (0, 0, 28, 28, 0, 28, 28, 0, 0), 28, interpolation), image)
+        np.testing.assert_array_equal(
+            cut(image, (0, 0, 28, 28, 0, 28, 28, 0, 0), 28, interpolation), image
+        )
 
 
 def test_one_channel_is_the_first_of_three() -> None:
     image = noise(50, 40)
     box = (3, 4, 30, 31, 1, 28, 28, 0, 0)
-    np.testing.assert_array_equal(cut(image, box, 28, "bicubic", 1), cut(image, box, 28, "bicubic")[:, :, :1])
+    np.testing.assert_array_equal(
+        cut(image, box, 28, "bicubic", 1), cut(image, box, 28, "bicubic")[:, :, :1]
+    )
 
 
 def test_center_boxes_equal_torchvisions_sizes() -> None:

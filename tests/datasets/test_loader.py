@@ -34,7 +34,10 @@ Config = Callable[..., DatasetConfig]
 Open = Callable[..., PretrainingLoader]
 
 FFCV = importlib.util.find_spec("ffcv") is not None
-BACKENDS = [pytest.param("ffcv", marks=pytest.mark.skipif(not FFCV, reason="needs FFCV")), "torchvision"]
+BACKENDS = [
+    pytest.param("ffcv", marks=pytest.mark.skipif(not FFCV, reason="needs FFCV")),
+    "torchvision",
+]
 CPU = torch.device("cpu")
 # Crops alone: what remains is what the backends do themselves.
 PLAIN = ViewsConfig(jitter_p=0, grayscale_p=0, blur_p=0, solarize_p=0)
@@ -46,7 +49,9 @@ def two(first: ViewsConfig, second: ViewsConfig, **options: Any) -> Augmentation
 
 def preset(name: str, **views: object) -> AugmentationConfig:
     """A preset of the augmentation with other settings of its views, such as local__count=3."""
-    changes = [f"augmentation.views.{key.replace('__', '.')}={value}" for key, value in views.items()]
+    changes = [
+        f"augmentation.views.{key.replace('__', '.')}={value}" for key, value in views.items()
+    ]
     return load_run([f"augmentation={name}", *changes])[0].augmentation
 
 
@@ -56,9 +61,16 @@ CROPS_ONLY = two(PLAIN, PLAIN, name="crops")
 @pytest.fixture
 def two_views(data_dir: Path, folder_config: Config) -> Open:
     def make(
-        config: DatasetConfig | None = None, augmentation: AugmentationConfig | None = None, **options: object
+        config: DatasetConfig | None = None,
+        augmentation: AugmentationConfig | None = None,
+        **options: object,
     ) -> PretrainingLoader:
-        settings: dict[str, object] = {"data_dir": data_dir, "batch_size": 5, "seed": 3, "device": CPU}
+        settings: dict[str, object] = {
+            "data_dir": data_dir,
+            "batch_size": 5,
+            "seed": 3,
+            "device": CPU,
+        }
         arguments = (config or folder_config(), augmentation or AugmentationConfig())
         return PretrainingLoader(*arguments, **(settings | options))  # type: ignore[arg-type]
 
@@ -67,8 +79,16 @@ def two_views(data_dir: Path, folder_config: Config) -> Open:
 
 @pytest.fixture
 def evaluation(data_dir: Path, folder_config: Config) -> Callable[..., EvalLoader]:
-    def make(split: str = "train", config: DatasetConfig | None = None, **options: object) -> EvalLoader:
-        settings: dict[str, object] = {"data_dir": data_dir, "batch_size": 5, "device": CPU, "backend": "torchvision"}
+    def make(
+        split: str = "train", config: DatasetConfig | None = None, **options: object
+    ) -> EvalLoader:
+        settings: dict[str, object] = {
+            "data_dir": data_dir,
+            "batch_size": 5,
+            "device": CPU,
+            "backend": "torchvision",
+        }
+
         return EvalLoader(config or folder_config(), split, **(settings | options))  # type: ignore[arg-type]
 
     return make
@@ -80,7 +100,9 @@ def batches(loader: PretrainingLoader | EvalLoader, epoch: int = 0) -> list[tupl
 
 
 def decoded(beton: Beton, index: int, backend: str) -> npt.NDArray[np.uint8]:
-    """Image `index` as the backend's own JPEG decoder gives it: FFCV's uses a faster, less exact transform."""
+    """Image `index` as the backend's own JPEG decoder gives it: FFCV's uses a faster, less
+    exact transform.
+    """
     if backend == "torchvision":
         return beton.image(index)
     from ffcv.libffcv import imdecode
@@ -103,7 +125,9 @@ def levels(x: Tensor, config: DatasetConfig) -> Tensor:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["fashion", "insects"])
-def test_two_views(backend: str, name: str, two_views: Open, fashion_config: Config, folder_config: Config) -> None:
+def test_two_views(
+    backend: str, name: str, two_views: Open, fashion_config: Config, folder_config: Config
+) -> None:
     config = fashion_config() if name == "fashion" else folder_config()
     loader = two_views(config, backend=backend)
     assert loader.backend == backend
@@ -132,12 +156,16 @@ def test_crops_are_pillows_of_the_drawn_boxes(
     for view in (0, 1):
         got = levels(torch.cat([pair[view] for pair in items]), config)
         key = draws.keys(3, 2, order, draws.CROP, view)
-        boxes = draws.crop_boxes(key, beton.heights[order], beton.widths[order], (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
+        boxes = draws.crop_boxes(
+            key, beton.heights[order], beton.widths[order], (0.08, 1.0), (3 / 4, 4 / 3), 0.5
+        )
         for n, (top, left, height, width, flip) in enumerate(boxes[:20]):
             image = Image.fromarray(decoded(beton, int(order[n]), backend)).crop(
                 (left, top, left + width, top + height)
             )
-            expected = np.asarray(image.resize((32, height), kind).resize((32, 32), kind)).astype(np.float32)
+            expected = np.asarray(image.resize((32, height), kind).resize((32, 32), kind)).astype(
+                np.float32
+            )
             expected = expected[:, ::-1] if flip else expected
             difference = np.abs(got[n].permute(1, 2, 0).numpy() - expected).max()
             assert difference <= (1.01 if backend == "ffcv" else 0.01)
@@ -149,7 +177,10 @@ def test_both_backends_have_the_same_area_filter(
 ) -> None:
     augmentation = two(PLAIN, PLAIN, interpolation="area")
     for config in (fashion_config(), folder_config()):
-        pairs = [batches(two_views(config, augmentation, backend=backend), 1) for backend in ("ffcv", "torchvision")]
+        pairs = [
+            batches(two_views(config, augmentation, backend=backend), 1)
+            for backend in ("ffcv", "torchvision")
+        ]
         for ours, theirs in zip(*pairs, strict=True):
             for a, b in zip(ours, theirs, strict=True):
                 difference = (levels(a, config) - levels(b, config)).abs()
@@ -160,7 +191,9 @@ def test_both_backends_have_the_same_area_filter(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pictures_depend_on_seed_epoch_image_and_view_alone(backend: str, two_views: Open) -> None:
-    def pictures(epoch: int = 0, seed: int = 3, **options: object) -> dict[int, tuple[Tensor, Tensor]]:
+    def pictures(
+        epoch: int = 0, seed: int = 3, **options: object
+    ) -> dict[int, tuple[Tensor, Tensor]]:
         indices = draws.epoch_order(seed, epoch, np.arange(24))
         items = batches(two_views(backend=backend, seed=seed, **options), epoch)
         views = [torch.cat([pair[view] for pair in items]) for view in (0, 1)]
@@ -168,11 +201,16 @@ def test_pictures_depend_on_seed_epoch_image_and_view_alone(backend: str, two_vi
 
     reference = pictures(batch_size=24)
     many = 16 if backend == "ffcv" else 2  # more processes than cores are a warning
-    again = [pictures(batch_size=5), pictures(batch_size=24, workers=2), pictures(batch_size=12, workers=many)]
+    again = [
+        pictures(batch_size=5),
+        pictures(batch_size=24, workers=2),
+        pictures(batch_size=12, workers=many),
+    ]
     for other in again:
         assert len(other) >= 20
         for i, views in other.items():
-            # PyTorch's matrix product for the blur may sum in another order when a batch has another size.
+            # PyTorch's matrix product for the blur may sum in another order when a batch has
+            # another size.
             atol = 1e-4 if backend == "torchvision" else 0
             for a, b in zip(views, reference[i], strict=True):
                 torch.testing.assert_close(a, b, atol=atol, rtol=0)
@@ -181,9 +219,13 @@ def test_pictures_depend_on_seed_epoch_image_and_view_alone(backend: str, two_vi
 
 
 @pytest.mark.parametrize("world_size", [3, 8])
-def test_ranks_share_the_batches_of_one_process(world_size: int, two_views: Open, fashion_config: Config) -> None:
+def test_ranks_share_the_batches_of_one_process(
+    world_size: int, two_views: Open, fashion_config: Config
+) -> None:
     def views(batch_size: int, **options: int) -> list[Tensor]:
-        loader = two_views(fashion_config(), CROPS_ONLY, backend="torchvision", batch_size=batch_size, **options)
+        loader = two_views(
+            fashion_config(), CROPS_ONLY, backend="torchvision", batch_size=batch_size, **options
+        )
         return [x1 for x1, _ in batches(loader)]
 
     alone = views(2 * world_size)
@@ -191,11 +233,17 @@ def test_ranks_share_the_batches_of_one_process(world_size: int, two_views: Open
     assert len(alone) == 100 // (2 * world_size)
     for whole, *parts in zip(alone, *ranks, strict=True):
         assert torch.equal(whole, torch.cat(parts))
-    assert len({x.numpy().tobytes() for batch in alone for x in batch}) == len(alone) * 2 * world_size
+    assert (
+        len({x.numpy().tobytes() for batch in alone for x in batch}) == len(alone) * 2 * world_size
+    )
 
 
 def test_an_epoch_can_begin_in_its_middle(two_views: Open) -> None:
-    with two_views(backend="torchvision") as loader, loader.epoch(1) as whole, loader.epoch(1, first=3) as rest:
+    with (
+        two_views(backend="torchvision") as loader,
+        loader.epoch(1) as whole,
+        loader.epoch(1, first=3) as rest,
+    ):
         expected = list(whole)[3:]
         for (a, b), (c, d) in zip(rest, expected, strict=True):
             assert torch.equal(a, c)
@@ -220,19 +268,25 @@ def test_batches_may_be_kept(backend: str, two_views: Open, fashion_config: Conf
         assert len(kept) == 20
         assert all(torch.equal(x, copy) for x, copy in kept)
         with loader.epoch(0) as epoch:
-            assert all(torch.equal(x, again) for (x, _), (again, _) in zip(kept, epoch, strict=True))
+            assert all(
+                torch.equal(x, again) for (x, _), (again, _) in zip(kept, epoch, strict=True)
+            )
 
 
 def quiet() -> bool:
     """Whether no thread and no process is left but ours."""
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     return not [
-        thread for thread in others if "ffcv" in type(thread).__module__ or "regbench" in type(thread).__module__
+        thread
+        for thread in others
+        if "ffcv" in type(thread).__module__ or "regbench" in type(thread).__module__
     ] and (not multiprocessing.active_children())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_leaving_early_leaves_nothing(backend: str, two_views: Open, fashion_config: Config) -> None:
+def test_leaving_early_leaves_nothing(
+    backend: str, two_views: Open, fashion_config: Config
+) -> None:
     loader = two_views(fashion_config(), backend=backend, batch_size=2, workers=2)
     for _ in range(3):
         with loader.epoch(0) as epoch:
@@ -282,7 +336,11 @@ def test_global_state_is_left_alone(backend: str, two_views: Open, fashion_confi
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_center(
-    backend: str, data_dir: Path, evaluation: Callable[..., EvalLoader], folder_config: Config, choice: Path
+    backend: str,
+    data_dir: Path,
+    evaluation: Callable[..., EvalLoader],
+    folder_config: Config,
+    choice: Path,
 ) -> None:
     config = folder_config()
     loader = evaluation("test", backend=backend, choice=choice)
@@ -293,9 +351,15 @@ def test_center(
     assert y.tolist() == beton.labels.tolist()
     assert y.dtype == torch.int64
     for n in range(len(beton)):
-        resized = F.resize(Image.fromarray(decoded(beton, n, backend)), [40], interpolation=F.InterpolationMode.BICUBIC)
+        resized = F.resize(
+            Image.fromarray(decoded(beton, n, backend)),
+            [40],
+            interpolation=F.InterpolationMode.BICUBIC,
+        )
         expected = np.asarray(F.center_crop(resized, [32, 32])).astype(np.float32)
-        assert np.abs(levels(x[n : n + 1], config)[0].permute(1, 2, 0).numpy() - expected).mean() < 0.5
+        assert (
+            np.abs(levels(x[n : n + 1], config)[0].permute(1, 2, 0).numpy() - expected).mean() < 0.5
+        )
 
 
 def test_the_test_split_stays_closed_without_a_choice_on_record(
@@ -313,7 +377,11 @@ def test_the_test_split_stays_closed_without_a_choice_on_record(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_crop_flip(
-    backend: str, data_dir: Path, evaluation: Callable[..., EvalLoader], two_views: Open, folder_config: Config
+    backend: str,
+    data_dir: Path,
+    evaluation: Callable[..., EvalLoader],
+    two_views: Open,
+    folder_config: Config,
 ) -> None:
     def loader(**options: object) -> EvalLoader:
         return evaluation(transform="crop_flip", backend=backend, **options)
@@ -333,7 +401,8 @@ def test_crop_flip(
     assert y.tolist() == beton.labels[order].tolist()
     colours = levels(x, folder_config()).mean((2, 3)).numpy()
     expected = np.stack([beton.image(int(i)).mean((0, 1)) for i in order])
-    # Not in images whose ratio no crop may have: of these it is the centre. (FFCV decodes JPEGs a little darker.)
+    # Not in images whose ratio no crop may have: of these it is the centre. (FFCV decodes JPEGs a
+    # little darker.)
     assert np.median(np.abs(colours - expected)) < 2
     # Pretraining cuts other crops out of the same images, in the same order.
     ((evaluated, _),) = batches(loader(seed=3, batch_size=24))
@@ -347,9 +416,13 @@ def test_train_per_class_takes_the_first(
     config = fashion_config(train_per_class=3)
     ((x, y),) = batches(evaluation("train", config, batch_size=100))
     beton = Beton(data_dir / "fashion" / "train.beton")
-    rows = np.sort(np.concatenate([np.flatnonzero(beton.labels == label)[:3] for label in range(10)]))
+    rows = np.sort(
+        np.concatenate([np.flatnonzero(beton.labels == label)[:3] for label in range(10)])
+    )
     assert y.tolist() == beton.labels[rows].tolist()
-    np.testing.assert_allclose(levels(x, config)[4, 0], beton.image(int(rows[4]))[:, :, 0], atol=1e-3)
+    np.testing.assert_allclose(
+        levels(x, config)[4, 0], beton.image(int(rows[4]))[:, :, 0], atol=1e-3
+    )
     assert evaluation("tuning", config).num_samples == 20
 
 
@@ -365,14 +438,20 @@ def test_stl10_pretrains_on_the_unlabeled(tmp_path: Path, stl_source: Path) -> N
         train_per_class=2,
     )
     prepare(config, tmp_path, source_dir=stl_source, progress=False)
-    loader = PretrainingLoader(config, AugmentationConfig(), data_dir=tmp_path, batch_size=4, seed=0, device=CPU)
+    loader = PretrainingLoader(
+        config, AugmentationConfig(), data_dir=tmp_path, batch_size=4, seed=0, device=CPU
+    )
     assert loader.num_samples == 30
     x1, _ = batches(loader)[0]
     assert x1.shape == (4, 3, 64, 64)
-    bank = EvalLoader(config, "train", data_dir=tmp_path, batch_size=4, device=CPU, backend="torchvision")
+    bank = EvalLoader(
+        config, "train", data_dir=tmp_path, batch_size=4, device=CPU, backend="torchvision"
+    )
     assert bank.num_samples == 20
     with pytest.raises(RegbenchError, match="trains on images without labels; leave out baseline"):
-        PretrainingLoader(config, AugmentationConfig(), data_dir=tmp_path, batch_size=4, device=CPU, labels=True)
+        PretrainingLoader(
+            config, AugmentationConfig(), data_dir=tmp_path, batch_size=4, device=CPU, labels=True
+        )
 
 
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")
@@ -385,12 +464,17 @@ def test_a_flaw_that_pillow_reads_past_is_read_past(tmp_path: Path, folder_confi
             path = root / part / name / "x.jpg"
             Image.fromarray(noise).save(path, quality=90)
             content = path.read_bytes()
-            # Extra bytes before the end marker: the JPEG library warns, and FFCV's decoder reports a failure.
+            # Extra bytes before the end marker: the JPEG library warns, and FFCV's decoder reports
+            # a failure.
             path.write_bytes(content[:-2] + b"\x12\x34" * 8 + content[-2:])
     config = folder_config(train_per_class=None, tuning_per_class=None)
     prepare(config, tmp_path, source_dir=root, progress=False)
     got = [
-        batches(EvalLoader(config, "train", data_dir=tmp_path, batch_size=3, device=CPU, backend=backend))[0][0]
+        batches(
+            EvalLoader(
+                config, "train", data_dir=tmp_path, batch_size=3, device=CPU, backend=backend
+            )
+        )[0][0]
         for backend in ("ffcv", "torchvision")
     ]
     assert (levels(got[0], config) - levels(got[1], config)).abs().max() <= 3.01
@@ -403,24 +487,50 @@ def test_refusals(
     fashion_config: Config,
     tmp_path: Path,
 ) -> None:
-    def refused(reason: str, function: Callable[..., object], *args: object, **options: object) -> None:
+    def refused(
+        reason: str, function: Callable[..., object], *args: object, **options: object
+    ) -> None:
         with pytest.raises(RegbenchError, match=reason):
             function(*args, **options)
 
-    refused("batch size 25 is larger than the 24 training images; choose at most 24", two_views, batch_size=25)
-    refused("batch size 9 x 3 processes is larger .* at most 8", two_views, batch_size=9, rank=0, world_size=3)
-    unprepared = "data set 'insects' is not prepared in .*; run: regbench prepare imagefolder .* dataset.name=insects"
+    refused(
+        "batch size 25 is larger than the 24 training images; choose at most 24",
+        two_views,
+        batch_size=25,
+    )
+    refused(
+        "batch size 9 x 3 processes is larger .* at most 8",
+        two_views,
+        batch_size=9,
+        rank=0,
+        world_size=3,
+    )
+    unprepared = (
+        "data set 'insects' is not prepared in .*; run: regbench prepare imagefolder .* "
+        "dataset.name=insects"
+    )
     refused(unprepared, two_views, data_dir=tmp_path)
-    refused("unknown loader 'dali'; choose one of auto, ffcv, torchvision", two_views, backend="dali")
+    refused(
+        "unknown loader 'dali'; choose one of auto, ffcv, torchvision", two_views, backend="dali"
+    )
     refused("at least 1", two_views, workers=0)
-    refused("train_per_class 8.* not .*train_per_class 5", two_views, folder_config(train_per_class=5))
-    refused("train_per_class is 11, but class 0 has 10", two_views, fashion_config(train_per_class=11))
+    refused(
+        "train_per_class 8.* not .*train_per_class 5", two_views, folder_config(train_per_class=5)
+    )
+    refused(
+        "train_per_class is 11, but class 0 has 10", two_views, fashion_config(train_per_class=11)
+    )
     refused("has no split 'val'; it has train, ", evaluation, "val")
     refused("unknown transform 'x'", evaluation, transform="x")
     for of in (evaluation, AugmentationConfig):
         refused("interpolation=x must be bicubic, bilinear or area", of, interpolation="x")
     refused("count is 10; there are 9 patches", preset, name="obow", patches__count=10)
-    refused("resize is 256; patches of 240 px needs at least 264", preset, name="obow", patches__size=240)
+    refused(
+        "resize is 256; patches of 240 px needs at least 264",
+        preset,
+        name="obow",
+        patches__size=240,
+    )
     refused("cut=x must be random, center or patches", ViewsConfig, size=8, cut="x")
     refused("count=0 must be a whole number, at least 1", preset, name="swav", local__count=0)
     refused("two or more, the global ones before the local ones", AugmentationConfig, views={})
@@ -437,9 +547,13 @@ def test_a_label_of_no_class_is_refused(tmp_path: Path, data_dir: Path, two_view
     beton = Beton(tmp_path / "insects" / "train.beton")
     for label in (-2, 3):
         with beton.path.open("r+b") as file:
-            file.seek(24 + 2 * 1041 + 16)  # after the header, two descriptors and the first image's entry
+            file.seek(
+                24 + 2 * 1041 + 16
+            )  # after the header, two descriptors and the first image's entry
             file.write(label.to_bytes(8, "little", signed=True))
-        with pytest.raises(RegbenchError, match=r"train\.beton is damaged: it has labels from .*insects --force"):
+        with pytest.raises(
+            RegbenchError, match=r"train\.beton is damaged: it has labels from .*insects --force"
+        ):
             two_views(data_dir=tmp_path)
 
 
@@ -447,8 +561,12 @@ def test_views_are_augmented_as_their_config_says(two_views: Open, folder_config
     grey = ViewsConfig(jitter_p=0, grayscale_p=1, blur_p=0, solarize_p=0)
     inverted = ViewsConfig(jitter_p=0, grayscale_p=0, blur_p=0, solarize_p=1, solarize_threshold=0)
     augmentation = two(grey, inverted)
-    ((x1, x2),) = batches(two_views(augmentation=augmentation, backend="torchvision", batch_size=24))
-    ((_, plain),) = batches(two_views(augmentation=CROPS_ONLY, backend="torchvision", batch_size=24))
+    ((x1, x2),) = batches(
+        two_views(augmentation=augmentation, backend="torchvision", batch_size=24)
+    )
+    ((_, plain),) = batches(
+        two_views(augmentation=CROPS_ONLY, backend="torchvision", batch_size=24)
+    )
     config = folder_config()
     x1, x2, plain = (levels(x, config) for x in (x1, x2, plain))
     assert (x1[:, 0] - x1[:, 2]).abs().max() < 1e-3
@@ -459,8 +577,11 @@ def test_without_ffcv_the_other_backend_runs(
     data_dir: Path, fashion_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ffcv" else find(name))
-    # As in a process that begins: the loader's modules are imported anew, and find neither FFCV nor numba.
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "ffcv" else find(name)
+    )
+    # As in a process that begins: the loader's modules are imported anew, and find neither FFCV nor
+    # numba.
     package = sys.modules[draws.__name__.rpartition(".")[0]]
     for name in [name for name in sys.modules if name.startswith(f"{package.__name__}.")]:
         monkeypatch.delitem(sys.modules, name)
@@ -473,12 +594,23 @@ def test_without_ffcv_the_other_backend_runs(
     assert loader.backend == "torchvision"
     assert len(batches(loader)) == 2
     with pytest.raises(RegbenchError, match=r"FFCV cannot be used .*regbench\[ffcv\]"):
-        loaders.PretrainingLoader(*arguments, data_dir=data_dir, batch_size=50, device=CPU, backend="ffcv")
+        loaders.PretrainingLoader(
+            *arguments, data_dir=data_dir, batch_size=50, device=CPU, backend="ffcv"
+        )
 
 
-def test_two_views_of_one_crop_are_coloured_independently(two_views: Open, fashion_config: Config) -> None:
+def test_two_views_of_one_crop_are_coloured_independently(
+    two_views: Open, fashion_config: Config
+) -> None:
     whole = ViewsConfig(
-        crop_scale=(1, 1), crop_ratio=(1, 1), flip_p=0, jitter_p=1, contrast=0, grayscale_p=0, blur_p=0, solarize_p=0
+        crop_scale=(1, 1),
+        crop_ratio=(1, 1),
+        flip_p=0,
+        jitter_p=1,
+        contrast=0,
+        grayscale_p=0,
+        blur_p=0,
+        solarize_p=0,
     )
     config = fashion_config()
     loader = two_views(config, two(whole, whole), backend="torchvision", batch_size=100)
@@ -495,20 +627,27 @@ def test_two_views_of_one_crop_are_coloured_independently(two_views: Open, fashi
 
 
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")
-def test_leaving_early_stops_the_work(two_views: Open, fashion_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_early_stops_the_work(
+    two_views: Open, fashion_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
     crop_boxes = draws.crop_boxes
     monkeypatch.setattr(draws, "crop_boxes", lambda *args: calls.append(1) or crop_boxes(*args))  # type: ignore[func-returns-value]
-    with two_views(fashion_config(), backend="ffcv", batch_size=1) as loader, loader.epoch(0) as epoch:
+    with (
+        two_views(fashion_config(), backend="ffcv", batch_size=1) as loader,
+        loader.epoch(0) as epoch,
+    ):
         next(epoch)
     # Of 100 batches with two views: the one taken and the few made ahead.
     assert len(calls) <= 2 * 10
 
 
 class _Compiling:
-    """Numba's dispatcher of `decode` while a thread compiles it: the first image waits until somebody has looked.
+    """Numba's dispatcher of `decode` while a thread compiles it: the first image waits until
+    somebody has looked.
 
-    Only `overloads` can be looked at: numba's lists cannot be walked while a thread that compiles adds to them.
+    Only `overloads` can be looked at: numba's lists cannot be walked while a thread that compiles
+    adds to them.
     """
 
     def __init__(self, decode: Callable[..., None]) -> None:
@@ -527,7 +666,9 @@ class _Compiling:
 
 
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")
-def test_it_waits_while_the_decoder_is_compiled(two_views: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_waits_while_the_decoder_is_compiled(
+    two_views: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from regbench.datasets.loading import ffcv_crops, kernels
 
     expected = batches(two_views(backend="ffcv"))
@@ -537,7 +678,9 @@ def test_it_waits_while_the_decoder_is_compiled(two_views: Open, monkeypatch: py
 
 
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")
-def test_the_decoder_is_compiled_before_an_epoch_is_timed(two_views: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_decoder_is_compiled_before_an_epoch_is_timed(
+    two_views: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from regbench.datasets.loading import ffcv_crops, kernels
 
     decoded = []
@@ -563,11 +706,15 @@ def test_crops_of_swav_and_obow(backend: str, two_views: Open) -> None:
     (both,) = batches(two_views(augmentation=pair, backend=backend, batch_size=24))
     for a, b in zip(views[:2], both, strict=True):
         torch.testing.assert_close(a, b)
-    small = [draws.keys(3, 0, np.arange(24), draws.CROP, number) for number in draws.view_numbers(5)[2:]]
+    small = [
+        draws.keys(3, 0, np.arange(24), draws.CROP, number) for number in draws.view_numbers(5)[2:]
+    ]
     side = np.full(24, 48)
     areas = [
         (box[:, 2] * box[:, 3]) / (48 * 48)
-        for box in (draws.crop_boxes(key, side, side, (0.05, 0.14), (0.75, 4 / 3), 0.5) for key in small)
+        for box in (
+            draws.crop_boxes(key, side, side, (0.05, 0.14), (0.75, 4 / 3), 0.5) for key in small
+        )
     ]
     assert 0.03 < np.min(areas) < np.max(areas) < 0.17
     assert draws.EVALUATION_VIEW not in draws.view_numbers(8)
@@ -613,7 +760,10 @@ def test_views_share_the_bits_of_their_image_whatever_is_cut_and_coloured(
     tested = torch.cat([images for images, _ in batches(seen)])
     assert torch.equal(tested[:, 3:, 0, 0].long(), expected_NK)
     for epoch in (0, 1):
-        with two_views(config, preset("small_color"), backend=backend) as loader, loader.epoch(epoch) as items:
+        with (
+            two_views(config, preset("small_color"), backend=backend) as loader,
+            loader.epoch(epoch) as items,
+        ):
             first, second = (torch.cat(views) for views in zip(*items, strict=True))
         order = draws.epoch_order(3, epoch, np.arange(24))[: len(first)]
         for views_NCSS in (first, second):
@@ -623,14 +773,19 @@ def test_views_share_the_bits_of_their_image_whatever_is_cut_and_coloured(
 
 
 def test_shared_bits_leave_images_as_they_are(two_views: Open, folder_config: Config) -> None:
-    plain, marked = (batches(two_views(folder_config(shared_bits=bits), backend="torchvision")) for bits in (0, 4))
+    plain, marked = (
+        batches(two_views(folder_config(shared_bits=bits), backend="torchvision"))
+        for bits in (0, 4)
+    )
     for without, with_bits in zip(plain, marked, strict=True):
         assert torch.equal(without[0], with_bits[0][:, :3])
 
 
 def test_bits_of_images_and_splits_are_independent() -> None:
     """Of 4,096 images half have a bit in common with another split's, and no bit is another one."""
-    train, test = (2 * draws.shared_bits(split, np.arange(4096), 12) - 1 for split in ("train", "test"))
+    train, test = (
+        2 * draws.shared_bits(split, np.arange(4096), 12) - 1 for split in ("train", "test")
+    )
     bound = 5 / np.sqrt(4096)  # five standard deviations
     assert np.abs(train.T @ train / 4096 - np.eye(12)).max() < bound
     assert np.abs(train.T @ test / 4096).max() < bound

@@ -18,11 +18,16 @@ from regbench.processes import Place, Processes
 
 BATCH, BATCHES = 32, 40  # of each rank
 PLAIN = ViewsConfig(jitter_p=0.0, grayscale_p=0.0, blur_p=0.0, solarize_p=0.0)
-CROPS = AugmentationConfig(name="crops", views={"view1": PLAIN, "view2": PLAIN}, interpolation="area")
+CROPS = AugmentationConfig(
+    name="crops", views={"view1": PLAIN, "view2": PLAIN}, interpolation="area"
+)
 
 
 def private_bytes() -> int:
-    """Sum up this process's anonymous and shared memory; the file's own pages are in the page cache, once for all."""
+    """Sum up this process's anonymous and shared memory.
+
+    The file's own pages are in the page cache, once for all.
+    """
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     kibibytes = {line.split()[0]: line.split()[1] for line in lines[1:]}
     return 1024 * (int(kibibytes["Pss_Anon:"]) + int(kibibytes["Pss_Shmem:"]))
@@ -57,7 +62,9 @@ def test_private_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """Small crops: it is the reading that matters."""
     files = []
     for copies in (19, 76):  # 130 and 520 MiB
-        scenario = replace(SCENARIOS["500x375"], name=f"{copies}_copies", image_size=64, distinct=64, copies=copies)
+        scenario = replace(
+            SCENARIOS["500x375"], name=f"{copies}_copies", image_size=64, distinct=64, copies=copies
+        )
         files.append(make_images(scenario, tmp_path))
     small, large = (images.file.stat().st_size for images in files)
     assert most(files[1]) - most(files[0]) < 0.1 * (large - small)

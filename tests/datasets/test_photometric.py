@@ -24,6 +24,7 @@ def images() -> Tensor:
 
 
 def per_image(images: Tensor, function: object, values: Tensor) -> Tensor:
+
     return torch.stack([function(x, float(v)) for x, v in zip(images, values, strict=True)])  # type: ignore[operator]
 
 
@@ -36,7 +37,9 @@ JITTER = [
 
 
 @pytest.mark.parametrize(("ours", "theirs", "span"), JITTER)
-def test_jitter_equals_torchvision(ours: object, theirs: object, span: tuple[float, float], images: Tensor) -> None:
+def test_jitter_equals_torchvision(
+    ours: object, theirs: object, span: tuple[float, float], images: Tensor
+) -> None:
     values = torch.linspace(*span, N)
     got = ours(images.float(), values)  # type: ignore[operator]
     as_bytes = per_image(images, theirs, values).float()
@@ -49,7 +52,9 @@ def test_jitter_equals_torchvision(ours: object, theirs: object, span: tuple[flo
 
 def test_grayscale_equals_torchvision(images: Tensor) -> None:
     got = photometric.to_grayscale(images.float(), torch.zeros(N))
-    assert (got - F.rgb_to_grayscale(images, num_output_channels=3).float()).abs().max() < BYTES_TOLERANCE
+    assert (
+        got - F.rgb_to_grayscale(images, num_output_channels=3).float()
+    ).abs().max() < BYTES_TOLERANCE
     assert (got - F.rgb_to_grayscale(images.float(), num_output_channels=3)).abs().max() < 0.1
 
 
@@ -59,7 +64,9 @@ def test_blur_equals_torchvision() -> None:
         sigma = torch.tensor([0.1, 0.9, 2.0])
         taps = [photometric.blur_taps(size)] * 2
         got = photometric.gaussian_blur(x, sigma)
-        expected = torch.stack([F.gaussian_blur(a, taps, [float(s)] * 2) for a, s in zip(x, sigma, strict=True)])
+        expected = torch.stack(
+            [F.gaussian_blur(a, taps, [float(s)] * 2) for a, s in zip(x, sigma, strict=True)]
+        )
         assert (got - expected).abs().max() < 0.01
 
 
@@ -82,7 +89,9 @@ def test_solarize_equals_torchvision(images: Tensor) -> None:
     assert (got[images == 129] == 129).all()
 
 
-def augmented(images: Tensor, drawn: draws.PhotometricDraws, config: ViewConfig, way: str = "batch") -> Tensor:
+def augmented(
+    images: Tensor, drawn: draws.PhotometricDraws, config: ViewConfig, way: str = "batch"
+) -> Tensor:
     """The whole chain on (N, C, H, W), as a batch or image by image with numba."""
     chain = photometric.chains(drawn, config, images.shape[1])
     crops = images.permute(0, 2, 3, 1).contiguous()
@@ -99,7 +108,9 @@ def augmented(images: Tensor, drawn: draws.PhotometricDraws, config: ViewConfig,
 
 @pytest.mark.parametrize("way", ["batch", "numba"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_chain_equals_torchvision_one_image_at_a_time(channels: int, way: str, images: Tensor) -> None:
+def test_chain_equals_torchvision_one_image_at_a_time(
+    channels: int, way: str, images: Tensor
+) -> None:
     config = ViewConfig(blur_p=0.5, solarize_p=0.4, grayscale_p=0.3, solarize_threshold=100)
     images = images[:, :channels]
     key = draws.keys(7, 3, np.arange(N), draws.PHOTOMETRIC)
@@ -140,7 +151,9 @@ def test_an_operation_on_all_images_bears_one_on_some_after_it(images: Tensor) -
     blurred = torch.from_numpy(drawn.blur)
     assert 0 < blurred.sum() < N
     torch.testing.assert_close(got[~blurred], plain[~blurred])
-    torch.testing.assert_close(got[blurred], photometric.gaussian_blur(plain[blurred], sigma[blurred]))
+    torch.testing.assert_close(
+        got[blurred], photometric.gaussian_blur(plain[blurred], sigma[blurred])
+    )
 
 
 @pytest.mark.parametrize("way", ["batch", "numba"])
@@ -161,7 +174,9 @@ def test_the_crops_given_are_not_written_to(images: Tensor) -> None:
 
 @pytest.mark.parametrize("size", [28, 96])
 def test_both_ways_are_the_same(size: int) -> None:
-    images = torch.randint(0, 256, (12, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
+    images = torch.randint(
+        0, 256, (12, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(5)
+    )
     config = ViewConfig(blur_p=0.7, jitter_p=0.9, hue=0.5)
     drawn = draws.photometric_draws(draws.keys(1, 0, np.arange(12), draws.PHOTOMETRIC), config)
     difference = augmented(images, drawn, config) - augmented(images, drawn, config, "numba")
@@ -172,7 +187,9 @@ def test_both_ways_are_the_same(size: int) -> None:
 
 @pytest.mark.parametrize("blur_p", [0.0, 0.5])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_what_is_compiled_gives_the_same_bits_before_it_is(channels: int, blur_p: float, images: Tensor) -> None:
+def test_what_is_compiled_gives_the_same_bits_before_it_is(
+    channels: int, blur_p: float, images: Tensor
+) -> None:
     crops = images[:, :channels].permute(0, 2, 3, 1).contiguous()
     normalize = photometric.Normalize([0.4] * channels, [0.2] * channels, torch.device("cpu"))
     config = ViewConfig(blur_p=blur_p)

@@ -27,14 +27,22 @@ MakeFolder = Callable[[Path, int, int], Path]
 def test_imagefolder_splits_as_published(data_dir: Path, insects_source: Path) -> None:
     manifest = Manifest.load(data_dir, "insects")
     assert manifest.class_names == ["ant", "bee", "cat"]
-    expected = {"train": ("train", range(8)), "tuning": ("train", range(9, 13)), "test": ("val", range(3))}
+    expected = {
+        "train": ("train", range(8)),
+        "tuning": ("train", range(9, 13)),
+        "test": ("val", range(3)),
+    }
     assert set(manifest.splits) == set(expected)
     for split, (part, numbers) in expected.items():
         beton = Beton(data_dir / "insects" / f"{split}.beton")
         files = [
-            insects_source / part / name / f"{name}_{i:03d}.jpg" for name in ("ant", "bee", "cat") for i in numbers
+            insects_source / part / name / f"{name}_{i:03d}.jpg"
+            for name in ("ant", "bee", "cat")
+            for i in numbers
         ]
-        assert [beton.stored_bytes(i).tobytes() for i in range(len(beton))] == [file.read_bytes() for file in files]
+        assert [beton.stored_bytes(i).tobytes() for i in range(len(beton))] == [
+            file.read_bytes() for file in files
+        ]
         assert beton.labels.tolist() == [label for label in range(3) for _ in numbers]
         assert (beton.modes == JPEG).all()
 
@@ -46,37 +54,58 @@ def test_preparing_again_does_nothing_unless_a_file_has_another_size_or_it_is_to
     files = sorted((tmp_path / "fashion").iterdir())
     before = [file.stat().st_mtime_ns for file in files]
     # Not even the source is needed.
-    assert prepare(fashion_config(), tmp_path, source_dir=tmp_path / "none", progress=False) == first
+    assert (
+        prepare(fashion_config(), tmp_path, source_dir=tmp_path / "none", progress=False) == first
+    )
     assert [file.stat().st_mtime_ns for file in files] == before
     path = tmp_path / "fashion" / "tuning.beton"
     content = path.read_bytes()
     path.write_bytes(content[:-10])
-    assert prepare(fashion_config(), tmp_path, source_dir=fashion_source, progress=False).splits == first.splits
+    assert (
+        prepare(fashion_config(), tmp_path, source_dir=fashion_source, progress=False).splits
+        == first.splits
+    )
     assert path.read_bytes() == content
     path.write_bytes(content[:-1000] + bytes(1000))
-    again = prepare(fashion_config(), tmp_path, source_dir=fashion_source, progress=False, force=True)
+    again = prepare(
+        fashion_config(), tmp_path, source_dir=fashion_source, progress=False, force=True
+    )
     assert path.read_bytes() == content
     assert again == Manifest.load(tmp_path, "fashion")
 
 
-def test_other_settings_are_refused(data_dir: Path, folder_config: Config, fashion_config: Config) -> None:
-    with pytest.raises(RegbenchError, match=r"train_per_class 8.*not.*train_per_class 9.*choose another dataset\.name"):
+def test_other_settings_are_refused(
+    data_dir: Path, folder_config: Config, fashion_config: Config
+) -> None:
+    with pytest.raises(
+        RegbenchError,
+        match=r"train_per_class 8.*not.*train_per_class 9.*choose another dataset\.name",
+    ):
         prepare(folder_config(train_per_class=9), data_dir, progress=False)
     with pytest.raises(RegbenchError, match=r"source fashion_mnist.*not source cifar10"):
         prepare(fashion_config(source="cifar10"), data_dir, progress=False)
     # For the fixed sets it only chooses what is shown of what is there.
-    assert prepare(fashion_config(train_per_class=3), data_dir, progress=False).splits["train"]["num_samples"] == 100
+    assert (
+        prepare(fashion_config(train_per_class=3), data_dir, progress=False).splits["train"][
+            "num_samples"
+        ]
+        == 100
+    )
 
 
 def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     for content in ('{"name": 1}', '{"splits": '):
         (tmp_path / "x" / "manifest.json").write_text(content)
-        with pytest.raises(RegbenchError, match=r"manifest\.json cannot be read .*regbench prepare x --force"):
+        with pytest.raises(
+            RegbenchError, match=r"manifest\.json cannot be read .*regbench prepare x --force"
+        ):
             Manifest.load(tmp_path, "x")
 
 
-def test_refusals_of_folders(tmp_path: Path, make_imagefolder: MakeFolder, folder_config: Config) -> None:
+def test_refusals_of_folders(
+    tmp_path: Path, make_imagefolder: MakeFolder, folder_config: Config
+) -> None:
     root = make_imagefolder(tmp_path / "source", 6, 2)
     config = folder_config(train_per_class=3, tuning_per_class=2)
     refused(config, None, "give the folder that holds train/CLASS/")
@@ -86,8 +115,14 @@ def test_refusals_of_folders(tmp_path: Path, make_imagefolder: MakeFolder, folde
         tmp_path / "nothing",
         "train/ is missing; val/ is missing; mend it, or give another folder, with train/CLASS/",
     )
-    refused(folder_config(train_per_class=4, tuning_per_class=2), root, "ant has 6 images; ", " need 7")
-    refused(folder_config(num_classes=4, train_per_class=3, tuning_per_class=2), root, "3 classes, not 4")
+    refused(
+        folder_config(train_per_class=4, tuning_per_class=2), root, "ant has 6 images; ", " need 7"
+    )
+    refused(
+        folder_config(num_classes=4, train_per_class=3, tuning_per_class=2),
+        root,
+        "3 classes, not 4",
+    )
     (root / "val" / "dog").mkdir()
     refused(config, root, "1 class folders of val/ have no images: dog")
     (root / "val" / "dog" / "a.png").write_bytes(b"")
@@ -96,7 +131,9 @@ def test_refusals_of_folders(tmp_path: Path, make_imagefolder: MakeFolder, folde
     (root / "val" / "ant" / "copy.jpg").symlink_to(root / "train" / "ant" / "ant_001.jpg")
     refused(config, root, "the splits overlap: ", "ant_001.jpg", " are one file")
     (root / "train" / "cat").rename(root / "train" / "dog")
-    refused(config, root, "val/ lacks 1 classes of train/: dog; train/ lacks 1 classes of val/: cat")
+    refused(
+        config, root, "val/ lacks 1 classes of train/: dog; train/ lacks 1 classes of val/: cat"
+    )
 
 
 def test_progress_is_plain_lines_in_a_log_and_a_bar_on_a_terminal(
@@ -112,7 +149,9 @@ def test_progress_is_plain_lines_in_a_log_and_a_bar_on_a_terminal(
     assert not capsys.readouterr().err
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert list(progress.tracked(range(100), 100, "x")) == list(range(100))
-    assert re.search(r"\rx: 100%\|.*\| 100/100 \[00:\d\d<00:\d\d, .* images/s\]", capsys.readouterr().err)
+    assert re.search(
+        r"\rx: 100%\|.*\| 100/100 \[00:\d\d<00:\d\d, .* images/s\]", capsys.readouterr().err
+    )
 
 
 def test_where_images_came_from(data_dir: Path, insects_source: Path) -> None:
@@ -142,10 +181,22 @@ def test_impossible_configurations_are_refused(fashion_config: Config) -> None:
         ({"eval_resize": 20}, "is smaller than image_size"),
         ({"train_per_class": 0}, "train_per_class=0 must be a whole number, at least 1"),
         ({"resize_px": 20}, "unknown setting 'resize_px'"),
-        ({"source": "imagefolder", "resize_px": 0}, "resize_px=0 must be a whole number, at least 1"),
-        ({"source": "imagefolder", "resize_side": "longer"}, "resize_side=longer needs dataset.source.resize_px"),
-        ({"source": "imagefolder", "resize_px": 9, "resize_side": "width"}, "resize_side=width must be shorter or"),
-        ({"source": "imagefolder", "jpeg_quality": 101}, "jpeg_quality=101 must be a whole number, at least 1 and at"),
+        (
+            {"source": "imagefolder", "resize_px": 0},
+            "resize_px=0 must be a whole number, at least 1",
+        ),
+        (
+            {"source": "imagefolder", "resize_side": "longer"},
+            "resize_side=longer needs dataset.source.resize_px",
+        ),
+        (
+            {"source": "imagefolder", "resize_px": 9, "resize_side": "width"},
+            "resize_side=width must be shorter or",
+        ),
+        (
+            {"source": "imagefolder", "jpeg_quality": 101},
+            "jpeg_quality=101 must be a whole number, at least 1 and at",
+        ),
         ({"source": "imagefolder", "tuning_per_class": 3}, "the splits overlap"),
         ({"source": "parquet", "tuning_per_class": 3}, "the splits overlap"),
     ]

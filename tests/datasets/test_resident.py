@@ -46,7 +46,9 @@ KINDS = (
 )
 
 
-def crops_of(loader: Any, beton: Beton, kinds: tuple[ViewsConfig, ...], batch_size: int) -> list[Tensor]:
+def crops_of(
+    loader: Any, beton: Beton, kinds: tuple[ViewsConfig, ...], batch_size: int
+) -> list[Tensor]:
     def boxes(indices: Ints) -> Ints:
         sides = beton.heights[indices], beton.widths[indices]
         keys = [draws.keys(1, 0, indices, draws.CROP, view) for view in range(len(kinds))]
@@ -59,9 +61,13 @@ def crops_of(loader: Any, beton: Beton, kinds: tuple[ViewsConfig, ...], batch_si
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 @pytest.mark.parametrize(("height", "width", "channels"), [(32, 32, 3), (20, 30, 1), (40, 25, 3)])
-def test_they_are_pillows(height: int, width: int, channels: int, interpolation: str, tmp_path: Path) -> None:
+def test_they_are_pillows(
+    height: int, width: int, channels: int, interpolation: str, tmp_path: Path
+) -> None:
     beton = written(tmp_path, (height, width))
-    shape = CropShape(sizes=tuple(kind.side for kind in KINDS), channels=channels, interpolation=interpolation)
+    shape = CropShape(
+        sizes=tuple(kind.side for kind in KINDS), channels=channels, interpolation=interpolation
+    )
     expected = crops_of(TorchvisionCrops(beton, shape, 1, pin_memory=False), beton, KINDS, 15)
     found = crops_of(ResidentCrops(beton, shape, CPU), beton, KINDS, 15)
     assert [len(batch) for batch in found] == [len(batch) for batch in expected]
@@ -70,24 +76,32 @@ def test_they_are_pillows(height: int, width: int, channels: int, interpolation:
 
 def test_both_views_take_few_operations(tmp_path: Path) -> None:
     beton = written(tmp_path, (32, 32))
-    loader = ResidentCrops(beton, CropShape(sizes=(32, 32), channels=3, interpolation="bicubic"), CPU)
+    loader = ResidentCrops(
+        beton, CropShape(sizes=(32, 32), channels=3, interpolation="bicubic"), CPU
+    )
     crops_of(loader, beton, KINDS[:1] * 2, IMAGES)  # makes the filters
     with LaunchCounter(cpu=True) as operations:
         crops_of(loader, beton, KINDS[:1] * 2, IMAGES)
     assert 0 < operations.count <= 11
 
 
-def test_other_images_and_filters_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_images_and_filters_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shape = CropShape(sizes=(32,), channels=3, interpolation="bicubic")
     with pytest.raises(RegbenchError, match="images of different sizes; choose auto"):
         ResidentCrops(written(tmp_path, (32, 32), (32, 30)), shape, CPU)
     beton = written(tmp_path, (32, 32))
-    with pytest.raises(RegbenchError, match="cannot be resized by area; choose bicubic or bilinear"):
+    with pytest.raises(
+        RegbenchError, match="cannot be resized by area; choose bicubic or bilinear"
+    ):
         ResidentCrops(beton, CropShape(sizes=(32,), channels=3, interpolation="area"), CPU)
 
     def empty(*size: object, **options: object) -> Tensor:
         raise torch.OutOfMemoryError("of several lines\n")
 
     monkeypatch.setattr(torch, "empty", empty)
-    with pytest.raises(RegbenchError, match=r"noise.beton does not fit into the memory of cpu; choose auto$"):
+    with pytest.raises(
+        RegbenchError, match=r"noise.beton does not fit into the memory of cpu; choose auto$"
+    ):
         ResidentCrops(beton, shape, CPU)

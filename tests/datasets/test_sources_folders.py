@@ -1,4 +1,6 @@
-"""ILSVRC2012 and Places205 in the layouts in which they are published, small, and what can be wrong with them."""
+"""ILSVRC2012 and Places205 in the layouts in which they are published, small, and what can be
+wrong with them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def write_images(root: Path) -> None:
 
 
 def write_devkit(folder: Path) -> None:
-    """ILSVRC2012_devkit_t12: numbers of classes in an order of their own, inner nodes of the hierarchy after them."""
+    """ILSVRC2012_devkit_t12: numbers of classes in an order of their own, inner nodes of the
+    hierarchy after them.
+    """
     data = folder / "ILSVRC2012_devkit_t12" / "data"
     data.mkdir(parents=True)
     numbers = {WNIDS[0]: 3, WNIDS[1]: 1, WNIDS[2]: 2, "n00001740": 1001}
@@ -77,7 +81,12 @@ def kaggle_source(tmp_path: Path) -> Path:
 
 def config_of(preset: str, **changes: object) -> DatasetConfig:
     """A preset for small images, which need not be as many as were published."""
-    settings = {"num_classes": 3, "published": None, "train_per_class": None, "tuning_per_class": None} | changes
+    settings = {
+        "num_classes": 3,
+        "published": None,
+        "train_per_class": None,
+        "tuning_per_class": None,
+    } | changes
     own = SOURCES.defaults("imagefolder")
     overrides = [
         f"dataset.{'source.' if key in own else ''}{key}={'null' if value is None else value}"
@@ -95,12 +104,16 @@ def unpacked_source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["devkit", "kaggle", "unpacked"])
-def test_a_flat_val_is_read_with_the_published_labels(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_flat_val_is_read_with_the_published_labels(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
     contents = opened(config_of("in100"), request.getfixturevalue(f"{kind}_source"))
     assert contents.class_names == list(WNIDS)
     assert contents.splits["train"].labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     folder = "ILSVRC/Data/CLS-LOC/val" if kind == "kaggle" else "val"
-    numbers = [(label, i) for label in range(3) for i, truth in enumerate(TRUTH, 1) if truth == label]
+    numbers = [
+        (label, i) for label in range(3) for i, truth in enumerate(TRUTH, 1) if truth == label
+    ]
     expected = [(label, f"{folder}/ILSVRC2012_val_{i:08d}.JPEG") for label, i in numbers]
     assert images(contents, "test") == expected
     assert not contents.notes
@@ -109,10 +122,16 @@ def test_a_flat_val_is_read_with_the_published_labels(kind: str, request: pytest
 def test_in20_is_cut_from_the_published_folder(devkit_source: Path) -> None:
     contents = opened(config_of("in20", train_per_class=2, tuning_per_class=1), devkit_source)
     for split, numbers in (("train", (0, 1)), ("tuning", (3,))):
-        expected = [(label, f"train/{wnid}/{wnid}_{i}.JPEG") for label, wnid in enumerate(WNIDS) for i in numbers]
+        expected = [
+            (label, f"train/{wnid}/{wnid}_{i}.JPEG")
+            for label, wnid in enumerate(WNIDS)
+            for i in numbers
+        ]
         assert images(contents, split) == expected
     # The preset asks for 260 and 260, and one between them.
-    reason = "n01440764 has 4 images; train_per_class and tuning_per_class need 521; n01443537 has 4"
+    reason = (
+        "n01440764 has 4 images; train_per_class and tuning_per_class need 521; n01443537 has 4"
+    )
     refused(config_of("in20", train_per_class=260, tuning_per_class=260), devkit_source, reason)
 
 
@@ -123,15 +142,18 @@ def test_the_published_counts_are_asked_for_once(
     refused(
         whole,
         devkit_source,
-        "source is not the complete ImageNet (ILSVRC2012): train has 12 images, not 1,281,167; val has 6 images, not "
-        "50,000",
+        "source is not the complete ImageNet (ILSVRC2012): train has 12 images, not 1,281,167; val "
+        "has 6 images, not 50,000",
         "get it from https://image-net.org/challenges/LSVRC/2012/2012-downloads.php",
         "dataset.source.published=null",
     )
-    # What was prepared as a part serves a run whose preset asks for the whole: `prepare` was told so once.
+    # What was prepared as a part serves a run whose preset asks for the whole: `prepare` was told
+    # so once.
     prepare(part, tmp_path, source_dir=devkit_source, progress=False)
     assert prepare(whole, tmp_path, progress=False).splits["train"]["num_samples"] == 12
-    monkeypatch.setitem(PUBLISHED, "ilsvrc2012", Published("ImageNet", "nowhere", {"train": 12, "val": 6}))
+    monkeypatch.setitem(
+        PUBLISHED, "ilsvrc2012", Published("ImageNet", "nowhere", {"train": 12, "val": 6})
+    )
     assert opened(whole, devkit_source)
 
 
@@ -143,7 +165,8 @@ def test_the_imagenet_presets_are_the_published_data_sets() -> None:
         assert cell.id == load_run([f"dataset={preset}", "dataset.source.published=null"])[0].id
         assert "published" not in cell.plain()["dataset"]["source"]
     with pytest.raises(
-        RegbenchError, match=r"dataset.source.published=ilsvrc2010 must be ilsvrc2012, places205, .* or null"
+        RegbenchError,
+        match=r"dataset.source.published=ilsvrc2010 must be ilsvrc2012, places205, .* or null",
     ):
         load_run(["dataset=in20", "dataset.source.published=ilsvrc2010"])
 
@@ -161,11 +184,12 @@ def test_all_that_is_wrong_with_imagenet_is_listed(tmp_path: Path, devkit_source
         devkit_source,
         "1 images lie in train/ itself, the first is stray.jpg",
         "1 class folders of train/ have no images: n09999999",
-        "1 images of val/ have no label in ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt: "
-        "holiday.jpg",
-        "1 images that ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt names are not in val/: "
-        "ILSVRC2012_val_00000003",
-        f"1 classes of ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt are not in train/: {WNIDS[2]}",
+        "1 images of val/ have no label in "
+        "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt: holiday.jpg",
+        "1 images that ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt names are "
+        "not in val/: ILSVRC2012_val_00000003",
+        "1 classes of ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt are not "
+        f"in train/: {WNIDS[2]}",
         "2 more faults; get it from https://image-net.org/",
     )
     (devkit / "meta.mat").write_bytes(b"no MATLAB file")
@@ -174,9 +198,15 @@ def test_all_that_is_wrong_with_imagenet_is_listed(tmp_path: Path, devkit_source
     refused(config, devkit_source, "ILSVRC2012_devkit_t12/data/meta.mat cannot be found")
 
 
-def test_labels_that_are_missing_or_damaged_are_refused(tmp_path: Path, kaggle_source: Path) -> None:
+def test_labels_that_are_missing_or_damaged_are_refused(
+    tmp_path: Path, kaggle_source: Path
+) -> None:
     config, labels = config_of("in100"), kaggle_source / "LOC_val_solution.csv"
-    for content in ("ImageId,PredictionString\na\n", "ImageId,Solution\na,b\n", "ImageId,PredictionString\na,\n"):
+    for content in (
+        "ImageId,PredictionString\na\n",
+        "ImageId,Solution\na,b\n",
+        "ImageId,PredictionString\na,\n",
+    ):
         labels.write_text(content)
         refused(config, kaggle_source, "LOC_val_solution.csv cannot be read (")
     labels.write_bytes(b"\xff\xfe\x00")
@@ -185,25 +215,32 @@ def test_labels_that_are_missing_or_damaged_are_refused(tmp_path: Path, kaggle_s
     refused(
         config,
         kaggle_source,
-        "val/ has no class folders, and neither ILSVRC2012_devkit_t12/data/ nor LOC_val_solution.csv",
+        "val/ has no class folders, and neither ILSVRC2012_devkit_t12/data/ nor "
+        "LOC_val_solution.csv",
     )
 
 
 def test_without_a_folder_the_address_is_said(tmp_path: Path) -> None:
-    with pytest.raises(RegbenchError, match=r"in20 --source-dir FOLDER; ImageNet .* from https://image-net\.org"):
+    with pytest.raises(
+        RegbenchError, match=r"in20 --source-dir FOLDER; ImageNet .* from https://image-net\.org"
+    ):
         prepare(config_of("in20", published="ilsvrc2012"), tmp_path, progress=False)
-    with pytest.raises(RegbenchError, match=r"Places205 is to be had from http://data\.csail\.mit\.edu/places/"):
+    with pytest.raises(
+        RegbenchError, match=r"Places205 is to be had from http://data\.csail\.mit\.edu/places/"
+    ):
         prepare(config_of("places205", published="places205"), tmp_path, progress=False)
     config = config_of("in100_labels1", train_list="1percent.txt")
     write_images(tmp_path / "source")
     write_devkit(tmp_path / "source")
     with pytest.raises(
-        RegbenchError, match=r"1percent\.txt is missing.*simclr/master/imagenet_subsets/1percent\.txt\)"
+        RegbenchError,
+        match=r"1percent\.txt is missing.*simclr/master/imagenet_subsets/1percent\.txt\)",
     ):
         prepare(config, tmp_path, source_dir=tmp_path / "source", progress=False)
 
 
-# -------------------------------------------------------------------------------------------------------- Places205
+# --------------------------------------------------------------------------------------------------
+# Places205
 
 PLACES = {"a/abbey": 0, "a/apartment_building/outdoor": 1, "b/bar": 2}
 
@@ -233,19 +270,30 @@ def test_places205_is_read_as_it_is_published(folder: str, places_source: Path) 
     contents = opened(config_of("places205"), places_source)
     assert contents.class_names == ["abbey", "apartment_building/outdoor", "bar"]
     for split, numbers in (("train", (7, 8, 9)), ("test", (5, 6))):
-        expected = [(n, f"{folder}/{place}/gsun_{i}{n}.jpg") for place, n in PLACES.items() for i in numbers]
+        expected = [
+            (n, f"{folder}/{place}/gsun_{i}{n}.jpg") for place, n in PLACES.items() for i in numbers
+        ]
         assert images(contents, split) == expected
 
 
 def test_all_that_is_wrong_with_places205_is_listed(tmp_path: Path, places_source: Path) -> None:
     config = config_of("places205", published="places205")
-    address = "get it from http://data.csail.mit.edu/places/places205/ (imagesPlaces205_resize.tar.gz"
-    refused(config, places_source, "train has 9 images, not 2,448,873; val has 6 images, not 20,500", address)
+    address = (
+        "get it from http://data.csail.mit.edu/places/places205/ (imagesPlaces205_resize.tar.gz"
+    )
+    refused(
+        config,
+        places_source,
+        "train has 9 images, not 2,448,873; val has 6 images, not 20,500",
+        address,
+    )
     lists = places_source / "trainvalsplit_places205"
     train, val = lists / "train_places205.csv", lists / "val_places205.csv"
     good = train.read_text()
     first = good.splitlines()[0]
-    train.write_text(f"{good}{first}\n/etc/passwd 0\n../../x.jpg 1\nb/bar/gsun_1.jpg two\nz/zoo/x.jpg 4\n")
+    train.write_text(
+        f"{good}{first}\n/etc/passwd 0\n../../x.jpg 1\nb/bar/gsun_1.jpg two\nz/zoo/x.jpg 4\n"
+    )
     refused(
         config,
         places_source,
@@ -254,7 +302,9 @@ def test_all_that_is_wrong_with_places205_is_listed(tmp_path: Path, places_sourc
         address,
     )
     train.write_text(good)
-    val.write_text("".join(line for line in val.read_text().splitlines(keepends=True)) + "q/quay/x.jpg 7\n")
+    val.write_text(
+        "".join(line for line in val.read_text().splitlines(keepends=True)) + "q/quay/x.jpg 7\n"
+    )
     refused(config, places_source, "train_places205.csv has no images of the labels 7")
     val.unlink()
     refused(config, places_source, "trainvalsplit_places205/val_places205.csv cannot be read (")

@@ -46,15 +46,23 @@ def write(
     images = [{"bytes": jpeg(first + i), "path": f"{i}.jpg"} for i in range(len(labels))]
     table = pa.table({columns[0]: pa.array(images, IMAGE), columns[1]: list(labels)})
     if names is not None:
-        features = {columns[0]: {"_type": "Image"}, columns[1]: {"names": list(names), "_type": "ClassLabel"}}
-        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+        features = {
+            columns[0]: {"_type": "Image"},
+            columns[1]: {"names": list(names), "_type": "ClassLabel"},
+        }
+        table = table.replace_schema_metadata(
+            {"huggingface": json.dumps({"info": {"features": features}})}
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path, row_group_size=row_group)
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Train in two files, 18 images of three classes; validation, 6; test, 3 without labels, as ImageNet's."""
+    """Train in two files, 18 images of three classes; validation, 6.
+
+    Test, 3 without labels, as ImageNet's.
+    """
     folder = tmp_path / "source"
     write(folder / "data" / "train-00000-of-00002.parquet", [2, 1, 0] * 3)
     write(folder / "data" / "train-00001-of-00002.parquet", [0, 1, 2] * 3, first=9)
@@ -67,24 +75,42 @@ def source(tmp_path: Path) -> Path:
 def config(folder_config: Config) -> Config:
     def of(**changes: object) -> DatasetConfig:
         return folder_config(
-            **({"name": "shards", "source": "parquet", "train_per_class": None, "tuning_per_class": None} | changes)
+            **(
+                {
+                    "name": "shards",
+                    "source": "parquet",
+                    "train_per_class": None,
+                    "tuning_per_class": None,
+                }
+                | changes
+            )
         )
 
     return of
 
 
-def test_images_are_taken_byte_for_byte_in_the_files_order(tmp_path: Path, source: Path, config: Config) -> None:
+def test_images_are_taken_byte_for_byte_in_the_files_order(
+    tmp_path: Path, source: Path, config: Config
+) -> None:
     manifest = prepare(config(), tmp_path, source_dir=source, progress=False)
     assert manifest.class_names == ["ant", "bee", "cat"]
     assert list(manifest.splits) == ["train", "test"]
     labels = [2, 1, 0] * 3 + [0, 1, 2] * 3
-    assert stored(tmp_path, "shards", "train") == [(label, jpeg(i)) for i, label in enumerate(labels)]
+    assert stored(tmp_path, "shards", "train") == [
+        (label, jpeg(i)) for i, label in enumerate(labels)
+    ]
     # The test has no labels, so the validation images are the test.
-    assert stored(tmp_path, "shards", "test") == [(label, jpeg(100 + i)) for i, label in enumerate([2, 2, 1, 1, 0, 0])]
+    assert stored(tmp_path, "shards", "test") == [
+        (label, jpeg(100 + i)) for i, label in enumerate([2, 2, 1, 1, 0, 0])
+    ]
 
 
-def test_a_tuning_split_is_cut_as_from_folders(tmp_path: Path, source: Path, config: Config) -> None:
-    manifest = prepare(config(train_per_class=3, tuning_per_class=2), tmp_path, source_dir=source, progress=False)
+def test_a_tuning_split_is_cut_as_from_folders(
+    tmp_path: Path, source: Path, config: Config
+) -> None:
+    manifest = prepare(
+        config(train_per_class=3, tuning_per_class=2), tmp_path, source_dir=source, progress=False
+    )
     assert list(manifest.splits) == ["train", "tuning", "test"]
     labels = [2, 1, 0] * 3 + [0, 1, 2] * 3
     assert stored(tmp_path, "shards", "train") == [(labels[i], jpeg(i)) for i in range(9)]
@@ -97,7 +123,9 @@ def test_a_tuning_split_is_cut_as_from_folders(tmp_path: Path, source: Path, con
     )
 
 
-def test_validation_is_for_tuning_where_the_test_has_labels(tmp_path: Path, source: Path, config: Config) -> None:
+def test_validation_is_for_tuning_where_the_test_has_labels(
+    tmp_path: Path, source: Path, config: Config
+) -> None:
     write(source / "data" / "test-00000-of-00001.parquet", [1, 0, 2], first=200)
     manifest = prepare(config(), tmp_path, source_dir=source, progress=False)
     assert {name: entry["num_samples"] for name, entry in manifest.splits.items()} == {
@@ -114,13 +142,20 @@ def test_other_names_of_columns_and_of_folders(tmp_path: Path, config: Config) -
             path = tmp_path / image / "default" / split / "0000.parquet"
             write(path, [0, 1, 2], first=first, columns=(image, label))
         contents = opened(config(), tmp_path / image)
-        assert [bytes_ for bytes_, _ in contents.splits["test"].images()] == [jpeg(50 + i) for i in range(3)]
+        assert [bytes_ for bytes_, _ in contents.splits["test"].images()] == [
+            jpeg(50 + i) for i in range(3)
+        ]
 
 
 def test_classes_by_the_labels_themselves(tmp_path: Path, config: Config) -> None:
     for values in ((3, 10, 20), ("ant", "bee", "cat")):
         for split, first in (("train", 0), ("test", 50)):
-            write(tmp_path / "source" / f"{split}-00000-of-00001.parquet", values[::-1], first=first, names=None)
+            write(
+                tmp_path / "source" / f"{split}-00000-of-00001.parquet",
+                values[::-1],
+                first=first,
+                names=None,
+            )
         contents = opened(config(), tmp_path / "source")
         assert contents.class_names == [str(value) for value in values]
         assert contents.splits["test"].labels.tolist() == [2, 1, 0]
@@ -130,9 +165,14 @@ def test_classes_by_the_labels_themselves(tmp_path: Path, config: Config) -> Non
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_what_hugging_faces_library_writes(tmp_path: Path, config: Config) -> None:
     hub = pytest.importorskip("datasets")
-    features = hub.Features({"image": hub.Image(), "label": hub.ClassLabel(names=["ant", "bee", "cat"])})
+    features = hub.Features(
+        {"image": hub.Image(), "label": hub.ClassLabel(names=["ant", "bee", "cat"])}
+    )
     for split, first in (("train", 0), ("test", 50)):
-        rows = {"image": [{"bytes": jpeg(first + i), "path": None} for i in range(3)], "label": [0, 1, 2]}
+        rows = {
+            "image": [{"bytes": jpeg(first + i), "path": None} for i in range(3)],
+            "label": [0, 1, 2],
+        }
         path = tmp_path / "source" / "data" / f"{split}-00000-of-00001-0123456789abcdef.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         hub.Dataset.from_dict(rows, features=features).to_parquet(str(path))
@@ -153,8 +193,12 @@ def test_only_a_row_group_is_in_memory(tmp_path: Path, config: Config) -> None:
         for split in ("train", "test"):
             path = folder / f"{split}-00000-of-00001.parquet"
             path.parent.mkdir(exist_ok=True)
-            table = pa.table({"image": pa.array([image] * 32, IMAGE), "label": [i % 3 for i in range(32)]})
-            with pq.ParquetWriter(path, table.schema, use_dictionary=False, compression="none") as writer:
+            table = pa.table(
+                {"image": pa.array([image] * 32, IMAGE), "label": [i % 3 for i in range(32)]}
+            )
+            with pq.ParquetWriter(
+                path, table.schema, use_dictionary=False, compression="none"
+            ) as writer:
                 for _ in range(count // 32):
                     writer.write_table(table, row_group_size=32)
         before, peak = pa.default_memory_pool().bytes_allocated(), 0
@@ -167,11 +211,16 @@ def test_only_a_row_group_is_in_memory(tmp_path: Path, config: Config) -> None:
 
 
 def test_refusals_of_folders(tmp_path: Path, source: Path, config: Config) -> None:
-    refused(config(), None, "is made from parquet files of https://huggingface.co/datasets; give the folder")
+    refused(
+        config(),
+        None,
+        "is made from parquet files of https://huggingface.co/datasets; give the folder",
+    )
     refused(
         config(),
         tmp_path / "none",
-        "it has no files of train; it has no files of validation or test; mend it, or give another folder",
+        "it has no files of train; it has no files of validation or test; mend it, or give another "
+        "folder",
     )
     refused(config(num_classes=4), source, "3 classes, not 4")
     (source / "data" / "train-00000-of-00002.parquet").unlink()
@@ -183,7 +232,9 @@ def test_refusals_of_folders(tmp_path: Path, source: Path, config: Config) -> No
         "1 of the 2 files of train are missing: numbers 0",
     )
     write(source / "other" / "train-00000-of-00001.parquet", [0])
-    refused(config(), source, "it holds several data sets, of which one is to be given: data, other")
+    refused(
+        config(), source, "it holds several data sets, of which one is to be given: data, other"
+    )
 
 
 def test_refusals_of_files(tmp_path: Path, source: Path, config: Config) -> None:
@@ -219,7 +270,9 @@ def test_refusals_of_files(tmp_path: Path, source: Path, config: Config) -> None
     damaged = bytearray(shard.read_bytes())
     damaged[page : page + 8] = bytes([255] * 8)
     shard.write_bytes(damaged)
-    with pytest.raises(RegbenchError, match=r"00001-of-00002\.parquet cannot be read \([^\n]*; download it again$"):
+    with pytest.raises(
+        RegbenchError, match=r"00001-of-00002\.parquet cannot be read \([^\n]*; download it again$"
+    ):
         prepare(config(), tmp_path / "data", source_dir=source, progress=False)
 
 
@@ -242,25 +295,35 @@ def test_refusals_of_rows(tmp_path: Path, source: Path, config: Config) -> None:
         {"bytes": jpeg(0), "path": None},
     ]
     table = pq.read_table(source / "data" / "train-00000-of-00002.parquet")
-    rows = pa.table({"image": pa.array(images, IMAGE), "label": [0, 1, 2, 2]}, metadata=table.schema.metadata)
+    rows = pa.table(
+        {"image": pa.array(images, IMAGE), "label": [0, 1, 2, 2]}, metadata=table.schema.metadata
+    )
     pq.write_table(rows, shard)
     write(source / "data" / "validation-00000-of-00001.parquet", [0, 1, 2])
-    missing = (
-        r"3 images cannot be read: data/train-00001-of-00002\.parquet\[0\] \(it is empty\), .*\[2\] \(it is empty\)"
-    )
+    missing = r"3 images cannot be read: data/train-00001-of-00002\.parquet\[0\] \(it is empty\), .*\[2\] \(it is empty\)"
     with pytest.raises(RegbenchError, match=missing):
         prepare(config(), tmp_path / "data", source_dir=source, progress=False)
     images = [{"bytes": jpeg(0)[:-30], "path": None}] + [{"bytes": jpeg(0), "path": None}] * 3
-    rows = pa.table({"image": pa.array(images, IMAGE), "label": [0, 1, 2, 2]}, metadata=table.schema.metadata)
+    rows = pa.table(
+        {"image": pa.array(images, IMAGE), "label": [0, 1, 2, 2]}, metadata=table.schema.metadata
+    )
     pq.write_table(rows, shard)
-    with pytest.raises(RegbenchError, match=r"1 images cannot be read: data/train-00001-of-00002\.parquet\[0\] \("):
+    with pytest.raises(
+        RegbenchError, match=r"1 images cannot be read: data/train-00001-of-00002\.parquet\[0\] \("
+    ):
         prepare(config(), tmp_path / "data", source_dir=source, progress=False)
 
 
 def test_what_fits_the_images_is_chosen(source: Path, tmp_path: Path) -> None:
     settings = ["dataset.name=insects", f"runtime.data_dir={tmp_path / 'data'}"]
-    result = CliRunner().invoke(main, ["prepare", "parquet", "--source-dir", str(source), *settings])
+    result = CliRunner().invoke(
+        main, ["prepare", "parquet", "--source-dir", str(source), *settings]
+    )
     assert result.exit_code == 0, result.output
     cell, _ = load_run(["dataset=parquet", *settings])
     assert (cell.dataset.num_classes, cell.dataset.image_size, cell.dataset.channels) == (3, 10, 3)
-    assert (cell.augmentation.name, cell.network.architecture, cell.batch_size) == ("small_color", "resnet_tiny", 16)
+    assert (cell.augmentation.name, cell.network.architecture, cell.batch_size) == (
+        "small_color",
+        "resnet_tiny",
+        16,
+    )

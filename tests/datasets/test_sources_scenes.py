@@ -50,13 +50,16 @@ def test_a_scene_depends_on_its_seed_split_and_number_alone() -> None:
 @pytest.mark.parametrize("grey", [False, True])
 def test_sizes_and_colours(size_px: int, grey: bool) -> None:
     shape = (size_px, size_px) if grey else (size_px, size_px, 3)
-    assert {image.shape for image in pixels(scenes(size_px=size_px, grey=grey).splits["test"])} == {shape}
+    assert {image.shape for image in pixels(scenes(size_px=size_px, grey=grey).splits["test"])} == {
+        shape
+    }
 
 
 def test_the_factors_say_where_a_garment_is_which_colour_it_has_and_how_far_it_is_turned() -> None:
     """The stroke of a one runs through its centre; of a pixel there the hue is that of the garment.
 
-    A positive angle turns the garment clockwise, from a slope of the stroke that is another in each image.
+    A positive angle turns the garment clockwise, from a slope of the stroke that is another in each
+    image.
     """
     split = scenes(train_images=700, size_px=96).splits["train"]
     found, slopes = [], []
@@ -68,9 +71,13 @@ def test_the_factors_say_where_a_garment_is_which_colour_it_has_and_how_far_it_i
             apart = abs(hue - float(split.factors["hue_turns"][number]))
             found.append(min(apart, 1 - apart))
             colours = image / np.linalg.norm(image, axis=2, keepdims=True).clip(1)
-            down, right = np.nonzero(colours @ colours[line, column] > 0.998) - np.array([[line], [column]])
+            down, right = np.nonzero(colours @ colours[line, column] > 0.998) - np.array(
+                [[line], [column]]
+            )
             near = np.hypot(down, right) < 25
-            slopes.append((-np.polyfit(down[near], right[near], 1)[0], split.factors["angle_deg"][number]))
+            slopes.append(
+                (-np.polyfit(down[near], right[near], 1)[0], split.factors["angle_deg"][number])
+            )
     assert len(found) == 70
     assert np.mean(np.array(found) < 0.02) > 0.9
     assert np.corrcoef(np.array(slopes, float).T)[0, 1] > 0.3
@@ -82,7 +89,9 @@ def test_an_image_is_sampled_at_the_centres_of_its_pixels_and_fades_out_beyond()
     rows = np.array([2, 0])
 
     def moved(right: float, down: float) -> Any:
-        return sampled(grey_NFF, rows, np.stack([u_FF + right / 5] * 2), np.stack([v_FF + down / 5] * 2))
+        return sampled(
+            grey_NFF, rows, np.stack([u_FF + right / 5] * 2), np.stack([v_FF + down / 5] * 2)
+        )
 
     framed_NFF = np.pad(grey_NFF[rows], ((0, 0), (0, 1), (0, 1)))
     assert np.allclose(moved(0, 0), grey_NFF[rows])
@@ -101,7 +110,10 @@ def test_a_larger_scale_covers_more_and_distractors_add_more_still() -> None:
     parts = [changed(*two) for two in zip(pixels(plain), pixels(cluttered), strict=True)]
     assert "distractors" not in plain.factors
     assert set(np.unique(cluttered.factors["distractors"])) == set(range(9))
-    assert np.corrcoef(parts, [float(number) for number in cluttered.factors["distractors"]])[0, 1] > 0.6
+    assert (
+        np.corrcoef(parts, [float(number) for number in cluttered.factors["distractors"]])[0, 1]
+        > 0.6
+    )
     assert np.array_equal(plain.factors["scale"], cluttered.factors["scale"])
 
 
@@ -118,7 +130,13 @@ def test_classes_are_balanced_or_follow_a_power_law_in_training_alone() -> None:
 def test_a_class_is_a_garment_in_a_pattern() -> None:
     contents = scenes(patterns=4, train_images=120)
     assert len(contents.class_names) == 40
-    assert contents.class_names[:5] == ["0, plain", "0, stripes across", "0, stripes along", "0, checks", "1, plain"]
+    assert contents.class_names[:5] == [
+        "0, plain",
+        "0, stripes across",
+        "0, stripes along",
+        "0, checks",
+        "1, plain",
+    ]
     split = contents.splits["train"]
     assert np.bincount(split.labels).tolist() == [3] * 40
     plain = pixels(scenes(train_images=120).splits["train"])
@@ -138,7 +156,10 @@ def test_no_two_patterns_are_alike() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"foreground": "imagefolder"}, "dataset.source.foreground=imagefolder must be one of cifar10, "),
+        (
+            {"foreground": "imagefolder"},
+            "dataset.source.foreground=imagefolder must be one of cifar10, ",
+        ),
         (
             {"train_images": 5000},
             "train needs 500 images of '0' and digits has ",
@@ -171,18 +192,26 @@ def test_factors_are_those_of_the_training_images_that_are_used(tmp_path: Path) 
     part = replace(whole, train_per_class=2)
     table, factors = (read_factors(tmp_path, each, "train") for each in (whole, part))
     options: Any = {"device": torch.device("cpu"), "backend": "torchvision"}
-    with EvalLoader(part, "train", data_dir=tmp_path, batch_size=20, **options) as loader, loader.epoch() as batches:
+    with (
+        EvalLoader(part, "train", data_dir=tmp_path, batch_size=20, **options) as loader,
+        loader.epoch() as batches,
+    ):
         ((_, labels),) = batches
     assert factors["class"].tolist() == labels.tolist()
     assert np.bincount(factors["class"]).tolist() == [2] * 10
-    assert {*zip(factors["class"], factors["scale"], strict=True)} < {*zip(table["class"], table["scale"], strict=True)}
+    assert {*zip(factors["class"], factors["scale"], strict=True)} < {
+        *zip(table["class"], table["scale"], strict=True)
+    }
 
 
 def test_a_table_of_factors_that_was_changed_is_refused(tmp_path: Path) -> None:
     prepare(config(), tmp_path, progress=False)
     table = tmp_path / "scenes" / Manifest.load(tmp_path, "scenes").splits["test"]["factors"]
     write_text(table, table.read_text().replace("0", "1", 1))
-    with pytest.raises(RegbenchError, match=r"test\.factors\.csv is missing or was changed; write it again: regbench"):
+    with pytest.raises(
+        RegbenchError,
+        match=r"test\.factors\.csv is missing or was changed; write it again: regbench",
+    ):
         read_factors(tmp_path, config(), "test")
     assert "test.factors.csv" in verify("scenes", tmp_path, progress=False)[1][0]
     with pytest.raises(RegbenchError, match="'digits' does not say what its images are made of"):
@@ -192,7 +221,10 @@ def test_a_table_of_factors_that_was_changed_is_refused(tmp_path: Path) -> None:
 
 
 def test_backgrounds_are_rough_at_every_size() -> None:
-    """Noise of amplitude 1/f has as much power in each octave; smooth gratings have none in the last."""
+    """Noise of amplitude 1/f has as much power in each octave.
+
+    Smooth gratings have none in the last.
+    """
     noise_NSS = pink(np.random.default_rng(0).standard_normal((40, 64, 64)))
     power = np.mean(np.abs(np.fft.fft2(noise_NSS)) ** 2, axis=0)
     cycles = np.hypot(np.fft.fftfreq(64)[:, None], np.fft.fftfreq(64)) * 64
@@ -203,7 +235,10 @@ def test_backgrounds_are_rough_at_every_size() -> None:
 
 
 def test_no_two_scenes_share_the_texture_of_their_background() -> None:
-    """The corners of scenes lie behind no garment; neighbours of one row differ by the texture alone."""
+    """The corners of scenes lie behind no garment.
+
+    Neighbours of one row differ by the texture alone.
+    """
     contents = scenes(train_images=200, foreground="digits")
     corners = []
     for split in ("train", "tuning"):

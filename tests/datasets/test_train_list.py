@@ -27,7 +27,12 @@ def root(tmp_path_factory: pytest.TempPathFactory, make_imagefolder: MakeFolder)
 @pytest.fixture
 def listed(folder_config: Config) -> Config:
     def config(path: Path | str, **changes: object) -> DatasetConfig:
-        return folder_config(**({"train_per_class": None, "tuning_per_class": None, "train_list": str(path)} | changes))
+        return folder_config(
+            **(
+                {"train_per_class": None, "tuning_per_class": None, "train_list": str(path)}
+                | changes
+            )
+        )
 
     return config
 
@@ -40,7 +45,11 @@ def path(tmp_path: Path) -> Path:
 
 
 def files(*numbers: int) -> list[tuple[int, str]]:
-    return [(label, f"train/{name}/{name}_{i:03d}.jpg") for label, name in enumerate(CLASSES) for i in numbers]
+    return [
+        (label, f"train/{name}/{name}_{i:03d}.jpg")
+        for label, name in enumerate(CLASSES)
+        for i in numbers
+    ]
 
 
 def test_the_list_says_what_is_for_training(path: Path, root: Path, listed: Config) -> None:
@@ -51,12 +60,22 @@ def test_the_list_says_what_is_for_training(path: Path, root: Path, listed: Conf
     assert contents.taken_from == {"train": f"train/, those that few.txt names (SHA-256 {sha256})"}
 
 
-def test_tuning_images_are_others_than_those_of_the_list(path: Path, root: Path, listed: Config) -> None:
+def test_tuning_images_are_others_than_those_of_the_list(
+    path: Path, root: Path, listed: Config
+) -> None:
     path.write_text("\n".join(f"{name.split('_')[0]}/{name}" for name in NAMES))
     contents = opened(listed(path, tuning_per_class=4), root)
-    assert (images(contents, "train"), images(contents, "tuning")) == (files(1, 4, 6), files(0, 2, 3, 5))
+    assert (images(contents, "train"), images(contents, "tuning")) == (
+        files(1, 4, 6),
+        files(0, 2, 3, 5),
+    )
     reason = "that few.txt does not name: ant has 5; bee has 5"
-    refused(listed(path, tuning_per_class=6), root, "tuning_per_class needs 6 images of each class", reason)
+    refused(
+        listed(path, tuning_per_class=6),
+        root,
+        "tuning_per_class needs 6 images of each class",
+        reason,
+    )
 
 
 def test_a_list_is_sought_beside_the_images_and_then_here(
@@ -64,7 +83,13 @@ def test_a_list_is_sought_beside_the_images_and_then_here(
 ) -> None:
     root = make_imagefolder(tmp_path / "source", 8, 1)
     monkeypatch.chdir(tmp_path)
-    refused(listed("few.txt"), root, "few.txt is missing: it is neither in ", "source nor in ", "; put it there")
+    refused(
+        listed("few.txt"),
+        root,
+        "few.txt is missing: it is neither in ",
+        "source nor in ",
+        "; put it there",
+    )
     (tmp_path / "few.txt").write_text("\n".join(f"{name}_007.jpg" for name in CLASSES))
     assert images(opened(listed("few.txt"), root), "train") == files(7)
     (root / "few.txt").write_text("\n".join(NAMES))
@@ -75,12 +100,21 @@ def test_a_list_is_sought_beside_the_images_and_then_here(
 
 def test_a_list_that_does_not_fit_is_refused(path: Path, root: Path, listed: Config) -> None:
     cases: list[tuple[list[str], str]] = [
-        ([*NAMES, "ant_099.jpg"], "train: line 10: ant_099.jpg: it is not in train/; get the list again, or mend"),
+        (
+            [*NAMES, "ant_099.jpg"],
+            "train: line 10: ant_099.jpg: it is not in train/; get the list again, or mend",
+        ),
         ([*NAMES, "dog/dog_001.jpg"], "line 10: dog/dog_001.jpg: its class dog is not in train/"),
         ([*NAMES, "ant/bee_001.jpg"], "line 10: ant/bee_001.jpg: it is not in train/"),
-        (["", *NAMES, "ant_004.jpg"], "line 11: ant_004.jpg is already in line 3; get the list again"),
+        (
+            ["", *NAMES, "ant_004.jpg"],
+            "line 11: ant_004.jpg is already in line 3; get the list again",
+        ),
         ([*NAMES, "ant/ant_004.jpg"], "line 10: ant/ant_004.jpg is already in line 2"),
-        (["bee_000.jpg"], "names 1 images and none of 2 of the 3 classes (ant, cat); is it cut short?"),
+        (
+            ["bee_000.jpg"],
+            "names 1 images and none of 2 of the 3 classes (ant, cat); is it cut short?",
+        ),
         ([], "names 0 images and none of 3 of the 3 classes"),
         (["\udcff\udcfe"], "cannot read the list of training images"),
     ]
@@ -89,7 +123,9 @@ def test_a_list_that_does_not_fit_is_refused(path: Path, root: Path, listed: Con
         refused(listed(path), root, "few.txt", reason)
 
 
-def test_a_name_in_two_classes_needs_its_class(path: Path, make_imagefolder: MakeFolder, listed: Config) -> None:
+def test_a_name_in_two_classes_needs_its_class(
+    path: Path, make_imagefolder: MakeFolder, listed: Config
+) -> None:
     root = make_imagefolder(path.parent / "source", 3, 1)
     for name in CLASSES:
         (root / "train" / name / f"{name}_000.jpg").rename(root / "train" / name / "0.jpg")
@@ -99,18 +135,35 @@ def test_a_name_in_two_classes_needs_its_class(path: Path, make_imagefolder: Mak
     assert len(images(opened(listed(path), root), "train")) == 3
 
 
-def test_settings_that_contradict_a_list_are_refused(path: Path, root: Path, listed: Config) -> None:
-    with pytest.raises(RegbenchError, match=r"train_list and dataset\.source\.train_per_class both"):
+def test_settings_that_contradict_a_list_are_refused(
+    path: Path, root: Path, listed: Config
+) -> None:
+    with pytest.raises(
+        RegbenchError, match=r"train_list and dataset\.source\.train_per_class both"
+    ):
         listed(path, train_per_class=3)
-    refused(listed(path.parent), root, f"list of training images {path.parent} is missing; put it there, or give")
+    refused(
+        listed(path.parent),
+        root,
+        f"list of training images {path.parent} is missing; put it there, or give",
+    )
 
 
-def test_a_list_says_which_classes_are_taken(tmp_path: Path, root: Path, folder_config: Config) -> None:
+def test_a_list_says_which_classes_are_taken(
+    tmp_path: Path, root: Path, folder_config: Config
+) -> None:
     path = tmp_path / "two.txt"
     path.write_text("# of three\ncat\n\nant\n")
-    contents = opened(folder_config(class_list=str(path), num_classes=2, train_per_class=3, tuning_per_class=2), root)
+    contents = opened(
+        folder_config(class_list=str(path), num_classes=2, train_per_class=3, tuning_per_class=2),
+        root,
+    )
     assert contents.class_names == ["ant", "cat"]
-    train = [(label, f"train/{name}/{name}_{i:03d}.jpg") for label, name in enumerate(("ant", "cat")) for i in range(3)]
+    train = [
+        (label, f"train/{name}/{name}_{i:03d}.jpg")
+        for label, name in enumerate(("ant", "cat"))
+        for i in range(3)
+    ]
     assert images(contents, "train") == train
     assert {name for _, name in images(contents, "test")} == {
         f"val/{c}/{c}_{i:03d}.jpg" for c in ("ant", "cat") for i in (0, 1)
@@ -120,14 +173,19 @@ def test_a_list_says_which_classes_are_taken(tmp_path: Path, root: Path, folder_
     assert contents.taken_from == {"train": classes, "tuning": classes, "test": classes}
 
 
-def test_held_out_images_are_of_the_listed_classes(tmp_path: Path, root: Path, folder_config: Config) -> None:
+def test_held_out_images_are_of_the_listed_classes(
+    tmp_path: Path, root: Path, folder_config: Config
+) -> None:
     path = tmp_path / "two.txt"
     path.write_text("cat\nbee")
     divided = {"train_per_class": None, "tuning_per_class": None, "held_out": 0.25}
     contents = opened(folder_config(class_list=str(path), num_classes=2, **divided), root)
     assert contents.class_names == ["bee", "cat"]
     classes = "the classes of two.txt"
-    assert all(classes in text and "/" in text.partition(classes)[0] for text in contents.taken_from.values())
+    assert all(
+        classes in text and "/" in text.partition(classes)[0]
+        for text in contents.taken_from.values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,8 +200,15 @@ def test_a_list_of_classes_that_does_not_fit_is_refused(
 ) -> None:
     path = tmp_path / "classes.txt"
     path.write_text(text)
-    refused(folder_config(class_list=str(path)), root, str(path), reason, "dataset.source.class_list")
+    refused(
+        folder_config(class_list=str(path)), root, str(path), reason, "dataset.source.class_list"
+    )
 
 
 def test_a_list_of_classes_that_is_not_there_is_refused(root: Path, folder_config: Config) -> None:
-    refused(folder_config(class_list="none.txt"), root, "the list of classes none.txt is missing", "class_list=PATH")
+    refused(
+        folder_config(class_list="none.txt"),
+        root,
+        "the list of classes none.txt is missing",
+        "class_list=PATH",
+    )

@@ -30,7 +30,13 @@ def test_splits_are_read_as_they_are_written(data_dir: Path) -> None:
         for column, cls in enumerate(CLASSES):
             lines = (main_folder(data_dir) / f"{cls}_{name}.txt").read_text().splitlines()
             expected = {line.split()[0]: int(line.split()[1]) for line in lines}
-            found = dict(zip((path.stem for path in split.paths), split.presence[:, column].tolist(), strict=True))
+            found = dict(
+                zip(
+                    (path.stem for path in split.paths),
+                    split.presence[:, column].tolist(),
+                    strict=True,
+                )
+            )
             assert found == expected
         assert {-1, 0, 1} == set(split.presence.flatten().tolist())
 
@@ -38,7 +44,8 @@ def test_splits_are_read_as_they_are_written(data_dir: Path) -> None:
 def test_a_folder_that_is_not_there_is_refused_with_the_way_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(
         RegbenchError,
-        match=r"VOC2007 is missing.*VOCtrainval_06-Nov-2007\.tar.*regbench prepare voc07 --source-dir FOLDER",
+        match=r"VOC2007 is missing.*VOCtrainval_06-Nov-2007\.tar.*regbench prepare voc07 "
+        r"--source-dir FOLDER",
     ):
         open_voc07(tmp_path, (5011, 4952))
 
@@ -76,11 +83,15 @@ def test_one_image_in_both_splits_is_refused(data_dir: Path) -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(60, 80), (81, 60)])
 def test_images_are_resized_whole(tmp_path: Path, height: int, width: int) -> None:
-    """The shorter side first, then a square whatever the shape, as torchvision's transforms on a picture do."""
+    """The shorter side first, then a square whatever the shape, as torchvision's transforms on
+    a picture do.
+    """
     pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
     path = tmp_path / "noise.png"
     Image.fromarray(pixels).save(path)
-    (batch,) = whole_images((path,) * 3, shorter=32, size=28, interpolation="bilinear", batch_size=4, workers=2)
+    (batch,) = whole_images(
+        (path,) * 3, shorter=32, size=28, interpolation="bilinear", batch_size=4, workers=2
+    )
     bilinear = transforms.InterpolationMode.BILINEAR
     picture = transforms.resize(Image.fromarray(pixels), [32], bilinear)
     picture = transforms.resize(picture, [28, 28], bilinear)
@@ -92,8 +103,12 @@ def test_images_are_resized_whole(tmp_path: Path, height: int, width: int) -> No
 
 def test_batches_come_in_order(data_dir: Path) -> None:
     paths = open_voc07(data_dir, (TRAINVAL, TEST))["test"].paths
-    one = list(whole_images(paths, shorter=10, size=8, interpolation="bicubic", batch_size=100, workers=1))
-    many = list(whole_images(paths, shorter=10, size=8, interpolation="bicubic", batch_size=7, workers=3))
+    one = list(
+        whole_images(paths, shorter=10, size=8, interpolation="bicubic", batch_size=100, workers=1)
+    )
+    many = list(
+        whole_images(paths, shorter=10, size=8, interpolation="bicubic", batch_size=7, workers=3)
+    )
     assert [len(x) for x in many] == [7] * (TEST // 7) + [TEST % 7] * (TEST % 7 > 0)
     assert torch.equal(torch.cat(many), torch.cat(one))
 
@@ -101,4 +116,13 @@ def test_batches_come_in_order(data_dir: Path) -> None:
 def test_a_damaged_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.jpg").write_bytes(b"no picture")
     with pytest.raises(RegbenchError, match=r"bad\.jpg"):
-        list(whole_images((tmp_path / "bad.jpg",), shorter=8, size=8, interpolation="area", batch_size=1, workers=1))
+        list(
+            whole_images(
+                (tmp_path / "bad.jpg",),
+                shorter=8,
+                size=8,
+                interpolation="area",
+                batch_size=1,
+                workers=1,
+            )
+        )

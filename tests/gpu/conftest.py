@@ -1,4 +1,6 @@
-"""The device that is compared with the CPU: a GPU (`make gpu`), or the CPU itself, which tries tests on small sizes."""
+"""The device that is compared with the CPU: a GPU (`make gpu`), or the CPU itself, which tries
+tests on small sizes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no G
 
 @pytest.fixture(
     scope="session",
-    params=[pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=[pytest.mark.gpu, CUDA])],
+    params=[
+        pytest.param("cpu", marks=pytest.mark.slow),
+        pytest.param("cuda", marks=[pytest.mark.gpu, CUDA]),
+    ],
 )
 def device(request: pytest.FixtureRequest) -> torch.device:
     forbid_tf32()

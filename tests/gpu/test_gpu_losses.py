@@ -24,7 +24,8 @@ BOUNDS = {torch.float64: 1e-7, torch.float32: 1e-3}
 
 
 class DrawnOnCpu(TorchDispatchMode):
-    """Draws every random number on the CPU and in float64: devices and dtypes draw different ones from one seed.
+    """Draws every random number on the CPU and in float64: devices and dtypes draw different ones
+    from one seed.
 
     Attributes:
         draws: How often something was drawn.
@@ -45,14 +46,22 @@ class DrawnOnCpu(TorchDispatchMode):
             kwargs["device"] = torch.device("cpu")
         if kwargs.get("dtype") == torch.float32:
             kwargs["dtype"] = torch.float64
-        args = [each.to("cpu", torch.float64) if isinstance(each, Tensor) else each for each in args]
+        args = [
+            each.to("cpu", torch.float64) if isinstance(each, Tensor) else each for each in args
+        ]
         return func(*args, **kwargs).to(device)
 
 
 def largest_error(
-    method: Regularizer, views: list[Tensor], there: list[Tensor], engine: Engine, global_views: int = 2
+    method: Regularizer,
+    views: list[Tensor],
+    there: list[Tensor],
+    engine: Engine,
+    global_views: int = 2,
 ) -> float:
-    """Compare with the textbook on the CPU: the norm of a difference over that of the CPU's value or gradient."""
+    """Compare with the textbook on the CPU: the norm of a difference over that of the CPU's
+    value or gradient.
+    """
     # torch.compile would not build a kernel inside of such a mode, and only random methods need it.
     with DrawnOnCpu() if method.random else contextlib.nullcontext():
         wanted, _ = value_and_gradients(method, views, Engine(form="textbook"), global_views)
@@ -61,7 +70,9 @@ def largest_error(
 
 
 def worst_errors(method: Regularizer, device: torch.device) -> dict[torch.dtype, float]:
-    """Compare for two and for three views, n < q and n > q, and find the largest error of each dtype."""
+    """Compare for two and for three views, n < q and n > q, and find the largest error of each
+    dtype.
+    """
     sizes = ((384, 192), (192, 384)) if device.type == "cuda" else ((24, 12), (12, 24))
     worst = dict.fromkeys(BOUNDS, 0.0)
     for (n, q), (count, global_views) in itertools.product(sizes, ((2, 2), (3, 1))):
@@ -82,7 +93,10 @@ def test_every_form_is_the_textbook_of_the_cpu(name: str, device: torch.device) 
 def test_a_compiled_kernel_is_the_textbook_of_the_cpu(device: torch.device) -> None:
     views = draw_views(192, 384, 2)
     there = [view.to(device, torch.float32) for view in views]
-    assert largest_error(methods.build("sfrik_l3"), views, there, Engine(form="gram", compile=True)) <= 1e-3
+    assert (
+        largest_error(methods.build("sfrik_l3"), views, there, Engine(form="gram", compile=True))
+        <= 1e-3
+    )
 
 
 @pytest.mark.parametrize(("backend", "size"), [("gloo", 2), ("nccl", 1)])
@@ -98,7 +112,9 @@ def test_ranks_that_share_a_device_have_the_gradients_of_one_process(
 
 
 def join(here: Place, backend: str, device: torch.device) -> torch.device:
-    warnings.filterwarnings("ignore", LOCAL_ROWS)  # one process's value is what the ranks are compared with
+    warnings.filterwarnings(
+        "ignore", LOCAL_ROWS
+    )  # one process's value is what the ranks are compared with
     here.join(backend)
     return device
 
@@ -144,7 +160,9 @@ def test_a_form_that_is_wrong_on_the_device_is_noticed(factor: float, views: int
 
         def view_terms(self, views_NQ: Any, global_views: int) -> dict[str, Tensor]:
             loss = super().view_terms(views_NQ, global_views)["loss"]
-            wrong = views_NQ[0].dtype == torch.float32 and len(views_NQ) == views and factor == factor
+            wrong = (
+                views_NQ[0].dtype == torch.float32 and len(views_NQ) == views and factor == factor
+            )
             return {"loss": loss * (factor if wrong else 1.0)}
 
     errors = worst_errors(Wrong(), torch.device("cpu"))

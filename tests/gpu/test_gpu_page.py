@@ -19,11 +19,15 @@ from regbench.instruments.gpu import ALL, Bench, write_page
 @pytest.mark.slow
 @pytest.mark.parametrize("title", ALL)
 def test_every_part_measures_on_a_cpu(title: str, tmp_path: Path) -> None:
-    assert write_page(torch.device("cpu"), tmp_path, {title: ALL[title]}), (tmp_path / "gpu.md").read_text()
+    assert write_page(torch.device("cpu"), tmp_path, {title: ALL[title]}), (
+        tmp_path / "gpu.md"
+    ).read_text()
     assert f"## {title}" in (tmp_path / "gpu.md").read_text()
 
 
-def test_the_page_goes_on_after_what_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_goes_on_after_what_breaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # torch's default
 
     def breaks(bench: Bench) -> NoReturn:
@@ -50,7 +54,9 @@ def test_the_page_goes_on_after_what_breaks(tmp_path: Path, monkeypatch: pytest.
 def test_calls_for_single_parts_come_together_on_a_page_of_one_machine(tmp_path: Path) -> None:
     here = torch.device("cpu")
 
-    assert write_page(here, tmp_path, {"One": partial(say, "first\n\n### below"), "Two": partial(say, "second")})
+    assert write_page(
+        here, tmp_path, {"One": partial(say, "first\n\n### below"), "Two": partial(say, "second")}
+    )
     assert write_page(here, tmp_path, {"Two": partial(say, "second again")})
     page = (tmp_path / "gpu.md").read_text()
     assert page.endswith("\n## One\n\nfirst\n\n### below\n\n## Two\n\nsecond again\n")

@@ -1,4 +1,6 @@
-"""Training on a GPU: its steps, its pictures, its memory, and what a kill or a second rank changes."""
+"""Training on a GPU: its steps, its pictures, its memory, and what a kill or a second rank
+changes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.config import ViewConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import CropShape
-from regbench.datasets.loading.photometric import Normalize, chains, compiled_augmentation, photometric
+from regbench.datasets.loading.photometric import (
+    Normalize,
+    chains,
+    compiled_augmentation,
+    photometric,
+)
 from regbench.datasets.loading.resident_crops import ResidentCrops
 from regbench.instruments.cost.images import photo
 from regbench.instruments.loss_checks import relative
@@ -47,19 +54,23 @@ def two_steps(cell: Cell, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("network", "more"), [("resnet_tiny", ()), ("vit_tiny_28", TRANSFORMER)])
-def test_a_step_is_that_of_the_cpu(network: str, more: tuple[str, ...], device: torch.device) -> None:
+def test_a_step_is_that_of_the_cpu(
+    network: str, more: tuple[str, ...], device: torch.device
+) -> None:
     """In float32."""
     cell, _ = load_run([*SETTINGS, f"network={network}", "optimizer.base_lr=0.01", *more])
     here, there = two_steps(cell, torch.device("cpu")), two_steps(cell, device)
     assert max(map(relative, there, here)) <= 1e-3
 
 
-# They wait for torch's check that a factor, eigenvalues or singular values were found, T-REGS for its tree.
+# They wait for torch's check that a factor, eigenvalues or singular values were found, T-REGS for
+# its tree.
 WAITING = {"corinfomax", "ivne", "mmcr", "tcr", "tregs", "w_mse", "wasserstein_uniformity"}
 
 
 @pytest.mark.parametrize(
-    "method", [name for name in methods.names() if name not in WAITING and not methods.build(name).needs]
+    "method",
+    [name for name in methods.names() if name not in WAITING and not methods.build(name).needs],
 )
 def test_a_step_never_makes_the_host_wait(method: str, device: torch.device) -> None:
     """On a CPU nothing can be seen of it but that the steps are taken."""
@@ -86,13 +97,17 @@ def test_the_augmentation_gives_the_pictures_of_the_cpu(device: torch.device) ->
     here, there = photometric(crops, chain), photometric(crops.to(device), chain)
     unchanged = Normalize([0.0] * 3, [1 / 255] * 3, device)
     given = torch.from_numpy(chain.astype(np.float32)).to(device)
-    compiled = compiled_augmentation()(crops.to(device), given, unchanged, torch.float32, blurs=True)
+    compiled = compiled_augmentation()(
+        crops.to(device), given, unchanged, torch.float32, blurs=True
+    )
     for found in (there, compiled):
         # A pixel at solarization's threshold may fall on either side of it.
         assert ((here - found.cpu()).abs() > 0.1).double().mean() <= 1e-4
 
 
-def test_crops_of_images_on_the_device_are_those_of_the_cpu(device: torch.device, tmp_path: Path) -> None:
+def test_crops_of_images_on_the_device_are_those_of_the_cpu(
+    device: torch.device, tmp_path: Path
+) -> None:
     beton = written(tmp_path, (32, 32))
     shape = CropShape(sizes=tuple(kind.side for kind in KINDS), channels=3, interpolation="bicubic")
     loaders = [ResidentCrops(beton, shape, each) for each in (torch.device("cpu"), device)]
@@ -101,16 +116,24 @@ def test_crops_of_images_on_the_device_are_those_of_the_cpu(device: torch.device
 
 
 @pytest.mark.parametrize(
-    ("network", "small"), [("resnet18", "resnet_tiny"), ("resnet50", ""), ("vit_small", "vit_tiny_28")]
+    ("network", "small"),
+    [("resnet18", "resnet_tiny"), ("resnet50", ""), ("vit_small", "vit_tiny_28")],
 )
-def test_a_plan_is_within_a_tenth_of_the_peak(network: str, small: str, device: torch.device) -> None:
+def test_a_plan_is_within_a_tenth_of_the_peak(
+    network: str, small: str, device: torch.device
+) -> None:
     px, batch = 224, 128
     if device.type == "cpu":
         if not small:
             pytest.skip("too large for a CPU")
         network, px, batch = small, 32, 32
     more = ["optimizer=adamw"] if network.startswith("vit") else []
-    sizes = [f"dataset.image_size={px}", f"dataset.eval_resize={px}", f"batch_size={batch}", "precision=bf16"]
+    sizes = [
+        f"dataset.image_size={px}",
+        f"dataset.eval_resize={px}",
+        f"batch_size={batch}",
+        "precision=bf16",
+    ]
     cell, _ = load_run([*SETTINGS, *sizes, *more, f"network={network}"])
 
     def train() -> list[Tensor]:
@@ -126,15 +149,28 @@ def test_a_plan_is_within_a_tenth_of_the_peak(network: str, small: str, device: 
 
 def kill_at_first_checkpoint(command: list[str], directory: Path) -> None:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: process.poll() is not None or (directory.is_dir() and tensor_files(directory, "checkpoint")))
+    wait_for(
+        lambda: (
+            process.poll() is not None
+            or (directory.is_dir() and tensor_files(directory, "checkpoint"))
+        )
+    )
     assert process.poll() is None, "the training ended before it could be killed"
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not (directory / "record.json").exists()
 
 
-def test_a_killed_run_ends_as_an_undisturbed_one(device: torch.device, generated: str, tmp_path: Path) -> None:
-    settings = [*SETTINGS, "epochs=6", "evaluation.protocols=[]", "seed=1", f"runtime.device={device.type}"]
+def test_a_killed_run_ends_as_an_undisturbed_one(
+    device: torch.device, generated: str, tmp_path: Path
+) -> None:
+    settings = [
+        *SETTINGS,
+        "epochs=6",
+        "evaluation.protocols=[]",
+        "seed=1",
+        f"runtime.device={device.type}",
+    ]
     settings.append(f"runtime.data_dir={generated}")
     states = []
     for runs in (tmp_path / "undisturbed", tmp_path / "killed"):
@@ -154,15 +190,25 @@ def test_a_killed_run_ends_as_an_undisturbed_one(device: torch.device, generated
 
 
 def test_two_ranks_train_as_one(device: torch.device, generated: str, tmp_path: Path) -> None:
-    """By NCCL on two GPUs, or by gloo in two processes of a CPU, with fine-tuning on few labels after."""
+    """By NCCL on two GPUs, or by gloo in two processes of a CPU, with fine-tuning on few labels
+    after.
+    """
     if device.type == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("there is one GPU")
-    settings = [*SETTINGS, "epochs=3", "evaluation.protocols=[knn,labels1]", f"runtime.device={device.type}"]
+    settings = [
+        *SETTINGS,
+        "epochs=3",
+        "evaluation.protocols=[knn,labels1]",
+        f"runtime.device={device.type}",
+    ]
     settings += [f"runtime.data_dir={generated}", "evaluation.labels1.dataset=imagefolder"]
     of_data = [setting for setting in SETTINGS if setting.startswith("dataset.")]
     of_data += ["dataset.channels=3", "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.2,0.2,0.2]"]
     settings += [f"evaluation.labels1.{setting}" for setting in of_data]
-    settings += ["evaluation.labels1.backbone_learning_rates=[0.01]", "evaluation.labels1.head_learning_rates=[0.1]"]
+    settings += [
+        "evaluation.labels1.backbone_learning_rates=[0.01]",
+        "evaluation.labels1.head_learning_rates=[0.1]",
+    ]
     settings += ["evaluation.labels1.epochs=2"]
     losses = []
     for ranks in (1, 2):

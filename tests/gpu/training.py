@@ -1,4 +1,6 @@
-"""Trainings for the comparison of a GPU with the CPU: their settings, their steps, their commands."""
+"""Trainings for the comparison of a GPU with the CPU: their settings, their steps, their
+commands.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,18 @@ from regbench.methods import Engine
 
 CLASSES = 4
 SETTINGS = (
-    *("dataset=imagefolder", "dataset.name=generated", "dataset.image_size=32", "dataset.eval_resize=32"),
-    *(f"dataset.num_classes={CLASSES}", "augmentation=small_color", "network=resnet_tiny", "precision=fp32"),
+    *(
+        "dataset=imagefolder",
+        "dataset.name=generated",
+        "dataset.image_size=32",
+        "dataset.eval_resize=32",
+    ),
+    *(
+        f"dataset.num_classes={CLASSES}",
+        "augmentation=small_color",
+        "network=resnet_tiny",
+        "precision=fp32",
+    ),
     *("embedding_dim=64", "batch_size=32", "method=sfrik_l3", "optimizer.warmup_epochs=0"),
 )
 
@@ -30,17 +42,29 @@ def step_of(cell: Cell, device: torch.device) -> Step:
     for group in optimizer.param_groups:
         group["lr"] = cell.optimizer.base_lr
     engine = Engine(even=True)
-    return Step(network=network, optimizer=optimizer, method=cell.method, engine=engine, precision=cell.precision)
+    return Step(
+        network=network,
+        optimizer=optimizer,
+        method=cell.method,
+        engine=engine,
+        precision=cell.precision,
+    )
 
 
 def as_loaded(cell: Cell, views_NCHW: list[Tensor], device: torch.device) -> list[Tensor]:
     """Lay out views as the loader delivers them."""
-    return [view.to(device, views_dtype(cell), memory_format=torch.channels_last) for view in views_NCHW]
+    return [
+        view.to(device, views_dtype(cell), memory_format=torch.channels_last) for view in views_NCHW
+    ]
 
 
 def run_regbench(*arguments: str, ranks: int = 1) -> None:
     """Give a command in a process of its own, or in several that torchrun starts."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    launch = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        if ranks > 1
+        else []
+    )
     command = [sys.executable, *launch, "-m", "regbench", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,9 @@ class Ours:
 
     def __call__(self, *views: Tensor, global_views: int | None = None) -> Tensor:
         group = dist.group.WORLD if dist.is_initialized() else None
-        return self.method.loss(*views, engine=Engine(form="textbook", group=group), global_views=global_views)
+        return self.method.loss(
+            *views, engine=Engine(form="textbook", group=group), global_views=global_views
+        )
 
 
 def world() -> int:
@@ -39,14 +41,18 @@ def mask(z: Tensor) -> Tensor:
     return torch.eye(len(z), dtype=torch.bool)
 
 
-def simclr(z1: Tensor, z2: Tensor, gather: Callable[[Tensor], Tensor] = gathered, keep: bool = False) -> Tensor:
+def simclr(
+    z1: Tensor, z2: Tensor, gather: Callable[[Tensor], Tensor] = gathered, keep: bool = False
+) -> Tensor:
     """NT-Xent at temperature 0.5: each rank's anchors against all ranks' embeddings."""
     n, rank = len(z1), dist.get_rank() if world() > 1 else 0
     own = torch.cat([F.normalize(z1, dim=1), F.normalize(z2, dim=1)])
     logits = own @ gather(own).T / 0.5
     rows = torch.arange(2 * n)
     if not keep:
-        logits = logits.masked_fill(torch.arange(logits.shape[1]) == rows[:, None] + 2 * n * rank, -torch.inf)
+        logits = logits.masked_fill(
+            torch.arange(logits.shape[1]) == rows[:, None] + 2 * n * rank, -torch.inf
+        )
     return F.cross_entropy(logits, (rows + n) % (2 * n) + 2 * n * rank)
 
 
@@ -69,12 +75,18 @@ def vicreg(
         std = (z.var(dim=0, correction=correction) + 1e-4).sqrt()
         c = z.T @ z / (len(z) - 1)
         squares = c.square() if diagonal else off_diagonal(c).square()
-        loss = loss + variance_weight * F.relu(1 - std).mean() / 2 + covariance_weight * squares.sum() / z.shape[1]
+        loss = (
+            loss
+            + variance_weight * F.relu(1 - std).mean() / 2
+            + covariance_weight * squares.sum() / z.shape[1]
+        )
     return loss
 
 
 def published_vicreg(z1: Tensor, z2: Tensor, lambd: float, mu: float, nu: float) -> Tensor:
-    """Eqs. (1) to (6) of the publication: distances are sums over the coordinates, and no term is halved."""
+    """Eqs. (1) to (6) of the publication: distances are sums over the coordinates, and no term
+    is halved.
+    """
     loss = lambd * (z1 - z2).square().sum(dim=1).mean()
     for z in (z1, z2):
         hinge = F.relu(1 - (z.var(dim=0) + 1e-4).sqrt()).mean()
@@ -250,12 +262,17 @@ def all_pairs(views: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def rbf_of_views(
-    *views: Tensor, pairs: Sequence[tuple[int, int]] | None = None, regularized: slice = slice(None), scale: float = 1.0
+    *views: Tensor,
+    pairs: Sequence[tuple[int, int]] | None = None,
+    regularized: slice = slice(None),
+    scale: float = 1.0,
 ) -> Tensor:
     """The mean over pairs of the alignment, and over views of the energy."""
     units = [F.normalize(z, dim=1) for z in views]
     pairs = all_pairs(views) if pairs is None else pairs
-    alignment = torch.stack([F.mse_loss(units[i], units[j]) for i, j in pairs]).sum() / len(all_pairs(views))
+    alignment = torch.stack([F.mse_loss(units[i], units[j]) for i, j in pairs]).sum() / len(
+        all_pairs(views)
+    )
     energies = torch.stack([(4 * u @ u.T - 4).exp().mean() for u in units[regularized]])
     return 100 * scale * alignment + energies.sum() / len(units[regularized])
 
@@ -290,12 +307,16 @@ def detaches_the_last_view(*views: Tensor) -> Tensor:
 
 
 def prefers_the_first_view(*views: Tensor) -> Tensor:
-    pairs = [(i, j) for i, j in all_pairs(views) for _ in range(3 if i == 0 and len(views) > 2 else 1)]
+    pairs = [
+        (i, j) for i, j in all_pairs(views) for _ in range(3 if i == 0 and len(views) > 2 else 1)
+    ]
     return rbf_of_views(*views, pairs=pairs)
 
 
 def draws_for_each_view(*views: Tensor) -> Tensor:
-    """The alignment, and the spread of each view along directions of its own, as many as each other view has."""
+    """The alignment, and the spread of each view along directions of its own, as many as each
+    other view has.
+    """
     spreads = [(z @ torch.randn(z.shape[1], 4, dtype=z.dtype)).square().mean() for z in views]
     return rbf_of_views(*views) + torch.stack(spreads).mean()
 
@@ -382,7 +403,9 @@ def moco_v3(p: Tensor, t: Tensor, gather: Callable[[Tensor], Tensor] = gathered)
 
 
 def moco_v3_of_own_rows(p: Tensor, t: Tensor) -> Tensor:
-    return 4 * F.cross_entropy(F.normalize(p, dim=1) @ F.normalize(t, dim=1).T, torch.arange(len(p)))
+    return 4 * F.cross_entropy(
+        F.normalize(p, dim=1) @ F.normalize(t, dim=1).T, torch.arange(len(p))
+    )
 
 
 def codes(z: Tensor) -> Tensor:
@@ -424,7 +447,9 @@ def not_differentiated(z1: Tensor, z2: Tensor) -> Tensor:
 
 
 def _covariance(z1: Tensor, z2: Tensor) -> Tensor:
-    """A sum over the rows of all ranks, of which a loss is made: the loss is the same on every rank."""
+    """A sum over the rows of all ranks, of which a loss is made: the loss is the same on every
+    rank.
+    """
     return torch.cat([z1, z2]).T @ torch.cat([z1, z2]) / len(z1)
 
 
@@ -456,7 +481,9 @@ def sums_over_ranks(z1: Tensor, z2: Tensor) -> Tensor:
 
 
 def gathers_two_views(*views: Tensor) -> Tensor:
-    """The covariance of the first two views is of all ranks, that of the others of the rank's own rows."""
+    """The covariance of the first two views is of all ranks, that of the others of the rank's
+    own rows.
+    """
     return shared(views[0], views[1]) + sum(own_rows(z, z) for z in views[2:])
 
 

@@ -52,7 +52,13 @@ def crops(loss: Any, batch: Batch) -> Any:
         ("negative", SIMCLR, "value", "wrong sign", "defect"),
         ("keeps_the_diagonal", SIMCLR, "value", "another value", "defect"),
         ("another_temperature", SIMCLR, "value", "another setting", "convention"),
-        ("temperature_of_the_batch", SIMCLR, "value", "a setting that depends on the batch", "defect"),
+        (
+            "temperature_of_the_batch",
+            SIMCLR,
+            "value",
+            "a setting that depends on the batch",
+            "defect",
+        ),
         ("pools_the_views", "rbf", "value", "views pooled", "convention"),
         ("decoupled", SIMCLR, "value", "another value", "defect"),
         ("raw_embeddings", SIMCLR, "value", "does not normalise", "convention"),
@@ -65,10 +71,22 @@ def crops(loss: Any, batch: Batch) -> Any:
         ("detaches_a_view", SIMCLR, "gradient", "detached view", "defect"),
         ("doubles_the_gradient", SIMCLR, "gradient", "gradient's factor", "defect"),
         ("detaches_a_part", SIMCLR, "gradient", "gradient not the value's", "defect"),
-        ("reverses_the_gradient_of_a_view", SIMCLR, "gradient", "gradient not the value's", "defect"),
+        (
+            "reverses_the_gradient_of_a_view",
+            SIMCLR,
+            "gradient",
+            "gradient not the value's",
+            "defect",
+        ),
         ("weighs_by_position", SIMCLR, "symmetry", "order of images", "defect"),
         ("divides_by_distances", SIMCLR, "finite", "not finite", "defect"),
-        ("lambda z1, z2: simclr(z1, z2) / (len(z1) - 2)", SIMCLR, "finite", "not finite at collapse", "note"),
+        (
+            "lambda z1, z2: simclr(z1, z2) / (len(z1) - 2)",
+            SIMCLR,
+            "finite",
+            "not finite at collapse",
+            "note",
+        ),
         ("rounds", SIMCLR, "precision", "loses precision", "defect"),
         ("rounds_a_product", SIMCLR, "precision", "rounds within", "defect"),
         ("overflows", SIMCLR, "precision", "loses precision", "defect"),
@@ -76,7 +94,9 @@ def crops(loss: Any, batch: Batch) -> Any:
         ("Counts", SIMCLR, "state", "keeps a state", "note"),
     ],
 )
-def test_a_planted_defect_is_found_by_its_name(loss: str, claims: str, probe: str, name: str, severity: str) -> None:
+def test_a_planted_defect_is_found_by_its_name(
+    loss: str, claims: str, probe: str, name: str, severity: str
+) -> None:
     found = run_probe(target(loss, claims), probe)
     assert (found[0].name, found[0].severity) == (name, severity), found
     assert all(finding.severity == "note" for finding in found[1:]), found
@@ -95,8 +115,22 @@ def test_a_planted_defect_is_found_by_its_name(loss: str, claims: str, probe: st
         ("Dino(momentum=0.0)", "dino", "list", "value", "another value", "defect"),
         ("Dino(momentum=0.1)", "dino", "list", "value", "another setting", "convention"),
         ("Dino(first=True)", "dino", "list", "value", "another first center", "convention"),
-        ("lambda p, t: moco_v3(t, p)", "moco_v3", "arguments", "value", "targets for predictions", "defect"),
-        ("differentiates_codes", "swav", "arguments", "gradient", "gradient not the textbook's", "defect"),
+        (
+            "lambda p, t: moco_v3(t, p)",
+            "moco_v3",
+            "arguments",
+            "value",
+            "targets for predictions",
+            "defect",
+        ),
+        (
+            "differentiates_codes",
+            "swav",
+            "arguments",
+            "gradient",
+            "gradient not the textbook's",
+            "defect",
+        ),
     ],
 )
 def test_what_is_wrong_with_targets_is_found_by_its_name(
@@ -116,19 +150,27 @@ def test_what_is_wrong_with_targets_is_found_by_its_name(
         ("swav", "swav", {"call": crops, "views": (2, 3, 4), "local_views": True}),
     ],
 )
-def test_nothing_is_found_in_a_sound_loss_of_targets(loss: str, claims: str, how: dict[str, Any]) -> None:
-    assert [finding for probe in PROBES for finding in run_probe(target(loss, claims, **how), probe)] == []
+def test_nothing_is_found_in_a_sound_loss_of_targets(
+    loss: str, claims: str, how: dict[str, Any]
+) -> None:
+    assert [
+        finding for probe in PROBES for finding in run_probe(target(loss, claims, **how), probe)
+    ] == []
 
 
 def test_a_target_that_counts_more_with_local_views_is_found() -> None:
     pairs = "lambda v, g: v != g and (v < 2 or g == 0)"
-    (found,) = run_probe(target(f"Dino(pairs={pairs})", "dino", call="list", views=(2, 4), local_views=True), "views")
+    (found,) = run_probe(
+        target(f"Dino(pairs={pairs})", "dino", call="list", views=(2, 4), local_views=True), "views"
+    )
     assert (found.name, found.severity) == ("uneven weights of views", "defect")
     assert "3–1: 0.125 for 0.0833" in found.text
 
 
 def test_a_kink_is_no_jump() -> None:
-    assert "rounds within" not in [finding.name for finding in run_probe(target("has_kinks"), "precision")]
+    assert "rounds within" not in [
+        finding.name for finding in run_probe(target("has_kinks"), "precision")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -137,8 +179,13 @@ def test_a_kink_is_no_jump() -> None:
         ("simclr", SIMCLR),
         ("vicreg", VICREG),
         ("rbf", "rbf"),
-        pytest.param("Ours('sigreg', directions=32)", "sigreg(directions=32)", marks=pytest.mark.slow),
-        *((f"Ours('{name}')", name) for name in ("vicreg", "dcl", "koleo", "barlow_twins", "sfrik")),
+        pytest.param(
+            "Ours('sigreg', directions=32)", "sigreg(directions=32)", marks=pytest.mark.slow
+        ),
+        *(
+            (f"Ours('{name}')", name)
+            for name in ("vicreg", "dcl", "koleo", "barlow_twins", "sfrik")
+        ),
     ],
 )
 def test_nothing_is_found_in_a_sound_loss(loss: str, claims: str) -> None:
@@ -148,7 +195,13 @@ def test_nothing_is_found_in_a_sound_loss(loss: str, claims: str) -> None:
 @pytest.mark.parametrize(
     ("loss", "claims", "name", "severity", "text"),
     [
-        ("leaves_out_a_view", "rbf", "view left out", "defect", "with 4 views the value does not depend on view 4"),
+        (
+            "leaves_out_a_view",
+            "rbf",
+            "view left out",
+            "defect",
+            "with 4 views the value does not depend on view 4",
+        ),
         (
             "regularizes_two_views",
             "rbf",
@@ -156,7 +209,13 @@ def test_nothing_is_found_in_a_sound_loss(loss: str, claims: str) -> None:
             "defect",
             "(1: 0.5 for 0.333, 2: 0.5 for 0.333, 3: ",
         ),
-        ("counts_a_pair_twice", "rbf", "uneven weights of views", "defect", "(1–2: 0.667 for 0.333)"),
+        (
+            "counts_a_pair_twice",
+            "rbf",
+            "uneven weights of views",
+            "defect",
+            "(1–2: 0.667 for 0.333)",
+        ),
         ("aligns_neighbours", "rbf", "uneven weights of views", "defect", "(1–3: "),
         (
             "sums_the_alignment",
@@ -174,9 +233,27 @@ def test_nothing_is_found_in_a_sound_loss(loss: str, claims: str) -> None:
         ),
         ("detaches_the_last_view", "rbf", "detached view", "defect", "view 3 gets no gradient"),
         ("prefers_the_first_view", "rbf", "uneven weights of views", "defect", "1–2: 1 for 0.333"),
-        ("prefers_the_first_view", "", "order of views", "note", "when their order is turned round"),
-        ("draws_and_prefers_the_first_view", "", "order of views", "note", "when their order is turned round"),
-        ("simclr_with_all_positives", SIMCLR, "another value of many views", "convention", "the publication has two"),
+        (
+            "prefers_the_first_view",
+            "",
+            "order of views",
+            "note",
+            "when their order is turned round",
+        ),
+        (
+            "draws_and_prefers_the_first_view",
+            "",
+            "order of views",
+            "note",
+            "when their order is turned round",
+        ),
+        (
+            "simclr_with_all_positives",
+            SIMCLR,
+            "another value of many views",
+            "convention",
+            "the publication has two",
+        ),
     ],
 )
 def test_what_is_wrong_with_many_views_is_found_by_its_name(
@@ -188,7 +265,9 @@ def test_what_is_wrong_with_many_views_is_found_by_its_name(
 
 
 def test_a_weight_that_depends_on_the_global_views_is_found() -> None:
-    (found,) = run_probe(target("weighs_by_global_views", "rbf", views=(2, 4), call=crops, local_views=True), "views")
+    (found,) = run_probe(
+        target("weighs_by_global_views", "rbf", views=(2, 4), call=crops, local_views=True), "views"
+    )
     assert (found.name, found.severity) == ("weight by global views", "convention")
     assert "with 4 views, 1 of them global, the alignment has 0.25 times the weight" in found.text
 
@@ -197,7 +276,10 @@ def test_a_weight_that_depends_on_the_global_views_is_found() -> None:
     ("loss", "claims", "how"),
     [
         ("rbf_of_views", "rbf", {}),
-        *((f"Ours('{name}')", name, {"call": crops, "local_views": True}) for name in ("sfrik", "simclr", "tcr")),
+        *(
+            (f"Ours('{name}')", name, {"call": crops, "local_views": True})
+            for name in ("sfrik", "simclr", "tcr")
+        ),
         ("Ours('sfrik')", "", {"call": crops, "local_views": True}),
         pytest.param(
             "Ours('sigreg', directions=8)",
@@ -207,7 +289,9 @@ def test_a_weight_that_depends_on_the_global_views_is_found() -> None:
         ),
     ],
 )
-def test_nothing_is_found_in_a_sound_loss_of_many_views(loss: str, claims: str, how: dict[str, Any]) -> None:
+def test_nothing_is_found_in_a_sound_loss_of_many_views(
+    loss: str, claims: str, how: dict[str, Any]
+) -> None:
     assert run_probe(target(loss, claims, views=(2, 3, 4), **how), "views") == []
 
 
@@ -222,14 +306,19 @@ def test_a_random_loss_that_prefers_a_view_is_found_with_two_views_too() -> None
 
 
 def test_the_text_names_the_factor() -> None:
-    texts = {loss: run_probe(target(loss, SIMCLR), "value")[0].text for loss in ("half", "summed", "constant")}
+    texts = {
+        loss: run_probe(target(loss, SIMCLR), "value")[0].text
+        for loss in ("half", "summed", "constant")
+    }
     assert texts["half"].endswith("times 1/2")
     assert texts["summed"].endswith("times n (8 at n=8 q=4, 12 at n=12 q=3, 6 at n=6 q=9)")
     assert texts["constant"].endswith("plus a constant (2)")
     (setting,) = run_probe(target("another_temperature", SIMCLR), "value")
     assert "temperature = 0.25 in place of 0.5" in setting.text
     (kept,) = run_probe(target("without_diagonal", "rbf"), "value")
-    assert kept.text.endswith("(-1 · 1/n (-0.125 at n=8 q=4, -0.08333 at n=12 q=3, -0.1667 at n=6 q=9))")
+    assert kept.text.endswith(
+        "(-1 · 1/n (-0.125 at n=8 q=4, -0.08333 at n=12 q=3, -0.1667 at n=6 q=9))"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -249,8 +338,16 @@ def group() -> Iterator[Ranks]:
         ("simclr", True, ["equal shares only"]),
         ("own_rows", False, ["own rows"]),
         ("own_rows", True, ["does not gather"]),
-        ("not_differentiated", True, ["not differentiated through the gather", "equal shares only"]),
-        ("short_gradient", True, ["gradient short by the ranks", "unequal shares change the value"]),
+        (
+            "not_differentiated",
+            True,
+            ["not differentiated through the gather", "equal shares only"],
+        ),
+        (
+            "short_gradient",
+            True,
+            ["gradient short by the ranks", "unequal shares change the value"],
+        ),
         ("drops_the_reduction", True, ["dropped collective result"]),
         ("sums_over_ranks", True, ["value's factor", "unequal shares change the value"]),
         ("own_directions", True, ["ranks draw differently", "unequal shares change the value"]),
@@ -282,7 +379,10 @@ def test_what_is_wrong_with_targets_between_ranks_is_found_by_its_name(
 
 
 class Told(Ranks):
-    """What ranks would see that each know the whole batch, by one process; `factor` is that of value and gradient."""
+    """What ranks would see that each know the whole batch, by one process.
+
+    `factor` is that of value and gradient.
+    """
 
     def __init__(self, factor: Callable[[int], float]) -> None:
         self.factor = factor
@@ -294,7 +394,10 @@ class Told(Ranks):
         seen = self.factor(world) * torch.stack([part.sum() for part in along.split(list(rows))])
         slopes = tuple(seen.tolist())
         # DistributedDataParallel takes the mean of the gradients.
-        answers = [Answer(self.factor(world) * value.item(), 0.0, world * slope, slopes) for slope in slopes]
+        answers = [
+            Answer(self.factor(world) * value.item(), 0.0, world * slope, slopes)
+            for slope in slopes
+        ]
         return [replace(answer, drawn=answer.value) for answer in answers]
 
 
@@ -318,10 +421,17 @@ def test_a_state_of_each_ranks_own_rows_is_told(gathers: bool, name: str) -> Non
     assert [finding.name for finding in found] == [name]
 
 
-@pytest.mark.parametrize(("factor", "words"), [(lambda world: world, "times"), (lambda world: 1 / world, "divided by")])
-def test_a_factor_of_the_value_between_ranks_is_told(factor: Callable[[int], float], words: str) -> None:
+@pytest.mark.parametrize(
+    ("factor", "words"), [(lambda world: world, "times"), (lambda world: 1 / world, "divided by")]
+)
+def test_a_factor_of_the_value_between_ranks_is_told(
+    factor: Callable[[int], float], words: str
+) -> None:
     found = ranks(target("simclr", gathers=True), Told(factor))
-    assert [finding.name for finding in found] == ["value's factor", "unequal shares change the value"]
+    assert [finding.name for finding in found] == [
+        "value's factor",
+        "unequal shares change the value",
+    ]
     assert found[0].text.endswith(f": {words} the number of ranks")
 
 
@@ -332,7 +442,8 @@ def test_what_a_loss_detaches_is_no_defect_between_ranks() -> None:
 @pytest.mark.slow
 def test_ranks_get_as_many_views_as_a_loss_takes(group: Ranks) -> None:
     two, three = (
-        ranks(target("gathers_two_views", gathers=True, views=views), group)[0].name for views in ((2,), (2, 3))
+        ranks(target("gathers_two_views", gathers=True, views=views), group)[0].name
+        for views in ((2,), (2, 3))
     )
     assert (two, three) == ("unequal shares change the value", "statistics of own rows")
 
@@ -340,14 +451,21 @@ def test_ranks_get_as_many_views_as_a_loss_takes(group: Ranks) -> None:
 def test_a_loss_of_ones_own_is_held_to_be_sound() -> None:
     quick = ("value", "gradient")
     assert_sound(f"{FILE}:simclr", SIMCLR, probes=quick)
-    with pytest.raises(AssertionError, match="negative: wrong sign: equals SimCLR's textbook times -1"):
+    with pytest.raises(
+        AssertionError, match="negative: wrong sign: equals SimCLR's textbook times -1"
+    ):
         assert_sound(f"{FILE}:negative", SIMCLR, probes=quick)
 
 
 def test_pytests_plug_in_imports_nothing_until_it_is_asked_for() -> None:
-    code = "import sys, regbench.pytest_plugin; assert not {'torch', 'regbench.audit'} & set(sys.modules)"
+    code = (
+        "import sys, regbench.pytest_plugin; assert not {'torch', 'regbench.audit'} & "
+        "set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
-    groups = tomllib.loads((FILE.parents[2] / "pyproject.toml").read_text())["project"]["entry-points"]
+    groups = tomllib.loads((FILE.parents[2] / "pyproject.toml").read_text())["project"][
+        "entry-points"
+    ]
     assert groups["pytest11"] == {"regbench": "regbench.pytest_plugin"}
 
 
@@ -361,7 +479,9 @@ def test_the_fixture_audits(tmp_path: Path) -> None:
             assert_sound({str(FILE)!r} + ":negative", {SIMCLR!r}, probes=("value",))
     """
     (tmp_path / "test_losses.py").write_text(textwrap.dedent(text))
-    loaded = [] if any(point.name == "regbench" for point in entry_points(group="pytest11")) else ["-p"]
+    loaded = (
+        [] if any(point.name == "regbench" for point in entry_points(group="pytest11")) else ["-p"]
+    )
     plugin = [*loaded, *["regbench.pytest_plugin"] * len(loaded)]
     command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, *plugin, str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
@@ -375,11 +495,27 @@ def no_json(constant: str) -> None:
 
 def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     """A size that is infinite is written as text, as JSON knows no such number."""
-    arguments = [f"{FILE}:overflows", "--claims", SIMCLR, "--probe", "precision", "--out", str(tmp_path)]
+    arguments = [
+        f"{FILE}:overflows",
+        "--claims",
+        SIMCLR,
+        "--probe",
+        "precision",
+        "--out",
+        str(tmp_path),
+    ]
     assert CliRunner().invoke(main, ["audit", *arguments]).exit_code == 1
     (loss,) = json.loads((tmp_path / "audit.json").read_text(), parse_constant=no_json)["losses"]
     assert loss["findings"][0]["size"] == "inf"
-    arguments = [f"{FILE}:no_covariance", "--claims", VICREG, "--probe", "value", "--out", str(tmp_path)]
+    arguments = [
+        f"{FILE}:no_covariance",
+        "--claims",
+        VICREG,
+        "--probe",
+        "value",
+        "--out",
+        str(tmp_path),
+    ]
     result = CliRunner().invoke(main, ["audit", *arguments])
     assert result.exit_code == 1
     assert "missing term" in result.output
@@ -387,7 +523,10 @@ def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     (loss,) = json.loads((tmp_path / "audit.json").read_text())["losses"]
     (finding,) = loss["findings"]
     assert (finding["name"], finding["severity"]) == ("missing term", "defect")
-    assert finding["command"] == f"regbench audit '{FILE}:no_covariance' --claims 'vicreg' --probe value"
+    assert (
+        finding["command"]
+        == f"regbench audit '{FILE}:no_covariance' --claims 'vicreg' --probe value"
+    )
     sound = CliRunner().invoke(main, ["audit", f"{FILE}:vicreg", *arguments[1:]])
     assert sound.exit_code == 0, sound.output
 
@@ -402,7 +541,9 @@ def test_the_command_gives_more_than_two_views(tmp_path: Path) -> None:
 
 
 def test_a_loss_takes_two_views_at_least() -> None:
-    with pytest.raises(RegbenchError, match=r"views=\(3,\): a loss is audited with two views first"):
+    with pytest.raises(
+        RegbenchError, match=r"views=\(3,\): a loss is audited with two views first"
+    ):
         target("rbf_of_views", views=(3,))
 
 
@@ -419,7 +560,9 @@ def test_a_loss_takes_two_views_at_least() -> None:
         ([f"{FILE}:vicreg", "--probe", "teeth"], "unknown probe 'teeth'"),
     ],
 )
-def test_what_cannot_be_audited_is_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_audited_is_refused(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
     result = CliRunner().invoke(main, ["audit", *arguments, "--out", str(tmp_path)])
     assert result.exit_code == 2
     assert result.output.count("\n") == 1
@@ -427,7 +570,9 @@ def test_what_cannot_be_audited_is_refused(arguments: list[str], message: str, t
 
 
 def test_adapters_are_read() -> None:
-    """Each is checked as one is made: how it is called, and the regularizer that it claims to be."""
+    """Each is checked as one is made: how it is called, and the regularizer that it claims to
+    be.
+    """
     read = adapters.libraries()
     assert {library: len(losses) for library, losses in read.items()} == {
         "lightly": 16,
@@ -461,16 +606,32 @@ def test_adapters_of_libraries_that_are_installed() -> None:
     ("text", "code", "said"),
     [
         ("def own(", 1, r"own.py cannot be loaded: SyntaxError: .* line 1\)\n$"),
-        ("def f(): return f()\nf()", 1, r"own.py cannot be loaded: RecursionError: .* \(own.py, line 1\)\n$"),
-        ("import sys; sys.exit(0)", 1, r"own.py cannot be loaded: SystemExit: 0 \(own.py, line 1\)\n$"),
-        ("import os; os._exit(7)", 1, "own: its process gave no answer, and ended with exit code 7\n$"),
+        (
+            "def f(): return f()\nf()",
+            1,
+            r"own.py cannot be loaded: RecursionError: .* \(own.py, line 1\)\n$",
+        ),
+        (
+            "import sys; sys.exit(0)",
+            1,
+            r"own.py cannot be loaded: SystemExit: 0 \(own.py, line 1\)\n$",
+        ),
+        (
+            "import os; os._exit(7)",
+            1,
+            "own: its process gave no answer, and ended with exit code 7\n$",
+        ),
         (
             "def own(z1, z2):\n    import os; os._exit(0)",
             1,
             "own: its process gave no answer, and ended with exit code 0",
         ),
         ("def own(z1, z2):\n    raise SystemExit", 1, "own: SystemExit: no message\n$"),
-        ("def own(z1, z2):\n    return (z1 - z2).sum(dim=1)", 2, r"own must return a scalar, .* of shape \(12,\)\n$"),
+        (
+            "def own(z1, z2):\n    return (z1 - z2).sum(dim=1)",
+            2,
+            r"own must return a scalar, .* of shape \(12,\)\n$",
+        ),
         ("while True: pass", 1, "own has not ended within 3 s\n$"),
     ],
 )
@@ -481,7 +642,9 @@ def test_whatever_a_file_does_is_one_line_of_the_command(
         monkeypatch.setattr("regbench.audit.LIMIT_S", 3.0)
     (tmp_path / "own.py").write_text(text)
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(main, ["audit", "own.py:own", "--probe", "gradient", "--out", "out"])
+    result = CliRunner().invoke(
+        main, ["audit", "own.py:own", "--probe", "gradient", "--out", "out"]
+    )
     assert (result.exit_code, result.stderr.count("\n")) == (code, 1), result.output
     assert re.search(said, result.stderr), result.stderr
 
@@ -489,15 +652,24 @@ def test_whatever_a_file_does_is_one_line_of_the_command(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("def own(z1, z2):\n    x = z1.nothing\n", r"raises AttributeError: .* \(own\.py, line 2\)$"),
-        ("def own(z1, z2):\n    return own(z1, z2)\n", r"raises RecursionError: .* \(own\.py, line 2\)$"),
         (
-            "calls = []\ndef own(z1, z2):\n    calls.append(1)\n    return len(calls) * (z1 - z2).square().mean()",
+            "def own(z1, z2):\n    x = z1.nothing\n",
+            r"raises AttributeError: .* \(own\.py, line 2\)$",
+        ),
+        (
+            "def own(z1, z2):\n    return own(z1, z2)\n",
+            r"raises RecursionError: .* \(own\.py, line 2\)$",
+        ),
+        (
+            "calls = []\ndef own(z1, z2):\n    calls.append(1)\n    return len(calls) * (z1 - "
+            "z2).square().mean()",
             r"gives another value: .*compute that from the embeddings",
         ),
     ],
 )
-def test_a_finding_says_where_a_loss_fails_and_what_to_do_about_its_state(text: str, said: str, tmp_path: Path) -> None:
+def test_a_finding_says_where_a_loss_fails_and_what_to_do_about_its_state(
+    text: str, said: str, tmp_path: Path
+) -> None:
     file = tmp_path / "own.py"
     file.write_text(text)
     name = f"{file}:own"
@@ -507,5 +679,7 @@ def test_a_finding_says_where_a_loss_fails_and_what_to_do_about_its_state(text: 
 
 def test_a_file_that_cannot_be_loaded_is_refused_in_a_test_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import sys\nsys.exit(0)")
-    with pytest.raises(RegbenchError, match=r"cannot be loaded: SystemExit: 0 \(broken.py, line 2\)"):
+    with pytest.raises(
+        RegbenchError, match=r"cannot be loaded: SystemExit: 0 \(broken.py, line 2\)"
+    ):
         assert_sound(f"{tmp_path}/broken.py:own")

@@ -23,10 +23,19 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?|-?\d+")
 def numbers(phrase: str, processes: int = 1) -> list[float]:
     """Run the script of the page that has a phrase in it, and read the numbers that it prints."""
     (script,) = (
-        block for block in re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(), re.M | re.S) if phrase in block
+        block
+        for block in re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+        if phrase in block
     )
     program = [sys.executable, "-W", "ignore", "-c", script]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+    ]
     result = subprocess.run(
         [*launcher, "--no-python", *program] if processes > 1 else program,
         capture_output=True,
@@ -113,7 +122,12 @@ def table_of_weights() -> dict[tuple[str, str], tuple[str, str]]:
 FACTORS = table_of_weights()
 
 
-WEIGHTED = {loss.name: loss for losses in adapters.libraries().values() for loss in losses.values() if loss.weights}
+WEIGHTED = {
+    loss.name: loss
+    for losses in adapters.libraries().values()
+    for loss in losses.values()
+    if loss.weights
+}
 
 
 def test_the_page_names_weights_of_adapters() -> None:
@@ -132,11 +146,17 @@ def test_weights_are_what_the_page_says(name: str) -> None:
     except RegbenchError as error:
         pytest.skip(str(error))
     (finding,) = run_probe(loss, "weights")
-    told = re.sub(r" \(\d[^)]*\)", "", finding.text).split("; ")  # without the numbers behind a form of n and q
+    told = re.sub(r" \(\d[^)]*\)", "", finding.text).split(
+        "; "
+    )  # without the numbers behind a form of n and q
     wanted = []
     for argument, (_, setting) in loss.weights.items():
         ours, published = FACTORS.get((name, argument), ("1", "1"))
-        theirs = "the publication has none" if published == "none" else f"× {published} = the publication's"
+        theirs = (
+            "the publication has none"
+            if published == "none"
+            else f"× {published} = the publication's"
+        )
         wanted.append(f"{argument} × {ours} = {setting}, {theirs}")
         if ours == "no multiple":
             wanted[-1] = f"{argument} is no multiple of {setting}"
@@ -145,7 +165,8 @@ def test_weights_are_what_the_page_says(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "growth"), [("pytorch-metric-learning:NTXentLoss", "n^3.0 q^0.0"), ("lightly:MMCRLoss", "n^1.1 q^1.9")]
+    ("name", "growth"),
+    [("pytorch-metric-learning:NTXentLoss", "n^3.0 q^0.0"), ("lightly:MMCRLoss", "n^1.1 q^1.9")],
 )
 def test_losses_that_keep_cubes_for_backward(name: str, growth: str) -> None:
     (found,) = run_probe(WEIGHTED[name], "memory")

@@ -44,16 +44,19 @@ def told(expression: str, claims: str, weights: Weights, detaches: str = "") -> 
             VICREG,
             VICREG_WEIGHTS,
             "convention",
-            "lambd × q (4 at n=8 q=4, 3 at n=12 q=3, 9 at n=6 q=9) = alignment_weight, × 1 = the publication's; "
-            "mu × 2 = variance_weight, × 1 = the publication's; nu × 1 = covariance_weight, × 1 = the publication's",
+            "lambd × q (4 at n=8 q=4, 3 at n=12 q=3, 9 at n=6 q=9) = alignment_weight, × 1 = the "
+            "publication's; mu × 2 = variance_weight, × 1 = the publication's; nu × 1 = "
+            "covariance_weight, × 1 = the publication's",
         ),
         # The other terms may be wrong.
         (
-            "lambda z1, z2: something_else(z1, z2) + vicreg(z1, z2, variance_weight=0, **weights) / len(z1)",
+            "lambda z1, z2: something_else(z1, z2) + vicreg(z1, z2, variance_weight=0, **weights) "
+            "/ len(z1)",
             VICREG,
             {"covariance_weight": (1.0, "covariance_weight")},
             "convention",
-            "covariance_weight × 1/n (0.125 at n=8 q=4, 0.08333 at n=12 q=3, 0.1667 at n=6 q=9) = covariance_weight, ",
+            "covariance_weight × 1/n (0.125 at n=8 q=4, 0.08333 at n=12 q=3, 0.1667 at n=6 q=9) = "
+            "covariance_weight, ",
         ),
         (
             "lambda z1, z2: vicreg(z1, z2, **weights)",
@@ -77,13 +80,20 @@ def told(expression: str, claims: str, weights: Weights, detaches: str = "") -> 
             "note",
             "temperature × 1 = temperature, × 1 = the publication's",
         ),
-        ("rbf", "rbf", {"loss": (100.0, "alignment_weight")}, "convention", "loss is no multiple of alignment_weight"),
+        (
+            "rbf",
+            "rbf",
+            {"loss": (100.0, "alignment_weight")},
+            "convention",
+            "loss is no multiple of alignment_weight",
+        ),
         (
             "lambda z1, z2: Ours('barlow_twins', scale=1.0, **weights)(z1, z2)",
             "barlow_twins",
             {"loss": (0.024, "scale"), "redundancy_weight": (0.0051, "redundancy_weight")},
             "note",
-            "loss × 1 = scale, the publication has none; redundancy_weight × 1 = redundancy_weight, × 1 = the",
+            "loss × 1 = scale, the publication has none; redundancy_weight × 1 = "
+            "redundancy_weight, × 1 = the",
         ),
     ],
 )
@@ -104,7 +114,10 @@ def test_a_gradient_that_is_not_the_textbooks_is_no_multiple() -> None:
 
 
 def test_lejepas_published_distance_is_a_sum_over_coordinates() -> None:
-    """Its loss is (1 − λ) mean ‖z − c‖² + λ SIGReg; what the weight is there gives the same direction."""
+    """Its loss is (1 − λ) mean ‖z − c‖² + λ SIGReg.
+
+    What the weight is there gives the same direction.
+    """
     method = methods.build("sigreg", directions=16, regularization_weight=0.05)
     views = draw_views(8, 5, 2)
     weight = PUBLISHED[type(method), "regularization_weight"](0.05, 8, 5)
@@ -112,7 +125,9 @@ def test_lejepas_published_distance_is_a_sum_over_coordinates() -> None:
     def published(views: Sequence[torch.Tensor], seed: int = 0) -> torch.Tensor:
         distance = (views[0] - views[1]).square().sum(dim=1).mean() / 4
         with seeded(seed):
-            statistic = methods.build("sigreg", directions=16, regularization_weight=1.0).terms(*views)["normality"]
+            statistic = methods.build("sigreg", directions=16, regularization_weight=1.0).terms(
+                *views
+            )["normality"]
         return (1 - weight) * distance + weight * statistic
 
     ours, our_slopes = evaluate(partial(textbook, method, global_views=2), views)

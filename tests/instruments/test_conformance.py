@@ -76,7 +76,8 @@ class SeesAnAxis(SeesTheFirstViewMore):
 class LikesCollapse(SeesTheFirstViewMore):
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         return {
-            name: (-1 if name == "uniformity" else 1) * term for name, term in Plain.terms(self, z1_NQ, z2_NQ).items()
+            name: (-1 if name == "uniformity" else 1) * term
+            for name, term in Plain.terms(self, z1_NQ, z2_NQ).items()
         }
 
 
@@ -87,7 +88,9 @@ class IgnoresPairs(Plain):
 
 class Rounds(SeesTheFirstViewMore):
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        low1, low2 = (z.bfloat16().to(z.dtype) if z.dtype == torch.float32 else z for z in (z1_NQ, z2_NQ))
+        low1, low2 = (
+            z.bfloat16().to(z.dtype) if z.dtype == torch.float32 else z for z in (z1_NQ, z2_NQ)
+        )
         return Plain.terms(self, low1, low2)
 
 
@@ -108,9 +111,17 @@ class HidesNaN(Plain):
 
 class ForgetsTheOtherRanks(Broken):
     def add_regularizer(
-        self, z_NQ: Tensor, inverse_N: Tensor, gradient_NQ: Tensor, share: float, shard: Shard, form: str
+        self,
+        z_NQ: Tensor,
+        inverse_N: Tensor,
+        gradient_NQ: Tensor,
+        share: float,
+        shard: Shard,
+        form: str,
     ) -> dict[str, Tensor]:
-        return super().add_regularizer(z_NQ, inverse_N, gradient_NQ, share, Shard([len(z_NQ)]), form)
+        return super().add_regularizer(
+            z_NQ, inverse_N, gradient_NQ, share, Shard([len(z_NQ)]), form
+        )
 
 
 class OverflowsForAWideKernel(Plain):
@@ -193,7 +204,10 @@ def test_a_method_that_breaks_over_ranks_fails() -> None:
     findings = check_sharded(many)
     assert [finding.ok for finding in findings.values()] == [True, False, False]
     assert findings["forgets"].error < math.inf
-    assert findings["fails"].where == "rank 1: textbook form over 2 ranks: OSError: this rank has no disk"
+    assert (
+        findings["fails"].where
+        == "rank 1: textbook form over 2 ranks: OSError: this rank has no disk"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +240,9 @@ def test_missing_documentation_is_named(undocumented: str) -> None:
 class Unpublished(Broken):
     """A kernel of ours."""
 
-    metadata: ClassVar[Metadata] = replace(METADATA, reference="Somebody, unpublished", url="", published="a guess")
+    metadata: ClassVar[Metadata] = replace(
+        METADATA, reference="Somebody, unpublished", url="", published="a guess"
+    )
 
 
 def test_an_unpublished_method_needs_no_year() -> None:

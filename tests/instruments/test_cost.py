@@ -1,4 +1,6 @@
-"""What losses cost: the grid is complete, ranks work together, tables and figures show it, refusals are plain."""
+"""What losses cost: the grid is complete, ranks work together, tables and figures show it,
+refusals are plain.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ import torch
 
 from regbench import RegbenchError, methods
 from regbench.instruments.cost import timing
-from regbench.instruments.cost.harness import in_words, median, number, ratios, span, take_turns, to_csv
+from regbench.instruments.cost.harness import (
+    in_words,
+    median,
+    number,
+    ratios,
+    span,
+    take_turns,
+    to_csv,
+)
 from regbench.instruments.cost.losses import Grid, cases, measure, table
 from regbench.instruments.cost.timing import (
     LossCost,
@@ -52,7 +62,11 @@ def test_turns_are_taken_there_and_back() -> None:
         order.append(name)
         return len(order)
 
-    assert take_turns({name: partial(turn, name) for name in "abc"}, 2) == {"a": [1, 6], "b": [2, 5], "c": [3, 4]}
+    assert take_turns({name: partial(turn, name) for name in "abc"}, 2) == {
+        "a": [1, 6],
+        "b": [2, 5],
+        "c": [3, 4],
+    }
     assert "".join(order) == "abccba"
 
 
@@ -63,7 +77,13 @@ def test_ratios_are_of_one_round() -> None:
 
 
 def test_numbers_have_three_digits() -> None:
-    assert [number(value) for value in (None, 0.0, 0.012345, 12.345, 12345.0)] == ["–", "0", "0.0123", "12.3", "12,345"]
+    assert [number(value) for value in (None, 0.0, 0.012345, 12.345, 12345.0)] == [
+        "–",
+        "0",
+        "0.0123",
+        "12.3",
+        "12,345",
+    ]
     assert (span([3.0, 1.0, 2.0]), span([])) == ("1.00–3.00", "–")
 
 
@@ -81,7 +101,9 @@ def test_memory_of_the_textbook_is_more_than_that_of_the_stream_and_the_same_twi
 
 
 def test_a_call_keeps_no_gradients_for_the_next_to_count() -> None:
-    run = value_and_gradient(methods.build("vicreg"), [torch.randn(8, 4) for _ in range(2)], Engine())
+    run = value_and_gradient(
+        methods.build("vicreg"), [torch.randn(8, 4) for _ in range(2)], Engine()
+    )
     gradients = run()
     assert [gradient.shape for gradient in gradients] == [(8, 4)] * 2
     freed: list[int] = []
@@ -91,7 +113,9 @@ def test_a_call_keeps_no_gradients_for_the_next_to_count() -> None:
     assert sorted(freed) == [0, 1]
 
 
-def test_every_form_is_timed_in_every_round_though_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_form_is_timed_in_every_round_though_one_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken(*_: object) -> None:
         raise ValueError("no\nluck")
 
@@ -104,7 +128,9 @@ def test_every_form_is_timed_in_every_round_though_one_fails(monkeypatch: pytest
 
     monkeypatch.setattr(timing, "take_turns", noted)
     forms = ("textbook", "gram", "covariance")
-    rows = [replace(EXAMPLE, n=24, q=16, form=form, views=views) for form in forms for views in (2, 3)]
+    rows = [
+        replace(EXAMPLE, n=24, q=16, form=form, views=views) for form in forms for views in (2, 3)
+    ]
     found = measured(rows, repeats=3)
     assert [row.note for row in found] == ["failed: ValueError: no luck"] * 2 + [""] * 4
     assert all(row.median_ms and row.extra_bytes for row in found[2:])
@@ -120,7 +146,9 @@ def test_what_is_timed_is_the_loss() -> None:
     leaves = [view.clone().requires_grad_() for view in views]
     loss = method.loss(*leaves, engine=Engine(form="textbook"), global_views=2)
     expected = torch.autograd.grad(loss, leaves)
-    torch.testing.assert_close(list(value_and_gradient(method, views, Engine(form="gram"))()), list(expected))
+    torch.testing.assert_close(
+        list(value_and_gradient(method, views, Engine(form="gram"))()), list(expected)
+    )
 
 
 # ------------------------------------------------------------------ the grid
@@ -134,7 +162,9 @@ def test_losses_are_measured_without_tf32(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_cases_are_complete_and_in_order() -> None:
-    grid = Grid(methods=("sfrik_l2", "simclr"), n=(33, 16), q=(8,), views=(4, 2), ranks=(2, 1), device="cpu")
+    grid = Grid(
+        methods=("sfrik_l2", "simclr"), n=(33, 16), q=(8,), views=(4, 2), ranks=(2, 1), device="cpu"
+    )
     forms = {"sfrik_l2": ["textbook", "gram", "covariance"], "simclr": ["textbook", "gram"]}
     assert [(row.method, row.n, row.ranks, row.form, row.views) for row in cases(grid)] == [
         (method, n, ranks, form, views)
@@ -147,7 +177,9 @@ def test_the_cases_are_complete_and_in_order() -> None:
 
 
 def test_forms_asked_for() -> None:
-    grid = Grid(methods=("vicreg", "auh"), n=(8,), q=(4,), ranks=(9,), forms=("auto", "gram", "covariance"))
+    grid = Grid(
+        methods=("vicreg", "auh"), n=(8,), q=(4,), ranks=(9,), forms=("auto", "gram", "covariance")
+    )
     assert [(row.method, row.form, row.auto, row.note) for row in cases(grid)] == [
         ("vicreg", "covariance", True, "fewer embeddings than ranks"),
         ("vicreg", "gram", False, "fewer embeddings than ranks"),
@@ -158,7 +190,9 @@ def test_forms_asked_for() -> None:
 
 @pytest.fixture(scope="module")
 def rows() -> list[LossCost]:
-    return measure(Grid(methods=("sfrik_l2",), n=(33,), q=(40,), ranks=(2, 1), repeats=2, device="cpu"))
+    return measure(
+        Grid(methods=("sfrik_l2",), n=(33,), q=(40,), ranks=(2, 1), repeats=2, device="cpu")
+    )
 
 
 def test_everything_is_measured(rows: list[LossCost]) -> None:
@@ -181,11 +215,17 @@ def test_every_form_is_compared_with_that_of_as_many_views_and_ranks() -> None:
     for variant, ms in shared_ms.items():
         times_ms["shared", *variant], times_ms["alone", *variant] = [ms], [10 * ms]
     found = {}
-    for row in cases(Grid(methods=("auh",), n=(8,), q=(4,), views=(2, 4), ranks=(1, 3), device="cpu")):
+    for row in cases(
+        Grid(methods=("auh",), n=(8,), q=(4,), views=(2, 4), ranks=(1, 3), device="cpu")
+    ):
         timed = with_times(row, times_ms)
         ms = shared_ms[row.form, row.views]
         assert timed.median_ms == timed.low_ms == timed.high_ms == ms
-        found[row.ranks, row.form, row.views] = (timed.vs_textbook, timed.vs_one_rank, timed.vs_two_views)
+        found[row.ranks, row.form, row.views] = (
+            timed.vs_textbook,
+            timed.vs_one_rank,
+            timed.vs_two_views,
+        )
     assert found == {
         (1, "textbook", 2): (1.0, 1.0, 1.0),
         (1, "gram", 2): (0.5, 1.0, 1.0),
@@ -198,14 +238,20 @@ def test_every_form_is_compared_with_that_of_as_many_views_and_ranks() -> None:
     }
 
 
-def test_what_does_not_fit_the_budget_is_left_out_the_costliest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_the_budget_is_left_out_the_costliest_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     textbook = replace(EXAMPLE, method="sfrik_l3", n=512, q=64, form="textbook")
     gram = replace(textbook, form="gram")
     assert all(row.median_ms for row in measured([textbook, gram], repeats=1))
     found = measured([textbook, gram], repeats=2, left_s=0.0)
     assert all(row.note.startswith("left out: about ") and row.extra_bytes for row in found)
-    assert all("over what is left of the budget" in row.note and row.median_ms is None for row in found)
-    times_s = iter((0.0, 3.0, 3.0, 5.0))  # the first call of each takes three seconds and two: both leave seven
+    assert all(
+        "over what is left of the budget" in row.note and row.median_ms is None for row in found
+    )
+    times_s = iter(
+        (0.0, 3.0, 3.0, 5.0)
+    )  # the first call of each takes three seconds and two: both leave seven
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(times_s)))
     costly, cheap = measured([textbook, gram], repeats=1, left_s=12.0)
     assert costly.note.startswith("left out: about 6 s") and cheap.median_ms
@@ -215,8 +261,12 @@ def test_what_does_not_fit_the_budget_is_left_out_the_costliest_first(monkeypatc
 
 
 def test_what_needs_more_memory_than_the_limit_is_left_out_and_nothing_else() -> None:
-    """The textbook's Gram matrices of 2⁸ MiB each do not fit into 2⁸ MiB beside what the runtime is granted."""
-    grid = Grid(methods=("auh",), n=(8192,), q=(8,), repeats=0, device="cpu", memory_limit_bytes=2**28)
+    """The textbook's Gram matrices of 2⁸ MiB each do not fit into 2⁸ MiB beside what the
+    runtime is granted.
+    """
+    grid = Grid(
+        methods=("auh",), n=(8192,), q=(8,), repeats=0, device="cpu", memory_limit_bytes=2**28
+    )
     notes = {row.form: row.note for row in measure(grid)}
     assert notes == {"textbook": "left out: it needs more memory than the limit", "gram": ""}
 
@@ -240,9 +290,13 @@ def test_table_and_csv(rows: list[LossCost]) -> None:
     machine = Grid(device="cpu", threads=2).machine
     assert "gram*" in table(rows)
     assert "threads 2, dtype float32" in in_words(machine)
-    lines = csv.DictReader(io.StringIO(to_csv([asdict(row) for row in [*rows, odd]], machine), newline=""))
+    lines = csv.DictReader(
+        io.StringIO(to_csv([asdict(row) for row in [*rows, odd]], machine), newline="")
+    )
     for row, line in zip([*rows, odd], lines, strict=True):
-        expected = {name: "" if value is None else str(value) for name, value in asdict(row).items()}
+        expected = {
+            name: "" if value is None else str(value) for name, value in asdict(row).items()
+        }
         assert expected.items() <= line.items()
         assert (line["torch"], line["dtype"], line["threads"]) == (version("torch"), "float32", "2")
 
@@ -256,7 +310,11 @@ def test_figure(rows: list[LossCost]) -> None:
     image = figure(rows)
     assert image is not None and image.startswith(b"\x89PNG")
     assert figure([EXAMPLE]) is None
-    many = [replace(EXAMPLE, method=f"method {i}", extra_bytes=i + 1, n=2**j) for i in range(30) for j in (3, 4)]
+    many = [
+        replace(EXAMPLE, method=f"method {i}", extra_bytes=i + 1, n=2**j)
+        for i in range(30)
+        for j in (3, 4)
+    ]
     assert figure([*many, replace(EXAMPLE, method="slow", median_ms=3.0)])
     # Of several dimensions the largest is drawn.
     large = [replace(row, q=2 * EXAMPLE.q) for row in many[:2]]

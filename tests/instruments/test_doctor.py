@@ -15,7 +15,9 @@ def told() -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_the_inventory_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_inventory_names_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("REGBENCH_DATA_DIR", str(tmp_path / "data"))
     code, text = told()

@@ -1,4 +1,6 @@
-"""`regbench loader-bench`: all contestants deliver two views of the right shape, and the tables are complete."""
+"""`regbench loader-bench`: all contestants deliver two views of the right shape, and the tables
+are complete.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +47,25 @@ def raws(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedIm
         (folder / split / "made").mkdir(parents=True)
         for number in range(count):
             Image.fromarray(photo(number, 28, 28)).save(folder / split / "made" / f"{number}.png")
-    settings = ["dataset=imagefolder", "dataset.name=raws", "dataset.image_size=20", "dataset.eval_resize=20"]
-    settings += ["dataset.num_classes=1", "dataset.source.held_out=null", "augmentation=small_color"]
+    settings = [
+        "dataset=imagefolder",
+        "dataset.name=raws",
+        "dataset.image_size=20",
+        "dataset.eval_resize=20",
+    ]
+    settings += [
+        "dataset.num_classes=1",
+        "dataset.source.held_out=null",
+        "augmentation=small_color",
+    ]
     images = PreparedImages.of([*settings, f"runtime.data_dir={data_dir}"])
     prepare(images.dataset, data_dir, source_dir=folder, progress=False)
     assert str(images) == "raws: 24 images, 28 x 28 px, raw"
     return images
 
 
-# ---------------------------------------------------------------------------------------------------------- images
+# --------------------------------------------------------------------------------------------------
+# images
 
 
 def test_the_images_are_as_hard_to_code_as_photographs(tmp_path: Path) -> None:
@@ -63,7 +75,9 @@ def test_the_images_are_as_hard_to_code_as_photographs(tmp_path: Path) -> None:
         beton = Beton(images.file)
         assert low < beton.size.mean() < high
         sides = sorted((scenario.height, scenario.width))
-        assert [sorted(side) for side in zip(beton.heights.tolist(), beton.widths.tolist(), strict=True)] == [sides] * 8
+        assert [
+            sorted(side) for side in zip(beton.heights.tolist(), beton.widths.tolist(), strict=True)
+        ] == [sides] * 8
         assert f"made_{name}: 8 images, {sides[1]} x {sides[0]} px, JPEG, " in str(images)
 
 
@@ -74,18 +88,25 @@ def test_the_images_are_the_same_each_time(tmp_path: Path, jpegs: PreparedImages
     assert len(set(Beton(files[0]).size.tolist())) > 1
 
 
-# ----------------------------------------------------------------------------------------------------- contestants
+# --------------------------------------------------------------------------------------------------
+# contestants
 
 # FFCV compiles for many seconds.
 CASES = [
-    pytest.param(each, id=f"{each.name} {each.interpolation}", marks=[pytest.mark.slow] * (each.backend == "ffcv"))
+    pytest.param(
+        each,
+        id=f"{each.name} {each.interpolation}",
+        marks=[pytest.mark.slow] * (each.backend == "ffcv"),
+    )
     for each in CONTESTANTS
 ]
 
 
 @pytest.mark.parametrize("form", ["jpegs", "raws"])
 @pytest.mark.parametrize("contestant", CASES)
-def test_it_delivers_two_different_views(contestant: Contestant, form: str, request: pytest.FixtureRequest) -> None:
+def test_it_delivers_two_different_views(
+    contestant: Contestant, form: str, request: pytest.FixtureRequest
+) -> None:
     if contestant.backend == "ffcv" and not FFCV:
         pytest.skip("needs FFCV")
     images: PreparedImages = request.getfixturevalue(form)
@@ -105,7 +126,8 @@ def test_it_delivers_two_different_views(contestant: Contestant, form: str, requ
     assert not torch.equal(first[0], first[1])
 
 
-# ------------------------------------------------------------------------------------------------------- measuring
+# --------------------------------------------------------------------------------------------------
+# measuring
 
 
 def test_a_contestant_that_fails_is_left_out_by_name(jpegs: PreparedImages) -> None:
@@ -116,7 +138,9 @@ def test_a_contestant_that_fails_is_left_out_by_name(jpegs: PreparedImages) -> N
         ("torchvision PIL", 1, 1.0),
         ("torchvision PIL", 2, 1.0),
     ]
-    assert all(line["img_per_s"] > 0 and line["delivered"] == "float32 24x3x24x24" for line in rounds)
+    assert all(
+        line["img_per_s"] > 0 and line["delivered"] == "float32 24x3x24x24" for line in rounds
+    )
     assert failed["contestant"] == "nobody's"
     assert failed["note"].startswith("left out: ") and "none" in failed["note"]
     assert "img_per_s" not in failed
@@ -127,12 +151,32 @@ def test_a_contestant_that_fails_is_left_out_by_name(jpegs: PreparedImages) -> N
 @pytest.mark.slow
 def test_the_command(tiny_data_dir: Path, tmp_path: Path) -> None:
     overrides = [
-        *("dataset.name=tiny", "dataset.num_classes=3", "dataset.image_size=24", "dataset.eval_resize=24"),
-        *("dataset.source.train_per_class=40", "dataset.source.tuning_per_class=12", "augmentation=small_color"),
+        *(
+            "dataset.name=tiny",
+            "dataset.num_classes=3",
+            "dataset.image_size=24",
+            "dataset.eval_resize=24",
+        ),
+        *(
+            "dataset.source.train_per_class=40",
+            "dataset.source.tuning_per_class=12",
+            "augmentation=small_color",
+        ),
         f"runtime.data_dir={tiny_data_dir}",
     ]
     out = tmp_path / "loaders.csv"
-    options = ["--data", "imagefolder", "--workers", "1", "--seconds", "0.05", "--rounds", "2", "--out", str(out)]
+    options = [
+        "--data",
+        "imagefolder",
+        "--workers",
+        "1",
+        "--seconds",
+        "0.05",
+        "--rounds",
+        "2",
+        "--out",
+        str(out),
+    ]
     done = CliRunner().invoke(main, ["loader-bench", *options, *overrides], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "tiny: 120 images, 28 x 28 px, JPEG" in done.output
@@ -162,15 +206,28 @@ def test_what_cannot_be_measured_is_refused(options: Sequence[str], said: str) -
     assert said in " ".join(done.output.split())
 
 
-# ---------------------------------------------------------------------------------------------------------- tables
+# --------------------------------------------------------------------------------------------------
+# tables
 
 
-LINE: dict[str, Any] = {"images": "256", "device": "cpu", "contestant": "regbench", "interpolation": "area"}
+LINE: dict[str, Any] = {
+    "images": "256",
+    "device": "cpu",
+    "contestant": "regbench",
+    "interpolation": "area",
+}
 
 
 def test_the_table_gives_median_range_and_views() -> None:
     lines = [
-        {**LINE, "note": "", "delivered": "float32 1x2", "round": i, "img_per_s": 100.0 * ratio, "ratio": ratio}
+        {
+            **LINE,
+            "note": "",
+            "delivered": "float32 1x2",
+            "round": i,
+            "img_per_s": 100.0 * ratio,
+            "ratio": ratio,
+        }
         for i, ratio in enumerate((1.0, 4.0, 2.0))
     ]
     (line,) = [line for line in tables(lines).splitlines() if line.startswith("regbench")]
@@ -183,8 +240,14 @@ def test_the_table_gives_median_range_and_views() -> None:
 
 def test_the_csv_has_a_line_for_each_round_and_for_each_left_out() -> None:
     lines = [{**LINE, "note": "", "round": i, "img_per_s": 1.5, "ratio": 0.5} for i in (1, 2)]
-    text = to_csv([*lines, {**LINE, "note": "left out: none"}], {"hardware": "2 cores", "torch": "9"})
+    text = to_csv(
+        [*lines, {**LINE, "note": "left out: none"}], {"hardware": "2 cores", "torch": "9"}
+    )
     found = list(csv.DictReader(io.StringIO(text)))
-    assert [(line["round"], line["img_per_s"]) for line in found] == [("1", "1.5"), ("2", "1.5"), ("", "")]
+    assert [(line["round"], line["img_per_s"]) for line in found] == [
+        ("1", "1.5"),
+        ("2", "1.5"),
+        ("", ""),
+    ]
     assert found[2]["note"] == "left out: none"
     assert {line["torch"] for line in found} == {"9"}

@@ -49,7 +49,13 @@ def papers_network() -> Needs:
 
 def small_cell(*overrides: str) -> Cell:
     return load_run(
-        ["network=resnet_tiny", "network.projector.hidden_dim=32", "embedding_dim=64", "batch_size=32", *overrides]
+        [
+            "network=resnet_tiny",
+            "network.projector.hidden_dim=32",
+            "embedding_dim=64",
+            "batch_size=32",
+            *overrides,
+        ]
     )[0]
 
 
@@ -83,7 +89,9 @@ class HalfVICReg(Half, VICReg):  # type: ignore[misc]
         for c_QQ in covariances:
             others = c_QQ.flatten()[:-1].view(q - 1, q + 1)[:, 1:].flatten()
             covariance = covariance + others.pow_(2).sum(dtype=torch.float32) / q
-        hinges = [F.relu(1 - (z_NQ.float().var(dim=0) + self.epsilon).sqrt()).mean() for z_NQ in centred]
+        hinges = [
+            F.relu(1 - (z_NQ.float().var(dim=0) + self.epsilon).sqrt()).mean() for z_NQ in centred
+        ]
         return {
             "alignment": F.mse_loss(z1_NQ.float(), z2_NQ.float()),
             "variance": hinges[0] + hinges[1],
@@ -91,21 +99,31 @@ class HalfVICReg(Half, VICReg):  # type: ignore[misc]
         }
 
 
-# The paper's Table 5, and of its Section 5.2 the 30.9 GB; 8 GPUs. A network predicts all of them alike: one suffices.
+# The paper's Table 5, and of its Section 5.2 the 30.9 GB; 8 GPUs. A network predicts all of them
+# alike: one suffices.
 PAPER_GB = [(HalfVICReg, 512, 25.4)] + [
     pytest.param(*case, marks=pytest.mark.slow)
     for case in (
         *((HalfVICReg, 256, 22.5), (HalfVICReg, 1024, 31.1)),
-        *((HalfSFRIK, 256, 10.3), (HalfSFRIK, 512, 13.1), (HalfSFRIK, 1024, 18.8), (HalfSFRIK, 2048, 30.9)),
+        *(
+            (HalfSFRIK, 256, 10.3),
+            (HalfSFRIK, 512, 13.1),
+            (HalfSFRIK, 1024, 18.8),
+            (HalfSFRIK, 2048, 30.9),
+        ),
     )
 ]
 
 
 @pytest.mark.parametrize(("method", "batch_size", "expected"), PAPER_GB)
 def test_the_papers_peaks(method: type[Regularizer], batch_size: int, expected: float) -> None:
-    """3 %: the paper rounds to 0.5 %, used other hardware, and its libraries' workspaces are not known."""
+    """3 %: the paper rounds to 0.5 %, used other hardware, and its libraries' workspaces are
+    not known.
+    """
     cell = replace(paper_cell("vicreg", batch_size), method=method())
-    needs = predict(cell, world_size=8, loss_form="textbook", ddp_bucket_view=False, plain_network=True)
+    needs = predict(
+        cell, world_size=8, loss_form="textbook", ddp_bucket_view=False, plain_network=True
+    )
     assert needs.peak_bytes / GB == pytest.approx(expected, rel=0.03)
 
 
@@ -120,7 +138,9 @@ def test_savings() -> None:
     page = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
     shown = re.search(r"<!-- savings -->(.*)<!-- /savings -->", page, re.DOTALL)
     assert shown is not None
-    by_saving = [line.split("|")[2].strip() for line in shown[1].splitlines() if line.startswith("|")]
+    by_saving = [
+        line.split("|")[2].strip() for line in shown[1].splitlines() if line.startswith("|")
+    ]
     assert by_saving[2:-1] == [f"{peak / GB:.2f}" for peak in peaks]
 
 
@@ -136,13 +156,25 @@ def test_accounts_of_a_small_net() -> None:
         y = h.relu()
         z = y @ w2
         del h, y, z
-        weights, images, wide, out = 4 * (32 * 128 + 128 * 16), 4 * 64 * 32 + 512, 4 * 64 * 128, 4 * 64 * 16
-        assert accounts.peak == {"weights": weights, "images": images, "activations": 2 * wide + out}
+        weights, images, wide, out = (
+            4 * (32 * 128 + 128 * 16),
+            4 * 64 * 32 + 512,
+            4 * 64 * 128,
+            4 * 64 * 16,
+        )
+        assert accounts.peak == {
+            "weights": weights,
+            "images": images,
+            "activations": 2 * wide + out,
+        }
         accounts.begin()
-        loss = ((x @ w1).relu() @ w2).sum()  # lives: the rectified, for both backward steps, and the loss
+        loss = (
+            (x @ w1).relu() @ w2
+        ).sum()  # lives: the rectified, for both backward steps, and the loss
         accounts.mark(), accounts.mark(), accounts.mark()
         loss.backward()
-        # Highest when the ReLU's gradient is made: the rectified, its gradient before and after, W2's gradient.
+        # Highest when the ReLU's gradient is made: the rectified, its gradient before and after,
+        # W2's gradient.
         assert accounts.moment == "backward"
         assert accounts.peak_bytes - weights - images == 3 * wide + 4 * 128 * 16 + 2 * 512
         assert accounts.flop == 2 * 64 * (2 * 32 * 128 + 3 * 128 * 16)  # no gradient of x
@@ -150,9 +182,16 @@ def test_accounts_of_a_small_net() -> None:
 
 
 def test_flop_of_resnet18() -> None:
-    """1.81 GMAC an image (torchvision's documentation); backward twice that, but for the images' gradient."""
+    """1.81 GMAC an image (torchvision's documentation).
+
+    Backward twice that, but for the images' gradient.
+    """
     n, hidden, q = 4, 256, 128
-    network = ["network.backbone=resnet18", f"embedding_dim={q}", f"network.projector.hidden_dim={hidden}"]
+    network = [
+        "network.backbone=resnet18",
+        f"embedding_dim={q}",
+        f"network.projector.hidden_dim={hidden}",
+    ]
     cell = paper_cell("sfrik_l3", n, *network)
     stem = 64 * 3 * 49 * 112**2
     projector = 512 * hidden + hidden * hidden + hidden * q
@@ -162,11 +201,22 @@ def test_flop_of_resnet18() -> None:
 
 @pytest.mark.slow
 def test_flop_and_memory_of_a_transformer() -> None:
-    """Multiplications of ViT-Ti/16 (Touvron et al.): 12 blocks of width 192 on 197 tokens, and 14² patches."""
-    network = ["network=vit_tiny", "network.projector.depth=1", "embedding_dim=2", "optimizer=adamw"]
+    """Multiplications of ViT-Ti/16 (Touvron et al.): 12 blocks of width 192 on 197 tokens, and
+    14² patches.
+    """
+    network = [
+        "network=vit_tiny",
+        "network.projector.depth=1",
+        "embedding_dim=2",
+        "optimizer=adamw",
+    ]
     dropping = ["network.backbone.drop_path_rate=0.3", "micro_batch_size=2"]
     needs, parts = (predict(paper_cell("vicreg", 4, *network, *more)) for more in ([], dropping))
-    products, attention, patches = 12 * 197 * 12 * 192**2, 12 * 2 * 197**2 * 192, 196 * 16 * 16 * 3 * 192
+    products, attention, patches = (
+        12 * 197 * 12 * 192**2,
+        12 * 2 * 197**2 * 192,
+        196 * 16 * 16 * 3 * 192,
+    )
     # Backward, attention forms its weights anew and the patches need no gradient.
     multiplications = 3 * products + 3.5 * attention + 2 * patches
     assert needs.flop_per_step == pytest.approx(4 * 2 * 2 * multiplications, rel=0.002)
@@ -182,14 +232,20 @@ def test_memory_parameters_checkpoint_and_what_is_sent() -> None:
     projector = 2048 * 8192 + 8192 * 8192 + 8192 * 32768 + 2 * 3 * 8192
     assert needs.parameters == resnet50 + projector
     batch_norms = 53 + 2
-    assert needs.checkpoint_bytes == 8 * needs.parameters + 4 * (statistics + 2 * 2 * 8192) + 8 * batch_norms
+    assert (
+        needs.checkpoint_bytes
+        == 8 * needs.parameters + 4 * (statistics + 2 * 2 * 8192) + 8 * batch_norms
+    )
     gradients = 2 * 7 / 8 * 4 * needs.parameters
     gathered = 2 * 7 * 32 * 32768 * 4
     assert needs.sent_bytes_per_step == pytest.approx(gradients + gathered, rel=0.005)
 
 
 def test_statistics_of_bn_are_sent_forward_and_backward() -> None:
-    """Of two layers of 32 features, by each of four ranks, for two views; their weights' gradients once."""
+    """Of two layers of 32 features, by each of four ranks, for two views.
+
+    Their weights' gradients once.
+    """
     cells = [small_cell(f"network.projector.norm={norm}") for norm in ("none", "batch")]
     without, sent = (predict(cell, world_size=4).sent_bytes_per_step for cell in cells)
     forward = 3 * 4 * (2 * 32 + 1)  # mean, inverse deviation and count, to each of the others
@@ -215,7 +271,10 @@ def test_micro_batches_need_less() -> None:
     [
         "mmcr",
         "tregs",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("sigreg", "matrix_ssl", "kerjepa_mmd", "rdmreg")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("sigreg", "matrix_ssl", "kerjepa_mmd", "rdmreg")
+        ),
     ],
 )
 def test_other_methods(method: str) -> None:
@@ -227,7 +286,9 @@ def test_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of sizes that double, the last that fits; a GPU has its share of the batch."""
 
     def needed(cell: Cell, *, world_size: int, plain_network: bool = False) -> Any:
-        return SimpleNamespace(peak_bytes=(1 + plain_network) * cell.batch_size * cell.embedding_dim // world_size)
+        return SimpleNamespace(
+            peak_bytes=(1 + plain_network) * cell.batch_size * cell.embedding_dim // world_size
+        )
 
     monkeypatch.setattr(plan, "predict", needed)
     cell = small_cell()
@@ -241,17 +302,35 @@ def test_largest(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_savings_come_one_on_top_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "predict", lambda cell, **switches: switches)
     found: list[object] = list(savings(small_cell(), world_size=8).values())
-    ways = [("textbook", False, True), ("auto", False, True), ("auto", True, True), ("auto", True, False)]
+    ways = [
+        ("textbook", False, True),
+        ("auto", False, True),
+        ("auto", True, True),
+        ("auto", True, False),
+    ]
     names = ("loss_form", "ddp_bucket_view", "plain_network")
     assert found == [{"world_size": 8, **dict(zip(names, way, strict=True))} for way in ways]
 
 
 def test_the_table_is_in_decimal_units_and_leaves_out_what_is_tiny() -> None:
     parts = {"weights": 7_000_000_000, "images": 5_000_000, "optimizer state": 4_999_999}
-    work = {"flop_per_step": 2_340_000_000_000, "sent_bytes_per_step": 1_500_000_000, "checkpoint_bytes": 1}
-    needs = Needs(peak_bytes=12_340_000_000, moment="backward", parts_bytes=parts, parameters=1, **work)
+    work = {
+        "flop_per_step": 2_340_000_000_000,
+        "sent_bytes_per_step": 1_500_000_000,
+        "checkpoint_bytes": 1,
+    }
+    needs = Needs(
+        peak_bytes=12_340_000_000, moment="backward", parts_bytes=parts, parameters=1, **work
+    )
     line = table({"mine": needs}, "plain").splitlines()[1]
-    assert re.split("  +", line) == ["mine", "12.34", "backward", "weights 7.00, images 0.01", "2.3", "1.50"]
+    assert re.split("  +", line) == [
+        "mine",
+        "12.34",
+        "backward",
+        "weights 7.00, images 0.01",
+        "2.3",
+        "1.50",
+    ]
 
 
 def allocated(tensors: Iterable[Tensor]) -> int:
@@ -265,7 +344,11 @@ def test_what_lives_through_a_step_is_counted_to_the_allocation() -> None:
     parts = needs.parts_bytes
     assert parts["weights"] == allocated(network.state_dict().values())
     trained = allocated(network.parameters())
-    assert (parts["gradients"], parts["DDP buckets"], parts["optimizer state"]) == (trained, trained, trained)
+    assert (parts["gradients"], parts["DDP buckets"], parts["optimizer state"]) == (
+        trained,
+        trained,
+        trained,
+    )
     assert "DDP buckets" not in predict(small_cell(), world_size=2).parts_bytes
     assert sum(parts.values()) == needs.peak_bytes
     assert list(parts.values()) == sorted(parts.values(), reverse=True)
@@ -279,7 +362,9 @@ def test_a_teacher_lives_beside_the_network_and_is_kept_with_it() -> None:
     alone, taught = (predict(each) for each in (small_cell(), cell))
     state = list(teacher.state_dict().values())
     assert taught.parts_bytes["teacher"] == allocated(state)
-    assert taught.checkpoint_bytes - alone.checkpoint_bytes == sum(tensor.nbytes for tensor in state)
+    assert taught.checkpoint_bytes - alone.checkpoint_bytes == sum(
+        tensor.nbytes for tensor in state
+    )
 
 
 def test_what_labels_train_is_counted_as_it_is_trained() -> None:
@@ -295,14 +380,18 @@ def test_what_labels_train_is_counted_as_it_is_trained() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(RegbenchError, match="batch_size=32 cannot be shared equally by 3 GPUs; choose a multiple"):
+    with pytest.raises(
+        RegbenchError, match="batch_size=32 cannot be shared equally by 3 GPUs; choose a multiple"
+    ):
         predict(small_cell(), world_size=3)
     with pytest.raises(RegbenchError, match="cannot be shared equally by 0 GPUs"):
         predict(small_cell(), world_size=0)
     hook = sys.excepthook
     dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=2)
     try:
-        with pytest.raises(RegbenchError, match="one of several already; plan in a process of its own"):
+        with pytest.raises(
+            RegbenchError, match="one of several already; plan in a process of its own"
+        ):
             predict(small_cell(), world_size=2)
     finally:
         dist.destroy_process_group()
@@ -320,5 +409,6 @@ def test_views_of_their_own_size_are_counted() -> None:
     assert many.parts_bytes["images"] == images * (2 * side_px**2 + 6 * 16**2) * of_bf16
     in_float32 = predict(small_cell("precision=fp32"))
     assert in_float32.parts_bytes["images"] == 2 * two.parts_bytes["images"]
-    # Two views and six of a third of their pixels; the projector and the loss take all of them alike.
+    # Two views and six of a third of their pixels; the projector and the loss take all of them
+    # alike.
     assert 1.5 < many.flop_per_step / two.flop_per_step < 4

@@ -15,7 +15,9 @@ Array = npt.NDArray[np.float64]
 
 
 def _quick(name: str) -> Regularizer:
-    """Build a method, along few directions where it draws some: the properties are the same along any number."""
+    """Build a method, along few directions where it draws some: the properties are the same
+    along any number.
+    """
     directions = methods.defaults(name).get("directions", 0)
     return methods.build(name, directions=256) if directions > 256 else methods.build(name)
 
@@ -30,7 +32,9 @@ VARIANTS: dict[str, Regularizer] = {name: _quick(name) for name in methods.names
 every_method = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
 
 
-def evaluate(name: str, z1_NQ: Tensor, z2_NQ: Tensor, **hyperparameters: object) -> tuple[float, dict[str, float]]:
+def evaluate(
+    name: str, z1_NQ: Tensor, z2_NQ: Tensor, **hyperparameters: object
+) -> tuple[float, dict[str, float]]:
     """The loss of the default form and its addends, which must be those of every other form."""
     method = methods.build(name, **hyperparameters)
     found = {}

@@ -1,4 +1,7 @@
-"""What every registered method must do, whoever wrote it; a new method is tested by being registered."""
+"""What every registered method must do, whoever wrote it.
+
+A new method is tested by being registered.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ def test_one_to_four_processes_give_the_same_as_one() -> None:
 
 
 def states_after_two_steps(here: Place) -> dict[str, dict[str, Tensor]]:
-    """Show what each method keeps this rank's rows of two batches, of which a single process has all."""
+    """Show what each method keeps this rank's rows of two batches, of which a single process
+    has all.
+    """
     found = {}
     for name, method in VARIANTS.items():
         settings: dict[str, Any] = dict.fromkeys(method.of_training, 0.5) | (
@@ -95,9 +100,17 @@ def test_impossible_shapes_are_refused(shape1: tuple[int, ...], shape2: tuple[in
 def test_embeddings_of_one_dimension_are_refused_or_have_a_value(method: Regularizer) -> None:
     views = [z.requires_grad_() for z in draw(6, 1)]
     for form in ("auto", *method.forms):
-        with pytest.raises(RegbenchError, match="q >= 2, not") if method.least_dim > 1 else nullcontext():
+        with (
+            pytest.raises(RegbenchError, match="q >= 2, not")
+            if method.least_dim > 1
+            else nullcontext()
+        ):
             loss = method.loss(*views, engine=Engine(form=form))
-            assert torch.stack([loss, *(g.sum() for g in torch.autograd.grad(loss, views))]).isfinite().all(), form
+            assert (
+                torch.stack([loss, *(g.sum() for g in torch.autograd.grad(loss, views))])
+                .isfinite()
+                .all()
+            ), form
 
 
 def test_unknown_forms_are_refused() -> None:
@@ -112,23 +125,36 @@ def test_unknown_forms_are_refused() -> None:
 @every_method
 def test_second_derivatives_are_refused_or_right(method: Regularizer) -> None:
     z1, z2 = (z.requires_grad_() for z in draw(4, 3))
-    (gradient,) = torch.autograd.grad(method.loss(z1, z2, engine=Engine(form="textbook")), z1, create_graph=True)
+    (gradient,) = torch.autograd.grad(
+        method.loss(z1, z2, engine=Engine(form="textbook")), z1, create_graph=True
+    )
     assert gradient.requires_grad
-    with pytest.raises(RegbenchError, match='no second derivative; give engine=Engine\\(form="textbook"\\)'):
+    with pytest.raises(
+        RegbenchError, match='no second derivative; give engine=Engine\\(form="textbook"\\)'
+    ):
         torch.autograd.grad(method.loss(z1, z2), z1, create_graph=True)
 
 
 def test_textbook_form_has_the_second_derivative() -> None:
     sfrik = methods.build("sfrik")
     z = tuple(z.requires_grad_() for z in draw(3, 2))
-    assert torch.autograd.gradgradcheck(lambda a, b: sfrik.loss(a, b, engine=Engine(form="textbook")), z)
+    assert torch.autograd.gradgradcheck(
+        lambda a, b: sfrik.loss(a, b, engine=Engine(form="textbook")), z
+    )
 
 
 def test_float32_sums_of_rbf_over_many_panels_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many panels a sum has, as rbf's has here, it is off by no more than a float32's last digit."""
+    """However many panels a sum has, as rbf's has here, it is off by no more than a float32's
+    last digit.
+    """
     monkeypatch.setitem(pairwise.PANEL_BYTES, "cpu", 1)
     z1, z2 = (z.float() for z in draw(5000, 3))
     method, engine = methods.build("rbf"), Engine(form="gram")
-    exact, found = method(z1.double(), z2.double(), engine=engine).terms, method(z1, z2, engine=engine).terms
+    exact, found = (
+        method(z1.double(), z2.double(), engine=engine).terms,
+        method(z1, z2, engine=engine).terms,
+    )
     for name, value in exact.items():
-        assert found[name].item() == pytest.approx(value.item(), rel=torch.finfo(torch.float32).eps), name
+        assert found[name].item() == pytest.approx(
+            value.item(), rel=torch.finfo(torch.float32).eps
+        ), name

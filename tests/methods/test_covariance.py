@@ -65,7 +65,9 @@ def barlow_twins(z1: Array, z2: Array, weight: float, scale: float, epsilon: flo
     for j, k in itertools.product(range(q), range(q)):
         a, b = z1[:, j], z2[:, k]
         c = np.mean((a - a.mean()) * (b - b.mean()))
-        c /= math.sqrt(np.mean((a - a.mean()) ** 2) + epsilon) * math.sqrt(np.mean((b - b.mean()) ** 2) + epsilon)
+        c /= math.sqrt(np.mean((a - a.mean()) ** 2) + epsilon) * math.sqrt(
+            np.mean((b - b.mean()) ** 2) + epsilon
+        )
         if j == k:
             terms["alignment"] += scale * (1 - c) ** 2
         else:
@@ -86,7 +88,9 @@ def test_barlow_twins_is_that_of_batch_normalisation() -> None:
     standard = torch.nn.BatchNorm1d(5, affine=False, dtype=torch.float64)
     c = (standard(z1).T @ standard(z2) / 12).numpy()
     expected = ((1 - np.diag(c)) ** 2).sum() + 0.0051 * (c[~np.eye(5, dtype=bool)] ** 2).sum()
-    assert loss("barlow_twins", z1.numpy(), z2.numpy(), scale=1.0) == pytest.approx(expected, rel=1e-10)
+    assert loss("barlow_twins", z1.numpy(), z2.numpy(), scale=1.0) == pytest.approx(
+        expected, rel=1e-10
+    )
 
 
 # VICReg-exp and VICReg-ctr
@@ -102,7 +106,11 @@ def vicreg_lse(
     over_coordinates: bool = False,
 ) -> float:
     n, q = z1.shape
-    total = weights[0] * sum((x - y) ** 2 for x, y in zip(z1.ravel(), z2.ravel(), strict=True)) / (n * q)
+    total = (
+        weights[0]
+        * sum((x - y) ** 2 for x, y in zip(z1.ravel(), z2.ravel(), strict=True))
+        / (n * q)
+    )
     for z in (z1, z2):
         z = z - (z.mean(axis=1)[:, None] if over_coordinates else z.mean(axis=0))
         variables = z if contrast else z.T
@@ -110,7 +118,9 @@ def vicreg_lse(
         for i in range(count):
             deviation = math.sqrt(np.var(variables[i], ddof=1) + 1e-4)
             total += 0.5 * weights[1] * max(0.0, 1 - deviation) / count
-            entries = [variables[i] @ variables[j] / (observations - 1) for j in range(count) if j != i]
+            entries = [
+                variables[i] @ variables[j] / (observations - 1) for j in range(count) if j != i
+            ]
             total += weights[2] * math.log(sum(math.exp(c / tau) for c in entries)) / count
     return float(total)
 
@@ -132,7 +142,9 @@ def test_vicreg_ctr_in_both_readings(n: int, q: int) -> None:
     z1, z2 = draw(n, q)
     for centering in ("batch", "coordinates"):
         over_coordinates = centering == "coordinates"
-        expected = vicreg_lse(z1, z2, contrast=True, tau=0.15, weights=(25, 25, 1), over_coordinates=over_coordinates)
+        expected = vicreg_lse(
+            z1, z2, contrast=True, tau=0.15, weights=(25, 25, 1), over_coordinates=over_coordinates
+        )
         assert loss("vicreg_ctr", z1, z2, centering=centering) == pytest.approx(expected, rel=1e-10)
 
 
@@ -203,13 +215,17 @@ def tcr(z1: Array, z2: Array, weight: float, distortion: float) -> float:
 def test_tcr(n: int, q: int) -> None:
     z1, z2 = draw(n, q)
     assert loss("tcr", z1, z2) == pytest.approx(tcr(z1, z2, 200, 0.2), rel=1e-10)
-    assert loss("tcr", z1, z2, alignment_weight=3.0, distortion=0.05) == pytest.approx(tcr(z1, z2, 3, 0.05), rel=1e-10)
+    assert loss("tcr", z1, z2, alignment_weight=3.0, distortion=0.05) == pytest.approx(
+        tcr(z1, z2, 3, 0.05), rel=1e-10
+    )
 
 
 def test_tcr_of_the_cosine_of_half_the_angle() -> None:
     z1, z2 = draw(7, 4)
     cosines = (unit(z1) * unit(z2)).sum(axis=1)
-    assert terms("tcr", z1, z2)["alignment"] == pytest.approx(-200 * np.sqrt((1 + cosines) / 2).mean(), rel=1e-12)
+    assert terms("tcr", z1, z2)["alignment"] == pytest.approx(
+        -200 * np.sqrt((1 + cosines) / 2).mean(), rel=1e-12
+    )
 
 
 def corinfomax(z1: Array, z2: Array, weight: float, epsilon: float) -> float:
@@ -225,19 +241,23 @@ def corinfomax(z1: Array, z2: Array, weight: float, epsilon: float) -> float:
 def test_corinfomax(n: int, q: int) -> None:
     z1, z2 = draw(n, q)
     for weight, epsilon in ((500.0, 1e-2), (3.0, 1e-4)):
-        assert loss("corinfomax", z1, z2, alignment_weight=weight, epsilon=epsilon) == pytest.approx(
-            corinfomax(z1, z2, weight, epsilon), rel=1e-10
-        )
+        assert loss(
+            "corinfomax", z1, z2, alignment_weight=weight, epsilon=epsilon
+        ) == pytest.approx(corinfomax(z1, z2, weight, epsilon), rel=1e-10)
 
 
 @every_shape
 def test_corinfomax_at_its_own_epsilon(n: int, q: int) -> None:
-    """NumPy's determinant of a singular covariance plus 1e-8 is good to 1e-7 only, so from the singular values."""
+    """NumPy's determinant of a singular covariance plus 1e-8 is good to 1e-7 only, so from the
+    singular values.
+    """
     z1, z2 = draw(n, q)
     expected = 0.0
     for u in (unit(z1), unit(z2)):
         rank = min(n - 1, q)
-        eigenvalues = np.sort(np.linalg.svd(u - u.mean(axis=0), compute_uv=False) ** 2 / n)[::-1][:rank]
+        eigenvalues = np.sort(np.linalg.svd(u - u.mean(axis=0), compute_uv=False) ** 2 / n)[::-1][
+            :rank
+        ]
         expected -= (np.log(eigenvalues + 1e-8).sum() + (q - rank) * math.log(1e-8)) / q
     assert terms("corinfomax", z1, z2)["log-determinant"] == pytest.approx(expected, rel=1e-10)
 
@@ -245,7 +265,9 @@ def test_corinfomax_at_its_own_epsilon(n: int, q: int) -> None:
 def test_corinfomax_in_float32_with_more_dimensions_than_images() -> None:
     z1, z2 = (torch.from_numpy(z) for z in draw(16, 40))
     method = methods.build("corinfomax")
-    assert method.loss(z1.float(), z2.float()).item() == pytest.approx(method.loss(z1, z2).item(), rel=1e-5)
+    assert method.loss(z1.float(), z2.float()).item() == pytest.approx(
+        method.loss(z1, z2).item(), rel=1e-5
+    )
 
 
 # I-VNE+
@@ -278,7 +300,9 @@ def test_ivne_entropy_of_orthonormal_and_of_collapsed_embeddings(z: Array, entro
 # Matrix-SSL
 
 
-def matrix_ssl(z1: Array, z2: Array, gamma: float, identity: float, shift: float, order: int) -> float:
+def matrix_ssl(
+    z1: Array, z2: Array, gamma: float, identity: float, shift: float, order: int
+) -> float:
     n, q = z1.shape
     centring = np.eye(n) - np.ones((n, n)) / n
     views = unit(z1), unit(z2)
@@ -304,15 +328,26 @@ def matrix_ssl(z1: Array, z2: Array, gamma: float, identity: float, shift: float
 def test_matrix_ssl(n: int, q: int) -> None:
     z1, z2 = draw(n, q)
     assert loss("matrix_ssl", z1, z2) == pytest.approx(matrix_ssl(z1, z2, 1, 1, 1, 4), rel=1e-10)
-    changed: dict[str, Any] = {"alignment_weight": 0.6, "identity_weight": 2.0, "shift": 0.5, "order": 3}
-    assert loss("matrix_ssl", z1, z2, **changed) == pytest.approx(matrix_ssl(z1, z2, 0.6, 2, 0.5, 3), rel=1e-10)
-    assert loss("matrix_ssl", z1, z2, order=1) == pytest.approx(matrix_ssl(z1, z2, 1, 1, 1, 1), rel=1e-10)
+    changed: dict[str, Any] = {
+        "alignment_weight": 0.6,
+        "identity_weight": 2.0,
+        "shift": 0.5,
+        "order": 3,
+    }
+    assert loss("matrix_ssl", z1, z2, **changed) == pytest.approx(
+        matrix_ssl(z1, z2, 0.6, 2, 0.5, 3), rel=1e-10
+    )
+    assert loss("matrix_ssl", z1, z2, order=1) == pytest.approx(
+        matrix_ssl(z1, z2, 1, 1, 1, 1), rel=1e-10
+    )
 
 
 def test_matrix_ssl_of_a_high_order_is_the_log_determinant() -> None:
     z, _ = draw(8, 4)
     uniformity = terms("matrix_ssl", z, z, order=200)["uniformity"]
-    assert uniformity == pytest.approx(-np.linalg.slogdet(np.eye(4) + covariance(unit(z), 8))[1], rel=1e-10)
+    assert uniformity == pytest.approx(
+        -np.linalg.slogdet(np.eye(4) + covariance(unit(z), 8))[1], rel=1e-10
+    )
 
 
 # W-MSE and INTL
@@ -323,7 +358,9 @@ def w_mse(z1: Array, z2: Array, epsilon: float) -> float:
     for z in (z1, z2):
         q = z.shape[1]
         factor = np.linalg.cholesky((1 - epsilon) * covariance(z, len(z) - 1) + epsilon * np.eye(q))
-        whitened.append(unit(np.stack([np.linalg.inv(factor) @ (row - z.mean(axis=0)) for row in z])))
+        whitened.append(
+            unit(np.stack([np.linalg.inv(factor) @ (row - z.mean(axis=0)) for row in z]))
+        )
     return float(((whitened[0] - whitened[1]) ** 2).sum() / len(z1))
 
 
@@ -331,14 +368,18 @@ def w_mse(z1: Array, z2: Array, epsilon: float) -> float:
 def test_w_mse(n: int, q: int) -> None:
     z1, z2 = draw(n, q)
     for epsilon in (0.3, 1e-3) if n <= q else (0.3, 1e-3, 1e-6, 0.0):
-        assert loss("w_mse", z1, z2, epsilon=epsilon) == pytest.approx(w_mse(z1, z2, epsilon), rel=1e-10)
+        assert loss("w_mse", z1, z2, epsilon=epsilon) == pytest.approx(
+            w_mse(z1, z2, epsilon), rel=1e-10
+        )
 
 
 def test_w_mse_of_more_dimensions_than_a_block_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whitening, "NARROW", 4)
     z1, z2 = draw(5, 23)
     for epsilon in (1.0, 0.3, 1e-3):
-        assert loss("w_mse", z1, z2, epsilon=epsilon) == pytest.approx(w_mse(z1, z2, epsilon), rel=1e-10)
+        assert loss("w_mse", z1, z2, epsilon=epsilon) == pytest.approx(
+            w_mse(z1, z2, epsilon), rel=1e-10
+        )
     with pytest.raises(methods.NotComputable, match=r"W-MSE cannot be computed: linalg\.cholesky"):
         loss("w_mse", z1, z2, epsilon=0.0)
 
@@ -347,9 +388,14 @@ def test_w_mse_takes_all_pairs_of_views_alike() -> None:
     """Which are global does not matter: the authors' code has one kind of views."""
     (z1, z2), (z3, _) = draw(12, 3, seed=4), draw(12, 3, seed=5)
     expected = np.mean([w_mse(a, b, 0.01) for a, b in itertools.combinations((z1, z2, z3), 2)])
-    method, views = methods.build("w_mse", epsilon=0.01), [torch.from_numpy(z) for z in (z1, z2, z3)]
+    method, views = (
+        methods.build("w_mse", epsilon=0.01),
+        [torch.from_numpy(z) for z in (z1, z2, z3)],
+    )
     for global_views in (1, 2, 3):
-        assert method.loss(*views, global_views=global_views).item() == pytest.approx(expected, rel=1e-10)
+        assert method.loss(*views, global_views=global_views).item() == pytest.approx(
+            expected, rel=1e-10
+        )
 
 
 def test_w_mse_of_random_sub_batches() -> None:
@@ -359,11 +405,17 @@ def test_w_mse_of_random_sub_batches() -> None:
         torch.manual_seed(int(torch.randint(2**62, ())))  # what the engine draws
         parts = torch.randperm(12).reshape(3, 4).numpy()
     expected = sum(w_mse(z1[part], z2[part], 0.01) for part in parts) / 3
-    assert loss("w_mse", z1, z2, epsilon=0.01, sub_batch_size=4) == pytest.approx(expected, rel=1e-10)
+    assert loss("w_mse", z1, z2, epsilon=0.01, sub_batch_size=4) == pytest.approx(
+        expected, rel=1e-10
+    )
     whole = loss("w_mse", z1, z2, epsilon=0.01)
     for size in (12, 13):
-        assert loss("w_mse", z1, z2, epsilon=0.01, sub_batch_size=size) == pytest.approx(whole, rel=1e-12)
-    with pytest.raises(RegbenchError, match=r"method\.sub_batch_size=5 must divide the batch of 12 images"):
+        assert loss("w_mse", z1, z2, epsilon=0.01, sub_batch_size=size) == pytest.approx(
+            whole, rel=1e-12
+        )
+    with pytest.raises(
+        RegbenchError, match=r"method\.sub_batch_size=5 must divide the batch of 12 images"
+    ):
         loss("w_mse", z1, z2, sub_batch_size=5)
 
 
@@ -388,7 +440,9 @@ def intl(z1: Array, z2: Array, weight: float, iterations: int) -> float:
 def test_intl(n: int, q: int) -> None:
     z1, z2 = draw(n, q)
     assert loss("intl", z1, z2) == pytest.approx(intl(z1, z2, 0.05, 4), rel=1e-10)
-    assert loss("intl", z1, z2, trace_weight=2.0, iterations=6) == pytest.approx(intl(z1, z2, 2, 6), rel=1e-10)
+    assert loss("intl", z1, z2, trace_weight=2.0, iterations=6) == pytest.approx(
+        intl(z1, z2, 2, 6), rel=1e-10
+    )
 
 
 def test_intl_with_six_steps_whitens_few_images() -> None:
@@ -420,11 +474,15 @@ def test_mmcr(n: int, q: int) -> None:
     centroids = nuclear_norm((u1 + u2) / 2)
     assert loss("mmcr", z1, z2) == pytest.approx(-centroids, rel=1e-10)
     local = np.mean([math.sqrt(1 + c) + math.sqrt(1 - c) for c in (u1 * u2).sum(axis=1)])
-    assert loss("mmcr", z1, z2, local_weight=0.3) == pytest.approx(0.3 * local - centroids, rel=1e-9)
+    assert loss("mmcr", z1, z2, local_weight=0.3) == pytest.approx(
+        0.3 * local - centroids, rel=1e-9
+    )
 
 
 def test_the_gradient_of_mmcr_is_alike_for_images_that_are_alike() -> None:
-    """Twins leave eigenvalues of 0, of which rounding makes small ones that must not be divided by."""
+    """Twins leave eigenvalues of 0, of which rounding makes small ones that must not be divided
+    by.
+    """
     z1, z2 = (torch.from_numpy(np.concatenate([z, z])) for z in draw(20, 60))
     leaf = z1.clone().requires_grad_()
     methods.build("mmcr").loss(leaf, z2, engine=methods.Engine(form="covariance")).backward()
@@ -447,7 +505,9 @@ def matrix_ssl_of_covariances(z1: Tensor, z2: Tensor) -> Tensor:
         x = m - identity
         return x - x @ x / 2 + x @ x @ x / 3
 
-    total = torch.trace(shifted(u1, u1) @ log(shifted(u2, u2))) + torch.trace(shifted(u2, u2) @ log(shifted(u1, u1)))
+    total = torch.trace(shifted(u1, u1) @ log(shifted(u2, u2))) + torch.trace(
+        shifted(u2, u2) @ log(shifted(u1, u1))
+    )
     return -torch.trace(log(shifted(u1, u2))) - total / 2
 
 
@@ -455,7 +515,9 @@ def w_mse_of_a_factor(z1: Tensor, z2: Tensor) -> Tensor:
     """The loss of ε = 0.01 as it is published, by q × q matrices."""
     whitened = []
     for z in (z1, z2):
-        factor = torch.linalg.cholesky(0.99 * torch.cov(z.T) + 0.01 * torch.eye(z.shape[1], dtype=z.dtype))
+        factor = torch.linalg.cholesky(
+            0.99 * torch.cov(z.T) + 0.01 * torch.eye(z.shape[1], dtype=z.dtype)
+        )
         whitened.append(normalize(torch.linalg.solve(factor, (z - z.mean(dim=0)).T).T))
     return (whitened[0] - whitened[1]).square().sum() / len(z1)
 
@@ -488,7 +550,10 @@ def of_half_the_rows(here: Place) -> list[list[Tensor]]:
     """Value and gradients of both methods on a rank that has one half of the images."""
     rows, engine = slice(4 * here.rank, 4 * here.rank + 4), methods.Engine(group=dist.group.WORLD)
     views = [torch.from_numpy(z)[rows] for z in draw(8, 1100)]
-    return [value_and_gradients(methods.build(name), views, engine)[0] for name in ("matrix_ssl", "w_mse")]
+    return [
+        value_and_gradients(methods.build(name), views, engine)[0]
+        for name in ("matrix_ssl", "w_mse")
+    ]
 
 
 def test_two_ranks_with_fewer_images_than_dimensions_give_the_same_as_one() -> None:
@@ -501,8 +566,11 @@ def test_two_ranks_with_fewer_images_than_dimensions_give_the_same_as_one() -> N
             found, *parts = answer[number]
             assert found.item() == pytest.approx(value.item(), rel=1e-12)
             for part, whole in zip(parts, gradients, strict=True):
-                # The mean over ranks, which DistributedDataParallel takes, is the gradient of the whole batch.
-                torch.testing.assert_close(part / 2, whole[4 * rank : 4 * rank + 4], rtol=1e-9, atol=1e-12)
+                # The mean over ranks, which DistributedDataParallel takes, is the gradient of the
+                # whole batch.
+                torch.testing.assert_close(
+                    part / 2, whole[4 * rank : 4 * rank + 4], rtol=1e-9, atol=1e-12
+                )
 
 
 # What all of them claim
@@ -529,7 +597,10 @@ def test_invariances_are_as_stated(name: str) -> None:
     value = loss(name, z1, z2)
     rotation = np.linalg.qr(np.random.default_rng(5).standard_normal((5, 5)))[0]
     lengths = np.linspace(0.3, 4, 9)[:, None]
-    rotated, scaled = loss(name, z1 @ rotation, z2 @ rotation), loss(name, lengths * z1, z2 / lengths)
+    rotated, scaled = (
+        loss(name, z1 @ rotation, z2 @ rotation),
+        loss(name, lengths * z1, z2 / lengths),
+    )
     rotation_moves, scale_moves = abs(rotated - value) > 1e-5, abs(scaled - value) > 1e-5
     assert rotation_moves != metadata.rotation_invariant
     assert scale_moves != metadata.scale_invariant
@@ -541,7 +612,9 @@ def test_invariances_are_as_stated(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("case", ["more dimensions", "one coordinate", "a dead coordinate", "opposite", "zero"])
+@pytest.mark.parametrize(
+    "case", ["more dimensions", "one coordinate", "a dead coordinate", "opposite", "zero"]
+)
 def test_gradient_is_finite_at_the_edges(name: str, case: str) -> None:
     z1, z2 = (torch.from_numpy(z).float() for z in draw(6, 15))
     if case == "one coordinate":
@@ -555,4 +628,6 @@ def test_gradient_is_finite_at_the_edges(name: str, case: str) -> None:
     for factor in (1e-4, 1.0, 1e3):
         leaf1, leaf2 = ((factor * z).requires_grad_() for z in (z1, z2))
         value = methods.build(name).loss(leaf1, leaf2)
-        assert all(torch.isfinite(x).all() for x in (value, *torch.autograd.grad(value, (leaf1, leaf2))))
+        assert all(
+            torch.isfinite(x).all() for x in (value, *torch.autograd.grad(value, (leaf1, leaf2)))
+        )

@@ -27,7 +27,9 @@ def test_spectral_contrastive(n: int, q: int, mu: float) -> None:
     z1, z2 = draw(n, q, seed=n)
     a, b = ([row * min(1.0, math.sqrt(mu) / np.linalg.norm(row)) for row in z] for z in (z1, z2))
     positive = sum(float(a[i] @ b[i]) for i in range(n)) / n
-    negative = sum(float(a[i] @ b[j]) ** 2 for i in range(n) for j in range(n) if i != j) / (n * (n - 1))
+    negative = sum(float(a[i] @ b[j]) ** 2 for i in range(n) for j in range(n) if i != j) / (
+        n * (n - 1)
+    )
     terms = terms_of("spectral_contrastive", z1, z2, mu=mu)
     assert terms == {
         "attraction": pytest.approx(-2 * positive / mu, rel=1e-10),
@@ -39,7 +41,9 @@ def test_spectral_contrastive(n: int, q: int, mu: float) -> None:
 def test_quadratic_is_the_second_order_of_sfrik(n: int, q: int) -> None:
     z1, z2 = draw(n, q, seed=20 + n)
     u1, u2 = unit(z1), unit(z2)
-    energies = [sum(float(u[i] @ u[j]) ** 2 for i in range(n) for j in range(n)) / n**2 for u in (u1, u2)]
+    energies = [
+        sum(float(u[i] @ u[j]) ** 2 for i in range(n) for j in range(n)) / n**2 for u in (u1, u2)
+    ]
     terms = terms_of("quadratic", z1, z2)
     assert terms["uniformity"] + terms["diagonal"] == pytest.approx(sum(energies) / 2, rel=1e-10)
     sfrik = terms_of("sfrik", z1, z2, weights=(0.0, 1.0))
@@ -57,7 +61,9 @@ def test_koleo(n: int, q: int) -> None:
             logarithms.append(math.log(nearest + 1e-8))
     terms = terms_of("koleo", z1, z2, uniformity_weight=0.3)
     assert terms["uniformity"] == pytest.approx(-0.3 * sum(logarithms) / (2 * n), rel=1e-10)
-    assert terms["alignment"] == pytest.approx(1000 * ((unit(z1) - unit(z2)) ** 2).mean(), rel=1e-10)
+    assert terms["alignment"] == pytest.approx(
+        1000 * ((unit(z1) - unit(z2)) ** 2).mean(), rel=1e-10
+    )
 
 
 def test_koleo_weighs_two_crops_as_dinov2() -> None:
@@ -73,14 +79,21 @@ def test_koleo_weighs_two_crops_as_dinov2() -> None:
 
 @sizes
 def test_wasserstein_uniformity_is_the_distance_of_two_gaussians(n: int, q: int) -> None:
-    """By the general formula tr(A + B − 2 (A^½ B A^½)^½) with eigenvalues, not by singular values."""
+    """By the general formula tr(A + B − 2 (A^½ B A^½)^½) with eigenvalues, not by singular
+    values.
+    """
     z1, z2 = draw(n, q, seed=40 + n)
     u = np.concatenate([unit(z1), unit(z2)])
     covariance = np.cov(u.T, bias=True).reshape(q, q)
     values, vectors = np.linalg.eigh(covariance)
     root = vectors @ np.diag(np.sqrt(np.clip(values, 0, None))) @ vectors.T
     cross = np.linalg.eigvalsh(root @ (np.eye(q) / q) @ root)
-    squared = (u.mean(axis=0) ** 2).sum() + np.trace(covariance) + 1 - 2 * np.sqrt(np.clip(cross, 0, None)).sum()
+    squared = (
+        (u.mean(axis=0) ** 2).sum()
+        + np.trace(covariance)
+        + 1
+        - 2 * np.sqrt(np.clip(cross, 0, None)).sum()
+    )
     found = terms_of("wasserstein_uniformity", z1, z2, uniformity_weight=2.0)["uniformity"]
     assert found == pytest.approx(2 * math.sqrt(squared), rel=1e-7)
 
@@ -98,14 +111,18 @@ def test_ssl_hsic(n: int, q: int) -> None:
     dependence = np.trace(gram @ centring @ gram @ centring) / (2 * n) ** 2
     terms = terms_of("ssl_hsic", z1, z2, scale=1.5)
     assert terms == {
-        "positive pairs": pytest.approx(-sum(kernel(z[i], z[n + i]) for i in range(n)) / n, rel=1e-10),
+        "positive pairs": pytest.approx(
+            -sum(kernel(z[i], z[n + i]) for i in range(n)) / n, rel=1e-10
+        ),
         "all pairs": pytest.approx(gram.mean(), rel=1e-10),
         "self-dependence": pytest.approx(3 * math.sqrt(dependence), rel=1e-9),
     }
 
 
 def test_sigreg_is_the_epps_pulley_statistic() -> None:
-    """In one dimension there is one direction, and the double sum of the statistic has a closed form."""
+    """In one dimension there is one direction, and the double sum of the statistic has a closed
+    form.
+    """
     rng = np.random.default_rng(5)
     x1, x2 = rng.normal(size=(2, 12, 1))
     n = len(x1)
@@ -148,13 +165,17 @@ def test_sigreg_in_the_weights_of_other_codes() -> None:
     share = weight / (4 * n + weight)
     settings = {"knots": 401, "largest_frequency": 12.0}
     plain = terms_of("sigreg", z1, z2, regularization_weight=1.0, **settings)
-    terms = terms_of("sigreg", z1, z2, regularization_weight=share, scale=4 / (1 - share), **settings)
+    terms = terms_of(
+        "sigreg", z1, z2, regularization_weight=share, scale=4 / (1 - share), **settings
+    )
     assert terms["alignment"] == pytest.approx(((z1 - z2) ** 2).mean(), rel=1e-10)
     assert terms["normality"] == pytest.approx(weight * plain["normality"] / n, rel=1e-10)
 
 
 class Elements(TorchDispatchMode):
-    """Counts the elements that sines and cosines are taken of, and the elements of the largest tensor."""
+    """Counts the elements that sines and cosines are taken of, and the elements of the largest
+    tensor.
+    """
 
     waves = largest = 0
 
@@ -182,7 +203,9 @@ def test_a_sliced_test_takes_one_wave_of_each_projection_and_keeps_no_others(nam
 @pytest.mark.parametrize("name", ["sigreg", "susreg"])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
 def test_powers_of_waves_are_as_exact_as_the_textbook_in_float32(name: str, scale: float) -> None:
-    """In the gradient and the statistic, where waves of the last frequency turn up to fifty times."""
+    """In the gradient and the statistic, where waves of the last frequency turn up to fifty
+    times.
+    """
     method = methods.build(name, regularization_weight=1.0)
     exact = [torch.from_numpy(scale * z) for z in draw(64, 32, seed=12)]
 
@@ -194,7 +217,10 @@ def test_powers_of_waves_are_as_exact_as_the_textbook_in_float32(name: str, scal
 
     wanted = value_and_gradients(torch.float64, "textbook")
     for found, rounded, right in zip(
-        value_and_gradients(torch.float32, "auto"), value_and_gradients(torch.float32, "textbook"), wanted, strict=True
+        value_and_gradients(torch.float32, "auto"),
+        value_and_gradients(torch.float32, "textbook"),
+        wanted,
+        strict=True,
     ):
         assert (found - right).norm() <= 2 * (rounded - right).norm() + 5e-7 * right.norm()
 
@@ -204,7 +230,9 @@ def test_normal_numbers_are_those_of_torch(shape: tuple[int, int]) -> None:
     torch.manual_seed(3)
     wanted = torch.randn(*shape, dtype=torch.float64)
     torch.manual_seed(3)
-    torch.testing.assert_close(standard_normal(*shape, torch.device("cpu")), wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        standard_normal(*shape, torch.device("cpu")), wanted, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_visreg() -> None:
@@ -215,7 +243,13 @@ def test_visreg() -> None:
         directions = torch.randn(3, 40, dtype=torch.float64).numpy()
     directions /= np.sqrt((directions**2).sum(axis=0))
     # The normal quantiles at i/6, from tables.
-    quantiles = [-0.9674215661017014, -0.4307272992954576, 0.0, 0.4307272992954576, 0.9674215661017014]
+    quantiles = [
+        -0.9674215661017014,
+        -0.4307272992954576,
+        0.0,
+        0.4307272992954576,
+        0.9674215661017014,
+    ]
     center, scale, shape = 0.0, 0.0, 0.0
     for z in (z1, z2):
         mean, deviation = z.mean(axis=0), z.std(axis=0) + 1e-6
@@ -223,8 +257,12 @@ def test_visreg() -> None:
         scale += ((1 - deviation) ** 2).mean() / 2
         for a in directions.T:
             projections = sorted(((z - mean) / deviation) @ a)
-            shape += sum((x - y) ** 2 for x, y in zip(projections, quantiles, strict=True)) / (5 * 40 * 2)
-    terms = terms_of("visreg", z1, z2, directions=40, center_weight=2.0, scale_weight=3.0, shape_weight=5.0)
+            shape += sum((x - y) ** 2 for x, y in zip(projections, quantiles, strict=True)) / (
+                5 * 40 * 2
+            )
+    terms = terms_of(
+        "visreg", z1, z2, directions=40, center_weight=2.0, scale_weight=3.0, shape_weight=5.0
+    )
     assert terms == {
         "alignment": pytest.approx(0.1 * ((z1 - z2) ** 2).mean() / 4, rel=1e-10),
         "center": pytest.approx(0.9 * 2 * center, rel=1e-10),
@@ -236,7 +274,9 @@ def test_visreg() -> None:
 def test_no_gradient_of_visregs_shape_flows_through_the_deviation() -> None:
     """As if the deviations were numbers; those of the whole form, by differences, are others."""
     z1, z2 = (torch.from_numpy(z) for z in draw(6, 3, seed=9))
-    method = methods.build("visreg", directions=40, center_weight=0.0, scale_weight=0.0, regularization_weight=1.0)
+    method = methods.build(
+        "visreg", directions=40, center_weight=0.0, scale_weight=0.0, regularization_weight=1.0
+    )
     torch.manual_seed(0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(2**62, ())))
@@ -271,7 +311,10 @@ class Draws(TorchDispatchMode):
 
 
 def test_directions_are_drawn_where_the_embeddings_are() -> None:
-    """A draw on a CPU takes longer than all else of a step on a GPU; here one of tensors without data."""
+    """A draw on a CPU takes longer than all else of a step on a GPU.
+
+    Here one of tensors without data.
+    """
     with FakeTensorMode(), Draws() as draws:
         directions = random_directions(8, 3, torch.empty(5, 8, device="cuda:0"))
     assert (str(directions.device), directions.shape) == ("cuda:0", (8, 3))
@@ -313,7 +356,9 @@ def kernel(name: str, x: torch.Tensor, y: torch.Tensor, square: float) -> torch.
 @sizes
 @pytest.mark.parametrize("name", ["gaussian", "imq"])
 def test_kerjepa_ksd_is_the_mean_of_the_stein_kernel(name: str, n: int, q: int) -> None:
-    """By its definition: s(x)·s(y) k + s(x)·∇_y k + s(y)·∇_x k + tr ∇_x ∇_y k with the score s(x) = −x."""
+    """By its definition: s(x)·s(y) k + s(x)·∇_y k + s(y)·∇_x k + tr ∇_x ∇_y k with the score
+    s(x) = −x.
+    """
     z1, z2 = draw(n, q, seed=70 + n)
     total = 0.0
     for z in (torch.from_numpy(z1), torch.from_numpy(z2)):
@@ -324,7 +369,9 @@ def test_kerjepa_ksd_is_the_mean_of_the_stein_kernel(name: str, n: int, q: int) 
                 x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
                 k = kernel(name, x, y, 0.7 * q)
                 along_x, along_y = torch.autograd.grad(k, (x, y), create_graph=True)
-                mixed = [torch.autograd.grad(along_x[i], y, retain_graph=True)[0][i] for i in range(q)]
+                mixed = [
+                    torch.autograd.grad(along_x[i], y, retain_graph=True)[0][i] for i in range(q)
+                ]
                 stein = (x @ y) * k - x @ along_y - y @ along_x + torch.stack(mixed).sum()
                 total += stein.item() / (2 * n * (n - 1))
     terms = terms_of("kerjepa", z1, z2, kernel=name, bandwidth=0.7, regularization_weight=3.0)
@@ -334,7 +381,9 @@ def test_kerjepa_ksd_is_the_mean_of_the_stein_kernel(name: str, n: int, q: int) 
 
 @pytest.mark.parametrize("name", ["kerjepa_ksd_imq", "kerjepa_ksd_gaussian", "kerjepa_mmd"])
 def test_kerjepa_prefers_normal_embeddings_to_the_origin(name: str) -> None:
-    """With more dimensions than images too, where the pairs of an image and itself would outweigh all others."""
+    """With more dimensions than images too, where the pairs of an image and itself would
+    outweigh all others.
+    """
     z, _ = draw(8, 64, seed=81)
     normal, origin = (terms_of(name, x, x)["normality"] for x in (z, 0 * z))
     assert normal < 0.2 * origin
@@ -355,6 +404,8 @@ def test_kerjepa_mmd_by_quadrature() -> None:
 
     prior = mass @ gram(points, points) @ mass
     off = ~np.eye(5, dtype=bool)
-    values = [gram(z, z)[off].mean() - 2 * (gram(z, points) @ mass).mean() + prior for z in (z1, z2)]
+    values = [
+        gram(z, z)[off].mean() - 2 * (gram(z, points) @ mass).mean() + prior for z in (z1, z2)
+    ]
     terms = terms_of("kerjepa_mmd", z1, z2, bandwidth=0.6, regularization_weight=1.0)
     assert terms["normality"] == pytest.approx(sum(values) / 2, rel=1e-9)

@@ -1,4 +1,6 @@
-"""The streamed engine: many panels, what it keeps in memory, how it is differentiated and compiled."""
+"""The streamed engine: many panels, what it keeps in memory, how it is differentiated and
+compiled.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def draw(n: int, q: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Te
 def gradients(name: str, z1: Tensor, z2: Tensor, form: str) -> tuple[Tensor, ...]:
     leaf1, leaf2 = (z.clone().requires_grad_() for z in (z1, z2))
     torch.manual_seed(0)  # random methods draw the same in every form
-    return torch.autograd.grad(methods.build(name).loss(leaf1, leaf2, engine=Engine(form=form)), (leaf1, leaf2))
+    return torch.autograd.grad(
+        methods.build(name).loss(leaf1, leaf2, engine=Engine(form=form)), (leaf1, leaf2)
+    )
 
 
 class Products(TorchDispatchMode):
@@ -44,7 +48,9 @@ class Products(TorchDispatchMode):
 
 
 def test_a_gpu_gets_few_large_panels_and_a_plan_counts_those() -> None:
-    """On tensors without data: a GPU needs as long to start the work on a small panel as for the work."""
+    """On tensors without data: a GPU needs as long to start the work on a small panel as for
+    the work.
+    """
 
     def products(device: str, n: int = 8192) -> int:
         with FakeTensorMode():
@@ -59,7 +65,8 @@ def test_a_gpu_gets_few_large_panels_and_a_plan_counts_those() -> None:
     with pairwise.panels_of("cuda"):
         assert products("cpu") == on_gpu
     assert products("cpu") == on_cpu
-    # Of 512 rows one panel for each view: the inner products and the gradient, in two parts, of which one is empty.
+    # Of 512 rows one panel for each view: the inner products and the gradient, in two parts, of
+    # which one is empty.
     assert products("cuda:0", 512) == 6
 
 
@@ -68,7 +75,9 @@ class LargestTensor(TorchDispatchMode):
 
     elements = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         out = function(*args, **(kwargs or {}))
         if isinstance(out, Tensor):
             self.elements = max(self.elements, out.untyped_storage().nbytes() // out.element_size())
@@ -77,13 +86,17 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", STREAMED)
 @pytest.mark.parametrize(("n", "q"), [(150, 9), (50, 70)])
-def test_many_ragged_panels_are_like_one(monkeypatch: pytest.MonkeyPatch, name: str, n: int, q: int) -> None:
+def test_many_ragged_panels_are_like_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, n: int, q: int
+) -> None:
     z1, z2 = draw(n, q)
     wanted = gradients(name, z1, z2, "textbook")
     monkeypatch.setitem(pairwise.PANEL_BYTES, "cpu", 17 * q * 8)
     for form in methods.build(name).forms[1:]:
         for found, exact in zip(gradients(name, z1, z2, form), wanted, strict=True):
-            torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-12 * exact.abs().max().item())
+            torch.testing.assert_close(
+                found, exact, rtol=1e-9, atol=1e-12 * exact.abs().max().item()
+            )
 
 
 @pytest.mark.parametrize("name", [name for name in STREAMED if "gram" in methods.build(name).forms])
@@ -103,7 +116,11 @@ def test_gram_form_keeps_nothing_of_size_n_by_n(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [("vicreg", "gram"), ("barlow_twins", "gram"), ("sfrik_l1", "covariance")],  # of a linear kernel
+    [
+        ("vicreg", "gram"),
+        ("barlow_twins", "gram"),
+        ("sfrik_l1", "covariance"),
+    ],  # of a linear kernel
 )
 def test_a_form_makes_no_matrix_of_dimensions(name: str, form: str) -> None:
     z1, z2 = draw(20, 1000, torch.float32)
@@ -123,7 +140,9 @@ def test_auto_takes_the_smaller_form(name: str, n: int, q: int, largest_form: st
 
 
 def test_barlow_twins_of_square_batches_takes_the_correlation() -> None:
-    """At n = q the Gram form has as many products, and an eighth more of them for the edges of its panels."""
+    """At n = q the Gram form has as many products, and an eighth more of them for the edges of
+    its panels.
+    """
     method = methods.build("barlow_twins")
     forms = {(n, q): method.form_at("auto", n, q) for n, q in ((64, 64), (64, 65), (64, 63))}
     assert forms == {(64, 64): "covariance", (64, 65): "gram", (64, 63): "covariance"}
@@ -153,10 +172,14 @@ def test_gradient_of_one_view_alone() -> None:
 
 @pytest.mark.parametrize("name", ["sfrik", "simclr", "vicreg"])
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)
 def test_compiled_network_and_loss_are_like_eager_ones(name: str) -> None:
     method = methods.build(name)
-    weight = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    weight = torch.randn(
+        5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    ).requires_grad_()
 
     def step(x1: Tensor, x2: Tensor, engine: Engine) -> Tensor:
         return method.loss((x1 @ weight).tanh(), (x2 @ weight).tanh(), engine=engine)
@@ -173,7 +196,9 @@ def test_compiled_network_and_loss_are_like_eager_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sfrik_l3", "auh", "kcl_gaussian"])
-def test_functions_of_pairs_are_compiled_once_where_that_is_asked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_of_pairs_are_compiled_once_where_that_is_asked(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled = []
 
     def compile_(function: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
@@ -184,18 +209,30 @@ def test_functions_of_pairs_are_compiled_once_where_that_is_asked(name: str, mon
     monkeypatch.setattr(torch, "compile", compile_)
     monkeypatch.setitem(pairwise.PANEL_BYTES, "cpu", 2**12)
     method, views = methods.build(name), draw(60, 8)
-    losses = [method.loss(*views, engine=Engine(form="gram", compile=asked)) for asked in (False, True, True, False)]
+    losses = [
+        method.loss(*views, engine=Engine(form="gram", compile=asked))
+        for asked in (False, True, True, False)
+    ]
     assert len(compiled) == 1
     assert losses == [losses[0]] * 4
 
 
 @pytest.mark.slow  # the compiler
 @pytest.mark.parametrize("name", ["sfrik_l3", "quadratic"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_compiled_functions_of_pairs_are_like_eager_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One states its derivative, whose series begin with `full_like`, of the other autograd finds it."""
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)
+def test_compiled_functions_of_pairs_are_like_eager_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One states its derivative, whose series begin with `full_like`, of the other autograd
+    finds it.
+    """
     monkeypatch.setitem(pairwise.PANEL_BYTES, "cpu", 2**14)
-    method, views = methods.build(name), [view.requires_grad_() for view in draw(150, 30, torch.float32)]
+    method, views = (
+        methods.build(name),
+        [view.requires_grad_() for view in draw(150, 30, torch.float32)],
+    )
     found, made = [], []
     for asked in (False, True):
         engine = Engine(form="gram", compile=asked)
@@ -217,7 +254,9 @@ def test_rows_shorter_than_1e_12_count_as_zero() -> None:
     assert found.isfinite().all()
     zero = z1.clone()
     zero[3] = 0
-    assert methods.build("sfrik").loss(z1, z2).item() == methods.build("sfrik").loss(zero, z2).item()
+    assert (
+        methods.build("sfrik").loss(z1, z2).item() == methods.build("sfrik").loss(zero, z2).item()
+    )
 
 
 @pytest.mark.parametrize("name", methods.names())
@@ -249,7 +288,11 @@ def two_ranks() -> Iterator[Processes]:
 def without_rows_on_the_second(here: Place) -> float:
     z1, z2 = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0)).unbind()
     rows = slice(6 * (1 - here.rank))
-    return methods.build("simclr").loss(z1[rows], z2[rows], engine=Engine(group=dist.group.WORLD)).item()
+    return (
+        methods.build("simclr")
+        .loss(z1[rows], z2[rows], engine=Engine(group=dist.group.WORLD))
+        .item()
+    )
 
 
 def test_a_rank_may_have_no_rows(two_ranks: Processes) -> None:
@@ -262,8 +305,12 @@ def test_a_rank_may_have_no_rows(two_ranks: Processes) -> None:
 def test_one_row_over_all_ranks_is_refused(form: str, tmp_path: Path) -> None:
     joined(Place(0, 1, str(tmp_path / "store")))
     try:
-        with pytest.raises(RegbenchError, match=r"SimCLR: embeddings must have n >= 2 rows over all ranks, not 1"):
-            methods.build("simclr").loss(*draw(1, 3), engine=Engine(form=form, group=dist.group.WORLD))
+        with pytest.raises(
+            RegbenchError, match=r"SimCLR: embeddings must have n >= 2 rows over all ranks, not 1"
+        ):
+            methods.build("simclr").loss(
+                *draw(1, 3), engine=Engine(form=form, group=dist.group.WORLD)
+            )
     finally:
         dist.destroy_process_group()
 
@@ -276,12 +323,16 @@ def test_a_random_loss_on_the_cpu_seeds_no_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert not seeded
 
 
-@pytest.mark.parametrize("wrong", [torch.ones(4, 3, dtype=torch.int64), torch.ones(4, 3) > 0, [[1.0, 2.0]]], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [torch.ones(4, 3, dtype=torch.int64), torch.ones(4, 3) > 0, [[1.0, 2.0]]], ids=str
+)
 @pytest.mark.parametrize("form", ["auto", "textbook"])
 def test_embeddings_that_are_no_real_numbers_are_refused(wrong: Any, form: str) -> None:
     method, right = methods.build("vicreg"), torch.randn(4, 3)
     for pair in ((wrong, wrong), (right, wrong), (wrong, right)):
-        with pytest.raises(RegbenchError, match="VICReg: embeddings must be tensors of real numbers, not "):
+        with pytest.raises(
+            RegbenchError, match="VICReg: embeddings must be tensors of real numbers, not "
+        ):
             method.loss(pair[0], pair[1], engine=Engine(form=form))
 
 
@@ -290,7 +341,9 @@ def warnings_of_losses(here: Place) -> list[tuple[str, str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         shared = methods.build("vicreg").loss(z1, z2, engine=Engine(group=dist.group.WORLD))
-        assert methods.build("vicreg").module()(z1, z2) == shared  # a module finds the group by itself
+        assert (
+            methods.build("vicreg").module()(z1, z2) == shared
+        )  # a module finds the group by itself
         assert not caught
         for name in ("vicreg", "vicreg", "simclr"):
             methods.build(name).loss(z1, z2)

@@ -41,20 +41,31 @@ def test_vibcreg(n: int, q: int) -> None:
 @pytest.mark.parametrize("order", [1, 4, 5])
 @sizes
 def test_mec(n: int, q: int, order: int) -> None:
-    """loss_func in main_pretrain.py of xinliu20/MEC, over the number of images and times its `lamda_inv`."""
+    """loss_func in main_pretrain.py of xinliu20/MEC, over the number of images and times its
+    `lamda_inv`.
+    """
     z1, z2 = draw(n, q, seed=10 + n)
     inverse = n * 3.0 / q
     c = unit(z1) @ unit(z2).T / inverse
-    series = [(-1) ** (k + 1) / k * float(np.trace(np.linalg.matrix_power(c, k))) for k in range(1, order + 1)]
+    series = [
+        (-1) ** (k + 1) / k * float(np.trace(np.linalg.matrix_power(c, k)))
+        for k in range(1, order + 1)
+    ]
     terms = terms_of("mec", z1, z2, distortion=3.0, order=order)
     assert terms["alignment"] == pytest.approx(-inverse / n * series[0], rel=1e-10)
-    assert terms["coding rate"] == pytest.approx(-inverse / n * sum(series[1:]), rel=1e-9, abs=1e-12)
+    assert terms["coding rate"] == pytest.approx(
+        -inverse / n * sum(series[1:]), rel=1e-9, abs=1e-12
+    )
 
 
 KERNELS = {  # (K, k) of pakoromilas/DHEL-KCL, of the distance
     "gaussian": (2.0, lambda d: math.exp(-2 * d**2), lambda d: math.exp(-2 * d**2)),
     "log": (3.0, lambda d: -0.5 * math.log(3 * d**2 + 1), lambda d: -math.log(3 * d**2 + 1)),
-    "imq": (1.5, lambda d: 1.5 / math.sqrt(1.5**2 + d**2), lambda d: 1.5 / math.sqrt(1.5**2 + d**2)),
+    "imq": (
+        1.5,
+        lambda d: 1.5 / math.sqrt(1.5**2 + d**2),
+        lambda d: 1.5 / math.sqrt(1.5**2 + d**2),
+    ),
     "riesz": (-1.2, lambda d: -(d**1.2), lambda d: -(d**1.2)),
 }
 
@@ -64,7 +75,9 @@ KERNELS = {  # (K, k) of pakoromilas/DHEL-KCL, of the distance
 def test_kernel_contrastive_learning(kernel: str, n: int, q: int) -> None:
     scale, of_negatives, of_positives = KERNELS[kernel]
     u1, u2 = (unit(z) for z in draw(n, q, seed=20 + n))
-    distances = [[np.linalg.norm(u[i] - u[j]) for i in range(n) for j in range(i)] for u in (u1, u2)]
+    distances = [
+        [np.linalg.norm(u[i] - u[j]) for i in range(n) for j in range(i)] for u in (u1, u2)
+    ]
     energy = sum(float(np.mean([of_negatives(d) for d in own])) for own in distances)
     positives = [of_positives(float(np.linalg.norm(a - b))) for a, b in zip(u1, u2, strict=True)]
     terms = terms_of("kcl", 3 * u1, 0.2 * u2, kernel=kernel, scale=scale, energy_weight=5.0)
@@ -97,7 +110,10 @@ def test_weak_sigreg_sees_all_views_through_one_sketch() -> None:
 
 @pytest.mark.parametrize("statistic", ["cglt", "derivative"])
 def test_ur_jepa(statistic: str) -> None:
-    """ur_jepa/cglt.py of SPATIOLYX/UR-JEPA, in loops; every embedding of either view is an anchor."""
+    """ur_jepa/cglt.py of SPATIOLYX/UR-JEPA, in loops.
+
+    Every embedding of either view is an anchor.
+    """
     z1, z2 = draw(4, 3, seed=95)
     z = np.concatenate([z1, z2])
     largest = float(np.median([np.linalg.norm(x - z.mean(axis=0)) for x in z]))
@@ -109,7 +125,9 @@ def test_ur_jepa(statistic: str) -> None:
 
     def slope(x: Array, r: float) -> float:
         """Of the logarithm of the density against that of the radius."""
-        return (log_density(x, r * (1 + 1e-5)) - log_density(x, r * (1 - 1e-5))) / math.log((1 + 1e-5) / (1 - 1e-5))
+        return (log_density(x, r * (1 + 1e-5)) - log_density(x, r * (1 - 1e-5))) / math.log(
+            (1 + 1e-5) / (1 - 1e-5)
+        )
 
     total, regularity = 0.0, 0.0
     for k, r in enumerate(radii):
@@ -118,8 +136,14 @@ def test_ur_jepa(statistic: str) -> None:
         if statistic == "derivative":
             total += float(np.mean([slope(x, r) ** 2 for x in z]))
         elif k:
-            total += float(np.mean([(a - log_density(x, radii[k - 1])) ** 2 for a, x in zip(logs, z, strict=True)]))
-    terms = terms_of("ur_jepa", z1, z2, statistic=statistic, dimension=2, regularization_weight=0.1, scale=10.0)
+            total += float(
+                np.mean(
+                    [(a - log_density(x, radii[k - 1])) ** 2 for a, x in zip(logs, z, strict=True)]
+                )
+            )
+    terms = terms_of(
+        "ur_jepa", z1, z2, statistic=statistic, dimension=2, regularization_weight=0.1, scale=10.0
+    )
     assert terms == {
         "alignment": pytest.approx(0.9 * 0.25 * ((z1 - z2) ** 2).mean(), rel=1e-10),
         "rectifiability": pytest.approx(step * total, rel=1e-10 if statistic == "cglt" else 1e-8),
@@ -131,7 +155,11 @@ def heat_kernel(q: int, time: Decimal) -> Callable[[float], Decimal]:
     """The series of the heat kernel, in 160 digits, 1 at an inner product of 1."""
     orders, harmonics = range(1, 300), [Decimal(2 if q == 2 else q)]
     for k in orders:
-        ratio = Decimal(1) if q == 2 else Decimal((2 * k + q) * (k + q - 2)) / ((2 * k + q - 2) * (k + 1))
+        ratio = (
+            Decimal(1)
+            if q == 2
+            else Decimal((2 * k + q) * (k + q - 2)) / ((2 * k + q - 2) * (k + 1))
+        )
         harmonics.append(harmonics[-1] * ratio)
     weights = [(-time * k * (k + q - 2)).exp() * harmonics[k - 1] for k in orders]
 
@@ -155,7 +183,12 @@ def test_spherical_kl(n: int, q: int) -> None:
     with localcontext(prec=160):
         kernel = heat_kernel(q, Decimal(2) / q)
         logs = [
-            float((sum((kernel(float(u[i] @ u[j])) for j in range(n) if j != i), Decimal(0)) / (n - 1)).ln())
+            float(
+                (
+                    sum((kernel(float(u[i] @ u[j])) for j in range(n) if j != i), Decimal(0))
+                    / (n - 1)
+                ).ln()
+            )
             for u in (unit(z1), unit(z2))
             for i in range(n)
         ]
@@ -169,7 +202,9 @@ def test_spherical_kl(n: int, q: int) -> None:
 
 def test_a_point_costs_1_by_the_kl_of_the_papers_size() -> None:
     point = np.ones((4, 256))
-    assert sum(terms_of("spherical_kl", point, point, regularization_weight=1.0).values()) == pytest.approx(1, rel=1e-9)
+    assert sum(
+        terms_of("spherical_kl", point, point, regularization_weight=1.0).values()
+    ) == pytest.approx(1, rel=1e-9)
 
 
 def test_rdmreg_by_sorted_projections() -> None:
@@ -180,7 +215,9 @@ def test_rdmreg_by_sorted_projections() -> None:
         torch.manual_seed(4)
         terms = method.view_terms([torch.from_numpy(z) for z in (z1, z2)], 2)
         torch.manual_seed(4)
-        directions = torch.nn.functional.normalize(torch.randn(3, 7, dtype=torch.float64), dim=0).numpy()
+        directions = torch.nn.functional.normalize(
+            torch.randn(3, 7, dtype=torch.float64), dim=0
+        ).numpy()
         expected = 0.0
         sigma = math.gamma(1 / 1.5) ** 0.5 / (1.5 ** (1 / 1.5) * math.gamma(3 / 1.5) ** 0.5)
         gamma = torch.distributions.Gamma(torch.tensor(1 / 1.5, dtype=torch.float64), 1.0)
@@ -197,13 +234,19 @@ def test_rdmreg_by_sorted_projections() -> None:
 
 
 @pytest.mark.parametrize(
-    ("power", "shift", "second_moment"), [(1.0, 0.0, 0.5), (2.0, 0.0, 0.5), (1.0, -1.0, 0.5 * math.exp(-math.sqrt(2)))]
+    ("power", "shift", "second_moment"),
+    [(1.0, 0.0, 0.5), (2.0, 0.0, 0.5), (1.0, -1.0, 0.5 * math.exp(-math.sqrt(2)))],
 )
-def test_rdmreg_of_zeros_is_the_second_moment_of_its_target(power: float, shift: float, second_moment: float) -> None:
+def test_rdmreg_of_zeros_is_the_second_moment_of_its_target(
+    power: float, shift: float, second_moment: float
+) -> None:
     """∫ max(0, m + g)² over a Laplace or a normal density of variance 1, by hand."""
     zeros = torch.zeros(2000, 8, dtype=torch.float64)
-    method = methods.build("rdmreg", directions=64, power=power, shift=shift, regularization_weight=1.0)
-    # The projections' squares have the mean of the coordinates' squares, plus what the mean vector adds or takes.
+    method = methods.build(
+        "rdmreg", directions=64, power=power, shift=shift, regularization_weight=1.0
+    )
+    # The projections' squares have the mean of the coordinates' squares, plus what the mean vector
+    # adds or takes.
     found = method(zeros, zeros).terms["distribution"].item()
     assert found == pytest.approx(second_moment, rel=0.15)
 
@@ -215,7 +258,9 @@ def test_tregs(n: int, q: int) -> None:
     lengths, off_sphere = 0.0, 0.0
     for z in (z1, z2):
         group = list(range(n))
-        pairs = sorted((float(np.linalg.norm(z[i] - z[j])), i, j) for i in range(n) for j in range(i))
+        pairs = sorted(
+            (float(np.linalg.norm(z[i] - z[j])), i, j) for i in range(n) for j in range(i)
+        )
         for length, i, j in pairs:
             if group[i] != group[j]:
                 lengths += length / n
@@ -241,15 +286,23 @@ def test_mec_of_many_terms_is_the_log_determinant() -> None:
 
 
 @sizes
-def test_tico_has_the_value_of_the_quadratic_kernel_and_half_of_its_gradient(n: int, q: int) -> None:
+def test_tico_has_the_value_of_the_quadratic_kernel_and_half_of_its_gradient(
+    n: int, q: int
+) -> None:
     pair = [torch.from_numpy(z).requires_grad_() for z in draw(n, q, seed=40 + n)]
-    tico, quadratic = methods.build("tico", covariance_weight=1.0), methods.build("quadratic", alignment_weight=0.0)
+    tico, quadratic = (
+        methods.build("tico", covariance_weight=1.0),
+        methods.build("quadratic", alignment_weight=0.0),
+    )
     found, expected = tico(*pair), quadratic(*pair)
     for name in ("uniformity", "diagonal"):
         assert found.terms[name].item() == pytest.approx(expected.terms[name].item(), rel=1e-12)
     cosine = torch.nn.functional.cosine_similarity(pair[0], pair[1]).mean()
     assert found.terms["alignment"].item() == pytest.approx(1 - cosine.item(), rel=1e-12)
-    gradients = torch.autograd.grad(found.total + cosine, pair), torch.autograd.grad(expected.total, pair)
+    gradients = (
+        torch.autograd.grad(found.total + cosine, pair),
+        torch.autograd.grad(expected.total, pair),
+    )
     for own, other in zip(*gradients, strict=True):
         torch.testing.assert_close(own, 0.5 * other, rtol=1e-9, atol=1e-12)
 
@@ -260,7 +313,9 @@ def test_spectral_contrastive_of_equal_unit_views_is_the_quadratic_kernel() -> N
     assert repulsion == pytest.approx(7 / 6 * terms_of("quadratic", u, u)["uniformity"], rel=1e-12)
 
 
-def slices(name: str, term: str, z1: Array, z2: Array, directions: int, seed: int, **more: float) -> float:
+def slices(
+    name: str, term: str, z1: Array, z2: Array, directions: int, seed: int, **more: float
+) -> float:
     """A sliced statistic without its weight."""
     method = methods.build(name, directions=directions, regularization_weight=1.0, **more)
     with torch.random.fork_rng(devices=[]):
@@ -284,7 +339,9 @@ def test_susreg_tends_to_its_mmd_as_the_root_of_its_slices() -> None:
 
 
 def test_sigreg_tends_to_the_sliced_mmd_of_kerjepa() -> None:
-    """SIGReg counts the pairs of an image and itself, of which the kernel is 1, and multiplies by √(2π) n."""
+    """SIGReg counts the pairs of an image and itself, of which the kernel is 1, and multiplies
+    by √(2π) n.
+    """
     z1, z2 = draw(6, 4, seed=81)
     n = 6
     found = slices("sigreg", "normality", z1, z2, 30_000, 0, knots=33, largest_frequency=8.0) / (
@@ -292,20 +349,25 @@ def test_sigreg_tends_to_the_sliced_mmd_of_kerjepa() -> None:
     )
     own, others = 0.0, 0.0
     for z in (z1, z2):
-        kernel = [[hyp1f1(0.5, 2, -((z[i] - z[j]) ** 2).sum() / 2) for j in range(n) if j != i] for i in range(n)]
+        kernel = [
+            [hyp1f1(0.5, 2, -((z[i] - z[j]) ** 2).sum() / 2) for j in range(n) if j != i]
+            for i in range(n)
+        ]
         crossed = np.mean([hyp1f1(0.5, 2, -(x**2).sum() / 4) for x in z]) / math.sqrt(2)
         rest = -2 * crossed + 1 / math.sqrt(3)
         own += ((n - 1) * np.mean(kernel) + 1) / (2 * n) + rest / 2
         others += np.mean(kernel) / 2 + rest / 2
     assert found == pytest.approx(own, rel=0.03)
-    assert terms_of("kerjepa_sliced_mmd", z1, z2, regularization_weight=1.0)["normality"] == pytest.approx(
-        others, rel=1e-8
-    )
+    assert terms_of("kerjepa_sliced_mmd", z1, z2, regularization_weight=1.0)[
+        "normality"
+    ] == pytest.approx(others, rel=1e-8)
 
 
 @pytest.mark.parametrize(("q", "digits"), [(2, 7), (3, 9), (8, 10), (512, 10), (8192, 10)])
 def test_sliced_gaussian_kernel_by_quadrature(q: int, digits: int) -> None:
-    """E exp(−x a²), the density of a coordinate a being ∝ (1 − a²)^{(q − 3)/2}: from near pairs to far ones."""
+    """E exp(−x a²), the density of a coordinate a being ∝ (1 − a²)^{(q − 3)/2}: from near pairs
+    to far ones.
+    """
     theta = np.linspace(0, np.pi / 2, 100_001)
     density = np.sin(theta) ** (q - 2)
     density[[0, -1]] /= 2  # the trapezoid rule
@@ -314,8 +376,13 @@ def test_sliced_gaussian_kernel_by_quadrature(q: int, digits: int) -> None:
         z[1, 0] = distance * math.sqrt(2 * q)
         weights = density / density.sum()
         means = [
-            float((weights * np.exp(-x * np.cos(theta) ** 2)).sum()) for x in (distance**2 * q, distance**2 * q / 2)
+            float((weights * np.exp(-x * np.cos(theta) ** 2)).sum())
+            for x in (distance**2 * q, distance**2 * q / 2)
         ]
         expected = means[0] - math.sqrt(2) / 2 * (1 + means[1]) + 1 / math.sqrt(3)
-        found = methods.build("kerjepa_sliced_mmd", regularization_weight=1.0)(z, z).terms["normality"].item()
+        found = (
+            methods.build("kerjepa_sliced_mmd", regularization_weight=1.0)(z, z)
+            .terms["normality"]
+            .item()
+        )
         assert found == pytest.approx(expected, abs=10.0**-digits)

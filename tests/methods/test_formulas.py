@@ -1,4 +1,6 @@
-"""The paper's losses, in every form, against their formulas, evaluated here with loops over Python floats."""
+"""The paper's losses, in every form, against their formulas, evaluated here with loops over
+Python floats.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +56,17 @@ def uniformity_loss(z: Rows, kernel: Callable[[Sequence[float], Sequence[float]]
 
 
 def kernel_loss(
-    z1: Rows, z2: Rows, table_weight: float, kernel: Callable[[Sequence[float], Sequence[float]], float]
+    z1: Rows,
+    z2: Rows,
+    table_weight: float,
+    kernel: Callable[[Sequence[float], Sequence[float]], float],
 ) -> float:
     """Eq. (2) of the paper, where the λ of its tables is q times that of the equation."""
     z1, z2 = unit(z1), unit(z2)
     weight = table_weight / len(z1[0])
-    return weight * alignment_loss(z1, z2) + 0.5 * (uniformity_loss(z1, kernel) + uniformity_loss(z2, kernel))
+    return weight * alignment_loss(z1, z2) + 0.5 * (
+        uniformity_loss(z1, kernel) + uniformity_loss(z2, kernel)
+    )
 
 
 def loss_of(name: str, z1: Rows, z2: Rows, **hyperparameters: object) -> float:
@@ -102,10 +109,14 @@ def test_sfrik_of_higher_order(n: int, q: int) -> None:
     weights = (0.5, 0.0, 2.0, 1.5, 0.25, 3.0)
 
     def kernel(u: Sequence[float], v: Sequence[float]) -> float:
-        return sum(b * legendre_by_theorem_1(degree, q, dot(u, v)) for degree, b in enumerate(weights, 1))
+        return sum(
+            b * legendre_by_theorem_1(degree, q, dot(u, v)) for degree, b in enumerate(weights, 1)
+        )
 
     z1, z2 = draw(n, q, seed=2)
-    assert loss_of("sfrik", z1, z2, weights=weights, alignment_weight=3.0) == close(kernel_loss(z1, z2, 3.0, kernel))
+    assert loss_of("sfrik", z1, z2, weights=weights, alignment_weight=3.0) == close(
+        kernel_loss(z1, z2, 3.0, kernel)
+    )
 
 
 @pytest.mark.parametrize(("n", "q"), SHAPES)
@@ -120,8 +131,12 @@ def test_rbf(n: int, q: int, scale: float) -> None:
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 1.7, 2.0])
 def test_generalized_distance(n: int, q: int, exponent: float) -> None:
     z1, z2 = draw(n, q, seed=4)
-    expected = kernel_loss(z1, z2, 9.0, lambda u, v: -(math.sqrt(squared_distance(u, v)) ** exponent))
-    assert loss_of("generalized_distance", z1, z2, exponent=exponent, alignment_weight=9.0) == close(expected)
+    expected = kernel_loss(
+        z1, z2, 9.0, lambda u, v: -(math.sqrt(squared_distance(u, v)) ** exponent)
+    )
+    assert loss_of(
+        "generalized_distance", z1, z2, exponent=exponent, alignment_weight=9.0
+    ) == close(expected)
 
 
 @pytest.mark.parametrize(("n", "q"), SHAPES)
@@ -131,7 +146,9 @@ def test_auh(n: int, q: int, scale: float) -> None:
 
     def log_mean(z: Rows) -> float:
         pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
-        return math.log(sum(math.exp(-scale * squared_distance(z[i], z[j])) for i, j in pairs) / len(pairs))
+        return math.log(
+            sum(math.exp(-scale * squared_distance(z[i], z[j])) for i, j in pairs) / len(pairs)
+        )
 
     u1, u2 = unit(z1), unit(z2)
     expected = 30.0 / q * alignment_loss(u1, u2) + 0.5 * (log_mean(u1) + log_mean(u2))
@@ -156,7 +173,9 @@ def test_simclr(n: int, q: int, temperature: float) -> None:
     losses = []
     for i in range(2 * n):
         denominator = sum(math.exp(dot(z[i], z[j]) / temperature) for j in range(2 * n) if j != i)
-        losses.append(-math.log(math.exp(dot(z[i], z[(i + n) % (2 * n)]) / temperature) / denominator))
+        losses.append(
+            -math.log(math.exp(dot(z[i], z[(i + n) % (2 * n)]) / temperature) / denominator)
+        )
     assert loss_of("simclr", z1, z2, temperature=temperature) == close(math.fsum(losses) / (2 * n))
 
 
@@ -167,7 +186,9 @@ def test_simclr_is_the_papers_form_for_half_its_lambda_up_to_a_constant() -> Non
         u1, u2 = unit(z1), unit(z2)
         everyone = u1 + u2
         logs = [
-            math.log(sum(math.exp(dot(u, v) / temperature) for j, v in enumerate(everyone) if j != i))
+            math.log(
+                sum(math.exp(dot(u, v) / temperature) for j, v in enumerate(everyone) if j != i)
+            )
             for i, u in enumerate(everyone)
         ]
         paper = alignment_loss(u1, u2) / (2 * temperature) + sum(logs) / (2 * n)
@@ -194,7 +215,9 @@ def test_vicreg_is_twice_the_papers_equation(n: int, q: int) -> None:
     sim, std, epsilon = 25.0, 10.0, 1e-4
     (v1, c1), (v2, c2) = variance_and_covariance(z1, epsilon), variance_and_covariance(z2, epsilon)
     paper = sim / (2 * q) * alignment_loss(z1, z2) + std / 2 * 0.5 * (v1 + v2) + 0.5 * (c1 + c2)
-    found = loss_of("vicreg", z1, z2, alignment_weight=sim, variance_weight=std, covariance_weight=1.0)
+    found = loss_of(
+        "vicreg", z1, z2, alignment_weight=sim, variance_weight=std, covariance_weight=1.0
+    )
     assert found == close(2 * paper)
 
 
@@ -221,7 +244,9 @@ def test_the_alignment_weight_is_that_of_the_mean_over_images_and_coordinates(na
     n, q = 4, 16
     z1, z2 = draw(n, q, seed=14)
     a, b = (z1, z2) if name == "vicreg" else (unit(z1), unit(z2))
-    mean = sum((x - y) ** 2 for u, v in zip(a, b, strict=True) for x, y in zip(u, v, strict=True)) / (n * q)
+    mean = sum(
+        (x - y) ** 2 for u, v in zip(a, b, strict=True) for x, y in zip(u, v, strict=True)
+    ) / (n * q)
     found = evaluate(name, *tensors(z1, z2), alignment_weight=4000.0)[1]["alignment"]
     assert found == close(4000.0 * mean)
 
@@ -256,11 +281,21 @@ def test_an_order_one_kernel_asks_for_no_more_than_a_zero_mean() -> None:
 
 @pytest.mark.parametrize(
     ("preset", "weights", "alignment_weight"),
-    [("sfrik_l1", (1, 0, 0), 10000), ("sfrik_l2", (1, 20, 0), 2000), ("sfrik_l3", (1, 40, 40), 4000)],
+    [
+        ("sfrik_l1", (1, 0, 0), 10000),
+        ("sfrik_l2", (1, 20, 0), 2000),
+        ("sfrik_l3", (1, 40, 40), 4000),
+    ],
 )
 def test_presets_are_the_papers_choices_at_q_8192(
     preset: str, weights: tuple[float, ...], alignment_weight: float
 ) -> None:
     z1, z2 = draw(4, 6, seed=18)
-    explicit = loss_of("sfrik", z1, z2, weights=tuple(map(float, weights)), alignment_weight=float(alignment_weight))
+    explicit = loss_of(
+        "sfrik",
+        z1,
+        z2,
+        weights=tuple(map(float, weights)),
+        alignment_weight=float(alignment_weight),
+    )
     assert loss_of(preset, z1, z2) == close(explicit)

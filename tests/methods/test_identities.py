@@ -1,4 +1,7 @@
-"""Methods that are one loss, or one regularizer, up to a factor and a constant; and what they become in a limit."""
+"""Methods that are one loss, or one regularizer, up to a factor and a constant.
+
+And what they become in a limit.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,17 @@ def drawn(n: int, q: int, views: int = 2) -> list[Tensor]:
     return [z_NQ.requires_grad_() for z_NQ in drawn_VNQ.unbind()]
 
 
-def assert_same(one: Loss, other: Loss, views: Sequence[Tensor], factor: float, constant: float = 0.0) -> None:
-    """Check that one loss is a factor times the other plus a constant, in value and gradient, to rounding."""
+def assert_same(
+    one: Loss, other: Loss, views: Sequence[Tensor], factor: float, constant: float = 0.0
+) -> None:
+    """Check that one loss is a factor times the other plus a constant, in value and gradient,
+    to rounding.
+    """
     found, expected = one(views), factor * other(views) + constant
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    gradients = zip(torch.autograd.grad(found, views), torch.autograd.grad(expected, views), strict=True)
+    gradients = zip(
+        torch.autograd.grad(found, views), torch.autograd.grad(expected, views), strict=True
+    )
     for own, wanted in gradients:
         torch.testing.assert_close(own, wanted, rtol=1e-10, atol=1e-13)
 
@@ -51,10 +60,14 @@ WHOLE: Mapping[str, tuple[str, dict[str, Any], str, dict[str, Any], float, float
 @pytest.mark.parametrize("views", [2, 3])
 @pytest.mark.parametrize("name", WHOLE)
 @shapes
-def test_losses_that_are_one_up_to_a_factor_and_a_constant(name: str, n: int, q: int, views: int) -> None:
+def test_losses_that_are_one_up_to_a_factor_and_a_constant(
+    name: str, n: int, q: int, views: int
+) -> None:
     one, own, other, settings, factor, constant = WHOLE[name]
     for form in ("auto", *build(one).forms):
-        assert_same(total(one, form, **own), total(other, **settings), drawn(n, q, views), factor, constant)
+        assert_same(
+            total(one, form, **own), total(other, **settings), drawn(n, q, views), factor, constant
+        )
 
 
 @pytest.mark.parametrize("statistic", ["mmd", "ksd"])
@@ -85,12 +98,16 @@ def test_supcon_with_a_class_for_each_image_is_simclr(n: int, q: int) -> None:
 
 @shapes
 def test_kernels_of_contrastive_learning_are_those_of_regularizers(n: int, q: int) -> None:
-    """2γ n/(n − 1) times the same energy, as KCL adds the views up and takes the mean over pairs i ≠ j."""
+    """2γ n/(n − 1) times the same energy, as KCL adds the views up and takes the mean over
+    pairs i ≠ j.
+    """
     factor = 2 * 5.0 * n / (n - 1)
     gaussian = addend("kcl_gaussian", "energy", scale=1.5, energy_weight=5.0)
     assert_same(gaussian, addend("rbf", "uniformity", scale=1.5), drawn(n, q), factor)
     riesz = addend("kcl_riesz", "energy", scale=-0.8, energy_weight=5.0)
-    assert_same(riesz, addend("generalized_distance", "uniformity", exponent=0.8), drawn(n, q), factor)
+    assert_same(
+        riesz, addend("generalized_distance", "uniformity", exponent=0.8), drawn(n, q), factor
+    )
 
 
 @shapes
@@ -134,10 +151,14 @@ def test_tcr_with_a_large_distortion_is_the_quadratic_kernel() -> None:
 
 def products_of_others(views: Sequence[Tensor]) -> Tensor:
     """Σ_{i≠j} xᵢ·xⱼ of embeddings as they are, over both views."""
-    return torch.stack([z_NQ.sum(dim=0).square().sum() - z_NQ.square().sum() for z_NQ in views]).sum()
+    return torch.stack(
+        [z_NQ.sum(dim=0).square().sum() - z_NQ.square().sum() for z_NQ in views]
+    ).sum()
 
 
-@pytest.mark.parametrize("name", ["kerjepa_ksd_gaussian", "kerjepa_ksd_imq", "kerjepa_mmd", "kerjepa_sliced_mmd"])
+@pytest.mark.parametrize(
+    "name", ["kerjepa_ksd_gaussian", "kerjepa_ksd_imq", "kerjepa_mmd", "kerjepa_sliced_mmd"]
+)
 def test_a_wide_kerjepa_asks_for_no_more_than_a_zero_mean(name: str) -> None:
     method = build(name, bandwidth=1e5)
     terms = method.terms(*drawn(7, 4))

@@ -14,7 +14,10 @@ from regbench.methods.labelled import supervised_contrastive
 
 def draw(count: int, n: int = 11, q: int = 6) -> tuple[list[Tensor], Tensor]:
     generator = torch.Generator().manual_seed(count)
-    views = [torch.randn(n, q, dtype=torch.float64, generator=generator).requires_grad_() for _ in range(count)]
+    views = [
+        torch.randn(n, q, dtype=torch.float64, generator=generator).requires_grad_()
+        for _ in range(count)
+    ]
     # Three classes, and images that are alone in theirs.
     return views, torch.tensor([0, 1, 2, 0, 1, 2, 2, 0, 7, 2, 9])
 
@@ -37,11 +40,15 @@ def of_released_code(views: list[Tensor], labels: Tensor) -> Tensor:
 def test_supcon_is_that_of_the_released_code_and_of_pytorch_metric_learning(count: int) -> None:
     views, labels = draw(count)
     found = supervised_contrastive(views, labels, Engine())
-    library = pytorch_metric_learning.losses.SupConLoss(temperature=0.1)(torch.cat(views), labels.repeat(count))
+    library = pytorch_metric_learning.losses.SupConLoss(temperature=0.1)(
+        torch.cat(views), labels.repeat(count)
+    )
     for wanted, rtol in ((of_released_code(views, labels), 1e-10), (library, 1e-8)):
         torch.testing.assert_close(found.total, wanted, rtol=rtol, atol=0)
         gradients = torch.autograd.grad(found.total, views, retain_graph=True)
-        torch.testing.assert_close(gradients, torch.autograd.grad(wanted, views), rtol=rtol, atol=1e-10)
+        torch.testing.assert_close(
+            gradients, torch.autograd.grad(wanted, views), rtol=rtol, atol=1e-10
+        )
     torch.testing.assert_close(sum(found.terms.values()), found.total.detach())
 
 

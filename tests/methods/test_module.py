@@ -23,7 +23,9 @@ def views() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_module_is_the_loss_and_has_no_state(name: str, views: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_a_module_is_the_loss_and_has_no_state(
+    name: str, views: tuple[torch.Tensor, torch.Tensor]
+) -> None:
     method = methods.build(name)
     module = method.module()
     assert not module.state_dict()
@@ -36,7 +38,9 @@ def test_a_module_is_the_loss_and_has_no_state(name: str, views: tuple[torch.Ten
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_loss_is_the_same_in_inference_mode(name: str, views: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_a_loss_is_the_same_in_inference_mode(
+    name: str, views: tuple[torch.Tensor, torch.Tensor]
+) -> None:
     """As where a trainer validates; also of tensors that were made there, and after it."""
     method = methods.build(name)
     losses = [method.module(form=form) for form in ("auto", *method.forms)]
@@ -90,8 +94,12 @@ def test_views_and_form_reach_the_loss(views: tuple[torch.Tensor, torch.Tensor])
     assert method.module()(*three, global_views=2) == method.loss(*three, global_views=2)
     assert method.module()(*three) != method.loss(*three, global_views=2)
     first = views[0].requires_grad_()
-    (gradient,) = torch.autograd.grad(method.module(form="textbook")(first, views[1]), first, create_graph=True)
+    (gradient,) = torch.autograd.grad(
+        method.module(form="textbook")(first, views[1]), first, create_graph=True
+    )
     assert gradient.requires_grad  # of the textbook form alone there are second derivatives
-    assert method.module(form="textbook")(*views) == method.loss(*views, engine=Engine(form="textbook"))
+    assert method.module(form="textbook")(*views) == method.loss(
+        *views, engine=Engine(form="textbook")
+    )
     with pytest.raises(RegbenchError, match="unknown form 'quick'"):
         method.module(form="quick")

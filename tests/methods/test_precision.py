@@ -1,4 +1,6 @@
-"""Losses in single and in double precision, where a dimension is constant or embeddings have all but collapsed."""
+"""Losses in single and in double precision, where a dimension is constant or embeddings have
+all but collapsed.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,20 @@ def draw(n: int, q: int) -> list[Tensor]:
     return [z, z + 0.5 * torch.randn(n, q, generator=generator)]
 
 
-def assert_close(found: tuple[float, Tensor], wanted: tuple[float, Tensor], tolerance: float) -> None:
+def assert_close(
+    found: tuple[float, Tensor], wanted: tuple[float, Tensor], tolerance: float
+) -> None:
     assert found[0] == pytest.approx(wanted[0], rel=tolerance)
     assert (found[1] - wanted[1]).norm() <= tolerance * wanted[1].norm()
 
 
 @pytest.mark.parametrize("constant", [0.7, 100.1])
-@pytest.mark.parametrize(("name", "changes"), [("frossl", {}), ("vibcreg", {"variance_weight": 0.0})])
-def test_a_constant_dimension_counts_as_zero(name: str, changes: dict[str, Any], constant: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "changes"), [("frossl", {}), ("vibcreg", {"variance_weight": 0.0})]
+)
+def test_a_constant_dimension_counts_as_zero(
+    name: str, changes: dict[str, Any], constant: float
+) -> None:
     """Its mean is rounded, and what is left of it must not be brought to unit length."""
     views = draw(64, 32)
     for z in views:
@@ -41,35 +49,49 @@ def test_a_constant_dimension_counts_as_zero(name: str, changes: dict[str, Any],
     zero = [z.double() for z in views]
     for z in zero:
         z[:, 3] = 0
-    assert_close(value_and_gradient(name, views, **changes), value_and_gradient(name, zero, **changes), 2e-6)
+    assert_close(
+        value_and_gradient(name, views, **changes), value_and_gradient(name, zero, **changes), 2e-6
+    )
 
 
-@pytest.mark.parametrize(("name", "changes"), [("frossl", {}), ("vibcreg", {"variance_weight": 0.0})])
+@pytest.mark.parametrize(
+    ("name", "changes"), [("frossl", {}), ("vibcreg", {"variance_weight": 0.0})]
+)
 def test_a_dimension_that_varies_little_counts_in_full(name: str, changes: dict[str, Any]) -> None:
     views = draw(64, 32)
     for z in views:
         z[:, 3] = 100.1 + 0.01 * z[:, 3]
     exact = [z.double() for z in views]
-    assert_close(value_and_gradient(name, views, **changes), value_and_gradient(name, exact, **changes), 1e-3)
+    assert_close(
+        value_and_gradient(name, views, **changes), value_and_gradient(name, exact, **changes), 1e-3
+    )
 
 
-DISTANCES = ["ssl_hsic", "hardest_contrastive", *(name for name in methods.names() if name.startswith("kerjepa"))]
+DISTANCES = [
+    "ssl_hsic",
+    "hardest_contrastive",
+    *(name for name in methods.names() if name.startswith("kerjepa")),
+]
 
 
 @pytest.mark.parametrize("name", DISTANCES)
 @pytest.mark.parametrize(("spread", "offset"), [(1e-1, 1.0), (1e-3, 1.0), (1e-5, 1.0), (1.0, 1e3)])
-def test_gradients_of_distances_keep_their_digits_near_a_point(name: str, spread: float, offset: float) -> None:
+def test_gradients_of_distances_keep_their_digits_near_a_point(
+    name: str, spread: float, offset: float
+) -> None:
     point = offset * torch.randn(24, generator=torch.Generator().manual_seed(1))
     views = [point + spread * z for z in draw(48, 24)]
     for form in methods.build(name).forms:
         _, found = value_and_gradient(name, views, form)
         _, wanted = value_and_gradient(name, [z.double() for z in views], form)
-        # The streamed MMD is a small difference of what it adds up of the pairs and of single embeddings.
+        # The streamed MMD is a small difference of what it adds up of the pairs and of single
+        # embeddings.
         assert (found - wanted).norm() <= 1e-4 * wanted.norm(), form
 
 
 @pytest.mark.parametrize(
-    ("name", "n", "q"), [("vicreg", 1100, 1024), ("barlow_twins", 1100, 1024), ("ssl_hsic", 512, 64)]
+    ("name", "n", "q"),
+    [("vicreg", 1100, 1024), ("barlow_twins", 1100, 1024), ("ssl_hsic", 512, 64)],
 )
 def test_norms_of_large_matrices_keep_the_digits_of_float32(name: str, n: int, q: int) -> None:
     views, method = draw(n, q), methods.build(name)
@@ -82,7 +104,9 @@ def test_norms_of_large_matrices_keep_the_digits_of_float32(name: str, n: int, q
 def test_gradients_near_a_collapse_are_those_of_double_precision(name: str) -> None:
     point = torch.randn(32, generator=torch.Generator().manual_seed(1))
     views = [point + 1e-3 * z for z in draw(64, 32)]
-    assert_close(value_and_gradient(name, views), value_and_gradient(name, [z.double() for z in views]), 1e-4)
+    assert_close(
+        value_and_gradient(name, views), value_and_gradient(name, [z.double() for z in views]), 1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["ur_jepa", "ur_jepa_derivative"])
@@ -91,5 +115,7 @@ def test_a_collapse_to_one_point_under_autocast(name: str) -> None:
     views = [point.expand(256, -1)] * 2
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = value_and_gradient(name, views)
-    assert found[0] == pytest.approx(value_and_gradient(name, [z.double() for z in views])[0], rel=1e-5)
+    assert found[0] == pytest.approx(
+        value_and_gradient(name, [z.double() for z in views])[0], rel=1e-5
+    )
     assert not found[1].any()

@@ -25,26 +25,62 @@ every_name = pytest.mark.parametrize("name", methods.names())
 
 
 def test_the_papers_methods_are_there() -> None:
-    expected = {"auh", "generalized_distance", "rbf", "sfrik", "sfrik_l1", "sfrik_l2", "sfrik_l3", "simclr", "vicreg"}
+    expected = {
+        "auh",
+        "generalized_distance",
+        "rbf",
+        "sfrik",
+        "sfrik_l1",
+        "sfrik_l2",
+        "sfrik_l3",
+        "simclr",
+        "vicreg",
+    }
     assert expected <= set(methods.names())
     assert methods.names() == sorted(methods.names())
 
 
 # By hand from the publications, or from their authors' code; "ours" where neither has one.
-VICREG = {"alignment_weight": 25.0, "variance_weight": 25.0, "covariance_weight": 1.0, "epsilon": 1e-4}
-SPHERICAL = {"statistic": "mmd", "spectrum": "heat", "diffusion_time": 5.0, "order": 2, "regularization_weight": 0.05}
+VICREG = {
+    "alignment_weight": 25.0,
+    "variance_weight": 25.0,
+    "covariance_weight": 1.0,
+    "epsilon": 1e-4,
+}
+SPHERICAL = {
+    "statistic": "mmd",
+    "spectrum": "heat",
+    "diffusion_time": 5.0,
+    "order": 2,
+    "regularization_weight": 0.05,
+}
 KCL = {"kernel": "gaussian", "scale": 2.0, "energy_weight": 16.0}
 UR_JEPA = {
-    **{"statistic": "cglt", "regularization_weight": 0.02, "scale": 1000.0, "dimension": 7, "scales": 5},
+    **{
+        "statistic": "cglt",
+        "regularization_weight": 0.02,
+        "scale": 1000.0,
+        "dimension": 7,
+        "scales": 5,
+    },
     "regularity_weight": 0.1,
 }
-KERJEPA = {"statistic": "ksd", "kernel": "imq", "regularization_weight": 10.0, "bandwidth": 1.0}  # all ours
+KERJEPA = {
+    "statistic": "ksd",
+    "kernel": "imq",
+    "regularization_weight": 10.0,
+    "bandwidth": 1.0,
+}  # all ours
 DEFAULTS: dict[str, dict[str, Any]] = {
     # Zheng et al. (ICLR 2023), appendix, at q = 8192 on IN20 %.
     "sfrik": {"weights": (1.0, 40.0, 40.0), "alignment_weight": 4000.0, "regularize_local": True},
     "sfrik_l1": {"weights": (1.0,), "alignment_weight": 10000.0, "regularize_local": True},
     "sfrik_l2": {"weights": (1.0, 20.0), "alignment_weight": 2000.0, "regularize_local": True},
-    "sfrik_l3": {"weights": (1.0, 40.0, 40.0), "alignment_weight": 4000.0, "regularize_local": True},
+    "sfrik_l3": {
+        "weights": (1.0, 40.0, 40.0),
+        "alignment_weight": 4000.0,
+        "regularize_local": True,
+    },
     "rbf": {"scale": 2.0, "alignment_weight": 100.0},
     "generalized_distance": {"exponent": 2.0, "alignment_weight": 10000.0},
     "auh": {"scale": 2.5, "alignment_weight": 3000.0},
@@ -55,7 +91,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     # Garrido et al. (ICLR 2023): weights ours (VICReg's), the temperature of the main text.
     "vicreg_exp": VICREG | {"temperature": 0.15},
     "vicreg_ctr": VICREG | {"temperature": 0.15, "centering": "batch"},
-    # Zbontar et al. (ICML 2021), Section 2.2, and the released command; torch's epsilon of BatchNorm1d.
+    # Zbontar et al. (ICML 2021), Section 2.2, and the released command; torch's epsilon of
+    # BatchNorm1d.
     "barlow_twins": {"redundancy_weight": 0.0051, "scale": 0.024, "epsilon": 1e-5},
     # Ozsoy et al. (NeurIPS 2022), on ImageNet-100; epsilon of the code.
     "corinfomax": {"alignment_weight": 500.0, "epsilon": 1e-8},
@@ -66,7 +103,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "prototype_weights": "uniform",
     },
     # Caron et al. (NeurIPS 2020), the code.
-    "swav": {"prototypes": 3000, "temperature": 0.1, "epsilon": 0.05, "iterations": 3, "prototype_weights": "unit"},
+    "swav": {
+        "prototypes": 3000,
+        "temperature": 0.1,
+        "epsilon": 0.05,
+        "iterations": 3,
+        "prototype_weights": "unit",
+    },
     # Chen et al. (ICCV 2021), the code's for ResNets.
     "moco_v3": {"temperature": 1.0},
     # Yeh et al. (ECCV 2022).
@@ -104,7 +147,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         **{"power": 1.0, "shift": 0.0},
     },
     # Nicollier et al. (2026), SPHERE-JEPA; the quadrature is ours.
-    "susreg": {"regularization_weight": 0.05, "directions": 1024, "knots": 17, "largest_frequency": 5.0},
+    "susreg": {
+        "regularization_weight": 0.05,
+        "directions": 1024,
+        "knots": 17,
+        "largest_frequency": 5.0,
+    },
     # Mordacq et al. (NeurIPS 2025), Section 5.1.
     "tregs": {"alignment_weight": 10.0, "length_weight": 0.2, "sphere_weight": 8e-4},
     # Le (2026), the release.
@@ -121,7 +169,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     # Yerxa et al. (NeurIPS 2023).
     "mmcr": {"local_weight": 0.0},
     # Balestriero and LeCun (2025), the README and the launch scripts.
-    "sigreg": {"regularization_weight": 0.05, "directions": 1024, "knots": 17, "largest_frequency": 3.0, "scale": 1.0},
+    "sigreg": {
+        "regularization_weight": 0.05,
+        "directions": 1024,
+        "knots": 17,
+        "largest_frequency": 3.0,
+        "scale": 1.0,
+    },
     # HaoChen et al. (NeurIPS 2021), on ImageNet.
     "spectral_contrastive": {"mu": 10.0},
     # Nicollier et al. (2026).
@@ -154,7 +208,16 @@ def test_defaults_are_the_published_ones(name: str) -> None:
 
 
 GREEK = {
-    **{"alpha": "α", "beta": "β", "gamma": "γ", "epsilon": "ε", "lambda": "λ", "mu": "μ", "nu": "ν", "rho": "ρ"},
+    **{
+        "alpha": "α",
+        "beta": "β",
+        "gamma": "γ",
+        "epsilon": "ε",
+        "lambda": "λ",
+        "mu": "μ",
+        "nu": "ν",
+        "rho": "ρ",
+    },
     **{"delta": "δ", "theta": "θ", "sigma": "σ", "tau": "τ", "varphi": "φ", "psi": "ψ"},
 }
 
@@ -163,7 +226,9 @@ def test_the_typeset_formulas_are_balanced_and_use_the_letters_of_the_plain_ones
     for data in {type(methods.build(name)).metadata for name in methods.names()}:
         for opening, closing in (("{", "}"), ("(", ")"), (r"\left", r"\right")):
             assert data.latex.count(opening) == data.latex.count(closing), (data.title, opening)
-        letters = {GREEK[command] for command in re.findall(r"\\([a-z]+)", data.latex) if command in GREEK}
+        letters = {
+            GREEK[command] for command in re.findall(r"\\([a-z]+)", data.latex) if command in GREEK
+        }
         assert letters == set(re.findall("[α-ω]", data.formula)), data.title
 
 
@@ -175,7 +240,10 @@ def test_every_method_states_a_space_around_its_defaults(name: str) -> None:
     for key, each in method.space.items():
         assert isinstance(each, Range)
         # Published at one of these sizes.
-        assert any(0 <= each.at(n, q).position(getattr(method, key)) <= 1 for n, q in ((64, 128), (2048, 8192))), key
+        assert any(
+            0 <= each.at(n, q).position(getattr(method, key)) <= 1
+            for n, q in ((64, 128), (2048, 8192))
+        ), key
 
 
 @every_name
@@ -192,7 +260,10 @@ def test_methods_are_frozen_and_can_be_sent_to_another_process(name: str) -> Non
 
 
 PRESETS = (
-    {("kerjepa", name) for name in ("kerjepa_mmd", "kerjepa_sliced_mmd", "kerjepa_ksd_gaussian", "kerjepa_ksd_imq")}
+    {
+        ("kerjepa", name)
+        for name in ("kerjepa_mmd", "kerjepa_sliced_mmd", "kerjepa_ksd_gaussian", "kerjepa_ksd_imq")
+    }
     | {("ur_jepa", "ur_jepa_derivative")}
     | {("kcl", name) for name in ("kcl_gaussian", "kcl_log", "kcl_imq", "kcl_riesz")}
     | {("sfrik", name) for name in ("sfrik_l1", "sfrik_l2", "sfrik_l3")}
@@ -214,7 +285,11 @@ def test_registry_name_is_that_of_the_class(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("weights", "label"),
-    [((1.0, 40.0, 40.0), "SFRIK (L=3)"), ((1.0, 20.0, 0.0), "SFRIK (L=2)"), ((0.0, 0.0, 0.0, 2.0), "SFRIK (L=4)")],
+    [
+        ((1.0, 40.0, 40.0), "SFRIK (L=3)"),
+        ((1.0, 20.0, 0.0), "SFRIK (L=2)"),
+        ((0.0, 0.0, 0.0, 2.0), "SFRIK (L=4)"),
+    ],
 )
 def test_the_label_of_sfrik_tells_its_order(weights: tuple[float, ...], label: str) -> None:
     assert methods.build("sfrik", weights=weights).label == label
@@ -282,8 +357,16 @@ def test_an_unknown_hyperparameter_is_refused_with_those_there_are() -> None:
         ("ur_jepa", {"statistic": "beta"}, "statistic must be cglt or derivative"),
         ("ur_jepa", {"dimension": 0}, "dimension and scales must be >= 1"),
         ("spherical_kl", {"diffusion_time": 0.5}, r"diffusion_time must be in \[1, 1000\]"),
-        ("spherical_kl", {"regularization_weight": 2.0}, r"regularization_weight must be in \[0, 1\]"),
-        ("kerjepa_sliced_mmd", {"kernel": "imq"}, "statistic sliced_mmd goes with kernel gaussian only"),
+        (
+            "spherical_kl",
+            {"regularization_weight": 2.0},
+            r"regularization_weight must be in \[0, 1\]",
+        ),
+        (
+            "kerjepa_sliced_mmd",
+            {"kernel": "imq"},
+            "statistic sliced_mmd goes with kernel gaussian only",
+        ),
         ("kcl_imq", {"scale": -1.0}, "scale must be > 0"),
         ("dclw", {"sigma": 0.0}, "sigma must be > 0"),
         ("dclw", {"temperature": 0.0}, "temperature must be > 0"),
@@ -302,7 +385,11 @@ def test_an_unknown_hyperparameter_is_refused_with_those_there_are() -> None:
         ("spherical_mmd", {"diffusion_time": 0.0}, r"diffusion_time must be in \(0, 1000\]"),
         ("spherical_mmd", {"diffusion_time": math.inf}, r"diffusion_time must be in \(0, 1000\]"),
         ("spherical_kl", {"diffusion_time": 1001.0}, r"diffusion_time must be in \[1, 1000\]"),
-        ("spherical_ksd_heat", {"spectrum": "susreg"}, "spectrum susreg goes with statistic mmd only"),
+        (
+            "spherical_ksd_heat",
+            {"spectrum": "susreg"},
+            "spectrum susreg goes with statistic mmd only",
+        ),
         ("auh", {"scale": 21.0}, r"scale must be in \(0, 20\]"),
         ("kerjepa", {"statistic": "kl"}, "statistic must be mmd, sliced_mmd or ksd"),
         ("kerjepa", {"kernel": "cauchy"}, "kernel must be gaussian or imq"),
@@ -313,7 +400,9 @@ def test_an_unknown_hyperparameter_is_refused_with_those_there_are() -> None:
         ("info_nce", {"temperature": 0.0}, "temperature must be > 0"),
     ],
 )
-def test_impossible_hyperparameters_are_refused(name: str, values: dict[str, Any], what: str) -> None:
+def test_impossible_hyperparameters_are_refused(
+    name: str, values: dict[str, Any], what: str
+) -> None:
     with pytest.raises(RegbenchError, match=what) as caught:
         methods.build(name, **values)
     key = next(iter(values))
@@ -376,7 +465,12 @@ def test_a_method_of_another_distribution_is_found(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": install(tmp_path, "elsewhere_kernel", source)}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == pytest.approx(0.25)

@@ -1,4 +1,5 @@
-"""Values and gradients against public implementations that others wrote: lightly and pytorch-metric-learning.
+"""Values and gradients against public implementations that others wrote: lightly and
+pytorch-metric-learning.
 
 Where the two sides differ, the test asserts the exact relation and says which side is right.
 """
@@ -19,7 +20,9 @@ from regbench import methods
 from regbench.methods import Regularizer
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-shapes = pytest.mark.parametrize(("n", "q", "seed"), [(2, 3, 0), (5, 9, 1), (16, 4, 2), (33, 40, 3), (64, 7, 4)])
+shapes = pytest.mark.parametrize(
+    ("n", "q", "seed"), [(2, 3, 0), (5, 9, 1), (16, 4, 2), (33, 40, 3), (64, 7, 4)]
+)
 
 
 def draw(n: int, q: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -38,7 +41,9 @@ def assert_same(ours: Tensor, theirs: Tensor, z: tuple[Tensor, Tensor], rtol: fl
 
 
 def weightless_barlow(redundancy_weight: float) -> Regularizer:
-    """The paper's loss: without the factor 0.024 of the code behind its checkpoint, which lightly does not have."""
+    """The paper's loss: without the factor 0.024 of the code behind its checkpoint, which
+    lightly does not have.
+    """
     return methods.build("barlow_twins", redundancy_weight=redundancy_weight, scale=1.0)
 
 
@@ -55,25 +60,32 @@ def test_nt_xent_of_pytorch_metric_learning(n: int, q: int, seed: int) -> None:
     z = draw(n, q, seed)
     labels = torch.arange(n).repeat(2)
     theirs = pytorch_metric_learning.losses.NTXentLoss(temperature=0.3)(torch.cat(z), labels)
-    # It takes denominators down to the dtype's smallest number into the logarithm, which changes nothing here.
+    # It takes denominators down to the dtype's smallest number into the logarithm, which changes
+    # nothing here.
     assert_same(methods.build("simclr", temperature=0.3).loss(*z), theirs, z, rtol=1e-7)
 
 
 @shapes
 def test_dcl_of_lightly(n: int, q: int, seed: int) -> None:
     z = draw(n, q, seed)
-    assert_same(methods.build("dcl", temperature=0.2).loss(*z), lightly.loss.DCLLoss(temperature=0.2)(*z), z)
+    assert_same(
+        methods.build("dcl", temperature=0.2).loss(*z), lightly.loss.DCLLoss(temperature=0.2)(*z), z
+    )
 
 
 @shapes
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
 def test_dclw_of_lightly_stops_the_gradient_of_the_weights(n: int, q: int, seed: int) -> None:
-    """The paper's weight is a function of the embeddings and nothing in it stops the gradient: ours keeps it.
+    """The paper's weight is a function of the embeddings and nothing in it stops the gradient: ours
+    keeps it.
 
     The gradients differ by just that of the weights.
     """
     z = draw(n, q, seed)
-    ours, theirs = methods.build("dclw", temperature=0.2).loss(*z), lightly.loss.DCLWLoss(temperature=0.2)(*z)
+    ours, theirs = (
+        methods.build("dclw", temperature=0.2).loss(*z),
+        lightly.loss.DCLWLoss(temperature=0.2)(*z),
+    )
     cosine = torch.nn.functional.cosine_similarity(*z)
     weights = 2 - n * (cosine / 0.5).softmax(dim=0)
     through_the_weights = -(weights * cosine.detach()).mean() / 0.2
@@ -82,13 +94,19 @@ def test_dclw_of_lightly_stops_the_gradient_of_the_weights(n: int, q: int, seed:
 
 @shapes
 @pytest.mark.parametrize(
-    "their_class", [lightly.loss.VICRegLoss, pytorch_metric_learning.losses.VICRegLoss], ids=["lightly", "pml"]
+    "their_class",
+    [lightly.loss.VICRegLoss, pytorch_metric_learning.losses.VICRegLoss],
+    ids=["lightly", "pml"],
 )
 def test_vicreg(their_class: type, n: int, q: int, seed: int) -> None:
     """Both follow the official code: variances halved, covariances not."""
     z = draw(n, q, seed)
-    loss = their_class(3.0, 7.0, 0.5, eps=1e-4) if their_class is not lightly.loss.VICRegLoss else None
-    theirs = lightly.loss.VICRegLoss(3.0, 7.0, 0.5)(*z) if loss is None else loss(z[0], ref_emb=z[1])
+    loss = (
+        their_class(3.0, 7.0, 0.5, eps=1e-4) if their_class is not lightly.loss.VICRegLoss else None
+    )
+    theirs = (
+        lightly.loss.VICRegLoss(3.0, 7.0, 0.5)(*z) if loss is None else loss(z[0], ref_emb=z[1])
+    )
     ours = methods.build("vicreg", alignment_weight=3.0, variance_weight=7.0, covariance_weight=0.5)
     assert_same(ours.loss(*z), theirs, z)
 
@@ -103,7 +121,9 @@ def test_barlow_twins_of_lightly(n: int, q: int, seed: int) -> None:
 
 @shapes
 def test_koleo_of_lightly(n: int, q: int, seed: int) -> None:
-    """Lightly adds its ε = 1e-8 to each coordinate's difference, as torch's PairwiseDistance does: hence 1e-6."""
+    """Lightly adds its ε = 1e-8 to each coordinate's difference, as torch's PairwiseDistance
+    does: hence 1e-6.
+    """
     z = draw(n, q, seed)
     theirs = lightly.loss.KoLeoLoss()
     ours = methods.build("koleo", alignment_weight=0.0, uniformity_weight=1.0)
@@ -112,7 +132,10 @@ def test_koleo_of_lightly(n: int, q: int, seed: int) -> None:
 
 @shapes
 def test_tico_of_lightly(n: int, q: int, seed: int) -> None:
-    """With β = 0, without memory. Lightly regularizes its first view, ours both: the mean of both orders."""
+    """With β = 0, without memory.
+
+    Lightly regularizes its first view, ours both: the mean of both orders.
+    """
     z = draw(n, q, seed)
     theirs = lightly.loss.TiCoLoss(beta=0.0, rho=3.0)
     both = 0.5 * (theirs(z[0], z[1]) + theirs(z[1], z[0]))
@@ -129,7 +152,10 @@ def test_frossl_of_lightly(n: int, q: int, seed: int) -> None:
 
 @shapes
 def test_mmcr_of_lightly_lacks_the_normalisation(n: int, q: int, seed: int) -> None:
-    """Lightly takes the embeddings as they are; the paper has unit vectors, and so ours. λ = 0 as published."""
+    """Lightly takes the embeddings as they are.
+
+    The paper has unit vectors, and so ours. λ = 0 as published.
+    """
     z = draw(n, q, seed)
     u1, u2 = (torch.nn.functional.normalize(x, dim=1)[:, None] for x in z)
     theirs = lightly.loss.MMCRLoss(lmda=0.0)(u1, u2)
@@ -138,21 +164,27 @@ def test_mmcr_of_lightly_lacks_the_normalisation(n: int, q: int, seed: int) -> N
 
 @shapes
 def test_total_coding_rate_of_lightly_has_the_wrong_sign(n: int, q: int, seed: int) -> None:
-    """EMP-SSL maximises the coding rate, so the loss has it with a minus, as ours; lightly's has it with a plus.
+    """EMP-SSL maximises the coding rate, so the loss has it with a minus, as ours; lightly's has it
+    with a plus.
 
     Lightly leaves the normalisation to the caller.
     """
     z = draw(n, q, seed)
     views = torch.stack([torch.nn.functional.normalize(x, dim=1) for x in z])
     rate, invariance = emp_ssl_loss.tcr_loss(views, eps=0.2), emp_ssl_loss.invariance_loss(views)
-    torch.testing.assert_close(lightly.loss.EMPSSLLoss(tcr_eps=0.2, inv_coef=3.0)(list(views)), rate + 3 * invariance)
+    torch.testing.assert_close(
+        lightly.loss.EMPSSLLoss(tcr_eps=0.2, inv_coef=3.0)(list(views)), rate + 3 * invariance
+    )
     ours = methods.build("tcr", alignment_weight=3.0, distortion=0.2)
     assert_same(ours.loss(*z), -rate + 3 * invariance, z, rtol=1e-8)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_w_mse_of_lightly(seed: int) -> None:
-    """On a batch that is one sub-batch. Lightly computes the Cholesky factor in single precision: hence 1e-4."""
+    """On a batch that is one sub-batch.
+
+    Lightly computes the Cholesky factor in single precision: hence 1e-4.
+    """
     n, q = 16, 4
     z = draw(n, q, seed)
     theirs = lightly.loss.WMSELoss(embedding_dim=q, w_size=n, eps=1e-4)(torch.cat(z).float())
@@ -162,10 +194,12 @@ def test_w_mse_of_lightly(seed: int) -> None:
 
 @shapes
 def test_visreg_of_lightly(n: int, q: int, seed: int) -> None:
-    """Lightly computes the normal quantiles in single precision: hence 1e-5. Both of its kinds of views are ours.
+    """Lightly computes the normal quantiles in single precision: hence 1e-5.
 
-    It has ε in the shape only, as the paper's Algorithm 1; ours, as the authors' code, in the scale too. With ε = 1e-9
-    that cannot be seen.
+    Both of its kinds of views are ours.
+
+    It has ε in the shape only, as the paper's Algorithm 1; ours, as the authors' code, in the scale
+    too. With ε = 1e-9 that cannot be seen.
     """
     z = draw(n, q, seed)
     torch.manual_seed(5)
@@ -173,7 +207,9 @@ def test_visreg_of_lightly(n: int, q: int, seed: int) -> None:
     torch.manual_seed(5)
     torch.manual_seed(int(torch.randint(2**62, ())))  # the engine's seed of this call
     views = torch.stack(z)
-    theirs = lightly.loss.VISRegLoss(lambda_param=0.6, num_slices=20, eps=1e-9)(local_proj=views, global_proj=views)
+    theirs = lightly.loss.VISRegLoss(lambda_param=0.6, num_slices=20, eps=1e-9)(
+        local_proj=views, global_proj=views
+    )
     assert_same(ours, theirs, z, rtol=1e-5)
 
 
@@ -190,6 +226,9 @@ def test_auh_is_the_loss_of_the_authors_snippet() -> None:
 
 def test_a_batch_of_many_images_in_single_precision() -> None:
     z1, z2 = (x.detach().float().requires_grad_() for x in draw(256, 128, 11))
-    ours, theirs = methods.build("simclr", temperature=0.1).loss(z1, z2), lightly.loss.NTXentLoss(0.1)(z1, z2)
+    ours, theirs = (
+        methods.build("simclr", temperature=0.1).loss(z1, z2),
+        lightly.loss.NTXentLoss(0.1)(z1, z2),
+    )
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
     assert math.isfinite(ours.item())

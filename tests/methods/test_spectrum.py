@@ -1,4 +1,6 @@
-"""Legendre expansions: recurrences, closed forms of the paper, and the spherical discrepancies made of them."""
+"""Legendre expansions: recurrences, closed forms of the paper, and the spherical discrepancies
+made of them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ import torch
 
 from regbench import methods
 from regbench.methods.kernel import KernelEnergy, legendre, legendre_series
-from regbench.methods.spectrum import Array, expand, kernel_spectrum, log_harmonics, quadrature, spectrum_rows
+from regbench.methods.spectrum import (
+    Array,
+    expand,
+    kernel_spectrum,
+    log_harmonics,
+    quadrature,
+    spectrum_rows,
+)
 
 
 def harmonics(q: int, order: int) -> int:
@@ -20,7 +29,11 @@ def harmonics(q: int, order: int) -> int:
         return 1
     if q == 2:
         return 2
-    return (2 * order + q - 2) * math.factorial(order + q - 3) // (math.factorial(order) * math.factorial(q - 2))
+    return (
+        (2 * order + q - 2)
+        * math.factorial(order + q - 3)
+        // (math.factorial(order) * math.factorial(q - 2))
+    )
 
 
 def exact_legendre(order: int, t: Fraction, q: int) -> Fraction:
@@ -29,7 +42,10 @@ def exact_legendre(order: int, t: Fraction, q: int) -> Fraction:
     if order == 0:
         return before
     for degree in range(1, order):
-        before, last = last, ((2 * degree + q - 2) * t * last - degree * before) / Fraction(degree + q - 2)
+        before, last = (
+            last,
+            ((2 * degree + q - 2) * t * last - degree * before) / Fraction(degree + q - 2),
+        )
     return last
 
 
@@ -88,18 +104,27 @@ def test_rbf_by_modified_bessel_functions(q: int, scale: float) -> None:
     """b_ℓ = N(q, ℓ) e^{−2t} Γ(q/2) t^{1−q/2} I_{ℓ+q/2−1}(2t), with the power series of I."""
 
     def bessel(nu: float, x: float) -> float:
-        return math.fsum((x / 2) ** (2 * k + nu) / (math.factorial(k) * math.gamma(k + nu + 1)) for k in range(60))
+        return math.fsum(
+            (x / 2) ** (2 * k + nu) / (math.factorial(k) * math.gamma(k + nu + 1))
+            for k in range(60)
+        )
 
     front = math.exp(-2 * scale) * math.gamma(q / 2) * scale ** (1 - q / 2)
-    exact = [harmonics(q, order) * front * bessel(order + q / 2 - 1, 2 * scale) for order in range(7)]
+    exact = [
+        harmonics(q, order) * front * bessel(order + q / 2 - 1, 2 * scale) for order in range(7)
+    ]
     assert expansion("rbf", q, 6, scale=scale) == pytest.approx(exact, rel=1e-8)
 
 
 @pytest.mark.parametrize("q", [3, 10, 100])
 def test_rbf_is_within_the_papers_bound(q: int) -> None:
-    """b_ℓ <= N(q, ℓ) |S^{q−2}|/|S^{q−1}| Γ((q−1)/2)/(2^ℓ Γ(ℓ+(q−1)/2)) · 2 (2σ)^ℓ (appendix on the expansion)."""
+    """b_ℓ <= N(q, ℓ) |S^{q−2}|/|S^{q−1}| Γ((q−1)/2)/(2^ℓ Γ(ℓ+(q−1)/2)) · 2 (2σ)^ℓ (appendix on
+    the expansion).
+    """
     sigma = 2.0
-    ratio = math.exp(math.lgamma(q / 2) - math.lgamma((q - 1) / 2)) / math.sqrt(math.pi)  # |S^{q−2}|/|S^{q−1}|
+    ratio = math.exp(math.lgamma(q / 2) - math.lgamma((q - 1) / 2)) / math.sqrt(
+        math.pi
+    )  # |S^{q−2}|/|S^{q−1}|
     for order, b in enumerate(expansion("rbf", q, 6, scale=sigma)):
         front = math.exp(math.lgamma((q - 1) / 2) - math.lgamma(order + (q - 1) / 2)) / 2**order
         bound = harmonics(q, order) * ratio * front * 2 * (2 * sigma) ** order
@@ -108,7 +133,9 @@ def test_rbf_is_within_the_papers_bound(q: int) -> None:
 
 @pytest.mark.parametrize(("q", "p"), [(3, 1.0), (6, 0.5), (40, 1.5)])
 def test_generalized_distance_by_gamma_functions(q: int, p: float) -> None:
-    """The expansion of −(2 − 2t)^{p/2}: moments of 1 − t against P_ℓ, by Rodrigues' formula and a beta integral."""
+    """The expansion of −(2 − 2t)^{p/2}: moments of 1 − t against P_ℓ, by Rodrigues' formula and
+    a beta integral.
+    """
     exact = []
     for order in range(1, 5):
         # E[(1 − t)^s P_ℓ] = (−s)_ℓ / (ℓ + …): from ∫ (1−t)^{s+ν} (1+t)^{ν+…}, ν = (q − 3)/2
@@ -131,7 +158,8 @@ def test_generalized_distance_by_gamma_functions(q: int, p: float) -> None:
     method = methods.build("generalized_distance", exponent=p)
     assert isinstance(method, KernelEnergy)
     kernel = method.kernel
-    # (1 − t)^{p/2} is no polynomial: the quadrature needs many nodes near t = 1, the more the smaller q is.
+    # (1 − t)^{p/2} is no polynomial: the quadrature needs many nodes near t = 1, the more the
+    # smaller q is.
     found = expand(lambda t: kernel(torch.from_numpy(t), q).numpy(), q, 4, nodes=1500)
     assert found[1:] == pytest.approx(exact, rel=2e-4)
     assert (found[1:] > 0).all()
@@ -173,12 +201,16 @@ def test_a_point_has_discrepancy_one_and_the_uniform_distribution_zero(name: str
     method = methods.build(name, regularization_weight=1.0)
     assert isinstance(method, KernelEnergy)
     nodes, weights = quadrature(q, 200)
-    assert (weights * method.kernel(torch.from_numpy(nodes), q).numpy()).sum() == pytest.approx(0, abs=1e-9)
+    assert (weights * method.kernel(torch.from_numpy(nodes), q).numpy()).sum() == pytest.approx(
+        0, abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("q", [3, 8])
 def test_heat_kernel_on_the_sphere(q: int) -> None:
-    """Eqs. (10) and (11): φ = Σ e^{−tλ} N P / Z from the sum as it stands, and MMD = (mean φ − b_0)/(1 − b_0)."""
+    """Eqs. (10) and (11): φ = Σ e^{−tλ} N P / Z from the sum as it stands, and MMD = (mean φ −
+    b_0)/(1 − b_0).
+    """
     t, orders = 0.7 / q, range(60)
     u = torch.nn.functional.normalize(
         torch.randn(6, q, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -186,7 +218,9 @@ def test_heat_kernel_on_the_sphere(q: int) -> None:
     weights = [math.exp(-t * k * (k + q - 2)) * harmonics(q, k) for k in orders]
     gram = (u @ u.T).clamp(-1, 1)
     polynomials = legendre(59, gram, q)
-    mean_phi = sum(w * p.mean().item() for w, p in zip(weights, polynomials, strict=True)) / sum(weights)
+    mean_phi = sum(w * p.mean().item() for w, p in zip(weights, polynomials, strict=True)) / sum(
+        weights
+    )
     bias = weights[0] / sum(weights)
     found = value_of("spherical_mmd", u, diffusion_time=0.7)
     assert found == pytest.approx((mean_phi - bias) / (1 - bias), rel=1e-10)
@@ -195,29 +229,41 @@ def test_heat_kernel_on_the_sphere(q: int) -> None:
 @pytest.mark.parametrize("name", ["spherical_mmd_heat", "spherical_ksd_heat"])
 @pytest.mark.parametrize("time", [5.0, 18.0, 40.0, 100.0, 1000.0])
 @pytest.mark.parametrize("q", [3, 64, 512])
-def test_heat_kernels_keep_their_digits_however_long_the_time(name: str, time: float, q: int) -> None:
-    """With the orders' shares as the equations have them, relative to the first, in which nothing can cancel."""
+def test_heat_kernels_keep_their_digits_however_long_the_time(
+    name: str, time: float, q: int
+) -> None:
+    """With the orders' shares as the equations have them, relative to the first, in which
+    nothing can cancel.
+    """
     u = torch.randn(8, q, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     orders = range(1, 40)
     shares = [math.exp(-time / q * (k - 1) * (k + q - 1)) * harmonics(q, k) / q for k in orders]
     if name == "spherical_ksd_heat":
         shares = [share * k * (k + q - 2) for share, k in zip(shares, orders, strict=True)]
-    polynomials = legendre(39, torch.nn.functional.normalize(u) @ torch.nn.functional.normalize(u).T, q)[1:]
-    wanted = sum(share * p.mean().item() for share, p in zip(shares, polynomials, strict=True)) / sum(shares)
+    polynomials = legendre(
+        39, torch.nn.functional.normalize(u) @ torch.nn.functional.normalize(u).T, q
+    )[1:]
+    wanted = sum(
+        share * p.mean().item() for share, p in zip(shares, polynomials, strict=True)
+    ) / sum(shares)
     assert value_of(name, u, diffusion_time=time) == pytest.approx(wanted, rel=1e-9)
     assert value_of(name, u.float(), diffusion_time=time) == pytest.approx(wanted, rel=1e-5)
 
 
 @pytest.mark.parametrize("q", [3, 12])
 def test_kernel_stein_discrepancy_by_derivatives(q: int) -> None:
-    """Eq. (12): ½ ((c² − 1) φ″ + (q − 1) c φ′), divided by (q − 1) φ′(1)/2, with φ the band-limited kernel."""
+    """Eq. (12): ½ ((c² − 1) φ″ + (q − 1) c φ′), divided by (q − 1) φ′(1)/2, with φ the
+    band-limited kernel.
+    """
     u = torch.nn.functional.normalize(
         torch.randn(5, q, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     )
     numbers = [float(harmonics(q, k)) for k in range(4)]
 
     def phi(c: torch.Tensor) -> torch.Tensor:
-        return torch.stack([n * p for n, p in zip(numbers, legendre(3, c, q), strict=True)]).sum(dim=0)
+        return torch.stack([n * p for n, p in zip(numbers, legendre(3, c, q), strict=True)]).sum(
+            dim=0
+        )
 
     c = (u @ u.T).requires_grad_()
     (first,) = torch.autograd.grad(phi(c).sum(), c, create_graph=True)
@@ -234,9 +280,13 @@ def test_susreg_kernel_is_the_mean_over_slices() -> None:
     q = 4
     generator = torch.Generator().manual_seed(3)
     u = torch.nn.functional.normalize(torch.randn(4, q, dtype=torch.float64, generator=generator))
-    directions = torch.nn.functional.normalize(torch.randn(400_000, q, dtype=torch.float64, generator=generator))
+    directions = torch.nn.functional.normalize(
+        torch.randn(400_000, q, dtype=torch.float64, generator=generator)
+    )
     projections = u @ directions.T
-    mean = np.mean([(-((a - b) ** 2) / 2).exp().mean().item() for a in projections for b in projections])
+    mean = np.mean(
+        [(-((a - b) ** 2) / 2).exp().mean().item() for a in projections for b in projections]
+    )
     nodes, weights = quadrature(q, 100)
     bias = sum(
         w1 * w2 * math.exp(-(1 - t) * x**2)

@@ -1,4 +1,6 @@
-"""Losses of predictions and targets: the published ones, and any regularizer beside a predictor or a teacher."""
+"""Losses of predictions and targets: the published ones, and any regularizer beside a predictor
+or a teacher.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def of_two_views() -> tuple[list[Tensor], list[Tensor]]:
     return [p1.requires_grad_(), p2.requires_grad_()], [t1, t2]
 
 
-def assert_same(name: str, wanted: Tensor, predictions: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+def assert_same(
+    name: str, wanted: Tensor, predictions: Sequence[Tensor], targets: Sequence[Tensor]
+) -> None:
     """Compare value and gradients in every form with those of another loss."""
     gradients = torch.autograd.grad(wanted, predictions)
     method = methods.build(name)
@@ -41,13 +45,17 @@ def assert_same(name: str, wanted: Tensor, predictions: Sequence[Tensor], target
         assert_close(torch.autograd.grad(loss.total, predictions), gradients)
 
 
-def loss_of_step(transform: nn.Module, predictions: Sequence[Tensor], targets: Sequence[Tensor], done: float) -> Loss:
+def loss_of_step(
+    transform: nn.Module, predictions: Sequence[Tensor], targets: Sequence[Tensor], done: float
+) -> Loss:
     """Compute what a step does of a method with a state, or one that follows the training."""
     method, found = transform(targets, [p.detach() for p in predictions], done, None)
     return loss_of_targets(method, predictions, found, Engine())
 
 
-@pytest.mark.parametrize("name", [name for name in methods.names() if methods.build(name).metadata.symmetric])
+@pytest.mark.parametrize(
+    "name", [name for name in methods.names() if methods.build(name).metadata.symmetric]
+)
 def test_a_stopped_gradient_alone_halves_the_gradient_of_a_symmetric_loss(name: str) -> None:
     views = [z.requires_grad_() for z in draw(2)]
     engine = Engine(draw_seed=lambda: 0)
@@ -58,7 +66,9 @@ def test_a_stopped_gradient_alone_halves_the_gradient_of_a_symmetric_loss(name: 
 
 
 def test_byol_and_simsiam_of_lightly() -> None:
-    """Lightly has the negative cosine, of which BYOL's sum over both orders is an affine function."""
+    """Lightly has the negative cosine, of which BYOL's sum over both orders is an affine
+    function.
+    """
     (p1, p2), (t1, t2) = predictions, targets = of_two_views()
     cosine = lightly.loss.NegativeCosineSimilarity()
     assert_same("simsiam", 0.5 * (cosine(p1, t2) + cosine(p2, t1)), predictions, targets)
@@ -77,11 +87,17 @@ def test_moco_v3_is_the_sum_of_two_cross_entropies() -> None:
 
 @pytest.mark.parametrize(("done", "temperature"), [(0.25, 1 / 16), (0.75, 3 / 32)])
 def test_dino_of_lightly(done: float, temperature: float) -> None:
-    """The center begins at zero and follows the targets of the step before; the temperature rises, and then stays."""
+    """The center begins at zero and follows the targets of the step before.
+
+    The temperature rises, and then stays.
+    """
     # Lightly has the temperature in single precision.
     temperatures = {"first_teacher_temperature": 1 / 32, "teacher_temperature": 3 / 32}
     method = methods.build("dino", prototypes=7, warmup=0.5, **temperatures)
-    theirs, centering = lightly.loss.DINOLoss(output_dim=7, warmup_teacher_temp_epochs=1), method.target_transform(7)
+    theirs, centering = (
+        lightly.loss.DINOLoss(output_dim=7, warmup_teacher_temp_epochs=1),
+        method.target_transform(7),
+    )
     assert centering is not None
     theirs.double(), centering.double()
     for _ in range(2):
@@ -89,7 +105,9 @@ def test_dino_of_lightly(done: float, temperature: float) -> None:
         wanted = theirs(targets, predictions, teacher_temp=temperature)
         found = loss_of_step(centering, predictions, targets, done)
         assert_close(found.total, wanted)
-        assert_close(torch.autograd.grad(found.total, predictions), torch.autograd.grad(wanted, predictions))
+        assert_close(
+            torch.autograd.grad(found.total, predictions), torch.autograd.grad(wanted, predictions)
+        )
         assert_close(centering.center, theirs.center.flatten())
     assert torch.any(theirs.center != 0)
 
@@ -97,13 +115,19 @@ def test_dino_of_lightly(done: float, temperature: float) -> None:
 def test_tico_over_the_steps_is_that_of_released_codes() -> None:
     """On the batch of both orders of the views; C begins at zero and is a constant of each step.
 
-    sayannag/TiCo-pytorch lets the gradient flow through the batch's share of C too; lightly does not.
+    sayannag/TiCo-pytorch lets the gradient flow through the batch's share of C too; lightly does
+    not.
     """
     beta, rho = 0.75, 3.0
-    running = methods.build("tico", covariance_weight=rho, covariance_momentum=beta).target_transform(7)
+    running = methods.build(
+        "tico", covariance_weight=rho, covariance_momentum=beta
+    ).target_transform(7)
     assert running is not None
     running.double()
-    library, covariance = lightly.loss.TiCoLoss(beta=beta, rho=rho), torch.zeros(7, 7, dtype=torch.float64)
+    library, covariance = (
+        lightly.loss.TiCoLoss(beta=beta, rho=rho),
+        torch.zeros(7, 7, dtype=torch.float64),
+    )
     for n in (12, 13, 14):
         p1, p2, t1, t2 = draw(4, n)
         predictions = [p1.requires_grad_(), p2.requires_grad_()]
@@ -114,7 +138,9 @@ def test_tico_over_the_steps_is_that_of_released_codes() -> None:
         for wanted in (released, library(z1, z2)):
             assert_close(found.total, wanted)
             gradients = torch.autograd.grad(wanted, predictions, retain_graph=True)
-            assert_close(torch.autograd.grad(found.total, predictions, retain_graph=True), gradients)
+            assert_close(
+                torch.autograd.grad(found.total, predictions, retain_graph=True), gradients
+            )
         assert_close(running.covariance, covariance)
     assert not running.covariance.requires_grad
 
@@ -128,14 +154,23 @@ def test_mec_in_training_is_that_of_the_released_code(done: float, times: float)
 
     def traces(p: Tensor, z: Tensor) -> Tensor:
         c = F.normalize(p, dim=1) @ F.normalize(z, dim=1).T / inverse
-        return torch.stack([(-1) ** (k + 1) / k * torch.linalg.matrix_power(c, k).trace() for k in range(1, 5)]).sum()
+        return torch.stack(
+            [(-1) ** (k + 1) / k * torch.linalg.matrix_power(c, k).trace() for k in range(1, 5)]
+        ).sum()
 
-    wanted = -0.5 * inverse / n * (traces(targets[0], predictions[1]) + traces(targets[1], predictions[0]))
+    wanted = (
+        -0.5
+        * inverse
+        / n
+        * (traces(targets[0], predictions[1]) + traces(targets[1], predictions[0]))
+    )
     rising = methods.build("mec", distortion=3.0, warmup=0.1).target_transform(q)
     assert rising is not None
     found = loss_of_step(rising, predictions, targets, done)
     assert_close(found.total, wanted)
-    assert_close(torch.autograd.grad(found.total, predictions), torch.autograd.grad(wanted, predictions))
+    assert_close(
+        torch.autograd.grad(found.total, predictions), torch.autograd.grad(wanted, predictions)
+    )
 
 
 def test_swav_of_lightly() -> None:
@@ -144,7 +179,9 @@ def test_swav_of_lightly() -> None:
     wanted = lightly.loss.SwaVLoss(temperature=0.3, sinkhorn_epsilon=0.2)(predictions, [])
     found = loss_of_targets(method, predictions, [z.detach() for z in predictions], Engine())
     assert_close(found.total, wanted[0])
-    assert_close(torch.autograd.grad(found.total, predictions), torch.autograd.grad(wanted, predictions))
+    assert_close(
+        torch.autograd.grad(found.total, predictions), torch.autograd.grad(wanted, predictions)
+    )
 
 
 @pytest.mark.parametrize("name", ["sfrik_l2", "vicreg", "simclr", "mmcr"])

@@ -23,7 +23,10 @@ SHARES = [(2, 2), (3, 3), (3, 1), (8, 2)]
 def draw(count: int, n: int = 9, q: int = 5) -> list[Tensor]:
     generator = torch.Generator().manual_seed(count)
     first = torch.randn(n, q, dtype=torch.float64, generator=generator)
-    return [first + 0.4 * torch.randn(n, q, dtype=torch.float64, generator=generator) for _ in range(count)]
+    return [
+        first + 0.4 * torch.randn(n, q, dtype=torch.float64, generator=generator)
+        for _ in range(count)
+    ]
 
 
 def ordered_pairs(count: int, global_views: int) -> list[tuple[int, int]]:
@@ -38,7 +41,9 @@ def total(terms: Mapping[str, Tensor]) -> Tensor:
     return torch.stack(list(terms.values())).sum()
 
 
-def evaluate(method: Regularizer, views: Sequence[Tensor], global_views: int, form: str = "auto") -> methods.Loss:
+def evaluate(
+    method: Regularizer, views: Sequence[Tensor], global_views: int, form: str = "auto"
+) -> methods.Loss:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return method(*views, engine=Engine(form=form), global_views=global_views)
@@ -61,7 +66,10 @@ def test_the_kind_says_how_views_are_taken(method: Regularizer) -> None:
         elif isinstance(method, Decomposed):
             # With a view twice, the two-view loss is the regularizer of that view.
             both = [pair(method, z, z) for z in views]
-            twice = [total({name: t for name, t in terms.items() if name != "alignment"}) for terms in both]
+            twice = [
+                total({name: t for name, t in terms.items() if name != "alignment"})
+                for terms in both
+            ]
             if method.to_center:
                 unit = [F.normalize(z) if method.unit else z for z in views]
                 center = mean(unit[:global_views])
@@ -69,7 +77,10 @@ def test_the_kind_says_how_views_are_taken(method: Regularizer) -> None:
                 alignment = method.alignment_scale(views[0].shape[1]) * spread
             else:
                 alignment = mean(
-                    [pair(method, views[g], views[v])["alignment"] for g, v in ordered_pairs(count, global_views)]
+                    [
+                        pair(method, views[g], views[v])["alignment"]
+                        for g, v in ordered_pairs(count, global_views)
+                    ]
                 )
             expected = alignment + mean(twice)
         else:
@@ -78,7 +89,9 @@ def test_the_kind_says_how_views_are_taken(method: Regularizer) -> None:
 
 
 def lejepa(views: list[Tensor], global_views: int) -> Tensor:
-    """MINIMAL.md of rbalestr-lab/lejepa, with the center of train.py of HaiyuWu/visreg: that of the global views."""
+    """MINIMAL.md of rbalestr-lab/lejepa, with the center of train.py of HaiyuWu/visreg: that of
+    the global views.
+    """
     weight, frequencies = 0.02, torch.linspace(0, 3, 17, dtype=torch.float64)
     directions = F.normalize(torch.randn(views[0].shape[1], 16, dtype=torch.float64), dim=0)
     center = mean(views[:global_views])
@@ -91,7 +104,9 @@ def lejepa(views: list[Tensor], global_views: int) -> Tensor:
                 real, imaginary = (z @ a * t).cos().mean() - normal, (z @ a * t).sin().mean()
                 summed += (1 if k in (0, 16) else 2) * 3 / 16 * normal * (real**2 + imaginary**2)
         statistics.append(len(z) * summed / 16)
-    return weight * mean(statistics) + (1 - weight) * mean([(z - center).square().mean() for z in views])
+    return weight * mean(statistics) + (1 - weight) * mean(
+        [(z - center).square().mean() for z in views]
+    )
 
 
 def visreg(views: list[Tensor], global_views: int) -> Tensor:
@@ -104,16 +119,22 @@ def visreg(views: list[Tensor], global_views: int) -> Tensor:
         m = z.mean(dim=0)
         deviation = ((z - m).square().sum(dim=0) / n).sqrt() + 1e-6
         p = (((z - m) / deviation.detach()) @ directions).sort(dim=0).values
-        target = math.sqrt(2) * torch.erfinv(2 * torch.arange(1, n + 1, dtype=torch.float64) / (n + 1) - 1)
+        target = math.sqrt(2) * torch.erfinv(
+            2 * torch.arange(1, n + 1, dtype=torch.float64) / (n + 1) - 1
+        )
         shape = (p - target[:, None]).square().mean()
-        loss = loss + 0.9 / len(views) * (m.square().mean() + (deviation - 1).square().mean() + shape)
+        loss = loss + 0.9 / len(views) * (
+            m.square().mean() + (deviation - 1).square().mean() + shape
+        )
     return loss
 
 
 def mmcr(views: list[Tensor], global_views: int) -> Tensor:
     """loss_mmcr.py of ThomasYerxa/mmcr with its λ at 0.5."""
     unit = [F.normalize(z) for z in views]
-    local = mean([torch.linalg.matrix_norm(torch.stack(rows), "nuc") for rows in zip(*unit, strict=True)])
+    local = mean(
+        [torch.linalg.matrix_norm(torch.stack(rows), "nuc") for rows in zip(*unit, strict=True)]
+    )
     centroids: Tensor = torch.linalg.matrix_norm(mean(unit), "nuc")
     return 0.5 * local - centroids
 
@@ -141,7 +162,9 @@ def frossl(views: list[Tensor], global_views: int) -> Tensor:
 def ivne(views: list[Tensor], global_views: int) -> Tensor:
     """train_ivne_imagenet100.py of jaeill/CVPR23-VNE."""
     cosines = [
-        F.cosine_similarity(views[i], views[j]).mean() for i in range(global_views) for j in range(i + 1, len(views))
+        F.cosine_similarity(views[i], views[j]).mean()
+        for i in range(global_views)
+        for j in range(i + 1, len(views))
     ]
     entropies = []
     for z in views:
@@ -157,11 +180,15 @@ def w_mse(views: list[Tensor], global_views: int) -> Tensor:
         centred = z - z.mean(dim=0)
         covariance = (1 - 1e-4) * centred.T @ centred / (len(z) - 1) + 1e-4 * torch.eye(z.shape[1])
         white.append(centred @ torch.linalg.inv(torch.linalg.cholesky(covariance)).T)
-    return mean([(2 - 2 * F.cosine_similarity(a, b)).mean() for a, b in itertools.combinations(white, 2)])
+    return mean(
+        [(2 - 2 * F.cosine_similarity(a, b)).mean() for a, b in itertools.combinations(white, 2)]
+    )
 
 
 def intl(views: list[Tensor], global_views: int) -> Tensor:
-    """methods/intl.py of winci-ai/INTL, over the images, which pairs the first view with every other."""
+    """methods/intl.py of winci-ai/INTL, over the images, which pairs the first view with every
+    other.
+    """
     normal = []
     for z in views:
         x = z - z.mean(dim=1, keepdim=True)
@@ -179,7 +206,9 @@ def intl(views: list[Tensor], global_views: int) -> Tensor:
 
 
 def ssl_hsic(views: list[Tensor], global_views: int) -> Tensor:
-    """kernels.py of google-deepmind/ssl_hsic with the kernel in place of its random features, without a constant."""
+    """kernels.py of google-deepmind/ssl_hsic with the kernel in place of its random features,
+    without a constant.
+    """
     unit = [F.normalize(z) for z in views]
     n, count = len(views[0]), len(views)
 
@@ -199,7 +228,10 @@ def sfrik(views: list[Tensor], global_views: int, *, local: bool = True) -> Tens
     unit = [F.normalize(z) for z in views]
     q = views[0].shape[1]
     alignment = mean(
-        [mean([F.mse_loss(unit[g], u) for v, u in enumerate(unit) if v != g]) for g in range(global_views)]
+        [
+            mean([F.mse_loss(unit[g], u) for v, u in enumerate(unit) if v != g])
+            for g in range(global_views)
+        ]
     )
     energies = []
     for z in unit if local else unit[:global_views]:
@@ -241,8 +273,13 @@ def test_published_losses_of_many_views(name: str) -> None:
             torch.manual_seed(0)
             expected = loop(views, global_views)
         gradients = torch.autograd.grad(expected, views)
-        for form in ("auto", *method.forms):  # training takes "auto", which is not computed as "textbook" is
-            found = method.loss(*views, engine=Engine(form=form, draw_seed=lambda: 0), global_views=global_views)
+        for form in (
+            "auto",
+            *method.forms,
+        ):  # training takes "auto", which is not computed as "textbook" is
+            found = method.loss(
+                *views, engine=Engine(form=form, draw_seed=lambda: 0), global_views=global_views
+            )
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
             for a, b in zip(torch.autograd.grad(found, views), gradients, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9 * b.abs().max().item())

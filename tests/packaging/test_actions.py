@@ -1,4 +1,6 @@
-"""The scripts of the workflow that checks what a pull request enters, and of the action for other repositories."""
+"""The scripts of the workflow that checks what a pull request enters, and of the action for
+other repositories.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Stands for the program: it notes its arguments, a line each, and refuses what is named bad; silent says nothing.
+# Stands for the program: it notes its arguments, a line each, and refuses what is named bad; silent
+# says nothing.
 STUB = f"""#!/bin/sh
 printf '%s\\n' "$@" -- >> "$CALLS"
 case "$*" in *bad*) exit 1;; *silent*) echo "2 cells check out; sha256"; exit 0; esac
@@ -22,7 +25,10 @@ echo '2 cells check out; sha256 {64 * "a"}'
 
 @pytest.fixture
 def bash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the stub, which scripts call in place of `regbench`; it notes the calls in the file `calls`."""
+    """A folder with the stub, which scripts call in place of `regbench`.
+
+    It notes the calls in the file `calls`.
+    """
     program = tmp_path / "bin" / "regbench"
     program.parent.mkdir()
     program.write_text(STUB)
@@ -43,7 +49,9 @@ def git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
 
-def test_the_workflow_verifies_what_a_pull_request_adds_or_changes(bash: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_workflow_verifies_what_a_pull_request_adds_or_changes(
+    bash: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "results.yml").read_text())
     script = workflow["jobs"]["verify"]["steps"][-1]["run"]
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
@@ -55,13 +63,23 @@ def test_the_workflow_verifies_what_a_pull_request_adds_or_changes(bash: Path, m
     git(clone, "add", ".")
     git(clone, "commit", "-m", "before")
     git(clone, "update-ref", "refs/remotes/origin/main", "main")
-    for name in ("mine.zip", "mine.rows.json", "mine.py", "README.md", "elsewhere.rows.json", "changed.zip"):
+    for name in (
+        "mine.zip",
+        "mine.rows.json",
+        "mine.py",
+        "README.md",
+        "elsewhere.rows.json",
+        "changed.zip",
+    ):
         (clone / "results" / name).write_text("new")
     (clone / "results" / "gone.rows.json").unlink()
     git(clone, "add", ".")
     git(clone, "commit", "-m", "after")
     assert run(script, clone) == 0
-    calls = [call.split("\n") for call in (bash / "calls").read_text().removesuffix("\n--\n").split("\n--\n")]
+    calls = [
+        call.split("\n")
+        for call in (bash / "calls").read_text().removesuffix("\n--\n").split("\n--\n")
+    ]
     assert calls == [
         ["verify", "results/changed.rows.json", "--recompute", "1"],
         ["verify", "results/elsewhere.rows.json", "--recompute", "1"],
@@ -83,5 +101,11 @@ def test_the_action_audits_with_the_arguments_as_they_are_quoted(bash: Path) -> 
     arguments = "my_loss.py:MyLoss --claims 'simclr(temperature=0.5, detached=False)'"
     assert run(audit.replace(f"${{{{ inputs.{name} }}}}", arguments), bash) == 0
     called = (bash / "calls").read_text().splitlines()
-    assert called == ["audit", "my_loss.py:MyLoss", "--claims", "simclr(temperature=0.5, detached=False)", "--"]
+    assert called == [
+        "audit",
+        "my_loss.py:MyLoss",
+        "--claims",
+        "simclr(temperature=0.5, detached=False)",
+        "--",
+    ]
     assert run(audit.replace(f"${{{{ inputs.{name} }}}}", "bad.py"), bash) == 1

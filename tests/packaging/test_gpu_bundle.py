@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.slow
 def test_the_bundle_is_small_and_holds_what_a_machine_with_pytorch_lacks(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
-    unwanted = shutil.ignore_patterns(".git", ".venv", "runs", "data", "build", "site", "__pycache__", ".*_cache")
+    unwanted = shutil.ignore_patterns(
+        ".git", ".venv", "runs", "data", "build", "site", "__pycache__", ".*_cache"
+    )
     shutil.copytree(ROOT, tree, symlinks=True, ignore=unwanted)
     subprocess.run([sys.executable, ".ci/gpu_bundle.py"], cwd=tree, check=True)
 
@@ -26,5 +28,12 @@ def test_the_bundle_is_small_and_holds_what_a_machine_with_pytorch_lacks(tmp_pat
         names = {Path(name).relative_to("regbench-gpu") for name in archive.getnames()}
     assert {Path("run.sh"), Path("pyproject.toml"), Path("tests/gpu/test_gpu_losses.py")} <= names
     wheels = {path.name.partition("-")[0].lower() for path in names if path.suffix == ".whl"}
-    assert {"regbench", "hydra_core", "antlr4_python3_runtime", "pydantic_core", "submitit", "pytest"} <= wheels
+    assert {
+        "regbench",
+        "hydra_core",
+        "antlr4_python3_runtime",
+        "pydantic_core",
+        "submitit",
+        "pytest",
+    } <= wheels
     assert not wheels & {"torch", "numpy", "nvidia_cublas", "ffcv"}

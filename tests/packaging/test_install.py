@@ -1,4 +1,6 @@
-"""The built wheel and sdist, installed beside Hugging Face's `datasets`: both work, and neither touches the other."""
+"""The built wheel and sdist, installed beside Hugging Face's `datasets`: both work, and neither
+touches the other.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("methods", "datasets", "benchmark", "instruments", "sweeps", "slurm", "reports", "tracks")
+FOLDERS = (
+    "methods",
+    "datasets",
+    "benchmark",
+    "instruments",
+    "sweeps",
+    "slurm",
+    "reports",
+    "tracks",
+)
 # Prints where `datasets` would be imported from.
 WHOSE_DATASETS = "from importlib.util import find_spec; print(find_spec('datasets').origin)"
 # Imports both packages, and prints a name that only Hugging Face's has.
@@ -28,31 +39,47 @@ print(datasets.__file__, datasets.load_dataset.__name__, regbench.datasets.confi
 
 
 def sources() -> dict[str, Path]:
-    """Every file that users get: path inside the import package's parent -> file in the working tree."""
+    """Every file that users get: path inside the import package's parent -> file in the working
+    tree.
+    """
     package = ROOT / "src" / "regbench"
     own = [*package.glob("*"), *(package / "cli").glob("*")]  # the other folders are links
     files = {f"regbench/{path.relative_to(package)}": path for path in own if path.is_file()}
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):
             name = path.relative_to(ROOT)
-            ours = name.parts[:2] == ("instruments", "speed")  # what measures this project for its documents
-            if path.is_file() and not ours and not any(part.startswith((".", "__pycache__")) for part in name.parts):
+            ours = name.parts[:2] == (
+                "instruments",
+                "speed",
+            )  # what measures this project for its documents
+            if (
+                path.is_file()
+                and not ours
+                and not any(part.startswith((".", "__pycache__")) for part in name.parts)
+            ):
                 files[f"regbench/{name}"] = path
     return files
 
 
 def run(command: Sequence[str | Path], cwd: Path) -> str:
-    """Standard output of `command`, free of this process's Python settings; a failure shows all that it printed."""
+    """Standard output of `command`, free of this process's Python settings.
+
+    A failure shows all that it printed.
+    """
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "COV"))}
     env |= {"PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def pip(python: Path, *arguments: str | Path, cwd: Path) -> str:
     """Runs this environment's pip on the environment of `python`, offline."""
-    return run([sys.executable, "-m", "pip", "-q", "--no-input", "--python", python, *arguments], cwd)
+    return run(
+        [sys.executable, "-m", "pip", "-q", "--no-input", "--python", python, *arguments], cwd
+    )
 
 
 @dataclass(frozen=True)
@@ -65,7 +92,9 @@ class Built:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Builds the sdist from a copy of the tree, and the wheel from the unpacked sdist, as an index would get them."""
+    """Builds the sdist from a copy of the tree, and the wheel from the unpacked sdist, as an
+    index would get them.
+    """
     folder = tmp_path_factory.mktemp("built")
     tree = folder / "tree"
     tree.mkdir()
@@ -74,7 +103,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     for name in ("src", "results", *FOLDERS):  # tracks/ has links to bundles
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*")
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignored)
-    code = "import sys, setuptools.build_meta as backend; print('built', backend.build_{}(sys.argv[1]))"
+    code = (
+        "import sys, setuptools.build_meta as backend; print('built', "
+        "backend.build_{}(sys.argv[1]))"
+    )
     output = run([sys.executable, "-c", code.format("sdist"), folder], tree)
     sdist = folder / output.split()[-1]
     (folder / "unpacked").mkdir()
@@ -102,13 +134,17 @@ class Environment:
 def environment(tmp_path: Path) -> Environment:
     """A fresh environment; what regbench depends on it sees through links to this one's packages.
 
-    `datasets` is copied file by file, as an installer lays it out, so that an overwriting installation would hit
-    these files and an uninstallation could delete them.
+    `datasets` is copied file by file, as an installer lays it out, so that an overwriting
+    installation would hit these files and an uninstallation could delete them.
     """
     ours = Path(sysconfig.get_path("purelib"))
     env = Environment(tmp_path / "venv")
     run([sys.executable, "-m", "venv", "--without-pip", env.folder], tmp_path)
-    theirs = Path(run([env.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], tmp_path).strip())
+    theirs = Path(
+        run(
+            [env.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], tmp_path
+        ).strip()
+    )
 
     hugging_face = distribution("datasets").files or []
     assert hugging_face
@@ -150,14 +186,25 @@ def test_sdist_holds_sources_readme_and_license(built: Built) -> None:
 
 
 @pytest.mark.parametrize("kind", ["wheel", pytest.param("sdist", marks=pytest.mark.slow)])
-def test_lives_beside_hugging_face_datasets(kind: str, built: Built, environment: Environment, tmp_path: Path) -> None:
+def test_lives_beside_hugging_face_datasets(
+    kind: str, built: Built, environment: Environment, tmp_path: Path
+) -> None:
     python = environment.python
     before = environment.files()
     whose = run([python, "-c", WHOSE_DATASETS], tmp_path)
     assert whose.startswith(str(environment.folder))
 
     file = getattr(built, kind)
-    pip(python, "install", "--no-compile", "--no-deps", "--no-index", "--no-build-isolation", file, cwd=tmp_path)
+    pip(
+        python,
+        "install",
+        "--no-compile",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        file,
+        cwd=tmp_path,
+    )
 
     theirs, name, ours, version = run([python, "-c", BOTH], tmp_path).split()
     assert (theirs, name) == (whose.strip(), "load_dataset")
@@ -165,7 +212,8 @@ def test_lives_beside_hugging_face_datasets(kind: str, built: Built, environment
     assert version == distribution("regbench").version
     assert "Usage: regbench" in run([environment.folder / "bin" / "regbench", "--help"], tmp_path)
     assert run([python, "-c", WHOSE_DATASETS], tmp_path) == whose
-    # The repository's root has a folder datasets/ of its own, and `python -c` puts the current folder first.
+    # The repository's root has a folder datasets/ of its own, and `python -c` puts the current
+    # folder first.
     assert run([python, "-c", WHOSE_DATASETS], ROOT) == whose
 
     pip(python, "uninstall", "--yes", "regbench", cwd=tmp_path)

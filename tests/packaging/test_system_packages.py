@@ -1,4 +1,6 @@
-"""What `make install` calls, on machines that are pretended: their PATH holds nothing but the commands written here."""
+"""What `make install` calls, on machines that are pretended: their PATH holds nothing but the
+commands written here.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,14 @@ def test_root_installs_what_is_missing(machine: Machine) -> None:
     update, install = machine.log[:2]
     assert update.split()[-1] == "update"
     packages = install.partition("--no-install-recommends ")[2].split()
-    assert {"python3.12-venv", "python3.12-dev", "g++", "pkg-config", "libturbojpeg0-dev", "libgl1"} <= set(packages)
+    assert {
+        "python3.12-venv",
+        "python3.12-dev",
+        "g++",
+        "pkg-config",
+        "libturbojpeg0-dev",
+        "libgl1",
+    } <= set(packages)
 
 
 def test_without_ffcv_only_venv_is_needed(machine: Machine) -> None:
@@ -139,10 +148,15 @@ def test_make_refuses_another_python(tmp_path: Path, python: str) -> None:
     if python == "too old":
         machine.command("some-python", "exit 1", logged=False)
     done = subprocess.run(
-        ["make", "install", f"PYTHON={tmp_path}/some-python"], cwd=tmp_path, capture_output=True, text=True
+        ["make", "install", f"PYTHON={tmp_path}/some-python"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2
-    assert done.stderr.startswith(f"make: regbench needs Python 3.11 or later and '{tmp_path}/some-python' is not")
+    assert done.stderr.startswith(
+        f"make: regbench needs Python 3.11 or later and '{tmp_path}/some-python' is not"
+    )
     assert not (tmp_path / ".venv").exists()
 
 
@@ -162,7 +176,8 @@ def test_uv_gets_what_pip_is_configured_with(machine: Machine) -> None:
     (line,) = machine.log
     assert line.startswith(f"uv pip install --python {sys.executable} ")
     assert (
-        " --default-index file:///first --extra-index-url file:///second --find-links /one --find-links /two " in line
+        " --default-index file:///first --extra-index-url file:///second --find-links /one "
+        "--find-links /two " in line
     )
     assert line.endswith(" -q -e .")
 
@@ -183,9 +198,15 @@ esac
 
 
 def make_install(clone: Path) -> str:
-    """Installs into `clone` with a Python whose environments hold their paths as real ones do; what make says."""
+    """Installs into `clone` with a Python whose environments hold their paths as real ones do.
+
+    What make says.
+    """
     done = subprocess.run(
-        ["make", "install", f"PYTHON={clone}/some-python", "FFCV=0"], cwd=clone, capture_output=True, text=True
+        ["make", "install", f"PYTHON={clone}/some-python", "FFCV=0"],
+        cwd=clone,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -197,7 +218,9 @@ def test_make_refuses_a_site_whose_pytorch_is_too_old(tmp_path: Path) -> None:
     command = ["make", "install", f"PYTHON={tmp_path}/some-python", "SITE=1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"make: SITE=1 takes the PyTorch of '{tmp_path}/some-python', which has 2.10.0, and")
+    assert done.stderr.startswith(
+        f"make: SITE=1 takes the PyTorch of '{tmp_path}/some-python', which has 2.10.0, and"
+    )
     assert not (tmp_path / ".venv").exists()
 
 

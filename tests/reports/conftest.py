@@ -1,4 +1,6 @@
-"""A factory of run directories as finished runs leave them: real settings, written by the real writer."""
+"""A factory of run directories as finished runs leave them: real settings, written by the real
+writer.
+"""
 
 from __future__ import annotations
 
@@ -42,20 +44,30 @@ RATE = {"selected_on": "tuning", "chosen": 0.5, "candidates": {"0.02": 70.1, "0.
 PATIENCE_MS = 1000 * PATIENCE_S
 
 STILL: Any = {"offline": True, "reduced_motion": "reduce"}
-"""How tests open a page: without a network and without smooth scrolling, where clicks on a busy machine go astray."""
+"""How tests open a page: without a network and without smooth scrolling, where clicks on a busy
+machine go astray.
+"""
 
 Make = Callable[..., Path]
 
 
 @functools.cache
 def _settings() -> dict[str, Any]:
-    overrides = ["dataset=fashion_mnist", "augmentation=small_grey", "network=resnet_tiny", "method=vicreg"]
+    overrides = [
+        "dataset=fashion_mnist",
+        "augmentation=small_grey",
+        "network=resnet_tiny",
+        "method=vicreg",
+    ]
     sizes = ["embedding_dim=512", "batch_size=256", "epochs=3", "optimizer.warmup_epochs=1"]
     return load_run([*overrides, *sizes, "dataset.train_per_class=1000"])[0].plain()
 
 
 def settings(label: str, seed: int = 0, **changes: Any) -> dict[str, Any]:
-    """The plain data of a cell; a group among the changes takes the place of the whole one, but for its name."""
+    """The plain data of a cell.
+
+    A group among the changes takes the place of the whole one, but for its name.
+    """
     plain = copy.deepcopy(_settings())
     order = label.removeprefix("SFRIK (L=").removesuffix(")")
     weights = {"weights": [1.0] * int(order)} if order.isdigit() else {}
@@ -92,8 +104,18 @@ def resign(path: Path, **changes: Any) -> None:
 
 def later(record: Path, *scores: Score, **changes: Any) -> Path:
     """Writes a later evaluation beside a record."""
-    fields: dict[str, Any] = {"cell_id": record.parent.name, "protocol": "voc07", "scores": scores, "seconds": 1.0}
-    fields |= {"choice": {}, "environment": {}, "finished": "2026-11-23T05:30:00+00:00", "command": ""}
+    fields: dict[str, Any] = {
+        "cell_id": record.parent.name,
+        "protocol": "voc07",
+        "scores": scores,
+        "seconds": 1.0,
+    }
+    fields |= {
+        "choice": {},
+        "environment": {},
+        "finished": "2026-11-23T05:30:00+00:00",
+        "command": "",
+    }
     path = record.parent / "evaluations" / "voc07.json"
     path.parent.mkdir()
     path.write_text(LaterEvaluation(**fields | changes).text())
@@ -107,7 +129,10 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def record(runs: Path) -> Make:
-    """Writes the run directory of one cell; keywords override its record's fields, `cost` and the like are merged."""
+    """Writes the run directory of one cell.
+
+    Keywords override its record's fields, `cost` and the like are merged.
+    """
     return _recorder(runs)
 
 
@@ -134,7 +159,11 @@ def _recorder(runs: Path) -> Make:
     ) -> Path:
         plain = settings(label, seed, **cell or {})
         identity = cell_id(plain)
-        values = (("knn_top1", knn, "test"), ("linear_top1", linear, "test"), ("knn_top1", tuning, "tuning"))
+        values = (
+            ("knn_top1", knn, "test"),
+            ("linear_top1", linear, "test"),
+            ("knn_top1", tuning, "tuning"),
+        )
         logged = [
             {
                 "epoch": e,
@@ -149,14 +178,25 @@ def _recorder(runs: Path) -> Make:
             }
             for e in range(1, (plain["epochs"] or 0) + 1)
         ]
-        metrics = "".join(json.dumps(row) + "\n" for row in (logged if history is None else history))
+        metrics = "".join(
+            json.dumps(row) + "\n" for row in (logged if history is None else history)
+        )
         costs: dict[str, Any] = {"train_s": 30.0, "evaluate_s": 8.0}
         if label != "untrained":
             costs |= {"img_per_s": 1600.0, "step_ms": 160.0, "loss_ms": 4.0}
             costs |= {"peak_memory_bytes": 800 * 2**20, "peak_memory_kind": "process RSS"}
-        versions = {"regbench": "0.1.0", "python": "3.11.7", "torch": "2.14.1", "git": "abc1234", "hostname": "node1"}
+        versions = {
+            "regbench": "0.1.0",
+            "python": "3.11.7",
+            "torch": "2.14.1",
+            "git": "abc1234",
+            "hostname": "node1",
+        }
         attempt = PastAttempt(
-            number=1, started="2026-11-21T04:00:00+00:00", finished="2026-11-22T05:30:00+00:00", hostname="node1"
+            number=1,
+            started="2026-11-21T04:00:00+00:00",
+            finished="2026-11-22T05:30:00+00:00",
+            hostname="node1",
         )
         done = fields.get("status", "done") == "done"
         made = Record(
@@ -168,7 +208,9 @@ def _recorder(runs: Path) -> Make:
                 "seed": seed,
                 "status": "done",
                 "cell": plain,
-                "scores": tuple(score(name, value, split) for name, value, split in values if value is not None),
+                "scores": tuple(
+                    score(name, value, split) for name, value, split in values if value is not None
+                ),
                 "cost": Cost(**costs | (cost or {})),
                 "environment": versions
                 | {"hardware": "1 x Example CPU", "loader": "ffcv", "threads": 1}
@@ -177,8 +219,14 @@ def _recorder(runs: Path) -> Make:
                 "attempts": (attempt,),
                 "command": f"regbench train --config runs/{sweep}/{identity}/config.yaml",
                 "choice": {"hyperparameters": GIVEN, "probe_learning_rate": RATE} if done else {},
-                "regularizer": {"reference": "somebody, 2021", "url": "https://example.org", "formula": "a + b"},
-                "metrics": NamedFile("metrics-0001.jsonl", hashlib.sha256(metrics.encode()).hexdigest())
+                "regularizer": {
+                    "reference": "somebody, 2021",
+                    "url": "https://example.org",
+                    "formula": "a + b",
+                },
+                "metrics": NamedFile(
+                    "metrics-0001.jsonl", hashlib.sha256(metrics.encode()).hexdigest()
+                )
                 if metrics
                 else None,
             }
@@ -189,7 +237,9 @@ def _recorder(runs: Path) -> Make:
         path.write_text(made.text())
         if metrics:
             path.with_name("metrics-0001.jsonl").write_text(metrics)
-        (path.parent / "config.yaml").write_text(yaml.dump(plain, Dumper=yaml.CSafeDumper, sort_keys=False))
+        (path.parent / "config.yaml").write_text(
+            yaml.dump(plain, Dumper=yaml.CSafeDumper, sort_keys=False)
+        )
         return path
 
     return write
@@ -199,7 +249,12 @@ def _recorder(runs: Path) -> Make:
 def browser() -> Iterator[Browser]:
     """The system's Chromium."""
     program = next(
-        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+        (
+            path
+            for name in ("chromium", "chromium-browser", "google-chrome")
+            if (path := shutil.which(name))
+        ),
+        "",
     )
     if not program:
         if os.environ.get("CI"):
@@ -207,6 +262,8 @@ def browser() -> Iterator[Browser]:
         pytest.skip("no Chromium to open the page with (apt-get install chromium)")
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=PATIENCE_MS)
+        browser = playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox"], timeout=PATIENCE_MS
+        )
         yield browser
         browser.close()

@@ -33,10 +33,17 @@ RATES = {"0.1": 60.0, "0.5": 65.0}
 
 
 def tuned_sweep(runs: Path, name: str = "mine", *overrides: str) -> Path:
-    """Writes a finished tuning of two methods with two configurations each, and two final seeds, as runs leave it."""
+    """Writes a finished tuning of two methods with two configurations each, and two final
+    seeds, as runs leave it.
+    """
     base = load_run(
         [
-            *("dataset=fashion_mnist", "augmentation=small_grey", "network=resnet_tiny", "embedding_dim=64"),
+            *(
+                "dataset=fashion_mnist",
+                "augmentation=small_grey",
+                "network=resnet_tiny",
+                "embedding_dim=64",
+            ),
             *("batch_size=32", "epochs=2", "optimizer.warmup_epochs=1"),
             "evaluation.probe.learning_rates=[0.1,0.5]",
             *overrides,
@@ -46,7 +53,9 @@ def tuned_sweep(runs: Path, name: str = "mine", *overrides: str) -> Path:
     folder, entries = runs / name, []
     for place, method in enumerate(("vicreg", "auh")):
         cells = [
-            replace(base, method=methods.build(method), optimizer=replace(base.optimizer, base_lr=rate))
+            replace(
+                base, method=methods.build(method), optimizer=replace(base.optimizer, base_lr=rate)
+            )
             for rate in (0.5, 0.3)
         ]
         values = [70.0 + place, 66.0]
@@ -62,7 +71,12 @@ def tuned_sweep(runs: Path, name: str = "mine", *overrides: str) -> Path:
             for cell, value in zip(cells, values, strict=True)
         )
         _write(folder, cells[1], 66.0, "tuned", 1, {})
-        setting = {"dataset": "fashion_mnist", "backbone": "resnet_tiny", "embedding_dim": 64, "batch_size": 32}
+        setting = {
+            "dataset": "fashion_mnist",
+            "backbone": "resnet_tiny",
+            "embedding_dim": 64,
+            "batch_size": 32,
+        }
         entries.append(
             ChosenConfiguration(
                 label=cells[0].label,
@@ -85,12 +99,20 @@ def tuned_sweep(runs: Path, name: str = "mine", *overrides: str) -> Path:
     )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TUNING_CHOICE).write_text(choice.text())
-    how = {"selected_on": split, "score": "knn_top1", "budget": 2, "record": f"{folder.name}/{TUNING_CHOICE}"}
+    how = {
+        "selected_on": split,
+        "score": "knn_top1",
+        "budget": 2,
+        "record": f"{folder.name}/{TUNING_CHOICE}",
+    }
     how["sha256"] = TuningChoice.read(folder / TUNING_CHOICE).sha256
     for place, method in enumerate(("vicreg", "auh")):
         for seed in (0, 1):
             cell = replace(
-                base, method=methods.build(method), seed=seed, optimizer=replace(base.optimizer, base_lr=0.5)
+                base,
+                method=methods.build(method),
+                seed=seed,
+                optimizer=replace(base.optimizer, base_lr=0.5),
             )
             rate = {"selected_on": split, "chosen": 0.5, "candidates": RATES}
             chosen = {"hyperparameters": {**how, "edges": {}}, "probe_learning_rate": rate}
@@ -107,7 +129,11 @@ def _write(folder: Path, cell: Cell, knn: float, status: Any, hour: int, choice:
     ]
     history = "".join(json.dumps(row) + "\n" for row in rows)
     splits = dict.fromkeys([cell.evaluation.select_on, *(["test"] if status == "done" else [])])
-    scores = [("knn_top1", knn), ("knn_top5", 90.0), *([("linear_top1", 65.0)] if status == "done" else [])]
+    scores = [
+        ("knn_top1", knn),
+        ("knn_top5", 90.0),
+        *([("linear_top1", 65.0)] if status == "done" else []),
+    ]
     day = "2026-11-22T0{}:{:02}:00+00:00"
     attempts = [PastAttempt(number=1, started=day.format(hour, 0), finished=day.format(hour, 30))]
     if status == "done":
@@ -124,10 +150,19 @@ def _write(folder: Path, cell: Cell, knn: float, status: Any, hour: int, choice:
         seed=cell.seed,
         status=status,
         cell=cell.plain(),
-        scores=tuple(Score(n, v, split, f"how {n} is measured", n) for n, v in scores for split in splits),
+        scores=tuple(
+            Score(n, v, split, f"how {n} is measured", n) for n, v in scores for split in splits
+        ),
         cost=Cost(train_s=sum(epoch_s), evaluate_s=1.0, step_ms=9.0, peak_memory_bytes=2**30),
-        environment={"hardware": "1 x Example", "git": "abc1234", "torch": "2.14", "regbench": "0.1.0"},
-        data=ImageSource("fashion_mnist", {"train": "ab" * 32, "tuning": "ef" * 32, "test": "cd" * 32}),
+        environment={
+            "hardware": "1 x Example",
+            "git": "abc1234",
+            "torch": "2.14",
+            "regbench": "0.1.0",
+        },
+        data=ImageSource(
+            "fashion_mnist", {"train": "ab" * 32, "tuning": "ef" * 32, "test": "cd" * 32}
+        ),
         attempts=tuple(attempts),
         command=f"regbench train --config runs/{folder.name}/{cell.id}/config.yaml",
         choice=choice,
@@ -152,7 +187,9 @@ class Parts:
         self.records: list[Json] = self._list("records")
         self.choices: list[Json] = self._list("choices")
         self.evaluations: list[Json] = self._list("evaluations")
-        self.histories: dict[str, Any] = dict(zip(map(_history_of, self.records), self._list("histories"), strict=True))
+        self.histories: dict[str, Any] = dict(
+            zip(map(_history_of, self.records), self._list("histories"), strict=True)
+        )
         self._choice_sha256 = [choice["sha256"] for choice in self.choices]
         self.replaced: dict[str, bytes | None] = {}
         """What is written for a member in place of the above; None: nothing."""
@@ -187,7 +224,9 @@ class Parts:
         return self.records[-1]
 
     def shorten(self, record: Json, **optimizer: float) -> Json:
-        """Adds a training of an epoch less with the settings of a record, but for some of its optimizer."""
+        """Adds a training of an epoch less with the settings of a record, but for some of its
+        optimizer.
+        """
         short = self.copy(record)
         short["checkpoint"] = None
         short["cell"]["epochs"] -= 1
@@ -221,7 +260,9 @@ class Parts:
             self._choice_sha256 = [choice["sha256"] for choice in self.choices]
         named = [_history_of(record) for record in self.records if record["metrics"]]
         names = ("records", "choices", "evaluations")
-        lists: dict[str, Iterable[str]] = {name: map(json.dumps, getattr(self, name)) for name in names}
+        lists: dict[str, Iterable[str]] = {
+            name: map(json.dumps, getattr(self, name)) for name in names
+        }
         lists["histories"] = (json.dumps(self.histories[sha256]) for sha256 in named)
         for name, lines in lists.items():
             self.members[f"{name}.jsonl"] = "".join(f"{line}\n" for line in lines).encode()
@@ -231,7 +272,11 @@ class Parts:
                 self.members[name] = content
         if manifest:
             stated = json.loads(self.members["manifest.json"])
-            files = {n: hashlib.sha256(c).hexdigest() for n, c in self.members.items() if n != "manifest.json"}
+            files = {
+                n: hashlib.sha256(c).hexdigest()
+                for n, c in self.members.items()
+                if n != "manifest.json"
+            }
             stated["files"] = files
             _sign(stated)
             self.members["manifest.json"] = json.dumps(stated).encode()

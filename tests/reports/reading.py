@@ -53,7 +53,9 @@ def cells_in(page: Path) -> list[dict[str, Any]]:
 
 
 def tables_in(page: Path) -> dict[str, list[dict[str, str]]]:
-    """The tables of a page by their titles: a row is column -> text, with ** around what is bold."""
+    """The tables of a page by their titles: a row is column -> text, with ** around what is
+    bold.
+    """
     found = {}
     figures = r'<figure class="table[^>]*>\s*<figcaption>(.*?)</figcaption>(.*?)</figure>'
     for title, text in re.findall(figures, page.read_text(), re.S):
@@ -61,7 +63,9 @@ def tables_in(page: Path) -> dict[str, list[dict[str, str]]]:
         found[html.unescape(title)] = [
             {
                 name: html.unescape(re.sub("<[^>]*>", "", re.sub("</?b>", "**", cell)))
-                for name, cell in zip(heads, re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row, re.S), strict=True)
+                for name, cell in zip(
+                    heads, re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row, re.S), strict=True
+                )
             }
             for row in re.findall("<tr[^>]*>(.*?)</tr>", text.partition("<tbody>")[2], re.S)
         ]
@@ -100,21 +104,42 @@ class Drawn:
 
     def markers(self, name: str) -> list[list[float]]:
         """The values at which the markers of a row are, to three digits, in the order of x."""
-        places = [[float(use.get(axis, "")) for axis in "xy"] for g in self._of(name, "mark") for use in g.iter("use")]
-        inside = sorted(place for place in places if place[0] < 283)  # those right of the plot are of labels
-        return [[float(f"{scale(v):.3g}") for scale, v in zip(self._scales, place, strict=True)] for place in inside]
+        places = [
+            [float(use.get(axis, "")) for axis in "xy"]
+            for g in self._of(name, "mark")
+            for use in g.iter("use")
+        ]
+        inside = sorted(
+            place for place in places if place[0] < 283
+        )  # those right of the plot are of labels
+        return [
+            [float(f"{scale(v):.3g}") for scale, v in zip(self._scales, place, strict=True)]
+            for place in inside
+        ]
 
     def spreads(self, name: str) -> list[float]:
         """The lengths of a row's error bars along x and y, or of its band, to two digits."""
-        bars = [path for g in self._of(name, "mark") for path in g.findall("path") if path.get("d", "").count("M") == 2]
+        bars = [
+            path
+            for g in self._of(name, "mark")
+            for path in g.findall("path")
+            if path.get("d", "").count("M") == 2
+        ]
         (path,) = bars or [path for g in self._of(name, "mark band") for path in g.iter("path")]
         numbers = [float(number) for number in re.findall(r"-?[\d.]+", path.get("d", ""))]
         ends = zip(self._scales, (numbers[::2], numbers[1::2]), strict=True)
         # A band is drawn from the picture's lower edge up.
         below = (
-            0.0 if bars else float(next(use.get("y", "") for g in self._of(name, "mark band") for use in g.iter("use")))
+            0.0
+            if bars
+            else float(
+                next(use.get("y", "") for g in self._of(name, "mark band") for use in g.iter("use"))
+            )
         )
-        return [float(f"{abs(scale(max(at) + below) - scale(min(at) + below)):.2g}") for scale, at in ends]
+        return [
+            float(f"{abs(scale(max(at) + below) - scale(min(at) + below)):.2g}")
+            for scale, at in ends
+        ]
 
     def _of(self, name: str, kind: str) -> list[ElementTree.Element]:
         own = [g for g in self._groups if g.get("class") == kind]

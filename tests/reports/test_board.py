@@ -1,4 +1,6 @@
-"""The leaderboard of several bundles: its tables, its cells, and the pages in a real browser without a network."""
+"""The leaderboard of several bundles: its tables, its cells, and the pages in a real browser
+without a network.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,21 @@ GIVEN = {"selected_on": "given", "score": None, "budget": None, "record": None, 
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Bundles of three labs: a tuning; one of its cells with another score; a forged one; and a copy of the first."""
+    """Bundles of three labs: a tuning; one of its cells with another score; a forged one.
+
+    And a copy of the first.
+    """
     folder = tmp_path_factory.mktemp("board")
     tuned_sweep(folder / "runs")
     results = folder / "results"
-    command = ["submit", "mine", "--runs-dir", str(folder / "runs"), "--out", str(results / "lab-a.zip")]
+    command = [
+        "submit",
+        "mine",
+        "--runs-dir",
+        str(folder / "runs"),
+        "--out",
+        str(results / "lab-a.zip"),
+    ]
     assert CliRunner().invoke(main, command).exit_code == 0
     shutil.copy(results / "lab-a.zip", results / "copy.zip")
     parts = Parts(results / "lab-a.zip")
@@ -52,20 +64,39 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _several_sizes(parts: Parts, out: Path) -> None:
-    """A bundle of one method with two dimensions and two batches, and of three learning rates of one of these."""
+    """A bundle of one method with two dimensions and two batches, and of three learning rates
+    of one of these.
+    """
     template = next(record for record in parts.final if record["method"] == "vicreg")
     parts.records.clear()
     parts.choices.clear()
-    for q, n, rate in ((64, 32, 0.4), (128, 32, 0.4), (64, 48, 0.4), (128, 32, 0.04), (128, 32, 4.0)):
+    for q, n, rate in (
+        (64, 32, 0.4),
+        (128, 32, 0.4),
+        (64, 48, 0.4),
+        (128, 32, 0.04),
+        (128, 32, 4.0),
+    ):
         record = parts.copy(template)
-        record |= {"sweep": "sizes", "checkpoint": None, "seed": 7, "choice": {"hyperparameters": GIVEN}}
+        record |= {
+            "sweep": "sizes",
+            "checkpoint": None,
+            "seed": 7,
+            "choice": {"hyperparameters": GIVEN},
+        }
         record["cell"] |= {"embedding_dim": q, "batch_size": n, "seed": 7}
         record["cell"]["optimizer"]["base_lr"] = rate
         record["cost"] |= {"loss_ms": q * n / 1000, "loss_extra_bytes": q * n * 2**10}
         record["attempts"][-1]["finished"] = f"2026-11-{22 + q // 64}T07:30:00+00:00"
         for split in ("tuning", "test"):
             parts.score(record, split=split)["value"] = 60.0 + q / 64 - (rate != 0.4)
-        rank = {"name": "rankme", "value": q / 4, "unit": "", "split": "tuning", "higher_is_better": None}
+        rank = {
+            "name": "rankme",
+            "value": q / 4,
+            "unit": "",
+            "split": "tuning",
+            "higher_is_better": None,
+        }
         record["scores"].append({**record["scores"][0], **rank})
         parts.settle(record)
         parts.history(record, partial(_set_first, loss=q + n + rate, effective_rank=q / 2))
@@ -89,7 +120,9 @@ def site(bundles: Path) -> Path:
 
 
 def pages(results: Path, kind: str) -> list[Path]:
-    """The pages of one kind of a leaderboard of the bundles in a folder, none of which is refused."""
+    """The pages of one kind of a leaderboard of the bundles in a folder, none of which is
+    refused.
+    """
     done = CliRunner().invoke(main, ["leaderboard", str(results), "--out", str(results / "site")])
     assert (done.exit_code, done.stderr) == (0, ""), done.output
     return sorted((results / "site" / kind).iterdir())
@@ -107,7 +140,9 @@ def cells_of_site(site: Path) -> dict[str, list[Json]]:
 def test_the_start_page(site: Path, bundles: Path) -> None:
     found = tables_in(site / "index.html")
     task = {"task": "fashion_mnist, resnet_tiny", "cells": "6", "methods": "2", "best row": "AUH"}
-    assert found["Tasks"] == [{**task, "its score": "65.00 ± 0.00", "score": "linear_top1 (%)", "newest": "2026-11-22"}]
+    assert found["Tasks"] == [
+        {**task, "its score": "65.00 ± 0.00", "score": "linear_top1 (%)", "newest": "2026-11-22"}
+    ]
     both = {"published": "somebody, 2021", "tasks": "1", "cells in rows": "2"}
     assert found["Methods"] == [
         {"method": "AUH", "first in": "1", **both},
@@ -126,7 +161,10 @@ def test_the_start_page(site: Path, bundles: Path) -> None:
     text = (site / "index.html").read_text()
     assert 'href="tasks/fashion-mnist-resnet-tiny.html"' in text
     assert 'href="methods/auh.html"' in text
-    assert "1 cell was run by more than one lab. The largest difference of a leading score is 0.75 points" in text
+    assert (
+        "1 cell was run by more than one lab. The largest difference of a leading score is 0.75 "
+        "points" in text
+    )
     assert '<span class="id">forged</span>' in text
     assert "6 cells of 3 bundles." in text
     numbers = ["cells", "methods", "its score", "tasks", "first in", "cells in rows", "cells"]
@@ -142,7 +180,10 @@ def test_a_task(site: Path) -> None:
     assert rows["AUH"]["n"] == "2"
     assert '<a href="../methods/auh.html">AUH</a>' in page.read_text()
     tried = [row for row in found["Hyperparameters"] if row["method"] == "AUH"]
-    assert [(row["in the leaderboard"], row["tried"]) for row in tried] == [("yes", "2"), ("no", "–")]
+    assert [(row["in the leaderboard"], row["tried"]) for row in tried] == [
+        ("yes", "2"),
+        ("no", "–"),
+    ]
     assert [row["knn_top1 (%), tuning"] for row in tried] == ["71.00 ± 0.00", "66.00"]
 
 
@@ -150,7 +191,11 @@ def test_a_method(site: Path) -> None:
     page = site / "methods" / "auh.html"
     (row,) = tables_in(page)["Results"]
     shown = {
-        **{"task": "fashion_mnist, resnet_tiny", "setting": "–", "linear_top1 (%)": "**65.00 ± 0.00**"},
+        **{
+            "task": "fashion_mnist, resnet_tiny",
+            "setting": "–",
+            "linear_top1 (%)": "**65.00 ± 0.00**",
+        },
         **{"knn_top1 (%)": "**71.00 ± 0.00**", "place": "1 of 2", "n": "2", "tuned among": "2"},
         **{"effective rank": "30.0 ± 0.0", "training (s)": "21.9 ± 0.3", "step (ms)": "9.0 ± 0.0"},
         "peak memory (MiB)": "1,024 ± 0",
@@ -165,21 +210,42 @@ def test_a_method(site: Path) -> None:
 def test_a_method_of_several_sizes(bundles: Path, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     _several_sizes(Parts(bundles / "lab-a.zip"), tmp_path / "results" / "sizes.zip")
-    done = CliRunner().invoke(main, ["leaderboard", str(tmp_path / "results"), "--out", str(tmp_path / "site")])
+    done = CliRunner().invoke(
+        main, ["leaderboard", str(tmp_path / "results"), "--out", str(tmp_path / "site")]
+    )
     assert "cells: 5, bundles: 1, tasks: 1;" in done.output
     found = tables_in(tmp_path / "site" / "methods" / "vicreg.html")
-    common = {"task": "fashion_mnist, resnet_tiny", "linear_top1 (%)": "**65.00**", "n": "1", "effective rank": "30.0"}
-    common |= {"alignment": "0.25", "training (s)": "22.3", "step (ms)": "9.0", "peak memory (MiB)": "1,024"}
+    common = {
+        "task": "fashion_mnist, resnet_tiny",
+        "linear_top1 (%)": "**65.00**",
+        "n": "1",
+        "effective rank": "30.0",
+    }
+    common |= {
+        "alignment": "0.25",
+        "training (s)": "22.3",
+        "step (ms)": "9.0",
+        "peak memory (MiB)": "1,024",
+    }
     rows = (
         ("q=64, batch=32", "61.00", "1 of 3", "–", "2.05", "2.00"),
         ("q=128, batch=32", "**62.00**", "2 of 3", "3", "4.10", "4.00"),
         ("q=64, batch=48", "61.00", "3 of 3", "–", "3.07", "3.00"),
     )
-    heads = ("setting", "knn_top1 (%)", "place", "tuned among", "loss (ms/step)", "loss memory (MiB)")
+    heads = (
+        "setting",
+        "knn_top1 (%)",
+        "place",
+        "tuned among",
+        "loss (ms/step)",
+        "loss memory (MiB)",
+    )
     assert found["Results"] == [common | dict(zip(heads, row, strict=True)) for row in rows]
     start = tables_in(tmp_path / "site" / "index.html")
     assert [(row["methods"], row["newest"]) for row in start["Tasks"]] == [("1", "2026-11-24")]
-    assert [tuple(row.values())[2:] for row in start["Methods"]] == [("1", "1", "3")]  # tasks, firsts, cells
+    assert [tuple(row.values())[2:] for row in start["Methods"]] == [
+        ("1", "1", "3")
+    ]  # tasks, firsts, cells
     (task,) = (tmp_path / "site" / "tasks").iterdir()
     tables = tables_in(task)
     ranks = [row["knn_top1, tuning"] for row in tables["Accuracy"]]
@@ -199,8 +265,13 @@ def test_the_same_cell_from_two_labs(site: Path) -> None:
     assert sorted(differences, key=str) == [0.75, *[None] * 5]
 
 
-def test_runs_of_a_cell_differ_by_as_much_as_the_score_that_differs_most(bundles: Path, tmp_path: Path) -> None:
-    """Here kNN's by 2 points, where linear probing's differs by 0.75. Those of another cell differ by a point."""
+def test_runs_of_a_cell_differ_by_as_much_as_the_score_that_differs_most(
+    bundles: Path, tmp_path: Path
+) -> None:
+    """Here kNN's by 2 points, where linear probing's differs by 0.75.
+
+    Those of another cell differ by a point.
+    """
     shutil.copy(bundles / "lab-a.zip", tmp_path)
     parts = Parts(bundles / "other" / "lab-b.zip")
     parts.score(parts.records[0])["value"] -= 2.0
@@ -212,7 +283,10 @@ def test_runs_of_a_cell_differ_by_as_much_as_the_score_that_differs_most(bundles
     (page,) = pages(tmp_path, "tasks")
     differences = [runs[0]["differs"] for runs in cells_of_site(page.parents[1]).values()]
     assert sorted(differences, key=str) == [1.0, 1.0, 2.0, None, None, None]
-    assert "The largest difference of a leading score is 2.00 points" in (page.parents[1] / "index.html").read_text()
+    assert (
+        "The largest difference of a leading score is 2.00 points"
+        in (page.parents[1] / "index.html").read_text()
+    )
 
 
 def test_a_cell_has_all_its_runs(site: Path) -> None:
@@ -242,7 +316,9 @@ def test_other_images_are_another_task(bundles: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["leaderboard", str(results), "--out", str(tmp_path / "site")])
     assert done.exit_code == 0, done.output
     names = [row["task"] for row in tables_in(tmp_path / "site" / "index.html")["Tasks"]]
-    assert names == [f"fashion_mnist, resnet_tiny, test split {2 * digits}" for digits in ("9999", "cdcd")]
+    assert names == [
+        f"fashion_mnist, resnet_tiny, test split {2 * digits}" for digits in ("9999", "cdcd")
+    ]
 
 
 def test_short_trainings_of_a_search_are_in_no_row(bundles: Path, tmp_path: Path) -> None:
@@ -262,21 +338,31 @@ def test_short_trainings_of_a_search_are_in_no_row(bundles: Path, tmp_path: Path
     assert sorted(epochs) == [1, 2, 2, 2, 2, 2, 2]
 
 
-def test_tunings_of_two_lengths_are_no_steps_of_a_search_and_what_is_between_is_one(tmp_path: Path) -> None:
+def test_tunings_of_two_lengths_are_no_steps_of_a_search_and_what_is_between_is_one(
+    tmp_path: Path,
+) -> None:
     tuned_sweep(tmp_path / "runs", "long", "epochs=3")
     tuned_sweep(tmp_path / "runs", "brief", "epochs=1", "optimizer.warmup_epochs=0")
     out = tmp_path / "results" / "both.zip"
     command = ["submit", "long", "brief", "--runs-dir", str(tmp_path / "runs"), "--out", str(out)]
     assert CliRunner().invoke(main, command).exit_code == 0
     parts = Parts(out)
-    parts.shorten(next(each for each in parts.records if (each["status"], each["cell"]["epochs"]) == ("tuned", 3)))
+    parts.shorten(
+        next(
+            each
+            for each in parts.records
+            if (each["status"], each["cell"]["epochs"]) == ("tuned", 3)
+        )
+    )
     parts.write(out)
     (page,) = pages(out.parent, "tasks")
     tried = Counter((row["method"], row["epochs"]) for row in tables_in(page)["Hyperparameters"])
     assert tried == {(name, epochs): 2 for name in ("AUH", "VICReg") for epochs in ("1", "3")}
 
 
-def test_a_shorter_final_run_of_another_sweep_is_no_step_of_a_search(bundles: Path, tmp_path: Path) -> None:
+def test_a_shorter_final_run_of_another_sweep_is_no_step_of_a_search(
+    bundles: Path, tmp_path: Path
+) -> None:
     parts = Parts(bundles / "lab-a.zip")
     brief = parts.shorten(next(record for record in parts.final if record["method"] == "vicreg"))
     brief |= {"sweep": "brief", "choice": {"hyperparameters": GIVEN}}
@@ -286,18 +372,29 @@ def test_a_shorter_final_run_of_another_sweep_is_no_step_of_a_search(bundles: Pa
     assert found == {("AUH", "2"): 1, ("VICReg", "2"): 1, ("VICReg", "1"): 1}
 
 
-def test_runs_of_a_cell_are_together_in_the_order_of_their_ends(bundles: Path, tmp_path: Path) -> None:
-    """A run that was only tuned comes last. One that diverged keeps its place: better luck elsewhere does not take it.
+def test_runs_of_a_cell_are_together_in_the_order_of_their_ends(
+    bundles: Path, tmp_path: Path
+) -> None:
+    """A run that was only tuned comes last.
+
+    One that diverged keeps its place: better luck elsewhere does not take it.
 
     What several bundles hold is one run, from the order of their names.
     """
-    for name, hour, status in (("b", 11, "done"), ("c", 10, "done"), ("a", 9, "tuned"), ("d", 8, "diverged")):
+    for name, hour, status in (
+        ("b", 11, "done"),
+        ("c", 10, "done"),
+        ("a", 9, "tuned"),
+        ("d", 8, "diverged"),
+    ):
         parts = Parts(bundles / "other" / "lab-b.zip")
         (record,) = parts.records
         record["attempts"][-1]["finished"] = f"2026-11-22T{hour:02}:00:00+00:00"
         if status != "done":
             record |= {"status": status, "choice": {}}
-            record["scores"] = [each for each in record["scores"] if (status, each["split"]) == ("tuned", "tuning")]
+            record["scores"] = [
+                each for each in record["scores"] if (status, each["split"]) == ("tuned", "tuning")
+            ]
         parts.write(tmp_path / f"{name}.zip")
     shutil.copy(tmp_path / "b.zip", tmp_path / "a-copy.zip")
     found = gather(tmp_path)
@@ -314,7 +411,9 @@ def test_the_names_of_bundles_order_neither_runs_of_the_same_second_nor_rows_of_
 ) -> None:
     orders = []
     for names in ("abc", "cba"):
-        for name, method, points in zip(names, ("vicreg", "vicreg", "auh"), (0.0, 1.0, 0.0), strict=True):
+        for name, method, points in zip(
+            names, ("vicreg", "vicreg", "auh"), (0.0, 1.0, 0.0), strict=True
+        ):
             parts = Parts(bundles / "lab-a.zip")
             parts.records = [next(record for record in parts.final if record["method"] == method)]
             parts.choices.clear()
@@ -331,7 +430,9 @@ def test_the_names_of_bundles_order_neither_runs_of_the_same_second_nor_rows_of_
 def test_the_first_final_run_stands_for_a_cell_though_its_tuning_was_finished_before(
     bundles: Path, tmp_path: Path
 ) -> None:
-    """Of three bundles one is of the time before the final training, and one has other runs of later on."""
+    """Of three bundles one is of the time before the final training, and one has other runs of
+    later on.
+    """
     parts = Parts(bundles / "lab-a.zip")
     parts.records = [record for record in parts.records if record["seed"] == 0]
     for record in parts.final:
@@ -346,22 +447,40 @@ def test_the_first_final_run_stands_for_a_cell_though_its_tuning_was_finished_be
     parts.write(tmp_path / "afterwards.zip")
     shutil.copy(bundles / "lab-a.zip", tmp_path)
     (page,) = pages(tmp_path, "tasks")
-    rows = {row["method"]: (row["n"], row["linear_top1 (%)"]) for row in tables_in(page)["Leaderboard"]}
+    rows = {
+        row["method"]: (row["n"], row["linear_top1 (%)"]) for row in tables_in(page)["Leaderboard"]
+    }
     assert rows == dict.fromkeys(("AUH", "VICReg"), ("2", "**65.00 ± 0.00**"))
-    days = {row["bundle"]: row["finished"] for row in tables_in(page.parents[1] / "index.html")["Bundles"]}
+    days = {
+        row["bundle"]: row["finished"]
+        for row in tables_in(page.parents[1] / "index.html")["Bundles"]
+    }
     assert days == {"afterwards": "2026-11-23", "before": "2026-11-22", "lab-a": "2026-11-22"}
 
 
-def test_later_evaluations_count_from_whichever_bundle_has_them(bundles: Path, tmp_path: Path) -> None:
+def test_later_evaluations_count_from_whichever_bundle_has_them(
+    bundles: Path, tmp_path: Path
+) -> None:
     shutil.copytree(bundles.parent / "runs", tmp_path / "runs")
     later(next((tmp_path / "runs").glob("*/*/record.json")), score("voc07_map", 50.0))
     results = tmp_path / "results"
-    command = ["submit", "mine", "--runs-dir", str(tmp_path / "runs"), "--out", str(results / "b.zip")]
+    command = [
+        "submit",
+        "mine",
+        "--runs-dir",
+        str(tmp_path / "runs"),
+        "--out",
+        str(results / "b.zip"),
+    ]
     assert CliRunner().invoke(main, command).exit_code == 0
     for name in ("a.zip", "c.zip"):
         shutil.copy(bundles / "lab-a.zip", results / name)
     (page,) = pages(results, "tasks")
-    names = [score["name"] for (run,) in cells_of_site(page.parents[1]).values() for score in run["scores"]]
+    names = [
+        score["name"]
+        for (run,) in cells_of_site(page.parents[1]).values()
+        for score in run["scores"]
+    ]
     assert names.count("voc07_map") == 1
     assert "VOC07 mAP, 11-point (%)" in page.read_text()
 
@@ -391,11 +510,16 @@ def test_places_in_a_score_of_which_less_is_better(bundles: Path, tmp_path: Path
         how = {"name": "error", "title": "error", "unit": "nats", "higher_is_better": False}
         record["scores"] = [*tuned, {**parts.score(record), **how, "value": error}]
     parts.write(tmp_path / "errors.zip")
-    places = {page.stem: tables_in(page)["Results"][0]["place"] for page in pages(tmp_path, "methods")}
+    places = {
+        page.stem: tables_in(page)["Results"][0]["place"] for page in pages(tmp_path, "methods")
+    }
     assert places == {"auh": "2 of 2", "vicreg": "1 of 2"}
     start = tables_in(tmp_path / "site" / "index.html")
     assert [row["best row"] for row in start["Tasks"]] == ["VICReg"]
-    assert [(row["method"], row["first in"]) for row in start["Methods"]] == [("AUH", "0"), ("VICReg", "1")]
+    assert [(row["method"], row["first in"]) for row in start["Methods"]] == [
+        ("AUH", "0"),
+        ("VICReg", "1"),
+    ]
 
 
 def test_tasks_of_one_name_have_pages_of_their_own(bundles: Path, tmp_path: Path) -> None:
@@ -412,7 +536,10 @@ def test_tasks_of_one_name_have_pages_of_their_own(bundles: Path, tmp_path: Path
     done = CliRunner().invoke(main, ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")])
     assert "cells: 2, bundles: 1, tasks: 2;" in done.output
     names = [row["task"] for row in tables_in(tmp_path / "site" / "index.html")["Tasks"]]
-    assert names == ["plants_v2, resnet_tiny", "plants_v2, resnet_tiny (evaluated in another way: 2)"]
+    assert names == [
+        "plants_v2, resnet_tiny",
+        "plants_v2, resnet_tiny (evaluated in another way: 2)",
+    ]
     pages = ["plants-v2-resnet-tiny-evaluated-in-another-way-2.html", "plants-v2-resnet-tiny.html"]
     assert sorted(page.name for page in (tmp_path / "site" / "tasks").iterdir()) == pages
 
@@ -456,21 +583,29 @@ def test_what_is_refused_is_counted(bundles: Path, tmp_path: Path) -> None:
     (tmp_path / "00\x1b[2J.zip").rename(tmp_path / "00.zip")
     assert CliRunner().invoke(main, command).exit_code == 0
     text = (tmp_path / "site" / "index.html").read_text()
-    assert re.findall('<span class="id">([0-9]*)</span>: mine/', text) == [f"{number:02}" for number in range(20)]
+    assert re.findall('<span class="id">([0-9]*)</span>: mine/', text) == [
+        f"{number:02}" for number in range(20)
+    ]
     assert "22 bundles do not check out" in text
 
 
 def test_a_site_that_cannot_be_written_is_refused(bundles: Path, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "tasks").touch()
-    done = CliRunner().invoke(main, ["leaderboard", str(bundles / "other"), "--out", str(tmp_path / "site")])
+    done = CliRunner().invoke(
+        main, ["leaderboard", str(bundles / "other"), "--out", str(tmp_path / "site")]
+    )
     assert done.exit_code == 2
     assert re.search(f"cannot write to {tmp_path}/site: .*; give another --out", done.stderr)
 
 
-def test_a_longer_training_than_was_chosen_is_no_step_of_a_search(bundles: Path, tmp_path: Path) -> None:
+def test_a_longer_training_than_was_chosen_is_no_step_of_a_search(
+    bundles: Path, tmp_path: Path
+) -> None:
     parts = Parts(bundles / "lab-a.zip")
-    longer = parts.copy(next(r for r in parts.records if (r["status"], r["method"]) == ("tuned", "vicreg")))
+    longer = parts.copy(
+        next(r for r in parts.records if (r["status"], r["method"]) == ("tuned", "vicreg"))
+    )
     longer["cell"]["epochs"] = 3
     parts.settle(longer)
     longer |= {"checkpoint": None, "sweep": "longer"}
@@ -486,7 +621,9 @@ def test_a_task_of_a_long_name_has_a_page(bundles: Path, tmp_path: Path) -> None
     """A name of a file has 255 letters at most."""
     parts = Parts(bundles / "other" / "lab-b.zip")
     (record,) = parts.records
-    record["cell"]["network"]["backbone"] = BACKBONES.plain(BACKBONES.build("timm", model="plants" * 50))
+    record["cell"]["network"]["backbone"] = BACKBONES.plain(
+        BACKBONES.build("timm", model="plants" * 50)
+    )
     parts.settle(record)
     parts.write(tmp_path / "plants.zip")
     (page,) = pages(tmp_path, "tasks")
@@ -555,5 +692,7 @@ def test_a_cell_of_two_labs_shows_both(visit: Callable[[str], Page], site: Path)
     cell_id = next(cell_id for cell_id, runs in cells_of_site(site).items() if len(runs) == 2)
     page = visit(f"tasks/fashion-mnist-resnet-tiny.html#cell-{cell_id}")
     expect(page.locator("dialog")).to_contain_text("There are 2 runs of this cell.")
-    expect(page.locator("dialog .warn tbody tr", has_text="linear_top1 (%), test")).to_contain_text("0.75")
+    expect(page.locator("dialog .warn tbody tr", has_text="linear_top1 (%), test")).to_contain_text(
+        "0.75"
+    )
     expect(page.locator("dialog")).to_contain_text(EVIL)

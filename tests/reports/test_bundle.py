@@ -39,7 +39,9 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("honest")
     sweep = tuned_sweep(folder / "runs")
     later(next(sweep.glob("*/record.json")), score("voc07_map", 50.0))
-    done = run("submit", "mine", "--runs-dir", folder / "runs", "--out", folder / "lab.zip", "--weights")
+    done = run(
+        "submit", "mine", "--runs-dir", folder / "runs", "--out", folder / "lab.zip", "--weights"
+    )
     assert done.exit_code == 0, done.stderr
     return folder / "lab.zip"
 
@@ -55,10 +57,17 @@ def test_an_honest_bundle_checks_out(honest: Path) -> None:
 
 def test_the_same_cells_give_the_same_file(honest: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.zip"
-    assert run("submit", "mine", "--runs-dir", honest.parent / "runs", "--out", again, "--weights").exit_code == 0
+    assert (
+        run(
+            "submit", "mine", "--runs-dir", honest.parent / "runs", "--out", again, "--weights"
+        ).exit_code
+        == 0
+    )
     assert again.read_bytes() == honest.read_bytes()
     light = tmp_path / "light.zip"
-    assert run("submit", "mine", "--runs-dir", honest.parent / "runs", "--out", light).exit_code == 0
+    assert (
+        run("submit", "mine", "--runs-dir", honest.parent / "runs", "--out", light).exit_code == 0
+    )
     assert light.stat().st_size < 5000 * 6
     assert not any(name.startswith("weights/") for name in zipfile.ZipFile(light).namelist())
     assert run("verify", light).exit_code == 0
@@ -87,7 +96,9 @@ def test_nothing_is_submitted_that_does_not_check_out(tmp_path: Path) -> None:
     record.write_text(text.replace("70.0", "80.0").replace("71.0", "81.0"))
     done = run(*command)
     assert done.exit_code == 2
-    assert "cannot be submitted" in done.stderr and "its content is not what its sha256" in done.stderr
+    assert (
+        "cannot be submitted" in done.stderr and "its content is not what its sha256" in done.stderr
+    )
     record.write_text(text)
     (sweep / "tuning_choice.json").rename(tmp_path / "tuning_choice.json")
     assert "which is not here" in run(*command).stderr
@@ -99,13 +110,17 @@ def test_nothing_is_submitted_that_does_not_check_out(tmp_path: Path) -> None:
     assert run(*command).exit_code == 0
 
 
-def test_what_a_killed_submit_leaves_is_swept(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_submit_leaves_is_swept(
+    honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     command = ("submit", "mine", "--runs-dir", honest.parent / "runs", "--out", out / "lab.zip")
     replace = Path.replace
 
     def watched(path: Path, target: Path) -> Path:
-        shutil.copytree(out, tmp_path / "killed", dirs_exist_ok=True)  # what a kill here would leave
+        shutil.copytree(
+            out, tmp_path / "killed", dirs_exist_ok=True
+        )  # what a kill here would leave
         return replace(path, target)
 
     with monkeypatch.context() as patch:
@@ -142,10 +157,15 @@ def test_of_several_that_submit_at_once_each_has_the_bundle(
 
 
 @pytest.mark.parametrize("command", [["submit", "mine"], ["report", "mine"], ["leaderboard", "."]])
-def test_what_is_no_regular_file_is_refused_and_stays(honest: Path, tmp_path: Path, command: list[str]) -> None:
+def test_what_is_no_regular_file_is_refused_and_stays(
+    honest: Path, tmp_path: Path, command: list[str]
+) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    place = {"submit": ["--runs-dir", honest.parent / "runs"], "report": ["--runs-dir", honest.parent / "runs"]}
+    place = {
+        "submit": ["--runs-dir", honest.parent / "runs"],
+        "report": ["--runs-dir", honest.parent / "runs"],
+    }
     words = [str(honest.parent) if word == "." else word for word in command]
     done = run(*words, *place.get(command[0], []), "--out", pipe)
     assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
@@ -156,18 +176,26 @@ def test_what_is_no_regular_file_is_refused_and_stays(honest: Path, tmp_path: Pa
 def test_a_cell_of_two_sweeps_is_not_packed_twice(tmp_path: Path) -> None:
     tuned_sweep(tmp_path / "runs")
     tuned_sweep(tmp_path / "runs", "other")
-    done = run("submit", "mine", "other", "--runs-dir", tmp_path / "runs", "--out", tmp_path / "lab.zip")
+    done = run(
+        "submit", "mine", "other", "--runs-dir", tmp_path / "runs", "--out", tmp_path / "lab.zip"
+    )
     assert done.exit_code == 2
     assert "leave one of the two sweeps out" in done.stderr
     next(tmp_path.glob("runs/mine/*/record.json")).write_text("{}")
-    done = run("submit", "mine", "other", "--runs-dir", tmp_path / "runs", "--out", tmp_path / "lab.zip")
+    done = run(
+        "submit", "mine", "other", "--runs-dir", tmp_path / "runs", "--out", tmp_path / "lab.zip"
+    )
     assert "; `regbench report mine other --check` tells all" in done.stderr
 
 
-def test_weights_of_any_size_are_packed(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_any_size_are_packed(
+    honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As if a plain zip, whose members have 4 GiB at most, held ten bytes."""
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 10)
-    assert submit([honest.parent / "runs" / "mine"], tmp_path / "large.zip", weights=True).cells == 6
+    assert (
+        submit([honest.parent / "runs" / "mine"], tmp_path / "large.zip", weights=True).cells == 6
+    )
 
 
 Change = Callable[[Parts], Any]
@@ -181,7 +209,9 @@ def _set(record: Json, path: str, value: object) -> None:
 
 
 def _both_seeds(parts: Parts, record: Json) -> tuple[Json, Json]:
-    other = next(r for r in parts.final if r["method"] == record["method"] and r["seed"] != record["seed"])
+    other = next(
+        r for r in parts.final if r["method"] == record["method"] and r["seed"] != record["seed"]
+    )
     return record, other
 
 
@@ -245,7 +275,9 @@ def _praised(parts: Parts) -> None:
 
 def _invented(parts: Parts) -> None:
     for entry in parts.choices[0]["choices"]:
-        entry["ranking"].append({**entry["ranking"][1], "cell_id": "0" * 12, "configuration": "0" * 12, "value": 60.0})
+        entry["ranking"].append(
+            {**entry["ranking"][1], "cell_id": "0" * 12, "configuration": "0" * 12, "value": 60.0}
+        )
     _budget(parts, 3)
 
 
@@ -328,20 +360,41 @@ FORGERIES: dict[str, tuple[Change, str]] = {
         lambda p: _set(p.final[0], "cell.optimizer.weight_decay", 0.1),
         r"its cell id is \w+, that of its cell is",
     ),
-    "a setting that is none": (_unknown_setting, "its settings are none of a run of this version: .*boost"),
+    "a setting that is none": (
+        _unknown_setting,
+        "its settings are none of a run of this version: .*boost",
+    ),
     "shorter training than was done": (_shorter, "its history has 2 epochs, which are not 1 to 1"),
-    "smaller batches than were used": (_fewer_images, "its 6 steps of 16 images are not the 192 of its history"),
-    "another seed's number": (lambda p: _set(p.final[0], "seed", 5), "its seed is 5, that of its settings is"),
+    "smaller batches than were used": (
+        _fewer_images,
+        "its 6 steps of 16 images are not the 192 of its history",
+    ),
+    "another seed's number": (
+        lambda p: _set(p.final[0], "seed", 5),
+        "its seed is 5, that of its settings is",
+    ),
     "another method's name": (
         lambda p: _set(p.final[0], "method", "sfrik"),
         "its method is 'sfrik', that of its settings is",
     ),
     "another method's label": (_another_method, r"it is called 'SFRIK \(L=3\)', and is"),
     "the same cell in two sweeps": (_another_sweep, "is in it twice, as mine and as other"),
-    "one run as two seeds": (_another_seed, "its history is that of cell .*: one run under two names"),
-    "weights of another seed": (_others_weights, "its weights are those of cell .*: one run under two names"),
-    "a score above 100 %": (lambda p: _set(p.score(p.final[0]), "value", 170.0), "is 170 %, outside 0 to 100 %"),
-    "top-1 above top-5": (lambda p: _set(p.score(p.final[0]), "value", 99.0), "more than its top-5 of 90 %"),
+    "one run as two seeds": (
+        _another_seed,
+        "its history is that of cell .*: one run under two names",
+    ),
+    "weights of another seed": (
+        _others_weights,
+        "its weights are those of cell .*: one run under two names",
+    ),
+    "a score above 100 %": (
+        lambda p: _set(p.score(p.final[0]), "value", 170.0),
+        "is 170 %, outside 0 to 100 %",
+    ),
+    "top-1 above top-5": (
+        lambda p: _set(p.score(p.final[0]), "value", 99.0),
+        "more than its top-5 of 90 %",
+    ),
     "a shorter training time": (
         lambda p: _set(p.final[0], "cost.train_s", p.final[0]["cost"]["train_s"] - 0.1),
         r"its training took 2\d\S* s, the epochs of its history 2\d",
@@ -358,7 +411,10 @@ FORGERIES: dict[str, tuple[Change, str]] = {
         lambda p: p.history(p.final[0], lambda rows: _set(rows[1], "epoch", 1)),
         "its history has 2 epochs, which are not 1 to 2 as in its settings",
     ),
-    "no history": (lambda p: _set(p.final[0], "metrics", None), "it has trained and names no history"),
+    "no history": (
+        lambda p: _set(p.final[0], "metrics", None),
+        "it has trained and names no history",
+    ),
     "images of another test split": (_other_images, "the test split has 2 contents"),
     "no word on what was chosen": (
         lambda p: p.final[0]["choice"].clear(),
@@ -374,30 +430,54 @@ FORGERIES: dict[str, tuple[Change, str]] = {
         lambda p: _set(p.choices[0], "created", "2026-11-22T01:00:00+00:00"),
         "was finished after the choice",
     ),
-    "a tuned cell with a test score": (_early_test, "scores of the test split, before its tuning has chosen"),
-    "chosen on test, called tuning": (_test_choice, "its settings choose on the test split, its choice says 'tuning'"),
+    "a tuned cell with a test score": (
+        _early_test,
+        "scores of the test split, before its tuning has chosen",
+    ),
+    "chosen on test, called tuning": (
+        _test_choice,
+        "its settings choose on the test split, its choice says 'tuning'",
+    ),
     "a worse configuration as chosen": (_worse_chosen, "though .* scored higher"),
     "a value of the ranking": (_praised, r"ranked for \w+ with 72.0, has 7\d.0 in its records"),
-    "a configuration never tried": (_invented, "000000000000, ranked for .*, has no record in the bundle"),
-    "a larger budget than there was": (lambda p: _budget(p, 12), "it claims a budget of 12, and its longest ranking"),
+    "a configuration never tried": (
+        _invented,
+        "000000000000, ranked for .*, has no record in the bundle",
+    ),
+    "a larger budget than there was": (
+        lambda p: _budget(p, 12),
+        "it claims a budget of 12, and its longest ranking",
+    ),
     "another score that chose": (
         lambda p: _set(p.final[0], "choice.hyperparameters.score", "linear_top1"),
         "it claims a choice among 2 by linear_top1, its tuning chose among 2 by knn_top1",
     ),
-    "a smaller budget for one method": (_hidden, "the methods had unequal budgets, in configurations: .* 2, .* 1"),
+    "a smaller budget for one method": (
+        _hidden,
+        "the methods had unequal budgets, in configurations: .* 2, .* 1",
+    ),
     "a worse learning rate of the probe": (
         lambda p: _set(p.final[0], "choice.probe_learning_rate.chosen", 0.1),
         "its probe learning rate is 0.1, though 0.5 scored higher",
     ),
-    "a worse rate, as text": (_in_words, "its probe learning rate is 0.1, though 0.5 scored higher"),
+    "a worse rate, as text": (
+        _in_words,
+        "its probe learning rate is 0.1, though 0.5 scored higher",
+    ),
     "scores of a run that diverged": (_diverged, "it diverged, and has scores"),
     "a score twice": (_twice, "it has a score twice"),
     "a score without its unit": (_without_unit, "knn_top1 has the unit '', in other records '%'"),
-    "no word on the images of the test split": (_untold_images, "does not say which images of test it saw"),
+    "no word on the images of the test split": (
+        _untold_images,
+        "does not say which images of test it saw",
+    ),
     "a configuration ranked twice": (_ranked_twice, "is ranked twice for"),
     "a configuration of another method": (_lent, "ranked for AUH, is of VICReg"),
     "a full training called stopped": (_stopped, "as stopped, trained for 2 epochs"),
-    "a later evaluation of no cell": (_others_evaluation, "voc07 of cell 000000000000, which has no record"),
+    "a later evaluation of no cell": (
+        _others_evaluation,
+        "voc07 of cell 000000000000, which has no record",
+    ),
     "a later evaluation chosen on test": (
         _evaluation_on_test,
         "evaluations.jsonl: chosen on the test split, which the record was not",
@@ -422,8 +502,16 @@ def test_what_is_written_anew_without_a_change_checks_out(honest: Path, tmp_path
 
 
 UNSIGNED: dict[str, tuple[bool, bool, str]] = {
-    "a score, no digest anew": (False, False, "records.jsonl is not what the manifest's SHA-256 was taken of"),
-    "a score, the manifest's digests anew": (False, True, "its content is not what its sha256 was taken of"),
+    "a score, no digest anew": (
+        False,
+        False,
+        "records.jsonl is not what the manifest's SHA-256 was taken of",
+    ),
+    "a score, the manifest's digests anew": (
+        False,
+        True,
+        "its content is not what its sha256 was taken of",
+    ),
 }
 
 
@@ -456,7 +544,10 @@ OF_THE_FILE: dict[str, tuple[Change, str]] = {
         _other_loss,
         "its history is not what its SHA-256 was taken of",
     ),
-    "other weights, under the old digest": (_other_weights, "weights/.*.pt is not what it is named after"),
+    "other weights, under the old digest": (
+        _other_weights,
+        "weights/.*.pt is not what it is named after",
+    ),
     "a file that does not belong there": (_more, "../outside.json does not belong into a bundle"),
 }
 
@@ -544,7 +635,9 @@ def test_lists_that_are_none_are_refused(name: str, honest: Path, tmp_path: Path
     change, reason = WRONG[name]
     parts = Parts(honest)
     change(parts)
-    with pytest.raises(RegbenchError, match=f"is no bundle as `regbench submit` writes it: {reason}.*; ask for it"):
+    with pytest.raises(
+        RegbenchError, match=f"is no bundle as `regbench submit` writes it: {reason}.*; ask for it"
+    ):
         read_bundle(parts.write(tmp_path / "wrong.zip"))
 
 
@@ -561,29 +654,39 @@ def test_a_bundle_with_a_member_twice_is_refused(honest: Path, tmp_path: Path) -
         archive.writestr("records.jsonl", b"")
     with pytest.raises(RegbenchError, match="it does not hold the files that its manifest names"):
         read_bundle(twice)
-    with pytest.raises(RegbenchError, match=r"none\.zip is no bundle .*: No such file or directory; ask for it again"):
+    with pytest.raises(
+        RegbenchError,
+        match=r"none\.zip is no bundle .*: No such file or directory; ask for it again",
+    ):
         read_bundle(tmp_path / "none.zip")
 
 
 def test_a_bundle_that_was_read_says_all_that_it_holds(honest: Path, tmp_path: Path) -> None:
     found = read_bundle(honest)
     parts = Parts(honest)
-    assert [record.cell_id for record in found.records] == sorted(record["cell_id"] for record in parts.records)
+    assert [record.cell_id for record in found.records] == sorted(
+        record["cell_id"] for record in parts.records
+    )
     assert found.choices.keys() == {choice["sha256"] for choice in parts.choices}
     assert found.histories == {
-        record["cell_id"]: parts.histories[record["metrics"]["sha256"]].encode() for record in parts.records
+        record["cell_id"]: parts.histories[record["metrics"]["sha256"]].encode()
+        for record in parts.records
     }
     assert found.weights == {record["checkpoint"]["sha256"] for record in parts.records}
     assert found.later == {(parts.evaluations[0]["cell_id"], "voc07_map", "test")}
     record = found.records[0]
     assert {each.path for each in found.records} == {
-        Path("mine", each.cell_id, "record.json" if each.status == "done" else "tuning.json") for each in found.records
+        Path("mine", each.cell_id, "record.json" if each.status == "done" else "tuning.json")
+        for each in found.records
     }
     assert found.last_epoch(record)["epoch"] == 2
     assert replace(found, histories={}).last_epoch(record) == {}
     place = unpack_weights(found, record, tmp_path)
     assert record.checkpoint is not None
-    assert (place.name, place.read_bytes()) == (record.checkpoint.file, f"weights of {record.cell_id}".encode())
+    assert (place.name, place.read_bytes()) == (
+        record.checkpoint.file,
+        f"weights of {record.cell_id}".encode(),
+    )
     changed = tmp_path / "changed.zip"
     with zipfile.ZipFile(changed, "w") as archive:
         archive.writestr(f"weights/{record.checkpoint.sha256}.pt", b"others")
@@ -608,7 +711,8 @@ def test_what_was_packed_is_told_and_nothing_else_is_left(tmp_path: Path) -> Non
     shutil.rmtree(out.parent)
     first = f"mine/{min(path.parent.name for path in sweep.glob('*/record.json'))}/record.json"
     with pytest.raises(
-        RegbenchError, match=rf"{first}: .*more than its top-5.* \(and \d+ more\); docs/leaderboard.md says"
+        RegbenchError,
+        match=rf"{first}: .*more than its top-5.* \(and \d+ more\); docs/leaderboard.md says",
     ):
         submit([sweep], out)
     assert list(out.parent.iterdir()) == []
@@ -624,8 +728,12 @@ def test_damaged_content_is_refused_in_one_line(honest: Path, tmp_path: Path) ->
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("offset", "value"), [(8, 1), (10, 99)], ids=["encrypted", "compressed in an unknown way"])
-def test_a_zip_of_another_kind_is_refused_in_one_line(offset: int, value: int, honest: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("offset", "value"), [(8, 1), (10, 99)], ids=["encrypted", "compressed in an unknown way"]
+)
+def test_a_zip_of_another_kind_is_refused_in_one_line(
+    offset: int, value: int, honest: Path, tmp_path: Path
+) -> None:
     content = bytearray(honest.read_bytes())
     content[content.index(b"PK\x01\x02") + offset] = value  # in the zip's list of members
     other = tmp_path / "other.zip"
@@ -635,9 +743,14 @@ def test_a_zip_of_another_kind_is_refused_in_one_line(offset: int, value: int, h
     assert "is no bundle as `regbench submit` writes it" in done.stderr
 
 
-def test_what_unpacks_to_too_much_is_refused(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_unpacks_to_too_much_is_refused(
+    honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packed = tmp_path / "packed.zip"
-    with zipfile.ZipFile(honest) as archive, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as copy:
+    with (
+        zipfile.ZipFile(honest) as archive,
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as copy,
+    ):
         for name in archive.namelist():
             copy.writestr(name, archive.read(name))
     assert "is compressed, and may unpack to any size" in run("verify", packed).stderr
@@ -677,14 +790,18 @@ def test_a_tuning_on_the_test_split_checks_out(tmp_path: Path) -> None:
     assert run("verify", tmp_path / "lab.zip").exit_code == 0
 
 
-def test_seeds_that_a_tuning_did_not_have_are_none_of_its_values(honest: Path, tmp_path: Path) -> None:
+def test_seeds_that_a_tuning_did_not_have_are_none_of_its_values(
+    honest: Path, tmp_path: Path
+) -> None:
     parts = Parts(honest)
     for record in parts.final:
         parts.score(record, split="tuning")["value"] += record["seed"]
     assert run("verify", parts.write(tmp_path / "other.zip")).exit_code == 0
 
 
-def test_a_configuration_of_which_a_seed_diverged_has_no_value(honest: Path, tmp_path: Path) -> None:
+def test_a_configuration_of_which_a_seed_diverged_has_no_value(
+    honest: Path, tmp_path: Path
+) -> None:
     parts = Parts(honest)
     parts.choices[0]["seeds"] = [0, 1]
     tried = next(record for record in parts.records if record["status"] == "tuned")
@@ -693,7 +810,9 @@ def test_a_configuration_of_which_a_seed_diverged_has_no_value(honest: Path, tmp
     other["cell"]["seed"] = 1
     parts.settle(other)
     parts.history(other, lambda rows: rows.pop())
-    (entry,) = (entry for entry in parts.choices[0]["choices"] if entry["method"] == tried["method"])
+    (entry,) = (
+        entry for entry in parts.choices[0]["choices"] if entry["method"] == tried["method"]
+    )
     entry["ranking"][1] |= {"status": "diverged", "value": None}
     done = run("verify", parts.write(tmp_path / "diverged.zip"))
     assert done.exit_code == 0, done.output
@@ -705,10 +824,14 @@ def test_a_search_plans_equally_many_epochs_for_all_methods(honest: Path, tmp_pa
     one, other = (record for record in parts.records if record["status"] == "tuned")
 
     def shorter(record: Json, rate: float) -> tuple[Json, Json]:
-        (entry,) = (entry for entry in parts.choices[0]["choices"] if entry["method"] == record["method"])
+        (entry,) = (
+            entry for entry in parts.choices[0]["choices"] if entry["method"] == record["method"]
+        )
         short = parts.shorten(record, base_lr=rate)
         identity = {"cell_id": short["cell_id"], "configuration": short["cell_id"]}
-        entry["ranking"].append({**entry["ranking"][1], **identity, "epochs": 1, "status": "stopped"})
+        entry["ranking"].append(
+            {**entry["ranking"][1], **identity, "epochs": 1, "status": "stopped"}
+        )
         return short, entry["ranking"][-1]
 
     shorter(one, 0.1)
@@ -728,7 +851,9 @@ def test_a_search_plans_equally_many_epochs_for_all_methods(honest: Path, tmp_pa
 
 
 def test_what_is_computed_again_may_differ_as_seeds_do(honest: Path, tmp_path: Path) -> None:
-    """Three standard deviations of a difference, pooled over the methods, and half a point at least."""
+    """Three standard deviations of a difference, pooled over the methods, and half a point at
+    least.
+    """
     parts = Parts(honest)
     parts.score(next(record for record in parts.final if record["seed"] == 1))["value"] += 2.0
     spread = read_bundle(parts.write(tmp_path / "spread.zip"))
@@ -741,12 +866,20 @@ def test_what_is_computed_again_may_differ_as_seeds_do(honest: Path, tmp_path: P
     assert told(0.49) == ""
     least = 3 * math.sqrt(2) * math.sqrt((2 + 0) / 2)
     assert "knn_top1 on test" not in told(least - 0.01) and "linear_top1 on test" in told(0.51)
-    assert f"linear_top1 on test is {record.score('linear_top1', 'test'):g} there and 65.51 here" in told(0.51)
-    assert "0.5 is the tolerance" in told(0.51) and f"{least:.2g} is the tolerance" in told(least + 0.01)
+    assert (
+        f"linear_top1 on test is {record.score('linear_top1', 'test'):g} there and 65.51 here"
+        in told(0.51)
+    )
+    assert "0.5 is the tolerance" in told(0.51) and f"{least:.2g} is the tolerance" in told(
+        least + 0.01
+    )
 
 
 def test_how_near_scores_have_to_come_again() -> None:
-    """Of three seeds of one method and two of another; a loss of -200, which has no unit, was measured once."""
+    """Of three seeds of one method and two of another.
+
+    A loss of -200, which has no unit, was measured once.
+    """
 
     def record(method: str, seed: int, knn: float) -> Record:
         cell = {**CELL, "method": {"name": method}, "seed": seed}
@@ -770,13 +903,19 @@ def test_how_near_scores_have_to_come_again() -> None:
             for change, told in ((-1e-6, 0), (1e-6, 2)):
                 changes = [sign * max(tolerance + change, 0.0) for tolerance in tolerances]
                 again = [
-                    replace(each, value=each.value + by) for each, by in zip(first.scores[1:], changes, strict=True)
+                    replace(each, value=each.value + by)
+                    for each, by in zip(first.scores[1:], changes, strict=True)
                 ]
                 lines = differences(found, first, again, trained=trained, alike=alike)
                 assert len(lines) == told, lines
         how = "it was trained again" if trained else "its weights were evaluated again"
-        rules = ["they must be equal" if alike else f"{tolerance:.2g} is the tolerance" for tolerance in tolerances]
-        assert [line.partition(" here, where ")[2] for line in lines] == [f"{how}; {rule}" for rule in rules]
+        rules = [
+            "they must be equal" if alike else f"{tolerance:.2g} is the tolerance"
+            for tolerance in tolerances
+        ]
+        assert [line.partition(" here, where ")[2] for line in lines] == [
+            f"{how}; {rule}" for rule in rules
+        ]
 
 
 def test_which_cells_are_computed_again_follows_from_the_whole_bundle(honest: Path) -> None:
@@ -785,7 +924,9 @@ def test_which_cells_are_computed_again_follows_from_the_whole_bundle(honest: Pa
     assert len({tuple(record.cell_id for record in drawn_cells(other, 2)) for other in others}) > 1
 
 
-def test_published_weights_and_cells_that_were_only_tuned_are_not_computed_again(honest: Path) -> None:
+def test_published_weights_and_cells_that_were_only_tuned_are_not_computed_again(
+    honest: Path,
+) -> None:
     found = read_bundle(honest)
     first, *others = (record for record in found.records if record.status == "done")
     tuned = [record for record in found.records if record.status == "tuned"]
@@ -797,7 +938,9 @@ def test_published_weights_and_cells_that_were_only_tuned_are_not_computed_again
 
 def test_scores_of_later_evaluations_need_not_come_again(honest: Path) -> None:
     found = read_bundle(honest)
-    (record,) = (record for record in found.records if record.score("voc07_map", "test") is not None)
+    (record,) = (
+        record for record in found.records if record.score("voc07_map", "test") is not None
+    )
     own = [each for each in record.scores if each.name != "voc07_map"]
     assert differences(found, record, own, trained=True, alike=True) == []
     (line,) = differences(found, record, own[1:], trained=True, alike=True)

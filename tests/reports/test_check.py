@@ -49,12 +49,18 @@ def _folder_for(path: Path) -> None:
 MORE: list[tuple[Callable[[Path], object], str]] = [
     (_folder_for, "record.json: cannot be read (Is a directory)"),
     (lambda path: _folder_for(path.with_name("config.yaml")), "config.yaml: cannot be read ("),
-    (lambda path: path.rename(path.with_name("tuning.json")), "status is 'done', which belongs into another file"),
+    (
+        lambda path: path.rename(path.with_name("tuning.json")),
+        "status is 'done', which belongs into another file",
+    ),
     (
         lambda path: resign(path, metrics={"file": "a\0b", "sha256": "ab" * 32}),
         r"record.json: metrics.file: 'a\x00b' must be a name of 1 to 100 letters",
     ),
-    (_with_config(lambda text: text + "more:\n"), "config.yaml: differs from the record's cell in more"),
+    (
+        _with_config(lambda text: text + "more:\n"),
+        "config.yaml: differs from the record's cell in more",
+    ),
     (
         _with_config(lambda text: text.replace("micro_batch_size: null\n", "")),
         "config.yaml: differs from the record's cell in micro_batch_size",
@@ -78,7 +84,9 @@ def test_a_misfit_is_told_alone_and_the_record_left_out(
     assert len(lines) == 1 + any(part in reason for part in TWICE), lines
     assert reason in "\n".join(lines) and all("\n" not in line for line in lines)
     assert [each.label for each in read_records(runs).records] == ["AUH"]
-    assert str(check_records([runs])).endswith(f"\n{len(lines)} misfit{'s' if len(lines) > 1 else ''} in 2 records")
+    assert str(check_records([runs])).endswith(
+        f"\n{len(lines)} misfit{'s' if len(lines) > 1 else ''} in 2 records"
+    )
 
 
 def test_weights_are_read_where_they_still_are(runs: Path, record: Make) -> None:
@@ -140,7 +148,9 @@ def test_a_choice_may_lie_in_the_sweep_that_a_cell_came_from(runs: Path, record:
 def test_splits_must_hold_the_same_images(runs: Path, record: Make) -> None:
     first = min(record("VICReg", seed) for seed in (0, 1))
     other = record("AUH", data=ImageSource("made up", {"train": "ab" * 32, "test": "ee" * 32}))
-    record("AUH", cell={"dataset": dataset("stl10")}, data=ImageSource("made up", {"test": "11" * 32}))
+    record(
+        "AUH", cell={"dataset": dataset("stl10")}, data=ImageSource("made up", {"test": "11" * 32})
+    )
     (line,) = check_records([runs]).misfits
     told = f"cdcdcdcdcdcd in 2 records, first {first}; eeeeeeeeeeee in 1 records, first {other}"
     assert line == f"data set fashion_mnist: the test split has 2 contents: {told}"
@@ -155,7 +165,11 @@ def test_a_tunings_choice(runs: Path, record: Make) -> None:
         return tuning_choice(runs / "quickstart", chosen("VICReg", ranked(best), **changes))
 
     digest = write()
-    origin = {"selected_on": "tuning", "record": "elsewhere/quickstart/tuning_choice.json", "sha256": digest}
+    origin = {
+        "selected_on": "tuning",
+        "record": "elsewhere/quickstart/tuning_choice.json",
+        "sha256": digest,
+    }
     resign(path, choice={"hyperparameters": origin})
     assert check_records([runs]).misfits == ()
     write(chosen="0" * 12)
@@ -172,7 +186,9 @@ def test_a_tunings_choice(runs: Path, record: Make) -> None:
     (line,) = check_records([runs]).misfits
     assert f"{best}, chosen for VICReg, has no record beside it" in line
     (runs / "quickstart" / "tuning_choice.json").write_text("{}")
-    assert any("tuning_choice.json: schema version None" in line for line in check_records([runs]).misfits)
+    assert any(
+        "tuning_choice.json: schema version None" in line for line in check_records([runs]).misfits
+    )
 
 
 def test_on_the_command_line(runs: Path, record: Make) -> None:

@@ -1,4 +1,6 @@
-"""What `claim_misfits` says of changed bundles, to the line: all that does not fit, and nothing of what does."""
+"""What `claim_misfits` says of changed bundles, to the line: all that does not fit, and nothing
+of what does.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ def told(change: Change, honest: Path, folder: Path) -> list[str]:
     change(parts)
     bundle = read_bundle(parts.write(folder / "changed.zip"))
     lines = [line.partition(": ") for line in claim_misfits(bundle)]
-    assert {path for path, _, _ in lines} <= {TUNING_CHOICE, *(str(record.path) for record in bundle.records)}
+    assert {path for path, _, _ in lines} <= {
+        TUNING_CHOICE,
+        *(str(record.path) for record in bundle.records),
+    }
     return [reason for _, _, reason in lines]
 
 
@@ -54,7 +59,11 @@ def _first(parts: Parts) -> Json:
 
 def _tried(parts: Parts, method: str = "vicreg") -> Json:
     """A record that was tuned and not chosen."""
-    return next(record for record in parts.records if (record["method"], record["status"]) == (method, "tuned"))
+    return next(
+        record
+        for record in parts.records
+        if (record["method"], record["status"]) == (method, "tuned")
+    )
 
 
 def _how(record: Json) -> Json:
@@ -84,8 +93,14 @@ def _untrained(parts: Parts) -> None:
 
 
 def _published(parts: Parts) -> None:
-    nothing = dict.fromkeys(("embedding_dim", "batch_size", "micro_batch_size", "epochs", "precision", "optimizer"))
-    cell = {**nothing, "method": {"name": "external"}, "external": {"source": "a.pt", "sha256": "0" * 64}}
+    nothing = dict.fromkeys(
+        ("embedding_dim", "batch_size", "micro_batch_size", "epochs", "precision", "optimizer")
+    )
+    cell = {
+        **nothing,
+        "method": {"name": "external"},
+        "external": {"source": "a.pt", "sha256": "0" * 64},
+    }
     _reference(parts, **cell).update(label="published", method="external")
 
 
@@ -99,11 +114,17 @@ def _created(parts: Parts, time: str) -> None:
 
 
 def _stopped_higher(parts: Parts) -> None:
-    """Adds to each method the first epoch of a training, which scored more than others after two."""
+    """Adds to each method the first epoch of a training, which scored more than others after
+    two.
+    """
     for entry in parts.choices[0]["choices"]:
         short = parts.shorten(_tried(parts, entry["method"]), base_lr=0.7)
         parts.score(short, split="tuning")["value"] = 80.0
-        step = {**entry["ranking"][0], "cell_id": short["cell_id"], "configuration": short["cell_id"]}
+        step = {
+            **entry["ranking"][0],
+            "cell_id": short["cell_id"],
+            "configuration": short["cell_id"],
+        }
         entry["ranking"].append({**step, "epochs": 1, "status": "stopped", "value": 80.0})
     parts.choices[0]["budget"] = 3
     for record in parts.final:
@@ -112,7 +133,9 @@ def _stopped_higher(parts: Parts) -> None:
 
 def _several_seeds(parts: Parts) -> None:
     parts.choices[0]["seeds"] = [0, 1]
-    other = next(record for record in parts.final if record["method"] == "vicreg" and record["seed"] == 1)
+    other = next(
+        record for record in parts.final if record["method"] == "vicreg" and record["seed"] == 1
+    )
     _entry(parts)["chosen"] = _first(parts)["cell_id"] = other["cell_id"]
 
 
@@ -148,7 +171,11 @@ def _repeated_otherwise(parts: Parts) -> None:
     entry["chosen"] = entry["configuration"] = best["cell_id"]
     rate = best["hyperparameters"]["optimizer.base_lr"]
     for record in parts.records:
-        same = (record["seed"], record["method"], record["cell"]["optimizer"]["base_lr"]) == (1000, "vicreg", rate)
+        same = (record["seed"], record["method"], record["cell"]["optimizer"]["base_lr"]) == (
+            1000,
+            "vicreg",
+            rate,
+        )
         if same:
             parts.score(record, split="tuning")["value"] = 90.0
 
@@ -231,8 +258,12 @@ HONEST: dict[str, Change] = {
     "published weights": _published,
     "an untrained network": _untrained,
     "an attempt of which nobody knows when it began": lambda parts: _began(parts, None, slice(1)),
-    "a choice five minutes late by another clock": lambda parts: _created(parts, "2026-11-22T07:05:00+00:00"),
-    "a choice five minutes early by another clock": lambda parts: _created(parts, "2026-11-22T01:25:00+00:00"),
+    "a choice five minutes late by another clock": lambda parts: _created(
+        parts, "2026-11-22T07:05:00+00:00"
+    ),
+    "a choice five minutes early by another clock": lambda parts: _created(
+        parts, "2026-11-22T01:25:00+00:00"
+    ),
     "a training that was stopped while it was the best": _stopped_higher,
     "a cell of any of the seeds as the chosen one": _several_seeds,
     "a run that diverged": lambda parts: _diverged(parts, history=True),
@@ -244,7 +275,9 @@ HONEST: dict[str, Change] = {
     "a training time with six digits": lambda parts: _cost(parts, 1 + 9e-6),
     "no weights": lambda parts: parts.final[0].update(checkpoint=None),
     "top-1 that is top-5": lambda parts: _top(parts, knn_top1=90.0),
-    "top-1 above the top-5 of another split": lambda parts: _top(parts, knn_top1=95.0, knn_top5=96.0),
+    "top-1 above the top-5 of another split": lambda parts: _top(
+        parts, knn_top1=95.0, knn_top5=96.0
+    ),
     "one of two equally good rates": lambda parts: _rate(parts, 0.1, {"0.5": 65.0, "0.1": 65.0}),
     "a rate beside one that diverged": lambda parts: _rate(parts, 0.1, {"0.5": None, "0.1": 65.0}),
     "a small rate": lambda parts: _rate(parts, 1e-05, {"0.5": 64.0, "1e-05": 65.0}),
@@ -278,7 +311,10 @@ MISFITS: dict[str, tuple[Change, list[str]]] = {
     "another program's command": (lambda parts: _command(parts, "curl regbench"), NO_COMMAND),
     "a command with an open quote": (lambda parts: _command(parts, "regbench 'train"), NO_COMMAND),
     "a command in unusual spelling": (lambda parts: _command(parts, "regbench  train"), NO_COMMAND),
-    "a command that cannot be read": (lambda parts: _command(parts, "regbench '\u202e'"), NO_COMMAND),
+    "a command that cannot be read": (
+        lambda parts: _command(parts, "regbench '\u202e'"),
+        NO_COMMAND,
+    ),
     "a beginning of another kind": (
         lambda parts: _began(parts, "2026-11-22T03:30:00+14:00", slice(1)),
         ["2026-11-22T03:30:00.14:00 is not a time as runs write it"],
@@ -293,7 +329,10 @@ MISFITS: dict[str, tuple[Change, list[str]]] = {
     ),
     "no attempt": (
         lambda parts: parts.final[0]["attempts"].clear(),
-        ["its last attempt ended at no time", "its last attempt began at no time, before its tuning chose"],
+        [
+            "its last attempt ended at no time",
+            "its last attempt began at no time, before its tuning chose",
+        ],
     ),
     "chosen on tuning, called test": (
         lambda parts: _how(parts.final[0]).update(selected_on="test"),
@@ -342,7 +381,9 @@ MISFITS: dict[str, tuple[Change, list[str]]] = {
         ["its settings are none of a run of this version", f"{NO_RUN} .AttributeError", OTHERS],
     ),
     "a history with seconds beyond all numbers": (
-        lambda parts: parts.history(parts.final[0], lambda rows: [row.update(epoch_s=1e308) for row in rows]),
+        lambda parts: parts.history(
+            parts.final[0], lambda rows: [row.update(epoch_s=1e308) for row in rows]
+        ),
         [f"{NO_RUN} .OverflowError"],
     ),
     "a budget without a choice": (
@@ -363,7 +404,10 @@ MISFITS: dict[str, tuple[Change, list[str]]] = {
         lambda parts: _began(parts, None),
         ["its last attempt began at no time, before its tuning chose at"],
     ),
-    "a choice more than five minutes late": (lambda parts: _created(parts, "2026-11-22T07:05:01+00:00"), 4 * [LATE]),
+    "a choice more than five minutes late": (
+        lambda parts: _created(parts, "2026-11-22T07:05:01+00:00"),
+        4 * [LATE],
+    ),
     "a choice more than five minutes early": (
         lambda parts: _created(parts, "2026-11-22T01:24:59+00:00"),
         2 * ["was finished after the choice"],
@@ -377,7 +421,10 @@ MISFITS: dict[str, tuple[Change, list[str]]] = {
         [*(2 * ["was finished after the choice"]), *(4 * [LATE])],
     ),
     "nothing but divergences": (_never, ["nothing was tried to the end for VICReg"]),
-    "nothing but trainings without a value": (_valueless, ["nothing was tried to the end for VICReg"]),
+    "nothing but trainings without a value": (
+        _valueless,
+        ["nothing was tried to the end for VICReg"],
+    ),
     "another cell as chosen": (
         lambda parts: _entry(parts).update(chosen="0" * 12),
         ["000000000000 was chosen for VICReg, though 4b97c4a2fd8b scored higher"],
@@ -398,7 +445,10 @@ MISFITS: dict[str, tuple[Change, list[str]]] = {
         lambda parts: _entry(parts)["ranking"][1].update(value=None),
         ["ranked for VICReg with None, has 66.0 in its records"],
     ),
-    "no score in the record": (_unmeasured, ["ranked for VICReg with 66.0, has None in its records"]),
+    "no score in the record": (
+        _unmeasured,
+        ["ranked for VICReg with 66.0, has None in its records"],
+    ),
     "a choice that says nothing of epochs": (
         lambda parts: _entry(parts)["setting"].pop("epochs"),
         [f"{NO_RUN} .KeyError"],
@@ -415,7 +465,9 @@ MISFITS: dict[str, tuple[Change, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_what_does_not_fit_is_told_and_nothing_else(name: str, honest: Path, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_told_and_nothing_else(
+    name: str, honest: Path, tmp_path: Path
+) -> None:
     change, reasons = MISFITS[name]
     lines = told(change, honest, tmp_path)
     assert len(lines) == len(reasons), lines

@@ -49,8 +49,12 @@ def test_what_makes_a_row_and_a_task() -> None:
         group[name] = 7
     cell["dataset"], cell["network"]["backbone"] = {"name": "7"}, {"name": "7"}  # type: ignore[index]
     record = made(cell)
-    assert {key: is_setting(key) for key in DECIDES} == {key: row for key, (row, _) in DECIDES.items()}
-    assert {key for key, _ in row_settings(record)} == {key for key, (row, _) in DECIDES.items() if row}
+    assert {key: is_setting(key) for key in DECIDES} == {
+        key: row for key, (row, _) in DECIDES.items()
+    }
+    assert {key for key, _ in row_settings(record)} == {
+        key for key, (row, _) in DECIDES.items() if row
+    }
     of_task = {key for key, (_, task) in DECIDES.items() if task}
     assert (task_of(record)[0], {key for key, _ in task_of(record)[1]}) == (False, of_task)
     assert task_of(record, row_settings(record)) == task_of(record)
@@ -64,7 +68,10 @@ def test_what_makes_a_row_and_a_task() -> None:
         ([{"a": "1", "epochs": "3"}, {"a": "1", "epochs": "3"}], []),
         ([{"a": "1", "epochs": "3"}, {"a": "2", "epochs": "4"}], ["epochs"]),
         ([{"b": "1", "a": "3"}, {"b": "2", "a": "4"}], ["a"]),
-        ([{"batch_size": "1", "embedding_dim": "3"}, {"batch_size": "2", "embedding_dim": "4"}], ["embedding_dim"]),
+        (
+            [{"batch_size": "1", "embedding_dim": "3"}, {"batch_size": "2", "embedding_dim": "4"}],
+            ["embedding_dim"],
+        ),
         ([{"b": "1", "a": "3"}, {"b": "2", "a": "3"}, {"b": "2"}], ["a", "b"]),
         ([{"a": "1", "network.predictor.depth": "0"}, {"a": "2"}], ["network.predictor.depth"]),
     ],

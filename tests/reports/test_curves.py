@@ -18,19 +18,28 @@ from tests.reports.reading import Drawn, Make, grid, task
 EVALUATION = settings("VICReg")["evaluation"]
 
 
-def history(*knn: float, epoch_s: float = 600.0, every: int = 1, split: str = "tuning") -> list[dict[str, Any]]:
-    """Epochs of equal length, of which some have a score of kNN and one of linear probing, 20 % below it."""
+def history(
+    *knn: float, epoch_s: float = 600.0, every: int = 1, split: str = "tuning"
+) -> list[dict[str, Any]]:
+    """Epochs of equal length, of which some have a score of kNN and one of linear probing, 20 %
+    below it.
+    """
     rows: list[dict[str, Any]] = []
     for value in knn:
         rows += [{"epoch": len(rows) + 1 + i, "epoch_s": epoch_s} for i in range(every)]
-        scores = (score("knn_top1", value, split), score("linear_top1", max(0.0, value - 20.0), split))
+        scores = (
+            score("knn_top1", value, split),
+            score("linear_top1", max(0.0, value - 20.0), split),
+        )
         rows[-1]["scores"] = [asdict(each) for each in scores]
     return rows
 
 
 def watched(**more: Any) -> dict[str, Any]:
     """The settings of a cell with curves."""
-    return {"evaluation": {**EVALUATION, "while_training": ["knn", "probe"], "every_epochs": 1, **more}}
+    return {
+        "evaluation": {**EVALUATION, "while_training": ["knn", "probe"], "every_epochs": 1, **more}
+    }
 
 
 @pytest.fixture
@@ -48,11 +57,17 @@ def curves(record: Make) -> None:
 def test_unequal_machines_are_told(runs: Path, record: Make) -> None:
     record("VICReg", 0, cell=watched(every_epochs=2), history=history(30, 64, every=2))
     record(
-        "AUH", 0, cell=watched(every_epochs=2), history=history(30, 64, every=2), environment={"hardware": "1 x GPU"}
+        "AUH",
+        0,
+        cell=watched(every_epochs=2),
+        history=history(30, 64, every=2),
+        environment={"hardware": "1 x GPU"},
     )
     how_often, where = curve_notes(task(runs))
     assert how_often.endswith("after every 2 epochs and after the last.")
-    assert re.findall("1 x [A-Z a-z]+PU", where.partition(", on unequal machines, so compare within one: ")[2]) == [
+    assert re.findall(
+        "1 x [A-Z a-z]+PU", where.partition(", on unequal machines, so compare within one: ")[2]
+    ) == [
         "1 x Example CPU",
         "1 x GPU",
     ]
@@ -63,16 +78,24 @@ def test_unequal_machines_are_told(runs: Path, record: Make) -> None:
 def test_nothing_shows_where_nothing_was_measured(runs: Path, record: Make, tmp_path: Path) -> None:
     """Or where what is in the history is no score."""
     record("VICReg")
-    record("SimCLR", cell=watched(), history=[{"epoch": 1, "epoch_s": 1.0, "scores": [{"name": "knn_top1"}]}])
+    record(
+        "SimCLR",
+        cell=watched(),
+        history=[{"epoch": 1, "epoch_s": 1.0, "scores": [{"name": "knn_top1"}]}],
+    )
     report = write_report(runs, tmp_path / "report")
     assert "while training" not in report.page.read_text()
     assert "evaluation while training (s)" not in grid(cost_table(task(runs)))["VICReg"]
 
 
-def test_the_report_shows_curves_by_epoch_and_by_time(curves: None, runs: Path, record: Make, tmp_path: Path) -> None:
+def test_the_report_shows_curves_by_epoch_and_by_time(
+    curves: None, runs: Path, record: Make, tmp_path: Path
+) -> None:
     for seed in (2, 3):
         cost = {"monitor_s": 40.0 + seed}
-        record("VICReg", seed, cell=watched(), linear=80.0, history=history(30, 50, 64, 64), cost=cost)
+        record(
+            "VICReg", seed, cell=watched(), linear=80.0, history=history(30, 50, 64, 64), cost=cost
+        )
     report = write_report(runs, tmp_path / "report")
     assert grid(cost_table(task(runs)))["VICReg"]["evaluation while training (s)"] == "42.5 ± 0.7"
     page = report.page.read_text()

@@ -1,4 +1,6 @@
-"""What label-free measures tell of accuracy, and methods over several tasks, in the tables and figures."""
+"""What label-free measures tell of accuracy, and methods over several tasks, in the tables and
+figures.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,24 @@ def last_epoch(**measures: float) -> list[dict[str, Any]]:
 
 
 def tried(
-    record: Make, label: str, weight: float, accuracy: float, *, rankme: float | None = None, **at_end: float
+    record: Make,
+    label: str,
+    weight: float,
+    accuracy: float,
+    *,
+    rankme: float | None = None,
+    **at_end: float,
 ) -> None:
     """Write a point of a tuning's grid."""
     scores = [score("knn_top1", accuracy, "tuning")]
     scores += [] if rankme is None else [score("rankme", rankme, "tuning", "")]
-    record(label, cell=weighted(label, weight), status="tuned", scores=tuple(scores), history=last_epoch(**at_end))
+    record(
+        label,
+        cell=weighted(label, weight),
+        status="tuned",
+        scores=tuple(scores),
+        history=last_epoch(**at_end),
+    )
 
 
 def by_title(found: list[Indication]) -> dict[str, Indication]:
@@ -41,29 +55,62 @@ def by_title(found: list[Indication]) -> dict[str, Indication]:
 
 
 def test_what_orders_configurations_as_labels_do(runs: Path, record: Make) -> None:
-    """The loss orders one method's configurations and turns the other's round; effective rank orders all."""
+    """The loss orders one method's configurations and turns the other's round.
+
+    Effective rank orders all.
+    """
     for weight, accuracy in enumerate([50, 60, 62, 70], 1):
         tried(record, "VICReg", weight, accuracy, loss=-accuracy, effective_rank=accuracy, rankme=5)
-        tried(record, "AUH", weight, accuracy - 30, loss=accuracy, effective_rank=accuracy - 30, rankme=5 + weight)
+        tried(
+            record,
+            "AUH",
+            weight,
+            accuracy - 30,
+            loss=accuracy,
+            effective_rank=accuracy - 30,
+            rankme=5 + weight,
+        )
     found = by_title(indications(task(runs)))
     loss, rank, rankme = found["training loss"], found["effective rank, embedding"], found["RankMe"]
     assert loss.within is not None and rank.within is not None and rank.between is not None
-    assert {name: one.rho for name, one in loss.by_method.items()} == pytest.approx({"VICReg": 1, "AUH": -1})
-    assert loss.within.rho == pytest.approx(0) and (loss.within.methods, loss.within.configurations) == (2, 8)
+    assert {name: one.rho for name, one in loss.by_method.items()} == pytest.approx(
+        {"VICReg": 1, "AUH": -1}
+    )
+    assert loss.within.rho == pytest.approx(0) and (
+        loss.within.methods,
+        loss.within.configurations,
+    ) == (2, 8)
     assert loss.between is None, "losses of two methods have no common scale"
     assert (rank.within.rho, rank.between.rho) == pytest.approx((1, 1))
-    # Where a sample has one configuration of a method only, the other method's correlation counts alone.
+    # Where a sample has one configuration of a method only, the other method's correlation counts
+    # alone.
     assert (rank.within.low, rank.within.high) == pytest.approx((1, 1))
-    assert loss.lost_by_method == {"VICReg": 0, "AUH": 20} and loss.lost is not None and loss.lost.mean == 10
+    assert (
+        loss.lost_by_method == {"VICReg": 0, "AUH": 20}
+        and loss.lost is not None
+        and loss.lost.mean == 10
+    )
     assert rank.lost is not None and rank.lost.mean == 0
-    assert rankme.lost_by_method == {"VICReg": 70 - (50 + 60 + 62 + 70) / 4, "AUH": 0}, "of equal values the mean"
+    assert rankme.lost_by_method == {"VICReg": 70 - (50 + 60 + 62 + 70) / 4, "AUH": 0}, (
+        "of equal values the mean"
+    )
     assert list(rankme.by_method) == ["AUH"], "a constant orders nothing"
-    assert rankme.within is not None and (rankme.within.methods, rankme.within.configurations) == (1, 4)
-    assert rankme.between is not None and (rankme.between.methods, rankme.between.configurations) == (2, 8)
+    assert rankme.within is not None and (rankme.within.methods, rankme.within.configurations) == (
+        1,
+        4,
+    )
+    assert rankme.between is not None and (
+        rankme.between.methods,
+        rankme.between.configurations,
+    ) == (2, 8)
     made = indicators(task(runs))
     assert made is not None
     row = grid(made[0])["training loss"]
-    assert row["ρ between all"] == "–" and row["points lost"] == "10.00 ± 14.14" and row["most"] == "20.00"
+    assert (
+        row["ρ between all"] == "–"
+        and row["points lost"] == "10.00 ± 14.14"
+        and row["most"] == "20.00"
+    )
     assert (row["better is"], grid(made[0])["RankMe"]["better is"]) == ("lower", "higher")
     assert correlation_text(Correlation(0.5, -0.25, 0.75, 1, 4)) == "0.50 [−0.25, 0.75]"
     assert "the mean over 2 methods of 8 configurations" in made[0].notes[1]
@@ -73,12 +120,21 @@ def test_what_orders_configurations_as_labels_do(runs: Path, record: Make) -> No
     )
     lost = {"within": 10, "between": np.nan, "VICReg": 0, "AUH": 20}
     assert lines["points_lost"].to_dict() == pytest.approx(lost, nan_ok=True)
-    assert any("choosing by effective rank, embedding loses least: 0.00 points" in note for note in made[0].notes)
+    assert any(
+        "choosing by effective rank, embedding loses least: 0.00 points" in note
+        for note in made[0].notes
+    )
     chance = grid(made[0])["random choice"]
-    assert (chance["ρ within methods"], chance["points lost"], chance["most"]) == ("–", "9.50 ± 0.00", "9.50")
+    assert (chance["ρ within methods"], chance["points lost"], chance["most"]) == (
+        "–",
+        "9.50 ± 0.00",
+        "9.50",
+    )
 
 
-def test_with_three_configurations_of_each_method_the_loss_is_held_against_chance(runs: Path, record: Make) -> None:
+def test_with_three_configurations_of_each_method_the_loss_is_held_against_chance(
+    runs: Path, record: Make
+) -> None:
     """Too few for a correlation within a method; what is lost by choosing can be said."""
     for weight, accuracy in enumerate([50, 60, 70], 1):
         tried(record, "VICReg", weight, accuracy, loss=accuracy, effective_rank=accuracy)
@@ -88,12 +144,22 @@ def test_with_three_configurations_of_each_method_the_loss_is_held_against_chanc
     assert found["random choice"].lost_by_method == {"VICReg": 10, "AUH": 10}
 
 
-def test_a_measure_beats_chance_if_a_paired_test_over_methods_says_so(runs: Path, record: Make) -> None:
+def test_a_measure_beats_chance_if_a_paired_test_over_methods_says_so(
+    runs: Path, record: Make
+) -> None:
     """p has Holm's correction over the measures; chance by itself beats nothing."""
     rng = np.random.default_rng(0)
     for label in ("RBF kernel", "generalized distance", "AUH", "SimCLR", "VICReg"):
         for weight, accuracy in enumerate(60 + rng.normal(size=4), 1):
-            tried(record, label, weight, accuracy, loss=-accuracy, effective_rank=rng.normal(), uniformity=accuracy)
+            tried(
+                record,
+                label,
+                weight,
+                accuracy,
+                loss=-accuracy,
+                effective_rank=rng.normal(),
+                uniformity=accuracy,
+            )
     found = indications(task(runs))
     p = against_chance(found)
     assert list(p) == ["training loss", "uniformity, embedding", "effective rank, embedding"]
@@ -106,18 +172,26 @@ def test_a_measure_beats_chance_if_a_paired_test_over_methods_says_so(runs: Path
     assert p["uniformity, embedding"] < 0.05, "it always chooses the worst"
     made = indicators(task(runs))
     assert made is not None
-    told = f"What loses significantly less than random choice: training loss (p = {p['training loss']:.2g}) (paired t"
+    told = (
+        "What loses significantly less than random choice: training loss (p = "
+        f"{p['training loss']:.2g}) (paired t"
+    )
     assert made[0].notes[-1].startswith(told)
 
 
 def test_random_choice_is_no_measure_that_could_lose_least(runs: Path, record: Make) -> None:
-    """The loss chooses the worst of both methods, which lose alike: without a spread nothing is tested."""
+    """The loss chooses the worst of both methods, which lose alike: without a spread nothing is
+    tested.
+    """
     for label, weight in itertools.product(("VICReg", "AUH"), range(4)):
         tried(record, label, weight + 1, [50, 60, 62, 70][weight], loss=weight)
     made = indicators(task(runs))
     assert made is not None
     least, chance = made[0].notes[-2:]
-    assert least == "Of these, choosing by training loss loses least: 20.00 points on average over 2 methods."
+    assert (
+        least == "Of these, choosing by training loss loses least: 20.00 points on average over 2 "
+        "methods."
+    )
     assert chance.startswith("For comparison, random choice, which loses 9.50 points. ")
 
 
@@ -135,22 +209,43 @@ def test_each_setting_of_a_method_has_a_correlation_of_its_own(runs: Path, recor
 
 
 def test_each_measure_orders_in_its_own_direction(runs: Path, record: Make) -> None:
-    """By scores of the representation the last two change places, so that none stands for one of the embeddings."""
+    """By scores of the representation the last two change places, so that none stands for one
+    of the embeddings.
+    """
     for weight, accuracy in enumerate([50, 60, 62, 70], 1):
         turned = {62: 70, 70: 62}.get(accuracy, accuracy)
         of_scores = {"alignment": -turned, "uniformity": -turned, "rankme": turned, "lidar": turned}
         scores = [score("knn_top1", accuracy, "tuning")]
         scores += [score(name, value, "tuning", "") for name, value in of_scores.items()]
-        measures = {"loss": -accuracy, "alignment": -accuracy, "uniformity": -accuracy, "effective_rank": accuracy}
+        measures = {
+            "loss": -accuracy,
+            "alignment": -accuracy,
+            "uniformity": -accuracy,
+            "effective_rank": accuracy,
+        }
         cell, history = weighted("VICReg", weight), last_epoch(**measures)
         record("VICReg", cell=cell, status="tuned", scores=tuple(scores), history=history)
     # What nobody trained takes no part.
-    record("untrained", scores=(score("knn_top1", 40.0, "tuning"), score("rankme", 99.0, "tuning", "")))
+    record(
+        "untrained", scores=(score("knn_top1", 40.0, "tuning"), score("rankme", 99.0, "tuning", ""))
+    )
     found = by_title(indications(task(runs)))
-    of_embedding = ("training loss", "alignment, embedding", "uniformity, embedding", "effective rank, embedding")
-    of_representation = ("alignment, representation", "uniformity, representation", "RankMe", "LiDAR")
+    of_embedding = (
+        "training loss",
+        "alignment, embedding",
+        "uniformity, embedding",
+        "effective rank, embedding",
+    )
+    of_representation = (
+        "alignment, representation",
+        "uniformity, representation",
+        "RankMe",
+        "LiDAR",
+    )
     rhos = dict.fromkeys(of_embedding, 1.0) | dict.fromkeys(of_representation, 0.8)
-    assert {title: one.within.rho for title, one in found.items() if one.within} == pytest.approx(rhos)
+    assert {title: one.within.rho for title, one in found.items() if one.within} == pytest.approx(
+        rhos
+    )
     assert {one.between.configurations for one in found.values() if one.between} == {4}
 
 
@@ -161,7 +256,13 @@ def test_interval_and_correlation_are_those_of_scipy(runs: Path, record: Make) -
     alphas = 1 + np.round(rng.normal(size=40) + (accuracies - 55) / 4, 1)
     for i, (accuracy, alpha) in enumerate(zip(accuracies, alphas, strict=True)):
         scores = (score("knn_top1", accuracy, "tuning"), score("alpha_req", alpha, "tuning", ""))
-        record("VICReg", cell=weighted("VICReg", i + 1), status="tuned", scores=scores, history=last_epoch(loss=alpha))
+        record(
+            "VICReg",
+            cell=weighted("VICReg", i + 1),
+            status="tuned",
+            scores=scores,
+            history=last_epoch(loss=alpha),
+        )
     found = by_title(indications(task(runs)))
 
     def rho(x: Any, y: Any) -> float:
@@ -172,13 +273,22 @@ def test_interval_and_correlation_are_those_of_scipy(runs: Path, record: Make) -
         assert within is not None
         assert within.rho == pytest.approx(rho(better, accuracies), abs=1e-12)
         drawn = bootstrap(
-            (better, accuracies), rho, paired=True, vectorized=False, n_resamples=1000, method="percentile", rng=2
+            (better, accuracies),
+            rho,
+            paired=True,
+            vectorized=False,
+            n_resamples=1000,
+            method="percentile",
+            rng=2,
         ).confidence_interval
         assert (within.low, within.high) == pytest.approx((drawn.low, drawn.high), abs=0.06)
 
 
 def test_configurations_are_compared_over_the_seeds_that_all_have(runs: Path, record: Make) -> None:
-    """The chosen one, with a weight of 4, has a final seed that is worse; the loss orders the seed that all have."""
+    """The chosen one, with a weight of 4, has a final seed that is worse.
+
+    The loss orders the seed that all have.
+    """
     for weight, accuracy in enumerate([50, 60, 62, 70], 1):
         tried(record, "VICReg", weight, accuracy, loss=-accuracy)
     scores, history = (score("knn_top1", 30.0, "tuning"),), last_epoch(loss=-70.0)
@@ -190,13 +300,22 @@ def test_configurations_are_compared_over_the_seeds_that_all_have(runs: Path, re
 
 def test_measures_of_the_tuning_split_count_where_there_are_both(runs: Path, record: Make) -> None:
     for weight, accuracy in enumerate([50, 60, 62, 70], 1):
-        both = [score("rankme", sign * accuracy, split, "") for split, sign in (("test", -1), ("tuning", 1))]
-        record("VICReg", cell=weighted("VICReg", weight), scores=(score("knn_top1", accuracy, "tuning"), *both))
+        both = [
+            score("rankme", sign * accuracy, split, "")
+            for split, sign in (("test", -1), ("tuning", 1))
+        ]
+        record(
+            "VICReg",
+            cell=weighted("VICReg", weight),
+            scores=(score("knn_top1", accuracy, "tuning"), *both),
+        )
     rankme = by_title(indications(task(runs)))["RankMe"]
     assert rankme.within is not None and rankme.within.rho == pytest.approx(1)
 
 
-def test_where_too_few_were_chosen_from_the_leaderboards_score_counts(runs: Path, record: Make) -> None:
+def test_where_too_few_were_chosen_from_the_leaderboards_score_counts(
+    runs: Path, record: Make
+) -> None:
     """Four configurations, of which three have the score that chooses."""
     for i, label in enumerate(("VICReg", "AUH", "SimCLR", "RBF kernel")):
         scores = [score("linear_top1", 70.0 + i), score("rankme", -i, unit="")]
@@ -236,7 +355,11 @@ def test_report_over_tasks(runs: Path, record: Make, tmp_path: Path) -> None:
         ("AUH", 2, "2 2"),
         ("SimCLR", 3, "10 10"),
     ]
-    (csv_of_measures,) = (path for path in report.files if path.name.startswith("indicators") and path.suffix == ".csv")
+    (csv_of_measures,) = (
+        path
+        for path in report.files
+        if path.name.startswith("indicators") and path.suffix == ".csv"
+    )
     with csv_of_measures.open() as file:
         assert {row["measure"] for row in csv.DictReader(file)} >= {"training loss"}
     page = report.page.read_text()

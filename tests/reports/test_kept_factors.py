@@ -1,4 +1,6 @@
-"""What is kept of the factors that images are made of: tables, numbers and the heat map of the page."""
+"""What is kept of the factors that images are made of: tables, numbers and the heat map of the
+page.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from tests.reports.reading import Make, grid, task
 def probed(**values: float) -> dict[str, Any]:
     """Scores of the factors of no data set that there is, as evaluations write them."""
     scores = [score("knn_top1", 60.0)]
-    scores += [score(f"factor_{name}", value, unit="%" if "kind" in name else "") for name, value in values.items()]
+    scores += [
+        score(f"factor_{name}", value, unit="%" if "kind" in name else "")
+        for name, value in values.items()
+    ]
     return {"scores": tuple(scores)}
 
 
@@ -28,7 +33,9 @@ def report(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("factors")
     record = recorder(folder / "runs")
     for seed, tilt in enumerate((0.7, 0.9)):
-        found = probed(tilt_deg_representation=tilt, kind_representation=40.0, tilt_deg_embedding=-0.001)
+        found = probed(
+            tilt_deg_representation=tilt, kind_representation=40.0, tilt_deg_embedding=-0.001
+        )
         record("VICReg", seed, **found)
     raw = {"baseline": "raw_pixels", "epochs": 0, "method": settings("untrained")["method"]}
     record("raw pixels", cell=raw, **probed(tilt_deg_representation=-0.25))
@@ -44,14 +51,18 @@ def test_factors_of_any_data_set_have_tables_of_their_own(report: Path) -> None:
         "raw pixels": {"method": "raw pixels", "tilt deg, R²": "−0.25", "kind, accuracy, %": "–"},
     }
     # Pixels have no projector, and what rounds to zero is not negative.
-    assert grid(tables["factors_embedding"]) == {"VICReg": {"method": "VICReg", "tilt deg, R²": "0.00"}}
+    assert grid(tables["factors_embedding"]) == {
+        "VICReg": {"method": "VICReg", "tilt deg, R²": "0.00"}
+    }
     assert not [column.name for column in tables["accuracy"].columns if "tilt" in column.name]
 
 
 def test_the_numbers_of_factors(report: Path) -> None:
     with (report / "report" / "factors.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
-    assert [(line["label"], line["layer"], line["factor"], line["measure"], line["n"]) for line in lines] == [
+    assert [
+        (line["label"], line["layer"], line["factor"], line["measure"], line["n"]) for line in lines
+    ] == [
         ("VICReg", "representation", "kind", "accuracy, %", "2"),
         ("VICReg", "representation", "tilt_deg", "R²", "2"),
         ("raw pixels", "representation", "tilt_deg", "R²", "1"),
@@ -62,7 +73,9 @@ def test_the_numbers_of_factors(report: Path) -> None:
     assert "Kept in the embedding" in (report / "report" / "factors_embedding.md").read_text()
 
 
-def test_a_report_without_factors_has_no_tables_of_them(runs: Path, record: Make, tmp_path: Path) -> None:
+def test_a_report_without_factors_has_no_tables_of_them(
+    runs: Path, record: Make, tmp_path: Path
+) -> None:
     record("VICReg")
     written = write_report(runs, tmp_path / "report")
     assert not [path.name for path in written.files if "factors" in path.name]
@@ -74,7 +87,9 @@ def test_the_page_shades_what_is_kept(report: Path, browser: Browser) -> None:
     page.set_default_timeout(PATIENCE_MS)
     page.goto((report / "report" / "index.html").as_uri())
     places = page.locator("#s1-factors_representation tbody td")
-    shades = places.evaluate_all("(found) => found.map((td) => td.style.getPropertyValue('--shade'))")
+    shades = places.evaluate_all(
+        "(found) => found.map((td) => td.style.getPropertyValue('--shade'))"
+    )
     assert shades == ["40%", "80%", "", "0%"]
     paint = "(found) => found.map((td) => getComputedStyle(td).backgroundColor)"
     weak, strong, unknown, none = places.evaluate_all(paint)
@@ -82,6 +97,8 @@ def test_the_page_shades_what_is_kept(report: Path, browser: Browser) -> None:
     assert none != strong
     assert places.nth(1).get_attribute("title") == "0.800 ± 0.141, n = 2"
     expect(page.locator("#s1-cells tbody tr").first).to_be_visible()
-    assert not any("factor" in head for head in page.locator("#s1-cells thead th").all_inner_texts())
+    assert not any(
+        "factor" in head for head in page.locator("#s1-cells thead th").all_inner_texts()
+    )
     assert "tilt" not in page.locator("#reading").inner_text()
     page.close()

@@ -27,13 +27,21 @@ Make = Callable[..., Path]
 Open = Callable[..., Page]
 
 LABELS = ("SFRIK (L=1)", "SFRIK (L=2)", "SFRIK (L=3)", "VICReg", "AUH")
-ODD = {"a": {"b": [1, "x", 0.5], "rate": 1e-7, "empty": {}}, "no": "no", "text": "a: b # c", "none": None, "t": True}
+ODD = {
+    "a": {"b": [1, "x", 0.5], "rate": 1e-7, "empty": {}},
+    "no": "no",
+    "text": "a: b # c",
+    "none": None,
+    "t": True,
+}
 EVIL = "</script><img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="session")
 def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of five methods with two dimensions, a hostile label, one that the test set tuned, and a failed cell."""
+    """A report of five methods with two dimensions, a hostile label, one that the test set
+    tuned, and a failed cell.
+    """
     folder = tmp_path_factory.mktemp("page")
     record = recorder(folder / "runs")
     for i, label in enumerate(LABELS):
@@ -72,22 +80,32 @@ def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def visit(browser: Browser, site: Path) -> Iterator[Open]:
-    """Opens the page without a network; any error, message, dialog or failed request fails the test."""
+    """Opens the page without a network.
+
+    Any error, message, dialog or failed request fails the test.
+    """
     contexts = []
     wrong: list[str] = []
 
     def go(address: str = "", **settings: Any) -> Page:
-        context = browser.new_context(**STILL, **{"viewport": {"width": 1280, "height": 800}, **settings})
+        context = browser.new_context(
+            **STILL, **{"viewport": {"width": 1280, "height": 800}, **settings}
+        )
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(PATIENCE_MS)
         page.on("console", lambda message: wrong.append(message.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("requestfailed", lambda request: wrong.append(request.url))
-        page.on("request", lambda request: None if request.url.startswith("file:") else wrong.append(request.url))
+        page.on(
+            "request",
+            lambda request: None if request.url.startswith("file:") else wrong.append(request.url),
+        )
         page.goto(site.as_uri() + address)
         if settings.get("java_script_enabled", True):
-            expect(page.locator("#s1-cells tbody tr").first).to_be_visible()  # the script has run, and moves nothing
+            expect(
+                page.locator("#s1-cells tbody tr").first
+            ).to_be_visible()  # the script has run, and moves nothing
         return page
 
     yield go
@@ -106,7 +124,9 @@ def column(page: Page, table: str, head: str) -> list[str]:
 def test_numbers_sort_as_numbers_and_dashes_come_last(visit: Open) -> None:
     page = visit()
     head = page.locator("#s1-leaderboard thead th", has_text="images/s")
-    why = page.locator("#s1-leaderboard tbody td[title]").evaluate_all("(cells) => cells.map((cell) => cell.title)")
+    why = page.locator("#s1-leaderboard tbody td[title]").evaluate_all(
+        "(cells) => cells.map((cell) => cell.title)"
+    )
     assert "the best mean of this column" in why
     before = column(page, "#s1-leaderboard", "images/s")
 
@@ -133,7 +153,12 @@ def test_numbers_sort_as_numbers_and_dashes_come_last(visit: Open) -> None:
     box = head.bounding_box()
     assert box is not None
     orders = []
-    for corner in ((1, 1), (box["width"] - 2, 1), (1, box["height"] - 2), (box["width"] - 2, box["height"] - 2)):
+    for corner in (
+        (1, 1),
+        (box["width"] - 2, 1),
+        (1, box["height"] - 2),
+        (box["width"] - 2, box["height"] - 2),
+    ):
         head.click(position={"x": corner[0], "y": corner[1]})
         orders.append(head.get_attribute("aria-sort"))
     head.get_by_role("button").click()
@@ -170,7 +195,9 @@ def test_filters(visit: Open) -> None:
 
 def test_light_and_dark(visit: Open) -> None:
     def brightness(page: Page) -> int:
-        return int(page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]"))
+        return int(
+            page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]")
+        )
 
     page = visit(color_scheme="dark")
     assert brightness(page) < 50
@@ -208,7 +235,9 @@ def test_from_a_row_to_its_cells_and_what_made_them(visit: Open, site: Path) -> 
     assert "0.5, chosen on the tuning split; candidates 0.02 (70.1), 0.5 (72)" in text
     assert '"embedding_dim": ' + str(made["cell"]["embedding_dim"]) in text
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.evaluate("window.setTimeout = () => 0")  # the button says so for a second and a half, which a test may miss
+    page.evaluate(
+        "window.setTimeout = () => 0"
+    )  # the button says so for a second and a half, which a test may miss
     dialog.get_by_role("button", name="Copy").first.click()
     expect(dialog.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == made["command"]
@@ -226,7 +255,17 @@ def test_every_record_is_in_the_page_as_it_is(site: Path) -> None:
     for path in paths:
         record, cell = json.loads(path.read_text()), shown[path.parent.name]
         assert cell["config"] == record["cell"]
-        for key in ("label", "seed", "status", "scores", "environment", "data", "attempts", "command", "choice"):
+        for key in (
+            "label",
+            "seed",
+            "status",
+            "scores",
+            "environment",
+            "data",
+            "attempts",
+            "command",
+            "choice",
+        ):
             assert cell[key] == record[key]
     # Its place is that of a row in its section's leaderboard.
     assert {cell["row"] for cell in shown.values() if cell["section"] == 1} == set(range(12))
@@ -240,7 +279,9 @@ def test_what_was_selected_on_the_test_set_stands_apart(visit: Open) -> None:
     assert "MMCR" not in column(page, "#s1-leaderboard", "method")
     section.locator("figure[data-section] tbody tr").click()
     expect(page.locator("dialog .warn")).to_contain_text("optimistic")
-    expect(page.locator("dialog")).to_contain_text("at the edge of what was tried: largest method.local_weight")
+    expect(page.locator("dialog")).to_contain_text(
+        "at the edge of what was tried: largest method.local_weight"
+    )
 
 
 def test_a_phone(visit: Open) -> None:
@@ -256,7 +297,9 @@ def test_a_phone(visit: Open) -> None:
     assert min(sizes_px) > 10.9
     page.locator("#s1-cells tbody tr a").first.tap()
     dialog = page.locator("dialog[open]")
-    assert dialog.evaluate("(d) => d.scrollWidth <= d.clientWidth && d.getBoundingClientRect().right <= 390")
+    assert dialog.evaluate(
+        "(d) => d.scrollWidth <= d.clientWidth && d.getBoundingClientRect().right <= 390"
+    )
 
 
 def test_without_javascript(visit: Open) -> None:
@@ -282,10 +325,15 @@ def test_a_method_lights_up_in_all_figures(visit: Open) -> None:
     entry = page.locator("#s1 .legend li", has_text="SFRIK (L=2)")
     entry.hover()
     expect(page.locator("#s1 .pictures")).to_have_class("pictures light")
-    keys = page.locator("#s1 .mark.on").evaluate_all("(marks) => marks.map((mark) => mark.dataset.m)")
+    keys = page.locator("#s1 .mark.on").evaluate_all(
+        "(marks) => marks.map((mark) => mark.dataset.m)"
+    )
     assert set(keys) == {entry.get_attribute("data-m")}
     titles = page.locator("#s1 .mark.on title").all_text_contents()
-    assert any(title.startswith("SFRIK (L=2), q=512: 81.90 ± 0.14 %, 31.0 ± 0.0 s, n = 2") for title in titles)
+    assert any(
+        title.startswith("SFRIK (L=2), q=512: 81.90 ± 0.14 %, 31.0 ± 0.0 s, n = 2")
+        for title in titles
+    )
     assert any("b₁ = 40, b₂ = 20, b₃ = 0" in title for title in titles)
     page.mouse.move(0, 0)
     expect(page.locator("#s1 .pictures")).to_have_class("pictures")
@@ -310,13 +358,19 @@ def test_figures_and_methods(site: Path) -> None:
     energy = Drawn(text, "Linear top-1 against energy of the GPUs")
     assert energy.heads == ["energy of the GPUs (Wh)", "linear top-1 (%)"]
     assert energy.markers("SFRIK (L=2), q=512") == [[255.0, 81.9]]
-    assert energy.spreads("SFRIK (L=2), q=512") == [14.0, 0.28]  # twice the standard deviations of 10 and 0.2
+    assert energy.spreads("SFRIK (L=2), q=512") == [
+        14.0,
+        0.28,
+    ]  # twice the standard deviations of 10 and 0.2
     time = Drawn(text, "kNN top-1 against training time")
     assert time.heads == ["training time (s)", "kNN top-1 (%)"]
     assert time.markers("SFRIK (L=3), q=2048") == [[32.0, 72.2]]
     rank = Drawn(text, "Linear top-1 against effective rank", log="x")
     assert 'class="front"' not in rank.svg  # a higher rank is no cost
-    assert "<title>SFRIK (L=2), q=512: 81.90 ± 0.14 %, 45.0 ± 0.0 effective rank, n = 2</title>" in rank.svg
+    assert (
+        "<title>SFRIK (L=2), q=512: 81.90 ± 0.14 %, 45.0 ± 0.0 effective rank, n = 2</title>"
+        in rank.svg
+    )
     assert rank.heads == ["effective rank", "linear top-1 (%)"]
     assert rank.markers("SFRIK (L=2), q=512") == [[45.0, 81.9]]
     dimension = Drawn(text, "Linear top-1 against the embedding dimension", log="x")
@@ -327,8 +381,14 @@ def test_figures_and_methods(site: Path) -> None:
     assert curve.heads == ["epoch", "alignment"]
     assert curve.markers("SFRIK (L=2), q=512") == [[1.0, 0.1], [2.0, 0.2], [3.0, 0.3]]
     loss = Drawn(text, "Training loss, scaled")
-    assert loss.markers("SFRIK (L=2), q=512") == [[1.0, 1.0], [2.0, 0.25], [3.0, pytest.approx(0, abs=1e-3)]]
-    assert loss.spreads("SFRIK (L=2), q=2048")[1] == 1.4  # of a loss from 13/6 to 11/2, and √½ more on either side
+    assert loss.markers("SFRIK (L=2), q=512") == [
+        [1.0, 1.0],
+        [2.0, 0.25],
+        [3.0, pytest.approx(0, abs=1e-3)],
+    ]
+    assert (
+        loss.spreads("SFRIK (L=2), q=2048")[1] == 1.4
+    )  # of a loss from 13/6 to 11/2, and √½ more on either side
     assert '<a href="https://example.org" rel="noopener">somebody, 2021</a>' in text
 
 
@@ -336,7 +396,10 @@ def test_a_cost_of_nothing_is_drawn(runs: Path, record: Make, tmp_path: Path) ->
     """On a linear axis: a logarithmic one has no place for it."""
     for label, memory_bytes in (("VICReg", 0), ("AUH", 2**20)):
         record(label, knn=None, cost={"loss_extra_bytes": memory_bytes}, history=[])
-    drawn = Drawn(write_report(runs, tmp_path / "report").page.read_text(), "Linear top-1 against memory of the loss")
+    drawn = Drawn(
+        write_report(runs, tmp_path / "report").page.read_text(),
+        "Linear top-1 against memory of the loss",
+    )
     assert drawn.markers("VICReg") == [[pytest.approx(0, abs=1e-3), 75.0]]
     assert drawn.markers("AUH") == [[1.0, 75.0]]
 
@@ -356,22 +419,32 @@ def test_pareto_front(points: list[tuple[float, float]], front: list[int]) -> No
 
 def test_text_of_figures_is_left_as_it_is(runs: Path, record: Make, tmp_path: Path) -> None:
     label = 'lr=0.00125 id="a" url(#b) xlink:href #010203 xmlns="c" $x_1$ $\\nothing{$'
-    record(label, history=[{"epoch": e, "alignment": 0.001 * e, "effective_rank": 5.0} for e in (1, 2, 3)])
+    record(
+        label,
+        history=[{"epoch": e, "alignment": 0.001 * e, "effective_rank": 5.0} for e in (1, 2, 3)],
+    )
     text = write_report(runs, tmp_path / "report").page.read_text()
     assert text.count(f">{label}</text>") >= 4
     assert Drawn(text, "Alignment").markers(label) == [[1.0, 0.001], [2.0, 0.002], [3.0, 0.003]]
 
 
-def test_signs_behind_a_name_leave_the_row_its_method_and_its_cells(runs: Path, record: Make, tmp_path: Path) -> None:
+def test_signs_behind_a_name_leave_the_row_its_method_and_its_cells(
+    runs: Path, record: Make, tmp_path: Path
+) -> None:
     record(choice={"hyperparameters": GIVEN | {"edges": {"method.alignment_weight": "largest"}}})
     record(seed=1, status="diverged", knn=None, linear=None)
     text = write_report(runs, tmp_path / "report").page.read_text()
-    assert re.search(r'<tr data-m="\w+" data-r="0">\s*<th scope="row"><a href="#s1-cells"[^>]*>VICReg † ‡</a>', text)
+    assert re.search(
+        r'<tr data-m="\w+" data-r="0">\s*<th scope="row"><a href="#s1-cells"[^>]*>VICReg † ‡</a>',
+        text,
+    )
 
 
 def test_more_methods_than_labels(runs: Path, record: Make, tmp_path: Path) -> None:
     for i in range(figures.LABELLED + 1):
-        record(f"method {i:02}", linear=60.0 + i, knn=None, cost={"train_s": 10.0 + i % 3}, history=[])
+        record(
+            f"method {i:02}", linear=60.0 + i, knn=None, cost={"train_s": 10.0 + i % 3}, history=[]
+        )
     text = write_report(runs, tmp_path / "report").page.read_text()
     scatter = text[text.index("Linear top-1 against training time") :]
     scatter = scatter[: scatter.index("</svg>")]
@@ -398,8 +471,14 @@ def test_a_page_of_a_running_sweep_loads_itself_again_and_stays_as_it_was_left(
 ) -> None:
     record = recorder(tmp_path / "runs")
     for label, seed in (("VICReg", 0), ("AUH", 0), ("AUH", 1)):
-        folder = record(label, seed, sweep="quick", cell={"embedding_dim": 64 if seed else 32}).parent.parent
-    cells = [{"id": path.name, "label": "VICReg", "seed": 0} for path in folder.iterdir() if path.is_dir()]
+        folder = record(
+            label, seed, sweep="quick", cell={"embedding_dim": 64 if seed else 32}
+        ).parent.parent
+    cells = [
+        {"id": path.name, "label": "VICReg", "seed": 0}
+        for path in folder.iterdir()
+        if path.is_dir()
+    ]
     coming = {"id": "f" * 12, "label": "SimCLR", "seed": 0}
     (folder / "sweep.json").write_text(json.dumps({"description": "", "cells": [*cells, coming]}))
     file = write_report(folder, tmp_path / "report").page
@@ -421,7 +500,9 @@ def test_a_page_of_a_running_sweep_loads_itself_again_and_stays_as_it_was_left(
     assert page.evaluate(places) == [700, 40]
     page.clock.run_for(30_000)
     expect(page.locator("h1")).to_contain_text("Anew")
-    expect(page.locator("#s1-cells thead th", has_text="seed")).to_have_attribute("aria-sort", "descending")
+    expect(page.locator("#s1-cells thead th", has_text="seed")).to_have_attribute(
+        "aria-sort", "descending"
+    )
     assert column(page, "#s1-cells", "seed") == ["1", "0"]
     assert page.locator("#s1-cells input").input_value() == "done"
     assert set(column(page, "#s1-leaderboard", "method")) == {"AUH"}
@@ -437,7 +518,9 @@ def test_a_page_of_a_running_sweep_loads_itself_again_and_stays_as_it_was_left(
     page.close()
 
 
-def test_a_page_of_cells_that_have_finished_or_failed_loads_once(browser: Browser, site: Path) -> None:
+def test_a_page_of_cells_that_have_finished_or_failed_loads_once(
+    browser: Browser, site: Path
+) -> None:
     page = browser.new_page(**STILL)
     page.set_default_timeout(PATIENCE_MS)
     page.clock.install()
@@ -446,18 +529,31 @@ def test_a_page_of_cells_that_have_finished_or_failed_loads_once(browser: Browse
     expect(page.locator("#s1-cells tbody tr").first).to_be_visible()  # the script has run
     page.evaluate("window.here = 'first'")
     page.clock.run_for(300_000)
-    assert page.evaluate("[window.here, sessionStorage.length]") == ["first", 0]  # what is to be kept is there before
+    assert page.evaluate("[window.here, sessionStorage.length]") == [
+        "first",
+        0,
+    ]  # what is to be kept is there before
     page.close()
 
 
 def test_what_was_run_is_told_with_each_value_that_it_had(runs: Path, record: Make) -> None:
     """Sizes are those of trained cells, and numbers are in their order."""
     record("VICReg", 10, cell={"embedding_dim": 1024, "batch_size": 64})
-    record("VICReg", 9, status="diverged", knn=None, linear=None, environment={"git": None, "hardware": "a GPU"})
+    record(
+        "VICReg",
+        9,
+        status="diverged",
+        knn=None,
+        linear=None,
+        environment={"git": None, "hardware": "a GPU"},
+    )
     record("AUH", 9, status="tuned", knn=None, linear=None, tuning=60.0)
     record("untrained", cell={"embedding_dim": 8, "batch_size": 8})
     assert facts(task(runs)) == [
-        ("Data set", f"fashion_mnist (1000 training images per class, train split's sha256 {6 * 'ab'}…)"),
+        (
+            "Data set",
+            f"fashion_mnist (1000 training images per class, train split's sha256 {6 * 'ab'}…)",
+        ),
         ("Network", "resnet_tiny"),
         ("Embedding dimension", "512, 1024"),
         ("Batch size", "64, 256"),
@@ -472,38 +568,64 @@ def test_what_was_run_is_told_with_each_value_that_it_had(runs: Path, record: Ma
     ]
 
 
-def test_a_task_says_what_can_be_chosen_of_it_and_what_all_trained_cells_share(runs: Path, record: Make) -> None:
-    for label, q, rate in (("AUH", 512, 0.5), ("VICReg", 512, 0.5), ("VICReg", 2048, 0.5), ("VICReg", 64, 0.25)):
+def test_a_task_says_what_can_be_chosen_of_it_and_what_all_trained_cells_share(
+    runs: Path, record: Make
+) -> None:
+    for label, q, rate in (
+        ("AUH", 512, 0.5),
+        ("VICReg", 512, 0.5),
+        ("VICReg", 2048, 0.5),
+        ("VICReg", 64, 0.25),
+    ):
         optimizer = {**settings(label)["optimizer"], "base_lr": rate}
         record(label, cell={"embedding_dim": q, "optimizer": optimizer})
     record("untrained")
     summary = task(runs)
     shown = section(summary, tables_of(summary), 1, styles(["AUH", "VICReg"]))
     assert shown["filters"] == {"method": ["AUH", "VICReg"], "q": ["64", "512", "2048"]}
-    shared, trained = dict(shown["shared"]), [one for one in summary.records if not one.is_reference]
+    shared, trained = (
+        dict(shown["shared"]),
+        [one for one in summary.records if not one.is_reference],
+    )
     assert shared == dict(set.intersection(*(set(one.settings.items()) for one in trained)))
-    assert "optimizer.base_lr" not in shared and (shared["epochs"], shared["batch_size"]) == ("3", "256")
+    assert "optimizer.base_lr" not in shared and (shared["epochs"], shared["batch_size"]) == (
+        "3",
+        "256",
+    )
 
 
 def test_cells_say_of_which_row_and_configuration_they_are(runs: Path, record: Make) -> None:
-    """Of two seeds, two configurations that were only tuned, and one of a search's short trainings."""
+    """Of two seeds, two configurations that were only tuned, and one of a search's short
+    trainings.
+    """
     for seed in (0, 1):
         record("VICReg", seed, tuning=60.0)
     for rate in (0.25, 0.125, 0.1):
         optimizer = {**settings("VICReg")["optimizer"], "base_lr": rate}
-        path = record("VICReg", status="tuned", knn=None, linear=None, tuning=50.0, cell={"optimizer": optimizer})
+        path = record(
+            "VICReg",
+            status="tuned",
+            knn=None,
+            linear=None,
+            tuning=50.0,
+            cell={"optimizer": optimizer},
+        )
     tuning_choice(runs / "quickstart")
     (runs / "quickstart" / "search.json").write_text(json.dumps({"short": {path.parent.name: 1}}))
     record("untrained")
     summary = task(runs)
     cells = cells_of(summary, 2, styles(["VICReg"]))
-    assert section(summary, tables_of(summary), 2, styles(["VICReg"]))["filters"] == {}  # there is one row to see
+    assert (
+        section(summary, tables_of(summary), 2, styles(["VICReg"]))["filters"] == {}
+    )  # there is one row to see
     assert {cell["section"] for cell in cells} == {2}
     rows = {row.label: place for place, row in enumerate(summary.rows)}
     final = [cell for cell in cells if cell["status"] == "done"]
     assert [cell["row"] for cell in final] == [rows[cell["label"]] for cell in final]
     assert [cell["row"] for cell in cells if cell["status"] == "tuned"] == 3 * [-1]
-    groups = {(cell["label"], cell["config"]["optimizer"]["base_lr"]): cell["group"] for cell in cells}
+    groups = {
+        (cell["label"], cell["config"]["optimizer"]["base_lr"]): cell["group"] for cell in cells
+    }
     assert sorted(groups.values()) == [0, 1, 2, 3, 4]
     assert {cell["group"] for cell in final if cell["label"] == "VICReg"} < set(groups.values())
     assert (cells[-1]["id"], cells[-1]["group"]) == (path.parent.name, 4)
@@ -512,12 +634,21 @@ def test_cells_say_of_which_row_and_configuration_they_are(runs: Path, record: M
 def test_protocols_are_told_once_and_of_many_the_first(runs: Path, record: Make) -> None:
     for seed in (3, 2, 1, 0, 4):
         how = replace(score("knn_top1", 70.0), protocol=f"way {min(seed, 3)}")
-        record("VICReg", seed, scores=(how, score("linear_top1", 75.0), score("factor_position_backbone", 50.0)))
-    told = ["kNN top-1 (%): way 0; way 1; way 2; and 1 more", "linear top-1 (%): how linear_top1 is measured"]
+        record(
+            "VICReg",
+            seed,
+            scores=(how, score("linear_top1", 75.0), score("factor_position_backbone", 50.0)),
+        )
+    told = [
+        "kNN top-1 (%): way 0; way 1; way 2; and 1 more",
+        "linear top-1 (%): how linear_top1 is measured",
+    ]
     assert protocols_of(task(runs).records) == told
 
 
-def test_a_long_training_is_drawn_to_its_end_by_what_was_logged(runs: Path, record: Make, tmp_path: Path) -> None:
+def test_a_long_training_is_drawn_to_its_end_by_what_was_logged(
+    runs: Path, record: Make, tmp_path: Path
+) -> None:
     """Of one seed the last loss is no number."""
     for seed in (0, 1):
         rows = [{"epoch": e, "loss": 500.0 - e, "alignment": 0.5} for e in range(1, 401)]

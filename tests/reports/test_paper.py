@@ -44,7 +44,10 @@ def printed(table: int, label: str, metric: str, **where: int) -> float | None:
     places = {f"{name}={value}" for name, value in where.items()}
     found = []
     for number in paper_numbers():
-        if number.setting.startswith(f"Table {table},") and (number.method, number.score) == (label, metric):
+        if number.setting.startswith(f"Table {table},") and (number.method, number.score) == (
+            label,
+            metric,
+        ):
             found += [number.number] if places <= set(number.cell.split()) else []
     assert len(found) < 2
     return found[0] if found else None
@@ -76,7 +79,9 @@ def test_each_table_is_whole() -> None:
     counts = [18, 3, 66, 9, 12, 16, 16, 36, 30, 14, 28, 18, 9, 32]
     found = Counter(int(number.setting.split()[1].strip(",")) for number in numbers)
     assert found == dict(enumerate(counts, 2))
-    assert len({(number.setting, number.method, number.cell, number.score) for number in numbers}) == len(numbers)
+    assert len(
+        {(number.setting, number.method, number.cell, number.score) for number in numbers}
+    ) == len(numbers)
     orders = {number.method for number in numbers if number.method.startswith("SFRIK (")}
     assert orders == {f"SFRIK (L={i})" for i in (1, 2, 3)}
 
@@ -89,7 +94,9 @@ def in20(q: int, **more: Any) -> dict[str, Any]:
 
 def in100(q: int, **more: Any) -> dict[str, Any]:
     """A cell of the paper's experiments on IN100 %."""
-    return in20(q, dataset=dataset("in100"), network=backbone("resnet50"), **{"epochs": 200, **more})
+    return in20(
+        q, dataset=dataset("in100"), network=backbone("resnet50"), **{"epochs": 200, **more}
+    )
 
 
 def beside(runs: Path) -> list[tuple[str, ...]]:
@@ -105,7 +112,9 @@ def test_ours_stand_beside_the_papers(runs: Path, record: Make) -> None:
     record("VICReg", linear=41.0, cell=in20(1024))
     record("AUH", linear=41.0, cell=in20(1024, epochs=2))  # not the paper's epochs
     record("RBF kernel", linear=40.3, cell=in20(8192))
-    record("SimSiam", linear=70.0, cell=in100(2048))  # the paper cites it, without an embedding dimension
+    record(
+        "SimSiam", linear=70.0, cell=in100(2048)
+    )  # the paper cites it, without an embedding dimension
     more = score("labels1_top1", 50.0)
     record("SFRIK (L=2)", scores=(score("linear_top1", 71.0), more), cell=in100(8192, epochs=400))
     record("SFRIK (L=2)", scores=(more,), cell=in100(8192))
@@ -124,7 +133,14 @@ def test_ours_stand_beside_the_papers(runs: Path, record: Make) -> None:
     line = made[1].iloc[1].to_dict()
     assert line.pop("ours_std") == pytest.approx(0.5**0.5)
     assert line == {
-        **{"table": 2, "label": "SFRIK (L=3)", "score": "linear_top1", "paper": 47.5, "ours": 46.5, "n": 2},
+        **{
+            "table": 2,
+            "label": "SFRIK (L=3)",
+            "score": "linear_top1",
+            "paper": 47.5,
+            "ours": 46.5,
+            "n": 2,
+        },
         **{"difference": -1.0, "ours_on_test": False},
         "cell": "dataset=in20 embedding_dim=8192 batch_size=2048 epochs=100",
     }
@@ -139,7 +155,9 @@ def test_memory_is_that_of_eight_gpus(runs: Path, record: Make) -> None:
         record(label, 1, cell=cell, cost=more, environment={"world_size": 8})
         record(label, cell=cell | {"batch_size": 512}, cost=cost, environment={"world_size": 1})
         of_process = cost | {"peak_memory_kind": "process RSS"}
-        record(label, cell=cell | {"batch_size": 1024}, cost=of_process, environment={"world_size": 8})
+        record(
+            label, cell=cell | {"batch_size": 1024}, cost=of_process, environment={"world_size": 8}
+        )
     assert beside(runs) == [
         ("5", "VICReg", "memory per GPU (GB)", "22.10 ± 0.14", "22.5", "−0.40"),
         ("5", "SFRIK (L=2)", "memory per GPU (GB)", "10.10 ± 0.14", "10.3", "−0.20"),
@@ -161,9 +179,13 @@ def test_rows_chosen_on_the_test_set_stand_apart(runs: Path, record: Make) -> No
     assert "chosen on the test set" in table.title
     assert any("optimistic" in note for note in table.notes)
     assert any("highest kNN top-1 on the test split" in note for note in table.notes)
-    told = "Equal tuning budget: 4 configurations for each row, chosen by kNN top-1 on the test split."
+    told = (
+        "Equal tuning budget: 4 configurations for each row, chosen by kNN top-1 on the test split."
+    )
     assert told in table.notes
-    assert "kNN top-1 (%), test" in [column.name for column in hyperparameters_table(second).columns]
+    assert "kNN top-1 (%), test" in [
+        column.name for column in hyperparameters_table(second).columns
+    ]
     found = [(line[0], line[3], line[4]) for line in beside(runs)]
     assert found == [("2", "47.00", "47.5"), ("3", "47.00", "47.5"), ("13", "48.00", "47.6*")]
     made = beside_paper([first, second])
@@ -180,7 +202,9 @@ def test_rows_chosen_on_the_test_set_stand_apart(runs: Path, record: Make) -> No
         {"embedding_dim": 512},
     ],
 )
-def test_the_papers_number_stands_beside_nothing_else(runs: Path, record: Make, cell: dict[str, Any]) -> None:
+def test_the_papers_number_stands_beside_nothing_else(
+    runs: Path, record: Make, cell: dict[str, Any]
+) -> None:
     record("VICReg", cell=in20(8192) | cell)
     record("Barlow Twins", cell=in20(8192) | cell)
     table = leaderboard(task(runs))
@@ -196,5 +220,7 @@ def test_the_papers_number_stands_beside_the_same_experiment(runs: Path, record:
     table = leaderboard(task(runs))
     place = [column.name for column in table.columns].index("paper: linear top-1 (%)")
     assert [row[place].text for row in table.rows] == ["46.0", "45.9", "–"]
-    assert "The paper's number is of the same data set, network, q, batch and epochs." in table.notes
+    assert (
+        "The paper's number is of the same data set, network, q, batch and epochs." in table.notes
+    )
     assert leaderboard_frame(task(runs))["paper_linear_top1_percent"].tolist()[:2] == [46.0, 45.9]

@@ -32,7 +32,9 @@ def test_tidy_data_has_one_row_per_score(runs: Path, record: Make) -> None:
         ["VICReg", 0, "knn_top1", 71.0],
         ["VICReg", 1, "linear_top1", 76.5],
     ]
-    assert frame["gpu"].fillna("none").tolist() == ["none"] * 4 + ["one"]  # a column that one record alone has
+    assert frame["gpu"].fillna("none").tolist() == ["none"] * 4 + [
+        "one"
+    ]  # a column that one record alone has
     row = frame.iloc[2]
     assert row[["sweep", "method", "seed", "split", "unit"]].tolist() == [
         "quickstart",
@@ -41,8 +43,16 @@ def test_tidy_data_has_one_row_per_score(runs: Path, record: Make) -> None:
         "test",
         "%",
     ]
-    assert row[["dataset", "backbone", "embedding_dim"]].tolist() == ["fashion_mnist", "resnet_tiny", 512]
-    record(cell={"network": backbone("timm", backbone={"name": "timm", "model": "vit_tiny_patch16_224"})})
+    assert row[["dataset", "backbone", "embedding_dim"]].tolist() == [
+        "fashion_mnist",
+        "resnet_tiny",
+        512,
+    ]
+    record(
+        cell={
+            "network": backbone("timm", backbone={"name": "timm", "model": "vit_tiny_patch16_224"})
+        }
+    )
     assert set(load_records(runs)["backbone"]) == {"resnet_tiny", "vit_tiny_patch16_224"}
     assert row["train_s"] == 30.0
     assert row["hardware"] == "1 x Example CPU"
@@ -52,12 +62,22 @@ def test_a_number_that_no_column_can_hold_is_text(runs: Path, record: Make) -> N
     record("AUH", environment={"serial": 7})
     record("VICReg", environment={"serial": 2**63})
     record("untrained")
-    assert load_records(runs)["serial"].fillna("none").tolist() == [*("7", "7"), *(2 * [str(2**63)]), *(2 * ["none"])]
+    assert load_records(runs)["serial"].fillna("none").tolist() == [
+        *("7", "7"),
+        *(2 * [str(2**63)]),
+        *(2 * ["none"]),
+    ]
 
 
-def test_a_folder_of_sweeps_a_sweep_a_run_directory_and_several_folders(runs: Path, record: Make) -> None:
+def test_a_folder_of_sweeps_a_sweep_a_run_directory_and_several_folders(
+    runs: Path, record: Make
+) -> None:
     one, two = record(seed=0), record(seed=1, sweep="other")
-    assert [len(load_records(folder)) for folder in (runs, runs / "quickstart", one.parent)] == [4, 2, 2]
+    assert [len(load_records(folder)) for folder in (runs, runs / "quickstart", one.parent)] == [
+        4,
+        2,
+        2,
+    ]
     assert set(load_records([one.parent, two.parent])["sweep"]) == {"quickstart", "other"}
 
 
@@ -105,7 +125,9 @@ def test_unfinished_cells_are_counted(runs: Path, record: Make) -> None:
 def test_what_is_missing_is_told_in_the_order_of_the_plan(
     runs: Path, record: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cells of the plan without a record, and then those that were begun without being planned."""
+    """The cells of the plan without a record, and then those that were begun without being
+    planned.
+    """
     names = {name: name[0] * 12 for name in ("begun", "failed", "early", "deserted")}
     done, waiting = record("AUH").parent.name, "0" * 12
     sweep = runs / "quickstart"
@@ -114,16 +136,24 @@ def test_what_is_missing_is_told_in_the_order_of_the_plan(
         (sweep / name / "config.yaml").touch()
     ends = {"1.json": "failed", "2.json": "interrupted", ".3.json": "failed", "3.txt": "failed"}
     for name, end in ends.items():
-        (sweep / names["begun"] / "attempts" / name).write_text(json.dumps({"ended": end, "error": "no\nmemory"}))
+        (sweep / names["begun"] / "attempts" / name).write_text(
+            json.dumps({"ended": end, "error": "no\nmemory"})
+        )
     for name in ("failed", "deserted"):
-        (sweep / names[name] / "attempts" / "1.json").write_text(json.dumps({"ended": "interrupted"}))
-    (sweep / names["failed"] / "attempts" / "2.json").write_text(json.dumps({"ended": "failed", "error": "no\nmemory"}))
+        (sweep / names[name] / "attempts" / "1.json").write_text(
+            json.dumps({"ended": "interrupted"})
+        )
+    (sweep / names["failed"] / "attempts" / "2.json").write_text(
+        json.dumps({"ended": "failed", "error": "no\nmemory"})
+    )
     (sweep / names["deserted"] / "attempts" / "2.json").write_text(json.dumps({"ended": "failed"}))
     plan = [names["failed"], waiting, done, names["begun"], names["early"]]
     cells = [{"id": name, "label": "DCL", "seed": i, "rate": 0.5} for i, name in enumerate(plan)]
     (sweep / "sweep.json").write_text(json.dumps({"cells": cells}))
     (sweep / "search.json").write_text(json.dumps({"short": [names["early"]]}))
-    assert names["early"] in [cell.cell_id for cell in read_records(runs).missing]  # that was no search
+    assert names["early"] in [
+        cell.cell_id for cell in read_records(runs).missing
+    ]  # that was no search
     (sweep / "search.json").write_text(json.dumps({"short": {names["early"]: 1}}))
     missing = (
         Missing("quickstart", names["failed"], "DCL", 0, {"rate": 0.5}, "no memory"),
@@ -138,13 +168,21 @@ def test_what_is_missing_is_told_in_the_order_of_the_plan(
     (sweep / names["failed"] / "attempts" / "3.json").write_text("{")
     (sweep / "sweep.json").write_text("{")
     found = {(cell.cell_id, cell.failure) for cell in read_records(runs).missing}
-    assert found == {(names["failed"], ""), (names["begun"], ""), (names["deserted"], "no reason noted")}
+    assert found == {
+        (names["failed"], ""),
+        (names["begun"], ""),
+        (names["deserted"], "no reason noted"),
+    }
     shutil.rmtree(sweep / done)
-    with pytest.raises(RegbenchError, match=f"no finished run in {runs}, 3 cells have none yet; make some"):
+    with pytest.raises(
+        RegbenchError, match=f"no finished run in {runs}, 3 cells have none yet; make some"
+    ):
         read_records(runs)
 
 
-def test_a_run_that_a_search_stopped_is_no_result(runs: Path, record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_a_search_stopped_is_no_result(
+    runs: Path, record: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = record("AUH", status="tuned", knn=None, linear=None, tuning=60.0)
     tuning_choice(runs / "quickstart")
     (runs / "quickstart" / "search.json").write_text(json.dumps({"short": {path.parent.name: 1}}))
@@ -154,27 +192,52 @@ def test_a_run_that_a_search_stopped_is_no_result(runs: Path, record: Make, monk
             read_records(folder)
     record("VICReg")
     found = read_records(runs)
-    assert [[each.label for each in records] for records in (found.records, found.short)] == [["VICReg"], ["AUH"]]
+    assert [[each.label for each in records] for records in (found.records, found.short)] == [
+        ["VICReg"],
+        ["AUH"],
+    ]
 
 
 def test_records_are_in_the_order_of_sweep_label_and_seed(runs: Path, record: Make) -> None:
     """A sweep's references, which are no methods, come after its methods."""
-    for sweep, label, seed in (("b", "AUH", 1), ("a", "untrained", 0), ("b", "AUH", 0), ("a", "VICReg", 0)):
+    for sweep, label, seed in (
+        ("b", "AUH", 1),
+        ("a", "untrained", 0),
+        ("b", "AUH", 0),
+        ("a", "VICReg", 0),
+    ):
         record(label, seed, sweep=sweep)
     found = [(each.sweep, each.label, each.seed) for each in read_records(runs).records]
     assert found == [("a", "VICReg", 0), ("a", "untrained", 0), ("b", "AUH", 0), ("b", "AUH", 1)]
 
 
 def test_tidy_data_have_all_that_leads_back_to_the_run(runs: Path, record: Make) -> None:
-    how = {"selected_on": "tuning", "score": "knn_top1", "budget": 8, "record": "q/tuning_choice.json", "sha256": "0"}
+    how = {
+        "selected_on": "tuning",
+        "score": "knn_top1",
+        "budget": 8,
+        "record": "q/tuning_choice.json",
+        "sha256": "0",
+    }
     path = record(linear=None, choice={"hyperparameters": how}, environment={"gpus": ["a", "b"]})
     (row,) = load_records(runs).to_dict("records")
     (one,) = read_records(runs).records
     environment = {name: value for name, value in one.environment.items() if name != "gpus"}
     assert list(row.items()) == list(
         {
-            **{"sweep": "quickstart", "cell_id": one.cell_id, "label": "VICReg", "method": "vicreg", "seed": 0},
-            **{"status": "done", "dataset": "fashion_mnist", "backbone": "resnet_tiny", "embedding_dim": 512},
+            **{
+                "sweep": "quickstart",
+                "cell_id": one.cell_id,
+                "label": "VICReg",
+                "method": "vicreg",
+                "seed": 0,
+            },
+            **{
+                "status": "done",
+                "dataset": "fashion_mnist",
+                "backbone": "resnet_tiny",
+                "embedding_dim": 512,
+            },
             **{"batch_size": 256, "epochs": 3},
             **{
                 "score": "knn_top1",
@@ -183,10 +246,20 @@ def test_tidy_data_have_all_that_leads_back_to_the_run(runs: Path, record: Make)
                 "split": "test",
                 "protocol": "how knn_top1 is measured",
             },
-            **{"record": str(path), "config": str(path.with_name("config.yaml")), "record_sha256": one.sha256},
+            **{
+                "record": str(path),
+                "config": str(path.with_name("config.yaml")),
+                "record_sha256": one.sha256,
+            },
             **{"command": one.command, "selected_on": "tuning", "tuning_budget": 8},
             **{"choice_record": "q/tuning_choice.json", "finished": "2026-11-22T05:30:00+00:00"},
-            **{"train_s": 30.0, "evaluate_s": 8.0, "img_per_s": 1600.0, "step_ms": 160.0, "loss_ms": 4.0},
+            **{
+                "train_s": 30.0,
+                "evaluate_s": 8.0,
+                "img_per_s": 1600.0,
+                "step_ms": 160.0,
+                "loss_ms": 4.0,
+            },
             **{"peak_memory_bytes": 800 * 2**20, "peak_memory_kind": "process RSS"},
             **environment,
         }.items()
@@ -196,23 +269,43 @@ def test_tidy_data_have_all_that_leads_back_to_the_run(runs: Path, record: Make)
 def test_what_is_left_out_is_counted_in_a_line(runs: Path, record: Make) -> None:
     paths = [record("AUH", seed) for seed in range(3)]
     assert read_records(runs).warning == ""
-    told = "not what was written, and left out of the report: {}: not valid JSON.*[)]{}; `regbench report runs --check`"
-    for number, (count, others) in enumerate((("1 file is", ""), ("2 files are", " and others")), 1):
+    told = (
+        "not what was written, and left out of the report: {}: not valid JSON.*[)]{}; `regbench "
+        "report runs --check`"
+    )
+    for number, (count, others) in enumerate(
+        (("1 file is", ""), ("2 files are", " and others")), 1
+    ):
         paths[number].write_text("{")
         first = min(paths[1 : number + 1])
-        assert re.fullmatch(f"{count} {told.format(first, others)} tells all", read_records(runs).warning)
-    assert read_records([runs, runs / "quickstart"]).remedy == "regbench report runs quickstart --check"
+        assert re.fullmatch(
+            f"{count} {told.format(first, others)} tells all", read_records(runs).warning
+        )
+    assert (
+        read_records([runs, runs / "quickstart"]).remedy
+        == "regbench report runs quickstart --check"
+    )
     paths[0].write_text("{")
-    with pytest.raises(RegbenchError, match=f"in {runs}: 3 damaged or changed, the first is {min(paths)}: not valid"):
+    with pytest.raises(
+        RegbenchError,
+        match=f"in {runs}: 3 damaged or changed, the first is {min(paths)}: not valid",
+    ):
         read_records(runs)
 
 
 def test_a_plan_that_holds_something_else_is_no_plan_of_it(runs: Path, record: Make) -> None:
     record()
-    plan = [{"id": "a" * 12, "label": "DCL", "seed": [1], "epochs": {"a": 1}}, 3, {"id": ["b"], "seed": 1}]
+    plan = [
+        {"id": "a" * 12, "label": "DCL", "seed": [1], "epochs": {"a": 1}},
+        3,
+        {"id": ["b"], "seed": 1},
+    ]
     (runs / "quickstart" / "sweep.json").write_text(json.dumps({"cells": plan}))
     found = read_records(runs)
-    assert [(cell.label, cell.seed, cell.plan) for cell in found.missing] == [("DCL", None, {}), ("None", 1, {})]
+    assert [(cell.label, cell.seed, cell.plan) for cell in found.missing] == [
+        ("DCL", None, {}),
+        ("None", 1, {}),
+    ]
     assert summarize(found.records, found.missing)[0].missing
 
 
@@ -232,10 +325,18 @@ def test_later_evaluations_add_their_scores(runs: Path, record: Make) -> None:
     (one,) = read_records(runs).records
     assert one.score("voc07_map", "test") == 80.0  # the first of two
     assert one.score("knn_top1", "test") == 70.0  # the record's own wins
-    assert load_records(runs)["value"].tolist() == [70.0, 75.0, 80.0, 81.0, 74.0]  # the record has none on that split
+    assert load_records(runs)["value"].tolist() == [
+        70.0,
+        75.0,
+        80.0,
+        81.0,
+        74.0,
+    ]  # the record has none on that split
 
 
-@pytest.mark.parametrize("choice", [{"voc07_rate": {"selected_on": "test"}}, {}], ids=["chosen", "without a choice"])
+@pytest.mark.parametrize(
+    "choice", [{"voc07_rate": {"selected_on": "test"}}, {}], ids=["chosen", "without a choice"]
+)
 def test_the_test_split_may_choose_a_later_evaluation_of_what_it_chose(
     runs: Path, record: Make, choice: dict[str, Any]
 ) -> None:
@@ -276,13 +377,22 @@ def test_copies_deeper_down_are_no_runs(runs: Path, record: Make) -> None:
         assert (len(found.records), found.skipped) == (1, ())
 
 
-def test_tidy_data_say_that_the_test_split_chose_the_learning_rate_of_the_probe(runs: Path, record: Make) -> None:
-    record(choice={"hyperparameters": GIVEN, "probe_learning_rate": {**RATE, "selected_on": "test"}})
+def test_tidy_data_say_that_the_test_split_chose_the_learning_rate_of_the_probe(
+    runs: Path, record: Make
+) -> None:
+    record(
+        choice={"hyperparameters": GIVEN, "probe_learning_rate": {**RATE, "selected_on": "test"}}
+    )
     assert set(load_records(runs)["selected_on"]) == {"test"}
 
 
 def test_the_history(runs: Path, record: Make) -> None:
-    record(history=[{"epoch": 1, "loss": 2.0, "terms": {}}, {"epoch": 2, "loss": float("nan"), "rank": 7, "odd": True}])
+    record(
+        history=[
+            {"epoch": 1, "loss": 2.0, "terms": {}},
+            {"epoch": 2, "loss": float("nan"), "rank": 7, "odd": True},
+        ]
+    )
     (one,) = read_records(runs).records
     assert one.history[0] == {"epoch": 1, "loss": 2.0, "terms": {}}
     assert one.at_end == {"epoch": 2, "rank": 7.0}

@@ -1,4 +1,6 @@
-"""Rows of repeated searches: what stands for them, and that their test keeps its level, by simulation."""
+"""Rows of repeated searches: what stands for them, and that their test keeps its level, by
+simulation.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,16 @@ SEARCH, SEED = 0.33, 0.46  # deviations as they were measured on small images
 
 
 def outcomes(rows: int, searches: int, seeds: int, rng: np.random.Generator) -> np.ndarray:
-    """Scores of equal rows, (rows, searches, seeds): a seed moves all rows, and a search or a run its own."""
+    """Scores of equal rows, (rows, searches, seeds): a seed moves all rows, and a search or a
+    run its own.
+    """
     of_search = SEARCH * rng.normal(size=(rows, searches, 1))
-    return 70 + of_search + SEED * rng.normal(size=(rows, searches, seeds)) + rng.normal(size=(searches, seeds))
+    return (
+        70
+        + of_search
+        + SEED * rng.normal(size=(rows, searches, seeds))
+        + rng.normal(size=(searches, seeds))
+    )
 
 
 def row(scores: np.ndarray) -> Configuration:
@@ -73,14 +82,17 @@ def test_the_split_of_the_variance_is_found_also_where_runs_are_missing() -> Non
     rng = np.random.default_rng(2)
     rows = []
     for searches in SEARCH * rng.normal(size=(2000, 3)):
-        rows.append({k: 70 + mean + SEED * rng.normal(size=3 - k) for k, mean in enumerate(searches)})
+        rows.append(
+            {k: 70 + mean + SEED * rng.normal(size=3 - k) for k, mean in enumerate(searches)}
+        )
     found = components(rows)
     assert found is not None
     assert (found.search, found.seed) == pytest.approx((SEARCH, SEED), rel=0.05)
     assert found.share == pytest.approx(SEARCH**2 / (SEARCH**2 + SEED**2), rel=0.1)
     assert components([{0: [70.0, 71.0]}]) is None
     assert components([{0: [70.0], 1: [71.0]}]) is None
-    # Of a row with one search nothing is taken, and searches that differ less than luck explains differ by nothing.
+    # Of a row with one search nothing is taken, and searches that differ less than luck explains
+    # differ by nothing.
     alike = components([{0: [70.0, 72.0], 1: [70.0, 72.0]}, {0: [0.0, 100.0]}])
     assert alike is not None
     assert (alike.seed, alike.search, alike.share) == pytest.approx((2**0.5, 0, 0))
@@ -98,11 +110,25 @@ def test_a_row_stands_for_all_of_its_searches(runs: Path, record: Make) -> None:
         if (label, search, seed) == ("AUH", 2, 1):
             record(label, number, cell=cell, status="diverged", knn=None, linear=None)
         else:
-            record(label, number, cell=cell, linear=70 + search + rng.normal(), tuning=60.0, choice=how)
-    record("VICReg", 5, cell={"method": {"name": "vicreg", "alignment_weight": 1.0}}, status="tuned", tuning=99.0)
+            record(
+                label, number, cell=cell, linear=70 + search + rng.normal(), tuning=60.0, choice=how
+            )
+    record(
+        "VICReg",
+        5,
+        cell={"method": {"name": "vicreg", "alignment_weight": 1.0}},
+        status="tuned",
+        tuning=99.0,
+    )
     # Neither a run of another tuning is in the row, nor one by itself of what a search chose.
     other = {"hyperparameters": GIVEN | {"sha256": "other", "search": 1}}
-    record("VICReg", 1000, cell={"method": {"name": "vicreg", "alignment_weight": 2.0}}, tuning=10.0, choice=other)
+    record(
+        "VICReg",
+        1000,
+        cell={"method": {"name": "vicreg", "alignment_weight": 2.0}},
+        tuning=10.0,
+        choice=other,
+    )
     record("VICReg", 5, cell={"method": {"name": "vicreg", "alignment_weight": 11.0}}, tuning=60.0)
     summary = task(runs)
     vicreg, auh = sorted(summary.rows, key=lambda each: each.label, reverse=True)
@@ -111,9 +137,14 @@ def test_a_row_stands_for_all_of_its_searches(runs: Path, record: Make) -> None:
     means = [np.mean(values) for values in vicreg.samples("linear_top1").values()]
     found = vicreg.score("linear_top1")
     assert found is not None
-    assert (found.mean, found.spread, found.n) == pytest.approx((np.mean(means), np.std(means, ddof=1), 3))
+    assert (found.mean, found.spread, found.n) == pytest.approx(
+        (np.mean(means), np.std(means, ddof=1), 3)
+    )
     shown = grid(leaderboard(summary))
-    assert {name: texts["n"] for name, texts in shown.items()} == {"VICReg ‡": "6 in 3", "AUH † ‡": "6 in 3"}
+    assert {name: texts["n"] for name, texts in shown.items()} == {
+        "VICReg ‡": "6 in 3",
+        "AUH † ‡": "6 in 3",
+    }
     assert {name: "(n=5)" in texts["linear top-1 (%)"] for name, texts in shown.items()} == {
         **{"VICReg ‡": False, "AUH † ‡": True}
     }
@@ -125,28 +156,47 @@ def test_a_row_stands_for_all_of_its_searches(runs: Path, record: Make) -> None:
     split = components(each.samples("linear_top1") for each in summary.rows)
     assert split is not None
     notes = " ".join(leaderboard(summary).notes)
-    assert f"{split.seed:.2f} points from the final seed and {split.search:.2f} from the search" in notes
+    assert (
+        f"{split.seed:.2f} points from the final seed and {split.search:.2f} from the search"
+        in notes
+    )
     assert "searches as blocks" in notes
     assert "with 3 searches of each of 2 rows" in notes
 
 
 def test_a_search_is_no_counterpart_of_another_rows_seed(runs: Path, record: Make) -> None:
-    """What is said of searches is of the rows that have several; of one search there is no interval."""
+    """What is said of searches is of the rows that have several.
+
+    Of one search there is no interval.
+    """
     for number in range(3):
         how = {"hyperparameters": GIVEN | {"sha256": "0", "search": number}}
         for seed in range(2):
             record("VICReg", 1000 * number + seed, linear=70.0 + number + seed, choice=how)
         record("AUH", number, linear=75.0 + number)
     for label, linear in (("SimCLR", 60.0), ("DCL", None)):
-        record(label, linear=linear, choice={"hyperparameters": GIVEN | {"sha256": label, "search": 0}})
+        record(
+            label, linear=linear, choice={"hyperparameters": GIVEN | {"sha256": label, "search": 0}}
+        )
     summary = task(runs)
     (found,) = summary.tukey("linear_top1").compare(0, [1])
     assert (found.pairs, summary.unit) == (0, "seed")
-    intervals = [row["95 % interval, linear top-1 (%)"] for row in grid(accuracy_table(summary)).values()]
+    intervals = [
+        row["95 % interval, linear top-1 (%)"] for row in grid(accuracy_table(summary)).values()
+    ]
     assert (intervals[0], *intervals[2:]) == ("–", "–", "–") and " to " in intervals[1]
-    assert leaderboard_frame(summary)["linear_top1_low"].notna().tolist() == [False, True, False, False]
-    # Mean squares of 1 / 2 within searches of two runs and of 2 between them: √(1 / 2), and √((2 − 1 / 2) / 2).
-    told = "linear top-1 within a method: 0.71 points from the final seed and 0.87 from the search, which has 60 % of"
+    assert leaderboard_frame(summary)["linear_top1_low"].notna().tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    # Mean squares of 1 / 2 within searches of two runs and of 2 between them: √(1 / 2), and √((2 −
+    # 1 / 2) / 2).
+    told = (
+        "linear top-1 within a method: 0.71 points from the final seed and 0.87 from the search, "
+        "which has 60 % of"
+    )
     assert any(told in note for note in leaderboard(summary).notes)
 
 
@@ -154,20 +204,30 @@ def test_a_search_is_no_counterpart_of_another_rows_seed(runs: Path, record: Mak
 def test_the_machines_part_of_the_variance_is_told_where_rows_ran_on_several(
     runs: Path, record: Make, searches: int
 ) -> None:
-    """Half of the seeds ran on another processor, two points off; searches are five points apart."""
+    """Half of the seeds ran on another processor, two points off.
+
+    Searches are five points apart.
+    """
     rng = np.random.default_rng(0)
     for label, search, seed in itertools.product(("VICReg", "AUH"), range(searches), range(6)):
         environment = {"hardware": f"{seed + 1} cores of {'slow' if seed % 2 else 'fast'} CPU"}
         linear = 70 + 5 * search + 2 * (seed % 2) + 0.1 * rng.normal()
-        how = {"hyperparameters": GIVEN | {"sha256": label, "search": search if searches > 1 else None}}
+        how = {
+            "hyperparameters": GIVEN | {"sha256": label, "search": search if searches > 1 else None}
+        }
         method = {"name": label.lower(), "alignment_weight": 10.0 + search}
         cell, more = {"method": method}, {"choice": how, "environment": environment}
         record(label, 1000 * search + seed, cell=cell, linear=linear, tuning=60.0, **more)
     _, of_linear = machine_notes(task(runs))
-    told = "Standard deviation of linear top-1 between machines (fast CPU; slow CPU) within a row and search: "
+    told = (
+        "Standard deviation of linear top-1 between machines (fast CPU; slow CPU) within a row and "
+        "search: "
+    )
     assert of_linear.startswith(told)
     of_machine, of_seed = map(float, re.findall(r"(\d\.\d\d) ?(?:points|from)", of_linear))
-    assert of_machine == pytest.approx(math.sqrt(2), abs=0.05)  # two machines that are two points apart
+    assert of_machine == pytest.approx(
+        math.sqrt(2), abs=0.05
+    )  # two machines that are two points apart
     assert of_seed == pytest.approx(0.1, abs=0.05)
 
 

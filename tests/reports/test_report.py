@@ -81,17 +81,33 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFactory) -> tuple[WrittenReport, Page]:
-    """The report of a sweep half-way: two seeds of three methods, one damaged record, one cell that only began."""
+def site(
+    recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[WrittenReport, Page]:
+    """The report of a sweep half-way: two seeds of three methods, one damaged record, one cell
+    that only began.
+    """
     runs = tmp_path_factory.mktemp("site") / "runs"
     record = recorder(runs)
     for seed in (0, 1):
         for i, label in enumerate(("SFRIK (L=3)", "<script>alert(1)</script>", "AUH")):
-            record(label, seed, knn=70.0 + i + 0.3 * seed, linear=75.0 + i - 0.2 * seed, tuning=71.0 + i)
+            record(
+                label,
+                seed,
+                knn=70.0 + i + 0.3 * seed,
+                linear=75.0 + i - 0.2 * seed,
+                tuning=71.0 + i,
+            )
         record("untrained", seed, knn=65.0, linear=68.0)
     days = [("20T23:59:00", "21T00:30:00"), ("21T01:00:00", None), ("23T01:00:00", "24T05:30:00")]
     lives = [(f"2026-11-{begin}+00:00", end and f"2026-11-{end}+00:00") for begin, end in days]
-    record("DCL", 5, attempts=tuple(PastAttempt(started=started, finished=finished) for started, finished in lives))
+    record(
+        "DCL",
+        5,
+        attempts=tuple(
+            PastAttempt(started=started, finished=finished) for started, finished in lives
+        ),
+    )
     record("SimCLR").write_text('{"schema_version": 1, ')
     (runs / "quickstart" / "0123456789ab").mkdir()
     (runs / "quickstart" / "0123456789ab" / "config.yaml").touch()
@@ -117,7 +133,9 @@ def test_the_files(site: tuple[WrittenReport, Page]) -> None:
     expected |= {"accuracy_vs_time.png", "accuracy_vs_effective_rank.png"}
     assert {path.name for path in out.iterdir()} == expected == {path.name for path in report.files}
     for quantity in ("time", "effective_rank"):
-        with Image.open(out / f"accuracy_vs_{quantity}.png") as picture:  # on white, for dark pages too
+        with Image.open(
+            out / f"accuracy_vs_{quantity}.png"
+        ) as picture:  # on white, for dark pages too
             assert picture.convert("RGBA").getpixel((0, 0)) == (255, 255, 255, 255)
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o644 for path in out.iterdir())
     with (out / "tidy.csv").open() as file:
@@ -129,10 +147,19 @@ def test_the_files(site: tuple[WrittenReport, Page]) -> None:
     for line in lines:
         made = json.loads(Path(line["record"]).read_text())
         assert (made["cell_id"], made["sha256"]) == (line["cell_id"], line["record_sha256"])
-        assert line["command"] == f"regbench train --config runs/quickstart/{line['cell_id']}/config.yaml"
+        assert (
+            line["command"]
+            == f"regbench train --config runs/quickstart/{line['cell_id']}/config.yaml"
+        )
         assert Path(line["config"]).exists()
-    assert {line["finished"] for line in lines if line["label"] == "DCL"} == {"2026-11-24T05:30:00+00:00"}
-    assert (lines[0]["selected_on"], lines[0]["git"], lines[0]["hardware"]) == ("given", "abc1234", "1 x Example CPU")
+    assert {line["finished"] for line in lines if line["label"] == "DCL"} == {
+        "2026-11-24T05:30:00+00:00"
+    }
+    assert (lines[0]["selected_on"], lines[0]["git"], lines[0]["hardware"]) == (
+        "given",
+        "abc1234",
+        "1 x Example CPU",
+    )
     assert "SFRIK (L=3)" in report.leaderboard
     assert max(map(len, report.leaderboard.splitlines())) <= 120
     assert "not valid JSON" in report.skipped[0]
@@ -146,14 +173,24 @@ def test_the_page_stands_alone(site: tuple[WrittenReport, Page]) -> None:
     assert len(page.ids) == len(set(page.ids))
     text = report.page.read_text()
     assert not re.search(r"@import|url\((?!#)|https?:(?!//example.org)", text)
-    assert text.count('role="img"') == 11  # two scores against two costs and the effective rank, five curves
+    assert (
+        text.count('role="img"') == 11
+    )  # two scores against two costs and the effective rank, five curves
     assert "currentColor" in text
     assert drawing.INK not in text
-    for word in ("fashion_mnist", "1000 training images per class", "resnet_tiny", "1 x Example CPU", "torch 2.14.1"):
+    for word in (
+        "fashion_mnist",
+        "1000 training images per class",
+        "resnet_tiny",
+        "1 x Example CPU",
+        "torch 2.14.1",
+    ):
         assert word in page.text
     for word in ("2026-11-20 to 2026-11-24", "9 finished", "0, 1, 5", "abc1234", "somebody, 2021"):
         assert word in page.text
-    assert "<dt><code>epochs</code></dt><dd>3</dd>" in text  # of all that are trained, as the untrained are not
+    assert (
+        "<dt><code>epochs</code></dt><dd>3</dd>" in text
+    )  # of all that are trained, as the untrained are not
     assert "1 file is not what was written" in page.text
     assert "1 cell of quickstart" in page.text
     assert page.tags.count("script") == 3  # the page's own
@@ -179,7 +216,11 @@ def _change_config(path: Path) -> None:
 
 def _another_choice(path: Path) -> None:
     tuning_choice(path.parents[1])
-    origin = {"selected_on": "tuning", "record": "elsewhere/tuning_choice.json", "sha256": "ab" * 32}
+    origin = {
+        "selected_on": "tuning",
+        "record": "elsewhere/tuning_choice.json",
+        "sha256": "ab" * 32,
+    }
     resign(path, choice={"hyperparameters": origin})
 
 
@@ -193,31 +234,64 @@ def _spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], objec
 
 
 SPOILED: list[tuple[Callable[[Path], object], str]] = [
-    (lambda path: path.write_text(path.read_text()[:100]), "record.json: not valid JSON, truncated"),
+    (
+        lambda path: path.write_text(path.read_text()[:100]),
+        "record.json: not valid JSON, truncated",
+    ),
     (lambda path: path.write_bytes(b"\xff\xfe\x00"), "record.json: not valid JSON"),
     (lambda path: path.write_text("[]"), "record.json: holds [], not a JSON object"),
     (_spoil(lambda d: d.update(schema_version=2)), "record.json: schema version 2"),
     (_spoil(lambda d: d.pop("label")), "record.json: label is missing"),
     (_spoil(lambda d: d.update(status="running")), "record.json: status is 'running'"),
-    (_spoil(lambda d: d.update(seed="0")), "record.json: seed is '0': input should be a valid integer"),
+    (
+        _spoil(lambda d: d.update(seed="0")),
+        "record.json: seed is '0': input should be a valid integer",
+    ),
     (_spoil(lambda d: d["cell"].pop("dataset")), "record.json: cell: 'dataset' is missing"),
-    (_spoil(lambda d: d["scores"][0].update(value=float("nan"))), "record.json: scores.0.value is nan: input should"),
-    (_spoil(lambda d: d["scores"].append(3)), "record.json: scores.2 is 3: input should be an object"),
+    (
+        _spoil(lambda d: d["scores"][0].update(value=float("nan"))),
+        "record.json: scores.0.value is nan: input should",
+    ),
+    (
+        _spoil(lambda d: d["scores"].append(3)),
+        "record.json: scores.2 is 3: input should be an object",
+    ),
     (_forge, "record.json: its content is not what its sha256 was taken of"),
     (lambda path: resign(path, status="tuned"), "belongs into another file"),
-    (lambda path: resign(path, scores=[asdict(score("knn_top1", 101.0))]), "knn_top1 on test is 101 %, outside 0 to"),
+    (
+        lambda path: resign(path, scores=[asdict(score("knn_top1", 101.0))]),
+        "knn_top1 on test is 101 %, outside 0 to",
+    ),
     (lambda path: resign(path, cell_id="0" * 12), "record.json: its cell id is 000000000000"),
-    (lambda path: path.parent.rename(path.parent.with_name("f" * 12)), "the folder's name is another"),
-    (lambda path: resign(path, seed=7, cell={**json.loads(path.read_text())["cell"], "seed": 7}), "its cell id is"),
+    (
+        lambda path: path.parent.rename(path.parent.with_name("f" * 12)),
+        "the folder's name is another",
+    ),
+    (
+        lambda path: resign(path, seed=7, cell={**json.loads(path.read_text())["cell"], "seed": 7}),
+        "its cell id is",
+    ),
     (_change_config, "config.yaml: differs from the record's cell in optimizer"),
     (_add("config.yaml", "[\n"), "config.yaml: cannot be read"),
     (_add("config.yaml", "- 1\n"), "config.yaml: cannot be read"),
     (_add("config.yaml", "more: 1\n"), "config.yaml: differs from the record's cell in more"),
-    (lambda path: path.with_name("config.yaml").write_text("1"), "config.yaml: differs from the record's cell in"),
-    (lambda path: path.with_name("config.yaml").write_bytes(b"\xff"), "config.yaml: cannot be read"),
+    (
+        lambda path: path.with_name("config.yaml").write_text("1"),
+        "config.yaml: differs from the record's cell in",
+    ),
+    (
+        lambda path: path.with_name("config.yaml").write_bytes(b"\xff"),
+        "config.yaml: cannot be read",
+    ),
     (lambda path: path.with_name("config.yaml").unlink(), "config.yaml: is missing"),
-    (_add("metrics-0001.jsonl", "{}\n"), "metrics-0001.jsonl: its content is not what the record's SHA-256"),
-    (lambda path: path.with_name("metrics-0001.jsonl").unlink(), "metrics-0001.jsonl: cannot be read"),
+    (
+        _add("metrics-0001.jsonl", "{}\n"),
+        "metrics-0001.jsonl: its content is not what the record's SHA-256",
+    ),
+    (
+        lambda path: path.with_name("metrics-0001.jsonl").unlink(),
+        "metrics-0001.jsonl: cannot be read",
+    ),
     (_another_choice, "its hyperparameters were chosen in another version of"),
 ]
 
@@ -229,7 +303,9 @@ def test_what_does_not_fit_is_in_no_table(runs: Path, record: Make) -> None:
     done = CliRunner().invoke(main, ["report", "quickstart", "--runs-dir", str(runs)])
     assert done.exit_code == 0
     (warning,) = done.stderr.splitlines()
-    assert warning.startswith(f"warning: {len(SPOILED)} files are not what was written, and left out of the report: ")
+    assert warning.startswith(
+        f"warning: {len(SPOILED)} files are not what was written, and left out of the report: "
+    )
     assert warning.endswith("`regbench report quickstart --check` tells all")
     assert "80.00*" in done.stdout
     for path in (runs / "quickstart" / "report").iterdir():
@@ -242,14 +318,18 @@ def test_what_does_not_fit_is_in_no_table(runs: Path, record: Make) -> None:
     assert "VICReg" not in page.text
 
 
-def test_an_evaluation_or_choice_that_does_not_fit_is_left_out_alone(runs: Path, record: Make) -> None:
+def test_an_evaluation_or_choice_that_does_not_fit_is_left_out_alone(
+    runs: Path, record: Make
+) -> None:
     path = record("VICReg", tuning=60.0)
     evaluation = later(path, score("voc07_map", 81.25))
     choice = runs / "quickstart" / "tuning_choice.json"
     tuning_choice(choice.parent, chosen("AUH", ranked("a" * 12, 12.34)))
 
     def shown() -> str:
-        return to_markdown(accuracy_table(task(runs))) + to_markdown(hyperparameters_table(task(runs)))
+        return to_markdown(accuracy_table(task(runs))) + to_markdown(
+            hyperparameters_table(task(runs))
+        )
 
     assert "81.25" in shown()
     assert "configurations for each method, chosen by" in shown()
@@ -287,7 +367,11 @@ def test_sparse_records_make_a_report(runs: Path, tmp_path: Path, record: Make) 
             fields = {"knn": None, "history": [{"epoch": 1, "effective_rank": 9.0}], **fields}
         record(sweep=name, **fields, cell={"dataset": dataset(name)})
     in20 = {"dataset": dataset("in20"), "network": backbone("resnet18")}
-    record("SFRIK (L=3)", linear=47.0, cell={"embedding_dim": 8192, "batch_size": 2048, "epochs": 100, **in20})
+    record(
+        "SFRIK (L=3)",
+        linear=47.0,
+        cell={"embedding_dim": 8192, "batch_size": 2048, "epochs": 100, **in20},
+    )
     report = write_report(runs, tmp_path / "report")
     page = Page(report.page.read_text())
     assert len(page.ids) == len(set(page.ids))
@@ -299,7 +383,9 @@ def test_sparse_records_make_a_report(runs: Path, tmp_path: Path, record: Make) 
     assert ranked == {"no_cost", "large", "no_provenance"}
     assert {f"beside_paper.{ending}" for ending in ("md", "tex", "csv")} <= names
     assert "Ours and the paper's" in page.text
-    assert "beside_paper.md" not in {path.name for path in write_report(runs / "no_score", tmp_path / "other").files}
+    assert "beside_paper.md" not in {
+        path.name for path in write_report(runs / "no_score", tmp_path / "other").files
+    }
 
 
 @pytest.mark.slow
@@ -310,16 +396,22 @@ def test_every_table_compiles(runs: Path, tmp_path: Path, record: Make) -> None:
         for label in ("I-VNE⁺ & 50 % of $x_1$ #{~^\\}", "Ω-method é", "VICReg"):
             record(label, seed, tuning=60.0 + seed, linear=70.0 + seed**2, cost=energy)
     record("AUH", status="diverged", knn=None, linear=None)
-    record("VICReg", sweep="other", cell={"dataset": dataset("in20"), "network": backbone("resnet18")})
+    record(
+        "VICReg", sweep="other", cell={"dataset": dataset("in20"), "network": backbone("resnet18")}
+    )
     report = write_report(runs, tmp_path / "report")
     tables = [path for path in report.files if path.suffix == ".tex"]
     assert len(tables) == 2 * 6 + 1 + 14
     # A page each, wide enough for any of them; pdflatex stops at the first error and leaves with 1.
     body = "\n\\newpage\n".join(f"\\input{{{path.name}}}" for path in tables)
-    head = "\\documentclass{article}\n\\usepackage{booktabs}\n\\pdfpagewidth=60in\n\\begin{document}\n"
+    head = (
+        "\\documentclass{article}\n\\usepackage{booktabs}\n\\pdfpagewidth=60in\n\\begin{document}\n"
+    )
     (tmp_path / "report" / "all.tex").write_text(f"{head}{body}\n\\end{{document}}\n")
     command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "all.tex"]
-    done = subprocess.run(command, cwd=tmp_path / "report", capture_output=True, text=True, errors="replace")
+    done = subprocess.run(
+        command, cwd=tmp_path / "report", capture_output=True, text=True, errors="replace"
+    )
     assert done.returncode == 0, done.stdout[-2000:]
     assert f"({len(tables)} pages" in done.stdout
 
@@ -348,16 +440,24 @@ def test_labels_are_no_formulas_of_a_spreadsheet(runs: Path, tmp_path: Path, rec
     for label, method in (("=1+1", "VICReg"), ("-2+3|x", "AUH")):
         for seed in (0, 1):
             resign(record(method, seed, environment={"@head": "+y"}), label=label)
-    files = [path for path in write_report(runs, tmp_path / "report").files if path.suffix == ".csv"]
+    files = [
+        path for path in write_report(runs, tmp_path / "report").files if path.suffix == ".csv"
+    ]
     assert {path.stem for path in files} == {"leaderboard", "significance", "tidy"}
     for path in files:
         text = path.read_text()
-        assert {"'=1+1", "'-2+3|x"} <= {cell for row in csv.reader(text.splitlines()) for cell in row}
-        assert all(cell[:1] not in ("=", "+", "@") for row in csv.reader(text.splitlines()) for cell in row), path
+        assert {"'=1+1", "'-2+3|x"} <= {
+            cell for row in csv.reader(text.splitlines()) for cell in row
+        }
+        assert all(
+            cell[:1] not in ("=", "+", "@") for row in csv.reader(text.splitlines()) for cell in row
+        ), path
         assert {"=1+1", "-2+3|x"} <= {cell for row in read_csv(text) for cell in row.values()}
 
 
-def test_tasks_whose_names_differ_in_signs_have_files_of_their_own(runs: Path, tmp_path: Path, record: Make) -> None:
+def test_tasks_whose_names_differ_in_signs_have_files_of_their_own(
+    runs: Path, tmp_path: Path, record: Make
+) -> None:
     for name in ("my-data", "my_data"):
         record(sweep=name, cell={"dataset": dataset(name)})
     report = write_report(runs, tmp_path / "report")
@@ -371,7 +471,9 @@ def test_nothing_of_a_report_stays_in_memory(runs: Path, tmp_path: Path, record:
         record("AUH", seed)
     write_report(runs, tmp_path / "report")
     gc.collect()
-    kept = [each for each in gc.get_objects() if type(each) is Record and each.path.is_relative_to(runs)]
+    kept = [
+        each for each in gc.get_objects() if type(each) is Record and each.path.is_relative_to(runs)
+    ]
     assert kept == []
 
 
@@ -388,13 +490,21 @@ def test_a_terminal_shows_leaderboards_and_kept_factors_with_their_notes(
         (other.parents[1] / f"{number:012}" / "config.yaml").touch()
     text = write_report(runs, tmp_path / "report").leaderboard
     _, small, large = text.split("quickstart: ")
-    assert small.startswith("stl10, resnet_tiny: 1 cells\n+-") and "Kept in the backbone" not in small
-    assert large.startswith("fashion_mnist, resnet_tiny: 2 cells\nNo row is better than the untrained network by ")
-    assert large.count("Kept in the backbone") == 1 and large.endswith("\n\nnot finished yet: 2 of quickstart")
+    assert (
+        small.startswith("stl10, resnet_tiny: 1 cells\n+-") and "Kept in the backbone" not in small
+    )
+    assert large.startswith(
+        "fashion_mnist, resnet_tiny: 2 cells\nNo row is better than the untrained network by "
+    )
+    assert large.count("Kept in the backbone") == 1 and large.endswith(
+        "\n\nnot finished yet: 2 of quickstart"
+    )
     assert [part.count("\n  * stands for bold.\n") for part in (small, large)] == [1, 1]
     summary = next(each for each in tasks(runs) if "fashion" in each.name)
     assert not [
-        slug for slug, each in tables_of(summary).items() if f"\n{each.title}\n" in text and "factor" not in slug
+        slug
+        for slug, each in tables_of(summary).items()
+        if f"\n{each.title}\n" in text and "factor" not in slug
     ]
     for note in (*leaderboard(summary).notes, *factors_tables(summary)[0].notes):
         assert " ".join(note.split()) in " ".join(large.split())

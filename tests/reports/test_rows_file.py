@@ -1,4 +1,6 @@
-"""Rows files: what a bundle enters into a leaderboard, and what is refused of one that states something else."""
+"""Rows files: what a bundle enters into a leaderboard, and what is refused of one that states
+something else.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def submitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the bundle of a tuning and its rows file."""
     folder = tmp_path_factory.mktemp("submitted")
     tuned_sweep(folder / "runs")
-    done = run("submit", "mine", "--runs-dir", folder / "runs", "--out", folder / "results" / "lab.zip")
+    done = run(
+        "submit", "mine", "--runs-dir", folder / "runs", "--out", folder / "results" / "lab.zip"
+    )
     assert done.exit_code == 0, done.stderr
     return folder / "results"
 
@@ -61,7 +65,10 @@ def test_submit_writes_the_rows_of_a_bundle(submitted: Path) -> None:
     auh, vicreg = content["rows"]
     assert (auh["task"], auh["row"], vicreg["row"]) == (TASK, "AUH", "VICReg")
     assert vicreg["tried"] == 2
-    assert vicreg["scores"] == {"knn_top1": {"0": 70.0, "1": 70.0}, "linear_top1": {"0": 65.0, "1": 65.0}}
+    assert vicreg["scores"] == {
+        "knn_top1": {"0": 70.0, "1": 70.0},
+        "linear_top1": {"0": 65.0, "1": 65.0},
+    }
     assert vicreg["settings"].pop("optimizer.base_lr") == "0.5"
     assert all(name.startswith("method.") for name in vicreg["settings"])
     assert json.loads(RowsFile("0", (), "https://a.b").text())["url"] == "https://a.b"
@@ -100,7 +107,8 @@ FORGERIES: dict[str, tuple[Callable[[Json], Any], str]] = {
     ),
     "a row left out": (
         _rows(lambda rows: rows.pop()),
-        f"VICReg on {TASK}: the bundle holds this row, and the file does not; a bundle is entered with all its rows",
+        f"VICReg on {TASK}: the bundle holds this row, and the file does not; a bundle is entered "
+        "with all its rows",
     ),
     "a row twice": (_rows(lambda rows: rows.append(rows[0])), "a row is in it twice"),
 }
@@ -125,7 +133,9 @@ def test_rows_that_are_not_those_of_the_bundle_are_refused(what: str, results: P
         ('{"sha256": "00", "rows": []}', "it is of another bundle (sha256 00) than "),
     ],
 )
-def test_what_is_no_rows_file_of_a_bundle_is_refused_in_a_line(text: str, reason: str, results: Path) -> None:
+def test_what_is_no_rows_file_of_a_bundle_is_refused_in_a_line(
+    text: str, reason: str, results: Path
+) -> None:
     path = results / "lab.rows.json"
     path.write_text(text)
     done = run("verify", path)
@@ -137,7 +147,9 @@ def test_a_bundle_that_is_missing_is_refused_and_named_by_the_leaderboard(result
     shutil.copy(results / "lab.zip", results / "other.zip")
     (results / "lab.zip").unlink()
     path = results / "lab.rows.json"
-    reason = f"{path}: there is no {results}/lab.zip; put it there, or give its https:// address as url"
+    reason = (
+        f"{path}: there is no {results}/lab.zip; put it there, or give its https:// address as url"
+    )
     for url in ("", f"file://{results}/other.zip"):
         set_url(path, url)
         done = run("verify", path)
@@ -149,7 +161,10 @@ def test_a_forged_bundle_is_refused_before_its_rows_are_made(results: Path) -> N
     parts = Parts(results / "lab.zip")
     parts.score(parts.final[0])["value"] = 99.0
     parts.write(results / "lab.zip")
-    change(results / "lab.rows.json", lambda content: content.update(sha256=read_bundle(results / "lab.zip").sha256))
+    change(
+        results / "lab.rows.json",
+        lambda content: content.update(sha256=read_bundle(results / "lab.zip").sha256),
+    )
     done = run("verify", results / "lab.rows.json")
     assert done.exit_code == 1
     assert "more than its top-5" in done.output and "in the file" not in done.output
@@ -158,16 +173,26 @@ def test_a_forged_bundle_is_refused_before_its_rows_are_made(results: Path) -> N
 def test_every_configuration_counts_once_however_long_it_was_trained(results: Path) -> None:
     """A search trains some for a part of the epochs, and with a shorter warm-up."""
     parts = Parts(results / "lab.zip")
-    tuned = next(each for each in parts.records if (each["status"], each["method"]) == ("tuned", "vicreg"))
+    tuned = next(
+        each for each in parts.records if (each["status"], each["method"]) == ("tuned", "vicreg")
+    )
     parts.shorten(tuned)
-    counted = {row.row: row.tried for row in entered_rows(read_bundle(parts.write(results / "lab.zip")))}
+    counted = {
+        row.row: row.tried for row in entered_rows(read_bundle(parts.write(results / "lab.zip")))
+    }
     assert counted == {"VICReg": 2, "AUH": 2}
     parts.shorten(tuned, base_lr=0.7)
-    counted = {row.row: row.tried for row in entered_rows(read_bundle(parts.write(results / "lab.zip")))}
+    counted = {
+        row.row: row.tried for row in entered_rows(read_bundle(parts.write(results / "lab.zip")))
+    }
     assert counted == {"VICReg": 3, "AUH": 2}
     final = next(each for each in parts.final if each["method"] == "vicreg")
-    parts.shorten(final).update(sweep="brief", choice={"hyperparameters": GIVEN})  # so that rows differ in epochs
-    counted = {row.row: row.tried for row in entered_rows(read_bundle(parts.write(results / "lab.zip")))}
+    parts.shorten(final).update(
+        sweep="brief", choice={"hyperparameters": GIVEN}
+    )  # so that rows differ in epochs
+    counted = {
+        row.row: row.tried for row in entered_rows(read_bundle(parts.write(results / "lab.zip")))
+    }
     assert (counted["VICReg, epochs=2"], counted["AUH, epochs=2"]) == (3, 2)
 
 
@@ -175,13 +200,21 @@ def test_a_seed_that_diverged_is_in_the_row(results: Path) -> None:
     parts = Parts(results / "lab.zip")
     record = next(each for each in parts.final if (each["seed"], each["method"]) == (1, "auh"))
     record |= {"status": "diverged", "scores": []}
-    (row,) = (row for row in entered_rows(read_bundle(parts.write(results / "lab.zip"))) if row.row == "AUH")
+    (row,) = (
+        row
+        for row in entered_rows(read_bundle(parts.write(results / "lab.zip")))
+        if row.row == "AUH"
+    )
     assert row.scores == {"knn_top1": {"0": 71.0, "1": None}, "linear_top1": {"0": 65.0, "1": None}}
 
 
-def test_of_a_method_that_was_searched_again_the_row_has_what_both_searches_chose(results: Path) -> None:
+def test_of_a_method_that_was_searched_again_the_row_has_what_both_searches_chose(
+    results: Path,
+) -> None:
     parts = Parts(results / "lab.zip")
-    parts.records = [each for each in parts.records if (each["status"], each["method"]) == ("done", "vicreg")]
+    parts.records = [
+        each for each in parts.records if (each["status"], each["method"]) == ("done", "vicreg")
+    ]
     for record in parts.records:
         search = record["choice"]["hyperparameters"]["search"] = record["seed"]
         record["seed"] = record["cell"]["seed"] = 1000 * search
@@ -218,10 +251,17 @@ def test_a_bundle_that_lies_elsewhere_is_fetched(results: Path, address: str) ->
     assert (done.exit_code, done.output.partition(";")[0]) == (0, "6 cells check out")
     found = gather(results)
     assert [(bundle.name, len(bundle.records)) for bundle in found.bundles] == [("lab", 6)]
-    wrong = {address.replace("lab", "none"): "404", "http://[/lab.zip": "IPv6", "http://a b/lab.zip": "control"}
+    wrong = {
+        address.replace("lab", "none"): "404",
+        "http://[/lab.zip": "IPv6",
+        "http://a b/lab.zip": "control",
+    }
     wrong |= {f"{scheme}://localhost:9/lab.zip": "refused" for scheme in ("http", "https")}
     for other, why in wrong.items():
         set_url(path, other)
         done = run("verify", path)
         assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-        assert f"lab.rows.json: its bundle cannot be fetched from '{other}'" in done.stderr and why in done.stderr
+        assert (
+            f"lab.rows.json: its bundle cannot be fetched from '{other}'" in done.stderr
+            and why in done.stderr
+        )

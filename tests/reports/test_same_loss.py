@@ -23,7 +23,13 @@ DISTANCE = {"name": "generalized_distance", "exponent": 2.0, "alignment_weight":
 QUADRATIC = {"name": "quadratic", "alignment_weight": 64.0}
 TICO = {"name": "tico", "covariance_weight": 8.0}
 SIMSIAM = {"name": "simsiam"}
-MMD = {"name": "spherical_mmd", "spectrum": "bandlimited", "regularization_weight": 0.2, "statistic": "mmd", "order": 3}
+MMD = {
+    "name": "spherical_mmd",
+    "spectrum": "bandlimited",
+    "regularization_weight": 0.2,
+    "statistic": "mmd",
+    "order": 3,
+}
 
 
 def written(method: Any, q: int = 12, views: int = 2) -> Any:
@@ -32,9 +38,13 @@ def written(method: Any, q: int = 12, views: int = 2) -> Any:
 
 
 def bandlimited(order: int, *, ksd: bool = False, q: int = 12) -> dict[str, Any]:
-    """SFRIK with the weights of a band-limited spectrum: dimensions of spaces of harmonics, times eigenvalues."""
+    """SFRIK with the weights of a band-limited spectrum: dimensions of spaces of harmonics,
+    times eigenvalues.
+    """
     sizes = [1.0, 12.0, 77.0, 352.0][1 : order + 1]
-    weights = [size * (degree * (degree + q - 2) if ksd else 1) for degree, size in enumerate(sizes, 1)]
+    weights = [
+        size * (degree * (degree + q - 2) if ksd else 1) for degree, size in enumerate(sizes, 1)
+    ]
     weights = [0.2 * weight / sum(weights) for weight in weights]
     return LINEAR | {"weights": weights, "alignment_weight": 0.8 * q / 4}
 
@@ -56,13 +66,21 @@ def bandlimited(order: int, *, ksd: bool = False, q: int = 12) -> dict[str, Any]
         (MMD | {"order": 1, "statistic": "ksd"}, LINEAR | {"alignment_weight": 12.0}),
     ],
 )
-def test_what_is_called_the_same_loss_has_the_same_gradient(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_what_is_called_the_same_loss_has_the_same_gradient(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
     """The table of common terms against the losses themselves, at q = 12."""
     draw = torch.Generator().manual_seed(1)
-    views = [torch.randn(9, 12, generator=draw, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    views = [
+        torch.randn(9, 12, generator=draw, dtype=torch.float64, requires_grad=True)
+        for _ in range(2)
+    ]
     scaled, terms = [], []
     for choice in (one, other):
-        name, arguments = choice["name"], {key: value for key, value in choice.items() if key != "name"}
+        name, arguments = (
+            choice["name"],
+            {key: value for key, value in choice.items() if key != "name"},
+        )
         method = methods.build(name, **arguments)
         found = written({"name": name, **plain(method)})
         assert found is not None
@@ -98,22 +116,33 @@ def test_what_is_no_other_loss_is_not_called_so(method: Any) -> None:
 
 
 def test_other_weights_of_a_series_are_another_kernel() -> None:
-    kernels = {written(LINEAR | {"weights": weights}).kernel for weights in ([1.0, 40.0], [1.0, 41.0], [0.0, 1.0])}
+    kernels = {
+        written(LINEAR | {"weights": weights}).kernel
+        for weights in ([1.0, 40.0], [1.0, 41.0], [0.0, 1.0])
+    }
     assert len(kernels) == 3
 
 
 def test_of_more_than_two_views_the_spherical_discrepancies_are_another_loss() -> None:
     assert written(MMD, views=3) is None
     assert written(bandlimited(3), views=3) is not None
-    assert common_terms({"method": MMD, "embedding_dim": 12, "augmentation": {"views": [1]}}) is None
+    assert (
+        common_terms({"method": MMD, "embedding_dim": 12, "augmentation": {"views": [1]}}) is None
+    )
     assert written(MMD, q=-5) is None  # a stranger's
 
 
 @pytest.mark.parametrize("teacher", ["stop_gradient", "ema"])
-def test_byol_and_simsiam_are_marked_beside_one_teacher_alone(runs: Path, record: Make, teacher: str) -> None:
+def test_byol_and_simsiam_are_marked_beside_one_teacher_alone(
+    runs: Path, record: Make, teacher: str
+) -> None:
     network = settings("VICReg")["network"]
     record("simsiam", cell={"method": SIMSIAM, "network": network | {"teacher": "stop_gradient"}})
-    record("byol", cell={"method": {"name": "byol"}, "network": network | {"teacher": teacher}}, linear=79.0)
+    record(
+        "byol",
+        cell={"method": {"name": "byol"}, "network": network | {"teacher": teacher}},
+        linear=79.0,
+    )
     found = notes(runs)
     begins = "≡ The same loss (up to a factor of 4): "
     assert [note[: len(begins)] for note in found] == [begins] * (teacher == "stop_gradient")
@@ -128,8 +157,16 @@ def test_of_infonce_and_moco_v3_the_temperature_is_the_weight(runs: Path, record
 def pair(record: Make, distance: dict[str, Any], **cell: Any) -> None:
     """Three seeds of two rows, ten points apart, and of another row."""
     for seed in range(3):
-        record("SFRIK (L=1)", seed, linear=70.0 + seed, knn=60.0 + 0.1 * seed, cell={"method": LINEAR})
-        record("generalized distance", seed, linear=60.0 + seed, knn=60.0, cell={"method": distance, **cell})
+        record(
+            "SFRIK (L=1)", seed, linear=70.0 + seed, knn=60.0 + 0.1 * seed, cell={"method": LINEAR}
+        )
+        record(
+            "generalized distance",
+            seed,
+            linear=60.0 + seed,
+            knn=60.0,
+            cell={"method": distance, **cell},
+        )
         record("VICReg", seed, linear=50.0 + seed, knn=50.0)
 
 
@@ -137,14 +174,16 @@ def notes(runs: Path) -> list[str]:
     return [note for note in leaderboard(task(runs)).notes if note[0] in "≡≈"]
 
 
-def test_one_loss_under_two_names_is_marked_and_says_what_luck_does(runs: Path, record: Make) -> None:
+def test_one_loss_under_two_names_is_marked_and_says_what_luck_does(
+    runs: Path, record: Make
+) -> None:
     pair(record, DISTANCE)
     (note,) = notes(runs)
     assert note == (
-        "≡ The same loss (up to a factor of 2): SFRIK (L=1) and generalized distance. They differ by 10.00 points of "
-        "linear top-1 (up to 10.00 in one of 3 seeds) and 0.10 points of kNN top-1 (up to 0.20 in one of 3 seeds). "
-        "This is the floor of what to believe of other rows' differences. By linear top-1 only one of them is bold, "
-        "which says nothing about the loss."
+        "≡ The same loss (up to a factor of 2): SFRIK (L=1) and generalized distance. They differ "
+        "by 10.00 points of linear top-1 (up to 10.00 in one of 3 seeds) and 0.10 points of kNN "
+        "top-1 (up to 0.20 in one of 3 seeds). This is the floor of what to believe of other rows' "
+        "differences. By linear top-1 only one of them is bold, which says nothing about the loss."
     )
     summary = task(runs)
     assert [row[0].strip("*") for row in texts(leaderboard(summary))[1:]] == [
@@ -163,9 +202,10 @@ def test_what_was_searched_separately_is_one_loss_up_to_weights(runs: Path, reco
     pair(record, DISTANCE | {"alignment_weight": 1201.0})
     (note,) = notes(runs)
     assert note.startswith(
-        "≈ One loss up to weights: SFRIK (L=1) and generalized distance (λ = 600 and 600.5 beside the kernel u·v). "
-        "They differ by 10.00 points of linear top-1 (up to 10.00 in one of 3 seeds) and 0.10 points of kNN top-1 (up "
-        "to 0.20 in one of 3 seeds): by the search and by luck, not by the loss."
+        "≈ One loss up to weights: SFRIK (L=1) and generalized distance (λ = 600 and 600.5 beside "
+        "the kernel u·v). They differ by 10.00 points of linear top-1 (up to 10.00 in one of 3 "
+        "seeds) and 0.10 points of kNN top-1 (up to 0.20 in one of 3 seeds): by the search and by "
+        "luck, not by the loss."
     )
     assert texts(leaderboard(task(runs)))[1][0] == "SFRIK (L=1) ≈"
 
@@ -188,7 +228,9 @@ def test_other_settings_and_sgd_make_another_training(
     assert ("SFRIK (L=1) (the same weights; other settings differ). " in note) == (sign == "≈")
 
 
-def test_a_setting_that_the_lower_row_alone_has_makes_another_training(runs: Path, record: Make) -> None:
+def test_a_setting_that_the_lower_row_alone_has_makes_another_training(
+    runs: Path, record: Make
+) -> None:
     more = {"optimizer": settings("VICReg")["optimizer"] | {"more": 1}}
     record("SFRIK (L=1)", cell={"method": LINEAR, **more})
     record("generalized distance", cell={"method": DISTANCE}, linear=79.0)
@@ -203,7 +245,10 @@ def test_a_score_that_one_of_a_pair_lacks_is_not_compared(runs: Path, record: Ma
 
 
 def test_a_difference_of_what_is_no_percentage_is_not_in_points(runs: Path, record: Make) -> None:
-    for label, method, error in (("SFRIK (L=1)", LINEAR, 2.0), ("generalized distance", DISTANCE, 1.5)):
+    for label, method, error in (
+        ("SFRIK (L=1)", LINEAR, 2.0),
+        ("generalized distance", DISTANCE, 1.5),
+    ):
         record(label, cell={"method": method}, scores=(score("error", error, unit="nats"),))
     assert "They differ by 0.50 of error." in notes(runs)[0]
 
@@ -233,7 +278,10 @@ def test_rows_of_unequal_settings_are_no_pair(runs: Path, record: Make) -> None:
 def test_three_names_of_one_loss_are_three_pairs(runs: Path, record: Make) -> None:
     record("quadratic kernel", cell={"method": QUADRATIC})
     record("TiCo", 1, cell={"method": TICO})  # another seed is no other setting
-    second = LINEAR | {"weights": [0.0, 511 / 512], "alignment_weight": 64.00001}  # as somebody rounds
+    second = LINEAR | {
+        "weights": [0.0, 511 / 512],
+        "alignment_weight": 64.00001,
+    }  # as somebody rounds
     record("SFRIK (L=2)", cell={"method": second})
     found = notes(runs)
     assert len(found) == 3
@@ -248,5 +296,7 @@ def test_of_several_searches_nothing_is_equal(runs: Path, record: Make) -> None:
             linear = 70.0 + search if method is LINEAR else 72.0 - search
             record(label, 1000 * search, cell={"method": method}, choice=choice, linear=linear)
     (note,) = notes(runs)
-    assert note.startswith("≈ One loss up to weights: SFRIK (L=1) and generalized distance (several searches). ")
+    assert note.startswith(
+        "≈ One loss up to weights: SFRIK (L=1) and generalized distance (several searches). "
+    )
     assert "They differ by 0.00 points of linear top-1 (up to 2.00 in one of 3 searches)" in note

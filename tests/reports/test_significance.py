@@ -1,4 +1,6 @@
-"""What the test between rows promises, by simulation: its power, and how often it claims a difference that is none."""
+"""What the test between rows promises, by simulation: its power, and how often it claims a
+difference that is none.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def fitted(rows: int, seeds: int, rng: np.random.Generator, ahead: float = 0.0) 
 
 
 @pytest.mark.parametrize(("rows", "seeds"), [(6, 3), (10, 5)])
-def test_the_detectable_difference_is_found_in_four_of_five_simulated_tables(rows: int, seeds: int) -> None:
+def test_the_detectable_difference_is_found_in_four_of_five_simulated_tables(
+    rows: int, seeds: int
+) -> None:
     rng = np.random.default_rng(0)
     known = fitted(rows, seeds, rng)
     known.deviation = 1.0  # what the approximation takes as known
@@ -35,12 +39,19 @@ def test_the_detectable_difference_is_found_in_four_of_five_simulated_tables(row
     for _ in range(1000):
         (pair,) = fitted(rows, seeds, rng, known.power.detectable(seeds)).compare(0, [1])
         found.append(pair.p <= LEVEL)
-    assert np.mean(found) == pytest.approx(POWER, abs=0.05)  # the approximation, and three standard errors
+    assert np.mean(found) == pytest.approx(
+        POWER, abs=0.05
+    )  # the approximation, and three standard errors
 
 
 def test_a_balanced_table_is_tested_by_the_textbooks_sums_of_squares() -> None:
-    """Remainders of rows and seeds as blocks (Tukey 1949), and each pair's own; of rows with three seeds or more."""
-    scores = np.random.default_rng(3).normal(70, [[0.5], [1.0], [2.0], [1.5], [1.0]], (5, 4)).round(2)
+    """Remainders of rows and seeds as blocks (Tukey 1949), and each pair's own.
+
+    Of rows with three seeds or more.
+    """
+    scores = (
+        np.random.default_rng(3).normal(70, [[0.5], [1.0], [2.0], [1.5], [1.0]], (5, 4)).round(2)
+    )
     rest = scores - scores.mean(1, keepdims=True) - scores.mean(0) + scores.mean()
     variance = np.sum(rest**2) / (4 * 3)
     own = 5 / 4 * np.sum(rest**2, axis=1) / 3
@@ -64,7 +75,10 @@ def test_a_balanced_table_is_tested_by_the_textbooks_sums_of_squares() -> None:
 
 def test_rows_without_any_luck_differ_or_are_the_same() -> None:
     """The row of fewest seeds that counts has three."""
-    rows = [dict.fromkeys(range(count), value) for count, value in ((5, 70.0), (3, 70.0), (4, 71.0), (2, 80.0))]
+    rows = [
+        dict.fromkeys(range(count), value)
+        for count, value in ((5, 70.0), (3, 70.0), (4, 71.0), (2, 80.0))
+    ]
     test = Tukey(rows)
     assert (test.rows, test.seeds, test.deviation, test.least) == (3, 3, 0.0, 0.0)
     assert [pair.p for pair in test.compare(0, [1, 2])] == pytest.approx([1.0, 0.0], abs=1e-9)
@@ -85,7 +99,8 @@ def test_a_row_says_why_it_is_marked_as_best_or_is_not() -> None:
         f"significantly {test} = 0.001 (Tukey's test)",
         f"significantly {test} < 0.001 (Tukey's test)",
         "not tested against the best: fewer than 3 seeds in common",
-        "the same as the best, as printed; not tested against the best: fewer than 3 seeds in common",
+        "the same as the best, as printed; not tested against the best: fewer than 3 seeds in "
+        "common",
         "",
     ]
     assert (found.tested, found.untested) == (5, (6, 7))
@@ -122,14 +137,19 @@ def test_the_leaderboard_says_what_it_can_tell(runs: Path, record: Make) -> None
     assert re.search(r"from a difference of \d.\d \(linear top-1\) on", notes)
     assert "Too few seeds to say (fewer than three shared with the best)" in notes
     assert (
-        f"with 3 seeds of each of 3 rows, a true difference of {test.detectable(3):.2g} points of linear top-1" in note
+        f"with 3 seeds of each of 3 rows, a true difference of {test.detectable(3):.2g} points of "
+        "linear top-1" in note
     )
-    assert f"1 point takes {test.seeds_for(1)} seeds, one of 0.5 points {test.seeds_for(0.5)}." in note
+    assert (
+        f"1 point takes {test.seeds_for(1)} seeds, one of 0.5 points {test.seeds_for(0.5)}." in note
+    )
     assert f"with {images_for(mean, 1):,} and {images_for(mean, 0.5):,} test images" in note
 
 
 def test_so_many_images_keep_the_error_of_a_difference_below_half_of_it() -> None:
-    """Two methods of 70 %, simulated: of each image they share how hard it is, or nothing at all."""
+    """Two methods of 70 %, simulated: of each image they share how hard it is, or nothing at
+    all.
+    """
     assert images_for(50.0, 1.0) == 20_000
     number = images_for(70.0, 2.0)
     rng = np.random.default_rng(0)
@@ -139,7 +159,9 @@ def test_so_many_images_keep_the_error_of_a_difference_below_half_of_it() -> Non
         hits = math.sqrt(part) * shared + math.sqrt(1 - part) * own < NormalDist().inv_cdf(0.7)
         accuracies = 100 * hits.mean(axis=2)
         errors.append(np.std(accuracies[:, 0] - accuracies[:, 1]))
-    assert errors[0] == pytest.approx(1.0, abs=3 / math.sqrt(800))  # three standard errors of a deviation
+    assert errors[0] == pytest.approx(
+        1.0, abs=3 / math.sqrt(800)
+    )  # three standard errors of a deviation
     assert errors[1] < 0.9
 
 
@@ -150,12 +172,20 @@ def test_without_a_spread_nothing_is_promised(runs: Path, record: Make) -> None:
 
 
 @pytest.mark.parametrize("spread", ["equal", "1 to 3", "few of 3"])
-def test_at_most_one_table_in_twenty_of_equal_rows_claims_a_difference_from_the_best(spread: str) -> None:
+def test_at_most_one_table_in_twenty_of_equal_rows_claims_a_difference_from_the_best(
+    spread: str,
+) -> None:
     """54 rows with three seeds, also where some rows scatter three times as much as others."""
-    deviations = {"equal": np.ones(54), "1 to 3": np.linspace(1, 3, 54), "few of 3": np.repeat([1.0, 3.0], [49, 5])}
+    deviations = {
+        "equal": np.ones(54),
+        "1 to 3": np.linspace(1, 3, 54),
+        "few of 3": np.repeat([1.0, 3.0], [49, 5]),
+    }
     rng = np.random.default_rng(0)
     false = []
-    for scores in rng.normal(size=(400, 54, 3)) * deviations[spread][:, None] + rng.normal(size=(400, 1, 3)):
+    for scores in rng.normal(size=(400, 54, 3)) * deviations[spread][:, None] + rng.normal(
+        size=(400, 1, 3)
+    ):
         found = best(Tukey([dict(enumerate(row)) for row in scores]))
         false.append(any(p <= LEVEL for p in found.p.values()))
     assert np.mean(false) <= LEVEL + 2 * np.sqrt(LEVEL * (1 - LEVEL) / 400)

@@ -1,4 +1,6 @@
-"""Bundles and names of strangers: none stops a command, moves a terminal or passes for what it is not."""
+"""Bundles and names of strangers: none stops a command, moves a terminal or passes for what it
+is not.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from tests.reports.test_board import GIVEN
 from tests.reports.test_bundle import FORGERIES
 
 HOSTILE = (
-    "$\\frac{$\x00\x1b]0;pwned\x07\x9b2J\n\r\u2028\u202eGERciV\u200b{x}%s]]></text></script><img src=x>" + "x" * 4_000,
+    "$\\frac{$\x00\x1b]0;pwned\x07\x9b2J\n\r\u2028\u202eGERciV\u200b{x}%s]]></text></script><img "
+    "src=x>" + "x" * 4_000,
     "nan",
 )
 
@@ -49,7 +52,12 @@ def left_out(result: Result) -> dict[str, str]:
     return {name: reason for name, _, reason in (line.partition(": ") for line in lines)}
 
 
-FORGED = ("another method's label", "a setting that is none", "a shorter training time", "an epoch less in the history")
+FORGED = (
+    "another method's label",
+    "a setting that is none",
+    "a shorter training time",
+    "an epoch less in the history",
+)
 
 
 def test_the_site_leaves_out_what_verify_refuses(honest: Path, tmp_path: Path) -> None:
@@ -72,7 +80,9 @@ def write_everywhere(parts: Parts, text: str) -> None:
         record["cell"]["dataset"]["name"] += f"-{len(text)}"
         record["cell"]["augmentation"]["name"] = f"{text}{record['cell']['optimizer']['base_lr']}"
         record["environment"] = dict.fromkeys(("hardware", "git", "loader", text), text)
-        record["regularizer"] = dict.fromkeys(("reference", "formula", "url", "limitation", text), text)
+        record["regularizer"] = dict.fromkeys(
+            ("reference", "formula", "url", "limitation", text), text
+        )
         record["data"]["source"] = record["cost"]["peak_memory_kind"] = text
         record["attempts"][0]["error"] = record["attempts"][0]["hostname"] = text
         for score in record["scores"]:
@@ -131,24 +141,41 @@ PLACES: dict[str, Callable[[Parts, str], object]] = {
     "metrics.file": lambda parts, name: parts.records[0]["metrics"].update(file=name),
     "checkpoint.file": lambda parts, name: parts.records[0]["checkpoint"].update(file=name),
     "dataset.name": lambda parts, name: parts.records[0]["cell"]["dataset"].update(name=name),
-    "hyperparameters.record": lambda parts, name: parts.final[0]["choice"]["hyperparameters"].update(record=name),
-    "content_sha256": lambda parts, name: parts.records[0]["data"]["content_sha256"].update({name: "0"}),
+    "hyperparameters.record": lambda parts, name: parts.final[0]["choice"][
+        "hyperparameters"
+    ].update(record=name),
+    "content_sha256": lambda parts, name: parts.records[0]["data"]["content_sha256"].update(
+        {name: "0"}
+    ),
     "chosen": lambda parts, name: parts.choices[0]["choices"][0].update(chosen=name),
-    "cell_id of a ranking": lambda parts, name: parts.choices[0]["choices"][0]["ranking"][0].update(cell_id=name),
+    "cell_id of a ranking": lambda parts, name: parts.choices[0]["choices"][0]["ranking"][0].update(
+        cell_id=name
+    ),
 }
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_name_that_is_a_path_or_more_is_refused_in_a_line(place: str, honest: Path, tmp_path: Path) -> None:
+def test_a_name_that_is_a_path_or_more_is_refused_in_a_line(
+    place: str, honest: Path, tmp_path: Path
+) -> None:
     shutil.copy(honest, tmp_path)
     for number, name in enumerate(NO_NAMES):
-        if (place, name) != ("hyperparameters.record", "a/b"):  # a choice lies in the folder of its sweep
+        if (place, name) != (
+            "hyperparameters.record",
+            "a/b",
+        ):  # a choice lies in the folder of its sweep
             parts = Parts(honest)
             PLACES[place](parts, name)
             done = run("verify", parts.write(tmp_path / f"{number}.zip"))
             refused = done.stderr.removesuffix("\n")
-            assert (done.exit_code, done.stdout) == (2, "") and refused.isprintable() and len(refused) < 600, refused
-            assert place.partition(" ")[0] in refused and re.search("a name of 1 to 100|no path of names", refused)
+            assert (
+                (done.exit_code, done.stdout) == (2, "")
+                and refused.isprintable()
+                and len(refused) < 600
+            ), refused
+            assert place.partition(" ")[0] in refused and re.search(
+                "a name of 1 to 100|no path of names", refused
+            )
     done = run("leaderboard", tmp_path, "--out", tmp_path / "site")
     assert "bundles: 1, tasks: 1;" in done.stdout
     assert len(left_out(done)) == len([*tmp_path.glob("[0-9]*.zip")])
@@ -162,7 +189,9 @@ TEXTS: dict[str, Callable[[Json], object]] = {
     "time": lambda record: record["attempts"][-1].update(finished=ENDLESS),
     "unit": lambda record: record["scores"][0].update(unit=ENDLESS),
     "score above 100 %": lambda record: record["scores"][0].update(name=ENDLESS, value=101.0),
-    "candidates": lambda record: record["choice"]["probe_learning_rate"].update(candidates={ENDLESS: 99.0}),
+    "candidates": lambda record: record["choice"]["probe_learning_rate"].update(
+        candidates={ENDLESS: 99.0}
+    ),
     "a setting": lambda record: record["cell"].update({ENDLESS: 1}),
 }
 
@@ -239,7 +268,9 @@ def test_a_report_of_a_strangers_folder_prints_escapes(tmp_path: Path) -> None:
 def test_a_log_prints_escapes() -> None:
     program = "import sys, logging, atexit; from regbench.cli import main\n"
     program += r"atexit.register(logging.warning, 'a\nb\x1b[2J\u202e'); main(['cost', '--help'])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stderr == "a\nb\\x1b[2J\\u202e\n"
 
 
@@ -251,7 +282,9 @@ def test_one_record_does_not_say_what_a_score_is_for_all(honest: Path, tmp_path:
     parts.records[0]["choice"]["hyperparameters"] = GIVEN
     for score in parts.records[0]["scores"]:
         score |= {"title": "loss", "higher_is_better": False}
-    parts.records[0]["attempts"][-1]["finished"] = "2026-11-20T00:00:00+00:00"  # of the two runs it is shown
+    parts.records[0]["attempts"][-1]["finished"] = (
+        "2026-11-20T00:00:00+00:00"  # of the two runs it is shown
+    )
     parts.write(tmp_path / "turned.zip")
     assert run("leaderboard", tmp_path, "--out", tmp_path / "site").exit_code == 0
     rows = tables_in(tmp_path / "site" / "tasks" / "fashion-mnist-resnet-tiny.html")["Leaderboard"]

@@ -51,15 +51,23 @@ def test_markdown(runs: Path, record: Make) -> None:
 FOREIGN = {
     "<script>alert(1)</script>": "&lt;script&gt;alert(1)&lt;/script&gt;",
     "a|b\nc": "a\\|b c",
-    "`x` **y** _z_ [u](v) ~~w~~ $m$": "\\`x\\` \\*\\*y\\*\\* \\_z\\_ [u\\](v) \\~\\~w\\~\\~ \\$m\\$",
+    "`x` **y** _z_ [u](v) ~~w~~ $m$": "\\`x\\` \\*\\*y\\*\\* \\_z\\_ "
+    "[u\\](v) \\~\\~w\\~\\~ \\$m\\$",
     "back\\|slash &lt; snake_case": "back\\\\\\|slash &amp;lt; snake_case",
     "\x1b[31mred\x00": "\\\\x1b[31mred\\\\x00",
 }
 
 
 @pytest.mark.parametrize(("foreign", "shown"), FOREIGN.items())
-def test_markdown_shows_the_text_of_others_as_text(runs: Path, record: Make, foreign: str, shown: str) -> None:
-    record(foreign, knn=70.0, cell={"method": {"name": foreign, "detail": foreign}}, cost={"peak_memory_kind": foreign})
+def test_markdown_shows_the_text_of_others_as_text(
+    runs: Path, record: Make, foreign: str, shown: str
+) -> None:
+    record(
+        foreign,
+        knn=70.0,
+        cell={"method": {"name": foreign, "detail": foreign}},
+        cost={"peak_memory_kind": foreign},
+    )
     record("AUH", status="diverged", environment={"git": foreign})
     record("VICReg", 1, status="diverged", knn=None)
     plan = [{"id": "f" * 12, "label": "DCL", "seed": 0}]
@@ -76,21 +84,32 @@ def test_markdown_shows_the_text_of_others_as_text(runs: Path, record: Make, for
         assert text.replace(shown, "").count(foreign) == 0
         lines = [line for line in text.splitlines() if line.startswith("|")]
         assert len(lines) == 2 + len(table.rows)
-        assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in lines} == {len(table.columns) + 1}
+        assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in lines} == {
+            len(table.columns) + 1
+        }
     notes = [line for line in to_markdown(made[0]).splitlines() if line.startswith("- ")]
     assert any(f"DCL, 1 cell ({shown})" in note for note in notes)
-    assert any(f"more than one state of the code: {shown}" in note or f", {shown}." in note for note in notes)
+    assert any(
+        f"more than one state of the code: {shown}" in note or f", {shown}." in note
+        for note in notes
+    )
     text = to_markdown(Table("x", foreign, [], [], [], warning=foreign))
     assert text.startswith(f"### {shown}\n\n{shown}\n")
 
 
 def test_a_note_is_no_heading() -> None:
     text = to_markdown(Table("x", "# title", [Column("a")], [], ["# note", "no # 1"]))
-    assert [line for line in text.splitlines() if "#" in line] == ["### \\# title", "- \\# note", "- no # 1"]
+    assert [line for line in text.splitlines() if "#" in line] == [
+        "### \\# title",
+        "- \\# note",
+        "- no # 1",
+    ]
 
 
 def test_latex_takes_no_text_for_an_argument() -> None:
-    """After a row's end or a rule, LaTeX takes [ and * for its own, wherever the next line begins."""
+    """After a row's end or a rule, LaTeX takes [ and * for its own, wherever the next line
+    begins.
+    """
     columns = [Column("[2pt]", numeric=False)]
     text = to_latex(Table("x", "a\nb", columns, [[Entry("[x]")], [Entry("*y `z`\x1b")]], ["n\nm"]))
     assert text.splitlines() == [

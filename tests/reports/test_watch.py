@@ -27,7 +27,9 @@ def watch(runs: Path, *arguments: str) -> Result:
 
 @pytest.fixture
 def sweep(runs: Path, record: Make, claimed: Callable[[Path], Attempt]) -> Path:
-    """A folder with a cell that is done, one that has trained three epochs and goes on, and one that waits."""
+    """A folder with a cell that is done, one that has trained three epochs and goes on, and one
+    that waits.
+    """
     done = record("VICReg", 0, sweep="quick").parent
     running = done.with_name(RUNNING)
     running.mkdir()
@@ -48,9 +50,21 @@ def sweep(runs: Path, record: Make, claimed: Callable[[Path], Attempt]) -> Path:
 def test_it_shows_states_and_curves_and_writes_the_report(sweep: Path, runs: Path) -> None:
     output = watch(runs, "--once").output
     running, *_ = (line for line in output.splitlines() if line.startswith(RUNNING))
-    for part in ("SFRIK [L=3]", "running", "3/10", "1234", "10 min", "█▃▁", "2.667", "▁▅█", "60.00 knn_top1"):
+    for part in (
+        "SFRIK [L=3]",
+        "running",
+        "3/10",
+        "1234",
+        "10 min",
+        "█▃▁",
+        "2.667",
+        "▁▅█",
+        "60.00 knn_top1",
+    ):
         assert part in running
-    assert output.index(RUNNING) < output.index("SimCLR") < output.index("VICReg")  # what runs comes first
+    assert (
+        output.index(RUNNING) < output.index("SimCLR") < output.index("VICReg")
+    )  # what runs comes first
     assert "3 cells: 1 done, 1 running, 1 pending" in output
     assert f"report: {sweep / 'report' / 'index.html'}" in output
     assert "VICReg" in (sweep / "report" / "index.html").read_text()
@@ -74,7 +88,10 @@ def test_it_ends_with_the_last_cell_and_reports_it(
         plan = json.loads((sweep / "sweep.json").read_text())
         if len(looks) == 2:  # the others end between two looks
             ended = record("AUH", 0, sweep="quick").parent.name
-            plan["cells"] = [plan["cells"][0], {"id": ended, "label": "AUH", "seed": 0, "epochs": 10}]
+            plan["cells"] = [
+                plan["cells"][0],
+                {"id": ended, "label": "AUH", "seed": 0, "epochs": 10},
+            ]
             (sweep / "sweep.json").write_text(json.dumps(plan))
 
     monkeypatch.setattr(time, "sleep", wait)

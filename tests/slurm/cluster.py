@@ -14,9 +14,9 @@ from tests.plugin import install
 from tests.slurm.testbed import Testbed
 from tests.slurm.user import User
 
-# What is loaded with the methods in the jobs. A step takes a second, later eight, until the test lets its job go.
-# However fast the machine or slow the test, a cell is still at work when its fault comes, and reacts to signals all
-# the same. A job whose rank has a file `<job>-<rank>` fails.
+# What is loaded with the methods in the jobs. A step takes a second, later eight, until the test
+# lets its job go. However fast the machine or slow the test, a cell is still at work when its fault
+# comes, and reacts to signals all the same. A job whose rank has a file `<job>-<rank>` fails.
 PACE = """
 import os
 import time
@@ -64,14 +64,18 @@ class Cluster(User):
         super().write(*(f"epochs={self.epochs} {cell}" for cell in cells))
 
     def submit(self, *options: str) -> str:
-        return self.run("sweep", "own.yaml", "cluster=slurm", "cluster.cpus=1", "cluster.gpus=0", *options)
+        return self.run(
+            "sweep", "own.yaml", "cluster=slurm", "cluster.cpus=1", "cluster.gpus=0", *options
+        )
 
     def statuses(self) -> list[CellStatus]:
         return manage.statuses(self.sweep)
 
 
 def setting(number: int) -> str:
-    """What tells the cells apart: they all train alike, so that one undisturbed run serves to compare with."""
+    """What tells the cells apart: they all train alike, so that one undisturbed run serves to
+    compare with.
+    """
     return f"evaluation.knn.temperature={0.07 + number / 1000:g}"
 
 
@@ -86,5 +90,8 @@ def owner(status: CellStatus) -> dict[str, Any]:
 
 
 def is_training(status: CellStatus) -> bool:
-    """Whether the process of the last attempt lives; that of a job which is starting again has not claimed its run."""
+    """Whether the process of the last attempt lives.
+
+    That of a job which is starting again has not claimed its run.
+    """
     return status.state == "running" and Path(f"/proc/{owner(status)['pid']}").exists()

@@ -31,7 +31,10 @@ def slurm_cluster() -> Iterator[Testbed]:
     small = directory / "small"
     small.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(small)]
-    mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    mounted = (
+        os.geteuid() == 0
+        and subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    )
     try:
         with Testbed(directory) as cluster:
             yield cluster
@@ -53,12 +56,16 @@ def standin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standin:
     """Stand-ins for Slurm's commands, where every process of the test finds them."""
     made = Standin(tmp_path / "slurm")
     monkeypatch.setenv("PATH", os.pathsep.join([str(made.folder), os.environ["PATH"]]))
-    monkeypatch.setattr("regbench.slurm.queue._TIMEOUT_S", PATIENCE_S)  # on a busy machine one may take longer
+    monkeypatch.setattr(
+        "regbench.slurm.queue._TIMEOUT_S", PATIENCE_S
+    )  # on a busy machine one may take longer
     return made
 
 
 @pytest.fixture
-def cluster(slurm: Testbed, program: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(
+    slurm: Testbed, program: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Cluster:
     """A user of the cluster, whose commands this process may give too."""
     for name, value in slurm.env().items():
         monkeypatch.setenv(name, value)
@@ -67,7 +74,10 @@ def cluster(slurm: Testbed, program: str, tiny: list[str], tmp_path: Path, monke
 
 @pytest.fixture
 def small(slurm_cluster: Testbed) -> Iterator[Path]:
-    """A disk of a few megabytes that the nodes see; they only see what was mounted before they started."""
+    """A disk of a few megabytes that the nodes see.
+
+    They only see what was mounted before they started.
+    """
     path = slurm_cluster.directory / "small"
     if not path.is_mount():
         pytest.skip("mounting a small disk takes root")

@@ -1,7 +1,8 @@
 """Stand-ins for Slurm's commands, for tests on machines without it.
 
-A folder of JSON files, one for each task of an array, takes the place of the controller, and `Standin.run` that of the
-nodes: it runs a job's batch script once, from its start to its end or until it is queued again.
+A folder of JSON files, one for each task of an array, takes the place of the controller, and
+`Standin.run` that of the nodes: it runs a job's batch script once, from its start to its end or
+until it is queued again.
 """
 
 from __future__ import annotations
@@ -176,12 +177,16 @@ class Standin:
 
     def tasks(self) -> dict[str, dict[str, Any]]:
         """All that were ever submitted, by Slurm's name of them."""
-        paths = sorted((self.folder / "tasks").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        paths = sorted(
+            (self.folder / "tasks").glob("*.json"), key=lambda path: path.stat().st_mtime_ns
+        )
         return {task["name"]: task for task in (json.loads(path.read_text()) for path in paths)}
 
     def queued(self) -> list[str]:
         """The names of those that have not ended, in the order of their ids."""
-        found = [task for task in self.tasks().values() if task["state"] not in ("ENDED", "PREEMPTED")]
+        found = [
+            task for task in self.tasks().values() if task["state"] not in ("ENDED", "PREEMPTED")
+        ]
         return [task["name"] for task in sorted(found, key=lambda task: int(task["raw"]))]
 
     def change(self, name: str, **more: Any) -> None:
@@ -197,11 +202,15 @@ class Standin:
             self.change(name, state="ENDED")
 
     def run(self, name: str) -> int | None:
-        """One life of a task: the exit code of its batch script; None if it is in the queue again."""
+        """One life of a task: the exit code of its batch script; None if it is in the queue
+        again.
+        """
         task = self.tasks()[name]
         asked = task["asked"]
         nodes = int(asked["nodes"])
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")} | {
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith("SLURM")
+        } | {
             "SLURM_JOB_ID": task["raw"],
             "SLURM_NTASKS": str(nodes * int(asked["ntasks-per-node"])),
             "SLURM_NNODES": str(nodes),
@@ -209,12 +218,18 @@ class Standin:
             "SLURM_JOB_NODELIST": "localhost",
         }
         if "array" in asked:
-            environment |= {"SLURM_ARRAY_JOB_ID": task["array"], "SLURM_ARRAY_TASK_ID": str(task["index"])}
+            environment |= {
+                "SLURM_ARRAY_JOB_ID": task["array"],
+                "SLURM_ARRAY_TASK_ID": str(task["index"]),
+            }
         if task["restarts"]:
             environment["SLURM_RESTART_COUNT"] = str(task["restarts"])
         self.change(name, state="RUNNING", told="")
         paths = [
-            asked[kind].replace("%A", task["array"]).replace("%a", str(task["index"])).replace("%j", task["raw"])
+            asked[kind]
+            .replace("%A", task["array"])
+            .replace("%a", str(task["index"]))
+            .replace("%j", task["raw"])
             for kind in ("output", "error")
         ]
         with Path(paths[0]).open("ab") as out, Path(paths[1]).open("ab") as errors:

@@ -31,16 +31,21 @@ pytestmark = pytest.mark.slurm
 
 
 class Storm:
-    """One fault for each cell, by its number. Each is applied once, in the middle of the cell's training."""
+    """One fault for each cell, by its number.
+
+    Each is applied once, in the middle of the cell's training.
+    """
 
     def __init__(self, cluster: Cluster, small: Path, numbers: dict[str, int]) -> None:
         self.cluster, self.slurm, self.small, self.numbers = cluster, cluster.slurm, small, numbers
         self.retried: list[int] = []
         # A node that is down or taken, and when it may come back.
         self.lost: tuple[str, Callable[[], bool]] | None = None
-        # Jobs of each cell since it was last submitted: one that failed takes the next in its chain with it.
+        # Jobs of each cell since it was last submitted: one that failed takes the next in its chain
+        # with it.
         self.jobs: dict[int, set[str]] = {}
-        # How often the cells had begun when their faults came: until they begin again, they go slowly.
+        # How often the cells had begun when their faults came: until they begin again, they go
+        # slowly.
         self.lives: dict[int, int] = {}
         self.pending: dict[int, Callable[[CellStatus], None]] = {
             0: self.kill_worker,
@@ -58,29 +63,44 @@ class Storm:
             14: self.notify,
         }
         # The disk is full from the start, the folder cannot be written.
-        self.heal: dict[int, Callable[[CellStatus], None]] = {10: self.enlarge_disk, 11: self.make_writable}
+        self.heal: dict[int, Callable[[CellStatus], None]] = {
+            10: self.enlarge_disk,
+            11: self.make_writable,
+        }
 
     def kill_worker(self, status: CellStatus) -> None:
         time.sleep(random.random())  # in a step, between steps, while a checkpoint is written
         self._signal(status, signal.SIGKILL)
 
     def notify(self, status: CellStatus) -> None:
-        """What slurmd sends when a job's time is nearly up. (scancel --signal refuses some tasks of arrays.)"""
+        """What slurmd sends when a job's time is nearly up. (scancel --signal refuses some
+        tasks of arrays.)
+        """
         self._signal(status, signal.SIGUSR2)
 
     def _signal(self, status: CellStatus, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):  # a fault of another cell has ended it this very moment
+        with contextlib.suppress(
+            ProcessLookupError
+        ):  # a fault of another cell has ended it this very moment
             os.kill(owner(status)["pid"], number)
 
     def requeue(self, status: CellStatus) -> None:
-        with contextlib.suppress(RuntimeError):  # a fault of another cell has done it this very moment
+        with contextlib.suppress(
+            RuntimeError
+        ):  # a fault of another cell has done it this very moment
             self.slurm.command("scontrol", "requeue", status.job)
 
     def preempt(self, status: CellStatus) -> None:
         node = owner(status)["hostname"]
         script = "#!/bin/sh\nsleep 1\n"
         subprocess.run(
-            ["sbatch", "--partition=high", f"--nodelist={node}", "--cpus-per-task=8", "--output=/dev/null"],
+            [
+                "sbatch",
+                "--partition=high",
+                f"--nodelist={node}",
+                "--cpus-per-task=8",
+                "--output=/dev/null",
+            ],
             input=script,
             text=True,
             check=True,
@@ -100,7 +120,9 @@ class Storm:
     def lose_node(self, status: CellStatus) -> None:
         """All its processes are gone at once."""
         node = owner(status)["hostname"]
-        place = Path(f"/proc/{owner(status)['pid']}/ns/uts").readlink()  # where the machine has the node's name
+        place = Path(
+            f"/proc/{owner(status)['pid']}/ns/uts"
+        ).readlink()  # where the machine has the node's name
         assert place != Path("/proc/self/ns/uts").readlink()
         self.slurm.kill(f"slurmd-{node}")
         watchers: list[int] = []
@@ -108,7 +130,9 @@ class Storm:
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has ended
                 if (path / "ns" / "uts").readlink() == place:
-                    (watchers if "slurmstepd" in (path / "cmdline").read_text() else watched).append(int(path.name))
+                    (
+                        watchers if "slurmstepd" in (path / "cmdline").read_text() else watched
+                    ).append(int(path.name))
         # A node that is lost reports nothing: those that would say how a job ended go first.
         for pid in watchers + watched:
             with contextlib.suppress(ProcessLookupError):
@@ -124,7 +148,9 @@ class Storm:
     def restart_controller(self, status: CellStatus) -> None:
         self.slurm.kill("slurmctld", signal.SIGTERM)
         # The truth comes from the run directories meanwhile.
-        assert status.cell_id in {s.cell_id for s in self.cluster.statuses() if s.state in ("running", "done")}
+        assert status.cell_id in {
+            s.cell_id for s in self.cluster.statuses() if s.state in ("running", "done")
+        }
         self.slurm.up("slurmctld")
         self.lives.pop(7)  # the job may have noticed nothing
 
@@ -154,13 +180,20 @@ class Storm:
         status.directory.with_suffix(".aside").rename(status.directory)
 
     def _was_given_up(self, job: str) -> bool:
-        """Slurm refuses or kills a job that it sends to a node where a former life of it is, or loses its script."""
+        """Slurm refuses or kills a job that it sends to a node where a former life of it is, or
+        loses its script.
+        """
         log = (self.slurm.directory / "slurmctld.log").read_text()
         ends = r"WTERMSIG 9|WEXITSTATUS 2"  # 2: there is no such file
         own = re.search(rf"JobId={job}\((\d+)\)", log)  # the number of a task of an array
         # Slurm may name the whole array, whose tasks it gives up together.
         either = "|".join([job, job.partition("_")[0], *([own[1]] if own else [])])
-        return re.search(rf"non-startable batch JobId=({either})\b|JobId={job}(\(\d+\))? ({ends})\b", log) is not None
+        return (
+            re.search(
+                rf"non-startable batch JobId=({either})\b|JobId={job}(\(\d+\))? ({ends})\b", log
+            )
+            is not None
+        )
 
     def look(self) -> bool:
         """Applies what is due; returns whether all cells have ended."""
@@ -176,7 +209,8 @@ class Storm:
             if status.job:
                 jobs.add(status.job)
             if "held" in status.detail:
-                # Slurm does so to a job, and drains the node, if its launch fails while daemons go and come.
+                # Slurm does so to a job, and drains the node, if its launch fails while daemons go
+                # and come.
                 for node in self.slurm.nodes:
                     with contextlib.suppress(RuntimeError):  # it is not drained
                         self.slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
@@ -191,13 +225,22 @@ class Storm:
                     self.cluster.run("retry", "own", status.cell_id)
                 continue
             if self.lost is not None and number in (3, 4, 5, 6, 8, 9):
-                continue  # one node has to be left, and nothing that Slurm is told reaches one that is away
+                # one node has to be left, and nothing that Slurm is told reaches one that is away
+                continue
             begun = len(read_attempts(status.directory))
-            if number in self.pending and 3 <= status.epochs_done < self.cluster.epochs - 10 and is_training(status):
+            if (
+                number in self.pending
+                and 3 <= status.epochs_done < self.cluster.epochs - 10
+                and is_training(status)
+            ):
                 self.lives[number] = begun
                 self.pending.pop(number)(status)
                 return False  # the states may be others now
-            if number not in self.pending and status.state == "running" and begun > self.lives.get(number, 0):
+            if (
+                number not in self.pending
+                and status.state == "running"
+                and begun > self.lives.get(number, 0)
+            ):
                 self.cluster.hurry(status.job)
         return all(status.state in FINISHED for status in found) and self.lost is None
 
@@ -209,9 +252,12 @@ def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
         12: "cluster.time_minutes=3 cluster.notice_s=40",
         **dict.fromkeys((13, 14), "cluster.nodes=2"),
     }
-    cluster.write(*(f"method=vicreg {setting(number)} {more.get(number, '')}" for number in range(15)))
+    cluster.write(
+        *(f"method=vicreg {setting(number)} {more.get(number, '')}" for number in range(15))
+    )
     cells = [
-        load_run([*cluster.tiny, f"epochs={cluster.epochs}", "method=vicreg", setting(number)]) for number in range(15)
+        load_run([*cluster.tiny, f"epochs={cluster.epochs}", "method=vicreg", setting(number)])
+        for number in range(15)
     ]
     directories = [cluster.sweep / cell.id for cell, _ in cells]
     cluster.sweep.mkdir(parents=True)
@@ -229,13 +275,17 @@ def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
     end_s = time.monotonic() + 1800
     ended = False
     while not ended:
-        assert time.monotonic() < end_s, "\n".join(map(str, cluster.statuses())) + cluster.slurm.logs()
+        assert time.monotonic() < end_s, (
+            "\n".join(map(str, cluster.statuses())) + cluster.slurm.logs()
+        )
         ended = storm.look()
         for directory in directories:
             _check_writers(directory, seen.setdefault(directory, set()))
             if (path := directory / "record.json").exists():
                 written_ns = path.stat().st_mtime_ns
-                assert records.setdefault(directory, written_ns) == written_ns  # no finished cell is run again
+                assert (
+                    records.setdefault(directory, written_ns) == written_ns
+                )  # no finished cell is run again
         time.sleep(0.2)
     assert not storm.pending, "a cell was done before its fault came"
     assert sorted(storm.retried) == [8, 9, 10, 11]
@@ -247,8 +297,13 @@ def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
         assert record is not None
         assert record.status == "done"
         attempts = read_attempts(directories[number])
-        jobs = 1 if number < 13 else 2  # the evaluations of what two processes trained are a job of one
-        assert sum(attempt["ended"] == "done" and not _found_all_done(attempt) for attempt in attempts) == jobs
+        jobs = (
+            1 if number < 13 else 2
+        )  # the evaluations of what two processes trained are a job of one
+        assert (
+            sum(attempt["ended"] == "done" and not _found_all_done(attempt) for attempt in attempts)
+            == jobs
+        )
         assert len(attempts) >= 2 or number in (7, 11), (number, attempts)
         if number < 13:
             assert curve(record) == curve(undisturbed), number
@@ -261,7 +316,9 @@ def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
 
 
 def _found_all_done(attempt: dict[str, Any]) -> bool:
-    """Whether no step was left: a job that Slurm gave up may start after all, beside the one submitted in its place."""
+    """Whether no step was left: a job that Slurm gave up may start after all, beside the one
+    submitted in its place.
+    """
     return attempt["progress"]["stage"] == "pretrain" and "step" not in attempt["progress"]
 
 
@@ -275,20 +332,37 @@ def _check_writers(directory: Path, seen: set[tuple[int, int]]) -> None:
 
 
 def test_cells_that_are_cancelled_to_make_room_for_others_go_on(cluster: Cluster) -> None:
-    """Where preemption cancels jobs, whatever they say of being queued again: by retry, sweep and one that waits."""
+    """Where preemption cancels jobs, whatever they say of being queued again: by retry, sweep
+    and one that waits.
+    """
     cluster.write(*(f"method=vicreg {setting(number)}" for number in range(2)))
     commands = cluster.slurm.command
-    urgent = ("--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+    urgent = (
+        "--partition=high",
+        "--nodes=2",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap=sleep 1",
+    )
 
     def make_room(life: int) -> None:
         def train() -> bool:
-            found = [status for status in cluster.statuses() if len(read_attempts(status.directory)) == life]
-            return len(found) == 2 and all(status.epochs_done for status in found) and all(map(is_training, found))
+            found = [
+                status
+                for status in cluster.statuses()
+                if len(read_attempts(status.directory)) == life
+            ]
+            return (
+                len(found) == 2
+                and all(status.epochs_done for status in found)
+                and all(map(is_training, found))
+            )
 
         wait_for(train, "both to train", 300)
         commands("sbatch", *urgent)
 
-    # Few clusters send the signal at which jobs put themselves back into the queue when they preempt; this one does.
+    # Few clusters send the signal at which jobs put themselves back into the queue when they
+    # preempt; this one does.
     unsignalled = "cluster.extra={signal: URG@90}"
     cluster.submit(unsignalled)
     commands("scontrol", "update", "PartitionName=main", "PreemptMode=CANCEL", "GraceTime=5")
@@ -302,17 +376,25 @@ def test_cells_that_are_cancelled_to_make_room_for_others_go_on(cluster: Cluster
         waits = cluster.begin("sweep", "own.yaml", *options, "--wait")
         with waits:
             make_room(2)
-            wait_for(lambda: len(list((cluster.sweep / "jobs").glob("*.json"))) == 4, "both to be submitted again", 300)
+            wait_for(
+                lambda: len(list((cluster.sweep / "jobs").glob("*.json"))) == 4,
+                "both to be submitted again",
+                300,
+            )
             for status in cluster.statuses():
                 cluster.hurry(status.job)
             assert waits.wait(PATIENCE_S) == 0, cluster.statuses()
     finally:
         commands("scontrol", "update", "PartitionName=main", "PreemptMode=REQUEUE", "GraceTime=20")
-    cell, runtime = load_run([*cluster.tiny, f"epochs={cluster.epochs}", "method=vicreg", setting(0)])
+    cell, runtime = load_run(
+        [*cluster.tiny, f"epochs={cluster.epochs}", "method=vicreg", setting(0)]
+    )
     undisturbed = run_cell(cell, runtime, "undisturbed")
     assert undisturbed is not None
     for status in cluster.statuses():
         record = read_record(status.directory)
         assert record is not None and curve(record) == curve(undisturbed)
         ends = [attempt["ended"] for attempt in read_attempts(status.directory)]
-        assert len(ends) == 3 and ends[-1] == "done" and set(ends[:2]) <= {"interrupted", None}  # None: killed
+        assert (
+            len(ends) == 3 and ends[-1] == "done" and set(ends[:2]) <= {"interrupted", None}
+        )  # None: killed

@@ -1,4 +1,6 @@
-"""Sweeps as jobs of Slurm, whose commands are stand-ins: submission, retry, cancellation, and what jobs do."""
+"""Sweeps as jobs of Slurm, whose commands are stand-ins: submission, retry, cancellation, and
+what jobs do.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class User:
     def write(self, *cells: str) -> None:
         common = "".join(f"  - '{override}'\n" for override in self.tiny)
         rows = "".join(f"  - {cell}\n" for cell in cells)
-        (self.folder / "own.yaml").write_text(f"description: My own\ncommon:\n{common}cells:\n{rows}")
+        (self.folder / "own.yaml").write_text(
+            f"description: My own\ncommon:\n{common}cells:\n{rows}"
+        )
 
     def call(self, *words: str) -> Result:
         return CliRunner().invoke(main, words, env={"REGBENCH_RUNS_DIR": str(self.sweep.parent)})
@@ -86,16 +90,38 @@ def user(standin: Standin, tiny: list[str], tmp_path: Path) -> User:
 
 def test_what_is_submitted(user: User) -> None:
     user.write("method=vicreg seed=0,1,2", "method=simclr cluster.nodes=4 cluster.mem_gib=1.5")
-    options = ("cluster.partition=gpu", "cluster.time_minutes=70", "cluster.notice_s=33", "cluster.parallel=2")
-    ours = ("cluster.account=who", "cluster.qos=high", "cluster.constraint=a100", "cluster.extra={nice: 5}")
+    options = (
+        "cluster.partition=gpu",
+        "cluster.time_minutes=70",
+        "cluster.notice_s=33",
+        "cluster.parallel=2",
+    )
+    ours = (
+        "cluster.account=who",
+        "cluster.qos=high",
+        "cluster.constraint=a100",
+        "cluster.extra={nice: 5}",
+    )
     jobs = ("cluster.modules=[cuda/13]", "cluster.setup=[umask 7]", "cluster.gpus=2")
     assert "submitted 4 cells as 1, 4, 7, 8" in user.submit(*options, *ours, *jobs)
-    array, evaluations, single, last = (user.slurm.tasks()[name] for name in ("1_0", "4_0", "7", "8"))
+    array, evaluations, single, last = (
+        user.slurm.tasks()[name] for name in ("1_0", "4_0", "7", "8")
+    )
     asked = array["asked"]
-    assert (asked["array"], asked["partition"], asked["time"], asked["signal"]) == ("0-2%2", "gpu", "70", "USR2@33")
+    assert (asked["array"], asked["partition"], asked["time"], asked["signal"]) == (
+        "0-2%2",
+        "gpu",
+        "70",
+        "USR2@33",
+    )
     assert (asked["nodes"], asked["ntasks-per-node"], asked["cpus-per-task"]) == ("1", "2", "1")
     assert asked["gpus-per-node"] == "2"
-    assert [asked[name] for name in ("account", "qos", "constraint", "nice")] == ["who", "high", "a100", "5"]
+    assert [asked[name] for name in ("account", "qos", "constraint", "nice")] == [
+        "who",
+        "high",
+        "a100",
+        "5",
+    ]
     assert (asked["requeue"], asked["kill-on-invalid-dep"]) == (True, "yes")
     assert "mem" not in asked
     assert "array" not in single["asked"]
@@ -103,17 +129,23 @@ def test_what_is_submitted(user: User) -> None:
     script = Path(array["script"]).read_text()
     assert "module load cuda/13\numask 7\n" in script
     (step,) = (line for line in script.splitlines() if line.startswith("srun"))
-    # srun does not take over --cpus-per-task, and a site's WaitTime would end what the first rank has still to do.
+    # srun does not take over --cpus-per-task, and a site's WaitTime would end what the first rank
+    # has still to do.
     assert {"--cpus-per-task=1", "--wait=0", "--kill-on-bad-exit=1"} < set(step.split())
     # No GPU but one waits while that one evaluates.
     for job, before in ((evaluations, "aftercorr:1"), (last, "afterok:7")):
         asked = job["asked"]
         assert (asked["nodes"], asked["ntasks-per-node"], asked["gpus-per-node"]) == ("1", "1", "1")
         assert asked["dependency"] == before
-    stages = [json.loads(path.read_text())["stages"] for path in sorted((user.sweep / "jobs").glob("*.json"))]
+    stages = [
+        json.loads(path.read_text())["stages"]
+        for path in sorted((user.sweep / "jobs").glob("*.json"))
+    ]
     assert stages == [["pretrain"], ["tune", "final"]] * 2
     assert [status.job for status in user.statuses()] == ["1_0", "1_1", "1_2", "7"]
-    assert {(status.state, status.detail) for status in user.statuses()} == {("queued", "pending (Priority)")}
+    assert {(status.state, status.detail) for status in user.statuses()} == {
+        ("queued", "pending (Priority)")
+    }
 
 
 def test_what_is_in_the_queue_or_finished_is_not_submitted_again(user: User) -> None:
@@ -123,9 +155,13 @@ def test_what_is_in_the_queue_or_finished_is_not_submitted_again(user: User) -> 
     user.slurm.lose("1_0", "1_1", "1_2", "1_3")
     assert set(user.states()) == {"lost"}
     done, tuned, running, lost = (user.sweep / cell for cell in user.cells())
-    (done / "record.json").write_text(made(load_run([*user.tiny, "method=vicreg"])[0].plain()).text())
+    (done / "record.json").write_text(
+        made(load_run([*user.tiny, "method=vicreg"])[0].plain()).text()
+    )
     (tuned / "tuning.json").write_text("{}")
-    assert "all cells are finished" in user.submit("seed=0", "--wait")  # whatever becomes of the others
+    assert "all cells are finished" in user.submit(
+        "seed=0", "--wait"
+    )  # whatever becomes of the others
     attempt = {"heartbeat": time.time(), "beat": 1, "lease_s": 60}
     for directory, how in ((tuned, "done"), (running, None)):
         (directory / "attempts").mkdir()
@@ -136,11 +172,15 @@ def test_what_is_in_the_queue_or_finished_is_not_submitted_again(user: User) -> 
     assert f"{lost.name}  VICReg seed 3: was lost" in output
     assert "submitted 2 cells as 5" in output
     assert user.slurm.queued() == ["5_0", "5_1"]
-    assert "all cells are finished, run or wait" in user.submit()  # which is no failure of those that wait
+    assert (
+        "all cells are finished, run or wait" in user.submit()
+    )  # which is no failure of those that wait
 
 
 def test_a_tuning_submits_what_its_cells_need(user: User) -> None:
-    """A cell that is tuned has come through the stages of the choice, and not through the final one."""
+    """A cell that is tuned has come through the stages of the choice, and not through the final
+    one.
+    """
     user.write("method=vicreg method.alignment_weight=10,20")
     words = ("tune", str(user.folder / "own.yaml"), *OPTIONS)
     assert "the same command goes on" in user.run(*words)
@@ -156,7 +196,10 @@ def test_a_tuning_submits_what_its_cells_need(user: User) -> None:
         (status.directory / "attempts" / "0001.json").write_text(json.dumps(attempt))
     assert "nothing to try again" in user.run("retry", "own")
     assert "submitted 1 cells" in user.run(*words)
-    stages = [json.loads(path.read_text())["stages"] for path in sorted((user.sweep / "jobs").glob("*.json"))]
+    stages = [
+        json.loads(path.read_text())["stages"]
+        for path in sorted((user.sweep / "jobs").glob("*.json"))
+    ]
     assert stages == [*[["pretrain", "tune"]] * 2, ["pretrain", "tune", "final"]]
 
 
@@ -176,12 +219,20 @@ def test_waiting_ends_when_no_cell_waits_or_runs_any_more(
     sleep = SimpleNamespace(sleep=lambda _: user.slurm.change("1", state=next(states)))
     monkeypatch.setattr(manage, "time", sleep)  # not subprocess's
     waited = user.call(command, str(user.folder / "own.yaml"), *OPTIONS, "--wait")
-    assert (waited.exit_code, "1 of 1 cells are not finished: VICReg seed 0 lost" in waited.output) == (1, True)
+    assert (
+        waited.exit_code,
+        "1 of 1 cells are not finished: VICReg seed 0 lost" in waited.output,
+    ) == (1, True)
 
 
 @pytest.mark.parametrize("remembers", ["squeue", "sacct"])
-def test_what_is_cancelled_to_make_room_for_others_is_submitted_again(remembers: str, user: User) -> None:
-    """By retry and sweep; though the job had no time to come to run our code, or a stage of it waited for the first."""
+def test_what_is_cancelled_to_make_room_for_others_is_submitted_again(
+    remembers: str, user: User
+) -> None:
+    """By retry and sweep.
+
+    Though the job had no time to come to run our code, or a stage of it waited for the first.
+    """
     user.write("method=vicreg seed=0,1,2", "method=simclr cluster.nodes=2")
     user.submit()
     logs = user.sweep / "jobs" / "logs"
@@ -191,7 +242,9 @@ def test_what_is_cancelled_to_make_room_for_others_is_submitted_again(remembers:
     for name in ("1_0", "1_1", "4"):
         user.slurm.change(name, state="PREEMPTED", forgotten=remembers == "sacct")
     if remembers == "sacct":
-        (user.slurm.folder / "accounts").write_text("1_0|PREEMPTED\n1_1|PREEMPTED\n4|PREEMPTED\n5|CANCELLED\n")
+        (user.slurm.folder / "accounts").write_text(
+            "1_0|PREEMPTED\n1_1|PREEMPTED\n4|PREEMPTED\n5|CANCELLED\n"
+        )
     assert user.states() == ["preempted", "preempted", "failed", "preempted"]
     assert "job 1_0 was cancelled to make room for others" in user.run("status", "own")
     assert "seed 0: was preempted" in user.run("retry", "own", user.cells()[0])
@@ -216,8 +269,13 @@ def test_waiting_submits_again_what_is_cancelled_to_make_room_for_others(
     assert "was preempted; submitted 1 cells as 2" in caplog.text
 
 
-def test_before_cells_are_submitted_their_data_sets_are_prepared(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of their evaluations too. A job's Python may have a sink that this one lacks; a run here needs it."""
+def test_before_cells_are_submitted_their_data_sets_are_prepared(
+    user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of their evaluations too. A job's Python may have a sink that this one lacks.
+
+    A run here needs it.
+    """
     prepared: list[str] = []
 
     def prepare(datasets: Sequence[DatasetConfig], _: Path) -> None:
@@ -242,7 +300,9 @@ def test_more_jobs_than_one_command_takes_are_all_cancelled(user: User) -> None:
 def test_jobs_find_relative_folders(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     user.write("method=vicreg")
     monkeypatch.chdir(user.folder)
-    (data_dir,) = (word.partition("=")[2] for word in user.tiny if word.startswith("runtime.data_dir="))
+    (data_dir,) = (
+        word.partition("=")[2] for word in user.tiny if word.startswith("runtime.data_dir=")
+    )
     Path("data").symlink_to(data_dir)
     user.run("sweep", "own.yaml", *OPTIONS, "runtime.runs_dir='my runs'", "runtime.data_dir=data")
     (task,) = user.slurm.tasks().values()
@@ -257,7 +317,11 @@ def test_stages_wait_for_each_other(user: User) -> None:
     user.submit("cluster.stages={pretrain: {nodes: 2}, tune: {}, final: {cpus: 2}}")
     asked = [user.slurm.tasks()[name]["asked"] for name in ("1_0", "3_0", "5_1")]
     assert [entry.get("dependency") for entry in asked] == [None, "aftercorr:1", "aftercorr:3"]
-    assert [(entry["nodes"], entry["cpus-per-task"]) for entry in asked] == [("2", "1"), ("1", "1"), ("1", "2")]
+    assert [(entry["nodes"], entry["cpus-per-task"]) for entry in asked] == [
+        ("2", "1"),
+        ("1", "1"),
+        ("1", "2"),
+    ]
     for state in ("PENDING", "RUNNING"):
         user.slurm.change("1_0", state=state)
         assert [status.job for status in user.statuses()] == ["1_0", "1_1"]
@@ -292,12 +356,16 @@ def test_evaluations_after_a_training_without_gpus_ask_for_none(user: User) -> N
     assert "gpus-per-node" not in training | evaluations
     user.slurm.lose("1", "2")
     (user.sweep / "jobs" / "logs" / "1_error").write_text("ValueError: no")
-    assert [(status.state, status.detail) for status in user.statuses()] == [("failed", "ValueError: no")]
+    assert [(status.state, status.detail) for status in user.statuses()] == [
+        ("failed", "ValueError: no")
+    ]
 
 
 def test_refusals(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     user.write("method=vicreg")
-    refused = user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS, "cluster.partition=none", "seed=2")
+    refused = user.call(
+        "sweep", str(user.folder / "own.yaml"), *OPTIONS, "cluster.partition=none", "seed=2"
+    )
     assert refused.exit_code == 2
     assert "Slurm refuses the jobs" in refused.output
     assert "invalid partition specified: none" in refused.output
@@ -311,7 +379,10 @@ def test_refusals(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "Slurm does not answer" in refused.output
     # What it does not know is taken for what it was.
     (submitted,) = (status for status in user.statuses() if status.job)
-    assert (submitted.state, submitted.detail) == ("queued", "submitted; the scheduler does not answer")
+    assert (submitted.state, submitted.detail) == (
+        "queued",
+        "submitted; the scheduler does not answer",
+    )
     user.slurm.away(0)
     user.slurm.change("1", state="")  # as in a line that is cut off
     assert user.states().count("queued") == 1
@@ -338,13 +409,16 @@ def test_folders_whose_names_slurm_would_change_are_refused(user: User) -> None:
 # ------------------------------------------------------------------ two at a time, killed half-way
 
 
-def test_two_submissions_at_a_time_submit_each_cell_once(user: User, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_submissions_at_a_time_submit_each_cell_once(
+    user: User, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "regbench")
     user.write("method=vicreg")
     (user.slurm.folder / "hold").touch()
     runs = f"runtime.runs_dir={user.sweep.parent}"
     first, second = (
-        load_sweep(str(user.folder / "own.yaml"), [*OPTIONS, runs, seeds]) for seeds in ("seed=0,1", "seed=1,2")
+        load_sweep(str(user.folder / "own.yaml"), [*OPTIONS, runs, seeds])
+        for seeds in ("seed=0,1", "seed=1,2")
     )
     with ThreadPoolExecutor(2) as pool:
         submitted = [pool.submit(manage.submit_sweep, first, STAGES)]
@@ -381,12 +455,17 @@ def test_a_submission_that_was_killed_is_found_again(
     assert user.states() == ["pending", "pending"]
     assert says in (user.submit() if command == "sweep" else user.run(command, "own"))
     assert user.slurm.queued() == (["1_0", "1_1"] if state == "queued" else [])
-    assert [(status.state, status.job) for status in user.statuses()] == [(state, "1_0"), (state, "1_1")]
+    assert [(status.state, status.job) for status in user.statuses()] == [
+        (state, "1_0"),
+        (state, "1_1"),
+    ]
 
 
 @pytest.mark.parametrize("given", [(), ("1_0",)], ids=["none", "one"])
 def test_a_job_that_does_not_know_what_to_do_makes_way(user: User, given: Sequence[str]) -> None:
-    """Slurm has it, but whoever submits has not heard so, and has not given all jobs their arguments."""
+    """Slurm has it, but whoever submits has not heard so, and has not given all jobs their
+    arguments.
+    """
     user.write("method=vicreg seed=0,1")
     (user.slurm.folder / "late").touch()
     assert user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS).exit_code == 2
@@ -417,7 +496,10 @@ def test_a_cancelled_cell_says_so_until_it_is_tried_again(user: User) -> None:
     assert user.states() == ["cancelled", "cancelled"]
     assert "cancelled 0 cells" in user.run("cancel", "own")
     assert "submitted 2 cells" in user.run("retry", "own")  # each as it was submitted last
-    assert [user.slurm.tasks()[name]["asked"]["time"] == "70" for name in user.slurm.queued()] == [True, False]
+    assert [user.slurm.tasks()[name]["asked"]["time"] == "70" for name in user.slurm.queued()] == [
+        True,
+        False,
+    ]
 
 
 def test_held_jobs_are_released_and_those_of_finished_cells_cancelled(user: User) -> None:
@@ -430,9 +512,15 @@ def test_held_jobs_are_released_and_those_of_finished_cells_cancelled(user: User
     for cell, status in ((second, "diverged"), (third, "done")):
         (user.sweep / cell / "record.json").write_text(made(status=status).text())
     output = user.run("retry", "own")
-    assert f"{first}  VICReg seed 0: held by Slurm (pending (launch failed requeued held)); released" in output
+    assert (
+        f"{first}  VICReg seed 0: held by Slurm (pending (launch failed requeued held)); released"
+        in output
+    )
     assert "cancelled 1_1: the cells are finished" in output
-    assert user.slurm.queued() == ["1_0", "1_2"]  # what runs is about to see that there is nothing to do
+    assert user.slurm.queued() == [
+        "1_0",
+        "1_2",
+    ]  # what runs is about to see that there is nothing to do
     assert user.slurm.tasks()["1_0"]["reason"] == "Priority"
 
 
@@ -461,7 +549,8 @@ def test_only_what_went_to_slurm_can_be_tried_again(user: User) -> None:
 
 # ------------------------------------------------------------------ what jobs do
 
-# In every process of a job: a file `<rank>-<life>` beside this module tells what happens to it in its fourth step.
+# In every process of a job: a file `<rank>-<life>` beside this module tells what happens to it in
+# its fourth step.
 FAULTS = """
 import os
 import signal
@@ -496,10 +585,15 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_job_from_a_relative_folder_through_a_lost_controller_to_its_record(
     user: User, faults: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its time is up while Slurm's controller is away; it is lost then, and tried again from elsewhere."""
+    """Its time is up while Slurm's controller is away.
+
+    It is lost then, and tried again from elsewhere.
+    """
     monkeypatch.chdir(user.folder)
     user.write("method=vicreg epochs=3")
-    (data_dir,) = (word.partition("=")[2] for word in user.tiny if word.startswith("runtime.data_dir="))
+    (data_dir,) = (
+        word.partition("=")[2] for word in user.tiny if word.startswith("runtime.data_dir=")
+    )
     user.submit("runtime.runs_dir=runs", f"runtime.data_dir={os.path.relpath(data_dir)}")
     (faults / "0-0").write_text("SIGUSR2")
     (directory,) = (status.directory for status in user.statuses())
@@ -507,7 +601,9 @@ def test_a_job_from_a_relative_folder_through_a_lost_controller_to_its_record(
     threading.Thread(target=_leave_when_trained, args=(user.slurm, directory)).start()
     assert user.slurm.run("1") is None  # in the queue again
     assert [attempt["ended"] for attempt in read_attempts(directory)] == ["interrupted"]
-    assert "trying again" in "".join(path.read_text() for path in (user.sweep / "jobs" / "logs").glob("1_0_log.*"))
+    assert "trying again" in "".join(
+        path.read_text() for path in (user.sweep / "jobs" / "logs").glob("1_0_log.*")
+    )
     user.slurm.lose("1")
     (faults / "0-0").unlink()
 
@@ -540,7 +636,8 @@ def test_an_error_of_one_rank_ends_the_job_and_a_kill_does_not(user: User, fault
     assert code is not None
     assert code > 0
     first, second = read_attempts(directory)
-    # Slurm may end the first rank before it has heard of what befell the other; the job's own note says it in any case.
+    # Slurm may end the first rank before it has heard of what befell the other; the job's own note
+    # says it in any case.
     assert first["ended"] in ("failed", "interrupted", None)
     assert second["progress"]["began"]["step"] == 3
     assert second["ended"] in ("failed", "interrupted", None)
@@ -553,15 +650,21 @@ def test_an_error_of_one_rank_ends_the_job_and_a_kill_does_not(user: User, fault
 
 
 @pytest.fixture
-def process(standin: Standin, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+def process(
+    standin: Standin, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Process]:
     """This process as one of a job, with nothing to do."""
     for name in RANKS:
         monkeypatch.setenv(name, "")  # so that it is put back
     monkeypatch.setenv("SUBMITIT_FOLDER", str(tmp_path))
-    monkeypatch.setattr("regbench.slurm.job._log_to_file", lambda: None)  # pytest has handlers of its own
+    monkeypatch.setattr(
+        "regbench.slurm.job._log_to_file", lambda: None
+    )  # pytest has handlers of its own
     handler = signal.getsignal(signal.SIGCONT)
     seen: list[dict[str, str]] = []
-    monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda *arguments: seen.append(dict(os.environ)))
+    monkeypatch.setattr(
+        "regbench.benchmark.run.run_cell", lambda *arguments: seen.append(dict(os.environ))
+    )
     cell, runtime = load_run([*tiny, "method=vicreg"])
 
     def begin(stages: Sequence[str] = STAGES, **variables: str) -> dict[str, str]:
@@ -577,20 +680,33 @@ def process(standin: Standin, tiny: list[str], tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_processes_of_a_job_know_each_other(process: Process, tmp_path: Path) -> None:
-    """The sixth of eight on two nodes, in two lives of a job. That all began is for the first of them to say."""
+    """The sixth of eight on two nodes, in two lives of a job.
+
+    That all began is for the first of them to say.
+    """
     (tmp_path / "7_missed").touch()
-    first = process(JOB_ID="7", PROCID="5", LOCALID="1", NTASKS="8", NNODES="2", JOB_NODELIST="node[1-2]")
+    first = process(
+        JOB_ID="7", PROCID="5", LOCALID="1", NTASKS="8", NNODES="2", JOB_NODELIST="node[1-2]"
+    )
     assert [first[name] for name in RANKS[:-1]] == ["5", "8", "1", "4", "node1"]
     assert (tmp_path / "7_missed").exists()
     second = process(RESTART_COUNT="1")
     assert first["MASTER_PORT"] != second["MASTER_PORT"]
 
 
-def test_lives_that_come_no_farther_are_not_for_ever(process: Process, tiny: list[str], tmp_path: Path) -> None:
+def test_lives_that_come_no_farther_are_not_for_ever(
+    process: Process, tiny: list[str], tmp_path: Path
+) -> None:
     """Ten in a row, of this job, that began where the one before began."""
     attempts = tmp_path / "runs" / "own" / load_run([*tiny, "method=vicreg"])[0].id / "attempts"
     attempts.mkdir(parents=True)
-    life = {"heartbeat": 0.0, "beat": 1, "lease_s": 60, "ended": "interrupted", "owner": {"slurm_job_id": "7"}}
+    life = {
+        "heartbeat": 0.0,
+        "beat": 1,
+        "lease_s": 60,
+        "ended": "interrupted",
+        "owner": {"slurm_job_id": "7"},
+    }
 
     def write(number: int, **more: Any) -> None:
         entry = {**life, "progress": {"began": {"step": 4}}, **more}
@@ -599,9 +715,13 @@ def test_lives_that_come_no_farther_are_not_for_ever(process: Process, tiny: lis
     for number in range(1, 11):
         write(number)
     single = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1"}
-    with pytest.raises(RegbenchError, match="10 lives of this job came no farther than step: 4; give the same"):
+    with pytest.raises(
+        RegbenchError, match="10 lives of this job came no farther than step: 4; give the same"
+    ):
         process(**single)
-    assert "came no farther" in (tmp_path / "7_error").read_text()  # which the batch script looks for
+    assert (
+        "came no farther" in (tmp_path / "7_error").read_text()
+    )  # which the batch script looks for
     assert process(**{**single, "JOB_ID": "8"})  # tried again
     assert process(**{**single, "PROCID": "1"})  # the first process tells
     for more in (
@@ -629,8 +749,13 @@ def test_lives_that_end_before_they_come_to_work_are_not_for_ever(
     ):
         (attempts / "0001.json").write_text(json.dumps({**life, "owner": owner}))
         assert process(**job, RESTART_COUNT=str(int(restarts) - 1))
-        with monkeypatch.context() as patch, pytest.raises(RegbenchError, match="10 lives of this job ended before"):
-            patch.setitem(sys.modules, "regbench.benchmark.run", None)  # nothing of that is loaded before
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(RegbenchError, match="10 lives of this job ended before"),
+        ):
+            patch.setitem(
+                sys.modules, "regbench.benchmark.run", None
+            )  # nothing of that is loaded before
             process(**job, RESTART_COUNT=restarts)
         assert "before they came to work" in (tmp_path / "7_error").read_text()
         (tmp_path / "7_error").unlink()
@@ -638,7 +763,9 @@ def test_lives_that_end_before_they_come_to_work_are_not_for_ever(
 
 def test_the_batch_script_queues_a_killed_job_again_and_no_other(user: User) -> None:
     user.write("method=vicreg")
-    instead = user.folder / "instead"  # of Python: what a job leaves, and the code that it ends with
+    instead = (
+        user.folder / "instead"
+    )  # of Python: what a job leaves, and the code that it ends with
     user.submit(f"cluster.container={instead}")
     note = user.sweep / "jobs" / "logs" / "1"
     for error, code, requeued in ((False, 137, True), (False, 1, False), (True, 137, False)):
@@ -661,7 +788,9 @@ def test_what_a_job_leaves_for_its_batch_script(
 
         monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
         with pytest.raises(type(error)):
-            process(JOB_ID="7", PROCID="0", LOCALID="0", NTASKS="2", NNODES="1", JOB_NODELIST="node1")
+            process(
+                JOB_ID="7", PROCID="0", LOCALID="0", NTASKS="2", NNODES="1", JOB_NODELIST="node1"
+            )
         return sorted(path.name for path in tmp_path.glob("7_*"))
 
     assert ends(PeerLost("rank 1 was lost")) == []
@@ -675,26 +804,36 @@ def test_what_a_job_leaves_for_its_batch_script(
 
 
 @pytest.mark.parametrize(
-    ("number", "rank", "told"), [("SIGUSR2", "0", "requeue"), ("SIGUSR2", "1", ""), ("SIGTERM", "0", "")]
+    ("number", "rank", "told"),
+    [("SIGUSR2", "0", "requeue"), ("SIGUSR2", "1", ""), ("SIGTERM", "0", "")],
 )
 def test_only_a_job_whose_time_is_up_goes_into_the_queue_again(
     number: str, rank: str, told: str, user: User, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first process asks until Slurm answers. All wait ten minutes, as Slurm knows who was cancelled."""
+    """Its first process asks until Slurm answers.
+
+    All wait ten minutes, as Slurm knows who was cancelled.
+    """
     user.write("method=vicreg seed=0,1")
     user.submit()
     user.slurm.away(1)
     slept_s = [0.0]
     clock = SimpleNamespace(monotonic=lambda: sum(slept_s), sleep=slept_s.append)
     monkeypatch.setattr("regbench.slurm.job.time", clock)
-    monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda *_: signal.raise_signal(signal.Signals[number]))
-    with pytest.raises(RegbenchError, match=f"interrupted by {number}, and Slurm did not end the job"):
+    monkeypatch.setattr(
+        "regbench.benchmark.run.run_cell", lambda *_: signal.raise_signal(signal.Signals[number])
+    )
+    with pytest.raises(
+        RegbenchError, match=f"interrupted by {number}, and Slurm did not end the job"
+    ):
         process(JOB_ID="2", ARRAY_JOB_ID="1", ARRAY_TASK_ID="1", PROCID=rank, NTASKS="1")
     assert [task["told"] for task in user.slurm.tasks().values()] == ["", told]
     assert sum(slept_s) == 600
 
 
-def test_a_job_opens_the_test_split_to_no_cell_that_its_tuning_has_not_chosen(process: Process, tmp_path: Path) -> None:
+def test_a_job_opens_the_test_split_to_no_cell_that_its_tuning_has_not_chosen(
+    process: Process, tmp_path: Path
+) -> None:
     (tmp_path / "runs" / "own").mkdir(parents=True)
     (tmp_path / "runs" / "own" / "tune.json").write_text("[]")
     single = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1"}
@@ -727,7 +866,9 @@ def test_a_job_that_cannot_begin_is_tried_twice_and_says_why(user: User) -> None
 def test_the_last_words_of_a_job_that_cannot_begin_are_told(user: User) -> None:
     user.write("method=vicreg")
     instead = user.folder / "instead"  # of Python
-    instead.write_text("#!/bin/sh\nfor number in 1 2 3 4 5; do echo word $number >&2; done\nexit 2\n")
+    instead.write_text(
+        "#!/bin/sh\nfor number in 1 2 3 4 5; do echo word $number >&2; done\nexit 2\n"
+    )
     instead.chmod(0o755)
     user.submit(f"cluster.container={instead}")
     for _ in range(2):
@@ -753,7 +894,9 @@ class Lives:
         for name, value in {"PROCID": "0", "NTASKS": "1", "NNODES": "1"}.items():
             patch.setenv(f"SLURM_{name}", value)
         patch.setenv("SUBMITIT_FOLDER", str(folder))
-        patch.setattr("regbench.slurm.job._log_to_file", lambda: None)  # pytest has handlers of its own
+        patch.setattr(
+            "regbench.slurm.job._log_to_file", lambda: None
+        )  # pytest has handlers of its own
         patch.setattr(states, "SAVE_EVERY_S", 0.0)
 
     def live(self, job: str, life: int) -> None:
@@ -798,7 +941,9 @@ def test_a_job_that_comes_no_farther_ends_and_another_may_try(lives: Lives) -> N
     lives.interrupted("7", 0, after=True)
     for life in range(1, 11):
         lives.interrupted("7", life, after=False)
-    with pytest.raises(RegbenchError, match=r"10 lives of this job came no farther than .*epoch 1 of 30.* retry"):
+    with pytest.raises(
+        RegbenchError, match=r"10 lives of this job came no farther than .*epoch 1 of 30.* retry"
+    ):
         lives.live("7", 11)
     assert len(read_attempts(lives.directory)) == 11
     lives.live("8", 0)

@@ -72,7 +72,9 @@ class Storm:
                     pair[0] = "fail"
                 if pair[0] == "stop":  # the cell's end, as another process trains it at full speed
                     pair = ["kill", "stop"]
-                self.due[number] = list(zip(sorted(self.random.sample(range(1, EPOCHS // 3), 2)), pair, strict=True))
+                self.due[number] = list(
+                    zip(sorted(self.random.sample(range(1, EPOCHS // 3), 2)), pair, strict=True)
+                )
         self.expected[CRAMPED] = "No space left on device", self.enlarge_disk
 
     # -------------------------------------------------------------- faults
@@ -132,15 +134,28 @@ class Storm:
     def fail(self, status: CellStatus) -> None:
         """An error on the second of two processes."""
         self.cluster.fail(status.job, 1)
-        self.expected[self.numbers[status.cell_id]] = "ValueError: a made-up error", lambda status: None
+        self.expected[self.numbers[status.cell_id]] = (
+            "ValueError: a made-up error",
+            lambda status: None,
+        )
 
     def stop(self, status: CellStatus) -> None:
-        """A process sleeps for longer than its lease; another takes over, and the first wakes at some time."""
+        """A process sleeps for longer than its lease.
+
+        Another takes over, and the first wakes at some time.
+        """
         pid = self._processes(status)[0]
         os.kill(pid, signal.SIGSTOP)
         other = subprocess.Popen(
             [
-                *(self.cluster.program, "train", "--config", str(status.directory / "config.yaml"), "--name", "own"),
+                *(
+                    self.cluster.program,
+                    "train",
+                    "--config",
+                    str(status.directory / "config.yaml"),
+                    "--name",
+                    "own",
+                ),
                 *(setting for setting in self.cluster.tiny if setting.startswith("runtime.")),
             ],
             cwd=self.cluster.folder,
@@ -167,12 +182,18 @@ class Storm:
     def _processes(self, status: CellStatus) -> list[int]:
         """Those of its job, by rank."""
         array, _, task = status.job.partition("_")
-        job = [f"SLURM_ARRAY_JOB_ID={array}", f"SLURM_ARRAY_TASK_ID={task}"] if task else [f"SLURM_JOB_ID={array}"]
+        job = (
+            [f"SLURM_ARRAY_JOB_ID={array}", f"SLURM_ARRAY_TASK_ID={task}"]
+            if task
+            else [f"SLURM_JOB_ID={array}"]
+        )
         found = {}
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has ended
                 environment = (path / "environ").read_bytes().decode().split("\0")
-                if {*job} <= {*environment} and b"submitit.core._submit" in (path / "cmdline").read_bytes():
+                if {*job} <= {*environment} and b"submitit.core._submit" in (
+                    path / "cmdline"
+                ).read_bytes():
                     (rank,) = (entry for entry in environment if entry.startswith("SLURM_PROCID="))
                     found[int(rank.partition("=")[2])] = int(path.name)
         return [found[rank] for rank in sorted(found)]
@@ -180,7 +201,10 @@ class Storm:
     # -------------------------------------------------------------- the user
 
     def look(self) -> bool:
-        """Applies what is due and tries again what has ended; returns whether all cells are finished."""
+        """Applies what is due and tries again what has ended.
+
+        Returns whether all cells are finished.
+        """
         for entry in self.stopped:
             if entry.until_s < time.monotonic():
                 with contextlib.suppress(ProcessLookupError):
@@ -195,7 +219,9 @@ class Storm:
             if "held" in status.detail:
                 for node in self.cluster.slurm.nodes:
                     with contextlib.suppress(RuntimeError):  # it is not drained
-                        self.cluster.slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
+                        self.cluster.slurm.command(
+                            "scontrol", "update", f"nodename={node}", "state=resume"
+                        )
                 self.cluster.run("retry", "own", status.cell_id)
             elif manage.is_free(status, STAGES):
                 if number in self.expected:
@@ -208,19 +234,27 @@ class Storm:
                     self.cluster.submit()
             elif status.state == "running" and due and status.epochs_done >= due[0][0]:
                 kind = due[0][1]
-                if self._processes(status) and number not in self.expected and (kind != "submit_twice" or may_submit):
+                if (
+                    self._processes(status)
+                    and number not in self.expected
+                    and (kind != "submit_twice" or may_submit)
+                ):
                     due.pop(0)
                     self.applied.append(f"{number} {kind}")
                     getattr(self, kind)(status)
                     return False  # the states may be others now
-            elif status.state == "running" and not due and status.job and number not in self.expected:
+            elif (
+                status.state == "running" and not due and status.job and number not in self.expected
+            ):
                 self.cluster.hurry(status.job)
         return all(status.state in FINISHED for status in found)
 
 
 def content(directory: Path) -> dict[str, str]:
     """The files of a run but for those that say who was at work, and what a killed writer left."""
-    files = [path for path in directory.iterdir() if path.is_file() and not path.name.startswith(".")]
+    files = [
+        path for path in directory.iterdir() if path.is_file() and not path.name.startswith(".")
+    ]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -231,7 +265,9 @@ def test_a_sweep_through_a_random_storm(cluster: Cluster, small: Path, seed: int
     stages = "cluster.stages={pretrain:{},tune:{},final:{}}"
     more = {**dict.fromkeys(STAGED, stages), **dict.fromkeys(PAIRED, "cluster.nodes=2")}
     numbers = range(CRAMPED + 1)
-    cluster.write(*(f"method=vicreg {setting(number)} {more.get(number, '')}" for number in numbers))
+    cluster.write(
+        *(f"method=vicreg {setting(number)} {more.get(number, '')}" for number in numbers)
+    )
     settings = [*cluster.tiny, f"epochs={EPOCHS}", "method=vicreg"]
     cells = [load_run([*settings, setting(number)]) for number in numbers]
     directories = [cluster.sweep / cell.id for cell, _ in cells]
@@ -240,13 +276,20 @@ def test_a_sweep_through_a_random_storm(cluster: Cluster, small: Path, seed: int
     directories[CRAMPED].symlink_to(small / "run")
     cluster.submit()
 
-    storm = Storm(cluster, small, random.Random(seed), {cell.id: number for number, (cell, _) in enumerate(cells)})
+    storm = Storm(
+        cluster,
+        small,
+        random.Random(seed),
+        {cell.id: number for number, (cell, _) in enumerate(cells)},
+    )
     finished: dict[Path, dict[str, str]] = {}
     end_s = time.monotonic() + SECONDS
     ended = False
     try:
         while not ended:
-            assert time.monotonic() < end_s, "\n".join(map(str, (*cluster.statuses(), *storm.applied)))
+            assert time.monotonic() < end_s, "\n".join(
+                map(str, (*cluster.statuses(), *storm.applied))
+            )
             ended = storm.look()
             for directory in directories:
                 if (directory / "record.json").exists() and directory not in finished:

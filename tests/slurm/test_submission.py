@@ -21,7 +21,9 @@ OPTIONS = ("cluster=slurm", "cluster.cpus=1", "cluster.gpus=0")
 
 
 @pytest.fixture
-def user(slurm: Testbed, program: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
+def user(
+    slurm: Testbed, program: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> User:
     for name, value in slurm.env().items():
         monkeypatch.setenv(name, value)
     return User(slurm, program, tiny, tmp_path)
@@ -51,12 +53,17 @@ def test_a_sweep_from_submission_to_report(user: User) -> None:
 
 
 def test_a_tuning_chooses_and_tests_what_it_chose(user: User) -> None:
-    user.write("method=vicreg method.alignment_weight=10,20", "method=simclr method.temperature=0.1,0.2")
+    user.write(
+        "method=vicreg method.alignment_weight=10,20", "method=simclr method.temperature=0.1,0.2"
+    )
     assert "the same command goes on" in user.run("tune", "own.yaml", *OPTIONS)
     wait_for(lambda: user.states() == {"tuned"}, "all cells tuned", 240)
     tuned = user.run("tune", "own.yaml", *OPTIONS, "--seeds", "0,1", "--wait", "--report")
     assert "chosen on the tuning split from at most 2 configurations a method" in tuned
-    assert sorted(status.state for status in manage.statuses(user.sweep)) == ["done"] * 4 + ["tuned"] * 2
+    assert (
+        sorted(status.state for status in manage.statuses(user.sweep))
+        == ["done"] * 4 + ["tuned"] * 2
+    )
     stages = [entry["stages"] for entry in submissions(user.sweep)]
     assert sorted(stages) == [["pretrain", "tune"], ["pretrain", "tune", "final"]]
 
@@ -90,7 +97,10 @@ def test_stages_follow_each_other_without_anybody_waiting(user: User, slurm: Tes
     stages = "cluster.stages={pretrain: {nodes: 2}, tune: {}, final: {cpus: 2}}"
     user.run("sweep", "own.yaml", *OPTIONS, stages)
     # Slurm tells why a job waits once it has looked at it.
-    wait_for(lambda: "(Dependency)" in user.run("status", "own") or user.states() != {"queued"}, "a reason")
+    wait_for(
+        lambda: "(Dependency)" in user.run("status", "own") or user.states() != {"queued"},
+        "a reason",
+    )
     wait_for(lambda: not {"running", "queued"} & user.states(), "the stages to end", 240)
     *good, bad = manage.statuses(user.sweep)
     for status in good:
@@ -102,7 +112,8 @@ def test_stages_follow_each_other_without_anybody_waiting(user: User, slurm: Tes
         assert {score.split for score in record.scores} == {"tuning", "test"}
     assert bad.state == "failed"
     assert "evaluation.knn.k=5000" in bad.detail
-    # It was refused before its training; what its first stage leads to was never begun, and waits for nobody.
+    # It was refused before its training; what its first stage leads to was never begun, and waits
+    # for nobody.
     assert [attempt["ended"] for attempt in read_attempts(bad.directory)] == ["failed"]
     wait_for(lambda: slurm.command("squeue", "--noheader") == "", "the queue to be empty", 30)
     retried = user.run("retry", "own")
@@ -113,22 +124,33 @@ def test_stages_follow_each_other_without_anybody_waiting(user: User, slurm: Tes
 def test_cancelled_cells_are_interrupted_until_they_are_tried_again(user: User) -> None:
     user.write("method=vicreg epochs=400 seed=0,1")
     user.run("sweep", "own.yaml", *OPTIONS, "cluster.parallel=1")
-    wait_for(lambda: any(s.epochs_done for s in manage.statuses(user.sweep)), "the first to train", 60)
+    wait_for(
+        lambda: any(s.epochs_done for s in manage.statuses(user.sweep)), "the first to train", 60
+    )
     assert user.run("cancel", "own").splitlines()[-1] == "cancelled 2 cells"
-    wait_for(lambda: "running" not in user.states() and "queued" not in user.states(), "the jobs to end", 60)
+    wait_for(
+        lambda: "running" not in user.states() and "queued" not in user.states(),
+        "the jobs to end",
+        60,
+    )
     first, second = manage.statuses(user.sweep)
     assert first.state == "cancelled"  # what was trained is there
     assert read_attempts(first.directory)[-1]["ended"] == "interrupted"
     assert second.state == "cancelled"
     assert "submitted 2 cells" in user.run("retry", "own")
-    assert user.run("cancel", "own", first.cell_id[:5], second.cell_id[:5]).splitlines()[-1] == "cancelled 2 cells"
+    assert (
+        user.run("cancel", "own", first.cell_id[:5], second.cell_id[:5]).splitlines()[-1]
+        == "cancelled 2 cells"
+    )
 
 
 def test_status_without_the_scheduler(user: User, slurm: Testbed) -> None:
     """From a machine that sees the folder and has no Slurm."""
     user.write("method=vicreg epochs=400", "method=simclr epochs=400")
     user.run("sweep", "own.yaml", *OPTIONS, "cluster.parallel=1")
-    wait_for(lambda: any(s.epochs_done for s in manage.statuses(user.sweep)), "the first to train", 60)
+    wait_for(
+        lambda: any(s.epochs_done for s in manage.statuses(user.sweep)), "the first to train", 60
+    )
     output = user.call("status", "own", PATH="/nowhere").stdout
     assert "running" in output
     assert "submitted; the scheduler does not answer" in output
@@ -153,5 +175,7 @@ def test_refusals(user: User) -> None:
     assert "--oversized" in small.stderr
     assert user.call("status", "other").returncode == 2
     for error in (without, partition, small):
-        assert error.stderr.splitlines()[-1].startswith("regbench: ")  # sbatch may have said something before
+        assert error.stderr.splitlines()[-1].startswith(
+            "regbench: "
+        )  # sbatch may have said something before
         assert "Traceback" not in error.stderr

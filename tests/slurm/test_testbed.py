@@ -16,12 +16,21 @@ pytestmark = pytest.mark.slurm
 
 def submit(cluster: Testbed, log: Path, script: str, *options: str) -> str:
     """The id of a batch job that appends what it prints to `log`."""
-    job = ("sbatch", "--parsable", "--open-mode=append", f"--output={log}", *options, f"--wrap={script}")
+    job = (
+        "sbatch",
+        "--parsable",
+        "--open-mode=append",
+        f"--output={log}",
+        *options,
+        f"--wrap={script}",
+    )
     return cluster.command(*job).strip()
 
 
 def state(cluster: Testbed, job: str) -> str:
-    return cluster.command("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T").strip()
+    return cluster.command(
+        "squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"
+    ).strip()
 
 
 def wait_for_text(log: Path, text: str) -> None:
@@ -33,7 +42,9 @@ def processes_naming(directory: Path) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            command, environment = ((process / file).read_bytes() for file in ("cmdline", "environ"))
+            command, environment = (
+                (process / file).read_bytes() for file in ("cmdline", "environ")
+            )
         except OSError:
             continue
         if str(directory).encode() in command + environment:
@@ -44,7 +55,11 @@ def processes_naming(directory: Path) -> list[str]:
 def test_job_sees_its_gpu_and_its_node(slurm: Testbed, tmp_path: Path) -> None:
     log = tmp_path / "log"
     job = submit(
-        slurm, log, "echo $CUDA_VISIBLE_DEVICES $SLURMD_NODENAME $(hostname)", "--gres=gpu:2", "--nodelist=node2"
+        slurm,
+        log,
+        "echo $CUDA_VISIBLE_DEVICES $SLURMD_NODENAME $(hostname)",
+        "--gres=gpu:2",
+        "--nodelist=node2",
     )
     wait_for(lambda: state(slurm, job) == "COMPLETED", "the job")
     gpus, node, host = log.read_text().split()
@@ -55,7 +70,9 @@ def test_job_sees_its_gpu_and_its_node(slurm: Testbed, tmp_path: Path) -> None:
 
 
 def test_step_over_two_nodes(slurm: Testbed) -> None:
-    seen = slurm.command("srun", "--nodes=2", "--ntasks=2", "sh", "-c", "echo $SLURM_PROCID $SLURMD_NODENAME")
+    seen = slurm.command(
+        "srun", "--nodes=2", "--ntasks=2", "sh", "-c", "echo $SLURM_PROCID $SLURMD_NODENAME"
+    )
     assert sorted(seen.splitlines()) == ["0 node1", "1 node2"]
 
 
@@ -97,12 +114,17 @@ def test_job_of_a_lost_node_runs_elsewhere(slurm: Testbed, tmp_path: Path) -> No
     slurm.kill(f"slurmd-{first}")
     slurm.lose(first)
     wait_for_text(log, "1 node")
-    assert {line.split()[1] for line in log.read_text().splitlines() if line[0] in "01"} == {"node1", "node2"}
+    assert {line.split()[1] for line in log.read_text().splitlines() if line[0] in "01"} == {
+        "node1",
+        "node2",
+    }
 
 
 def test_restarted_controller_keeps_the_queue(slurm: Testbed, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    running = submit(slurm, log, "echo start; until [ -e end ]; do sleep 0.1; done", f"--chdir={tmp_path}")
+    running = submit(
+        slurm, log, "echo start; until [ -e end ]; do sleep 0.1; done", f"--chdir={tmp_path}"
+    )
     waiting = submit(slurm, log, "true", "--hold")
     wait_for_text(log, "start")
     slurm.kill("slurmctld", signal.SIGTERM)
@@ -116,7 +138,14 @@ def test_accounting_knows_the_job(slurm: Testbed, tmp_path: Path) -> None:
     if not slurm.accounting:
         pytest.skip("accounting is not installed")
     job = submit(slurm, tmp_path / "log", "true")
-    query = ("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State")
+    query = (
+        "sacct",
+        "--noheader",
+        "--parsable2",
+        "--allocations",
+        f"--jobs={job}",
+        "--format=State",
+    )
     wait_for(lambda: slurm.command(*query) == "COMPLETED\n", "the job's end in sacct")
 
 

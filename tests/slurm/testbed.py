@@ -1,7 +1,8 @@
 """A real Slurm cluster of one's own, on this machine and for as long as a test needs it.
 
-It has its own munge key, its own ports and its own database, and writes nothing outside its directory. It needs neither
-systemd nor cgroups, and root only for what makes the nodes more real: names of their own and GPUs that are devices.
+It has its own munge key, its own ports and its own database, and writes nothing outside its
+directory. It needs neither systemd nor cgroups, and root only for what makes the nodes more real:
+names of their own and GPUs that are devices.
 """
 
 from __future__ import annotations
@@ -24,15 +25,37 @@ from pathlib import Path
 from types import TracebackType
 
 COMMANDS = (
-    *("munged", "munge", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun"),
+    *(
+        "munged",
+        "munge",
+        "slurmctld",
+        "slurmd",
+        "sbatch",
+        "scancel",
+        "scontrol",
+        "sinfo",
+        "squeue",
+        "srun",
+    ),
     "setpriv",
 )
 ACCOUNTING_COMMANDS = ("mariadbd", "mariadb-install-db", "slurmdbd", "sacct", "sacctmgr")
 # Where distributions keep daemons, which a user's PATH often leaves out.
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 # Variables of Slurm's programs: those of a cluster we run on would change what this one's do.
-CLIENT_VARIABLES = ("SACCT_", "SALLOC_", "SBATCH_", "SCANCEL_", "SCONTROL_", "SINFO_", "SLURM", "SQUEUE_", "SRUN_")
-# The first command of a node: /etc/hosts and the host's name become the node's, in its namespaces only.
+CLIENT_VARIABLES = (
+    "SACCT_",
+    "SALLOC_",
+    "SBATCH_",
+    "SCANCEL_",
+    "SCONTROL_",
+    "SINFO_",
+    "SLURM",
+    "SQUEUE_",
+    "SRUN_",
+)
+# The first command of a node: /etc/hosts and the host's name become the node's, in its namespaces
+# only.
 BECOME_NODE = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
 
 
@@ -55,18 +78,22 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60) -> N
 
 
 class Testbed:
-    """A cluster: a controller, nodes `node1`, `node2`, … on this machine, and accounting where that is installed.
+    """A cluster: a controller, nodes `node1`, `node2`, … on this machine, and accounting where that
+    is installed.
 
-    Its partitions are `main` and `high`, whose jobs requeue those in `main`, 20 s after sending them their `--signal`.
-    CPUs and memory are declared and not enforced, so the nodes may have more than the machine. GPUs do not compute, but
-    jobs get their numbers in CUDA_VISIBLE_DEVICES.
+    Its partitions are `main` and `high`, whose jobs requeue those in `main`, 20 s after sending
+    them their `--signal`. CPUs and memory are declared and not enforced, so the nodes may have more
+    than the machine. GPUs do not compute, but jobs get their numbers in CUDA_VISIBLE_DEVICES.
 
     Attributes:
-        directory: Where everything is written; an existing directory with a short path, as it holds sockets.
+        directory: Where everything is written; an existing directory with a short path, as it holds
+            sockets.
         nodes: Names of the nodes.
-        daemons: Names of all daemons, in the order in which they are started; a node's is `slurmd-<node>`.
+        daemons: Names of all daemons, in the order in which they are started; a node's is
+            `slurmd-<node>`.
         accounting: Whether there is a database for `sacct`.
-        named_nodes: Whether tasks see their node's name as the host's, and can resolve it; that needs root.
+        named_nodes: Whether tasks see their node's name as the host's, and can resolve it; that
+            needs root.
     """
 
     __test__ = False  # pytest takes a class of this name for tests
@@ -86,13 +113,19 @@ class Testbed:
         self.cpus, self.mem_mb, self.gpus = cpus, mem_mb, gpus
         self.accounting = not missing(ACCOUNTING_COMMANDS) if accounting is None else accounting
         database = ("mariadbd", "slurmdbd") if self.accounting else ()
-        self.daemons = ("munged", *database, "slurmctld", *(f"slurmd-{node}" for node in self.nodes))
+        self.daemons = (
+            "munged",
+            *database,
+            "slurmctld",
+            *(f"slurmd-{node}" for node in self.nodes),
+        )
         self.named_nodes = False
         self._host = socket.gethostname().partition(".")[0]
         self._user = subprocess.check_output(["id", "-un"], text=True).strip()
         self._ports = dict(zip(self.daemons, free_ports(len(self.daemons)), strict=True))
         self._started: dict[str, datetime] = {}
-        # A child that ended keeps its pid until its Popen has seen that, so no signal can reach a stranger.
+        # A child that ended keeps its pid until its Popen has seen that, so no signal can reach a
+        # stranger.
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Testbed:
@@ -100,14 +133,20 @@ class Testbed:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
     # -------------------------------------------------------------- for tests
 
     def start(self) -> None:
-        """Starts the cluster and waits until all nodes are idle; a failure shows the logs and leaves no process."""
+        """Starts the cluster and waits until all nodes are idle.
+
+        A failure shows the logs and leaves no process.
+        """
         try:
             self._configure()
             self.up("munged")
@@ -137,7 +176,11 @@ class Testbed:
 
     def env(self) -> dict[str, str]:
         """The environment of this cluster's clients."""
-        env = {name: value for name, value in os.environ.items() if not name.startswith(CLIENT_VARIABLES)}
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(CLIENT_VARIABLES)
+        }
         return env | {"PATH": PATH, "SLURM_CONF": str(self.directory / "slurm.conf")}
 
     def command(self, *args: str) -> str:
@@ -148,14 +191,18 @@ class Testbed:
         """
         done = subprocess.run(args, env=self.env(), capture_output=True, text=True, timeout=120)
         if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(args)} failed with {done.returncode}: {done.stdout}{done.stderr}")
+            raise RuntimeError(
+                f"{' '.join(args)} failed with {done.returncode}: {done.stdout}{done.stderr}"
+            )
         return done.stdout
 
     def kill(self, daemon: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Sends a signal to one daemon and to nothing else; waits for its end if the signal is one that ends it.
+        """Sends a signal to one daemon and to nothing else; waits for its end if the signal is one
+        that ends it.
 
-        The jobs of a node whose slurmd was killed stay alive, until slurmd is up again and is told that they are lost.
-        A slurmctld that was killed forgets its last seconds, so it may start a job again that was running already.
+        The jobs of a node whose slurmd was killed stay alive, until slurmd is up again and is told
+        that they are lost. A slurmctld that was killed forgets its last seconds, so it may start a
+        job again that was running already.
         """
         process = self._processes[daemon]
         process.send_signal(number)
@@ -163,7 +210,9 @@ class Testbed:
             process.wait(30)
 
     def lose(self, node: str) -> None:
-        """Lets Slurm give up a node whose slurmd was killed, as it does by itself after a minute."""
+        """Lets Slurm give up a node whose slurmd was killed, as it does by itself after a
+        minute.
+        """
         self.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
 
     def up(self, daemon: str) -> None:
@@ -172,12 +221,16 @@ class Testbed:
             self._processes[daemon].send_signal(signal.SIGCONT)
         else:
             self._launch(daemon)
-        wait_for(lambda: self._answers(daemon) or not self._is_running(daemon), f"{daemon} to answer")
+        wait_for(
+            lambda: self._answers(daemon) or not self._is_running(daemon), f"{daemon} to answer"
+        )
         if not self._is_running(daemon):
             raise RuntimeError(f"{daemon} ended while it was starting")
 
     def clean(self) -> None:
-        """Starts or continues all daemons, cancels all jobs, resumes all nodes and waits until these are idle."""
+        """Starts or continues all daemons, cancels all jobs, resumes all nodes and waits until
+        these are idle.
+        """
 
         def is_empty() -> bool:
             # Every time: jobs may requeue themselves or submit others as they end.
@@ -190,7 +243,10 @@ class Testbed:
         for node in self.nodes:
             if re.search("State=[A-Z_+]*(DOWN|DRAIN)", self._node(node)):
                 self.command("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        wait_for(lambda: all("State=IDLE " in self._node(node) for node in self.nodes), "all nodes to be idle")
+        wait_for(
+            lambda: all("State=IDLE " in self._node(node) for node in self.nodes),
+            "all nodes to be idle",
+        )
 
     def logs(self, lines: int = 20) -> str:
         """The last lines of every log."""
@@ -198,7 +254,13 @@ class Testbed:
         for path in sorted((*self.directory.glob("*.log"), *self.directory.glob("*.out"))):
             # What a daemon prints goes to its log as well, once it has one.
             if path.suffix == ".log" or not path.with_suffix(".log").exists():
-                text += "\n".join((f"----- {path.name}", *path.read_text(errors="replace").splitlines()[-lines:], ""))
+                text += "\n".join(
+                    (
+                        f"----- {path.name}",
+                        *path.read_text(errors="replace").splitlines()[-lines:],
+                        "",
+                    )
+                )
         return text
 
     # -------------------------------------------------------------- daemons
@@ -209,13 +271,28 @@ class Testbed:
         name, _, node = daemon.partition("-")
         commands = {
             "munged": [
-                *("munged", "--foreground", f"--key-file={directory}/munge.key", f"--socket={directory}/munge.sock"),
+                *(
+                    "munged",
+                    "--foreground",
+                    f"--key-file={directory}/munge.key",
+                    f"--socket={directory}/munge.sock",
+                ),
                 *(f"--pid-file={directory}/munged.pid", f"--seed-file={directory}/munge.seed"),
             ],
-            "mariadbd": ["mariadbd", f"--defaults-file={directory}/my.cnf", f"--init-file={directory}/init.sql"],
+            "mariadbd": [
+                "mariadbd",
+                f"--defaults-file={directory}/my.cnf",
+                f"--init-file={directory}/init.sql",
+            ],
             "slurmdbd": ["slurmdbd", "-D"],
             "slurmctld": ["slurmctld", "-D"],
-            "slurmd": [*(self._in_node(node) if self.named_nodes else []), "slurmd", "-D", "-N", node],
+            "slurmd": [
+                *(self._in_node(node) if self.named_nodes else []),
+                "slurmd",
+                "-D",
+                "-N",
+                node,
+            ],
         }
         self._started[daemon] = datetime.now()
         with (directory / f"{daemon}.out").open("ab") as out:
@@ -231,8 +308,19 @@ class Testbed:
             )
 
     def _in_node(self, node: str) -> list[str]:
-        """What a command is prefixed with to run in namespaces where the machine is called `node`."""
-        return ["unshare", "-mu", "sh", "-c", BECOME_NODE, "sh", str(self.directory / "hosts"), node]
+        """What a command is prefixed with to run in namespaces where the machine is called
+        `node`.
+        """
+        return [
+            "unshare",
+            "-mu",
+            "sh",
+            "-c",
+            BECOME_NODE,
+            "sh",
+            str(self.directory / "hosts"),
+            node,
+        ]
 
     def _is_running(self, daemon: str) -> bool:
         return daemon in self._processes and self._processes[daemon].poll() is None
@@ -250,10 +338,15 @@ class Testbed:
                 case "slurmctld":
                     self.command("scontrol", "ping")
                 case "slurmd":
-                    # Until the controller misses a slurmd that was killed, it shows the node as it was.
+                    # Until the controller misses a slurmd that was killed, it shows the node as it
+                    # was.
                     seen = re.search(r"SlurmdStartTime=(2\S+)", self._node(node))
                     started = self._started[daemon].isoformat(timespec="seconds")
-                    return seen is not None and seen[1] >= started and "NOT_RESPONDING" not in self._node(node)
+                    return (
+                        seen is not None
+                        and seen[1] >= started
+                        and "NOT_RESPONDING" not in self._node(node)
+                    )
         except (RuntimeError, OSError):
             return False
         return True
@@ -272,13 +365,17 @@ class Testbed:
             process.wait()
 
     def _kill_left(self) -> bool:
-        """Kills the processes that have the environment of this cluster's programs and jobs; whether there were any."""
+        """Kills the processes that have the environment of this cluster's programs and jobs.
+
+        Whether there were any.
+        """
         mark = f"SLURM_CONF={self.directory / 'slurm.conf'}".encode()
         found = False
         for process in Path("/proc").glob("[0-9]*"):
             # It may end at any moment, or be somebody else's.
             with suppress(OSError):
-                # Opened before it is looked at: the pid may be another process's when the signal is sent.
+                # Opened before it is looked at: the pid may be another process's when the signal is
+                # sent.
                 pidfd = os.pidfd_open(int(process.name))
                 try:
                     if mark in (process / "environ").read_bytes().split(b"\0"):
@@ -297,8 +394,12 @@ class Testbed:
         for folder in ("state", *(f"spool-{node}" for node in self.nodes)):
             (directory / folder).mkdir()
         write_secret(directory / "munge.key", secrets.token_hex(64))
-        (directory / "hosts").write_text(f"{Path('/etc/hosts').read_text()}\n127.0.0.1 {' '.join(self.nodes)}\n")
-        self.named_nodes = subprocess.run([*self._in_node("node1"), "true"], capture_output=True).returncode == 0
+        (directory / "hosts").write_text(
+            f"{Path('/etc/hosts').read_text()}\n127.0.0.1 {' '.join(self.nodes)}\n"
+        )
+        self.named_nodes = (
+            subprocess.run([*self._in_node("node1"), "true"], capture_output=True).returncode == 0
+        )
         if self.gpus:
             (directory / "gres.conf").write_text(
                 f"NodeName={','.join(self.nodes)} Name=gpu File={self._gpu_devices()}\n"
@@ -306,7 +407,10 @@ class Testbed:
         (directory / "slurm.conf").write_text(self._slurm_conf())
 
     def _gpu_devices(self) -> str:
-        """Files for GPUs. Slurm only looks at them, but with plain files it would not set CUDA_VISIBLE_DEVICES."""
+        """Files for GPUs.
+
+        Slurm only looks at them, but with plain files it would not set CUDA_VISIBLE_DEVICES.
+        """
         numbers = f"[0-{self.gpus - 1}]"
         try:
             for i in range(self.gpus):
@@ -331,8 +435,8 @@ AccountingStoragePass={directory}/munge.sock
 {"AccountingStorageTRES=gres/gpu" if self.gpus else ""}
 """
         nodes = "\n".join(
-            f"NodeName={node} NodeHostname={self._host} NodeAddr=127.0.0.1 Port={ports[f'slurmd-{node}']} "
-            f"CPUs={self.cpus} RealMemory={self.mem_mb} {gres}"
+            f"NodeName={node} NodeHostname={self._host} NodeAddr=127.0.0.1 "
+            f"Port={ports[f'slurmd-{node}']} CPUs={self.cpus} RealMemory={self.mem_mb} {gres}"
             for node in self.nodes
         )
         return f"""
@@ -447,7 +551,9 @@ def free_ports(count: int) -> list[int]:
         return True
 
     # Tests seed `random`; two clusters at a time must not try the same ports.
-    return list(islice(filter(is_free, random.SystemRandom().sample(range(10000, 20000), 10000)), count))
+    return list(
+        islice(filter(is_free, random.SystemRandom().sample(range(10000, 20000), 10000)), count)
+    )
 
 
 def write_secret(path: Path, text: str) -> None:

@@ -23,7 +23,9 @@ class User:
         """The sweep's file."""
         common = "".join(f"  - '{override}'\n" for override in self.tiny)
         rows = "".join(f"  - {cell}\n" for cell in cells)
-        (self.folder / "own.yaml").write_text(f"description: My own\ncommon:\n{common}cells:\n{rows}")
+        (self.folder / "own.yaml").write_text(
+            f"description: My own\ncommon:\n{common}cells:\n{rows}"
+        )
 
     def call(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
         """A command, with more environment variables."""
@@ -39,7 +41,9 @@ class User:
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         """A command that has begun."""
-        return subprocess.Popen([self.program, *words], cwd=self.folder, env=self.environment, text=True)
+        return subprocess.Popen(
+            [self.program, *words], cwd=self.folder, env=self.environment, text=True
+        )
 
     def run(self, *words: str) -> str:
         """The output of a command that succeeds."""

@@ -18,7 +18,13 @@ from regbench.instruments.plan import Needs
 from regbench.sweeps.forecast import Planned, largest_fitting, plan, refuse_oversized, rows, summary
 from tests.records import made
 
-IN100 = ("dataset=in100", "augmentation=imagenet", "network=resnet18", "batch_size=256", "cluster.gpus=8")
+IN100 = (
+    "dataset=in100",
+    "augmentation=imagenet",
+    "network=resnet18",
+    "batch_size=256",
+    "cluster.gpus=8",
+)
 
 
 def ran(runs: Path, overrides: list[str], **more: Any) -> None:
@@ -28,8 +34,11 @@ def ran(runs: Path, overrides: list[str], **more: Any) -> None:
     write_text(runs / "other" / cell.id / "record.json", record.text())
 
 
-def test_gpu_hours_by_the_time_of_like_cells(tiny: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What took 2 GPUs 60 s for each of 2 epochs, and 600 s for evaluations, takes 10 epochs 1800 s.
+def test_gpu_hours_by_the_time_of_like_cells(
+    tiny: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What took 2 GPUs 60 s for each of 2 epochs, and 600 s for evaluations, takes 10 epochs 1800
+    s.
 
     It is the median of three. One of them shared its machine, and one had a faster one.
     """
@@ -38,21 +47,34 @@ def test_gpu_hours_by_the_time_of_like_cells(tiny: list[str], tmp_path: Path, ca
     ran(runs, [*tiny, "method=vicreg", "seed=7"], environment=environment, cost=cost)
     ran(runs, [*tiny, "method=vicreg", "seed=6"], cost=endless)
     ran(runs, [*tiny, "method=vicreg", "seed=5"], cost=Cost(train_s=2.0, evaluate_s=0.0))
-    ran(runs, [*tiny, "method=vicreg", "seed=8", "embedding_dim=32"], cost=Cost(train_s=360.0, evaluate_s=800.0))
+    ran(
+        runs,
+        [*tiny, "method=vicreg", "seed=8", "embedding_dim=32"],
+        cost=Cost(train_s=360.0, evaluate_s=800.0),
+    )
     ran(runs, [*tiny, "method=vicreg", "seed=9"], status="diverged", cost=endless)
-    for other in ("dataset.name=other", "network.projector.hidden_dim=7", "batch_size=64", "precision=fp32"):
+    for other in (
+        "dataset.name=other",
+        "network.projector.hidden_dim=7",
+        "batch_size=64",
+        "precision=fp32",
+    ):
         ran(runs, [*tiny, "method=vicreg", other], cost=endless)
     ran(runs, [*tiny, "method=vicreg", "epochs=0", "optimizer.warmup_epochs=0"])
     write_text(runs / "other" / "damaged" / "record.json", "{")
     foreign = load_grid([*tiny, "method=vicreg"]).cells[0].plain()
     del foreign["precision"]
-    write_text(runs / "other" / "foreign" / "record.json", made(foreign, method="vicreg", cost=endless).text())
+    write_text(
+        runs / "other" / "foreign" / "record.json",
+        made(foreign, method="vicreg", cost=endless).text(),
+    )
     planned = plan(load_grid([*tiny, "method=vicreg", "epochs=10", "seed=0,1"]))
     assert "damaged" in caplog.text
     assert [entry.gpu_hours for entry in planned] == pytest.approx([0.5, 0.5])
     assert [row["GPU hours"] for row in rows(planned)] == ["0.5", "0.5"]
     assert "2 cells, 0 done, 2 to run; 1 GPU hours by the time of like cells; " in summary(planned)
-    # Of another method there is at least the time of the same network on the same images: the median of all four.
+    # Of another method there is at least the time of the same network on the same images: the
+    # median of all four.
     (unlike,) = plan(load_grid([*tiny, "method=simclr"]))
     assert unlike.gpu_hours == pytest.approx((2 * (120 + 180) / 2 + (600 + 800) / 2) / 3600)
     assert not unlike.from_flop
@@ -62,9 +84,17 @@ def test_a_plan_is_a_row_of_each_cell_and_a_line(tiny: list[str]) -> None:
     """The first is done, and so counts for nothing that is to come."""
 
     def needs(factor: int) -> Needs:
-        sizes = {"peak_bytes": 2_340_000_000, "parameters": 5_600_000, "flop_per_step": 7_891_000_000_000}
+        sizes = {
+            "peak_bytes": 2_340_000_000,
+            "parameters": 5_600_000,
+            "flop_per_step": 7_891_000_000_000,
+        }
         sizes |= {"sent_bytes_per_step": 123_400_000, "checkpoint_bytes": 45_600_000}
-        return Needs(moment="forward", parts_bytes={}, **{key: factor * value for key, value in sizes.items()})
+        return Needs(
+            moment="forward",
+            parts_bytes={},
+            **{key: factor * value for key, value in sizes.items()},
+        )
 
     cells = load_grid([*tiny, "method=vicreg", "seed=0,1,2,3,4,5"]).cells
     takes: list[tuple[Any, ...]] = [
@@ -79,7 +109,15 @@ def test_a_plan_is_a_row_of_each_cell_and_a_line(tiny: list[str]) -> None:
     shown = list(rows(planned))
     sizes = {"GB/GPU": "2.34", "parameters (M)": "5.6", "TFLOP/step": "7.89"}
     assert shown[1] == {
-        **{"cell": cells[1].id, "": "DOES NOT FIT", "method": "VICReg", "q": 16, "n": 32, "epochs": 2, "seed": 1},
+        **{
+            "cell": cells[1].id,
+            "": "DOES NOT FIT",
+            "method": "VICReg",
+            "q": 16,
+            "n": 32,
+            "epochs": 2,
+            "seed": 1,
+        },
         **{"data": "tiny", "network": "resnet_tiny", "GPUs": 4, **sizes},
         **{"sent GB/step": "0.123", "checkpoint GB": "0.0456", "GPU hours": "1.25"},
     }
@@ -87,23 +125,35 @@ def test_a_plan_is_a_row_of_each_cell_and_a_line(tiny: list[str]) -> None:
     assert [row["GPU hours"] for row in shown] == ["–", "1.25", "3", "≈ 16", "≈ 32", "–"]
     assert [shown[5][head] for head in (*sizes, "sent GB/step", "checkpoint GB")] == ["–"] * 5
     assert summary(planned) == (
-        "6 cells, 1 done, 5 to run; 4.25 GPU hours by the time of like cells; ≈ 48 GPU hours for the training of 2 "
-        "cells: an estimate from FLOP, as no like cell has run yet, at 50 TFLOP/s a GPU; GPU hours of 1 cells unknown: "
-        "no like cell has run yet; at most 7.02 GB a GPU (predicted), 0.73 GB of disk; 1 do not fit"
+        "6 cells, 1 done, 5 to run; 4.25 GPU hours by the time of like cells; ≈ 48 GPU hours for "
+        "the training of 2 cells: an estimate from FLOP, as no like cell has run yet, at 50 "
+        "TFLOP/s a GPU; GPU hours of 1 cells unknown: no like cell has run yet; at most 7.02 GB a "
+        "GPU (predicted), 0.73 GB of disk; 1 do not fit"
     )
     assert summary(planned[:1]) == "1 cells, 1 done, 0 to run"
 
 
 def test_gpu_hours_from_flop_on_a_new_cluster(tmp_path: Path) -> None:
-    """100 epochs of 1,281,167 images, two views each, in a ResNet-18: 10.6 GFLOP a view, and the projector's."""
+    """100 epochs of 1,281,167 images, two views each, in a ResNet-18: 10.6 GFLOP a view, and
+    the projector's.
+    """
     where = [f"runtime.runs_dir={tmp_path}", f"runtime.data_dir={tmp_path}"]
-    settings = [*IN100, *where, "method=vicreg", "embedding_dim=64", "network.projector.hidden_dim=64", "epochs=100"]
+    settings = [
+        *IN100,
+        *where,
+        "method=vicreg",
+        "embedding_dim=64",
+        "network.projector.hidden_dim=64",
+        "epochs=100",
+    ]
     (entry,) = plan(load_grid([*settings, "optimizer.warmup_epochs=10"]))
     assert entry.from_flop
     assert entry.gpu_hours == pytest.approx(100 * 1_281_167 * 2 * 10.65e9 / 50e12 / 3600, rel=0.02)
     (row,) = rows([entry])
     assert row["GPU hours"] == f"≈ {entry.gpu_hours:.3g}"
-    assert f"≈ {entry.gpu_hours:.3g} GPU hours for the training: an estimate from FLOP" in summary([entry])
+    assert f"≈ {entry.gpu_hours:.3g} GPU hours for the training: an estimate from FLOP" in summary(
+        [entry]
+    )
     assert "at 50 TFLOP/s a GPU" in summary([entry])
 
 
@@ -116,9 +166,17 @@ def test_what_fits_is_told_of_the_gpus_that_train(tiny: list[str]) -> None:
     assert 0 < alone < shared
 
 
-def test_a_training_sees_the_images_without_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_sees_the_images_without_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """STL-10 has 100,000 of them; what is prepared here is a part."""
-    settings = ["dataset=stl10", "augmentation=small_color", "network=resnet_tiny", "runtime.device=cuda", "epochs=3"]
+    settings = [
+        "dataset=stl10",
+        "augmentation=small_color",
+        "network=resnet_tiny",
+        "runtime.device=cuda",
+        "epochs=3",
+    ]
     where = [f"runtime.runs_dir={tmp_path}", f"runtime.data_dir={tmp_path}"]
     sweep = load_grid([*settings, *where, "method=vicreg", "batch_size=100", "embedding_dim=16"])
     (entry,) = plan(sweep)
@@ -131,7 +189,9 @@ def test_a_training_sees_the_images_without_labels(tmp_path: Path, monkeypatch: 
 
 
 def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) -> None:
-    """On the machine's own processors FLOP say little, and images of one's own are counted when they are prepared."""
+    """On the machine's own processors FLOP say little, and images of one's own are counted when
+    they are prepared.
+    """
     (own,) = plan(load_grid([*tiny, "method=vicreg"]))
     (none,) = plan(load_grid([*tiny, "method=vicreg", "runtime.device=auto", "cluster.gpus=0"]))
     (gpu,) = plan(load_grid([*tiny, "method=vicreg", "runtime.device=cuda"]))
@@ -147,8 +207,13 @@ def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) ->
     assert (own.gpu_hours, none.gpu_hours, images.gpu_hours) == (None, None, None)
     assert gpu.gpu_hours is not None
     assert gpu.needs is not None
-    assert gpu.gpu_hours * 3600 * 50e12 == pytest.approx(3 * 2 * gpu.needs.flop_per_step)  # 120 images, 2 epochs
-    for per_class in ("dataset.source.train_per_class=100", "dataset.train_per_class=100"):  # to be prepared yet
+    assert gpu.gpu_hours * 3600 * 50e12 == pytest.approx(
+        3 * 2 * gpu.needs.flop_per_step
+    )  # 120 images, 2 epochs
+    for per_class in (
+        "dataset.source.train_per_class=100",
+        "dataset.train_per_class=100",
+    ):  # to be prepared yet
         (entry,) = plan(load_grid([*unknown, per_class]))
         assert entry.gpu_hours == pytest.approx(gpu.gpu_hours * 9 / 3)
     assert "; GPU hours unknown: no like cell has run yet; " in summary([own])
@@ -157,12 +222,18 @@ def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) ->
 
 
 def test_cells_of_another_precision_are_not_alike(tiny: list[str], tmp_path: Path) -> None:
-    ran(tmp_path / "runs", [*tiny, "method=vicreg", "precision=fp32"], cost=Cost(train_s=60.0, evaluate_s=0.0))
+    ran(
+        tmp_path / "runs",
+        [*tiny, "method=vicreg", "precision=fp32"],
+        cost=Cost(train_s=60.0, evaluate_s=0.0),
+    )
     alike, other = plan(load_grid([*tiny, "method=vicreg", "seed=7", "precision=fp32,bf16"]))
     assert (alike.gpu_hours is None, other.gpu_hours is None) == (False, True)
 
 
-def test_cells_of_one_shape_are_predicted_once(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_of_one_shape_are_predicted_once(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A prediction takes long, and that of another shape is another."""
     asked: list[tuple[Cell, dict[str, Any]]] = []
 
@@ -177,7 +248,13 @@ def test_cells_of_one_shape_are_predicted_once(tiny: list[str], monkeypatch: pyt
     warmup = "optimizer.warmup_epochs=1"
     alike = [[], ["seed=1"], ["optimizer.base_lr=2"], ["method.alignment_weight=7"], ["epochs=9"]]
     apart = [
-        *(["method=simclr"], ["embedding_dim=32"], ["batch_size=64"], ["micro_batch_size=16"], ["precision=fp32"]),
+        *(
+            ["method=simclr"],
+            ["embedding_dim=32"],
+            ["batch_size=64"],
+            ["micro_batch_size=16"],
+            ["precision=fp32"],
+        ),
         *(
             ["cluster.gpus=2"],
             ["network.projector.hidden_dim=7"],
@@ -186,11 +263,17 @@ def test_cells_of_one_shape_are_predicted_once(tiny: list[str], monkeypatch: pyt
         ),
         *(["augmentation=small_grey_crops"], ["baseline=supervised"]),
         ["dataset.channels=1", "dataset.mean=[0.5]", "dataset.std=[0.5]"],
-        *(["method=dino", "network.teacher=ema", f"method.prototypes={number}"] for number in (64, 128)),
+        *(
+            ["method=dino", "network.teacher=ema", f"method.prototypes={number}"]
+            for number in (64, 128)
+        ),
         *(["method=sfrik_l2"], ["method=sfrik_l3"]),  # which has no covariance form
     ]
     common = [*tiny, "method=vicreg", "runtime.loss_form=textbook"]
-    grids = [load_grid([*common, *own]) for own in (*alike, *apart, ["epochs=0", "optimizer.warmup_epochs=0"])]
+    grids = [
+        load_grid([*common, *own])
+        for own in (*alike, *apart, ["epochs=0", "optimizer.warmup_epochs=0"])
+    ]
     cells, clusters = zip(*((grid.cells[0], grid.clusters[0]) for grid in grids), strict=True)
     planned = plan(replace(grids[0], cells=cells, clusters=clusters))
     assert [cell for cell, _ in asked] == [cells[0], *cells[len(alike) : -1]]
@@ -221,7 +304,10 @@ def test_the_largest_sizes_take_nine_tenths_of_a_gpu_too(tiny: list[str]) -> Non
     sweep = load_grid([*tiny, "method=vicreg", "batch_size=8"])
     (entry,) = plan(sweep)
     assert entry.needs is not None
-    found = [largest_fitting(sweep, entry.needs.peak_bytes / share / 2**30)["batch_size"] for share in (0.89, 0.91)]
+    found = [
+        largest_fitting(sweep, entry.needs.peak_bytes / share / 2**30)["batch_size"]
+        for share in (0.89, 0.91)
+    ]
     assert found == [8, 4]
 
 
@@ -232,7 +318,9 @@ def test_a_finished_cell_may_be_too_large(tiny: list[str], tmp_path: Path) -> No
     (cell,), (entry,) = sweep.cells, plan(two_gpus)
     assert entry.needs is not None
     needed = rf"VICReg with q=16 and 16 images a GPU: {entry.needs.peak_bytes / 1e9:.1f} GB\."
-    with pytest.raises(RegbenchError, match=f"1 cells are predicted not to fit a GPU, such as {needed}"):
+    with pytest.raises(
+        RegbenchError, match=f"1 cells are predicted not to fit a GPU, such as {needed}"
+    ):
         refuse_oversized(two_gpus)
     write_text(tmp_path / "runs" / sweep.name / cell.id / "record.json", made(cell.plain()).text())
     refuse_oversized(sweep)

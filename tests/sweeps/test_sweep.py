@@ -37,7 +37,15 @@ from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.cli import main
 from regbench.processes import Worker
 from regbench.sweeps.local import run_sweep
-from regbench.sweeps.status import Job, duration, read_plan, status_table, sweep_status, unfinished, write_plan
+from regbench.sweeps.status import (
+    Job,
+    duration,
+    read_plan,
+    status_table,
+    sweep_status,
+    unfinished,
+    write_plan,
+)
 from tests.history import untimed
 from tests.records import made
 from tests.waiting import PATIENCE_S, wait_for
@@ -67,7 +75,14 @@ HERE = this_process()
 ELSEWHERE = {**HERE, "hostname": "another"}
 
 
-def attempt(directory: Path, *, ended: str | None = None, error: str = "", silent_s: float = 0.0, **more: Any) -> None:
+def attempt(
+    directory: Path,
+    *,
+    ended: str | None = None,
+    error: str = "",
+    silent_s: float = 0.0,
+    **more: Any,
+) -> None:
     """One attempt at a run, two epochs far."""
     state = {
         "owner": HERE,
@@ -89,7 +104,11 @@ def test_a_finished_cell_is_in_the_state_of_its_outcome(tmp_path: Path) -> None:
     plan(tmp_path, "done", "diverged", "again")
     finished = {"epoch": 5, "outcome": "done", "detail": "kNN 1.00 %, linear 21.00 %"}
     attempt(tmp_path / "done", ended="done", progress=finished)
-    attempt(tmp_path / "diverged", ended="done", progress={"epoch": 2, "outcome": "diverged", "detail": "not finite"})
+    attempt(
+        tmp_path / "diverged",
+        ended="done",
+        progress={"epoch": 2, "outcome": "diverged", "detail": "not finite"},
+    )
     for name in ("done", "diverged"):
         (tmp_path / name / "record.json").write_text("{}")
     attempt(tmp_path / "again", ended="failed", error="RegbenchError: too large")
@@ -110,15 +129,24 @@ ENDED: dict[str, Any] = {"ended": "done", "progress": {"epoch": 2, "detail": "kN
 INTERRUPTED: dict[str, Any] = {"ended": "interrupted"}
 SPEED: dict[str, Any] = {"epoch": 2, "img_per_s": 9.0, "remaining_s": 60.0}
 
-# What a cell has: an attempt, a job, notes beside its logs and the file of its score. Then its state, detail, epochs.
-STATES: list[tuple[dict[str, Any] | None, Job | None, dict[str, str], bool, tuple[str, str, int]]] = [
+# What a cell has: an attempt, a job, notes beside its logs and the file of its score. Then its
+# state, detail, epochs.
+STATES: list[
+    tuple[dict[str, Any] | None, Job | None, dict[str, str], bool, tuple[str, str, int]]
+] = [
     (None, None, {}, False, ("pending", "", 0)),
     (None, None, {}, True, ("pending", "", 0)),
     ({}, None, {}, False, ("running", "", 2)),
     ({}, WAITS, {}, True, ("running", "", 2)),
     ({}, Job("7_1", "RUNNING"), {}, False, ("running", "", 2)),
     ({"progress": {**SPEED, "detail": "epoch 2"}}, None, {}, False, ("running", "", 2)),
-    ({"progress": {**SPEED, "detail": "knn", "stage": "tune"}}, None, {}, False, ("running", "knn", 2)),
+    (
+        {"progress": {**SPEED, "detail": "knn", "stage": "tune"}},
+        None,
+        {},
+        False,
+        ("running", "knn", 2),
+    ),
     (ENDED, None, {}, True, ("tuned", "kNN 1 %", 5)),
     (ENDED, GONE, {}, True, ("tuned", "kNN 1 %", 5)),
     (ENDED, WAITS, {}, True, ("queued", "pending", 2)),
@@ -129,13 +157,43 @@ STATES: list[tuple[dict[str, Any] | None, Job | None, dict[str, str], bool, tupl
     (None, Job("7_1", "RUNNING"), {}, False, ("running", "its job has begun", 0)),
     (None, Job("7_1", "PENDING", "Priority"), {}, False, ("queued", "pending (Priority)", 0)),
     (None, Job("7_1", "PENDING"), {"7_1_error": "of before"}, False, ("queued", "pending", 0)),
-    (INTERRUPTED, GONE, {"7_1_cancelled": "", "7_1_error": "no"}, False, ("cancelled", "job 7_1 was cancelled", 2)),
+    (
+        INTERRUPTED,
+        GONE,
+        {"7_1_cancelled": "", "7_1_error": "no"},
+        False,
+        ("cancelled", "job 7_1 was cancelled", 2),
+    ),
     (INTERRUPTED, SILENT, {"7_1_error": "no\nmemory"}, False, ("failed", "no memory", 2)),
-    ({"ended": "failed", "error": "of before"}, GONE, {"7_1_error": "no"}, False, ("failed", "no", 2)),
-    ({"ended": "failed", "error": "of before"}, GONE, {"9_1_error": "no"}, False, ("failed", "of before", 2)),
+    (
+        {"ended": "failed", "error": "of before"},
+        GONE,
+        {"7_1_error": "no"},
+        False,
+        ("failed", "no", 2),
+    ),
+    (
+        {"ended": "failed", "error": "of before"},
+        GONE,
+        {"9_1_error": "no"},
+        False,
+        ("failed", "of before", 2),
+    ),
     ({"ended": "failed", "error": None}, None, {}, False, ("failed", "", 2)),
-    (None, SILENT, {"7_1_missed": ""}, False, ("queued", "submitted; the scheduler does not answer", 0)),
-    (None, GONE, {"7_1_missed": ""}, False, ("failed", "job 7_1 did not come to run regbench: it left no log", 0)),
+    (
+        None,
+        SILENT,
+        {"7_1_missed": ""},
+        False,
+        ("queued", "submitted; the scheduler does not answer", 0),
+    ),
+    (
+        None,
+        GONE,
+        {"7_1_missed": ""},
+        False,
+        ("failed", "job 7_1 did not come to run regbench: it left no log", 0),
+    ),
     (
         *(None, GONE, {"7_1_missed": "", "7_1_0_log.out": "1\n\n2\n3\n4\n \n"}, False),
         ("failed", "job 7_1 did not come to run regbench: 2 / 3 / 4", 0),
@@ -160,7 +218,11 @@ def test_the_state_of_a_cell_by_its_files_and_its_job(number: int, tmp_path: Pat
     assert (found.state, found.detail, found.epochs_done) == expected
     is_training = own is not None and "img_per_s" in own.get("progress", {}) and not found.detail
     assert (found.img_per_s, found.remaining_s) == ((9.0, 60.0) if is_training else (None, None))
-    assert (found.job, found.directory, str(found)) == (job.name if job else "", tmp_path / "cell", "cell  CELL seed 3")
+    assert (found.job, found.directory, str(found)) == (
+        job.name if job else "",
+        tmp_path / "cell",
+        "cell  CELL seed 3",
+    )
     assert (other.state, other.job) == ("pending", "")
 
 
@@ -181,14 +243,20 @@ def test_what_cannot_be_read_is_damaged(tmp_path: Path) -> None:
 
 def test_a_plan_keeps_its_cells_and_adds_new_ones(tmp_path: Path, tiny: list[str]) -> None:
     for seeds in ("0,1", "1,2"):
-        (tmp_path / "own.yaml").write_text(yaml.safe_dump({"description": seeds, "common": tiny, "cells": ["seed=0"]}))
+        (tmp_path / "own.yaml").write_text(
+            yaml.safe_dump({"description": seeds, "common": tiny, "cells": ["seed=0"]})
+        )
         sweep = load_sweep(str(tmp_path / "own.yaml"), [f"seed={seeds}"])
         write_plan(sweep, tmp_path / "own")
     assert json.loads((tmp_path / "own" / "sweep.json").read_text())["description"] == "1,2"
     found = read_plan(tmp_path / "own")
     assert [cell["seed"] for cell in found] == [0, 1, 2]
     last = sweep.cells[-1]
-    sizes = {"epochs": last.epochs, "embedding_dim": last.embedding_dim, "batch_size": last.batch_size}
+    sizes = {
+        "epochs": last.epochs,
+        "embedding_dim": last.embedding_dim,
+        "batch_size": last.batch_size,
+    }
     names = {"id": last.id, "label": last.label, "dataset": "tiny", "backbone": "resnet_tiny"}
     assert found[-1] == {**names, **sizes, "seed": 2}
 
@@ -201,12 +269,24 @@ def test_what_is_not_finished_is_said_in_a_line(tmp_path: Path) -> None:
     attempt(tmp_path / "c02", **ENDED)
     (tmp_path / "c02" / "tuning.json").touch()
     found = sweep_status(tmp_path)
-    assert unfinished(found[:2], "own", ("final",)) == unfinished(found[:3], "own", ("pretrain", "tune")) == ""
+    assert (
+        unfinished(found[:2], "own", ("final",))
+        == unfinished(found[:3], "own", ("pretrain", "tune"))
+        == ""
+    )
     line = unfinished(found, "own", ("pretrain",))
-    assert line.startswith("9 of 12 cells are not finished: C03 seed 3 pending; ") and "C11" in line and "…" not in line
+    assert (
+        line.startswith("9 of 12 cells are not finished: C03 seed 3 pending; ")
+        and "C11" in line
+        and "…" not in line
+    )
     line = unfinished([*found, found[-1]], "own", ("final",))
-    assert line.startswith("11 of 13 cells are not finished: C02 seed 3 tuned; C03 seed 3 pending; ")
-    assert line.endswith("C11 seed 3 pending; …. Details: regbench status own; the same command tries them again")
+    assert line.startswith(
+        "11 of 13 cells are not finished: C02 seed 3 tuned; C03 seed 3 pending; "
+    )
+    assert line.endswith(
+        "C11 seed 3 pending; …. Details: regbench status own; the same command tries them again"
+    )
     assert line.count("seed 3") == 10
 
 
@@ -243,7 +323,10 @@ def test_the_job_of_the_last_stage_says_how_a_cell_ended(tmp_path: Path) -> None
     plan(tmp_path, "cell")
     logs = tmp_path / "jobs" / "logs"
     logs.mkdir(parents=True)
-    for name, error in (("1_0", "OSError: in training"), ("3_0", "RegbenchError: in the evaluation")):
+    for name, error in (
+        ("1_0", "OSError: in training"),
+        ("3_0", "RegbenchError: in the evaluation"),
+    ):
         (logs / f"{name}_error").write_text(error)
     (cell,) = sweep_status(tmp_path, {"cell": Job("1_0", None, chain=("1_0", "3_0", "5_0"))})
     assert (cell.state, cell.detail) == ("failed", "RegbenchError: in the evaluation")
@@ -253,7 +336,11 @@ def test_who_is_alive(tmp_path: Path) -> None:
     cases: dict[str, tuple[dict[str, Any], float, str]] = {
         "seen": (HERE, 1000.0, "running"),  # the process is seen to live, whatever its heartbeat
         "gone": ({**HERE, "pid": 2**22 + 1}, 0.0, "interrupted"),
-        "other": ({**HERE, "start_ticks": "1"}, 0.0, "interrupted"),  # another process has the number now
+        "other": (
+            {**HERE, "start_ticks": "1"},
+            0.0,
+            "interrupted",
+        ),  # another process has the number now
         "heard": (ELSEWHERE, 5.0, "running"),
         "late": (ELSEWHERE, 75.0, "running"),  # clocks differ a little
         "silent": (ELSEWHERE, 1000.0, "interrupted"),
@@ -271,7 +358,9 @@ def test_a_record_counts_though_nobody_said_so(tmp_path: Path) -> None:
     attempt(tmp_path / "cell")
     for outcome, epochs in (("diverged", 2), ("done", 5)):
         (tmp_path / "cell" / "record.json").write_text(made(status=outcome).text())
-        assert [(cell.state, cell.epochs_done) for cell in sweep_status(tmp_path)] == [(outcome, epochs)]
+        assert [(cell.state, cell.epochs_done) for cell in sweep_status(tmp_path)] == [
+            (outcome, epochs)
+        ]
 
 
 def test_the_status_reads_one_small_file_of_a_run(tmp_path: Path) -> None:
@@ -294,16 +383,32 @@ def test_many_cells_are_counted_and_those_that_need_a_look_are_listed(tmp_path: 
     assert [row[0] for row in rows] == ["cell007", "cell008", "cell009"]
     assert "too large" in output
     assert rows[1][3:] == ["running", "2/5", "1234", "1", "h", "07", "min"]
-    assert output.splitlines()[-1] == "150 cells: 147 pending, 1 failed, 1 running, 1 diverged; 147 not listed (--all)"
-    everything = CliRunner().invoke(main, ["status", "large", "--all", "--runs-dir", str(tmp_path)]).output
+    assert (
+        output.splitlines()[-1]
+        == "150 cells: 147 pending, 1 failed, 1 running, 1 diverged; 147 not listed (--all)"
+    )
+    everything = (
+        CliRunner().invoke(main, ["status", "large", "--all", "--runs-dir", str(tmp_path)]).output
+    )
     assert everything.count("cell") >= 150
 
 
 @pytest.mark.parametrize(("each", "listed"), [(10, 8 * 10), (20, 100)])
-def test_all_that_need_a_look_are_listed_until_a_screen_is_full(tmp_path: Path, each: int, listed: int) -> None:
+def test_all_that_need_a_look_are_listed_until_a_screen_is_full(
+    tmp_path: Path, each: int, listed: int
+) -> None:
     plan(tmp_path, "cell")
     (one,) = sweep_status(tmp_path)
-    need = ["failed", "lost", "cancelled", "preempted", "damaged", "interrupted", "diverged", "running"]
+    need = [
+        "failed",
+        "lost",
+        "cancelled",
+        "preempted",
+        "damaged",
+        "interrupted",
+        "diverged",
+        "running",
+    ]
     states = each * ["pending", "queued", "tuned", "done", *need]
     lines = status_table([replace(one, state=state) for state in states]).splitlines()
     assert [line.split()[3] for line in lines[2:-2]] == (each * need)[:listed]
@@ -321,7 +426,9 @@ def test_the_newest_log_is_that_of_the_one_cell_that_is_meant(tmp_path: Path) ->
         return CliRunner().invoke(main, ["logs", "own", cell, "--runs-dir", str(tmp_path)]).output
 
     assert "of attempt 3" in logs("abc1")
-    errors = tmp_path / "own" / "abc1" / "logs" / "3_log.err"  # an older file, and what somebody looks for
+    errors = (
+        tmp_path / "own" / "abc1" / "logs" / "3_log.err"
+    )  # an older file, and what somebody looks for
     errors.touch()
     os.utime(errors, (2, 2))
     assert logs("abc1").rstrip().endswith("of attempt 3")
@@ -342,19 +449,31 @@ def test_clean_removes_what_finished_cells_do_not_need(tmp_path: Path) -> None:
         attempt(folder / name, ended=name, progress={"epoch": 5, "outcome": "done"})
         for file in (*CHECKPOINTS, ".checkpoint.x7"):
             (folder / name / file).write_bytes(bytes(1000))
-    (folder / "done" / "record.json").write_text(made(metrics=NamedFile("metrics-0001.jsonl", "")).text())
+    (folder / "done" / "record.json").write_text(
+        made(metrics=NamedFile("metrics-0001.jsonl", "")).text()
+    )
     for number in (1, 2, 3):
         (folder / "done" / f"metrics-000{number}.jsonl").write_bytes(bytes(1000))
     (folder / "done" / f"{CHECKPOINTS[1]}.damaged").write_bytes(bytes(1000))
     kept = {path.name for path in (folder / "failed").iterdir()}
 
     def clean(*options: str) -> str:
-        return CliRunner().invoke(main, ["clean", "own", "--runs-dir", str(tmp_path), *options]).output
+        return (
+            CliRunner().invoke(main, ["clean", "own", "--runs-dir", str(tmp_path), *options]).output
+        )
 
     assert clean("--dry-run") == "would remove 4 files, 4e-06 GB\n"
     assert clean() == "removed 4 files, 4e-06 GB\n"
-    curves = ("metrics-0001.jsonl", "metrics-0003.jsonl")  # which the record names, and the last one
-    assert {path.name for path in (folder / "done").iterdir()} == {"attempts", "record.json", CHECKPOINTS[1], *curves}
+    curves = (
+        "metrics-0001.jsonl",
+        "metrics-0003.jsonl",
+    )  # which the record names, and the last one
+    assert {path.name for path in (folder / "done").iterdir()} == {
+        "attempts",
+        "record.json",
+        CHECKPOINTS[1],
+        *curves,
+    }
     assert clean("--checkpoints") == "removed 1 files, 1e-06 GB\n"
     assert {path.name for path in (folder / "failed").iterdir()} == kept  # it may be tried again
 
@@ -370,7 +489,10 @@ def test_clean_leaves_a_tuned_cell_the_weights_that_were_scored(tmp_path: Path) 
     state = f"evaluation-probe-0001-000000001-{1:016x}.pt"
     for name in (*CHECKPOINTS, *last, *before, state, "attempts/.0001.json.x1"):
         (cell / name).touch()
-    assert CliRunner().invoke(main, ["clean", "own", "--runs-dir", str(tmp_path)]).output == "removed 6 files, 0 GB\n"
+    assert (
+        CliRunner().invoke(main, ["clean", "own", "--runs-dir", str(tmp_path)]).output
+        == "removed 6 files, 0 GB\n"
+    )
     left = {path.relative_to(cell).as_posix() for path in cell.rglob("*.*")}
     assert left == {"tuning.json", "attempts/0001.json", CHECKPOINTS[0], *last}
 
@@ -403,7 +525,9 @@ class Sweep:
     def write(self, *cells: str) -> None:
         common = "".join(f"  - '{override}'\n" for override in self.tiny)
         rows = "".join(f"  - {cell}\n" for cell in cells)
-        (self.folder / "own.yaml").write_text(f"description: My own\ncommon:\n{common}cells:\n{rows}")
+        (self.folder / "own.yaml").write_text(
+            f"description: My own\ncommon:\n{common}cells:\n{rows}"
+        )
 
     def command(self, *options: str) -> list[str]:
         return [self.program, "sweep", "own.yaml", "runtime.parallel=1", *options]
@@ -420,7 +544,12 @@ class Sweep:
 
     def run(self, *options: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            self.command(*options), capture_output=True, text=True, cwd=self.folder, check=False, timeout=PATIENCE_S
+            self.command(*options),
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            check=False,
+            timeout=PATIENCE_S,
         )
         assert "Traceback" not in done.stderr
         return done
@@ -467,10 +596,15 @@ def numbers(record: Record | None) -> Any:
     return record.scores, untimed(record)
 
 
-def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sweep_from_end_to_end(
+    own: Sweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "regbench")
     monkeypatch.chdir(own.folder)
-    bad, good = "method=vicreg evaluation.knn.k=5000", "method=vicreg epochs=1 optimizer.warmup_epochs=0"
+    bad, good = (
+        "method=vicreg evaluation.knn.k=5000",
+        "method=vicreg epochs=1 optimizer.warmup_epochs=0",
+    )
     own.write(bad, good)
     command = ["sweep", "own.yaml", "runtime.parallel=2"]
     first = CliRunner().invoke(main, command)
@@ -500,10 +634,15 @@ def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, ca
     assert ["failed" in row for row in rows] == [True, False]
     assert "larger than" in status
     assert status.count("1/1") == 1  # the failed one was refused before its training
-    assert CliRunner().invoke(main, ["status", "--runs-dir", "runs"]).output == "own: 1 failed, 1 done\n"
+    assert (
+        CliRunner().invoke(main, ["status", "--runs-dir", "runs"]).output
+        == "own: 1 failed, 1 done\n"
+    )
 
 
-def test_a_sweep_of_which_all_diverged_has_a_report(own: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_of_which_all_diverged_has_a_report(
+    own: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(own.folder)
     own.write("method=vicreg")
     cell, _ = load_run([*own.tiny, "method=vicreg"])
@@ -524,7 +663,9 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
                 patch.setenv("CUDA_VISIBLE_DEVICES", "")
                 job(*arguments)
 
-    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)  # the job's, which is this process here
+    monkeypatch.setattr(
+        logging, "basicConfig", lambda **_: None
+    )  # the job's, which is this process here
     monkeypatch.setattr("regbench.sweeps.local.Worker", Here)
     monkeypatch.setattr("regbench.sweeps.local.POLL_S", 0.0)
 
@@ -535,13 +676,23 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
 ) -> None:
     own.write("method=vicreg seed=0,1,2,3")
     directories = [own.directory("method=vicreg", f"seed={seed}") for seed in range(4)]
-    done: dict[str, Any] = {"ended": "done", "progress": {"epoch": 1, "outcome": "done", "detail": "kNN 5 %"}}
+    done: dict[str, Any] = {
+        "ended": "done",
+        "progress": {"epoch": 1, "outcome": "done", "detail": "kNN 5 %"},
+    }
     directories[0].mkdir(parents=True)
     (directories[0] / "record.json").write_text(made().text())
     attempt(directories[1])  # of this very process
     seen: list[object] = []
 
-    def run(cell: Cell, runtime: Runtime, sweep: str, stages: Sequence[str], interruption: object, how: Any) -> None:
+    def run(
+        cell: Cell,
+        runtime: Runtime,
+        sweep: str,
+        stages: Sequence[str],
+        interruption: object,
+        how: Any,
+    ) -> None:
         seen.append((cell.seed, sweep, tuple(stages), how["selected_on"], runtime.threads))
         directory = directories[cell.seed]
         if cell.seed == 1:
@@ -577,7 +728,11 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
     names = [f"VICReg seed {seed} ({directory.name})" for seed, directory in enumerate(directories)]
     begun, waits, *ends = [record.getMessage() for record in caplog.records]
     assert begun == "sweep own: 4 cells, 1 done, 3 to run, 2 at a time with 1 thread each"
-    assert waits == f"{names[1]}: process {HERE['pid']} on {HERE['hostname']} is at work on it; waiting for it"
+    assert (
+        waits
+        == f"{names[1]}: process {HERE['pid']} on {HERE['hostname']} is at work on it; waiting "
+        "for it"
+    )
     assert ends == [
         f"[1/3] {names[1]}: kNN 5 %",
         f"[2/3] {names[2]} FAILED: too large (logs: {directories[2]}/logs/7_log.out)",
@@ -603,7 +758,9 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
 def test_a_cell_that_another_command_has_claimed_is_waited_for_or_through(
     own: Sweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The other one works on a tuned cell, was killed on another, and tries the third again, which fails."""
+    """The other one works on a tuned cell, was killed on another, and tries the third again,
+    which fails.
+    """
     own.write("method=vicreg seed=0,1,2")
     directories = [own.directory("method=vicreg", f"seed={seed}") for seed in range(3)]
 
@@ -621,12 +778,16 @@ def test_a_cell_that_another_command_has_claimed_is_waited_for_or_through(
         ]
     )
     monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
-    monkeypatch.setattr("regbench.sweeps.local.time", SimpleNamespace(sleep=lambda _: next(looks)()))
+    monkeypatch.setattr(
+        "regbench.sweeps.local.time", SimpleNamespace(sleep=lambda _: next(looks)())
+    )
     with caplog.at_level("INFO", "regbench"):
         found = run_sweep(load_sweep(str(own.folder / "own.yaml")), ("pretrain", "tune"))
     assert [status.state for status in found] == ["tuned", "tuned", "failed"]
     assert caplog.text.count("FAILED") == 1  # the one that was killed
-    (first,) = run_sweep(load_sweep(str(own.folder / "own.yaml"), ["seed=0"]))  # which is tuned, and not scored yet
+    (first,) = run_sweep(
+        load_sweep(str(own.folder / "own.yaml"), ["seed=0"])
+    )  # which is tuned, and not scored yet
     assert first.state == "done"
 
 
@@ -647,7 +808,10 @@ def test_runs_take_the_gpus_that_the_shell_allows(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Two GPUs and three cells; a job says which it would have seen, and how many CPUs it takes of its half."""
+    """Two GPUs and three cells.
+
+    A job says which it would have seen, and how many CPUs it takes of its half.
+    """
     seen: list[str] = []
     cpus: set[int] = set()
 
@@ -662,7 +826,9 @@ def test_runs_take_the_gpus_that_the_shell_allows(
     if shell is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shell)
     (tmp_path / "own.yaml").write_text('description: My own\ncells: ["method=vicreg seed=0,1,2"]\n')
-    overrides = [override for override in tiny if override not in ("runtime.device=cpu", "runtime.threads=1")]
+    overrides = [
+        override for override in tiny if override not in ("runtime.device=cpu", "runtime.threads=1")
+    ]
     run_sweep(load_sweep(str(tmp_path / "own.yaml"), overrides))
     assert seen == [*expected, expected[0]]
     assert cpus == {4}
@@ -695,8 +861,13 @@ def test_a_run_opens_the_test_split_to_no_cell_that_its_tuning_has_not_chosen(
 
 
 def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
-    """`kill -9` of the command, of the job and of the loader's process, in the middle of training."""
-    short, long = ["method=vicreg", "epochs=1", "optimizer.warmup_epochs=0"], ["method=sfrik_l3", "epochs=12"]
+    """`kill -9` of the command, of the job and of the loader's process, in the middle of
+    training.
+    """
+    short, long = (
+        ["method=vicreg", "epochs=1", "optimizer.warmup_epochs=0"],
+        ["method=sfrik_l3", "epochs=12"],
+    )
     own.write(" ".join(short), " ".join(long), "method=simclr epochs=0 optimizer.warmup_epochs=0")
     process = own.start()
     try:
@@ -720,7 +891,10 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
     record = read_record(running)
     assert record is not None
     assert len(record.attempts) == 2
-    assert [attempt.ended for attempt in record.attempts] == [None, None]  # killed; not yet ended as it wrote
+    assert [attempt.ended for attempt in record.attempts] == [
+        None,
+        None,
+    ]  # killed; not yet ended as it wrote
     assert [attempt.finished is None for attempt in record.attempts] == [True, False]
     assert (record.attempts[1].from_step or 0) >= 3 * epochs_done
     assert not list(running.glob(".*"))
@@ -728,10 +902,14 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
     cell, runtime = load_run([*own.tiny, *long])
     undisturbed = run_cell(cell, runtime, "undisturbed")
     assert numbers(record) == numbers(undisturbed)
-    one, other = (load_checkpoint(folder) for folder in (running, run_directory(runtime, "undisturbed", cell)))
+    one, other = (
+        load_checkpoint(folder) for folder in (running, run_directory(runtime, "undisturbed", cell))
+    )
     assert one is not None
     assert other is not None
-    assert all(torch.equal(value, other[0]["network"][name]) for name, value in one[0]["network"].items())
+    assert all(
+        torch.equal(value, other[0]["network"][name]) for name, value in one[0]["network"].items()
+    )
 
 
 def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
@@ -757,7 +935,10 @@ def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
     assert attempt["ended"] == "interrupted"
     checkpoint = load_checkpoint(directory)
     assert checkpoint is not None  # the step in which it was asked to stop
-    assert checkpoint[1].step > 3 * len((directory / "metrics-0001.jsonl").read_text().splitlines()) - 1
+    assert (
+        checkpoint[1].step
+        > 3 * len((directory / "metrics-0001.jsonl").read_text().splitlines()) - 1
+    )
 
 
 def _is_worker(pid: int) -> bool:
@@ -792,7 +973,9 @@ def test_a_killed_worker_takes_no_cell_with_it(own: Sweep) -> None:
 
 def test_plans_that_are_written_at_the_same_time_lose_nothing(own: Sweep) -> None:
     own.write("method=vicreg")
-    sweeps = [load_sweep(str(own.folder / "own.yaml"), [f"seed={seed},{seed + 1}"]) for seed in range(4)]
+    sweeps = [
+        load_sweep(str(own.folder / "own.yaml"), [f"seed={seed},{seed + 1}"]) for seed in range(4)
+    ]
     ids = {cell.id for sweep in sweeps for cell in sweep.cells}
     for cell in ids:
         (own.runs / cell).mkdir(parents=True)
@@ -803,14 +986,21 @@ def test_plans_that_are_written_at_the_same_time_lose_nothing(own: Sweep) -> Non
     assert sorted(status.cell_id for status in sweep_status(own.runs)) == sorted(ids)
 
 
-def test_a_cell_whose_folder_cannot_be_written_to_stops_no_other(own: Sweep, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cell_whose_folder_cannot_be_written_to_stops_no_other(
+    own: Sweep, caplog: pytest.LogCaptureFixture
+) -> None:
     own.write("method=vicreg seed=0,1")
     own.runs.mkdir(parents=True)
     for seed in (0, 1):
-        own.directory("method=vicreg", f"seed={seed}").write_text("a file where the folder is to be")
+        own.directory("method=vicreg", f"seed={seed}").write_text(
+            "a file where the folder is to be"
+        )
     found = run_sweep(load_sweep(str(own.folder / "own.yaml")))
     assert [status.state for status in found] == ["damaged", "damaged"]
-    assert re.findall(r"VICReg seed (\d) \(\w+\) FAILED: .*Not a directory", caplog.text) == ["0", "1"]
+    assert re.findall(r"VICReg seed (\d) \(\w+\) FAILED: .*Not a directory", caplog.text) == [
+        "0",
+        "1",
+    ]
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""The tuning protocol: what is chosen on which split, and that the test split stays closed until then."""
+"""The tuning protocol: what is chosen on which split, and that the test split stays closed
+until then.
+"""
 
 from __future__ import annotations
 
@@ -40,18 +42,28 @@ from regbench.sweeps.search import Proposed, mean_trials, propose
 from tests.conftest import TINY
 from tests.records import knn_top1, made
 
-GRID = ("method=vicreg method.alignment_weight=10,20", "method=sfrik_l2 method.alignment_weight=10,20")
+GRID = (
+    "method=vicreg method.alignment_weight=10,20",
+    "method=sfrik_l2 method.alignment_weight=10,20",
+)
 
 
 @pytest.fixture
 def settings(tiny_data_dir: Path, tmp_path: Path) -> list[str]:
     own = ("epochs=1", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn,probe]", "seed=0")
-    return [*TINY, *own, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"]
+    return [
+        *TINY,
+        *own,
+        f"runtime.data_dir={tiny_data_dir}",
+        f"runtime.runs_dir={tmp_path / 'runs'}",
+    ]
 
 
 def sweep_file(folder: Path, rows: Sequence[str], settings: Sequence[str], **more: Any) -> Path:
     path = folder / "mine.yaml"
-    path.write_text(yaml.safe_dump({"description": "ours", "common": [*settings], "cells": [*rows], **more}))
+    path.write_text(
+        yaml.safe_dump({"description": "ours", "common": [*settings], "cells": [*rows], **more})
+    )
     return path
 
 
@@ -66,12 +78,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 def score(folder: Path, cell: Cell, value: float | None, *more: Score) -> None:
-    """What a run of the cell leaves that scored so, after three steps an epoch; None: it diverged in its second."""
+    """What a run of the cell leaves that scored so, after three steps an epoch; None: it
+    diverged in its second.
+    """
     if value is None:
         record = made(cell.plain(), status="diverged", diverged={"step": 2})
     else:
         saved = Saved("checkpoint.pt", "0" * 64, 3 * cell.epochs)
-        record = made(cell.plain(), status="tuned", scores=(*more, knn_top1(value)), checkpoint=saved)
+        record = made(
+            cell.plain(), status="tuned", scores=(*more, knn_top1(value)), checkpoint=saved
+        )
     write_text(folder / cell.id / record.file_name, record.text())
     write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
 
@@ -83,7 +99,9 @@ Scored = Callable[[Sequence[str], Sequence[float]], tuple[tuple[Cell, ...], Tuni
 def scored(tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path) -> Scored:
     """Makes the cells of a grid, scores them and chooses."""
 
-    def chosen(rows: Sequence[str], values: Sequence[float]) -> tuple[tuple[Cell, ...], TuningChoice]:
+    def chosen(
+        rows: Sequence[str], values: Sequence[float]
+    ) -> tuple[tuple[Cell, ...], TuningChoice]:
         cells = load_sweep(str(sweep_file(tmp_path, rows, settings))).cells
         tune.begin(cells, folder, tiny_data_dir, unequal=False)
         for cell, value in zip(cells, values, strict=True):
@@ -100,7 +118,11 @@ def final_run(cell: Cell, runtime: Runtime) -> Record | None:
 
 
 def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
-    cells: tuple[Cell, ...], folder: Path, settings: list[str], tiny_data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    cells: tuple[Cell, ...],
+    folder: Path,
+    settings: list[str],
+    tiny_data_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened: list[str] = []
     loader = EvalLoader
@@ -119,13 +141,16 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
         assert record.status == "tuned"
         assert {s.split for s in record.scores} == {"tuning"}
         with pytest.raises(
-            RegbenchError, match="the tuning mine has not chosen yet, so this cell gets no score on the"
+            RegbenchError,
+            match="the tuning mine has not chosen yet, so this cell gets no score on the",
         ):
             final_run(cell, runtime)
     assert set(opened) == {"train", "tuning"}
     choice = choose(folder)
     (entry,) = choice.choices
-    values = {cell.id: Record.read(folder / cell.id / "tuning.json").scores[0].value for cell in two}
+    values = {
+        cell.id: Record.read(folder / cell.id / "tuning.json").scores[0].value for cell in two
+    }
     assert entry.chosen == max(values, key=lambda name: values[name])
     chosen, other = (cell for cell in sorted(two, key=lambda cell: cell.id != entry.chosen))
     with pytest.raises(RegbenchError, match="the tuning mine chose other hyperparameters"):
@@ -146,22 +171,37 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     }
     assert final.choice["probe_learning_rate"]["selected_on"] == "tuning"
     assert [s.split for s in final.scores if s.name == "knn_top1"] == ["tuning", "test"]
-    tune.begin(two, folder, tiny_data_dir, unequal=False)  # as whoever comes a moment after the choice
+    tune.begin(
+        two, folder, tiny_data_dir, unequal=False
+    )  # as whoever comes a moment after the choice
     # Other seeds of what was chosen may be tested, too.
     (again,) = tune.final_cells(choice, folder, two, [5], None)
     assert (again.seed, final_run(again, runtime).status) == (5, "done")  # type: ignore[union-attr]
     # Whoever removes the choice gets no second one.
     (folder / TUNING_CHOICE).unlink()
-    with pytest.raises(RegbenchError, match="holds runs that were scored on the test split already"):
+    with pytest.raises(
+        RegbenchError, match="holds runs that were scored on the test split already"
+    ):
         tune.begin(two, folder, tiny_data_dir, unequal=False)
 
 
 def test_a_search_that_has_got_further_elsewhere_is_not_set_back(
     cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path
 ) -> None:
-    """Two commands work on one search; the slower one writes what it knew before the faster one's last round."""
-    first, early, late = ({"tried": [{"score": 1.0}] * number + [{"score": None}]} for number in range(3))
-    for search, expected in ((first, first), (early, early), (late, late), (early, late), (late, late)):
+    """Two commands work on one search.
+
+    The slower one writes what it knew before the faster one's last round.
+    """
+    first, early, late = (
+        {"tried": [{"score": 1.0}] * number + [{"score": None}]} for number in range(3)
+    )
+    for search, expected in (
+        (first, first),
+        (early, early),
+        (late, late),
+        (early, late),
+        (late, late),
+    ):
         tune.begin(cells[:2], folder, tiny_data_dir, search, unequal=False)
         assert read_search(folder)["tried"] == expected["tried"]
 
@@ -176,7 +216,9 @@ def test_the_choice_may_be_by_knn_and_linear_probing(
     names = ["knn_top1", "knn_top5", "linear_top1", "linear_top5", "selection_top1"]
     for number, cell in enumerate(cells):
         if not number:
-            assert Cell.stored(cell.plain()) == cell  # with the settings of a probe that no protocol asks for
+            assert (
+                Cell.stored(cell.plain()) == cell
+            )  # with the settings of a probe that no protocol asks for
             run_cell(cell, runtime, "mine", ("pretrain", "tune"))
             record = Record.read(folder / cell.id / "tuning.json")
         else:  # kNN prefers this one, the mean the other
@@ -189,14 +231,23 @@ def test_the_choice_may_be_by_knn_and_linear_probing(
     choice = choose(folder)
     (entry,) = choice.choices
     assert (choice.score, entry.chosen) == ("selection_top1", cells[0].id)
-    with pytest.raises(RegbenchError, match=r"evaluation\.select_by must be the same for all cells"):
-        tune.begin([cells[0], load_run([*settings, "seed=7"])[0]], tmp_path / "other", tiny_data_dir, unequal=False)
+    with pytest.raises(
+        RegbenchError, match=r"evaluation\.select_by must be the same for all cells"
+    ):
+        tune.begin(
+            [cells[0], load_run([*settings, "seed=7"])[0]],
+            tmp_path / "other",
+            tiny_data_dir,
+            unequal=False,
+        )
 
 
 def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
     tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
 ) -> None:
-    cells = load_sweep(str(sweep_file(tmp_path, GRID, settings)), ["seed=0,1", "optimizer.base_lr=1,2"]).cells
+    cells = load_sweep(
+        str(sweep_file(tmp_path, GRID, settings)), ["seed=0,1", "optimizer.base_lr=1,2"]
+    ).cells
     tune.begin(cells, folder, tiny_data_dir, unequal=False)
     with pytest.raises(RegbenchError, match=r"config\.yaml cannot be read"):
         choose(folder)
@@ -230,7 +281,9 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
     assert choose(folder).sha256 == choice.sha256
     (folder / TUNING_CHOICE).unlink()
     (folder / TUNING_CHOICE).symlink_to("nowhere")
-    with pytest.raises(RegbenchError, match=f"{TUNING_CHOICE} is there and leads to no file; remove it"):
+    with pytest.raises(
+        RegbenchError, match=f"{TUNING_CHOICE} is there and leads to no file; remove it"
+    ):
         choose(folder)
 
 
@@ -257,18 +310,32 @@ def test_only_the_leading_methods_get_all_seeds(
     tune.begin(tried, folder, tiny_data_dir, unequal=False)
     leader, other = cells[best], cells[3 - best]
     for cell in tried:
-        score(folder, cell, {leader: 60.0, other: 57.0, untrained: 99.0, supervised: 99.0}.get(cell, 50.0))
+        score(
+            folder,
+            cell,
+            {leader: 60.0, other: 57.0, untrained: 99.0, supervised: 99.0}.get(cell, 50.0),
+        )
     finals = tune.final_cells(choose(folder), folder, tried, [0, 1], 1)
     methods = [leader, replace(leader, seed=1), other]
-    assert finals == [*methods, untrained, supervised, replace(untrained, seed=1), replace(supervised, seed=1)]
+    assert finals == [
+        *methods,
+        untrained,
+        supervised,
+        replace(untrained, seed=1),
+        replace(supervised, seed=1),
+    ]
     # There was nothing to choose for baselines, whose test split is open as that of the chosen.
     for cell, selected_on in ((untrained, "given"), (supervised, "given"), (leader, "tuning")):
         assert tune.how_chosen(folder / cell.id, cell, final=True)["selected_on"] == selected_on
 
 
-def test_what_is_tuned_on_the_test_split_says_so(settings: list[str], tmp_path: Path, tiny_data_dir: Path) -> None:
+def test_what_is_tuned_on_the_test_split_says_so(
+    settings: list[str], tmp_path: Path, tiny_data_dir: Path
+) -> None:
     """The paper's second variant, its Table 13."""
-    cell, runtime = load_run([*settings, "evaluation.select_on=test", "evaluation.probe.learning_rates=[0.1,1]"])
+    cell, runtime = load_run(
+        [*settings, "evaluation.select_on=test", "evaluation.probe.learning_rates=[0.1,1]"]
+    )
     tune.begin([cell], tmp_path / "runs" / "mine", tiny_data_dir, unequal=False)
     run_cell(cell, runtime, "mine", ("pretrain", "tune"))
     choice = choose(tmp_path / "runs" / "mine")
@@ -294,7 +361,10 @@ def test_refusals(
 
     refused(r"not a fair comparison: VICReg 2, SFRIK \(L=2\) 1", cells[:3])
     larger = [replace(cell, embedding_dim=2 * cell.embedding_dim) for cell in cells[:1]]
-    refused(r"not a fair comparison: VICReg \(q=16, setting 1\) 2, VICReg \(q=32, setting 2\) 1", [*cells[:2], *larger])
+    refused(
+        r"not a fair comparison: VICReg \(q=16, setting 1\) 2, VICReg \(q=32, setting 2\) 1",
+        [*cells[:2], *larger],
+    )
     tune.begin(cells[:3], folder, tiny_data_dir, unequal=True)
     mixed = [cells[0], load_run([*settings, "method=auh", "evaluation.select_on=test"])[0]]
     refused("evaluation.select_on must be the same", mixed)
@@ -305,16 +375,23 @@ def test_refusals(
     score(folder, cells[2], 50.0)
     choose(folder)
     refused("has made its choice among other cells", cells)
-    write_text(tmp_path / "runs" / "ended" / "0123456789ab" / "record.json", made(status="diverged").text())
+    write_text(
+        tmp_path / "runs" / "ended" / "0123456789ab" / "record.json", made(status="diverged").text()
+    )
     tune.begin(cells, tmp_path / "runs" / "ended", tiny_data_dir, unequal=False)
     tested = made(scores=(knn_top1(50.0), knn_top1(50.0, "test")))
     write_text(tmp_path / "runs" / "tested" / "0123456789ab" / "record.json", tested.text())
-    with pytest.raises(RegbenchError, match="holds runs that were scored on the test split already"):
+    with pytest.raises(
+        RegbenchError, match="holds runs that were scored on the test split already"
+    ):
         tune.begin(cells, tmp_path / "runs" / "tested", tiny_data_dir, unequal=False)
 
 
 def test_a_grid_over_the_optimizer_counts_every_configuration(scored: Scored) -> None:
-    rows = ("method=vicreg optimizer.weight_decay=0,0.001,0.1", "method=simclr method.temperature=0.1,0.2,0.5")
+    rows = (
+        "method=vicreg optimizer.weight_decay=0,0.001,0.1",
+        "method=simclr method.temperature=0.1,0.2,0.5",
+    )
     _, choice = scored(rows, (50.0, 60.0, 55.0, 51.0, 52.0, 53.0))
     assert [len(entry.ranking) for entry in choice.choices] == [3, 3]
     vicreg, simclr = (entry.ranking[0].hyperparameters for entry in choice.choices)
@@ -323,8 +400,12 @@ def test_a_grid_over_the_optimizer_counts_every_configuration(scored: Scored) ->
 
 
 def test_each_optimizer_is_a_setting_of_its_own(scored: Scored) -> None:
-    cells, choice = scored(["method=vicreg optimizer=lars,sgd optimizer.base_lr=0.1,1"], (50.0, 51.0, 52.0, 53.0))
-    found = {entry.setting["optimizer"]: (len(entry.ranking), entry.chosen) for entry in choice.choices}
+    cells, choice = scored(
+        ["method=vicreg optimizer=lars,sgd optimizer.base_lr=0.1,1"], (50.0, 51.0, 52.0, 53.0)
+    )
+    found = {
+        entry.setting["optimizer"]: (len(entry.ranking), entry.chosen) for entry in choice.choices
+    }
     assert found == {"lars": (2, cells[1].id), "sgd": (2, cells[3].id)}
     assert sorted(zip(column(choice, "optimizer"), column(choice, "tried"), strict=True)) == [
         ("lars", "2"),
@@ -346,7 +427,10 @@ def column(choice: TuningChoice, name: str) -> list[str]:
 def test_the_table_says_of_each_method_what_was_tried(
     cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path
 ) -> None:
-    """The budget of the tuning is the largest. Both have the same learning rate, which a reader wants to know too."""
+    """The budget of the tuning is the largest.
+
+    Both have the same learning rate, which a reader wants to know too.
+    """
     tune.begin(cells[:3], folder, tiny_data_dir, unequal=True)
     for cell, value in zip(cells[:3], (50.0, 60.0, 55.0), strict=True):
         score(folder, cell, value)
@@ -354,7 +438,10 @@ def test_the_table_says_of_each_method_what_was_tried(
     assert choice.budget == 2
     assert column(choice, "tried") == ["2", "1"]
     assert column(choice, "runner-up") == ["50.00", "–"]
-    assert column(choice, "chosen") == ["alignment_weight=20.0", ""]  # only what others of its method have not
+    assert column(choice, "chosen") == [
+        "alignment_weight=20.0",
+        "",
+    ]  # only what others of its method have not
     for entry in choice.choices:
         assert entry.ranking[0].hyperparameters["optimizer.base_lr"] == cells[0].optimizer.base_lr
 
@@ -365,9 +452,14 @@ EDGE = "at the edge of what was tried"
 def test_a_choice_holds_all_that_it_was_made_of(
     tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
 ) -> None:
-    """Of two methods in two sizes, with two seeds; a configuration stands for its seeds under another id."""
+    """Of two methods in two sizes, with two seeds.
+
+    A configuration stands for its seeds under another id.
+    """
     rows = ("method=vicreg method.alignment_weight=10,20", "method=tcr optimizer.base_lr=1,2")
-    grid = load_sweep(str(sweep_file(tmp_path, rows, settings)), ["seed=3,4", "embedding_dim=16,32"])
+    grid = load_sweep(
+        str(sweep_file(tmp_path, rows, settings)), ["seed=3,4", "embedding_dim=16,32"]
+    )
     tune.begin(grid.cells, folder, tiny_data_dir, unequal=False)
 
     def tuned(cell: Cell) -> float:
@@ -378,41 +470,108 @@ def test_a_choice_holds_all_that_it_was_made_of(
         diverges = (cell.label, tuned(cell), cell.embedding_dim, cell.seed) == ("TCR", 2, 32, 4)
         score(folder, cell, None if diverges else 50 + tuned(cell) / 10 + cell.seed)
     choice = choose(folder)
-    assert (choice.selected_on, choice.score, choice.budget, choice.seeds) == ("tuning", "knn_top1", 2, (3, 4))
+    assert (choice.selected_on, choice.score, choice.budget, choice.seeds) == (
+        "tuning",
+        "knn_top1",
+        2,
+        (3, 4),
+    )
     entries = {(entry.label, entry.setting["embedding_dim"]): entry for entry in choice.choices}
     assert len(entries) == len(choice.choices) == 4
-    named = [cell for name in reversed(compared_ids(folder)) for cell in grid.cells if cell.id == name]
-    own = {(cell.label, cell.embedding_dim, tuned(cell)): cell for cell in named}  # the first of their seeds
+    named = [
+        cell for name in reversed(compared_ids(folder)) for cell in grid.cells if cell.id == name
+    ]
+    own = {
+        (cell.label, cell.embedding_dim, tuned(cell)): cell for cell in named
+    }  # the first of their seeds
     for (label, q), entry in entries.items():
         order = (20.0, 10.0) if label == "VICReg" else (2.0, 1.0) if q == 16 else (1.0, 2.0)
         cells = [own[label, q, value] for value in order]
         assert [ranked.cell_id for ranked in entry.ranking] == [cell.id for cell in cells]
-        assert [ranked.configuration for ranked in entry.ranking] == [replace(cell, seed=0).id for cell in cells]
+        assert [ranked.configuration for ranked in entry.ranking] == [
+            replace(cell, seed=0).id for cell in cells
+        ]
         assert (entry.chosen, entry.configuration) == (cells[0].id, replace(cells[0], seed=0).id)
         assert entry.method == label.lower()
     vicreg, tcr = entries["VICReg", 16], entries["TCR", 32]
     sizes = {"embedding_dim": 16, "batch_size": 32, "epochs": 1}
-    assert vicreg.setting == {"dataset": "tiny", "backbone": "resnet_tiny", **sizes, "optimizer": "lars"}
+    assert vicreg.setting == {
+        "dataset": "tiny",
+        "backbone": "resnet_tiny",
+        **sizes,
+        "optimizer": "lars",
+    }
     ends = [(ranked.epochs, ranked.value, ranked.status) for ranked in tcr.ranking]
     assert ends == [(1, 53.6, "tuned"), (1, None, "diverged")]
-    weights = {"method.alignment_weight": 10.0, "method.covariance_weight": 1.0, "method.variance_weight": 25.0}
+    weights = {
+        "method.alignment_weight": 10.0,
+        "method.covariance_weight": 1.0,
+        "method.variance_weight": 25.0,
+    }
     shown = vicreg.ranking[1].hyperparameters
     assert shown == {**weights, "method.epsilon": 0.0001, "optimizer.base_lr": 1.0}
     table = choice_table(choice).split("\n\n")
     head, _, *lines = (re.split("  +", line) for line in table[0].splitlines())
-    assert head == ["method", "q", "knn_top1 (%), tuning", "runner-up", "tried", "images", "chosen", EDGE]
+    assert head == [
+        "method",
+        "q",
+        "knn_top1 (%), tuning",
+        "runner-up",
+        "tried",
+        "images",
+        "chosen",
+        EDGE,
+    ]
     # Three steps of 32 images each, but for the run that diverged in its second.
     assert sorted(lines) == [
-        ["TCR", "16", "53.70", "53.60", "2", "384", "optimizer.base_lr=2.0", "largest optimizer.base_lr"],
-        ["TCR", "32", "53.60", "–", "2", "352", "optimizer.base_lr=1.0", "smallest optimizer.base_lr"],
-        ["VICReg", "16", "55.50", "54.50", "2", "384", "alignment_weight=20.0", "largest alignment_weight"],
-        ["VICReg", "32", "55.50", "54.50", "2", "384", "alignment_weight=20.0", "largest alignment_weight"],
+        [
+            "TCR",
+            "16",
+            "53.70",
+            "53.60",
+            "2",
+            "384",
+            "optimizer.base_lr=2.0",
+            "largest optimizer.base_lr",
+        ],
+        [
+            "TCR",
+            "32",
+            "53.60",
+            "–",
+            "2",
+            "352",
+            "optimizer.base_lr=1.0",
+            "smallest optimizer.base_lr",
+        ],
+        [
+            "VICReg",
+            "16",
+            "55.50",
+            "54.50",
+            "2",
+            "384",
+            "alignment_weight=20.0",
+            "largest alignment_weight",
+        ],
+        [
+            "VICReg",
+            "32",
+            "55.50",
+            "54.50",
+            "2",
+            "384",
+            "alignment_weight=20.0",
+            "largest alignment_weight",
+        ],
     ]
     assert table[1] == "chosen on the tuning split from at most 2 configurations a method"
 
 
 def test_learning_rates_of_the_probe_make_no_setting(scored: Scored) -> None:
-    cells, choice = scored(["method=vicreg evaluation.probe.learning_rates=[0.1],[1]"], (50.0, 60.0))
+    cells, choice = scored(
+        ["method=vicreg evaluation.probe.learning_rates=[0.1],[1]"], (50.0, 60.0)
+    )
     (entry,) = choice.choices
     assert [ranked.cell_id for ranked in entry.ranking] == [cells[1].id, cells[0].id]
     rates = [ranked.hyperparameters["evaluation.probe.learning_rates"] for ranked in entry.ranking]
@@ -423,16 +582,23 @@ def tune_grid(path: Path, folder: Path, *overrides: str) -> Sweep | None:
     grid = load_sweep(str(path), overrides)
     run = bring(folder, lambda cell: 50.0 + cell.optimizer.base_lr)
     proposed = Proposed(grid, True)
-    return tune.tune(proposed, lambda: proposed, run, final_seeds=[0, 1], leading=None, unequal=False)
+    return tune.tune(
+        proposed, lambda: proposed, run, final_seeds=[0, 1], leading=None, unequal=False
+    )
 
 
 def test_no_seeds_at_all_are_those_of_the_grid_and_not_those_of_the_file(
     tmp_path: Path, settings: list[str], folder: Path
 ) -> None:
-    proposed = Proposed(load_sweep(str(sweep_file(tmp_path, ["method=vicreg,auh"], settings, final_seeds=[7]))), True)
+    proposed = Proposed(
+        load_sweep(str(sweep_file(tmp_path, ["method=vicreg,auh"], settings, final_seeds=[7]))),
+        True,
+    )
     run = bring(folder, lambda cell: 50.0)
     for given, seeds in ((None, {7}), ([], {0})):
-        final = tune.tune(proposed, lambda: proposed, run, final_seeds=given, leading=None, unequal=False)
+        final = tune.tune(
+            proposed, lambda: proposed, run, final_seeds=given, leading=None, unequal=False
+        )
         assert final is not None and {cell.seed for cell in final.cells} == seeds
 
 
@@ -453,22 +619,33 @@ def test_what_slurm_goes_on_with_has_no_choice_yet(
     def propose_next() -> Proposed:
         pytest.fail("nothing follows from scores that are not there yet")
 
-    assert tune.tune(proposed, propose_next, run, final_seeds=[0], leading=None, unequal=False) is None
+    assert (
+        tune.tune(proposed, propose_next, run, final_seeds=[0], leading=None, unequal=False) is None
+    )
     assert asked == [("pretrain", "tune")]
     assert compared_ids(folder) == sorted(cell.id for cell in grid.cells)
     assert (folder / "search.json").exists() == (not complete)
 
 
-def test_final_runs_get_the_machines_of_their_row(tmp_path: Path, settings: list[str], folder: Path) -> None:
-    """The seeds of the final runs are others than that of the grid, which may be any where a tuning is not repeated."""
+def test_final_runs_get_the_machines_of_their_row(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    """The seeds of the final runs are others than that of the grid, which may be any where a
+    tuning is not repeated.
+    """
     rows = ["method=vicreg seed=1003", "method=simclr seed=1003 cluster.gpus=8 cluster.mem_gib=400"]
     final = tune_grid(sweep_file(tmp_path, rows, settings), folder)
     assert final is not None
-    found = {(cell.label, cell.seed, at.gpus) for cell, at in zip(final.cells, final.clusters, strict=True)}
+    found = {
+        (cell.label, cell.seed, at.gpus)
+        for cell, at in zip(final.cells, final.clusters, strict=True)
+    }
     assert found == {("VICReg", 0, 1), ("VICReg", 1, 1), ("SimCLR", 0, 8), ("SimCLR", 1, 8)}
 
 
-def test_the_trials_of_a_search_run_on_the_machines_of_their_row(tmp_path: Path, settings: list[str]) -> None:
+def test_the_trials_of_a_search_run_on_the_machines_of_their_row(
+    tmp_path: Path, settings: list[str]
+) -> None:
     rows = ["method=tcr", "method=vicreg cluster.gpus=8 cluster.mem_gib=400"]
     path = sweep_file(tmp_path, rows, [*settings, "epochs=4"], trials=6)
     found = propose(str(path), [], 6).sweep
@@ -496,7 +673,9 @@ def test_a_tuning_that_waits_for_a_cell_of_another_grid_says_how_to_go_on(
     wrong = load_sweep(str(path), ["epochs=500"]).cells
     tune.begin(wrong, folder, tiny_data_dir, unequal=False)
     write_text(folder / wrong[0].id / "config.yaml", yaml.safe_dump(wrong[0].plain()))
-    with pytest.raises(RegbenchError, match=r"has no score to choose by yet; .* remove .*tune\.json and tune again"):
+    with pytest.raises(
+        RegbenchError, match=r"has no score to choose by yet; .* remove .*tune\.json and tune again"
+    ):
         tune_grid(path, folder)
     (folder / "tune.json").unlink()
     assert tune_grid(path, folder) is not None
@@ -505,7 +684,9 @@ def test_a_tuning_that_waits_for_a_cell_of_another_grid_says_how_to_go_on(
 def test_a_tuned_cell_whose_end_nobody_noted_is_taken_up_again(
     tmp_path: Path, settings: list[str], folder: Path
 ) -> None:
-    """It was killed when its score was written, or somebody removed what was noted of its attempts."""
+    """It was killed when its score was written, or somebody removed what was noted of its
+    attempts.
+    """
     grid = load_sweep(str(sweep_file(tmp_path, ["method=vicreg"], settings)))
     (first,) = run_sweep(grid, ("pretrain", "tune"))
     assert first.state == "tuned"
@@ -514,20 +695,30 @@ def test_a_tuned_cell_whose_end_nobody_noted_is_taken_up_again(
     assert again.state == "tuned"
 
 
-def test_a_data_set_without_a_tuning_split_is_refused(tiny_source: Path, tmp_path: Path, settings: list[str]) -> None:
-    undivided = [f"dataset.source.{key}=null" for key in ("train_per_class", "tuning_per_class", "held_out")]
+def test_a_data_set_without_a_tuning_split_is_refused(
+    tiny_source: Path, tmp_path: Path, settings: list[str]
+) -> None:
+    undivided = [
+        f"dataset.source.{key}=null" for key in ("train_per_class", "tuning_per_class", "held_out")
+    ]
     undivided += ["dataset.name=untuned", f"runtime.data_dir={tmp_path / 'data'}"]
-    path = sweep_file(tmp_path, GRID, [*settings, *undivided, "evaluation.probe.learning_rates=[0.1]"])
+    path = sweep_file(
+        tmp_path, GRID, [*settings, *undivided, "evaluation.probe.learning_rates=[0.1]"]
+    )
     runner = CliRunner()
     sizes = ["dataset.num_classes=3", "dataset.image_size=24", "dataset.eval_resize=24"]
-    made = runner.invoke(main, ["prepare", "imagefolder", "--source-dir", str(tiny_source), *sizes, *undivided])
+    made = runner.invoke(
+        main, ["prepare", "imagefolder", "--source-dir", str(tiny_source), *sizes, *undivided]
+    )
     assert made.exit_code == 0, made.output
     done = runner.invoke(main, ["tune", str(path)])
     assert done.exit_code == 2
     assert "has no tuning split to choose on; the paper's second variant" in done.output
 
 
-def test_a_grid_where_all_diverge_is_told(cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path) -> None:
+def test_a_grid_where_all_diverge_is_told(
+    cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path
+) -> None:
     tune.begin(cells, folder, tiny_data_dir, unequal=False)
     for cell in cells:
         score(folder, cell, None)
@@ -546,17 +737,27 @@ Surface = Callable[[Cell], float | None]
 
 
 def peak(weight: float, rate: float = 2.0) -> Surface:
-    """A score that is highest at a weight of the alignment and a learning rate, and tells the same at every length."""
+    """A score that is highest at a weight of the alignment and a learning rate, and tells the
+    same at every length.
+    """
 
     def value(cell: Cell) -> float:
         own = cell.plain()["method"].get("alignment_weight", weight)
-        return 90 - 5 * abs(math.log10(own / weight)) - 5 * abs(math.log10(cell.optimizer.base_lr / rate))
+        return (
+            90
+            - 5 * abs(math.log10(own / weight))
+            - 5 * abs(math.log10(cell.optimizer.base_lr / rate))
+        )
 
     return value
 
 
-def bring(folder: Path, surface: Surface, at_most: int = 10**9) -> Callable[[Sweep, Sequence[str]], bool]:
-    """What runs cells: each one that has not ended leaves its score; KeyboardInterrupt after so many of them."""
+def bring(
+    folder: Path, surface: Surface, at_most: int = 10**9
+) -> Callable[[Sweep, Sequence[str]], bool]:
+    """What runs cells: each one that has not ended leaves its score; KeyboardInterrupt after so
+    many of them.
+    """
     left = iter(range(at_most))
 
     def run(sweep: Sweep, stages: Sequence[str]) -> bool:
@@ -571,7 +772,12 @@ def bring(folder: Path, surface: Surface, at_most: int = 10**9) -> Callable[[Swe
 
 
 def search(
-    path: Path, folder: Path, trials: int | None, surface: Surface, at_most: int = 10**9, repeats: int = 1
+    path: Path,
+    folder: Path,
+    trials: int | None,
+    surface: Surface,
+    at_most: int = 10**9,
+    repeats: int = 1,
 ) -> TuningChoice:
     """Search to the choice."""
     propose_next = functools.partial(propose, str(path), [], trials, repeats)
@@ -588,8 +794,14 @@ def search(
 
 
 def tried(folder: Path, label: str = "") -> list[Cell]:
-    """The cells that a search has tried, of one method or all, in the order in which it proposed them."""
-    return [load_cell(folder / e["cell_id"] / "config.yaml") for e in entries(folder) if label in ("", e["label"])]
+    """The cells that a search has tried, of one method or all, in the order in which it
+    proposed them.
+    """
+    return [
+        load_cell(folder / e["cell_id"] / "config.yaml")
+        for e in entries(folder)
+        if label in ("", e["label"])
+    ]
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:
@@ -605,46 +817,82 @@ def test_a_search_gives_every_method_equally_many_images_and_distinct_configurat
     choice = search(path, folder, 6, peak(100.0))
     for label in ("SFRIK (L=2)", "TCR", "VICReg"):
         cells = tried(folder, label)
-        # A bracket costs as much as three trainings: one pays for four configurations, of which one is trained whole.
+        # A bracket costs as much as three trainings: one pays for four configurations, of which one
+        # is trained whole.
         assert Counter(cell.epochs for cell in cells) == {2: 8, 4: 4, 8: 2}
         assert len({(cell.method, cell.optimizer.base_lr) for cell in cells}) == 8
         (entry,) = (each for each in choice.choices if each.label == label)
         assert Counter(each.status for each in entry.ranking) == {"tuned": 2, "stopped": 6}
         assert {each.epochs for each in entry.ranking[:2]} == {8}
-    rates = {label: {cell.optimizer.base_lr for cell in tried(folder, label)} for label in ("TCR", "VICReg")}
-    assert (len(rates["TCR"]), rates["VICReg"]) == (8, {1.0})  # what the file states is not searched
+    rates = {
+        label: {cell.optimizer.base_lr for cell in tried(folder, label)}
+        for label in ("TCR", "VICReg")
+    }
+    assert (len(rates["TCR"]), rates["VICReg"]) == (
+        8,
+        {1.0},
+    )  # what the file states is not searched
     assert choice.budget == 8
 
 
-def test_a_search_ends_when_those_of_all_methods_have_ended(tmp_path: Path, settings: list[str], folder: Path) -> None:
+def test_a_search_ends_when_those_of_all_methods_have_ended(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
     """The last of them has nothing to search, and one seed: it is the network without training."""
-    search(sweep_file(tmp_path, ["method=tcr seed=0,1", ROWS[0]], [*settings, "epochs=4"]), folder, 6, peak(100.0))
+    search(
+        sweep_file(tmp_path, ["method=tcr seed=0,1", ROWS[0]], [*settings, "epochs=4"]),
+        folder,
+        6,
+        peak(100.0),
+    )
     assert Counter(cell.epochs for cell in tried(folder, "TCR")) == {1: 8, 2: 4, 4: 2}
 
 
-def test_what_is_stopped_early_was_not_among_the_better_half(tmp_path: Path, settings: list[str], folder: Path) -> None:
+def test_what_is_stopped_early_was_not_among_the_better_half(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
     surface = peak(100.0)
-    search(sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=8", "seed=3"]), folder, 3, surface)
+    search(
+        sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=8", "seed=3"]), folder, 3, surface
+    )
     cells = tried(folder, "TCR")
     for epochs, kept in ((2, 2), (4, 1)):
         scores = {cell.method: surface(cell) or 0.0 for cell in cells if cell.epochs == epochs}
         best = sorted(scores, key=lambda method: -scores[method])[:kept]
         assert {cell.method for cell in cells if cell.epochs == 2 * epochs} == set(best)
-    assert column(choose(folder), "runner-up") == ["–"]  # no score of a shorter training stands beside the chosen
-    told = [(each["round"], each["epochs"], each["seed"], each["score"]) for each in entries(folder)]
+    assert column(choose(folder), "runner-up") == [
+        "–"
+    ]  # no score of a shorter training stands beside the chosen
+    told = [
+        (each["round"], each["epochs"], each["seed"], each["score"]) for each in entries(folder)
+    ]
     rounds = {2: 0, 4: 1, 8: 2}
     assert told == [(rounds[cell.epochs], cell.epochs, cell.seed, surface(cell)) for cell in cells]
 
 
-def test_a_short_training_warms_up_as_much_shorter(tmp_path: Path, settings: list[str], folder: Path) -> None:
+def test_a_short_training_warms_up_as_much_shorter(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
     """And is evaluated at its end alone."""
     warm_up = ["optimizer.warmup_epochs=2", "optimizer.warmup_steps=10"]
-    whole = [*settings, "epochs=8", *warm_up, "evaluation.while_training=[knn]", "evaluation.every_epochs=8"]
+    whole = [
+        *settings,
+        "epochs=8",
+        *warm_up,
+        "evaluation.while_training=[knn]",
+        "evaluation.every_epochs=8",
+    ]
     (entry,) = search(sweep_file(tmp_path, ["method=tcr"], whole), folder, 3, peak(100.0)).choices
     assert len(entry.ranking) == 4  # all in one setting
-    assert not any("warmup" in name for name in entry.ranking[0].hyperparameters)  # which nobody chose
+    assert not any(
+        "warmup" in name for name in entry.ranking[0].hyperparameters
+    )  # which nobody chose
     found = {
-        cell.epochs: (cell.optimizer.warmup_epochs, cell.optimizer.warmup_steps, cell.evaluation.while_training)
+        cell.epochs: (
+            cell.optimizer.warmup_epochs,
+            cell.optimizer.warmup_steps,
+            cell.evaluation.while_training,
+        )
         for cell in tried(folder, "TCR")
     }
     assert found == {2: (0.5, 2, ()), 4: (1, 5, ()), 8: (2, 10, ("knn",))}
@@ -680,7 +928,18 @@ def values(folder: Path, name: str = "alignment_weight", *, epochs: int = 1) -> 
             "method=koleo",
             "alignment_weight",
             40.0,
-            [50.6, 9, 285, 3.79, 120, 21.3, 675, 2.46, *(62.8, 26.5, 149, 17.2), *(69.9, 45.4, 108, 22.5)],
+            [
+                50.6,
+                9,
+                285,
+                3.79,
+                120,
+                21.3,
+                675,
+                2.46,
+                *(62.8, 26.5, 149, 17.2),
+                *(69.9, 45.4, 108, 22.5),
+            ],
         ),
         (  # there are no values below 0
             "method=mmcr",
@@ -695,14 +954,33 @@ def values(folder: Path, name: str = "alignment_weight", *, epochs: int = 1) -> 
             "method=auh method.alignment_weight=1",
             "scale",
             100.0,
-            [1.73, 0.721, 4.16, 0.465, 2.68, 1.12, 6.45, 0.374, *(12.2, 9.19, 16.2, 7.97), *(18.7, 17.8, 19.7, 16.3)],
+            [
+                1.73,
+                0.721,
+                4.16,
+                0.465,
+                2.68,
+                1.12,
+                6.45,
+                0.374,
+                *(12.2, 9.19, 16.2, 7.97),
+                *(18.7, 17.8, 19.7, 16.3),
+            ],
         ),
     ],
 )
 def test_a_search_closes_in_on_the_best_and_goes_beyond_an_end_of_the_space(
-    tmp_path: Path, settings: list[str], folder: Path, row: str, name: str, best: float, brackets: list[float]
+    tmp_path: Path,
+    settings: list[str],
+    folder: Path,
+    row: str,
+    name: str,
+    best: float,
+    brackets: list[float],
 ) -> None:
-    """Brackets of eight, four and four points: those of Halton's sequence in base 2, computed by hand."""
+    """Brackets of eight, four and four points: those of Halton's sequence in base 2, computed
+    by hand.
+    """
     path = sweep_file(tmp_path, [f"{row} optimizer.base_lr=1"], settings)
     search(path, folder, 16, lambda cell: 90 - abs(getattr(cell.method, name) - best) / 10)
     assert values(folder, name) == brackets
@@ -711,14 +989,31 @@ def test_a_search_closes_in_on_the_best_and_goes_beyond_an_end_of_the_space(
 def test_the_first_bracket_is_the_largest_and_spreads_the_methods_own_values_most_evenly(
     tmp_path: Path, settings: list[str], folder: Path
 ) -> None:
-    """Twelve trainings pay for brackets of eight and of four. Nobody has stated the learning rate, which varies too."""
+    """Twelve trainings pay for brackets of eight and of four.
+
+    Nobody has stated the learning rate, which varies too.
+    """
     path = sweep_file(tmp_path, ["method=tcr method.alignment_weight=interval(0,16)"], settings)
     search(path, folder, 12, peak(10.0))
-    assert values(folder)[:8] == [8, 4, 12, 2, 10, 6, 14, 1]  # of Halton's sequence, those in base 2
+    assert values(folder)[:8] == [
+        8,
+        4,
+        12,
+        2,
+        10,
+        6,
+        14,
+        1,
+    ]  # of Halton's sequence, those in base 2
 
 
-def test_a_search_closes_in_on_the_best_of_full_length(tmp_path: Path, settings: list[str], folder: Path) -> None:
-    """Short trainings have higher scores, and another best; around 4, the smaller of two, half of the range follows."""
+def test_a_search_closes_in_on_the_best_of_full_length(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    """Short trainings have higher scores, and another best.
+
+    Around 4, the smaller of two, half of the range follows.
+    """
 
     def surface(cell: Cell) -> float:
         weight: float = cell.plain()["method"]["alignment_weight"]
@@ -730,10 +1025,13 @@ def test_a_search_closes_in_on_the_best_of_full_length(tmp_path: Path, settings:
     assert values(folder, epochs=2) == [8, 4, *(7, 5)]
 
 
-def test_an_optimum_that_the_budget_does_not_reach_is_marked(tmp_path: Path, settings: list[str], folder: Path) -> None:
+def test_an_optimum_that_the_budget_does_not_reach_is_marked(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
     path = sweep_file(tmp_path, ["method=tcr optimizer.base_lr=1"], [*settings, "epochs=4"])
     (entry,) = search(path, folder, 6, peak(1e9)).choices
-    # The space of TCR at n = 32 and q = 16 ends at 1600, and half of it beyond the best of a bracket comes next.
+    # The space of TCR at n = 32 and q = 16 ends at 1600, and half of it beyond the best of a
+    # bracket comes next.
     assert values(folder, epochs=4) == [285, 5850]
     assert entry.edges == {"method.alignment_weight": "largest"}
     assert "largest alignment_weight" in choice_table(choose(folder))
@@ -759,7 +1057,9 @@ def test_a_search_that_is_killed_chooses_what_an_undisturbed_one_chooses(
 def test_a_search_that_has_chosen_needs_the_folders_of_its_choices_alone(
     tmp_path: Path, settings: list[str], folder: Path
 ) -> None:
-    path = sweep_file(tmp_path, ["method=sfrik_l2 epochs=0 optimizer.warmup_epochs=0", ROWS[2]], settings)
+    path = sweep_file(
+        tmp_path, ["method=sfrik_l2 epochs=0 optimizer.warmup_epochs=0", ROWS[2]], settings
+    )
     (entry,) = search(path, folder, 5, peak(30.0)).choices
     for run in [file.parent for file in folder.glob("*/config.yaml")]:
         if run.name != entry.chosen:
@@ -768,25 +1068,41 @@ def test_a_search_that_has_chosen_needs_the_folders_of_its_choices_alone(
     def final() -> Sweep | None:
         propose_next = functools.partial(propose, str(path), [], 5)
         return tune.tune(
-            propose_next(), propose_next, bring(folder, peak(30.0)), final_seeds=[0, 1], leading=None, unequal=False
+            propose_next(),
+            propose_next,
+            bring(folder, peak(30.0)),
+            final_seeds=[0, 1],
+            leading=None,
+            unequal=False,
         )
 
     cells = final()
     assert cells is not None
     assert [(cell.epochs, cell.seed) for cell in cells.cells] == [(1, 0), (1, 1), (0, 0), (0, 1)]
     shutil.rmtree(folder / entry.chosen)
-    with pytest.raises(RegbenchError, match=r"which tuning_choice\.json chose for VICReg, is not there; put it back"):
+    with pytest.raises(
+        RegbenchError,
+        match=r"which tuning_choice\.json chose for VICReg, is not there; put it back",
+    ):
         final()
 
 
-def test_a_search_with_several_seeds_judges_by_their_mean(tmp_path: Path, settings: list[str], folder: Path) -> None:
-    """Seed 0 alone would choose a weight of 10 and seed 1 one of 1000; all of their trainings are paid."""
+def test_a_search_with_several_seeds_judges_by_their_mean(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    """Seed 0 alone would choose a weight of 10 and seed 1 one of 1000.
+
+    All of their trainings are paid.
+    """
 
     def surface(cell: Cell) -> float:
         away = math.log10(cell.plain()["method"]["alignment_weight"] / 100.0)
         return 50 - 5 * away**2 + (10 * away if cell.seed else -10 * away)
 
-    row, own = "method=tcr optimizer.base_lr=1 seed=0,1", ["epochs=4", "batch_size=8", "embedding_dim=16"]
+    row, own = (
+        "method=tcr optimizer.base_lr=1 seed=0,1",
+        ["epochs=4", "batch_size=8", "embedding_dim=16"],
+    )
     (entry,) = search(sweep_file(tmp_path, [row], [*settings, *own]), folder, 18, surface).choices
     assert 50 < entry.ranking[0].hyperparameters["method.alignment_weight"] < 200
     assert entry.ranking[0].value == pytest.approx(50, abs=1)
@@ -795,20 +1111,28 @@ def test_a_search_with_several_seeds_judges_by_their_mean(tmp_path: Path, settin
     assert sum(cell.epochs for cell in cells) == 18 * 4
 
 
-def test_one_seed_that_diverges_rules_a_configuration_out(tmp_path: Path, settings: list[str], folder: Path) -> None:
-    """Though the mean with a 0 for it would be the best: of 3.79, 9, 50.6 and 285 the smaller ones go on."""
+def test_one_seed_that_diverges_rules_a_configuration_out(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    """Though the mean with a 0 for it would be the best: of 3.79, 9, 50.6 and 285 the smaller
+    ones go on.
+    """
 
     def surface(cell: Cell) -> float | None:
         large = cell.plain()["method"]["alignment_weight"] > 50
         return (None if cell.seed else 99.0) if large else 40.0
 
-    path = sweep_file(tmp_path, ["method=tcr optimizer.base_lr=1 seed=0,1"], [*settings, "epochs=4"])
+    path = sweep_file(
+        tmp_path, ["method=tcr optimizer.base_lr=1 seed=0,1"], [*settings, "epochs=4"]
+    )
     (entry,) = search(path, folder, 6, surface).choices
     assert sorted(values(folder, epochs=2)) == [3.79, 3.79, 9, 9]
     assert entry.ranking[0].hyperparameters["method.alignment_weight"] < 50
 
 
-def test_one_that_diverges_counts_as_tried(tmp_path: Path, settings: list[str], folder: Path) -> None:
+def test_one_that_diverges_counts_as_tried(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
     def surface(cell: Cell) -> float | None:
         weight = cell.plain()["method"]["alignment_weight"]
         return None if weight > 50 else peak(1e6)(cell)
@@ -848,7 +1172,9 @@ def test_a_grid_whose_best_lies_at_its_end_says_so(
         ("method=sfrik_l2 method.regularize_local=false,true", (50.0, 51.0)),
     ],
 )
-def test_a_value_that_none_lies_beyond_is_no_edge(scored: Scored, row: str, values: tuple[float, ...]) -> None:
+def test_a_value_that_none_lies_beyond_is_no_edge(
+    scored: Scored, row: str, values: tuple[float, ...]
+) -> None:
     """The smallest of its method, or the largest; or one that is no number."""
     cells, choice = scored([row], values)
     (entry,) = choice.choices
@@ -862,29 +1188,61 @@ def test_a_search_that_cannot_be_made_is_refused(
         with pytest.raises(RegbenchError, match=match):
             propose(str(sweep_file(tmp_path, rows, [*settings, *more])), [], trials)
 
-    refused("has nothing to search", ["method=tcr method.alignment_weight=1 optimizer.base_lr=1"], 6)
+    refused(
+        "has nothing to search", ["method=tcr method.alignment_weight=1 optimizer.base_lr=1"], 6
+    )
     refused("--trials 2 is too few for a search; give 3 or more", ["method=tcr"], 2, "epochs=5")
-    refused(r"embedding_dim=interval\(16,64\): only settings", ["method=tcr embedding_dim=interval(16,64)"], 6)
-    refused("a warm-up cannot be searched", ["method=tcr optimizer.warmup_epochs=0,1,2"], 6, "epochs=16")
-    names = ("method.alignment_weight", "method.variance_weight", "method.covariance_weight", "method.epsilon")
-    six = " ".join(f"{name}=0.1,0.2" for name in (*names, "optimizer.weight_decay", "optimizer.momentum"))
-    refused("7 settings are searched at once; give at most 6", [f"method=vicreg {six} optimizer.base_lr=1,2"], 6)
-    assert propose(str(sweep_file(tmp_path, [f"method=vicreg {six} optimizer.base_lr=1"], settings)), [], 6).sweep
+    refused(
+        r"embedding_dim=interval\(16,64\): only settings",
+        ["method=tcr embedding_dim=interval(16,64)"],
+        6,
+    )
+    refused(
+        "a warm-up cannot be searched", ["method=tcr optimizer.warmup_epochs=0,1,2"], 6, "epochs=16"
+    )
+    names = (
+        "method.alignment_weight",
+        "method.variance_weight",
+        "method.covariance_weight",
+        "method.epsilon",
+    )
+    six = " ".join(
+        f"{name}=0.1,0.2" for name in (*names, "optimizer.weight_decay", "optimizer.momentum")
+    )
+    refused(
+        "7 settings are searched at once; give at most 6",
+        [f"method=vicreg {six} optimizer.base_lr=1,2"],
+        6,
+    )
+    assert propose(
+        str(sweep_file(tmp_path, [f"method=vicreg {six} optimizer.base_lr=1"], settings)), [], 6
+    ).sweep
     twice = "2 searches for TCR that differ in nothing but epochs or tuned values"
     refused(twice, ["method=tcr epochs=4,8"], 6)
-    refused(twice, ["method=tcr method.alignment_weight=1", "method=tcr method.alignment_weight=2"], 6)
-    refused("different seeds; give all the same", ["method=tcr seed=0,1", "method=vicreg seed=0"], 6)
-    refused("--trials 3 is too few for a search; give 6 or more", ["method=tcr seed=0,1"], 3, "epochs=4")
+    refused(
+        twice, ["method=tcr method.alignment_weight=1", "method=tcr method.alignment_weight=2"], 6
+    )
+    refused(
+        "different seeds; give all the same", ["method=tcr seed=0,1", "method=vicreg seed=0"], 6
+    )
+    refused(
+        "--trials 3 is too few for a search; give 6 or more", ["method=tcr seed=0,1"], 3, "epochs=4"
+    )
     with monkeypatch.context() as patch:
         patch.setattr(VICReg, "space", None)
         refused(r"VICReg states no search space; .*method\.NAME=tag", ["method=vicreg"], 6)
-        stated = sweep_file(tmp_path, ["method=vicreg method.alignment_weight=interval(1,2)"], settings)
+        stated = sweep_file(
+            tmp_path, ["method=vicreg method.alignment_weight=interval(1,2)"], settings
+        )
         assert propose(str(stated), [], 6).sweep.cells
     path = sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=4"], trials=6)
     refused_command = CliRunner().invoke(
         main, ["tune", str(path), "--trials", "2", "--plan"]
     )  # it comes before the file
-    assert (refused_command.exit_code, "--trials 2 is too few" in refused_command.output) == (2, True)
+    assert (refused_command.exit_code, "--trials 2 is too few" in refused_command.output) == (
+        2,
+        True,
+    )
     search(path, folder, 6, peak(100.0))
     for trials in (3, 9):
         with pytest.raises(RegbenchError, match="this search began with --trials 6"):
@@ -894,7 +1252,9 @@ def test_a_search_that_cannot_be_made_is_refused(
 def test_each_search_of_a_repeated_tuning_has_seeds_and_configurations_of_its_own(
     tmp_path: Path, settings: list[str], folder: Path
 ) -> None:
-    path = sweep_file(tmp_path, ["method=tcr,vicreg", ROWS[0]], [*settings, "epochs=4"], final_seeds=[0, 1])
+    path = sweep_file(
+        tmp_path, ["method=tcr,vicreg", ROWS[0]], [*settings, "epochs=4"], final_seeds=[0, 1]
+    )
     search(path, folder, 3, peak(100.0))
     once = {cell.id for cell in tried(folder)}
     assert "repeats" not in verified((folder / "search.json").read_bytes())
@@ -904,10 +1264,13 @@ def test_each_search_of_a_repeated_tuning_has_seeds_and_configurations_of_its_ow
             search(path, folder, 3, peak(100.0), at_most, repeats=3)
     choice = search(path, folder, 3, peak(100.0), repeats=3)
     by_search = [[cell for cell in tried(folder) if cell.seed == seed] for seed in (0, 1000, 2000)]
-    assert {cell.id for cell in by_search[0]} == once  # the first is the search as it is without repeats
+    assert {
+        cell.id for cell in by_search[0]
+    } == once  # the first is the search as it is without repeats
     for label in ("TCR", "VICReg"):
         weights = [
-            {cell.plain()["method"]["alignment_weight"] for cell in own if cell.label == label} for own in by_search
+            {cell.plain()["method"]["alignment_weight"] for cell in own if cell.label == label}
+            for own in by_search
         ]
         assert [len(own) for own in weights] == [4, 4, 4]
         assert len(set.union(*weights)) == 12
@@ -926,10 +1289,19 @@ def test_each_search_of_a_repeated_tuning_has_seeds_and_configurations_of_its_ow
     with pytest.raises(RegbenchError, match="this search began with --repeats 3"):
         propose(str(path), [], 3, 2)
     leading = tune.final_cells(choice, folder, [], [0, 1], 1)
-    assert Counter(cell.seed for cell in leading) == {0: 2, 1: 1, 1000: 2, 1001: 1, 2000: 2, 2001: 1}
+    assert Counter(cell.seed for cell in leading) == {
+        0: 2,
+        1: 1,
+        1000: 2,
+        1001: 1,
+        2000: 2,
+        2001: 1,
+    }
 
 
-def test_a_repeated_grid_chooses_in_each_repeat(tmp_path: Path, settings: list[str], folder: Path) -> None:
+def test_a_repeated_grid_chooses_in_each_repeat(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
     """Each search has a seed that prefers another weight."""
     row = "method=vicreg method.alignment_weight=10,20,30"
     path = sweep_file(tmp_path, [row], settings, repeats=2, final_seeds=[0, 1000])
@@ -943,7 +1315,12 @@ def test_a_repeated_grid_chooses_in_each_repeat(tmp_path: Path, settings: list[s
         return 90.0 - abs(weight - 10 * (1 + cell.seed // 1000))
 
     final = tune.tune(
-        propose_next(), propose_next, bring(folder, prefers), final_seeds=None, leading=None, unequal=False
+        propose_next(),
+        propose_next,
+        bring(folder, prefers),
+        final_seeds=None,
+        leading=None,
+        unequal=False,
     )
     assert final is not None
     chosen = {(cell.seed, cell.plain()["method"]["alignment_weight"]) for cell in final.cells}
@@ -952,7 +1329,9 @@ def test_a_repeated_grid_chooses_in_each_repeat(tmp_path: Path, settings: list[s
     assert (planned.exit_code, "9 cells" in planned.output) == (0, True)
     for option, more in (("--seeds", "0,1000"), ("seed=1000", "--plan")):
         refused = CliRunner().invoke(main, ["tune", str(path), option, more])
-        assert (refused.exit_code, "seed 1000 is too large" in refused.output) == (2, True), refused.output
+        assert (refused.exit_code, "seed 1000 is too large" in refused.output) == (2, True), (
+            refused.output
+        )
 
 
 @pytest.mark.parametrize(
@@ -972,12 +1351,19 @@ def test_more_trainings_than_anybody_can_mean_are_counted_and_refused(
 ) -> None:
     path = sweep_file(tmp_path, [f"method=vicreg {row}"], settings, **more)
     result = CliRunner().invoke(main, ["tune", str(path)])
-    line = f"regbench: {refused}: more cells than runtime.max_cells=10000; ask for fewer, or raise it\n"
+    line = (
+        f"regbench: {refused}: more cells than runtime.max_cells=10000; ask for fewer, or raise "
+        "it\n"
+    )
     assert (result.exit_code, result.stderr) == (2, line) and not folder.exists()
 
 
-def test_a_repeat_in_which_all_diverge_chooses_nothing(tmp_path: Path, settings: list[str], folder: Path) -> None:
-    path = sweep_file(tmp_path, ["method=vicreg,simclr cluster.gpus=1", "method=auh cluster.gpus=8"], settings)
+def test_a_repeat_in_which_all_diverge_chooses_nothing(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    path = sweep_file(
+        tmp_path, ["method=vicreg,simclr cluster.gpus=1", "method=auh cluster.gpus=8"], settings
+    )
     grid = tune.repeated(load_sweep(str(path)), 2)
     machines = [("VICReg", 0, 1), ("SimCLR", 0, 1), ("AUH", 0, 8)]
     machines += [(label, 1000, gpus) for label, _, gpus in machines]
@@ -985,7 +1371,10 @@ def test_a_repeat_in_which_all_diverge_chooses_nothing(tmp_path: Path, settings:
     assert [(cell.label, cell.seed, cluster.gpus) for cell, cluster in cells] == machines
     proposed = Proposed(grid, True, repeats=2)
     run = bring(folder, lambda cell: None if cell.seed else 50.0)
-    assert tune.tune(proposed, lambda: proposed, run, final_seeds=[0], leading=None, unequal=False) is not None
+    assert (
+        tune.tune(proposed, lambda: proposed, run, final_seeds=[0], leading=None, unequal=False)
+        is not None
+    )
     assert [entry.search for entry in choose(folder).choices] == [0, 0, 0]
     with pytest.raises(RegbenchError, match="--seeds names 7 twice"):
         tune.refuse_seeds([7, 8, 7], grid.cells[0])
@@ -997,9 +1386,13 @@ def test_a_budget_may_be_in_proportion_to_the_searched_hyperparameters(
     """TCR searches two and the RBF kernel three, of which one is stated in the second row."""
     rows = ["method=tcr,rbf", "method=auh method.scale=2", ROWS[0]]
     path = sweep_file(tmp_path, rows, [*settings, "epochs=4"], trials_per_hyperparameter=3)
-    assert "trials_per_hyperparameter" not in (propose(str(path), [], 6).search or {})  # the command comes first
+    assert "trials_per_hyperparameter" not in (
+        propose(str(path), [], 6).search or {}
+    )  # the command comes first
     choice = search(path, folder, None, peak(100.0))
-    searched = {entry.label: (entry.setting["searched"], len(entry.ranking)) for entry in choice.choices}
+    searched = {
+        entry.label: (entry.setting["searched"], len(entry.ranking)) for entry in choice.choices
+    }
     assert searched == {"TCR": (2, 8), "RBF kernel": (3, 12), "AUH": (2, 8)}
     epochs = {label: sum(cell.epochs for cell in tried(folder, label)) for label in searched}
     assert epochs == {"TCR": 6 * 4, "RBF kernel": 9 * 4, "AUH": 6 * 4}
@@ -1008,14 +1401,17 @@ def test_a_budget_may_be_in_proportion_to_the_searched_hyperparameters(
     planned = CliRunner().invoke(main, ["tune", str(path), "--plan"])
     assert "the images of 3 trainings for each hyperparameter that it searches" in planned.output
     told = CliRunner().invoke(main, ["plan", str(path), "--tell", "1"])
-    assert "tuned by 7 trainings a search" in told.output  # 3 times 7/3, the mean over the three methods
+    assert (
+        "tuned by 7 trainings a search" in told.output
+    )  # 3 times 7/3, the mean over the three methods
 
 
 def test_an_impossible_interval_is_refused(tmp_path: Path, settings: list[str]) -> None:
     for interval in ("interval(5,1)", "tag(log,interval(0,1))", "interval(1,inf)"):
         path = sweep_file(tmp_path, [f"method=vicreg method.alignment_weight={interval}"], settings)
         with pytest.raises(
-            RegbenchError, match=r"method\.alignment_weight=.*: range from .* from a smaller to a larger one"
+            RegbenchError,
+            match=r"method\.alignment_weight=.*: range from .* from a smaller to a larger one",
         ):
             propose(str(path), [], 2)
 
@@ -1027,7 +1423,9 @@ def test_an_interval_is_no_grid(tmp_path: Path, settings: list[str]) -> None:
 
 def test_the_command_tunes_and_tests(tmp_path: Path, settings: list[str], folder: Path) -> None:
     """Of two configurations one has been tried before."""
-    path = sweep_file(tmp_path, ["method=vicreg method.alignment_weight=10,20"], settings, final_seeds=[1])
+    path = sweep_file(
+        tmp_path, ["method=vicreg method.alignment_weight=10,20"], settings, final_seeds=[1]
+    )
     runner = CliRunner()
     planned = runner.invoke(main, ["tune", str(path), "--plan"])
     assert planned.exit_code == 0, planned.output

@@ -1,4 +1,6 @@
-"""Challenges on a tiny track: a copy of a row and a plain function, from the file to the verified bundle."""
+"""Challenges on a tiny track: a copy of a row and a plain function, from the file to the
+verified bundle.
+"""
 
 from __future__ import annotations
 
@@ -109,14 +111,21 @@ def test_a_plain_function_is_a_method_of_this_process_and_of_others_for_as_long(
     monkeypatch.setenv("PYTHONPATH", paths)
     file = LossFile.of(write("my_loss.py", PULL))
     with file.loaded(tmp_path / "plug_in") as method:
-        assert METHODS.plain(method) == {"name": "my_loss", "weight": 10.0, "power": 2, "hard": False}
+        assert METHODS.plain(method) == {
+            "name": "my_loss",
+            "weight": 10.0,
+            "power": 2,
+            "hard": False,
+        }
         assert METHODS.build("my_loss", weight=3.0) == replace(method, weight=3.0)  # type: ignore[type-var]
         z1, z2 = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True)
         loss = method(z1, z2)
         scope: dict[str, object] = {}
         exec(PULL, scope)
         assert loss.total == scope["pull"](z1, z2)["loss"]  # type: ignore[operator]
-        assert method.random and not (method.metadata.symmetric or method.metadata.ordered)  # nothing is known of it
+        assert method.random and not (
+            method.metadata.symmetric or method.metadata.ordered
+        )  # nothing is known of it
         assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / "plug_in"), paths]
     assert METHODS.names() == before
     assert os.environ.get("PYTHONPATH") == paths and str(tmp_path / "plug_in") not in sys.path
@@ -131,13 +140,20 @@ def test_the_name_of_any_file_gives_one_of_a_folder(write: Callable[[str, str], 
 def test_a_module_is_made_with_its_hyperparameters(
     chosen: str, write: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
-    """The function beside it is a helper of its. Its buffer is of the dtype that the embeddings have."""
-    with LossFile.of(f"{write('losses.py', PULL + MODULE)}{chosen}").loaded(tmp_path / "plug_in") as method:
+    """The function beside it is a helper of its.
+
+    Its buffer is of the dtype that the embeddings have.
+    """
+    with LossFile.of(f"{write('losses.py', PULL + MODULE)}{chosen}").loaded(
+        tmp_path / "plug_in"
+    ) as method:
         for dtype in (torch.float32, torch.float64):
             z1, z2 = torch.zeros(2, 4, 3, dtype=dtype)
             assert method(z1, z2).total == 2.0
             assert replace(method, margin=5.0)(z1, z2).total == 5.0  # type: ignore[type-var]
-        assert configurations(method, 5, 4, 3) == [{"margin": 2.0 * factor} for factor in (1 / 16, 1 / 4, 1, 4, 16)]
+        assert configurations(method, 5, 4, 3) == [
+            {"margin": 2.0 * factor} for factor in (1 / 16, 1 / 4, 1, 4, 16)
+        ]
 
 
 @pytest.mark.parametrize(
@@ -145,10 +161,22 @@ def test_a_module_is_made_with_its_hyperparameters(
     [
         ("x = 1", "it must hold one loss of two embeddings, and holds none; give FILE:NAME"),
         (PULL + "def second(z1, z2): ...", "and holds pull, second; give FILE:NAME"),
-        ("def f(z1, z2, weight): ...", "f: the default of weight must be a number, a switch or text"),
-        ("import nothing_of_this_name", "my_loss.py: ModuleNotFoundError: No module named 'nothing_of"),
-        (TWIN.replace('@register("twin")', ""), r"must register one method with @register\(NAME\), and registers none"),
-        (TWIN.replace('"twin"', '"vicreg"'), "method name 'vicreg' of my_loss_.* is taken by regbench.methods.vicreg"),
+        (
+            "def f(z1, z2, weight): ...",
+            "f: the default of weight must be a number, a switch or text",
+        ),
+        (
+            "import nothing_of_this_name",
+            "my_loss.py: ModuleNotFoundError: No module named 'nothing_of",
+        ),
+        (
+            TWIN.replace('@register("twin")', ""),
+            r"must register one method with @register\(NAME\), and registers none",
+        ),
+        (
+            TWIN.replace('"twin"', '"vicreg"'),
+            "method name 'vicreg' of my_loss_.* is taken by regbench.methods.vicreg",
+        ),
     ],
 )
 def test_what_is_no_loss_is_refused_and_leaves_nothing(
@@ -189,8 +217,12 @@ def test_a_whole_default_is_handed_over_whole_unless_its_annotation_says_otherwi
     assert (type(got), got) == (kind, values.get("k", 64 if kind is not bool else True))
 
 
-def test_a_loss_with_parameters_is_refused(write: Callable[[str, str], Path], tmp_path: Path) -> None:
-    text = MODULE.replace("self.margin = margin", "self.margin = nn.Parameter(__import__('torch').tensor(margin))")
+def test_a_loss_with_parameters_is_refused(
+    write: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    text = MODULE.replace(
+        "self.margin = margin", "self.margin = nn.Parameter(__import__('torch').tensor(margin))"
+    )
     with (
         LossFile.of(write("my_loss.py", text)).loaded(tmp_path / "plug_in") as method,
         pytest.raises(RegbenchError, match="Far has parameters, which nobody would train"),
@@ -198,7 +230,9 @@ def test_a_loss_with_parameters_is_refused(write: Callable[[str, str], Path], tm
         method(torch.zeros(4, 3), torch.zeros(4, 3))
 
 
-def test_the_loss_of_the_page_keeps_the_rules(write: Callable[[str, str], Path], tmp_path: Path) -> None:
+def test_the_loss_of_the_page_keeps_the_rules(
+    write: Callable[[str, str], Path], tmp_path: Path
+) -> None:
     (text,) = blocks("docs/challenge.md", "python")
     with LossFile.of(write("my_loss.py", text)).loaded(tmp_path / "plug_in") as method:
         for rule in RULES:
@@ -217,11 +251,16 @@ def test_an_edited_file_is_another_challenge(write: Callable[[str, str], Path]) 
 def test_a_loss_is_taken_from_its_file_alone(
     write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (LossFile.of(Regularizer).chosen, LossFile.of(Regularizer).path.name) == ("Regularizer", "base.py")
+    assert (LossFile.of(Regularizer).chosen, LossFile.of(Regularizer).path.name) == (
+        "Regularizer",
+        "base.py",
+    )
     for place in (write("loss.txt", PULL), "none.py"):
         with pytest.raises(RegbenchError, match=f"there is no file {place}; give my_loss.py"):
             LossFile.of(place)
-    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # as of an interactive Python
+    monkeypatch.setitem(
+        sys.modules, "__main__", ModuleType("__main__")
+    )  # as of an interactive Python
     for other in (3, int, type("Typed", (), {"__module__": "__main__"})):
         with pytest.raises(RegbenchError, match="is in no file; save it in one"):
             LossFile.of(other)
@@ -232,7 +271,10 @@ def test_a_regularizer_may_be_named_and_a_function_may_state_its_space(
 ) -> None:
     with LossFile.of(f"{write('twin.py', TWIN)}:Twin").loaded(tmp_path / "plug_in") as method:
         assert method.label == "Twin"
-    text = "from regbench.spaces import Choice\ndef own(z1, z2, a=1.0): ...\nown.space = {'a': Choice((5.0, 6.0))}"
+    text = (
+        "from regbench.spaces import Choice\ndef own(z1, z2, a=1.0): ...\nown.space = {'a': "
+        "Choice((5.0, 6.0))}"
+    )
     with LossFile.of(write("own.py", text)).loaded(tmp_path / "plug_in") as method:
         assert configurations(method, 2, 4, 3) == [{"a": 5.0}, {"a": 6.0}]
 
@@ -242,18 +284,24 @@ def test_a_challenger_is_spread_over_the_space_of_the_tracks_sizes(tmp_path: Pat
     write_sweep(TRACKS["scenes"], auh, 3, tmp_path / "own.yaml")
     tried = [METHODS.plain(cell.method) for cell in load_sweep(str(tmp_path / "own.yaml")).cells]
     stated = configurations(auh, 3, first.batch_size, first.embedding_dim)
-    assert [{name: plain[name] for name in values} for plain, values in zip(tried, stated, strict=True)] == stated
+    assert [
+        {name: plain[name] for name in values} for plain, values in zip(tried, stated, strict=True)
+    ] == stated
 
 
 def test_a_space_is_filled_evenly() -> None:
     vicreg, auh = METHODS.build("vicreg"), METHODS.build("auh")
-    assert configurations(vicreg, 3, 128, 512) == [{"alignment_weight": value} for value in (0.5, 15.8, 500.0)]
+    assert configurations(vicreg, 3, 128, 512) == [
+        {"alignment_weight": value} for value in (0.5, 15.8, 500.0)
+    ]
     assert configurations(vicreg, 1, 128, 512) == [{"alignment_weight": 0.5}]
     assert auh.space is not None
     space = {name: each.at(n=128, q=512) for name, each in auh.space.items()}
     found = []
     for values in configurations(auh, 3, 128, 512):
-        found.append([each.position(values[name]) for name, each in space.items() if isinstance(each, Range)])
+        found.append(
+            [each.position(values[name]) for name, each in space.items() if isinstance(each, Range)]
+        )
     halton = [[1 / 2, 1 / 3], [1 / 4, 2 / 3], [3 / 4, 1 / 9]]
     assert found == [pytest.approx(point, abs=0.01) for point in halton]
 
@@ -264,11 +312,17 @@ def test_a_space_is_filled_evenly() -> None:
         ("", [{}]),
         (", offset=-1.0, power: int = 3", [{}]),
         (", zero=0.0, power: 'int' = 3", [{}]),
-        (", offset=-1.0, power: int = 3, weight=2.0, other=5.0", [{"weight": value} for value in (0.125, 2.0, 32.0)]),
+        (
+            ", offset=-1.0, power: int = 3, weight=2.0, other=5.0",
+            [{"weight": value} for value in (0.125, 2.0, 32.0)],
+        ),
     ],
 )
 def test_what_states_no_space_is_tried_around_its_first_weight(
-    arguments: str, expected: list[dict[str, float]], write: Callable[[str, str], Path], tmp_path: Path
+    arguments: str,
+    expected: list[dict[str, float]],
+    write: Callable[[str, str], Path],
+    tmp_path: Path,
 ) -> None:
     text = f"def own(z1, z2{arguments}): ..."
     with LossFile.of(write("own.py", text)).loaded(tmp_path / "plug_in") as method:
@@ -278,7 +332,9 @@ def test_what_states_no_space_is_tried_around_its_first_weight(
 def test_a_challenge_begins_with_the_rows_of_its_track_and_the_best_of_them_to_train_again(
     write: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
-    """The settings are those of the rows: a preset that changes would compare the challenger with another task."""
+    """The settings are those of the rows: a preset that changes would compare the challenger
+    with another task.
+    """
     track, runs = TRACKS["scenes"], tmp_path / "runs"
     bundle = read_bundle(track.bundle)
     records = bundle.records
@@ -286,28 +342,42 @@ def test_a_challenge_begins_with_the_rows_of_its_track_and_the_best_of_them_to_t
     assert {cell.id for cell in preset.cells} <= {record.cell_id for record in records}
     with prepared(write("my_loss.py", PULL), "scenes", [f"runtime.runs_dir={runs}"]) as begun:
         assert isinstance(begun, Challenge)
-        unpacked = {path.parent.name: Record.read(path) for path in begun.folder.glob("track/shipped/*/*/*.json")}
+        unpacked = {
+            path.parent.name: Record.read(path)
+            for path in begun.folder.glob("track/shipped/*/*/*.json")
+        }
         shown = read_records(begun.folder / "track" / "shipped")
         assert (len(shown.records), shown.skipped, shown.missing) == (len(records), (), ())
         budgets = Counter(cell.label for cell in preset.cells if cell.is_method)
         assert [cell.label for cell in begun.tuning.cells] == ["pull"] * max(budgets.values())
-        assert [entry.needs for entry in plan(begun.tuning)] == [None] * len(begun.tuning.cells)  # by jobs alone
-        choices = [read_choice(path.parent) for path in begun.folder.glob("track/shipped/*/tuning_choice.json")]
+        assert [entry.needs for entry in plan(begun.tuning)] == [None] * len(
+            begun.tuning.cells
+        )  # by jobs alone
+        choices = [
+            read_choice(path.parent)
+            for path in begun.folder.glob("track/shipped/*/tuning_choice.json")
+        ]
     assert {choice.sha256 for choice in choices if choice is not None} == bundle.choices.keys()
     alike = next(cell for cell in preset.cells if cell.is_method)
     for cell in begun.tuning.cells:
         # The method alone is another, and its learning rate is that of the track.
         assert replace(cell, method=alike.method, optimizer=alike.optimizer) == alike
     assert begun.tuning.final_seeds == preset.final_seeds
-    assert {name: record.scores for name, record in unpacked.items()} == {r.cell_id: r.scores for r in records}
+    assert {name: record.scores for name, record in unpacked.items()} == {
+        r.cell_id: r.scores for r in records
+    }
     found: dict[str, dict[int, float]] = {}
     for record in records:
         value = record.score("linear_top1", "test")
         if value is not None and not record.is_reference:
             found.setdefault(record.label, {})[record.seed] = value
     best = sorted(found, key=lambda label: -fmean(found[label].values()))[:2]
-    assert [(record.label, record.seed) for record in begun.shipped] == [(label, min(found[label])) for label in best]
-    assert [cell.id for cell in begun.repeated.cells] == [record.cell_id for record in begun.shipped]
+    assert [(record.label, record.seed) for record in begun.shipped] == [
+        (label, min(found[label])) for label in best
+    ]
+    assert [cell.id for cell in begun.repeated.cells] == [
+        record.cell_id for record in begun.shipped
+    ]
     assert (begun.label, begun.repeated.name) == ("pull", "repeated")
     assert begun.folder.parent == runs and runs < Path(begun.repeated.runtime.runs_dir)
     assert begun.repeated.runtime.runs_dir != begun.tuning.runtime.runs_dir == str(runs)
@@ -317,9 +387,18 @@ def test_a_challenge_begins_with_the_rows_of_its_track_and_the_best_of_them_to_t
 def track(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Track:
     """A track of two methods with two configurations each."""
     folder = tmp_path_factory.mktemp("track")
-    own = [*TINY, "epochs=1", "optimizer.warmup_epochs=0", "seed=0", "evaluation.select_by=[knn,probe]"]
+    own = [
+        *TINY,
+        "epochs=1",
+        "optimizer.warmup_epochs=0",
+        "seed=0",
+        "evaluation.select_by=[knn,probe]",
+    ]
     file = folder / "tiny_tuning.yaml"
-    rows = ["method=vicreg method.alignment_weight=10,20", "method=auh method.alignment_weight=100,200"]
+    rows = [
+        "method=vicreg method.alignment_weight=10,20",
+        "method=auh method.alignment_weight=100,200",
+    ]
     content = {"description": "tiny", "common": own, "final_seeds": [0, 1, 2]}
     file.write_text(json.dumps({**content, "cells": ["method=sfrik epochs=0", *rows]}))
     regbench.tune(file, runtime={"data_dir": str(tiny_data_dir), "runs_dir": str(folder / "runs")})
@@ -358,7 +437,11 @@ def test_a_copy_of_a_row_is_not_told_from_its_twin_and_its_bundle_is_accepted(
     assert CliRunner().invoke(main, ["verify", str(placing.bundle)]).exit_code == 1
     _enter(placing.bundle, file, tmp_path / "results")
     again_written = ("sweep.json", placing.bundle.with_suffix(SUFFIX).name)
-    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json") if path.name not in again_written}
+    times = {
+        path: path.stat().st_mtime_ns
+        for path in folder.rglob("*.json")
+        if path.name not in again_written
+    }
     again = regbench.challenge(file, overrides, track=track)
     assert again == placing
     assert {path: path.stat().st_mtime_ns for path in times} == times
@@ -381,7 +464,9 @@ def _enter(bundle: Path, loss: Path, results: Path) -> None:
     results.mkdir()
     shutil.copy(bundle, results / "twin.zip")
     shutil.copy(bundle.with_suffix(SUFFIX), results / "twin.rows.json")
-    entered = CliRunner().invoke(main, ["verify", str(results / "twin.rows.json"), "--loss", str(loss)])
+    entered = CliRunner().invoke(
+        main, ["verify", str(results / "twin.rows.json"), "--loss", str(loss)]
+    )
     assert entered.exit_code == 0, entered.output
     command = ["leaderboard", str(results), "--out", str(results / "site")]
     assert "no bundle in" in CliRunner().invoke(main, command).stderr
@@ -396,7 +481,9 @@ def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(
     runs = f"runtime.runs_dir={tmp_path / 'runs'}"
     with (
         pytest.raises(RegbenchError, match="'VICReg' is a row of the track; give it another title"),
-        prepared(write("twin.py", TWIN.replace('title="Twin"', 'title="VICReg"')), "scenes", [runs]),
+        prepared(
+            write("twin.py", TWIN.replace('title="Twin"', 'title="VICReg"')), "scenes", [runs]
+        ),
     ):
         pass
     for setting in ("epochs=2", "seed=1", "optimizer.base_lr=0.1", "evaluation.knn.k=5"):
@@ -405,14 +492,19 @@ def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(
             prepared(write("twin.py", TWIN), "scenes", [runs, setting]),
         ):
             pass
-    with pytest.raises(RegbenchError, match="minute"), prepared(write("twin.py", TWIN), "hour", [runs]):
+    with (
+        pytest.raises(RegbenchError, match="minute"),
+        prepared(write("twin.py", TWIN), "hour", [runs]),
+    ):
         pass
 
 
 def test_a_smoke_test_tells_a_loss_from_none(
     write: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The training is made up: what is measured of it is compared, and the loss itself is checked."""
+    """The training is made up: what is measured of it is compared, and the loss itself is
+    checked.
+    """
     overrides = [f"runtime.runs_dir={tmp_path / 'runs'}"]
 
     def outcome(text: str, linear: float | None, rank: float | None) -> Smoke:
@@ -421,7 +513,11 @@ def test_a_smoke_test_tells_a_loss_from_none(
             assert grid.cells[1].label in text
             for cell, value in zip(grid.cells, (15.0, linear), strict=True):
                 folder = tmp_path / "runs" / grid.name / cell.id
-                stated = [knn_top1(50.0), knn_top1(50.0, "test"), Score("linear_top1", 50.0, "tuning", "", "linear")]
+                stated = [
+                    knn_top1(50.0),
+                    knn_top1(50.0, "test"),
+                    Score("linear_top1", 50.0, "tuning", "", "linear"),
+                ]
                 record = made(cell.plain(), status="diverged")
                 if value is not None:
                     stated.append(Score("linear_top1", value, "test", "", "linear top-1"))
@@ -443,10 +539,19 @@ def test_a_smoke_test_tells_a_loss_from_none(
     assert good.ok, str(good)
     learned = ["not collapsed", "more linear top-1 than untrained"]
     assert [name for _, name, _ in good.findings][-3:] == ["finite", *learned]
-    for linear, rank, failing in ((15.0, 2.1, learned[1:]), (14.0, 1.9, learned), (None, None, learned)):
+    for linear, rank, failing in (
+        (15.0, 2.1, learned[1:]),
+        (14.0, 1.9, learned),
+        (None, None, learned),
+    ):
         found = outcome(PULL, linear, rank)
         assert [name for ok, name, _ in found.findings if not ok] == failing and not found.ok
     assert [name for ok, name, _ in outcome(PULL, None, 30.0).findings if not ok] == learned
-    # It takes the views of other images for those of the same, and its gradient is not that of its value.
-    broken = "def broken(z1, z2, weight=1.0):\n    return -weight * (z1.detach() - z2).square().mean()\n"
-    assert {"gradient", "views matter"} <= {name for ok, name, _ in outcome(broken, 20.0, 30.0).findings if not ok}
+    # It takes the views of other images for those of the same, and its gradient is not that of its
+    # value.
+    broken = (
+        "def broken(z1, z2, weight=1.0):\n    return -weight * (z1.detach() - z2).square().mean()\n"
+    )
+    assert {"gradient", "views matter"} <= {
+        name for ok, name, _ in outcome(broken, 20.0, 30.0).findings if not ok
+    }

@@ -34,7 +34,9 @@ def test_all_rows_of_the_quickstart_are_expected() -> None:
     assert labels <= here(ExpectedTable(SHIPPED["quickstart"]).text()).keys()
 
 
-def test_the_table_comes_first_and_a_log_has_a_line_for_each_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_comes_first_and_a_log_has_a_line_for_each_cell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     announces = []
 
     def run_grid(*_: object, announce: object, **__: object) -> None:
@@ -50,9 +52,13 @@ def test_the_table_comes_first_and_a_log_has_a_line_for_each_cell(monkeypatch: p
     assert "What to expect" not in CliRunner().invoke(main, ["sweep", "minute"]).output
 
 
-def test_cells_that_end_fill_a_column_in_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_that_end_fill_a_column_in_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = ExpectedTable(SHIPPED["quickstart"])
-    records = [record for record in read_bundle(SHIPPED["quickstart"]).records if record.status == "done"]
+    records = [
+        record for record in read_bundle(SHIPPED["quickstart"]).records if record.status == "done"
+    ]
     (vicreg,) = (record for record in records if record.label == "VICReg" and record.seed == 0)
     write_text(tmp_path / vicreg.file_name, vicreg.text())
 
@@ -63,7 +69,9 @@ def test_cells_that_end_fill_a_column_in_place(tmp_path: Path, capsys: pytest.Ca
     assert shown.pop("VICReg") == [f"{number:.2f}" for number in numbers]
     assert set(map(tuple, shown.values())) == {()}
 
-    table.announce(replace(STATUS, label="AUH", state="failed", detail="no memory", directory=tmp_path), 2, 11)
+    table.announce(
+        replace(STATUS, label="AUH", state="failed", detail="no memory", directory=tmp_path), 2, 11
+    )
     second = capsys.readouterr().err
     # The cursor goes up to the first line of the table before.
     lines = len(first.strip("\n").splitlines())

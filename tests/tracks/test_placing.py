@@ -44,7 +44,11 @@ PLACING = Placing(
     rivals=("A", "B", "C", "D"),
     shifts=(0.5, -0.25),
     share=61.4,
-    measured={"alignment": (Stat(0.1234, 0.01, 3), ""), "energy": (None, " J"), "step": (Stat(56.78, 1.0, 3), " ms")},
+    measured={
+        "alignment": (Stat(0.1234, 0.01, 3), ""),
+        "energy": (None, " J"),
+        "step": (Stat(56.78, 1.0, 3), " ms"),
+    },
     page=Path("report/index.html"),
     bundle=Path("mine.zip"),
 )
@@ -63,12 +67,14 @@ def test_a_place_is_among_the_methods_alone_and_told_with_all_that_was_measured(
     assert lines.splitlines() == [
         "place 3 of 5, by its verdicts 2 to 4",
         "linear top-1: 72.17 % over 3 seeds, of 6 at most",
-        "claim: Mine is better than D, untrained (all verdicts together hold in 95 of 100 challenges)",
+        "claim: Mine is better than D, untrained (all verdicts together hold in 95 of 100 "
+        "challenges)",
         "next: with the means as they are, about 2 more seeds tell it from C",
         "share of the way to labels: 61 %",
         "alignment: 0.123",
         "step: 56.8 ms",
-        "repeated cells scored +0.50, -0.25 points more here than where the rows are from; it is in the intervals",
+        "repeated cells scored +0.50, -0.25 points more here than where the rows are from; it is "
+        "in the intervals",
         "report: report/index.html",
         "bundle: mine.zip",
     ]
@@ -85,7 +91,9 @@ def test_what_is_not_known_is_not_told() -> None:
     lines = str(beside_untold).split("\n\n")[1].splitlines()
     assert [line.partition(":")[0] for line in lines[1:4]] == ["linear top-1", "claim", "next"]
     assert lines[2].startswith("claim: better than no row (")
-    assert lines[3].startswith("next: no number of its seeds tells another row: the rows' own seeds and the machines ")
+    assert lines[3].startswith(
+        "next: no number of its seeds tells another row: the rows' own seeds and the machines "
+    )
     assert [line.split()[0] for line in lines[4:]] == ["repeated", "report:", "bundle:"]
     assert "next" not in str(replace(bare, verdicts=VERDICTS[3:5]))
 
@@ -107,9 +115,19 @@ OWN = (61.3, 61.6, 61.9, 61.6)
 def leave(folder: Path, cell: Cell, linear: float | None, *, final: bool = True) -> None:
     """Write what a training of the cell leaves: its final record, or that of a tuning."""
     metrics = NamedFile("metrics.jsonl", hashlib.sha256(HISTORY.encode()).hexdigest())
-    cost = Cost(train_s=60.0 if cell.label == "SimCLR" else 132.0, evaluate_s=0.0, step_ms=7.0, loss_ms=3.0)
-    fields: dict[str, Any] = {"label": cell.label, "seed": cell.seed, "cost": cost, "metrics": metrics}
-    fields |= {"method": cell.plain()["method"]["name"], "environment": {"hardware": "2 x Example CPU"}}
+    cost = Cost(
+        train_s=60.0 if cell.label == "SimCLR" else 132.0, evaluate_s=0.0, step_ms=7.0, loss_ms=3.0
+    )
+    fields: dict[str, Any] = {
+        "label": cell.label,
+        "seed": cell.seed,
+        "cost": cost,
+        "metrics": metrics,
+    }
+    fields |= {
+        "method": cell.plain()["method"]["name"],
+        "environment": {"hardware": "2 x Example CPU"},
+    }
     weight = cell.plain()["method"].get("alignment_weight", 0.0)
     if not final:
         record = made(cell.plain(), status="tuned", scores=(knn_top1(weight),), **fields)
@@ -128,7 +146,11 @@ def challenge(tmp_path: Path, tiny_data_dir: Path) -> Challenge:
     """KoLeo's, of five weights, beside rows of which SimCLR and VICReg are trained again."""
     folder = tmp_path / "runs" / "mine"
     common = [*TINY, "epochs=1", "optimizer.warmup_epochs=0", "seed=0"]
-    overrides = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}", "runtime.parallel=2"]
+    overrides = [
+        f"runtime.data_dir={tiny_data_dir}",
+        f"runtime.runs_dir={tmp_path / 'runs'}",
+        "runtime.parallel=2",
+    ]
     shipped: list[Cell] = []
     for row, values in ROWS.items():
         first = load_grid([*common, row, *overrides]).cells[0]
@@ -142,8 +164,13 @@ def challenge(tmp_path: Path, tiny_data_dir: Path) -> Challenge:
     tuning = load_sweep(str(folder / "mine.yaml"), overrides)
     machine = replace(tuning.runtime, runs_dir=str(folder / "track" / "machine"))
     again = tuple(shipped[:2])
-    repeated = replace(tuning, name="repeated", cells=again, runtime=machine, clusters=tuning.clusters[:2])
-    records = [Record.read(folder / "track" / "shipped" / "theirs" / cell.id / "record.json") for cell in again]
+    repeated = replace(
+        tuning, name="repeated", cells=again, runtime=machine, clusters=tuning.clusters[:2]
+    )
+    records = [
+        Record.read(folder / "track" / "shipped" / "theirs" / cell.id / "record.json")
+        for cell in again
+    ]
     return Challenge(folder, "KoLeo", overrides, tuning, records, repeated)
 
 
@@ -168,7 +195,9 @@ class Trainings:
         for module in ("slurm.execute", "tracks.challenge"):
             patch.setattr(f"regbench.{module}.run_stages", self.run)
         for name in ("write_report", "submit"):
-            patch.setattr(f"regbench.tracks.challenge.{name}", lambda *places: self.written.append(places))
+            patch.setattr(
+                f"regbench.tracks.challenge.{name}", lambda *places: self.written.append(places)
+            )
 
     def run(self, sweep: Sweep, stages: Sequence[str], *_: object) -> list[object]:
         assert len(sweep.clusters) == len(sweep.cells)
@@ -181,7 +210,9 @@ class Trainings:
         return []
 
 
-def test_a_challenge_says_what_it_takes(challenge: Challenge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_challenge_says_what_it_takes(
+    challenge: Challenge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two at a time, as the settings say, or ten on as many processors."""
     monkeypatch.setattr("regbench.tracks.challenge.usable_cpus", lambda: 10)
     as_many = replace(challenge.tuning.runtime, parallel=0)
@@ -190,10 +221,9 @@ def test_a_challenge_says_what_it_takes(challenge: Challenge, monkeypatch: pytes
         in replace(challenge, tuning=replace(challenge.tuning, runtime=as_many)).plan()
     )
     assert challenge.plan() == (
-        "2 shipped cells again, 5 configurations of KoLeo, 2 further seeds of the best: 9 trainings; then up to 3 "
-        "seeds while a verdict is open.\n"
-        "The shipped rows took 1.6 minutes a training (2 x Example CPU). At that speed, 2 at a time, it is 8 to 13 "
-        "minutes."
+        "2 shipped cells again, 5 configurations of KoLeo, 2 further seeds of the best: 9 "
+        "trainings; then up to 3 seeds while a verdict is open.\nThe shipped rows took 1.6 minutes "
+        "a training (2 x Example CPU). At that speed, 2 at a time, it is 8 to 13 minutes."
     )
 
 
@@ -204,7 +234,11 @@ def test_a_challenge_takes_seeds_for_as_long_as_one_more_may_tell(
     placing = challenge.run(None, said.append)
     assert placing is not None
     seeds = [[0, 1, 2], [0, 1, 2, 3]]
-    assert trainings.asked == [("repeated", [0, 0]), ("mine", [0] * 5), *(("mine", each) for each in seeds)]
+    assert trainings.asked == [
+        ("repeated", [0, 0]),
+        ("mine", [0] * 5),
+        *(("mine", each) for each in seeds),
+    ]
     assert said[-1] == "3 seeds do not tell KoLeo from VICReg; one more may"
     assert [(verdict.label, verdict.words) for verdict in placing.verdicts] == [
         ("SimCLR", "worse than"),
@@ -215,7 +249,11 @@ def test_a_challenge_takes_seeds_for_as_long_as_one_more_may_tell(
     assert (placing.values, placing.rivals) == (OWN, ("SimCLR", "VICReg", "AUH"))
     assert placing.shifts == pytest.approx((0.1, -0.05))
     assert placing.share == pytest.approx(100 * (61.6 - 20.1) / (90.3 - 20.1))
-    measured = {name: (found.mean, unit) for name, (found, unit) in placing.measured.items() if found is not None}
+    measured = {
+        name: (found.mean, unit)
+        for name, (found, unit) in placing.measured.items()
+        if found is not None
+    }
     ends = {"effective rank": (12.0, ""), "alignment": (0.25, "")}
     assert measured == {**ends, "step": (7.0, " ms"), "of it the loss": (3.0, " ms")}
     folder = challenge.folder
@@ -253,7 +291,9 @@ def test_a_challenge_ends_at_a_cell_without_a_record(
         trainings.run(sweep, *arguments)
         if (sweep.name, "final" in arguments[0]) != (failing, True):
             return []
-        return [CellStatus(sweep.cells[0].id, "KoLeo", 0, "failed", 0, 1, None, None, "", "", Path())]
+        return [
+            CellStatus(sweep.cells[0].id, "KoLeo", 0, "failed", 0, 1, None, None, "", "", Path())
+        ]
 
     for module in ("slurm.execute", "tracks.challenge"):
         monkeypatch.setattr(f"regbench.{module}.run_stages", failed)
@@ -281,7 +321,11 @@ def test_what_diverged_has_no_place(
         challenge.run(None)
 
 
-def test_rows_of_another_task_are_refused(challenge: Challenge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_another_task_are_refused(
+    challenge: Challenge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Trainings(monkeypatch)
-    with pytest.raises(RegbenchError, match="the shipped rows are not those of this version's track"):
+    with pytest.raises(
+        RegbenchError, match="the shipped rows are not those of this version's track"
+    ):
         replace(challenge, overrides=[*challenge.overrides, "evaluation.knn.k=7"]).run(None)

@@ -1,4 +1,6 @@
-"""Files of strangers: whatever they do, the commands end in a line and status 1, and judge what is handed over."""
+"""Files of strangers: whatever they do, the commands end in a line and status 1, and judge what
+is handed over.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,16 @@ def written(folder: Path, text: str, name: str = "my_loss.py") -> Path:
 
 def refused(result: Result, code: int = 1) -> str:
     """What a command says in the one line that it ends with."""
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (code, "", 1), result.output
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (code, "", 1), (
+        result.output
+    )
     return result.stderr.removeprefix("regbench: ").strip()
 
 
 # If one ran in this process, 0 would end the tests as if all had passed, so 7 comes first.
-@pytest.mark.parametrize("end", ["import os; os._exit(7)", "import sys; sys.exit(0)", "import os; os._exit(0)"])
+@pytest.mark.parametrize(
+    "end", ["import os; os._exit(7)", "import sys; sys.exit(0)", "import os; os._exit(0)"]
+)
 @pytest.mark.parametrize(
     "command",
     [
@@ -60,7 +66,8 @@ def test_a_file_that_ends_its_process_is_no_success(
     monkeypatch.chdir(tmp_path)
     said = refused(run(*command, written(tmp_path, end)))
     assert (
-        "my_loss.py: SystemExit: 0 (my_loss.py, line 1)" in said or "gave no answer, and ended with exit code" in said
+        "my_loss.py: SystemExit: 0 (my_loss.py, line 1)" in said
+        or "gave no answer, and ended with exit code" in said
     )
 
 
@@ -70,13 +77,20 @@ def test_a_file_that_ends_its_process_is_no_success(
         ("1 +", r"SyntaxError: .* line 1\)$"),
         ("x = 1\n1 / 0", r"ZeroDivisionError: division by zero \(my_loss.py, line 2\)$"),
         ("def f(): return f()\nf()", r"RecursionError: .* \(my_loss.py, line 1\)$"),
-        ("import os; os.kill(os.getpid(), 9)", "its process gave no answer, and was ended by signal 9$"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            "its process gave no answer, and was ended by signal 9$",
+        ),
         ("while True: pass", "has not ended within 3 s$"),
         (TWIN + "    label = 3", "label=3 must be a text$"),
         (TWIN + "    prototypes = [2]", r"prototypes=\[2\] must be a whole number"),
-        (TWIN + "    needs = object()", "TypeError: Object of type object is not JSON serializable$"),
         (
-            TWIN + "    space: ClassVar = {'a': Choice((float('nan'),))}\n    label = '\\ud800' * 2**24",
+            TWIN + "    needs = object()",
+            "TypeError: Object of type object is not JSON serializable$",
+        ),
+        (
+            TWIN
+            + "    space: ClassVar = {'a': Choice((float('nan'),))}\n    label = '\\ud800' * 2**24",
             "gave no answer",
         ),
     ],
@@ -119,7 +133,13 @@ class Own(DINO):
     with entered(file, tmp_path / "plug_in") as found:
         made = METHODS.from_plain({"name": "own", "weights": [1, 2, 3]}, "method.")
         assert (made.label, found.label, made.weights) == ("Own of 3", "Own of 2", (1.0, 2.0, 3.0))  # type: ignore[attr-defined]
-        facts = (found.prototypes, found.needs, found.of_training, METHODS.plain(found), found.space)
+        facts = (
+            found.prototypes,
+            found.needs,
+            found.of_training,
+            METHODS.plain(found),
+            found.space,
+        )
         assert found.space == {
             "student_temperature": Range(0.1, 1.0, times="q"),
             "weights": Choice((True, "none")),
@@ -149,35 +169,54 @@ class Centred(torch.nn.Module):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("def own(z1, z2):\n    return (z1 - z2).square().sum(dim=1)", r"own must return a scalar, .* shape \(8,\)$"),
+        (
+            "def own(z1, z2):\n    return (z1 - z2).square().sum(dim=1)",
+            r"own must return a scalar, .* shape \(8,\)$",
+        ),
         ("def own(z1, z2):\n    return 3", "own must return a tensor, not int"),
         (
-            TWIN.replace("(VICReg)", "(Regularizer)").replace("import register", "import Regularizer, register")
+            TWIN.replace("(VICReg)", "(Regularizer)").replace(
+                "import register", "import Regularizer, register"
+            )
             + "    def terms(self, z1, z2):\n        return {'pull': (z1 - z2).mean(dim=0)}",
             r"Twin: pull must be a scalar, not a tensor of shape \(4,\)$",
         ),
         (
-            "import torch\n\ndef _helper(z):\n    return z @ z\n\ndef own(z1, z2):\n    return _helper(z1)",
+            "import torch\n\ndef _helper(z):\n    return z @ z\n\ndef own(z1, z2):\n    return "
+            "_helper(z1)",
             r"my_loss.py: RuntimeError: .* \(my_loss.py, line 4\)$",
         ),
-        ("def own(z1, z2):\n    return own(z1, z2)", r"my_loss.py: RecursionError: .* \(my_loss.py, line 2\)$"),
-        ("import sys\ndef own(z1, z2):\n    sys.exit(0)", r"SystemExit: 0 \(my_loss.py, line 3\)$"),
-        (CENTRE, r"Centred: a second call .*a centre, a schedule\); compute that from the embeddings"),
         (
-            "steps = []\ndef own(z1, z2):\n    steps.append(1)\n    return len(steps) * (z1 - z2).square().mean()",
+            "def own(z1, z2):\n    return own(z1, z2)",
+            r"my_loss.py: RecursionError: .* \(my_loss.py, line 2\)$",
+        ),
+        ("import sys\ndef own(z1, z2):\n    sys.exit(0)", r"SystemExit: 0 \(my_loss.py, line 3\)$"),
+        (
+            CENTRE,
+            r"Centred: a second call .*a centre, a schedule\); compute that from the embeddings",
+        ),
+        (
+            "steps = []\ndef own(z1, z2):\n    steps.append(1)\n    return len(steps) * (z1 - "
+            "z2).square().mean()",
             "own: a second call with the same embeddings",
         ),
     ],
 )
-def test_a_loss_that_cannot_be_trained_is_refused_before_a_training(text: str, said: str, tmp_path: Path) -> None:
+def test_a_loss_that_cannot_be_trained_is_refused_before_a_training(
+    text: str, said: str, tmp_path: Path
+) -> None:
     with pytest.raises(RegbenchError, match=said):
         ask(LossFile.of(written(tmp_path, text)), tmp_path / "plug_in", compute_once, 8, 4)
 
 
 @pytest.mark.parametrize("track", ["scenes", "minute"])
 def test_a_challenge_says_what_fails_in_a_loss_and_where(track: str, tmp_path: Path) -> None:
-    file = written(tmp_path, "import torch\n\ndef own(z1, z2, k=3):\n    return torch.ones(3, k) @ z1")
-    said = refused(run("challenge", file, "--track", track, f"runtime.runs_dir={tmp_path / 'runs'}"))
+    file = written(
+        tmp_path, "import torch\n\ndef own(z1, z2, k=3):\n    return torch.ones(3, k) @ z1"
+    )
+    said = refused(
+        run("challenge", file, "--track", track, f"runtime.runs_dir={tmp_path / 'runs'}")
+    )
     assert "RuntimeError" in said and said.endswith("(my_loss.py, line 4)")
 
 
@@ -191,7 +230,9 @@ def test_the_gradient_of_what_keeps_a_state_is_told_with_what_to_do() -> None:
             return {"all": Counts.calls * (z1_NQ - z2_NQ).square().mean()}
 
     result = run_check(Counts(), "gradient")
-    assert result is not None and not result.ok and "compute that from the embeddings" in result.where
+    assert (
+        result is not None and not result.ok and "compute that from the embeddings" in result.where
+    )
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +272,9 @@ def test_a_bundle_is_judged_apart_from_its_loss(
     parts = Parts(bundle)
     parts.score(parts.records[0])["value"] += points
     forged, file = parts.write(tmp_path / "own.zip"), written(tmp_path, text)
-    done = run("verify", forged, "--loss", file, "--recompute", 1, f"runtime.data_dir={tiny_data_dir}")
+    done = run(
+        "verify", forged, "--loss", file, "--recompute", 1, f"runtime.data_dir={tiny_data_dir}"
+    )
     if said:
         assert (done.exit_code, said in done.stdout) == (int(points > 0), True), done.output
     else:
@@ -248,7 +291,9 @@ def test_a_label_that_the_loss_has_not_is_a_misfit(bundle: Path, tmp_path: Path)
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "my_loss.py"
     file.write_bytes(b"\xff\xfe")
-    assert "is no text in UTF-8" in refused(run("verify", RESULTS / "digits.zip", "--loss", file), 2)
+    assert "is no text in UTF-8" in refused(
+        run("verify", RESULTS / "digits.zip", "--loss", file), 2
+    )
 
 
 def test_a_failure_of_code_and_a_refusal_have_codes_of_their_own() -> None:

@@ -15,11 +15,25 @@ UNEQUAL = (0.4, 1.6, 2.4, 3.4, 2.2, 2.0, 0.7, 1.6)
 
 
 def challenged(
-    rng: np.random.Generator, deviations: tuple[float, ...], own: float, gain: float, *, machine: float = 0.0
+    rng: np.random.Generator,
+    deviations: tuple[float, ...],
+    own: float,
+    gain: float,
+    *,
+    machine: float = 0.0,
 ) -> tuple[list[Verdict], set[str]]:
-    """Let a challenger come to its end; returns the last verdicts, and all words that were true at any look."""
-    trained = {str(place): rng.normal(0, deviation, 3).tolist() for place, deviation in enumerate(deviations)}
-    untrained = {"untrained": rng.normal(0, 0.5, 3).tolist(), "pixels": rng.normal(0, 0.001, 3).tolist()}
+    """Let a challenger come to its end.
+
+    Returns the last verdicts, and all words that were true at any look.
+    """
+    trained = {
+        str(place): rng.normal(0, deviation, 3).tolist()
+        for place, deviation in enumerate(deviations)
+    }
+    untrained = {
+        "untrained": rng.normal(0, 0.5, 3).tolist(),
+        "pixels": rng.normal(0, 0.001, 3).tolist(),
+    }
     shift = rng.normal(0, machine)
     shifts = rng.normal(shift, machine / 2, 2).tolist()
     scores = list(rng.normal(gain + shift, own, 3))
@@ -34,13 +48,22 @@ def challenged(
 
 @pytest.mark.parametrize(
     "deviations, own, machine",
-    [(UNEQUAL, 1.0, 0.0), (UNEQUAL, 3.5, 0.0), ((1.0,) * 8, 3.0, 0.0), ((1.0,) * 8, 1.0, 2.0), ((0.3, 0.3), 1.0, 0.0)],
+    [
+        (UNEQUAL, 1.0, 0.0),
+        (UNEQUAL, 3.5, 0.0),
+        ((1.0,) * 8, 3.0, 0.0),
+        ((1.0,) * 8, 1.0, 2.0),
+        ((0.3, 0.3), 1.0, 0.0),
+    ],
 )
 def test_noise_comes_out_as_better_in_five_of_a_hundred_challenges_at_most(
     deviations: tuple[float, ...], own: float, machine: float
 ) -> None:
     rng, count = np.random.default_rng(0), 1000
-    better = sum("better than" in challenged(rng, deviations, own, 0.0, machine=machine)[1] for _ in range(count))
+    better = sum(
+        "better than" in challenged(rng, deviations, own, 0.0, machine=machine)[1]
+        for _ in range(count)
+    )
     assert better <= 0.05 * count
 
 
@@ -56,21 +79,30 @@ def test_without_the_machines_difference_a_shift_of_it_would_be_taken_for_a_gain
     rows = {str(place): [10.0, 10.2, 10.4] for place in range(8)}
     scores = [12.0, 12.2, 12.4]
     assert {verdict.words for verdict in verdicts(scores, rows, {}, [0.0, 0.0])} == {"better than"}
-    assert {verdict.words for verdict in verdicts(scores, rows, {}, [2.0, 2.1])} == {"not told from"}
+    assert {verdict.words for verdict in verdicts(scores, rows, {}, [2.0, 2.1])} == {
+        "not told from"
+    }
 
 
 def test_an_interval_is_that_of_two_samples_with_its_share_of_the_level() -> None:
-    """By hand: variances of 1, 4 and 9; of three samples each variance has half of its own besides the common one."""
+    """By hand: variances of 1, 4 and 9.
+
+    Of three samples each variance has half of its own besides the common one.
+    """
     trained = {"small": [0.0, 2.0, 4.0], "large": [0.0, 3.0, 6.0]}
     own, pooled = 1.0, (1 + 4 + 9) / 3
     found = verdicts([6.0, 7.0, 8.0], trained, {"untrained": [1.0, 1.0, 1.0, 1.0]}, [0.5, -0.1])
     rows, looks, freedom = 3, 4, 3 * 2
     critical = t.ppf(1 - 0.05 / 2 / rows / looks, freedom)
     machine = (0.5**2 + 0.1**2) / 2
-    for verdict, mean, variance, seeds in zip(found, (2.0, 3.0, 1.0), (4.0, 9.0, 0.0), (3, 3, 4), strict=True):
+    for verdict, mean, variance, seeds in zip(
+        found, (2.0, 3.0, 1.0), (4.0, 9.0, 0.0), (3, 3, 4), strict=True
+    ):
         fixed = (pooled + variance / 2) / seeds + machine
         assert verdict.difference == pytest.approx(7.0 - mean)
-        assert verdict.half_width == pytest.approx(critical * math.sqrt((pooled + own / 2) / 3 + fixed))
+        assert verdict.half_width == pytest.approx(
+            critical * math.sqrt((pooled + own / 2) / 3 + fixed)
+        )
 
 
 def test_a_twin_is_not_told_and_asks_for_no_further_seed() -> None:

@@ -37,4 +37,6 @@ class AdamConfig(OptimizerConfig):
     def build(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """Return torch's optimizer for the parameters."""
         # Fused for the reason that `SGDConfig` gives.
-        return self.kind(self.groups(parameters), lr=0.0, betas=self.betas, eps=self.epsilon, fused=True)
+        return self.kind(
+            self.groups(parameters), lr=0.0, betas=self.betas, eps=self.epsilon, fused=True
+        )

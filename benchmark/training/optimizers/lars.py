@@ -19,14 +19,14 @@ from regbench.spaces import Range, Space
 class LARSConfig(OptimizerConfig):
     """LARS; the defaults are the SFRIK paper's, but for the shorter warm-up.
 
-    Weight decay is added to the gradient before the trust ratio; what `exclude_bias_and_norm` leaves out gets neither.
-    (The paper warms up for 10 epochs of 100.)
+    Weight decay is added to the gradient before the trust ratio; what `exclude_bias_and_norm`
+    leaves out gets neither. (The paper warms up for 10 epochs of 100.)
 
     Attributes:
         momentum: The momentum of the update.
         trust_coefficient: η.
-        clip_lr: Whether no tensor's rate exceeds the learning rate of the step (LARC, as in solo-learn): the trust
-            ratio is min(η‖p‖/‖g‖ / lr, 1).
+        clip_lr: Whether no tensor's rate exceeds the learning rate of the step (LARC, as in
+            solo-learn): the trust ratio is min(η‖p‖/‖g‖ / lr, 1).
     """
 
     momentum: Momentum = 0.9
@@ -50,12 +50,14 @@ class LARSConfig(OptimizerConfig):
 
 
 class LARS(Optimizer):
-    """Layer-wise adaptive rate scaling (You et al., 2017), in the form of VICReg's and SFRIK's training.
+    """Layer-wise adaptive rate scaling (You et al., 2017), in the form of VICReg's and SFRIK's
+    training.
 
-    For a tensor p of two or more dimensions with gradient g: g ← g + wd·p, then g ← g · η‖p‖/‖g‖ (left as it is
-    where a norm is 0). Tensors of fewer dimensions (biases, BN) get neither, unless they are asked for. Then m ←
-    momentum·m + g and p ← p − lr·m. With `clip_lr` the factor is min(η‖p‖/‖g‖ / lr, 1): the rate of a tensor is
-    η‖p‖/‖g‖, at most lr. (solo-learn, which has it, divides by ‖g‖ + wd·‖p‖ + 10⁻⁸ with the gradient before the decay.)
+    For a tensor p of two or more dimensions with gradient g: g ← g + wd·p, then g ← g · η‖p‖/‖g‖
+    (left as it is where a norm is 0). Tensors of fewer dimensions (biases, BN) get neither, unless
+    they are asked for. Then m ← momentum·m + g and p ← p − lr·m. With `clip_lr` the factor is
+    min(η‖p‖/‖g‖ / lr, 1): the rate of a tensor is η‖p‖/‖g‖, at most lr. (solo-learn, which has it,
+    divides by ‖g‖ + wd·‖p‖ + 10⁻⁸ with the gradient before the decay.)
     """
 
     def __init__(
@@ -87,12 +89,17 @@ class LARS(Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             adapted = [p for p in parameters if p.ndim > 1 or not group["exclude_bias_and_norm"]]
             if adapted:  # torch's foreach functions refuse empty lists
-                # The gradients are overwritten, so that a step allocates nothing of the size of the model.
+                # The gradients are overwritten, so that a step allocates nothing of the size of the
+                # model.
                 gradients = [p.grad for p in adapted]
                 torch._foreach_add_(gradients, adapted, alpha=group["weight_decay"])
-                # The norms as one vector: a GPU takes as long to start the work on a number as on all of them.
-                weights_P, updates_P = torch.stack(torch._foreach_norm([*adapted, *gradients])).chunk(2)
-                # A GPU gets a product for each tensor: torch has a common kernel for lists of equal shapes only.
+                # The norms as one vector: a GPU takes as long to start the work on a number as on
+                # all of them.
+                weights_P, updates_P = torch.stack(
+                    torch._foreach_norm([*adapted, *gradients])
+                ).chunk(2)
+                # A GPU gets a product for each tensor: torch has a common kernel for lists of equal
+                # shapes only.
                 torch._foreach_mul_(gradients, _trust(weights_P, updates_P, group).unbind())
             momenta = []
             for p in parameters:
@@ -105,7 +112,9 @@ class LARS(Optimizer):
 
 
 def _trust(weights_P: Tensor, updates_P: Tensor, group: dict[str, Any]) -> Tensor:
-    """Return the factors of the gradients of P tensors, given the norms of the tensors and of their gradients."""
+    """Return the factors of the gradients of P tensors, given the norms of the tensors and of
+    their gradients.
+    """
     ratios_P = group["trust_coefficient"] * weights_P / updates_P
     if group["clip_lr"]:
         ratios_P = (ratios_P / group["lr"]).clamp(max=1)

@@ -40,6 +40,9 @@ class SGDConfig(OptimizerConfig):
 
     def build(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """Return SGD for the parameters."""
-        # One fused kernel: torch's default on a GPU makes tensors of the size of the model in each step.
+        # One fused kernel: torch's default on a GPU makes tensors of the size of the model in each
+        # step.
         groups = self.groups(parameters)
-        return torch.optim.SGD(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True)
+        return torch.optim.SGD(
+            groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True
+        )

@@ -14,7 +14,12 @@ from regbench.cli.options import PathType, make_folder, out_in_runs
 
 @main.command()
 @click.argument("targets", nargs=-1, required=True)
-@click.option("--claims", default="", metavar="METHOD", help="What it says it is, such as 'simclr(temperature=0.5)'.")
+@click.option(
+    "--claims",
+    default="",
+    metavar="METHOD",
+    help="What it says it is, such as 'simclr(temperature=0.5)'.",
+)
 @click.option(
     "--call",
     default="arguments",
@@ -29,7 +34,9 @@ from regbench.cli.options import PathType, make_folder, out_in_runs
     show_default=True,
     help="It takes two views and more, up to so many.",
 )
-@click.option("--probe", "probes", multiple=True, help="Run this one only; may be repeated.  [default: all]")
+@click.option(
+    "--probe", "probes", multiple=True, help="Run this one only; may be repeated.  [default: all]"
+)
 @click.option(
     "--source",
     type=PathType(exists=True, file_okay=False),
@@ -50,17 +57,17 @@ def audit(
 
     TARGETS are libraries, one of their losses, or losses of your own.
 
-    Value against the textbook of what a loss claims to be, gradient against differences, symmetries, collapse and
-    other hard batches, half precision, memory, and 1 to 4 processes as DistributedDataParallel uses them. Prints what
-    is found, a defect, a convention or a note, and writes audit.json. Ends with exit code 1 if there is a
-    defect.
+    Value against the textbook of what a loss claims to be, gradient against differences,
+    symmetries, collapse and other hard batches, half precision, memory, and 1 to 4 processes as
+    DistributedDataParallel uses them. Prints what is found, a defect, a convention or a note, and
+    writes audit.json. Ends with exit code 1 if there is a defect.
 
     \b
-      regbench audit lightly                                   a library for which there are adapters
-      regbench audit solo-learn --source ~/solo-learn          the same, from a checkout
-      regbench audit lightly:NTXentLoss --probe ranks          one of its losses, one probe
-      regbench audit my_loss.py:MyLoss --claims vicreg         a file of your own
-      regbench audit 'my.package:Loss(0.1)' --call list --views 4 --gathers
+      regbench audit lightly                                   a library for which there are
+      adapters regbench audit solo-learn --source ~/solo-learn          the same, from a checkout
+      regbench audit lightly:NTXentLoss --probe ranks          one of its losses, one probe regbench
+      audit my_loss.py:MyLoss --claims vicreg         a file of your own regbench audit
+      'my.package:Loss(0.1)' --call list --views 4 --gathers
     """
     import torch
     from tqdm import tqdm
@@ -83,10 +90,15 @@ def audit(
         for report in bar:
             reports.append(report)
             # By way of the bar: a plain echo would land in its line.
-            bar.write(f"{report.loss} ({report.version}): {len(report.findings)} found in {report.seconds_s:.1f} s")
+            bar.write(
+                f"{report.loss} ({report.version}): {len(report.findings)} found in "
+                f"{report.seconds_s:.1f} s"
+            )
     if any(report.findings for report in reports):
         click.echo(f"\n{table(reports)}\n")
-    packages = ", ".join(f"{name} {version}" for name, version in versions("regbench", "torch").items())
+    packages = ", ".join(
+        f"{name} {version}" for name, version in versions("regbench", "torch").items()
+    )
     machine = f"{hardware(torch.device('cpu'))}; {packages}."
     write_text(out / "audit.json", plain(reports, machine))
     click.echo(f"written: {out / 'audit.json'}")

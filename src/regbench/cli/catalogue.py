@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 KINDS = {
     "pairwise": "the mean of the two-view loss over the pairs of a global view and another",
-    "decomposed": "alignment over global views and the others, plus the mean of the regularizer over views",
+    "decomposed": "alignment over global views and the others, plus the mean of the "
+    "regularizer over views",
     "native": "a formula for any number of views",
 }
 
@@ -24,7 +25,9 @@ KINDS = {
 @main.command()
 @click.argument("names", nargs=-1, shell_complete=complete_method)
 def methods(names: Sequence[str]) -> None:
-    """List the regularizers, or show those of NAMES in full: formula, reference, hyperparameters, search space."""
+    """List the regularizers, or show those of NAMES in full: formula, reference,
+    hyperparameters, search space.
+    """
     if not names:
         _list_methods()
         return
@@ -37,12 +40,16 @@ def methods(names: Sequence[str]) -> None:
 def _list_methods() -> None:
     from tabulate import tabulate
 
-    click.echo(tabulate(_listed_methods(), headers=["method=", "label", "reference", "time", "memory"]))
+    click.echo(
+        tabulate(_listed_methods(), headers=["method=", "label", "reference", "time", "memory"])
+    )
     click.echo("\nn = batch, q = embedding dimension. One method in full: regbench methods NAME")
 
 
 def _listed_methods() -> list[list[str]]:
-    """Return a row for each method, kept beside the compiled modules: the methods themselves need torch's import."""
+    """Return a row for each method, kept beside the compiled modules: the methods themselves
+    need torch's import.
+    """
     import contextlib
     import json
 
@@ -94,21 +101,29 @@ def _show_method(method: Regularizer, defaults: Mapping[str, Any]) -> None:
     click.echo(f"More than two views: {KINDS[method.kind]} ({of_views}).")
     if method.needs:
         click.echo(
-            f"Needs: {' '.join(needed_settings(method))}. In training, L(p, t) is symmetrised: docs/training.md."
+            f"Needs: {' '.join(needed_settings(method))}. In training, L(p, t) is symmetrised: "
+            "docs/training.md."
         )
     if data.limitation:
         click.echo(f"Limitation: {data.limitation}.")
-    click.echo(f"\nTime {data.time}, memory {data.memory} beyond the embeddings; forms: {', '.join(method.forms)}.")
+    click.echo(
+        f"\nTime {data.time}, memory {data.memory} beyond the embeddings; forms: "
+        f"{', '.join(method.forms)}."
+    )
 
 
 def _show_space(method: Regularizer) -> None:
-    """Show what a tuning searches: hyperparameters of the method, and the learning rate as for every method."""
+    """Show what a tuning searches: hyperparameters of the method, and the learning rate as for
+    every method.
+    """
     from regbench.benchmark.training.optimizers.base import OPTIMIZERS
 
     click.echo("Search space (regbench tune --trials):")
     space = method.space or {}
     if not space:
-        click.echo(f"    {'not stated' if method.space is None else 'no hyperparameter of the method'}")
+        click.echo(
+            f"    {'not stated' if method.space is None else 'no hyperparameter of the method'}"
+        )
     for key, values in space.items():
         click.echo(f"    method.{key}: {values}")
     # The learning rate is searched for every method alike.
@@ -122,11 +137,11 @@ def _show_space(method: Regularizer) -> None:
 def check(names: Sequence[str]) -> None:
     """Check that methods keep what a regularizer must keep.
 
-    NAMES are methods, by default all. Checked are the gradient against differences of the value, symmetries that the
-    method claims, what float32 and half precision lose, corner cases such as collapse, embeddings that are
-    not finite, streamed forms against the textbook formula, 1 to 4 processes against one, points of the search space,
-    configuration and documentation. Shows by how much a check fails. Methods of other packages are checked the same
-    way.
+    NAMES are methods, by default all. Checked are the gradient against differences of the value,
+    symmetries that the method claims, what float32 and half precision lose, corner cases such as
+    collapse, embeddings that are not finite, streamed forms against the textbook formula, 1 to 4
+    processes against one, points of the search space, configuration and documentation. Shows by how
+    much a check fails. Methods of other packages are checked the same way.
     """
     from tabulate import tabulate
     from tqdm import tqdm
@@ -151,18 +166,29 @@ def check(names: Sequence[str]) -> None:
             findings.append(sharded[name])
             bad = [finding for finding in findings if not finding.ok]
             failed += bool(bad)
-            bar.write(f"{name}: {'FAILED' if bad else 'passed'} ({len(findings) - len(bad)} of {len(findings)} checks)")
+            bar.write(
+                f"{name}: {'FAILED' if bad else 'passed'} ({len(findings) - len(bad)} of "
+                f"{len(findings)} checks)"
+            )
             # Passed checks of many methods would hide those that failed.
             rows = []
             for f in bad if len(chosen) > 1 else findings:
-                rows.append([f.check, "" if f.ok else "FAILED", f"{f.error:.1e}", f"{f.bound:.0e}", f.where])
+                rows.append(
+                    [f.check, "" if f.ok else "FAILED", f"{f.error:.1e}", f"{f.bound:.0e}", f.where]
+                )
             others = left_out(method)
             if others and len(chosen) == 1:
-                why = f"; {' and '.join(method.needs)} keep the network from collapsing" if method.needs else ""
+                why = (
+                    f"; {' and '.join(method.needs)} keep the network from collapsing"
+                    if method.needs
+                    else ""
+                )
                 bar.write(f"does not apply: {', '.join(others)}{why}")
             if rows:
                 headers = ["check", "", "error", "allowed", "largest at"]
-                bar.write(tabulate(rows, headers, disable_numparse=True, maxcolwidths=[None] * 4 + [90]))
+                bar.write(
+                    tabulate(rows, headers, disable_numparse=True, maxcolwidths=[None] * 4 + [90])
+                )
     if failed:
         raise click.ClickException(f"{failed} of {len(chosen)} methods failed")
 
@@ -191,7 +217,11 @@ def settings(prefix: str) -> None:
         for setting in chosen:
             default = "" if setting.default is None else f" = {setting.default}"
             click.echo(f"  {setting.name}{default}   ({setting.kind})")
-            click.echo(textwrap.fill(setting.meaning, 100, initial_indent=" " * 6, subsequent_indent=" " * 6))
+            click.echo(
+                textwrap.fill(
+                    setting.meaning, 100, initial_indent=" " * 6, subsequent_indent=" " * 6
+                )
+            )
             shown += 1
         if chosen:
             click.echo()

@@ -1,4 +1,6 @@
-"""Completion of names in the shell: of those that are found without torch, whose import takes seconds."""
+"""Completion of names in the shell: of those that are found without torch, whose import takes
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,16 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 def _offer(names: Callable[[click.Context], Iterable[str]]) -> Complete:
     """Make the completion of an argument from the names that it can have."""
 
-    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
         # A name that was given once is not offered again.
         given = ctx.params.get(param.name or "") or ()
-        return [CompletionItem(name) for name in names(ctx) if name.startswith(incomplete) and name not in given]
+        return [
+            CompletionItem(name)
+            for name in names(ctx)
+            if name.startswith(incomplete) and name not in given
+        ]
 
     return complete
 

@@ -19,10 +19,20 @@ from regbench.errors import RegbenchError
 @click.argument("dataset", shell_complete=complete_dataset)
 @click.option("--source-dir", type=PathType(), help="Folder of the data set as it is published.")
 @click.option("--force", is_flag=True, help="Write the files anew even if they are there.")
-@click.option("--skip-unreadable", is_flag=True, help="Leave out images that cannot be read; the manifest lists them.")
-@click.option("--labels", metavar="CSV", help="Table of file and label, maybe split, beside a folder without classes.")
+@click.option(
+    "--skip-unreadable",
+    is_flag=True,
+    help="Leave out images that cannot be read; the manifest lists them.",
+)
+@click.option(
+    "--labels",
+    metavar="CSV",
+    help="Table of file and label, maybe split, beside a folder without classes.",
+)
 @click.option("--allow-empty", is_flag=True, help="Leave out class folders without images.")
-@click.option("--verify", is_flag=True, help="Read every image of what is there back; write nothing.")
+@click.option(
+    "--verify", is_flag=True, help="Read every image of what is there back; write nothing."
+)
 @settings
 @click.pass_context
 def prepare(
@@ -38,17 +48,18 @@ def prepare(
 ) -> None:
     r"""Write a data set's .beton files and its manifest.
 
-    DATASET is a configuration name such as fashion_mnist, cifar100, stl10, in20, imagefolder or parquet, or voc07. What
-    can be downloaded is; ImageNet and others are given by --source-dir: docs/data.md says where each is to be had and
-    how it is laid out.
+    DATASET is a configuration name such as fashion_mnist, cifar100, stl10, in20, imagefolder or
+    parquet, or voc07. What can be downloaded is; ImageNet and others are given by --source-dir:
+    docs/data.md says where each is to be had and how it is laid out.
 
     Images are kept as they are; with these, larger ones are shrunk:
 
     \b
       dataset.source.resize_px=256 dataset.source.jpeg_quality=90
 
-    Prints where each split is, and a line for each thing that was read otherwise than it lies there, or not read.
-    With --verify, prints a line for each image or file that is not as it was written, and exits with 1 if there is any.
+    Prints where each split is, and a line for each thing that was read otherwise than it lies
+    there, or not read. With --verify, prints a line for each image or file that is not as it was
+    written, and exits with 1 if there is any.
     """
     from regbench.benchmark.settings.sweep import load_dataset
     from regbench.datasets import prepare as preparation
@@ -57,17 +68,23 @@ def prepare(
 
     if dataset == "voc07":
         if skip_unreadable or labels or allow_empty:
-            raise RegbenchError("voc07 is whole or refused; leave out --skip-unreadable, --labels and --allow-empty")
+            raise RegbenchError(
+                "voc07 is whole or refused; leave out --skip-unreadable, --labels and --allow-empty"
+            )
         # Without a source it only looks at what is there.
         _prepare_voc07(None if verify else source_dir, force, overrides)
         return
     config, runtime = load_dataset([f"dataset={dataset}", *overrides])
     if labels or allow_empty:
         if not isinstance(config.source, ImageFolder):
-            raise RegbenchError(f"--labels and --allow-empty are for a folder of images, not {config.source.title}")
+            raise RegbenchError(
+                f"--labels and --allow-empty are for a folder of images, not {config.source.title}"
+            )
         labels = labels or config.source.labels
         allow_empty = allow_empty or config.source.allow_empty
-        config = replace(config, source=replace(config.source, labels=labels, allow_empty=allow_empty))
+        config = replace(
+            config, source=replace(config.source, labels=labels, allow_empty=allow_empty)
+        )
     data_dir = Path(runtime.data_dir)
     if verify:
         images, problems = read_back(config.name, data_dir)
@@ -94,7 +111,9 @@ def prepare(
 
 
 def _prepare_voc07(source_dir: Path | None, force: bool, overrides: Sequence[str]) -> None:
-    """Prepare VOC2007, which needs no .beton file and no configuration: it is only evaluated on, image by image."""
+    """Prepare VOC2007, which needs no .beton file and no configuration: it is only evaluated
+    on, image by image.
+    """
     from regbench.benchmark.evaluate.voc import VOC07
     from regbench.benchmark.settings.sweep import load_run
     from regbench.datasets.prepare_voc import prepare_voc07

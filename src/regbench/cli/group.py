@@ -18,7 +18,9 @@ _RESUMED = ("challenge", "evaluate", "reproduce", "sweep", "train", "tune")
 
 
 class _Cli(click.Group):
-    """Turn refusals into one line and an exit code: 2 for a refusal, 130 for an interruption, 1 for a failure."""
+    """Turn refusals into one line and an exit code: 2 for a refusal, 130 for an interruption, 1
+    for a failure.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -45,12 +47,16 @@ class _Cli(click.Group):
             line = f"the memory does not suffice: {error}"
             _fail(ctx, error, f"{line[:200]}; what a run needs is said by: regbench plan", 1)
         except KeyboardInterrupt as error:
-            goes_on = "; the same command goes on from here" if ctx.invoked_subcommand in _RESUMED else ""
+            goes_on = (
+                "; the same command goes on from here" if ctx.invoked_subcommand in _RESUMED else ""
+            )
             _fail(ctx, error, f"interrupted{goes_on}", 130)
 
 
 class _Printable(logging.Formatter):
-    """Formats messages, in which names of others may stand, line by line as text that can be printed."""
+    """Formats messages, in which names of others may stand, line by line as text that can be
+    printed.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(printable, super().format(record).split("\n")))
@@ -66,7 +72,9 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _as_written(text: str | None) -> str | None:
-    """Restore click's mark for lines that it must not wrap, which raw docstrings spell in two characters."""
+    """Restore click's mark for lines that it must not wrap, which raw docstrings spell in two
+    characters.
+    """
     # Ruff wants docstrings with a backslash to be raw.
     return text and text.replace("\\b\n", "\b\n")
 
@@ -84,7 +92,9 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-@click.group(cls=_Cli, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=_Cli, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(__version__)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
@@ -93,14 +103,13 @@ def main(debug: bool) -> None:
     \b
     First steps:
       regbench methods                     what can be compared
-      regbench sweep quickstart --report   train eight of them on generated scenes, print the leaderboard
-      regbench train method=vicreg         one run
-      regbench tune quickstart_tuning      choose hyperparameters on the tuning split, then score on the test split
-      regbench status quickstart           how a sweep stands
-      regbench watch quickstart            its curves as they grow
-      regbench report quickstart           tables and page from what is finished
-      regbench cost                        what the losses take, in time and memory
-      regbench loader-bench                what the loaders deliver a second, beside torchvision's
+      regbench sweep quickstart --report   train eight of them on generated scenes, print the
+      leaderboard regbench train method=vicreg         one run regbench tune quickstart_tuning
+      choose hyperparameters on the tuning split, then score on the test split regbench status
+      quickstart           how a sweep stands regbench watch quickstart            its curves as
+      they grow regbench report quickstart           tables and page from what is finished regbench
+      cost                        what the losses take, in time and memory regbench loader-bench
+      what the loaders deliver a second, beside torchvision's
 
     \b
     Shell completion (bash; zsh and fish likewise), in ~/.bashrc:

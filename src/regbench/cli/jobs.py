@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 @main.command()
 @click.argument("name", required=False, shell_complete=complete_started)
 @runs_dir_option
-@click.option("--all", "everything", is_flag=True, help="List all cells, also when there are more than a hundred.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="List all cells, also when there are more than a hundred.",
+)
 def status(name: str | None, runs_dir: Path, everything: bool) -> None:
     """Show how the cells of a sweep stand.
 
-    Without NAME, a line for each sweep. What the run directories say counts first, and what Slurm says of the jobs
-    after that: it works on any machine that sees the folder, also without Slurm. `regbench watch NAME` follows it.
+    Without NAME, a line for each sweep. What the run directories say counts first, and what Slurm
+    says of the jobs after that: it works on any machine that sees the folder, also without Slurm.
+    `regbench watch NAME` follows it.
     """
     from regbench.slurm.manage import statuses, sweep_folder, sweep_folders
     from regbench.sweeps.status import counts, status_table
@@ -68,8 +74,9 @@ def watch(folder: Path) -> list[CellStatus]:
 def retry(folder: Path, cells: Sequence[str]) -> None:
     """Submit failed, lost and interrupted cells again.
 
-    All of the sweep NAME, or CELLS (ids or their beginnings). They go on from their checkpoints. Finished cells, and
-    those that run or wait, are left alone; jobs that Slurm holds after a failed launch are released.
+    All of the sweep NAME, or CELLS (ids or their beginnings). They go on from their checkpoints.
+    Finished cells, and those that run or wait, are left alone; jobs that Slurm holds after a failed
+    launch are released.
     """
     from regbench.slurm import manage
 
@@ -81,7 +88,10 @@ def retry(folder: Path, cells: Sequence[str]) -> None:
 @of_started_sweep
 @cells_argument
 def cancel(folder: Path, cells: Sequence[str]) -> None:
-    """Cancel the jobs of NAME, or of its CELLS. Those that run write a checkpoint first; `retry` resumes them."""
+    """Cancel the jobs of NAME, or of its CELLS. Those that run write a checkpoint first.
+
+    `retry` resumes them.
+    """
     from regbench.slurm.manage import cancel_cells
 
     cancelled = cancel_cells(folder, cells)
@@ -93,7 +103,9 @@ def cancel(folder: Path, cells: Sequence[str]) -> None:
 @main.command()
 @of_started_sweep
 @click.argument("cell", shell_complete=complete_cell)
-@click.option("--lines", type=click.IntRange(0), default=40, show_default=True, help="From the end; 0: all.")
+@click.option(
+    "--lines", type=click.IntRange(0), default=40, show_default=True, help="From the end; 0: all."
+)
 def logs(folder: Path, cell: str, lines: int) -> None:
     """Show the newest log of a cell.
 
@@ -109,15 +121,19 @@ def logs(folder: Path, cell: str, lines: int) -> None:
 
 @main.command()
 @of_started_sweep
-@click.option("--checkpoints", is_flag=True, help="Remove the trained weights of finished cells too.")
+@click.option(
+    "--checkpoints", is_flag=True, help="Remove the trained weights of finished cells too."
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 def clean(folder: Path, checkpoints: bool, dry_run: bool) -> None:
     """Remove what finished cells do not need any more.
 
-    Older and damaged checkpoints, and leftovers of kills, of the sweep NAME. Records, curves, logs and the last
-    checkpoints stay.
+    Older and damaged checkpoints, and leftovers of kills, of the sweep NAME. Records, curves, logs
+    and the last checkpoints stay.
     """
     from regbench.slurm.manage import clean_folder
 
     files, size_bytes = clean_folder(folder, checkpoints=checkpoints, dry_run=dry_run)
-    click.echo(f"{'would remove' if dry_run else 'removed'} {files} files, {size_bytes / 1e9:.3g} GB")
+    click.echo(
+        f"{'would remove' if dry_run else 'removed'} {files} files, {size_bytes / 1e9:.3g} GB"
+    )

@@ -33,15 +33,29 @@ COST_HELP = """
 @click.argument("methods", nargs=-1, shell_complete=complete_method)
 @click.option("--n", help="Batch sizes, over all ranks.  [default: 256,1024]")
 @click.option("--q", help="Embedding dimensions.  [default: 512,2048]")
-@click.option("--views", help="Numbers of views of an image, of which two are global, such as 2,8.  [default: 2]")
+@click.option(
+    "--views",
+    help="Numbers of views of an image, of which two are global, such as 2,8.  [default: 2]",
+)
 @click.option("--ranks", help="Numbers of processes that share a batch, such as 1,2.  [default: 1]")
 @click.option("--forms", help="auto, textbook, gram, covariance.  [default: all that a method has]")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--threads", type=int, default=1, show_default=True, help="Threads of each rank.")
-@click.option("--repeats", type=int, default=5, show_default=True, help="Rounds; 0 measures memory only.")
-@click.option("--dtype", default="float32", show_default=True, help="Of the embeddings: float32, float64 or bfloat16.")
 @click.option(
-    "--budget", type=float, default=120.0, show_default=True, help="Seconds in all: what does not fit is left out."
+    "--repeats", type=int, default=5, show_default=True, help="Rounds; 0 measures memory only."
+)
+@click.option(
+    "--dtype",
+    default="float32",
+    show_default=True,
+    help="Of the embeddings: float32, float64 or bfloat16.",
+)
+@click.option(
+    "--budget",
+    type=float,
+    default=120.0,
+    show_default=True,
+    help="Seconds in all: what does not fit is left out.",
 )
 @click.option(
     "--memory-limit",
@@ -51,15 +65,22 @@ COST_HELP = """
 )
 @out_in_runs("cost", "Folder to write to.")
 def cost(
-    methods: Sequence[str], forms: str | None, budget: float, memory_limit: float | None, out: Path, **asked: Any
+    methods: Sequence[str],
+    forms: str | None,
+    budget: float,
+    memory_limit: float | None,
+    out: Path,
+    **asked: Any,
 ) -> None:
     """Measure time and memory of the losses.
 
-    METHODS are by default all. Measured is the loss with its gradient, over a grid of sizes given as values separated
-    by commas. Each form of a method is held against the textbook's; they are timed alternately, small sizes first; what
-    does not fit the budget or the memory is left out and says so. Prints a table and writes cost.csv and cost.png.
+    METHODS are by default all. Measured is the loss with its gradient, over a grid of sizes given
+    as values separated by commas. Each form of a method is held against the textbook's; they are
+    timed alternately, small sizes first; what does not fit the budget or the memory is left out and
+    says so. Prints a table and writes cost.csv and cost.png.
     """
-    # Every command imports what needs torch when it runs: that takes seconds, and --help should not wait for it.
+    # Every command imports what needs torch when it runs: that takes seconds, and --help should not
+    # wait for it.
     from dataclasses import asdict
 
     from regbench.files import write_bytes, write_text
@@ -96,10 +117,28 @@ def cost(
     type=click.Choice(("256", "500x375")),
     help="Images to make; may be repeated.  [default: all]",
 )
-@click.option("--data", metavar="DATASET", help="A prepared data set instead.", shell_complete=complete_dataset)
-@click.option("--workers", type=int, help="Cores, and threads or processes of each loader.  [default: all cores]")
-@click.option("--seconds", type=float, default=2.0, show_default=True, callback=positive, help="Of each turn, about.")
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Turns of each loader.")
+@click.option(
+    "--data",
+    metavar="DATASET",
+    help="A prepared data set instead.",
+    shell_complete=complete_dataset,
+)
+@click.option(
+    "--workers",
+    type=int,
+    help="Cores, and threads or processes of each loader.  [default: all cores]",
+)
+@click.option(
+    "--seconds",
+    type=float,
+    default=2.0,
+    show_default=True,
+    callback=positive,
+    help="Of each turn, about.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(1), default=5, show_default=True, help="Turns of each loader."
+)
 @click.option("--out", type=PathType(dir_okay=False), help="Write all rounds to this CSV file.")
 @settings
 def loader_bench(
@@ -113,9 +152,10 @@ def loader_bench(
 ) -> None:
     r"""Compare the speed of image loaders.
 
-    torchvision's usual code and regbench, with and without FFCV. All deliver two views of the same images with the
-    same cores and take turns. The images are made, photo-like JPEGs of 256 px and 500 x 375 px to crops of 224 px, or
-    come from a prepared data set. With a GPU, the photometric part is also measured there.
+    torchvision's usual code and regbench, with and without FFCV. All deliver two views of the same
+    images with the same cores and take turns. The images are made, photo-like JPEGs of 256 px and
+    500 x 375 px to crops of 224 px, or come from a prepared data set. With a GPU, the photometric
+    part is also measured there.
 
     \b
       regbench loader-bench --scenario 256
@@ -130,7 +170,9 @@ def loader_bench(
     from regbench.instruments.cost.images import SCENARIOS, PreparedImages, make_images
 
     if overrides and not data:
-        raise RegbenchError("settings as key=value are for a prepared data set; name it: --data DATASET")
+        raise RegbenchError(
+            "settings as key=value are for a prepared data set; name it: --data DATASET"
+        )
     # A job or a container may have fewer cores than the machine.
     there = len(os.sched_getaffinity(0))
     cores = there if workers is None else workers

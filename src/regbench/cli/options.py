@@ -29,7 +29,9 @@ Settings are given as key=value in Hydra's grammar:
 """
 
 
-def _known_names(ctx: click.Context, param: click.Parameter, overrides: tuple[str, ...]) -> tuple[str, ...]:
+def _known_names(
+    ctx: click.Context, param: click.Parameter, overrides: tuple[str, ...]
+) -> tuple[str, ...]:
     """Refuse unknown names of plug-ins, before torch is imported."""
     from regbench.plugins import refuse_unknown_in
 
@@ -38,7 +40,10 @@ def _known_names(ctx: click.Context, param: click.Parameter, overrides: tuple[st
 
 
 class PathType(click.Path):
-    """Paths that are given to commands; an empty one is refused, as it would stand for this folder."""
+    """Paths that are given to commands.
+
+    An empty one is refused, as it would stand for this folder.
+    """
 
     def __init__(self, **options: Any) -> None:
         """Take the options of `click.Path`, but for the type."""
@@ -96,7 +101,9 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RegbenchError(f"cannot make the folder {folder}: {error.strerror}; give another --out") from error
+        raise RegbenchError(
+            f"cannot make the folder {folder}: {error.strerror}; give another --out"
+        ) from error
 
 
 runs_dir_option = click.option(
@@ -132,7 +139,10 @@ started_sweep = click.argument("name", shell_complete=complete_started)
 
 
 def of_started_sweep(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Take the name of a sweep that was started and the folder of runs; the command gets the sweep's `folder`."""
+    """Take the name of a sweep that was started and the folder of runs.
+
+    The command gets the sweep's `folder`.
+    """
 
     @functools.wraps(command)
     def with_folder(*, name: str, runs_dir: Path, **others: Any) -> Any:
@@ -159,4 +169,6 @@ def whole_numbers(what: str, text: str) -> list[int]:
     try:
         return [int(part) for part in comma_separated(what, text)]
     except ValueError:
-        raise RegbenchError(f"--{what} must be whole numbers separated by commas, not {text!r}") from None
+        raise RegbenchError(
+            f"--{what} must be whole numbers separated by commas, not {text!r}"
+        ) from None

@@ -24,18 +24,25 @@ from regbench.text import printable
     type=PathType(file_okay=False),
     help="Folder to write to.  [default: RUNS_DIR/NAME/report]",
 )
-@click.option("--check", is_flag=True, help="Verify the records against their schema and hashes; write nothing.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Verify the records against their schema and hashes; write nothing.",
+)
 @click.pass_context
-def report(ctx: click.Context, /, names: Sequence[str], runs_dir: Path, check: bool, **options: Any) -> None:
+def report(
+    ctx: click.Context, /, names: Sequence[str], runs_dir: Path, check: bool, **options: Any
+) -> None:
     """Make tables, figures and a page of finished cells.
 
-    NAMES are sweeps (default: quickstart). A NAME with a '/' is the path of a folder: a sweep, or the directory of a
-    single run.
+    NAMES are sweeps (default: quickstart). A NAME with a '/' is the path of a folder: a sweep, or
+    the directory of a single run.
 
-    Safe at any time: cells that are not finished show as missing. Several sweeps are merged into one report.
+    Safe at any time: cells that are not finished show as missing. Several sweeps are merged into
+    one report.
 
-    With --check, prints one line for each record, configuration, evaluation or choice that does not fit, and exits
-    with 1 if there is any.
+    With --check, prints one line for each record, configuration, evaluation or choice that does not
+    fit, and exits with 1 if there is any.
     """
     # The sweep that the README has a newcomer run.
     names = names or ["quickstart"]
@@ -49,7 +56,10 @@ def report(ctx: click.Context, /, names: Sequence[str], runs_dir: Path, check: b
 
 
 def write_and_show_report(*names: str, **options: Any) -> None:
-    """Write the report of the sweeps and print its leaderboard; see `regbench.report` for the options."""
+    """Write the report of the sweeps and print its leaderboard.
+
+    See `regbench.report` for the options.
+    """
     result = regbench.report(*names, **options)
     click.echo(f"\n{result.leaderboard}\n\nreport: {printable(str(result.page))}")
     if result.warning:

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 @click.argument("name", required=False)
 @grid_options
 @click.option("--show", is_flag=True, help="Print the table of what is finished; run nothing.")
-def reproduce(name: str | None, overrides: Sequence[str], plan: bool, show: bool, wait: bool, oversized: bool) -> None:
+def reproduce(
+    name: str | None, overrides: Sequence[str], plan: bool, show: bool, wait: bool, oversized: bool
+) -> None:
     r"""Run a published recipe, print ours beside its numbers.
 
-    Without NAME, list the recipes. Finished cells are skipped and interrupted ones go on, as in `regbench sweep`. The
-    table says what each published number is, whether the test set chose it, and where it stands; below it what is done
-    otherwise than there.
+    Without NAME, list the recipes. Finished cells are skipped and interrupted ones go on, as in
+    `regbench sweep`. The table says what each published number is, whether the test set chose it,
+    and where it stands; below it what is done otherwise than there.
 
     \b
       regbench reproduce lightly_cifar10 --plan
@@ -67,11 +69,18 @@ def _list_recipes() -> None:
         for cell in load_sweep(name).cells:
             datasets |= dict.fromkeys(dataset.name for dataset in cell.datasets)
         rows.append([name, ", ".join(datasets), description])
-    click.echo(tabulate(rows, headers=["recipe", "data sets", "what it is"], maxcolwidths=[None, None, 80]))
-    click.echo("\nData sets are prepared by: regbench prepare NAME. Sources and deviations: docs/reproduce.md")
+    click.echo(
+        tabulate(rows, headers=["recipe", "data sets", "what it is"], maxcolwidths=[None, None, 80])
+    )
+    click.echo(
+        "\nData sets are prepared by: regbench prepare NAME. Sources and deviations: "
+        "docs/reproduce.md"
+    )
 
 
-def _print_comparison(grid: Sweep, numbers: Sequence[PublishedNumber], overrides: Sequence[str]) -> None:
+def _print_comparison(
+    grid: Sweep, numbers: Sequence[PublishedNumber], overrides: Sequence[str]
+) -> None:
     """Print ours beside the published numbers, and below them what is done otherwise."""
     from tabulate import tabulate
 
@@ -86,12 +95,16 @@ def _print_comparison(grid: Sweep, numbers: Sequence[PublishedNumber], overrides
             records.append(record)
     rows = reproduced(numbers, records)
     # Long texts are wrapped, so that the numbers fit a terminal.
-    widths = [30 if column in ("setting", "the published number", "source") else None for column in rows[0]]
+    widths = [
+        30 if column in ("setting", "the published number", "source") else None
+        for column in rows[0]
+    ]
     click.echo(tabulate(rows, headers="keys", disable_numparse=True, maxcolwidths=widths))
     notes = []
     if any(MARK in row["published"] for row in rows):
         notes.append(
-            f"{MARK} chosen on the test set, so optimistic. Ours chooses nothing there, and is of the last epoch."
+            f"{MARK} chosen on the test set, so optimistic. Ours chooses nothing there, and is of "
+            "the last epoch."
         )
     # Another seed or machine is the same recipe.
     changed = [each for each in overrides if not each.startswith(("seed=", "runtime.", "cluster"))]

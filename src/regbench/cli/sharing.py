@@ -22,12 +22,16 @@ _losses_option = click.option(
     "--loss",
     "losses",
     multiple=True,
-    help="File of a challenge's loss; may be repeated. It runs, in processes of its own; read it before.",
+    help="File of a challenge's loss; may be repeated. It runs, in processes of its own; read it "
+    "before.",
 )
 
 
 def _entered(ctx: click.Context, losses: Sequence[str]) -> dict[str, LossFile]:
-    """Let stand-ins for the losses of challenges be methods until the command ends; return the file of each name."""
+    """Let stand-ins for the losses of challenges be methods until the command ends.
+
+    Return the file of each name.
+    """
     file_of = {}
     for loss in losses:
         from regbench.methods import METHODS
@@ -40,15 +44,21 @@ def _entered(ctx: click.Context, losses: Sequence[str]) -> dict[str, LossFile]:
 
 
 @main.command()
-@click.argument("names", nargs=-1, required=True, shell_complete=complete_started, callback=folder_name)
+@click.argument(
+    "names", nargs=-1, required=True, shell_complete=complete_started, callback=folder_name
+)
 @runs_dir_option
 @click.option("--out", type=PathType(dir_okay=False), required=True, help="The bundle to write.")
-@click.option("--weights", is_flag=True, help="Pack the final weights too, so that others need not train again.")
+@click.option(
+    "--weights",
+    is_flag=True,
+    help="Pack the final weights too, so that others need not train again.",
+)
 def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> None:
     r"""Pack finished cells into a file that others can check.
 
-    NAMES are sweeps; the file is a bundle. Its rows are written beside it. Refuses what `regbench report --check` or
-    `regbench verify` would refuse. docs/leaderboard.md says what is in it.
+    NAMES are sweeps; the file is a bundle. Its rows are written beside it. Refuses what `regbench
+    report --check` or `regbench verify` would refuse. docs/leaderboard.md says what is in it.
 
     \b
       regbench submit quickstart --out results/our-lab.zip
@@ -57,7 +67,10 @@ def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> No
     from regbench.reports.bundle.pack import submit
 
     done = submit([runs_dir / name for name in names], out, weights=weights)
-    click.echo(f"{out}: {done.cells} cells, {done.size_bytes / done.cells / 1000:.1f} kB each; sha256 {done.sha256}")
+    click.echo(
+        f"{out}: {done.cells} cells, {done.size_bytes / done.cells / 1000:.1f} kB each; sha256 "
+        f"{done.sha256}"
+    )
     click.echo(f"{done.rows}: its rows, for a pull request")
     if done.missing:
         click.echo(f"{done.missing} cells are not finished, and not in it", err=True)
@@ -75,14 +88,17 @@ def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> No
 )
 @_losses_option
 @click.pass_context
-def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: int, losses: Sequence[str]) -> None:
+def verify(
+    ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: int, losses: Sequence[str]
+) -> None:
     r"""Check a bundle of results, or a file of rows and its bundle.
 
     Prints a line for each thing that does not fit, and exits with 1 if there is any.
 
-    With --recompute, cells whose training took up to ten minutes are trained again, others evaluated from the weights
-    in the bundle. Scores must be equal to the last bit on the same kind of CPU, elsewhere as near as other seeds would
-    come. RUNTIME is settings that say where and with what:
+    With --recompute, cells whose training took up to ten minutes are trained again, others
+    evaluated from the weights in the bundle. Scores must be equal to the last bit on the same kind
+    of CPU, elsewhere as near as other seeds would come. RUNTIME is settings that say where and with
+    what:
 
     \b
       regbench verify results/our-lab.zip
@@ -125,7 +141,9 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
         verdict = "equal to the last bit" if done.alike else "as near as other seeds come"
         if found:
             verdict = "not the same"
-        click.echo(printable(f"{record.cell_id} ({record.label}, seed {record.seed}): {how}, {verdict}"))
+        click.echo(
+            printable(f"{record.cell_id} ({record.label}, seed {record.seed}): {how}, {verdict}")
+        )
     checked = Check(len(read.records), tuple(misfits), "cell")
     click.echo(checked if misfits else f"{checked}; sha256 {read.sha256}")
     ctx.exit(1 if misfits else 0)
@@ -133,14 +151,18 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
 
 @main.command()
 @click.argument("folder", type=PathType(exists=True, file_okay=False))
-@click.option("--out", type=PathType(file_okay=False), required=True, help="Folder to write the site to.")
+@click.option(
+    "--out", type=PathType(file_okay=False), required=True, help="Folder to write the site to."
+)
 @_losses_option
 @click.pass_context
 def leaderboard(ctx: click.Context, folder: Path, out: Path, losses: Sequence[str]) -> None:
-    r"""Make a site of all bundles in FOLDER, and of those that files of rows there have the address of.
+    r"""Make a site of all bundles in FOLDER, and of those that files of rows there have the address
+    of.
 
-    It shows tasks, methods, cells, and those that several labs ran. The site needs no server and loads nothing from
-    elsewhere: open its index.html from a disk. A bundle that does not check out is left out and named.
+    It shows tasks, methods, cells, and those that several labs ran. The site needs no server and
+    loads nothing from elsewhere: open its index.html from a disk. A bundle that does not check out
+    is left out and named.
 
     \b
       regbench leaderboard results --out site

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from regbench.sweeps.status import Announce, CellStatus
 
 _report_option = click.option(
-    "--report/--no-report", default=False, help="Write the report at the end and print the leaderboard."
+    "--report/--no-report",
+    default=False,
+    help="Write the report at the end and print the leaderboard.",
 )
 
 
@@ -29,12 +31,18 @@ def grid_options(command: Callable[..., Any]) -> Callable[..., Any]:
     # The last decorator comes first in --help.
     for option in (
         click.option(
-            "--oversized", is_flag=True, help="Run cells too that are predicted not to fit cluster.gpu_memory_gib."
+            "--oversized",
+            is_flag=True,
+            help="Run cells too that are predicted not to fit cluster.gpu_memory_gib.",
         ),
         click.option(
-            "--wait", is_flag=True, help="With cluster=slurm: stay and show how the cells stand until the end."
+            "--wait",
+            is_flag=True,
+            help="With cluster=slurm: stay and show how the cells stand until the end.",
         ),
-        click.option("--plan", is_flag=True, help="Show the cells and what they will take; run nothing."),
+        click.option(
+            "--plan", is_flag=True, help="Show the cells and what they will take; run nothing."
+        ),
     ):
         command = option(command)
     return overrides_and_runs_dir(command)
@@ -44,11 +52,19 @@ def grid_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("name", required=False, shell_complete=complete_sweep)
 @grid_options
 @_report_option
-def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, wait: bool, oversized: bool) -> None:
+def sweep(
+    name: str | None,
+    overrides: Sequence[str],
+    plan: bool,
+    report: bool,
+    wait: bool,
+    oversized: bool,
+) -> None:
     r"""Run the grid NAME: a preset, or the path of a YAML file. Without NAME, list the presets.
 
-    Finished cells are skipped, interrupted ones go on from their checkpoints, and a cell that fails does not stop the
-    others. Values separated by commas multiply the cells: regbench sweep quickstart seed=0,1,2
+    Finished cells are skipped, interrupted ones go on from their checkpoints, and a cell that fails
+    does not stop the others. Values separated by commas multiply the cells: regbench sweep
+    quickstart seed=0,1,2
 
     \b
     On a Slurm cluster each cell is a job, and the command returns when they are in the queue:
@@ -70,12 +86,17 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
     if plan:
         show_plan(grid)
         return
-    statuses = run_grid(grid, watch if wait else None, click.echo, oversized=oversized, announce=announce)
+    statuses = run_grid(
+        grid, watch if wait else None, click.echo, oversized=oversized, announce=announce
+    )
     _conclude(grid, statuses, report)
 
 
 def _show_expected(name: str) -> Announce | None:
-    """Print the shipped rows of a sweep that has some; return what shows those of this machine beside them."""
+    """Print the shipped rows of a sweep that has some.
+
+    Return what shows those of this machine beside them.
+    """
     from regbench.tracks.expected import SHIPPED, ExpectedTable
 
     if name not in SHIPPED:
@@ -102,10 +123,14 @@ def _conclude(grid: Sweep, statuses: Sequence[CellStatus] | None, report: bool) 
 @grid_options
 @_report_option
 @click.option(
-    "--seeds", help="Seeds of the final runs, separated by commas.  [default: the file's final_seeds, or the grid's]"
+    "--seeds",
+    help="Seeds of the final runs, separated by commas.  [default: the file's final_seeds, or the "
+    "grid's]",
 )
 @click.option(
-    "--leading", type=click.IntRange(1), help="Only so many methods, the best on the tuning split, get all of them."
+    "--leading",
+    type=click.IntRange(1),
+    help="Only so many methods, the best on the tuning split, get all of them.",
 )
 @click.option(
     "--trials",
@@ -115,10 +140,14 @@ def _conclude(grid: Sweep, statuses: Sequence[CellStatus] | None, report: bool) 
 @click.option(
     "--repeats",
     type=click.IntRange(1),
-    help="Do each search so often, with other seeds and configurations: results then hold for its outcome too.",
+    help="Do each search so often, with other seeds and configurations: results then hold for its "
+    "outcome too.",
 )
 @click.option(
-    "--unequal-budgets", "unequal", is_flag=True, help="Let methods choose from different numbers of configurations."
+    "--unequal-budgets",
+    "unequal",
+    is_flag=True,
+    help="Let methods choose from different numbers of configurations.",
 )
 def tune(
     name: str,
@@ -133,17 +162,20 @@ def tune(
 ) -> None:
     r"""Tune each method, then score the chosen on the test split.
 
-    NAME is a sweep: a preset, or the path of a YAML file. Its cells are pretrained and scored on the tuning split, by
-    weighted kNN or by its mean with linear probing (evaluation.select_by=[knn,probe]); the best of each method and
-    setting is kept in tuning_choice.json with the runners-up; then the chosen are scored on the test split, which no
-    run of a tuning can open before. Each step goes on where it was stopped: give the same command again.
+    NAME is a sweep: a preset, or the path of a YAML file. Its cells are pretrained and scored on
+    the tuning split, by weighted kNN or by its mean with linear probing
+    (evaluation.select_by=[knn,probe]); the best of each method and setting is kept in
+    tuning_choice.json with the runners-up; then the chosen are scored on the test split, which no
+    run of a tuning can open before. Each step goes on where it was stopped: give the same command
+    again.
 
     \b
       regbench tune quickstart_tuning --seeds 0,1,2 --report
       regbench tune mine.yaml cluster=slurm cluster.gpus=4
-      regbench tune mine.yaml --trials 12                  search where each method says (regbench methods NAME)
-      regbench tune mine.yaml --repeats 3                  three searches of each method, three results to compare
-      regbench tune mine.yaml evaluation.select_on=test    the paper's second variant: tuned on the test split
+      regbench tune mine.yaml --trials 12                  search where each method says (regbench
+      methods NAME) regbench tune mine.yaml --repeats 3                  three searches of each
+      method, three results to compare regbench tune mine.yaml evaluation.select_on=test    the
+      paper's second variant: tuned on the test split
     """
     from regbench.benchmark.settings.runtime import STAGES
     from regbench.slurm.execute import proposals, run_stages, run_tuning
@@ -199,7 +231,11 @@ def show_plan(grid: Sweep) -> list[Planned]:
     metavar="GIB",
     help="Also find the largest batch size and q that fit such a GPU.",
 )
-@click.option("--savings", is_flag=True, help="Also show what each way of saving memory brings, for the first cell.")
+@click.option(
+    "--savings",
+    is_flag=True,
+    help="Also show what each way of saving memory brings, for the first cell.",
+)
 @click.option(
     "--tell",
     type=float,
@@ -224,13 +260,15 @@ def plan(
 ) -> None:
     r"""Predict memory, FLOP and time of cells; run nothing.
 
-    Memory of a GPU, FLOP, communication, disk and GPU hours of each cell of the sweep NAME. No GPU is needed: a
-    training step runs on tensors without data. NAME may also be the first of the settings of a single run.
+    Memory of a GPU, FLOP, communication, disk and GPU hours of each cell of the sweep NAME. No GPU
+    is needed: a training step runs on tensors without data. NAME may also be the first of the
+    settings of a single run.
 
     \b
       regbench plan in100_table4 cluster=slurm cluster.gpus=8
-      regbench plan method=vicreg dataset=in100 augmentation=imagenet network=resnet50 cluster.gpus=8 --fits 32
-      regbench plan digits_search --tell 1        seeds and searches that tell a difference of one point
+      regbench plan method=vicreg dataset=in100 augmentation=imagenet network=resnet50
+      cluster.gpus=8 --fits 32 regbench plan digits_search --tell 1        seeds and searches that
+      tell a difference of one point
     """
     from regbench.benchmark.settings.sweep import load_grid, load_sweep, read_rows
     from regbench.instruments.plan import savings as measure_savings
@@ -255,6 +293,8 @@ def plan(
         from regbench.reports.rows import telling
         from regbench.reports.rows.deviations import Components
 
-        assumed, origin = (Components(*spread), "as given") if spread else telling.known_spread(grid)
+        assumed, origin = (
+            (Components(*spread), "as given") if spread else telling.known_spread(grid)
+        )
         trials = None if single else mean_trials(read_rows(name, overrides))
         click.echo(f"\n{telling.tell(planned, tell, assumed, origin, trials)}")

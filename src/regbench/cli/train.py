@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
     """Train and evaluate one cell.
 
-    An interrupted one goes on from its checkpoint. Prints the scores and the run directory, which holds config.yaml,
-    checkpoints, histories and record.json. A cell that is finished is not trained again.
+    An interrupted one goes on from its checkpoint. Prints the scores and the run directory, which
+    holds config.yaml, checkpoints, histories and record.json. A cell that is finished is not
+    trained again.
     """
     record = regbench.train(overrides, name=name, config=config)
     if record is None:  # another rank has it
@@ -50,33 +51,51 @@ def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
 @main.command()
 @click.argument("run", required=False)
 @overrides_and_runs_dir
-@click.option("--only", metavar="PROTOCOL,...", help="These evaluations instead of the run's (or the default) ones.")
-@click.option("--backbone", metavar="SOURCE", help="Published weights: torchvision:NAME@WEIGHTS, timm:NAME, or a file.")
+@click.option(
+    "--only",
+    metavar="PROTOCOL,...",
+    help="These evaluations instead of the run's (or the default) ones.",
+)
+@click.option(
+    "--backbone",
+    metavar="SOURCE",
+    help="Published weights: torchvision:NAME@WEIGHTS, timm:NAME, or a file.",
+)
 @click.option("--label", help="Name of their row in tables; default: the source.")
 @click.option(
-    "--name", default="published", show_default=True, callback=folder_name, help="Their folder under the runs folder."
+    "--name",
+    default="published",
+    show_default=True,
+    callback=folder_name,
+    help="Their folder under the runs folder.",
 )
 def evaluate(
-    run: str | None, overrides: Sequence[str], only: str | None, backbone: str | None, label: str | None, name: str
+    run: str | None,
+    overrides: Sequence[str],
+    only: str | None,
+    backbone: str | None,
+    label: str | None,
+    name: str,
 ) -> None:
     r"""Evaluate a finished run, or published weights.
 
-    RUN is a run directory, of which the last checkpoint is taken. Evaluations that the record of a finished RUN does
-    not hold are written beside it, and reports take them; others are only shown.
+    RUN is a run directory, of which the last checkpoint is taken. Evaluations that the record of a
+    finished RUN does not hold are written beside it, and reports take them; others are only shown.
 
     \b
       regbench evaluate runs/quickstart/0123456789ab evaluation.knn.k=200
       regbench evaluate runs/quickstart/0123456789ab evaluation.probe.features=augmented
       regbench evaluate runs/in100_table4/0123456789ab --only voc07,measures
 
-    Published weights get a run directory of their own, RUNS_DIR/published/ID, in the form of a finished run:
+    Published weights get a run directory of their own, RUNS_DIR/published/ID, in the form of a
+    finished run:
 
     \b
       regbench evaluate --backbone torchvision:resnet50@IMAGENET1K_V2 --label supervised \
           dataset=in100 augmentation=imagenet network=resnet50 \
           evaluation.probe.learning_rates=[0.3] --only knn,probe,voc07
-      regbench evaluate --backbone sfrik_backbone.pth network=resnet50 dataset=in100 --only knn,voc07
-      regbench evaluate --backbone timm:resnet50.a1_in1k dataset=in100 --only knn
+      regbench evaluate --backbone sfrik_backbone.pth network=resnet50 dataset=in100 --only
+      knn,voc07 regbench evaluate --backbone timm:resnet50.a1_in1k dataset=in100 --only knn
 
     \b
     docs/evaluation.md describes the PROTOCOLs.
@@ -96,12 +115,16 @@ def evaluate(
 
         # Without a run directory, click takes the first setting for it.
         settings = [run, *overrides] if run else list(overrides)
-        directory, record = evaluate_backbone(backbone, settings, label=label, name=name, only=protocols)
+        directory, record = evaluate_backbone(
+            backbone, settings, label=label, name=name, only=protocols
+        )
         print_scores(record.scores)
         click.echo(f"run directory: {directory}")
         return
     if run is None or "=" in run:
-        raise RegbenchError("what shall be evaluated? Give a run directory, or --backbone with published weights")
+        raise RegbenchError(
+            "what shall be evaluated? Give a run directory, or --backbone with published weights"
+        )
     if label is not None:
         raise RegbenchError("--label is for --backbone; a run has the label of its method")
     print_scores(regbench.evaluate(run, overrides, only=protocols))
@@ -115,4 +138,6 @@ def print_scores(scores: Sequence[Score]) -> None:
     for s in scores:
         value = f"{s.value:.2f} {s.unit}" if s.unit else f"{s.value:.4g}"
         rows.append([s.name, s.split, value, s.protocol])
-    click.echo(tabulate(rows, headers=["score", "split", "value", "protocol"], disable_numparse=True))
+    click.echo(
+        tabulate(rows, headers=["score", "split", "value", "protocol"], disable_numparse=True)
+    )

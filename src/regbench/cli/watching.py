@@ -29,9 +29,9 @@ _ON_THEIR_WAY = ("running", "queued", "pending", "interrupted", "preempted")
 def watch(name: str, runs_dir: Path, once: bool) -> None:
     """Show states and curves of a sweep's cells as they train.
 
-    Keeps its report up to date. Looks every two seconds until all cells have ended; Ctrl-C leaves them alone. The
-    report is written anew when cells have finished, at most every half a minute. Only what lies in the runs folder is
-    read, so it works on any machine that sees it.
+    Keeps its report up to date. Looks every two seconds until all cells have ended; Ctrl-C leaves
+    them alone. The report is written anew when cells have finished, at most every half a minute.
+    Only what lies in the runs folder is read, so it works on any machine that sees it.
     """
     from rich.console import Console
     from rich.live import Live
