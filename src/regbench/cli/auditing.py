@@ -63,11 +63,11 @@ def audit(
     writes audit.json. Ends with exit code 1 if there is a defect.
 
     \b
-      regbench audit lightly                                   a library for which there are
-      adapters regbench audit solo-learn --source ~/solo-learn          the same, from a checkout
-      regbench audit lightly:NTXentLoss --probe ranks          one of its losses, one probe regbench
-      audit my_loss.py:MyLoss --claims vicreg         a file of your own regbench audit
-      'my.package:Loss(0.1)' --call list --views 4 --gathers
+      regbench audit lightly                                   a library with adapters
+      regbench audit solo-learn --source ~/solo-learn          the same, from a checkout
+      regbench audit lightly:NTXentLoss --probe ranks          one of its losses, one probe
+      regbench audit my_loss.py:MyLoss --claims vicreg         a file of your own
+      regbench audit 'my.package:Loss(0.1)' --call list --views 4 --gathers
     """
     import torch
     from tqdm import tqdm

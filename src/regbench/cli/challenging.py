@@ -40,8 +40,9 @@ def challenge(
     where it was stopped. docs/challenge.md says what a verdict takes.
 
     \b
-      regbench challenge my_loss.py --track minute    is it sound, and does it learn? exits with 1
-      if not regbench challenge my_loss.py --plan regbench challenge my_loss.py
+      regbench challenge my_loss.py --track minute    is it sound, and does it learn?
+      regbench challenge my_loss.py --plan
+      regbench challenge my_loss.py
     """
     from regbench.tracks.challenge import prepared
     from regbench.tracks.smoke import Smoke

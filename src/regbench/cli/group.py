@@ -103,13 +103,14 @@ def main(debug: bool) -> None:
     \b
     First steps:
       regbench methods                     what can be compared
-      regbench sweep quickstart --report   train eight of them on generated scenes, print the
-      leaderboard regbench train method=vicreg         one run regbench tune quickstart_tuning
-      choose hyperparameters on the tuning split, then score on the test split regbench status
-      quickstart           how a sweep stands regbench watch quickstart            its curves as
-      they grow regbench report quickstart           tables and page from what is finished regbench
-      cost                        what the losses take, in time and memory regbench loader-bench
-      what the loaders deliver a second, beside torchvision's
+      regbench sweep quickstart --report   train seven of them, print the leaderboard
+      regbench train method=vicreg         one run
+      regbench tune quickstart_tuning      choose hyperparameters, then score on the test split
+      regbench status quickstart           how a sweep stands
+      regbench watch quickstart            its curves as they grow
+      regbench report quickstart           tables and page from what is finished
+      regbench cost                        what the losses take, in time and memory
+      regbench loader-bench                what the loaders deliver a second, beside torchvision's
 
     \b
     Shell completion (bash; zsh and fish likewise), in ~/.bashrc:

@@ -172,10 +172,9 @@ def tune(
     \b
       regbench tune quickstart_tuning --seeds 0,1,2 --report
       regbench tune mine.yaml cluster=slurm cluster.gpus=4
-      regbench tune mine.yaml --trials 12                  search where each method says (regbench
-      methods NAME) regbench tune mine.yaml --repeats 3                  three searches of each
-      method, three results to compare regbench tune mine.yaml evaluation.select_on=test    the
-      paper's second variant: tuned on the test split
+      regbench tune mine.yaml --trials 12                  search where each method says
+      regbench tune mine.yaml --repeats 3                  three searches of each method
+      regbench tune mine.yaml evaluation.select_on=test    tuned on the test split, as the paper
     """
     from regbench.benchmark.settings.runtime import STAGES
     from regbench.slurm.execute import proposals, run_stages, run_tuning
@@ -266,9 +265,9 @@ def plan(
 
     \b
       regbench plan in100_table4 cluster=slurm cluster.gpus=8
-      regbench plan method=vicreg dataset=in100 augmentation=imagenet network=resnet50
-      cluster.gpus=8 --fits 32 regbench plan digits_search --tell 1        seeds and searches that
-      tell a difference of one point
+      regbench plan method=vicreg dataset=in100 augmentation=imagenet network=resnet50 \
+          cluster.gpus=8 --fits 32
+      regbench plan digits_search --tell 1        seeds and searches that tell a point
     """
     from regbench.benchmark.settings.sweep import load_grid, load_sweep, read_rows
     from regbench.instruments.plan import savings as measure_savings

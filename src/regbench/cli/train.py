@@ -94,8 +94,9 @@ def evaluate(
       regbench evaluate --backbone torchvision:resnet50@IMAGENET1K_V2 --label supervised \
           dataset=in100 augmentation=imagenet network=resnet50 \
           evaluation.probe.learning_rates=[0.3] --only knn,probe,voc07
-      regbench evaluate --backbone sfrik_backbone.pth network=resnet50 dataset=in100 --only
-      knn,voc07 regbench evaluate --backbone timm:resnet50.a1_in1k dataset=in100 --only knn
+      regbench evaluate --backbone sfrik_backbone.pth network=resnet50 dataset=in100 \
+          --only knn,voc07
+      regbench evaluate --backbone timm:resnet50.a1_in1k dataset=in100 --only knn
 
     \b
     docs/evaluation.md describes the PROTOCOLs.
