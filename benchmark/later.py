@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regbench.benchmark.compute import resolve
 from regbench.benchmark.evaluate.subject import Subject
-from regbench.benchmark.machine import environment
+from regbench.benchmark.machine.compute import resolve
+from regbench.benchmark.machine.description import environment
 from regbench.benchmark.run import attempt_at
 from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved
 from regbench.benchmark.rundir.choice import GIVEN, Choices

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from regbench.benchmark.backbones.weights import PublishedWeights, load_backbone
-from regbench.benchmark.compute import Compute, resolve
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.subject import Subject, selection_splits
-from regbench.benchmark.machine import environment
+from regbench.benchmark.machine.compute import Compute, resolve
+from regbench.benchmark.machine.description import environment
 from regbench.benchmark.run import attempt_at
 from regbench.benchmark.rundir.choice import GIVEN, Choices
 from regbench.benchmark.rundir.directory import write_config
@@ -23,7 +23,7 @@ from regbench.benchmark.rundir.record_parts import Cost
 from regbench.benchmark.scoring import distinct_scores, images_record, past_attempts, score
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
-from regbench.datasets.manifest import Manifest
+from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.files import cell_id
 from regbench.text import refuse_name

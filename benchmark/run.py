@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regbench import methods
-from regbench.benchmark.compute import resolve
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.features import NotFinite
 from regbench.benchmark.evaluate.subject import selection_splits
-from regbench.benchmark.machine import environment
+from regbench.benchmark.machine.compute import resolve
+from regbench.benchmark.machine.description import environment
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
 from regbench.benchmark.rundir.choice import GIVEN, Choices
 from regbench.benchmark.rundir.directory import (
@@ -43,9 +43,9 @@ from regbench.benchmark.training.distributed import World, connect
 from regbench.benchmark.training.loop import Trained, train
 from regbench.benchmark.training.run_progress import Diverged, Progress, write_metrics
 from regbench.benchmark.training.sinks import require_sinks
-from regbench.datasets.manifest import Manifest
+from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
-from regbench.methods.spectrum import kernel_spectrum
+from regbench.methods.forms.spectrum import kernel_spectrum
 
 SPECTRUM_ORDER = 6
 """Highest order of the coefficients of a kernel that a record holds."""

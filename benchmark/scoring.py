@@ -15,10 +15,10 @@ from typing import Any
 from torch import nn
 
 from regbench.benchmark import baselines
-from regbench.benchmark.compute import Compute
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.state import state_kind
 from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.machine.compute import Compute
 from regbench.benchmark.rundir.checkpoint import remove_tensors
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import read_numbered
@@ -28,7 +28,7 @@ from regbench.benchmark.rundir.record_parts import Cost, ImageSource, PastAttemp
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.run_progress import Progress
-from regbench.datasets.manifest import Manifest
+from regbench.datasets.stored.manifest import Manifest
 from regbench.files import signed
 
 log = logging.getLogger("regbench")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.manifest import FILE_NAME, Manifest
 from regbench.datasets.sources.base import SOURCES
+from regbench.datasets.stored.manifest import FILE_NAME, Manifest
 
 # Settings that depend on the images, if they are one's own.
 _OPEN = ("num_classes", "image_size", "eval_resize", "channels", "mean", "std")

@@ -40,7 +40,7 @@ from regbench.instruments.loss_checks import (
 )
 from regbench.methods import Engine, NotComputable, Regularizer
 from regbench.methods.base import Loss
-from regbench.methods.engine import LOCAL_ROWS
+from regbench.methods.forms.engine import LOCAL_ROWS
 from regbench.processes import Place, Processes, WorkFailed, one_line
 from regbench.spaces import Range, spread
 

@@ -26,9 +26,9 @@ import torchvision
 from tabulate import tabulate
 from torch import nn
 
-from regbench.benchmark.compute import forbid_tf32
-from regbench.benchmark.machine import environment
-from regbench.benchmark.meters import Stopwatch
+from regbench.benchmark.machine.compute import forbid_tf32
+from regbench.benchmark.machine.description import environment
+from regbench.benchmark.machine.meters import Stopwatch
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.settings.sweep import load_run

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from regbench.benchmark.machine import hardware, versions
+from regbench.benchmark.machine.description import hardware, versions
 from regbench.benchmark.settings.runtime import Runtime
-from regbench.datasets.manifest import FILE_NAME
+from regbench.datasets.stored.manifest import FILE_NAME
 
 _LITTLE_SPACE_BYTES = 20 * 10**9
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from regbench.benchmark.compute import resolve
 from regbench.benchmark.later import evaluate_directory
-from regbench.benchmark.machine import environment
+from regbench.benchmark.machine.compute import resolve
+from regbench.benchmark.machine.description import environment
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.directory import write_config
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.scoring import images_record
 from regbench.benchmark.settings.stored import load_config
-from regbench.datasets.manifest import Manifest
-from regbench.datasets.prepare import prepare_all
+from regbench.datasets.stored.manifest import Manifest
+from regbench.datasets.stored.prepare import prepare_all
 from regbench.errors import RegbenchError
 
 SMALL_S = 600.0

@@ -5,8 +5,8 @@ A new method is one file in this folder (or in another wheel, through the entry-
 """
 
 from regbench.methods.base import METHODS, Loss, Metadata, NotComputable, Regularizer, register
-from regbench.methods.engine import Engine
-from regbench.methods.module import LossModule
+from regbench.methods.forms.engine import Engine
+from regbench.methods.forms.module import LossModule
 
 build, defaults, names, registry_name = METHODS.build, METHODS.defaults, METHODS.names, METHODS.name
 

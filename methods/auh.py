@@ -9,9 +9,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.decomposed import Addends, Decomposed
-from regbench.methods.engine import Shard
-from regbench.methods.pairwise import energy, fused, mask_diagonal
+from regbench.methods.forms.decomposed import Addends, Decomposed
+from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.pairwise import energy, fused, mask_diagonal
 from regbench.spaces import Range, Space
 
 

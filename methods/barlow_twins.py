@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
-from regbench.methods.engine import Shard
-from regbench.methods.pairwise import chunks, frobenius_norm, panels
+from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.pairwise import chunks, frobenius_norm, panels
 from regbench.spaces import Range, Space
 
 

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regbench.errors import RegbenchError
-from regbench.methods.engine import Engine, Shard, drawing, warn_of_local_rows
-from regbench.methods.gradients import ValueWithGradient, differentiate
-from regbench.methods.module import LossModule
-from regbench.methods.views import pairs
+from regbench.methods.forms.engine import Engine, Shard, drawing, warn_of_local_rows
+from regbench.methods.forms.gradients import ValueWithGradient, differentiate
+from regbench.methods.forms.module import LossModule
+from regbench.methods.forms.views import pairs
 from regbench.plugins import Registry
 from regbench.spaces import Space
 

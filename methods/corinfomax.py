@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.decomposed import Addends, Decomposed
-from regbench.methods.logdet import log_det_identity_plus
+from regbench.methods.forms.decomposed import Addends, Decomposed
+from regbench.methods.forms.logdet import log_det_identity_plus
 from regbench.spaces import Range, Space
 
 

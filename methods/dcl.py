@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.contrastive import Contrastive
+from regbench.methods.forms.contrastive import Contrastive
 
 
 @register("dcl")

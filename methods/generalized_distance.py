@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.kernel import KernelRegularizer
+from regbench.methods.forms.kernel import KernelRegularizer
 from regbench.spaces import Range, Space
 
 

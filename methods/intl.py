@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
-from regbench.methods.pairwise import normalize
-from regbench.methods.views import pairs
+from regbench.methods.forms.pairwise import normalize
+from regbench.methods.forms.views import pairs
 from regbench.spaces import Range, Space
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
-from regbench.methods.pairwise import normalize
+from regbench.methods.forms.pairwise import normalize
 from regbench.spaces import Range, Space
 
 

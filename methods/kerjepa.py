@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.chebyshev import chebyshev_series
-from regbench.methods.decomposed import Addends, Decomposed
-from regbench.methods.engine import Shard
-from regbench.methods.pairwise import blocks, off_diagonal_mask, panels, squared_distances
+from regbench.methods.forms.chebyshev import chebyshev_series
+from regbench.methods.forms.decomposed import Addends, Decomposed
+from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.pairwise import blocks, off_diagonal_mask, panels, squared_distances
 from regbench.spaces import Range, Space
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
-from regbench.methods.engine import Shard
-from regbench.methods.pairwise import (
+from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.pairwise import (
     energy,
     fused,
     inverse_lengths,

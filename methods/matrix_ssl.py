@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
-from regbench.methods.pairwise import normalize
+from regbench.methods.forms.pairwise import normalize
 from regbench.spaces import Range, Space
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regbench.methods.base import Metadata, Regularizer, register
-from regbench.methods.pairwise import normalize
+from regbench.methods.forms.pairwise import normalize
 from regbench.spaces import Range, Space
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
-from regbench.methods.engine import Shard
-from regbench.methods.gradients import differentiate
-from regbench.methods.pairwise import normalize
+from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.gradients import differentiate
+from regbench.methods.forms.pairwise import normalize
 from regbench.spaces import Range, Space
 
 

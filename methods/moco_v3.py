@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.contrastive import Contrastive
-from regbench.methods.engine import Shard
+from regbench.methods.forms.contrastive import Contrastive
+from regbench.methods.forms.engine import Shard
 
 
 @register("moco_v3")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
-from regbench.methods.contrastive import Contrastive
-from regbench.methods.pairwise import centred_units
+from regbench.methods.forms.contrastive import Contrastive
+from regbench.methods.forms.pairwise import centred_units
 from regbench.spaces import Range, Space
 
 _REFERENCE = "Xie, Gu, Guo, Qi, Guibas, Litany, ECCV 2020"

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.kernel import KernelRegularizer
+from regbench.methods.forms.kernel import KernelRegularizer
 from regbench.spaces import Range, Space
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
-from regbench.methods.pairwise import infinite_as_nan
-from regbench.methods.slicing import random_directions
-from regbench.methods.views import mean_squared_spread
+from regbench.methods.forms.pairwise import infinite_as_nan
+from regbench.methods.forms.slicing import random_directions
+from regbench.methods.forms.views import mean_squared_spread
 from regbench.spaces import Range, Space
 
 

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.kernel import KernelRegularizer, legendre, legendre_series, series_derivative
+from regbench.methods.forms.kernel import (
+    KernelRegularizer,
+    legendre,
+    legendre_series,
+    series_derivative,
+)
 from regbench.spaces import Range, Space
 
 

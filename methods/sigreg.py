@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.decomposed import Addends
-from regbench.methods.slicing import SlicedCharacteristic, epps_pulley
+from regbench.methods.forms.decomposed import Addends
+from regbench.methods.forms.slicing import SlicedCharacteristic, epps_pulley
 from regbench.spaces import Range, Space
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.contrastive import Contrastive
+from regbench.methods.forms.contrastive import Contrastive
 
 
 @register("simclr")

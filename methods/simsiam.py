@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
-from regbench.methods.pairwise import normalize
+from regbench.methods.forms.pairwise import normalize
 from regbench.spaces import Space
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
-from regbench.methods.engine import Shard
-from regbench.methods.pairwise import chunks, cross_energy, square
+from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.pairwise import chunks, cross_energy, square
 from regbench.spaces import Range, Space
 
 

@@ -15,9 +15,9 @@ from numpy.polynomial import Chebyshev
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.chebyshev import chebyshev_series
-from regbench.methods.kernel import KernelEnergy, legendre_series
-from regbench.methods.spectrum import Array, log_harmonics, quadrature
+from regbench.methods.forms.chebyshev import chebyshev_series
+from regbench.methods.forms.kernel import KernelEnergy, legendre_series
+from regbench.methods.forms.spectrum import Array, log_harmonics, quadrature
 from regbench.methods.spherical_kl import log_heat_kernel
 from regbench.spaces import Range, Space
 

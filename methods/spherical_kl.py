@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.chebyshev import chebyshev_series, series_derivative
-from regbench.methods.decomposed import Addends, Decomposed
-from regbench.methods.engine import Shard
-from regbench.methods.pairwise import blocks, mask_diagonal, panels
-from regbench.methods.spectrum import log_harmonics
+from regbench.methods.forms.chebyshev import chebyshev_series, series_derivative
+from regbench.methods.forms.decomposed import Addends, Decomposed
+from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.pairwise import blocks, mask_diagonal, panels
+from regbench.methods.forms.spectrum import log_harmonics
 from regbench.spaces import Range, Space
 
 # The degree of the Chebyshev series of log φ.

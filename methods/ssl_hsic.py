@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
-from regbench.methods.pairwise import centred_units, frobenius_norm, squared_distances
+from regbench.methods.forms.pairwise import centred_units, frobenius_norm, squared_distances
 from regbench.spaces import Range, Space
 
 

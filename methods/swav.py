@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, PrototypeWeights, Regularizer, register
-from regbench.methods.pairwise import infinite_as_nan
+from regbench.methods.forms.pairwise import infinite_as_nan
 from regbench.spaces import Range, Space
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
-from regbench.methods.logdet import log_det_identity_plus
-from regbench.methods.pairwise import normalize
+from regbench.methods.forms.logdet import log_det_identity_plus
+from regbench.methods.forms.pairwise import normalize
 from regbench.spaces import Range, Space
 
 

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regbench.methods.base import Metadata, Regularizer, register
-from regbench.methods.decomposed import Addends
-from regbench.methods.engine import Shard
-from regbench.methods.kernel import KernelEnergy
-from regbench.methods.pairwise import normalize
+from regbench.methods.forms.decomposed import Addends
+from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.kernel import KernelEnergy
+from regbench.methods.forms.pairwise import normalize
 from regbench.spaces import Range, Space
 
 

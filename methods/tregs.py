@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.decomposed import Addends, Decomposed
-from regbench.methods.pairwise import panels
+from regbench.methods.forms.decomposed import Addends, Decomposed
+from regbench.methods.forms.pairwise import panels
 from regbench.spaces import Range, Space
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
-from regbench.methods.pairwise import squared_distances
-from regbench.methods.views import mean_squared_spread
+from regbench.methods.forms.pairwise import squared_distances
+from regbench.methods.forms.views import mean_squared_spread
 from regbench.spaces import Range, Space
 
 

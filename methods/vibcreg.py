@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.decomposed import Addends
-from regbench.methods.pairwise import normalize_columns
+from regbench.methods.forms.decomposed import Addends
+from regbench.methods.forms.pairwise import normalize_columns
 from regbench.methods.vicreg import VarianceCovariance
 
 

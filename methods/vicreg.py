@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.decomposed import Addends, Decomposed
-from regbench.methods.engine import Shard
-from regbench.methods.pairwise import chunks, energy, frobenius_norm, second_moment, square
+from regbench.methods.forms.decomposed import Addends, Decomposed
+from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.pairwise import chunks, energy, frobenius_norm, second_moment, square
 from regbench.spaces import Range, Space
 
 

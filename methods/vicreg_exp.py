@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.decomposed import Addends
-from regbench.methods.pairwise import mask_diagonal
+from regbench.methods.forms.decomposed import Addends
+from regbench.methods.forms.pairwise import mask_diagonal
 from regbench.methods.vicreg import VarianceCovariance
 
 _PUBLISHED = (

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.decomposed import Addends
-from regbench.methods.slicing import Sliced
+from regbench.methods.forms.decomposed import Addends
+from regbench.methods.forms.slicing import Sliced
 from regbench.spaces import Range, Space
 
 

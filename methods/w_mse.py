@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regbench.errors import RegbenchError
 from regbench.methods.base import Metadata, Native, register
-from regbench.methods.pairwise import normalize
+from regbench.methods.forms.pairwise import normalize
 from regbench.spaces import Range, Space
 
 NARROW = 1024

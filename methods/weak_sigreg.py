@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.decomposed import Addends, Decomposed
-from regbench.methods.pairwise import frobenius_norm
-from regbench.methods.slicing import standard_normal
+from regbench.methods.forms.decomposed import Addends, Decomposed
+from regbench.methods.forms.pairwise import frobenius_norm
+from regbench.methods.forms.slicing import standard_normal
 from regbench.spaces import Range, Space
 
 

@@ -13,7 +13,7 @@ from regbench.benchmark.settings.overrides import refuse_more
 from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.sweep import Sweep, load_sweep, read_rows
 from regbench.benchmark.training.sinks import require_sinks
-from regbench.datasets.prepare import prepare_all
+from regbench.datasets.stored.prepare import prepare_all
 from regbench.errors import RegbenchError
 from regbench.sweeps import tune
 from regbench.sweeps.choose import choice_table, choose

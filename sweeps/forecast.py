@@ -18,10 +18,10 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.benchmark.settings.sweep import Sweep
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.manifest import Manifest
 from regbench.datasets.sources.base import DividedFiles
+from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
-from regbench.instruments.plan import Needs, largest, predict
+from regbench.sweeps.predict import Needs, largest, predict
 
 log = logging.getLogger("regbench")
 

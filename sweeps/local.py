@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from regbench.benchmark.compute import default_threads, default_workers, usable_cpus
+from regbench.benchmark.machine.compute import default_threads, default_workers, usable_cpus
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import is_running, last_attempt
 from regbench.benchmark.settings.cell import Cell

@@ -20,8 +20,8 @@ from PIL import Image
 
 from regbench.benchmark.rundir.lease import Attempt, claim
 from regbench.benchmark.settings.sweep import load_run
-from regbench.datasets.prepare import prepare
 from regbench.datasets.sources import fashion_mnist
+from regbench.datasets.stored.prepare import prepare
 from regbench.processes import hold_blas
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -85,7 +85,7 @@ def test_keywords_are_settings_as_if_written_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("regbench.datasets.prepare.prepare_all", lambda *_: None)
+    monkeypatch.setattr("regbench.datasets.stored.prepare.prepare_all", lambda *_: None)
     monkeypatch.setattr(
         "regbench.benchmark.run.run_cell",
         lambda cell, runtime, *_, **__: seen.append((cell, runtime)),

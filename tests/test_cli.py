@@ -26,7 +26,7 @@ from regbench.cli import main
 from regbench.instruments.cost import losses
 from regbench.instruments.cost.losses import Grid
 from regbench.instruments.cost.timing import LossCost
-from regbench.instruments.plan import Needs, predict
+from regbench.sweeps.predict import Needs, predict
 from tests.waiting import PATIENCE_S, wait_for
 
 SHORT = ("epochs=1", "optimizer.warmup_epochs=0", "method=vicreg")
@@ -620,7 +620,7 @@ def test_plan_says_what_runs_need_and_marks_what_does_not_fit(
             f"q = {cell.embedding_dim} on {world_size} ranks": predict(cell, world_size=world_size)
         }
 
-    monkeypatch.setattr("regbench.instruments.plan.savings", savings)
+    monkeypatch.setattr("regbench.sweeps.predict.savings", savings)
     sizes = ["embedding_dim=16,1024", "cluster.gpus=2", "cluster.gpu_memory_gib=0.03"]
     result = call("plan", "method=vicreg", *tiny, *sizes, "--fits", "0.004", "--savings")
     assert result.exit_code == 0, result.stderr

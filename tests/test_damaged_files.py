@@ -24,8 +24,8 @@ from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.stored import load_cell
 from regbench.benchmark.settings.sweep import Sweep, load_grid, load_run, load_sweep, read_rows
 from regbench.cli import main
-from regbench.datasets.prepare import prepare
-from regbench.datasets.verify import verify
+from regbench.datasets.stored.prepare import prepare
+from regbench.datasets.stored.verify import verify
 from regbench.slurm.manage import submit_sweep
 from regbench.sweeps import tune
 from regbench.sweeps.choose import choose

@@ -15,12 +15,12 @@ from regbench import RegbenchError
 from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.cli import main
-from regbench.datasets.beton import MIN_PAGE_BYTES, Beton
 from regbench.datasets.fit import complete, fitting
-from regbench.datasets.manifest import Manifest, SplitEntry
-from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.base import Contents
 from regbench.datasets.sources.imagefolder import ImageFolder
+from regbench.datasets.stored.beton import MIN_PAGE_BYTES, Beton
+from regbench.datasets.stored.manifest import Manifest, SplitEntry
+from regbench.datasets.stored.prepare import prepare
 
 CLASSES = ("heron", "ibis", "stork")
 # What a run of a second needs beside: none of it is about the images.

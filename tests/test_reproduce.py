@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from regbench.benchmark.settings.recipes import numbers_of, recipes
 from regbench.benchmark.settings.sweep import load_sweep
 from regbench.cli import main
-from regbench.datasets.prepare import prepare
+from regbench.datasets.stored.prepare import prepare
 from regbench.methods import registry_name
 from regbench.reports.tables.reproduced import reproduced
 from tests.benchmark.test_recipes import SHRUNK, write_cifar10

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from regbench.datasets.voc_files import CLASSES
+from regbench.datasets.stored.voc_files import CLASSES
 
 TRAINVAL, TEST = 60, 40
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from regbench.benchmark.compute import usable_cpus
+from regbench.benchmark.machine.compute import usable_cpus
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES

@@ -13,7 +13,7 @@ from regbench.datasets.config import DatasetConfig
 from regbench.datasets.config import (
     Interpolation as Interpolation,
 )  # evaluations take all from this module
-from regbench.datasets.manifest import Manifest
+from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.plugins import Registry
 

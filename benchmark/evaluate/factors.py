@@ -16,8 +16,8 @@ from torch import Tensor
 from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, Task, register
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.rundir.record import Score
-from regbench.datasets.factor_tables import has_factors, read_factors
-from regbench.datasets.manifest import Manifest
+from regbench.datasets.stored.factor_tables import has_factors, read_factors
+from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.settings import settings
 
@@ -112,7 +112,7 @@ class _Target:
 
     @classmethod
     def of(cls, name: str, values: npt.NDArray[np.generic]) -> _Target:
-        """Read a column; see `regbench.datasets.factor_tables` for what its name and type say."""
+        """Read a column, as `regbench.datasets.stored.factor_tables` defines it."""
         column_N = torch.from_numpy(values)
         if name.endswith("_turns"):
             # The angle itself jumps where a turn is full; its sine and cosine do not.

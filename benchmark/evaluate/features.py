@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from regbench.benchmark.bf16 import fast_bf16
-from regbench.benchmark.compute import Compute
+from regbench.benchmark.machine.bf16 import fast_bf16
+from regbench.benchmark.machine.compute import Compute
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
 from regbench.errors import RegbenchError

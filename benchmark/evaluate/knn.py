@@ -25,7 +25,7 @@ from regbench.benchmark.evaluate.base import (
 )
 from regbench.benchmark.evaluate.features import Features
 from regbench.benchmark.evaluate.subject import Subject
-from regbench.datasets.manifest import Manifest
+from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.settings import AtLeastOne, Positive, settings
 

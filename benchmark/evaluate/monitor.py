@@ -7,11 +7,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from regbench.benchmark.compute import Compute
 from regbench.benchmark.evaluate.base import Scores
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.state import state_kind
 from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.machine.compute import Compute
 from regbench.benchmark.rundir.checkpoint import remove_tensors
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.lease import Attempt

@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from regbench.benchmark.compute import Compute
 from regbench.benchmark.evaluate.base import Scores, Task
 from regbench.benchmark.evaluate.features import Encoder, Features, Images
 from regbench.benchmark.evaluate.state import State, fingerprint
+from regbench.benchmark.machine.compute import Compute
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.record import Score
 from regbench.benchmark.settings.cell import EvaluationConfig
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
-from regbench.datasets.manifest import Manifest
+from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.settings import plain
 from regbench.wording import shown

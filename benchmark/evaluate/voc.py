@@ -4,7 +4,7 @@ As in VISSL's benchmark (Goyal et al., 2021), which the paper used (its appendix
 classification on VOC2007"): features of norm 1, L2-regularised squared hinge loss, positives
 weighted twice, C chosen for each class by 3-fold cross-validation of the average precision on
 trainval, the SVM trained anew on all of trainval. "Difficult" images (see
-`regbench.datasets.voc_files`) are negatives in training and left out of the test.
+`regbench.datasets.stored.voc_files`) are negatives in training and left out of the test.
 
 Shapes: N = images, D = representation, C = classes.
 """
@@ -26,7 +26,7 @@ from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, 
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.rundir.record import Score
 from regbench.datasets.loading.photometric import Normalize
-from regbench.datasets.voc_files import CLASSES, VOCSplit, open_voc07, whole_images
+from regbench.datasets.stored.voc_files import CLASSES, VOCSplit, open_voc07, whole_images
 from regbench.errors import RegbenchError
 from regbench.settings import AtLeastOne, AtLeastTwo, Positive, settings
 

@@ -16,7 +16,7 @@ from regbench.datasets.config import AugmentationConfig, DatasetConfig, decisive
 from regbench.errors import RegbenchError
 from regbench.files import cell_id
 from regbench.methods import METHODS, Regularizer
-from regbench.methods.labelled import LOSSES_OF_LABELS
+from regbench.methods.forms.labelled import LOSSES_OF_LABELS
 from regbench.settings import AtLeastOne, AtLeastTwo, AtLeastZero, from_plain, plain, settings
 from regbench.wording import PlugIn, shown
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from regbench.benchmark.compute import Compute
+from regbench.benchmark.machine.compute import Compute
 from regbench.benchmark.settings.architecture import ProjectorConfig
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.distributed import World

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from regbench.benchmark.meters import ENERGY_KINDS, EnergyMeter, PeakMemory, Stopwatch
+from regbench.benchmark.machine.meters import ENERGY_KINDS, EnergyMeter, PeakMemory, Stopwatch
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.distributed import World
@@ -20,7 +20,7 @@ from regbench.benchmark.training.run_progress import Diverged, Progress
 from regbench.benchmark.training.spread import COLLAPSED_SPREAD, feature_spread, spread_metrics
 from regbench.benchmark.training.step import PARTS, Stepped
 from regbench.methods import Engine
-from regbench.methods.engine import Shard
+from regbench.methods.forms.engine import Shard
 
 log = logging.getLogger("regbench")
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from regbench.benchmark.compute import Compute
 from regbench.benchmark.evaluate.features import NotFinite
 from regbench.benchmark.evaluate.monitor import Monitor
+from regbench.benchmark.machine.compute import Compute
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import Attempt, LeaseLost

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from regbench.benchmark.bf16 import fast_bf16
-from regbench.benchmark.meters import peak_extra_bytes
+from regbench.benchmark.machine.bf16 import fast_bf16
+from regbench.benchmark.machine.meters import peak_extra_bytes
 from regbench.benchmark.training.network import Prototypes
 from regbench.benchmark.training.teacher import Teacher
 from regbench.methods import Engine, Regularizer
-from regbench.methods.labelled import LOSSES_OF_LABELS
-from regbench.methods.targets import loss_of_targets
+from regbench.methods.forms.labelled import LOSSES_OF_LABELS
+from regbench.methods.forms.targets import loss_of_targets
 
 PARTS = ("forward", "loss", "backward", "optimizer")
 

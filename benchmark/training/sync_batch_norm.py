@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regbench.methods.engine import all_gather
+from regbench.methods.forms.engine import all_gather
 
 
 class SyncBatchNorm(nn.Module):

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regbench.datasets.beton import Beton
 from regbench.datasets.config import DatasetConfig, Interpolation, ViewsConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import (
@@ -35,6 +34,7 @@ from regbench.datasets.loading.photometric import (
 )
 from regbench.datasets.loading.resident_crops import ResidentCrops
 from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
+from regbench.datasets.stored.beton import Beton
 from regbench.errors import RegbenchError
 
 BACKENDS = ("auto", "ffcv", "torchvision", "resident")

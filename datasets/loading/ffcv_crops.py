@@ -38,12 +38,12 @@ import numba.typed
 import numpy as np
 import torch
 
-from regbench.datasets.beton import Beton
 from regbench.datasets.loading.compiled import Array
 from regbench.datasets.loading.crops import Boxes, Chains, CropShape, CropStream, Ints
 from regbench.datasets.loading.kernels import decode, show
 from regbench.datasets.loading.kernels_cut import FILTERS
 from regbench.datasets.loading.photometric import CHAIN, Normalize, blur_taps
+from regbench.datasets.stored.beton import Beton
 
 log = logging.getLogger("regbench")
 

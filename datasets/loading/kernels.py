@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from regbench.datasets.beton import JPEG
 from regbench.datasets.loading.compiled import Array, compiled
 from regbench.datasets.loading.kernels_cut import cut
 from regbench.datasets.loading.kernels_photometric import finish
+from regbench.datasets.stored.beton import JPEG
 
 # FFCV's JPEG decoder by its name in the library, because numba can keep compiled code that refers
 # to it so, but not code with a ctypes pointer in it: int imdecode(source, source_bytes, height,

@@ -14,10 +14,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from regbench.datasets.beton import Beton
 from regbench.datasets.loading.crops import Boxes, Chains, CropShape, CropStream, Ints
 from regbench.datasets.loading.photometric import on_device
 from regbench.datasets.loading.torchvision_crops import RESAMPLE
+from regbench.datasets.stored.beton import Beton
 from regbench.errors import RegbenchError
 
 _UNIT = 1 << 22

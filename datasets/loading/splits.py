@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from regbench.datasets.beton import Beton
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading.crops import Ints
-from regbench.datasets.manifest import Manifest
+from regbench.datasets.stored.beton import Beton
+from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 
 

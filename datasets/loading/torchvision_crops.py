@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from regbench.datasets.beton import Beton
 from regbench.datasets.loading.crops import Boxes, Chains, CropShape, CropStream, Ints
+from regbench.datasets.stored.beton import Beton
 from regbench.errors import RegbenchError
 
 RESAMPLE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}

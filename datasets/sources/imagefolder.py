@@ -12,7 +12,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from regbench.datasets.progress import tracked
 from regbench.datasets.published import few, refuse_if
 from regbench.datasets.sources.base import Contents, DividedFiles, register, split_of_files
 from regbench.datasets.sources.layouts import Files, Listing, parts_of, train_and_val
@@ -22,6 +21,7 @@ from regbench.datasets.sources.lists import (
     of_listed_classes,
     of_listed_images,
 )
+from regbench.datasets.stored.progress import tracked
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
 from regbench.settings import settings

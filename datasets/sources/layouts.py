@@ -20,9 +20,9 @@ import functools
 import os
 from pathlib import Path
 
-from regbench.datasets.progress import tracked
 from regbench.datasets.published import Faults, few
 from regbench.datasets.sources.base import named
+from regbench.datasets.stored.progress import tracked
 from regbench.files import regular
 
 _KAGGLE = Path("ILSVRC/Data/CLS-LOC")

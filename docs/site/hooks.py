@@ -32,7 +32,7 @@ from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.benchmark.settings.listing import listing, meanings
 from regbench.cli import main
 from regbench.cli.catalogue import KINDS
-from regbench.methods.spectrum import kernel_spectrum, spectrum_rows
+from regbench.methods.forms.spectrum import kernel_spectrum, spectrum_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,7 +70,7 @@ API = {
     "reference/python.md": ("Commands in Python", ["regbench.api", "regbench.audit"]),
     "reference/methods.md": (
         "Losses in Python",
-        ["regbench.methods.base", "regbench.methods.module", "regbench.methods.engine"],
+        ["regbench.methods.base", "regbench.methods.forms.module", "regbench.methods.forms.engine"],
     ),
     "reference/records.md": (
         "Records in Python",

@@ -31,7 +31,7 @@ from regbench.instruments.loss_checks import (
     seeded,
 )
 from regbench.methods import Regularizer
-from regbench.methods.pairwise import normalize
+from regbench.methods.forms.pairwise import normalize
 
 # More and fewer images than dimensions; each n, q and n q but once, so that forms of them can be
 # told apart.

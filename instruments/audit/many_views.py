@@ -25,8 +25,8 @@ from regbench.instruments.audit.target import SIZE, Target
 from regbench.instruments.audit.textbook import has_targets, is_own_target, step_of, textbook
 from regbench.instruments.loss_checks import Views, cast, chance, draw_views, mean_value, seeded
 from regbench.methods import Regularizer
-from regbench.methods.decomposed import Decomposed
-from regbench.methods.pairwise import normalize
+from regbench.methods.forms.decomposed import Decomposed
+from regbench.methods.forms.pairwise import normalize
 
 # Four views have six pairs and four regularizers: the weights of these ten are overdetermined.
 _DRAWS = 16

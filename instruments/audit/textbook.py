@@ -18,7 +18,7 @@ from torch import Tensor
 from regbench.instruments.loss_checks import Views, draw_views, seeded
 from regbench.methods import Engine, Regularizer
 from regbench.methods.base import Loss
-from regbench.methods.targets import loss_of_targets
+from regbench.methods.forms.targets import loss_of_targets
 
 _ROWS = 128  # more than any probe's batch has
 

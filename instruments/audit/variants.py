@@ -20,11 +20,11 @@ from regbench.instruments.audit.textbook import earlier_batches, has_targets, pu
 from regbench.instruments.loss_checks import Views
 from regbench.methods import Regularizer
 from regbench.methods.barlow_twins import BarlowTwins
-from regbench.methods.decomposed import Decomposed
 from regbench.methods.dino import DINO
-from regbench.methods.pairwise import normalize
+from regbench.methods.forms.decomposed import Decomposed
+from regbench.methods.forms.pairwise import normalize
+from regbench.methods.forms.views import mean_squared_spread
 from regbench.methods.vicreg import VICReg
-from regbench.methods.views import mean_squared_spread
 
 Addends = Mapping[str, Tensor]
 Terms = Callable[[Views], Addends]

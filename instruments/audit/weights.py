@@ -26,7 +26,7 @@ from regbench.instruments.audit.textbook import textbook
 from regbench.instruments.loss_checks import LossOfViews, Views, cast, evaluate
 from regbench.methods import Regularizer
 from regbench.methods.barlow_twins import BarlowTwins
-from regbench.methods.pairwise import normalize
+from regbench.methods.forms.pairwise import normalize
 from regbench.methods.sigreg import SIGReg
 from regbench.methods.vicreg import VICReg
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from regbench.benchmark.machine import hardware, versions
+from regbench.benchmark.machine.description import hardware, versions
 from regbench.csv_files import csv_text
 
 K = TypeVar("K", bound=Hashable)

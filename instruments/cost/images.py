@@ -17,10 +17,10 @@ import numpy.typing as npt
 from PIL import Image
 
 from regbench.benchmark.settings.sweep import load_run
-from regbench.datasets.beton import RAW, Beton
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
-from regbench.datasets.manifest import Manifest
-from regbench.datasets.prepare import prepare
+from regbench.datasets.stored.beton import RAW, Beton
+from regbench.datasets.stored.manifest import Manifest
+from regbench.datasets.stored.prepare import prepare
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,9 +33,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from regbench.datasets.beton import RAW, Beton
 from regbench.datasets.config import Interpolation, ViewConfig
 from regbench.datasets.loading.loaders import PretrainingLoader
+from regbench.datasets.stored.beton import RAW, Beton
 from regbench.errors import RegbenchError
 from regbench.instruments.cost.harness import machine, median, number, span, take_turns
 from regbench.instruments.cost.images import PreparedImages

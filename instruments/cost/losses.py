@@ -31,7 +31,7 @@ from regbench import methods
 from regbench.errors import RegbenchError
 from regbench.instruments.cost.harness import machine, number, span
 from regbench.instruments.cost.timing import LossCost, join, measure_rows
-from regbench.methods.engine import FORMS
+from regbench.methods.forms.engine import FORMS
 from regbench.processes import Processes, WorkFailed
 from regbench.settings import AtLeastOne, AtLeastTwo, AtLeastZero, settings
 

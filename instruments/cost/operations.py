@@ -25,7 +25,7 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.loading import draws, photometric
 from regbench.datasets.loading.epochs import list_views
 from regbench.methods import Engine
-from regbench.methods.pairwise import panels_of
+from regbench.methods.forms.pairwise import panels_of
 
 AUGMENTATIONS = ("small_color", "symmetric", "imagenet")
 SIZES = ((256, 8192), (4096, 2048), (2048, 32768))

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regbench import methods
-from regbench.benchmark.compute import forbid_tf32
-from regbench.benchmark.meters import Stopwatch, peak_extra_bytes
+from regbench.benchmark.machine.compute import forbid_tf32
+from regbench.benchmark.machine.meters import Stopwatch, peak_extra_bytes
 from regbench.instruments.cost.harness import median, ratios, take_turns
-from regbench.methods.engine import LOCAL_ROWS, Engine
+from regbench.methods.forms.engine import LOCAL_ROWS, Engine
 from regbench.processes import Place, one_line
 
 # Short calls are repeated within a round for so long: a tenth of the longest case, within these

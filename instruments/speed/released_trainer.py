@@ -31,7 +31,7 @@ from torchvision.models import resnet18
 
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
-from regbench.datasets.beton import Beton
+from regbench.datasets.stored.beton import Beton
 from regbench.instruments.cost.harness import (
     in_words,
     machine,

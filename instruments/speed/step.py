@@ -20,8 +20,8 @@ from unittest import mock
 import torch
 import yaml
 
-from regbench.benchmark.bf16 import ProductsInFloat32
-from regbench.benchmark.compute import keep_freed_memory
+from regbench.benchmark.machine.bf16 import ProductsInFloat32
+from regbench.benchmark.machine.compute import keep_freed_memory
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training.assembly import (

@@ -68,7 +68,7 @@ def train(
     from regbench.benchmark.settings.stored import load_config
     from regbench.benchmark.settings.sweep import load_run
     from regbench.benchmark.training.distributed import environment_ranks
-    from regbench.datasets.prepare import prepare_all
+    from regbench.datasets.stored.prepare import prepare_all
     from regbench.sweeps.tune import how_chosen
 
     refuse_name("name", name)

@@ -15,21 +15,21 @@ import torch.nn.functional as F
 
 from regbench import RegbenchError
 from regbench.benchmark.baselines import COMPONENTS, chosen_pca
-from regbench.benchmark.compute import resolve
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.factors import FactorProbes
 from regbench.benchmark.evaluate.features import Encoder, Features
 from regbench.benchmark.evaluate.knn import KNN, weighted_knn
 from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.machine.compute import resolve
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
-from regbench.datasets.factor_tables import read_factors
-from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.base import SOURCES
+from regbench.datasets.stored.factor_tables import read_factors
+from regbench.datasets.stored.prepare import prepare
 
 SOURCE = {
     "foreground": "digits",

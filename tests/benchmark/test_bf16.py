@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regbench.benchmark.bf16 import ProductsInFloat32, fast_bf16
+from regbench.benchmark.machine.bf16 import ProductsInFloat32, fast_bf16
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
 
@@ -38,7 +38,9 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, vendor: str, avx512_bf16: bool, 
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    monkeypatch.setattr("regbench.benchmark.machine.processor", {"vendor_id": vendor}.get)
+    monkeypatch.setattr(
+        "regbench.benchmark.machine.description.processor", {"vendor_id": vendor}.get
+    )
 
 
 @pytest.fixture(params=[True, False], ids=["fast", "slow"])

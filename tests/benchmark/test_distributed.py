@@ -99,7 +99,7 @@ from regbench.benchmark.training import journal
 from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
-from regbench.benchmark.meters import PeakMemory
+from regbench.benchmark.machine.meters import PeakMemory
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.training.step import Step
 logging.basicConfig(level=logging.INFO)
@@ -341,7 +341,8 @@ from regbench.benchmark.training.optimizers.lars import LARSConfig
 from regbench.benchmark.training.optimizers.sgd import SGDConfig
 from regbench.benchmark.training.step import Step
 from regbench.benchmark.training.sync_batch_norm import Kernels, SyncBatchNorm
-from regbench.methods import Engine, build, engine
+from regbench.methods import Engine, build
+from regbench.methods.forms import engine
 
 cpu = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from regbench import RegbenchError
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.features import Features
 from regbench.benchmark.evaluate.knn import KNN, weighted_knn
-from regbench.benchmark.meters import peak_extra_bytes
+from regbench.benchmark.machine.meters import peak_extra_bytes
 from regbench.benchmark.settings.sweep import load_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")

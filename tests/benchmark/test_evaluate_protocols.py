@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from regbench import RegbenchError
-from regbench.benchmark.compute import Compute, resolve
 from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.base import EVALUATIONS, Task, choose
 from regbench.benchmark.evaluate.features import Encoder, Features, Images, NotFinite
@@ -26,6 +25,7 @@ from regbench.benchmark.evaluate.linear import LinearHeads, LinearProbe, head_an
 from regbench.benchmark.evaluate.retrieval import Retrieval, ranks
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.evaluate.subject import Subject, selection_splits
+from regbench.benchmark.machine.compute import Compute, resolve
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import read_numbered, tensor_files
 from regbench.benchmark.rundir.lease import Attempt
@@ -35,8 +35,8 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading.loaders import EvalLoader
-from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.imagefolder import ImageFolder
+from regbench.datasets.stored.prepare import prepare
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Make = Callable[..., Subject]
@@ -621,7 +621,7 @@ def test_a_choice_on_another_split_does_not_go_on_from_a_state(
 
 
 def test_features_are_never_there_twice(cell: Cell, compute: Compute, tmp_path: Path) -> None:
-    from regbench.benchmark.meters import peak_extra_bytes
+    from regbench.benchmark.machine.meters import peak_extra_bytes
 
     class Wide(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

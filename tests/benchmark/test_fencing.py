@@ -25,7 +25,7 @@ from regbench.benchmark.rundir.directory import checkpoint_files, run_directory
 from regbench.benchmark.rundir.lease import Attempt, LeaseLost, claim, read_attempts
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.settings.sweep import load_run
-from regbench.datasets.prepare import prepare
+from regbench.datasets.stored.prepare import prepare
 from regbench.reports.find.check import check_records
 from tests.benchmark.steps import before_steps
 from tests.conftest import TINY, stripes

@@ -17,13 +17,13 @@ from click.testing import CliRunner, Result
 from torchvision.models import resnet18
 
 from regbench import RegbenchError
-from regbench.benchmark.compute import resolve
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.label_free import measures
 from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.evaluate.voc import average_precisions, linear_svm
+from regbench.benchmark.machine.compute import resolve
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import checkpoint_files, run_directory
@@ -32,7 +32,7 @@ from regbench.benchmark.rundir.record import LaterEvaluation, Record, read_recor
 from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
-from regbench.datasets.voc_files import open_voc07, whole_images
+from regbench.datasets.stored.voc_files import open_voc07, whole_images
 from tests.conftest import TINY
 from tests.records import chosen, ranked, tuning_choice
 from tests.voc import TEST, TRAINVAL, write_voc07

@@ -12,7 +12,7 @@ from PIL import Image
 
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
-from regbench.datasets.prepare import prepare
+from regbench.datasets.stored.prepare import prepare
 
 SETTINGS = (
     "dataset=imagefolder",

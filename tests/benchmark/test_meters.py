@@ -18,10 +18,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from regbench.benchmark import machine
-from regbench.benchmark.compute import resolve
-from regbench.benchmark.machine import environment
-from regbench.benchmark.meters import EnergyMeter, PeakMemory, Stopwatch, peak_extra_bytes
+from regbench.benchmark.machine import description as machine
+from regbench.benchmark.machine.compute import resolve
+from regbench.benchmark.machine.description import environment
+from regbench.benchmark.machine.meters import EnergyMeter, PeakMemory, Stopwatch, peak_extra_bytes
 from regbench.benchmark.settings.runtime import Runtime
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 PEAKS = """
 import json
 import torch
-from regbench.benchmark.meters import PeakMemory
+from regbench.benchmark.machine.meters import PeakMemory
 
 def peak_bytes(size):
     memory = PeakMemory(torch.device("cpu"))
@@ -88,8 +88,8 @@ def test_the_environment_names_versions_and_machine() -> None:
 
 THREADS = """
 import torch
-from regbench.benchmark.compute import resolve
-from regbench.benchmark.machine import environment
+from regbench.benchmark.machine.compute import resolve
+from regbench.benchmark.machine.description import environment
 from regbench.benchmark.settings.runtime import Runtime
 resolve(Runtime(device="cpu", threads=1))
 import scipy.linalg, threadpoolctl

@@ -18,13 +18,13 @@ import torch
 import yaml
 
 from regbench import RegbenchError
-from regbench.benchmark.compute import resolve
 from regbench.benchmark.evaluate import linear
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.machine.compute import resolve
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint, read_tensors, save_checkpoint
 from regbench.benchmark.rundir.choice import Choices
@@ -44,7 +44,7 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training import checkpoint_writer, journal, loop
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.spread import spread_metrics
-from regbench.datasets.prepare import prepare
+from regbench.datasets.stored.prepare import prepare
 from regbench.sweeps.status import cell_status, plan_of
 from tests.benchmark.steps import before_steps
 from tests.ranks import launch

@@ -16,7 +16,7 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training.assembly import build_network
 from regbench.benchmark.training.layers import SmallLinear
 from regbench.benchmark.training.network import SiameseNetwork
-from regbench.instruments.plan import predict
+from regbench.sweeps.predict import predict
 
 
 def build(

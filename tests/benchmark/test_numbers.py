@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from regbench.benchmark.evaluate.subject import Subject
-from regbench.benchmark.meters import PeakMemory
+from regbench.benchmark.machine.meters import PeakMemory
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import Attempt

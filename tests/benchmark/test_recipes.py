@@ -20,8 +20,8 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.recipes import numbers_of, published_numbers, recipes
 from regbench.benchmark.settings.sweep import load_sweep
 from regbench.cli import main
-from regbench.datasets.prepare import prepare
 from regbench.datasets.sources import imagefolder
+from regbench.datasets.stored.prepare import prepare
 
 RECIPES = sorted(recipes())
 

@@ -25,14 +25,14 @@ from torch import Tensor
 
 from regbench import RegbenchError
 from regbench.benchmark import run as run_module
-from regbench.benchmark.compute import default_workers, resolve, usable_cpus
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.later import evaluate_directory
-from regbench.benchmark.machine import environment
-from regbench.benchmark.meters import peak_extra_bytes
+from regbench.benchmark.machine.compute import default_workers, resolve, usable_cpus
+from regbench.benchmark.machine.description import environment
+from regbench.benchmark.machine.meters import peak_extra_bytes
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint, save_checkpoint
 from regbench.benchmark.rundir.directory import (
@@ -56,7 +56,7 @@ from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.spread import spread_metrics
 from regbench.benchmark.training.step import Step, Stepped
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
-from regbench.datasets.prepare import prepare
+from regbench.datasets.stored.prepare import prepare
 from regbench.instruments.cost.timing import draw_embeddings, value_and_gradient
 from regbench.methods import Engine, Regularizer
 from tests.benchmark.steps import before_steps

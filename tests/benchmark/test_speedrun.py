@@ -16,7 +16,7 @@ from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.settings.sweep import load_sweep
 from regbench.datasets.loading import photometric
-from regbench.datasets.prepare import prepare
+from regbench.datasets.stored.prepare import prepare
 from tests.benchmark.steps import before_steps
 
 SOURCE = {

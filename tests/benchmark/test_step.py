@@ -23,7 +23,7 @@ from regbench.benchmark.training.optimizers.lars import LARS
 from regbench.benchmark.training.step import Step
 from regbench.instruments.cost.operations import SIZES, LaunchCounter
 from regbench.methods import Engine, build, names
-from regbench.methods.pairwise import panels_of
+from regbench.methods.forms.pairwise import panels_of
 
 CONFIG = NetworkConfig(
     backbone=BACKBONES.build("resnet18"), projector=ProjectorConfig(hidden_dim=48)

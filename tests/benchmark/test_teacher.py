@@ -30,9 +30,9 @@ from regbench.benchmark.training.network import Prototypes, SiameseNetwork
 from regbench.benchmark.training.spread import effective_rank, feature_spread
 from regbench.benchmark.training.step import Step
 from regbench.benchmark.training.teacher import Teacher
-from regbench.instruments.plan import predict
 from regbench.methods import Engine, Regularizer, build
-from regbench.methods.targets import loss_of_targets
+from regbench.methods.forms.targets import loss_of_targets
+from regbench.sweeps.predict import predict
 from tests.conftest import stripes
 
 PREDICTOR = "network.predictor.depth=2"

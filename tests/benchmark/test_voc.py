@@ -16,7 +16,7 @@ import pytest
 
 from regbench import RegbenchError
 from regbench.benchmark.evaluate.voc import VOC07, average_precisions, choose_costs, svm_precisions
-from regbench.datasets.voc_files import CLASSES
+from regbench.datasets.stored.voc_files import CLASSES
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]

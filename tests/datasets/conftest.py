@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.base import SOURCES
+from regbench.datasets.stored.prepare import prepare
 
 Pixels = npt.NDArray[np.uint8]
 

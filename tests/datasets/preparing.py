@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from regbench import RegbenchError
-from regbench.datasets.beton import Beton
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.prepare import open_source
 from regbench.datasets.sources.base import Contents
+from regbench.datasets.stored.beton import Beton
+from regbench.datasets.stored.prepare import open_source
 
 
 def stored(data: Path, name: str, split: str) -> list[tuple[int, bytes]]:

@@ -30,16 +30,16 @@ from PIL import Image
 
 from regbench import RegbenchError
 from regbench.cli import main
-from regbench.datasets import encode as encoding
-from regbench.datasets.beton import Beton, Sample
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.encode import Unreadable
 from regbench.datasets.loading.loaders import EvalLoader
-from regbench.datasets.manifest import Manifest
-from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.base import SOURCES, ImageFiles
-from regbench.datasets.verify import verify
-from regbench.datasets.voc_files import read_image
+from regbench.datasets.stored import encode as encoding
+from regbench.datasets.stored.beton import Beton, Sample
+from regbench.datasets.stored.encode import Unreadable
+from regbench.datasets.stored.manifest import Manifest
+from regbench.datasets.stored.prepare import prepare
+from regbench.datasets.stored.verify import verify
+from regbench.datasets.stored.voc_files import read_image
 from tests.waiting import PATIENCE_S, wait_for
 
 Config = Callable[..., DatasetConfig]
@@ -453,7 +453,8 @@ def test_changed_labels_and_origins_are_found(insects: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from regbench.datasets import encode as encoding, prepare
+from regbench.datasets.stored import encode as encoding
+from regbench.datasets.stored import prepare
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.sources.base import SOURCES
 encode = encoding.encode

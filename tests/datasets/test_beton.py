@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from regbench import RegbenchError
-from regbench.datasets.beton import JPEG, MIN_PAGE_BYTES, RAW, Beton, Sample, write_beton
+from regbench.datasets.stored.beton import JPEG, MIN_PAGE_BYTES, RAW, Beton, Sample, write_beton
 
 
 def samples() -> list[Sample]:

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from regbench.datasets.beton import JPEG, RAW, Sample
-from regbench.datasets.encode import Unreadable, encode, in_order
 from regbench.datasets.sources.imagefolder import ImageFolder
+from regbench.datasets.stored.beton import JPEG, RAW, Sample
+from regbench.datasets.stored.encode import Unreadable, encode, in_order
 
 Pixels = npt.NDArray[np.uint8]
 NOISE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)

@@ -22,10 +22,10 @@ from PIL import Image
 
 from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
-from regbench.datasets.beton import Beton, Sample
-from regbench.datasets.encode import Unreadable, encode
-from regbench.datasets.manifest import Manifest
 from regbench.datasets.sources.imagefolder import ImageFolder
+from regbench.datasets.stored.beton import Beton, Sample
+from regbench.datasets.stored.encode import Unreadable, encode
+from regbench.datasets.stored.manifest import Manifest
 
 CLASSES = ("ant", "bee")
 # Of an image of 12 bits.

@@ -21,13 +21,13 @@ from torchvision.transforms.v2 import functional as F
 
 from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
-from regbench.datasets.beton import Beton
 from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig, ViewsConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import boxes_of, center_boxes
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
-from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.base import SOURCES
+from regbench.datasets.stored.beton import Beton
+from regbench.datasets.stored.prepare import prepare
 from tests.waiting import PATIENCE_S
 
 Config = Callable[..., DatasetConfig]

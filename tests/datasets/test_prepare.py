@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from regbench import RegbenchError
-from regbench.datasets import progress
-from regbench.datasets.beton import JPEG, Beton
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.manifest import Manifest
-from regbench.datasets.prepare import prepare
+from regbench.datasets.stored import progress
+from regbench.datasets.stored.beton import JPEG, Beton
+from regbench.datasets.stored.manifest import Manifest
+from regbench.datasets.stored.prepare import prepare
 from tests.datasets.preparing import refused
 
 Config = Callable[..., DatasetConfig]

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from regbench import RegbenchError
-from regbench.datasets.beton import RAW, Beton, Sample, write_beton
 from regbench.datasets.config import ViewsConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import CropShape, Ints, boxes_of
 from regbench.datasets.loading.resident_crops import ResidentCrops
 from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
+from regbench.datasets.stored.beton import RAW, Beton, Sample, write_beton
 from regbench.instruments.cost.operations import LaunchCounter
 
 CPU = torch.device("cpu")

@@ -16,9 +16,9 @@ from scipy.io import savemat
 from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.prepare import prepare
 from regbench.datasets.published import PUBLISHED, Published
 from regbench.datasets.sources.base import SOURCES
+from regbench.datasets.stored.prepare import prepare
 from tests.datasets.preparing import images, opened, refused
 
 Config = Callable[..., DatasetConfig]

@@ -19,7 +19,7 @@ from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.prepare import open_source, prepare
+from regbench.datasets.stored.prepare import open_source, prepare
 from tests.datasets.preparing import opened, refused, stored
 
 Config = Callable[..., DatasetConfig]

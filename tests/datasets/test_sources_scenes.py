@@ -14,13 +14,13 @@ import torch
 from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.factor_tables import read_factors
 from regbench.datasets.loading.loaders import EvalLoader
-from regbench.datasets.manifest import Manifest
-from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.base import SOURCES, Contents
 from regbench.datasets.sources.scene_pixels import PATTERNS, pattern, pink, sampled
-from regbench.datasets.verify import verify
+from regbench.datasets.stored.factor_tables import read_factors
+from regbench.datasets.stored.manifest import Manifest
+from regbench.datasets.stored.prepare import prepare
+from regbench.datasets.stored.verify import verify
 from regbench.files import write_text
 from tests.datasets.test_sources_arrays import pixels
 

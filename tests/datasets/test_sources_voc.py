@@ -13,8 +13,8 @@ from PIL import Image
 
 from regbench import RegbenchError
 from regbench.cli import main
-from regbench.datasets.prepare_voc import ARCHIVES, prepare_voc07
-from regbench.datasets.voc_files import open_voc07
+from regbench.datasets.stored.prepare_voc import ARCHIVES, prepare_voc07
+from regbench.datasets.stored.voc_files import open_voc07
 from tests.voc import TEST, TRAINVAL, main_folder, write_voc07
 
 COUNTS = (TRAINVAL, TEST)

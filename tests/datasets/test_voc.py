@@ -11,7 +11,7 @@ from PIL import Image
 from torchvision.transforms.v2 import functional as transforms
 
 from regbench import RegbenchError
-from regbench.datasets.voc_files import CLASSES, open_voc07, whole_images
+from regbench.datasets.stored.voc_files import CLASSES, open_voc07, whole_images
 from tests.voc import TEST, TRAINVAL, main_folder, write_voc07
 
 

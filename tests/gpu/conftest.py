@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from regbench.benchmark.compute import forbid_tf32
+from regbench.benchmark.machine.compute import forbid_tf32
 from regbench.benchmark.settings.sweep import load_dataset
-from regbench.datasets.prepare import prepare
+from regbench.datasets.stored.prepare import prepare
 from regbench.instruments.cost.images import photo
 from tests.gpu.training import CLASSES, SETTINGS
 

@@ -17,7 +17,7 @@ from regbench import methods
 from regbench.instruments.conformance import value_and_gradients
 from regbench.instruments.loss_checks import draw_views, relative
 from regbench.methods import Engine, Regularizer
-from regbench.methods.engine import LOCAL_ROWS
+from regbench.methods.forms.engine import LOCAL_ROWS
 from regbench.processes import Place, Processes
 
 BOUNDS = {torch.float64: 1e-7, torch.float32: 1e-3}

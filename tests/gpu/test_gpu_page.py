@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from regbench import RegbenchError
-from regbench.benchmark.machine import environment
+from regbench.benchmark.machine.description import environment
 from regbench.instruments.gpu import ALL, Bench, write_page
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regbench import methods
-from regbench.benchmark.meters import peak_extra_bytes
+from regbench.benchmark.machine.meters import peak_extra_bytes
 from regbench.benchmark.rundir.directory import run_directory, tensor_files
 from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.cell import Cell
@@ -33,7 +33,7 @@ from regbench.datasets.loading.photometric import (
 from regbench.datasets.loading.resident_crops import ResidentCrops
 from regbench.instruments.cost.images import photo
 from regbench.instruments.loss_checks import relative
-from regbench.instruments.plan import predict
+from regbench.sweeps.predict import predict
 from tests.datasets.test_resident import KINDS, crops_of, written
 from tests.gpu.training import SETTINGS, as_loaded, losses_of, run_regbench, state_of, step_of
 from tests.waiting import wait_for

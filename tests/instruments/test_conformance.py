@@ -18,7 +18,7 @@ from regbench.cli import main
 from regbench.instruments import conformance
 from regbench.instruments.conformance import CheckResult, check_names, check_sharded, run_check
 from regbench.methods import Metadata, Regularizer
-from regbench.methods.engine import Shard
+from regbench.methods.forms.engine import Shard
 from regbench.methods.rbf import RBF
 from regbench.spaces import Range, Space
 

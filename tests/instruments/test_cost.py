@@ -40,7 +40,7 @@ from regbench.instruments.cost.timing import (
     value_and_gradient,
     with_times,
 )
-from regbench.methods.engine import Engine
+from regbench.methods.forms.engine import Engine
 from regbench.processes import Place, Processes, WorkFailed
 from regbench.reports.page.cost_curves import cost_png
 

@@ -19,8 +19,8 @@ from PIL import Image
 from torch import Tensor
 
 from regbench.cli import main
-from regbench.datasets.beton import Beton
-from regbench.datasets.prepare import prepare
+from regbench.datasets.stored.beton import Beton
+from regbench.datasets.stored.prepare import prepare
 from regbench.instruments.cost.harness import to_csv
 from regbench.instruments.cost.images import SCENARIOS, PreparedImages, make_images, photo
 from regbench.instruments.cost.loader_speed import CONTESTANTS, Contestant, measure, tables

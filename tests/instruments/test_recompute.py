@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from regbench.benchmark.machine import has_fast_bf16
+from regbench.benchmark.machine.description import has_fast_bf16
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
-from regbench.datasets.prepare import prepare
+from regbench.datasets.stored.prepare import prepare
 from regbench.instruments import recompute
 from regbench.reports.bundle.pack import submit
 from tests.conftest import TINY
@@ -80,7 +80,9 @@ def test_honest_cells_come_out_the_same(
     ) == (0, 1)
     done = verify(trained, tiny_data_dir, "runtime.threads=2")  # other numbers, by the last bits
     assert (done.exit_code, done.stdout.count("equal to the last bit")) == (0, 0), done.output
-    monkeypatch.setattr("regbench.benchmark.machine.has_fast_bf16", lambda: not has_fast_bf16())
+    monkeypatch.setattr(
+        "regbench.benchmark.machine.description.has_fast_bf16", lambda: not has_fast_bf16()
+    )
     done = verify(trained, tiny_data_dir)
     assert (done.exit_code, done.stdout.count("equal to the last bit")) == (0, 0), done.output
 

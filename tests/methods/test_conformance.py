@@ -18,8 +18,9 @@ from torch import Tensor
 
 from regbench import RegbenchError, methods
 from regbench.instruments.conformance import check_names, check_sharded, run_check
-from regbench.methods import Engine, Regularizer, pairwise
-from regbench.methods.engine import FORMS
+from regbench.methods import Engine, Regularizer
+from regbench.methods.forms import pairwise
+from regbench.methods.forms.engine import FORMS
 from regbench.processes import Place, Processes
 from tests.methods.forms import VARIANTS, every_method
 from tests.methods.test_engine import draw, joined

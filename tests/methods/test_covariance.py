@@ -16,8 +16,8 @@ from torch import Tensor
 from regbench import RegbenchError, methods
 from regbench.instruments.conformance import value_and_gradients
 from regbench.methods import w_mse as whitening
-from regbench.methods.logdet import log_det_identity_plus
-from regbench.methods.pairwise import normalize
+from regbench.methods.forms.logdet import log_det_identity_plus
+from regbench.methods.forms.pairwise import normalize
 from regbench.processes import Place, Processes
 from tests.methods.forms import evaluate
 from tests.methods.test_engine import joined

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regbench import methods
 from regbench.methods import Engine
-from regbench.methods.slicing import random_directions, standard_normal
+from regbench.methods.forms.slicing import random_directions, standard_normal
 from tests.methods.forms import Array, draw, terms_of, unit
 
 SIZES = [(2, 2), (7, 3), (4, 9)]

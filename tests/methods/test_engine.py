@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regbench import RegbenchError, methods
-from regbench.methods import Engine, pairwise
+from regbench.methods import Engine
+from regbench.methods.forms import pairwise
 from regbench.processes import Place, Processes
 
 STREAMED = [name for name in methods.names() if len(methods.build(name).forms) > 1]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regbench.methods import Engine, build
-from regbench.methods.labelled import supervised_contrastive
+from regbench.methods.forms.labelled import supervised_contrastive
 
 shapes = pytest.mark.parametrize(("n", "q"), [(2, 3), (7, 4), (5, 9)])
 Loss = Callable[[Sequence[Tensor]], Tensor]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regbench.methods import Engine
-from regbench.methods.labelled import supervised_contrastive
+from regbench.methods.forms.labelled import supervised_contrastive
 
 
 def draw(count: int, n: int = 11, q: int = 6) -> tuple[list[Tensor], Tensor]:

@@ -435,7 +435,7 @@ def test_a_method_of_another_distribution_is_found(tmp_path: Path) -> None:
         from dataclasses import dataclass
         from typing import ClassVar
         from regbench.methods.base import Metadata, register
-        from regbench.methods.kernel import KernelRegularizer
+        from regbench.methods.forms.kernel import KernelRegularizer
 
         @register("elsewhere_kernel", elsewhere_kernel_strong={"alignment_weight": 99.0})
         @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from regbench import methods
-from regbench.methods.kernel import KernelEnergy, legendre, legendre_series
-from regbench.methods.spectrum import (
+from regbench.methods.forms.kernel import KernelEnergy, legendre, legendre_series
+from regbench.methods.forms.spectrum import (
     Array,
     expand,
     kernel_spectrum,

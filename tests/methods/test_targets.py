@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regbench import methods
 from regbench.methods import Engine
 from regbench.methods.base import Loss
-from regbench.methods.targets import loss_of_targets
+from regbench.methods.forms.targets import loss_of_targets
 
 assert_close = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-12)
 

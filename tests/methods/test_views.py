@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regbench import RegbenchError, methods
 from regbench.methods import Engine, Regularizer
-from regbench.methods.decomposed import Decomposed
+from regbench.methods.forms.decomposed import Decomposed
 from tests.methods.forms import every_method
 
 SHARES = [(2, 2), (3, 3), (3, 1), (8, 2)]

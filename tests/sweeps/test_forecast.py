@@ -14,8 +14,8 @@ from regbench.benchmark.rundir.record_parts import Cost
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_grid
 from regbench.files import write_text
-from regbench.instruments.plan import Needs
 from regbench.sweeps.forecast import Planned, largest_fitting, plan, refuse_oversized, rows, summary
+from regbench.sweeps.predict import Needs
 from tests.records import made
 
 IN100 = (

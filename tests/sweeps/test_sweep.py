@@ -820,7 +820,7 @@ def test_runs_take_the_gpus_that_the_shell_allows(
         cpus.update((runtime.threads, runtime.workers))
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr("regbench.benchmark.compute.usable_cpus", lambda: 8)
+    monkeypatch.setattr("regbench.benchmark.machine.compute.usable_cpus", lambda: 8)
     monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shell is not None:

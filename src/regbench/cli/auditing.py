@@ -73,7 +73,7 @@ def audit(
     from tqdm import tqdm
 
     from regbench.audit import ALL_PROBES, audit_losses
-    from regbench.benchmark.machine import hardware, versions
+    from regbench.benchmark.machine.description import hardware, versions
     from regbench.files import write_text
     from regbench.instruments.audit.adapters import find_losses
     from regbench.instruments.audit.finding import plain, table

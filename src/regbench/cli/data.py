@@ -62,9 +62,9 @@ def prepare(
     written, and exits with 1 if there is any.
     """
     from regbench.benchmark.settings.sweep import load_dataset
-    from regbench.datasets import prepare as preparation
     from regbench.datasets.sources.imagefolder import ImageFolder
-    from regbench.datasets.verify import verify as read_back
+    from regbench.datasets.stored import prepare as preparation
+    from regbench.datasets.stored.verify import verify as read_back
 
     if dataset == "voc07":
         if skip_unreadable or labels or allow_empty:
@@ -116,7 +116,7 @@ def _prepare_voc07(source_dir: Path | None, force: bool, overrides: Sequence[str
     """
     from regbench.benchmark.evaluate.voc import VOC07
     from regbench.benchmark.settings.sweep import load_run
-    from regbench.datasets.prepare_voc import prepare_voc07
+    from regbench.datasets.stored.prepare_voc import prepare_voc07
 
     # How many images there are is a setting of the evaluation.
     cell, runtime = load_run([*overrides, "evaluation.protocols=[voc07]"])

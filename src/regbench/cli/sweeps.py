@@ -270,9 +270,9 @@ def plan(
       regbench plan digits_search --tell 1        seeds and searches that tell a point
     """
     from regbench.benchmark.settings.sweep import load_grid, load_sweep, read_rows
-    from regbench.instruments.plan import savings as measure_savings
-    from regbench.instruments.plan import table
     from regbench.sweeps.forecast import GPU_SHARE, largest_fitting
+    from regbench.sweeps.predict import savings as measure_savings
+    from regbench.sweeps.predict import table
     from regbench.sweeps.search import mean_trials
 
     # No sweep's name has an equals sign, but each setting of a single run has.

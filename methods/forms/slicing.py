@@ -14,9 +14,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regbench.methods.decomposed import Addends, AddRegularizer, Decomposed
-from regbench.methods.engine import Shard
-from regbench.methods.pairwise import panels
+from regbench.methods.forms.decomposed import Addends, AddRegularizer, Decomposed
+from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.pairwise import panels
 
 
 class Sliced(Decomposed):

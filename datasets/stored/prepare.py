@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.manifest import FILE_NAME, LOCK, Manifest, prepared_from
 from regbench.datasets.published import refuse_if
 from regbench.datasets.sources.base import Contents
-from regbench.datasets.split_files import listed_unreadable, write_splits
+from regbench.datasets.stored.manifest import FILE_NAME, LOCK, Manifest, prepared_from
+from regbench.datasets.stored.split_files import listed_unreadable, write_splits
 from regbench.errors import RegbenchError
 from regbench.files import lock
 from regbench.text import printable

@@ -23,13 +23,13 @@ from regbench import RegbenchError
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training.assembly import build_network, build_teacher
-from regbench.instruments import plan
-from regbench.instruments.plan import Accounts, Needs, largest, predict, savings, table
 from regbench.methods import Engine, Regularizer
 from regbench.methods.base import Loss
-from regbench.methods.engine import Shard
+from regbench.methods.forms.engine import Shard
 from regbench.methods.sfrik import SFRIK
 from regbench.methods.vicreg import VICReg
+from regbench.sweeps import predict as plan
+from regbench.sweeps.predict import Accounts, Needs, largest, predict, savings, table
 
 ROOT = Path(__file__).parents[2]
 GB = 1e9  # the paper's, see its released code: bytes // 1e6

@@ -38,7 +38,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "hardware": hardware(device),
         "threads": torch.get_num_threads(),
         "blas_threads": max((library["num_threads"] for library in blas), default=None),
-        # See `regbench.benchmark.bf16`.
+        # See `regbench.benchmark.machine.bf16`.
         "bf16_products": "torch" if device.type != "cpu" or has_fast_bf16() else "float32",
         "tf32": torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32,
     }

@@ -45,7 +45,7 @@ from regbench.benchmark.training.step import PARTS, Step
 from regbench.benchmark.training.teacher import Teacher
 from regbench.errors import RegbenchError
 from regbench.methods import Engine
-from regbench.methods.pairwise import panels_of
+from regbench.methods.forms.pairwise import panels_of
 
 _ALLOCATION_BYTES = 512  # what the CUDA allocator rounds up to
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Regularizer
-from regbench.methods.engine import Shard
-from regbench.methods.pairwise import (
+from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.pairwise import (
     chunks,
     inverse_lengths,
     mask_diagonal,

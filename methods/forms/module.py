@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from regbench.methods.engine import Engine
+from regbench.methods.forms.engine import Engine
 
 if TYPE_CHECKING:
     from regbench.methods.base import Regularizer

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Loss, Regularizer
-from regbench.methods.engine import Engine
+from regbench.methods.forms.engine import Engine
 
 
 def loss_of_targets(

@@ -16,14 +16,20 @@ from pathlib import Path
 
 import numpy as np
 
-from regbench.datasets.beton import MIN_PAGE_BYTES, Beton, LargerThanPage, Sample, write_beton
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.encode import Unreadable, samples_of
-from regbench.datasets.factor_tables import factors_table
-from regbench.datasets.manifest import FILE_NAME, SplitEntry, save_text
-from regbench.datasets.progress import tracked
 from regbench.datasets.published import few
 from regbench.datasets.sources.base import Contents, ImageFiles, Labels, Source, Split
+from regbench.datasets.stored.beton import (
+    MIN_PAGE_BYTES,
+    Beton,
+    LargerThanPage,
+    Sample,
+    write_beton,
+)
+from regbench.datasets.stored.encode import Unreadable, samples_of
+from regbench.datasets.stored.factor_tables import factors_table
+from regbench.datasets.stored.manifest import FILE_NAME, SplitEntry, save_text
+from regbench.datasets.stored.progress import tracked
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
 

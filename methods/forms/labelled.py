@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regbench.methods.base import Loss
-from regbench.methods.engine import Engine, Shard
-from regbench.methods.pairwise import mask_diagonal, normalize
+from regbench.methods.forms.engine import Engine, Shard
+from regbench.methods.forms.pairwise import mask_diagonal, normalize
 
 TEMPERATURE = 0.1
 """τ of `supervised_contrastive`: that of the paper's ImageNet models."""

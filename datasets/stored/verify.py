@@ -8,11 +8,11 @@ import hashlib
 import zlib
 from pathlib import Path
 
-from regbench.datasets.beton import Beton
-from regbench.datasets.encode import in_order
-from regbench.datasets.manifest import Manifest, SplitEntry
-from regbench.datasets.progress import tracked
-from regbench.datasets.split_files import counts_per_class
+from regbench.datasets.stored.beton import Beton
+from regbench.datasets.stored.encode import in_order
+from regbench.datasets.stored.manifest import Manifest, SplitEntry
+from regbench.datasets.stored.progress import tracked
+from regbench.datasets.stored.split_files import counts_per_class
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from regbench.errors import RegbenchError
-from regbench.methods.engine import Engine, Shard, drawing
-from regbench.methods.pairwise import fusing
+from regbench.methods.forms.engine import Engine, Shard, drawing
+from regbench.methods.forms.pairwise import fusing
 
 if TYPE_CHECKING:
     from regbench.methods.base import Regularizer

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from regbench import methods
-from regbench.methods.kernel import KernelEnergy
+from regbench.methods.forms.kernel import KernelEnergy
 
 Array = npt.NDArray[np.float64]
 

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regbench.methods.engine import Shard
+from regbench.methods.forms.engine import Shard
 
 # Rows shorter than this, the eps of F.normalize, count as zero: u = 0, and no gradient reaches
 # them.

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regbench.methods.decomposed import Addends, Decomposed
-from regbench.methods.engine import Shard
-from regbench.methods.pairwise import energy, fused, off_diagonal_energy, quadratic_energy
+from regbench.methods.forms.decomposed import Addends, Decomposed
+from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.pairwise import energy, fused, off_diagonal_energy, quadratic_energy
 from regbench.spaces import Range, Space
 
 

@@ -34,8 +34,8 @@ import numpy as np
 from PIL import Image as PIL_Image
 from PIL import TiffImagePlugin, UnidentifiedImageError
 
-from regbench.datasets.beton import JPEG, RAW, Sample
 from regbench.datasets.sources.base import Image, ImageFiles, Source, Split
+from regbench.datasets.stored.beton import JPEG, RAW, Sample
 from regbench.files import regular
 
 # Images that are no RGB JPEG are stored raw up to this many pixels.

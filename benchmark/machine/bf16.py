@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from regbench.benchmark.machine import has_fast_bf16
+from regbench.benchmark.machine.description import has_fast_bf16
 
 _PRODUCTS = {
     torch.conv1d,

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from regbench.errors import RegbenchError
 from regbench.methods.base import Regularizer
-from regbench.methods.engine import Shard
-from regbench.methods.gradients import differentiate
-from regbench.methods.pairwise import inverse_lengths, normalize, to_embedding_gradient
-from regbench.methods.views import add_alignment, mean_squared_spread
+from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.gradients import differentiate
+from regbench.methods.forms.pairwise import inverse_lengths, normalize, to_embedding_gradient
+from regbench.methods.forms.views import add_alignment, mean_squared_spread
 
 Addends = dict[str, Tensor]
 AddRegularizer = Callable[[Tensor, Tensor, Tensor, float, Shard, str], Addends]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from regbench.methods.pairwise import chunks, frobenius_norm
+from regbench.methods.forms.pairwise import chunks, frobenius_norm
 
 
 def pairs(count: int, global_views: int) -> Iterator[tuple[int, int, float]]:

@@ -17,7 +17,7 @@ from regbench.csv_files import csv_text, read_csv
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.splits import open_split
-from regbench.datasets.manifest import Manifest
+from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
 
