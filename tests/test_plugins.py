@@ -57,7 +57,7 @@ class Unset(KNN):
         "RegbenchError: the setting needed is missing",
     ),
 }
-LONGEST = {"imq": 25, "ncm": 60, "convnet": 20, "nadam": 20, "by_name": 60}
+LONGEST = {"imq": 28, "ncm": 31, "convnet": 17, "nadam": 14, "by_name": 25}
 
 
 def examples() -> dict[str, str]:
