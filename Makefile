@@ -77,6 +77,8 @@ help: ## Show this list
 $(RUNTIME): pyproject.toml constraints.txt .ci/install.py .ci/system-packages .ci/ffcv-build/opencv4.pc
 	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "make: regbench needs Python 3.11 or later and '$(PYTHON)' is not; give another: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@[ -z '$(SITE)' ] || '$(PYTHON)' -c 'import sys; sys.exit(sys.prefix != sys.base_prefix)' || { \
+		echo "make: SITE=1 cannot see the packages of '$(PYTHON)', as it is of a virtual environment; give the Python that this was made of, or leave SITE out" >&2; exit 1; }
 	@[ -z '$(SITE)' ] || '$(PYTHON)' -c 'import sys; sys.exit(tuple(map(int, "$(TORCH)".split(".")[:2])) < (2, 11))' 2>/dev/null || { \
 		echo "make: SITE=1 takes the PyTorch of '$(PYTHON)', which has $(or $(TORCH),none), and regbench needs 2.11 or later; leave SITE out" >&2; exit 1; }
 	@.ci/system-packages '$(PYTHON)' '$(FFCV)'

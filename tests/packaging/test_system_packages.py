@@ -224,6 +224,16 @@ def test_make_refuses_a_site_whose_pytorch_is_too_old(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="these tests run in no environment")
+def test_make_refuses_a_site_that_is_a_virtual_environment(tmp_path: Path) -> None:
+    copy_what_installs(tmp_path)
+    command = ["make", "install", f"PYTHON={sys.executable}", "SITE=1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"make: SITE=1 cannot see the packages of '{sys.executable}'")
+    assert not (tmp_path / ".venv").exists()
+
+
 @pytest.mark.parametrize("name", ["clone", "a clone"])
 @pytest.mark.parametrize("bring", [shutil.copytree, shutil.move])
 def test_a_clone_that_was_copied_or_moved_is_installed_anew(
