@@ -43,7 +43,7 @@ class Subject:
         seed: Seed of all random numbers that evaluations draw.
         embedder: Function from images to embeddings; None where there is no projector, as with raw
             pixels.
-        backend: Loader that read the images ("ffcv", "torchvision" or "resident"), once some were
+        backend: Loader that read the images ("ffcv" or "torchvision"), once some were
             read.
     """
 

@@ -34,17 +34,15 @@ class Runtime:
         data_dir: Folder of prepared data sets; the default is $REGBENCH_DATA_DIR, or "data".
         runs_dir: Folder of run directories; the default is $REGBENCH_RUNS_DIR, or "runs".
         device: Device that computes; "auto" takes a GPU if there is one.
-        loader: Reader of the images: a library, "ffcv" or "torchvision", or "resident": all images
-            of a split lie on the device, which cuts the crops of "torchvision" itself, for small
-            images of one size; "auto" takes FFCV if it is installed.
+        loader: Library that reads the images, "ffcv" or "torchvision"; "auto" takes FFCV if it is
+            installed.
         workers: Threads (ffcv) or processes (torchvision; 1: the run itself) that load images for
             each process of a run; 0: one on a CPU, as many as it has CPUs beside a GPU.
         threads: CPU threads that compute for each process of a run; 0: one on a CPU that may have
             other work, as many as it has CPUs beside a GPU and in a Slurm job.
         loss_form: Form that the loss is computed in: "auto" (the cheapest), "gram", "covariance",
             "powers" or "textbook" (the published formula under plain autograd).
-        compile: Whether torch.compile builds the network, the kernels of losses over pairs, and
-            those of the augmentation on the device.
+        compile: Whether torch.compile builds the network and the kernels of losses over pairs.
         checkpoint_minutes: Minutes between checkpoints.
         checkpoint_epochs: Epochs between checkpoints; whichever comes first.
         lease_s: Seconds without a sign of life after which another process may take over a run.
@@ -63,7 +61,7 @@ class Runtime:
         default_factory=lambda: os.environ.get("REGBENCH_RUNS_DIR") or "runs"
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    loader: Literal["auto", "ffcv", "torchvision", "resident"] = "auto"
+    loader: Literal["auto", "ffcv", "torchvision"] = "auto"
     # More than a thousand would be a slip of the hand, and may stop the machine.
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
     threads: Annotated[int, Field(ge=0, le=1024)] = 0

@@ -86,7 +86,6 @@ def build_loader(cell: Cell, compute: Compute, world: World) -> PretrainingLoade
         parts=cell.batch_size // (cell.micro_batch_size or cell.batch_size),
         labels=cell.is_supervised,
         dtype=views_dtype(cell),
-        compile=compute.runtime.compile,
     )
 
 

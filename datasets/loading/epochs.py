@@ -25,19 +25,12 @@ from regbench.datasets.loading.crops import (
     Ints,
     boxes_of,
 )
-from regbench.datasets.loading.photometric import (
-    Normalize,
-    chains,
-    compiled_augmentation,
-    on_device,
-    photometric,
-)
-from regbench.datasets.loading.resident_crops import ResidentCrops
+from regbench.datasets.loading.photometric import Normalize, chains, photometric
 from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
 from regbench.datasets.stored.beton import Beton
 from regbench.errors import RegbenchError
 
-BACKENDS = ("auto", "ffcv", "torchvision", "resident")
+BACKENDS = ("auto", "ffcv", "torchvision")
 Batch = TypeVar("Batch")
 
 
@@ -134,10 +127,9 @@ class Reading(TypedDict, total=False):
     Attributes:
         seed: Decides all draws, together with the epoch.
         device: Device that views are augmented on and delivered to.
-        backend: "ffcv", "torchvision", "resident", or "auto": FFCV if it is installed.
+        backend: "ffcv", "torchvision", or "auto": FFCV if it is installed.
         workers: Threads (FFCV) or processes (torchvision; 1: this one) that decode and crop.
         dtype: Type that views are rounded to at the end.
-        compile: Whether torch.compile builds the augmentation on the device.
     """
 
     seed: int
@@ -145,7 +137,6 @@ class Reading(TypedDict, total=False):
     backend: str
     workers: int
     dtype: torch.dtype
-    compile: bool
 
 
 class EpochLoader:
@@ -153,7 +144,7 @@ class EpochLoader:
     use.
 
     Attributes:
-        backend: "ffcv", "torchvision" or "resident", whichever runs.
+        backend: "ffcv" or "torchvision", whichever runs.
         batch_size: Images a batch.
         device: Device that views are delivered to.
     """
@@ -171,7 +162,6 @@ class EpochLoader:
         backend: str = "auto",
         workers: int = 1,
         dtype: torch.dtype = torch.float32,
-        compile: bool = False,
     ) -> None:
         """Set up the backend; for the options see `Reading`."""
         if backend not in BACKENDS:
@@ -190,7 +180,6 @@ class EpochLoader:
         self._views = views
         self._seed = seed
         self._dtype = dtype
-        self._compile = compile
         self._bits = dataset.shared_bits
         sizes = tuple(view.kind.side for view in self._views)
         self._shape = CropShape(sizes=sizes, channels=dataset.channels, interpolation=interpolation)
@@ -209,8 +198,6 @@ class EpochLoader:
             # A GPU is better at the photometric part than the few cores beside it.
             normalize = self._normalize if device.type == "cpu" else None
             self._crops = FfcvCrops(beton, self._shape, batch_size, workers, normalize)
-        elif backend == "resident":
-            self._crops = ResidentCrops(beton, self._shape, device)
         else:
             self._crops = TorchvisionCrops(
                 beton, self._shape, workers, pin_memory=device.type == "cuda"
@@ -250,20 +237,14 @@ class EpochLoader:
                 todo = chains_of(indices)
                 views = []
                 for number, crop in enumerate(self._shape.split(self._transfer(flat))):
-                    views.append(self._augment(crop, todo[:, number], self._views[number].kind))
+                    augmented = photometric(crop, todo[:, number])
+                    views.append(self._normalize(augmented, self._dtype))
             return give(indices, self._with_bits(indices, views))
 
         chains_then = chains_of if self._crops.finishes else None
         epoch = Epoch(self._crops.stream(order, self.batch_size, boxes, chains_then), finish)
         self._open.add(epoch)
         return epoch
-
-    def _augment(self, crop: Tensor, chain: Floats, kind: ViewsConfig) -> Tensor:
-        if not self._compile:
-            return self._normalize(photometric(crop, chain), self._dtype)
-        chain_on_device = on_device(chain.astype(np.float32), self.device)
-        augment = compiled_augmentation()
-        return augment(crop, chain_on_device, self._normalize, self._dtype, blurs=kind.blur_p > 0)
 
     def _with_bits(self, indices: Ints, views: list[Tensor]) -> list[Tensor]:
         """Append the shared bits to each view (N, C, S, S) as channels of -1 or 1, about as

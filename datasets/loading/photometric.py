@@ -1,8 +1,7 @@
 """The photometric part of the augmentation, in batches on the training device, with parameters
 drawn per image.
 
-With FFCV on a CPU the same is done image by image in `kernels_photometric.finish`. With
-`runtime.compile` it is `augment_all`, of which torch.compile makes few kernels.
+With FFCV on a CPU the same is done image by image in `kernels_photometric.finish`.
 
 Every operation works on (N, C, H, W) float32 with values in [0, 255] and is defined as the
 torchvision function of the same name, without the rounding to whole levels between operations.
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -238,54 +236,6 @@ class Normalize:
         The result is `channels_last` with three channels.
         """
         # A GPU shifts, rounds and reorders in one pass.
-        out = torch.empty_like(x, dtype=dtype, memory_format=_layout(x))
+        layout = torch.channels_last if x.shape[1] == 3 else torch.contiguous_format
+        out = torch.empty_like(x, dtype=dtype, memory_format=layout)
         return torch.add(x.mul_(self._scale), self._shift, out=out)
-
-    def in_one(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Do the same in one expression, whose layout the compiler keeps."""
-        return (x * self._scale + self._shift).to(dtype, memory_format=_layout(x))
-
-
-def _layout(x: Tensor) -> torch.memory_format:
-    return torch.channels_last if x.shape[1] == 3 else torch.contiguous_format
-
-
-@cache
-def compiled_augmentation() -> Callable[..., Tensor]:
-    """Return `augment_all` with kernels of its own for each shape: those for any shape would be
-    slower.
-    """
-    return torch.compile(augment_all, dynamic=False)
-
-
-def augment_all(
-    crops: Tensor, chain: Tensor, normalize: Normalize, dtype: torch.dtype, *, blurs: bool
-) -> Tensor:
-    """Do what `photometric` and `normalize` do: every operation for all images, kept for those that
-    drew it.
-
-    What is done does not depend on the draws, so it is compiled once.
-
-    Args:
-        crops: (N, H, W, C) uint8.
-        chain: (N, 11) float32, on their device.
-        normalize: Applied at the end.
-        dtype: Type of the result.
-        blurs: Whether images of this view may be blurred.
-    """
-    x = crops.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
-    is_colour = x.shape[1] == 3
-    possible = _JITTER if is_colour else _JITTER[:2]
-    for place in range(len(possible)):
-        before = x
-        for number, operation in enumerate(possible):
-            chosen = _per_image(chain[:, place] == number)
-            x = torch.where(chosen, operation(before.clone(), chain[:, 4 + number]), x)
-    if is_colour:
-        x = torch.where(_per_image(chain[:, 8] > 0), grey(x), x)
-    if blurs:
-        sigma = chain[:, 9]
-        # Images without a blur get one that is not used.
-        blurred = gaussian_blur(x, torch.where(sigma > 0, sigma, 1.0))
-        x = torch.where(_per_image(sigma > 0), blurred, x)
-    return normalize.in_one(solarize(x, chain[:, 10]), dtype)

@@ -18,8 +18,7 @@ from regbench.datasets.loading.crops import Boxes, Chains, CropShape, CropStream
 from regbench.datasets.stored.beton import Beton
 from regbench.errors import RegbenchError
 
-RESAMPLE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
-"""The filters that are Pillow's."""
+_RESAMPLE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
 # The matrices depend on two sizes only, and random crops meet the same sizes again and again.
@@ -54,7 +53,7 @@ def resize(
             "yh,hxc->yxc", _area_weights(image.shape[0], height), pixels, optimize=True
         )
         return np.floor(pixels + 0.5).astype(np.uint8)
-    resample = RESAMPLE[interpolation]
+    resample = _RESAMPLE[interpolation]
     grey = image.shape[2] == 1
     picture = Image.fromarray(image[:, :, 0] if grey else image)
     # Width and height have a call each because the order of the passes within one differs between

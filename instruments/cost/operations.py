@@ -1,19 +1,14 @@
-"""Count the operations that a loss or an augmentation gives a GPU, without one.
+"""Count the operations that a loss gives a GPU, without one: `python -m
+regbench.instruments.cost.operations [METHODS]`.
 
-A GPU's host takes some microseconds to start each of them, which small losses and small images wait
-for.
-
-    python -m regbench.instruments.cost.operations                  # all losses, or those that are
-    named python -m regbench.instruments.cost.operations augmentation     # presets of two views
+A GPU's host takes some microseconds to start each of them, which small losses wait for.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Any
 
-import numpy as np
 import torch
 from tabulate import tabulate
 from torch import Tensor
@@ -21,13 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from regbench import methods
-from regbench.benchmark.settings.sweep import load_run
-from regbench.datasets.loading import draws, photometric
-from regbench.datasets.loading.epochs import list_views
 from regbench.methods import Engine
 from regbench.methods.forms.pairwise import panels_of
 
-AUGMENTATIONS = ("small_color", "symmetric", "imagenet")
 SIZES = ((256, 8192), (4096, 2048), (2048, 32768))
 # Operations that only describe memory, or take it.
 _WITHOUT_WORK = {
@@ -94,48 +85,8 @@ def count_operations(name: str, n: int, q: int) -> int:
     return int(operations.count)
 
 
-def count_augmentation(preset: str, size: int = 32) -> tuple[int, int]:
-    """Count what the views of a batch take: operations, and kernels once compiled; each with
-    transfers to a GPU.
-
-    The kernels are those of inductor for a CPU, with variants for the ends of loops, and products
-    of matrices.
-    """
-    from torch._inductor import metrics
-    from torch._inductor.utils import fresh_cache, get_code
-
-    augmentation, images, cpu = (
-        load_run([f"augmentation={preset}"])[0].augmentation,
-        256,
-        torch.device("cpu"),
-    )
-    normalize = photometric.Normalize([0.5] * 3, [0.2] * 3, cpu)
-    operations, kernels = LaunchCounter(cpu=True), 0
-    for view in list_views(augmentation.kinds(size)):
-        key = draws.keys(0, 0, np.arange(images), draws.PHOTOMETRIC, view.drawn)
-        chain = photometric.chains(draws.photometric_draws(key, view.kind), view.kind, 3)
-        crops = torch.zeros(images, view.kind.side, view.kind.side, 3, dtype=torch.uint8)
-        with operations:
-            normalize(photometric.photometric(crops, chain), torch.bfloat16)
-        operations.count += 2
-        metrics.reset()
-        # Code that was written but not compiled must not stay for others.
-        with fresh_cache():
-            arguments = crops, torch.from_numpy(chain.astype(np.float32)), normalize, torch.bfloat16
-            augment = photometric.compiled_augmentation()
-            code, *_ = get_code(augment, *arguments, blurs=view.kind.blur_p > 0)
-        kernels += (
-            metrics.generated_kernel_count + len(re.findall(r"extern_kernels\.\w+\(", code)) + 1
-        )
-    return operations.count, kernels
-
-
 def main() -> None:
-    """Print a table of the losses that are named, or of all, or one of augmentations."""
-    if sys.argv[1:] == ["augmentation"]:
-        counts = [[preset, *count_augmentation(preset)] for preset in AUGMENTATIONS]
-        print(tabulate(counts, ["augmentation", "operations", "kernels, compiled"], "github"))
-        return
+    """Print a table of the losses that are named, or of all."""
     rows = []
     for name in sys.argv[1:] or methods.names():
         rows.append([name, *(count_operations(name, n, q) for n, q in SIZES)])

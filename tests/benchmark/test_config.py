@@ -381,7 +381,7 @@ REFUSALS = {
     "evaluation.probe.crop_scale=[1,0.5]": "evaluation.probe.crop_scale=[1,0.5] must name the "
     "smaller area first",
     "runtime.device=tpu": "runtime.device=tpu must be auto, cpu or cuda",
-    "runtime.loader=dali": "runtime.loader=dali must be auto, ffcv, torchvision or resident",
+    "runtime.loader=dali": "runtime.loader=dali must be auto, ffcv or torchvision",
     "runtime.compile=3": "runtime.compile=3 must be true or false",
     "runtime.workers=-1": "runtime.workers=-1 must be a whole number, at least 0",
     "runtime.threads=-2": "runtime.threads=-2 must be a whole number, at least 0",

@@ -8,7 +8,6 @@ from torchvision.transforms.v2 import functional as F
 
 from regbench.datasets.config import ViewConfig
 from regbench.datasets.loading import draws, photometric
-from regbench.instruments.cost.operations import AUGMENTATIONS, count_augmentation
 
 N, SIZE = 12, 32
 # Grey levels. For bytes torchvision cuts off the fraction, of the luma and again of the result.
@@ -183,31 +182,6 @@ def test_both_ways_are_the_same(size: int) -> None:
     # Where a value meets the threshold to the last bit, solarization may fall on either side.
     assert (difference.abs() > 0.01).float().mean() < 1e-4
     assert (difference[torch.from_numpy(~drawn.solarize)].abs() < 0.01).all()
-
-
-@pytest.mark.parametrize("blur_p", [0.0, 0.5])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_what_is_compiled_gives_the_same_bits_before_it_is(
-    channels: int, blur_p: float, images: Tensor
-) -> None:
-    crops = images[:, :channels].permute(0, 2, 3, 1).contiguous()
-    normalize = photometric.Normalize([0.4] * channels, [0.2] * channels, torch.device("cpu"))
-    config = ViewConfig(blur_p=blur_p)
-    drawn = draws.photometric_draws(draws.keys(4, 0, np.arange(N), draws.PHOTOMETRIC), config)
-    chain = photometric.chains(drawn, config, channels)
-    for dtype in (torch.float32, torch.bfloat16):
-        expected = normalize(photometric.photometric(crops, chain), dtype)
-        given = torch.from_numpy(chain.astype(np.float32))
-        found = photometric.augment_all(crops, given, normalize, dtype, blurs=blur_p > 0)
-        assert torch.equal(found, expected)
-        assert found.stride() == expected.stride()
-
-
-@pytest.mark.slow  # the compiler
-@pytest.mark.parametrize("preset", AUGMENTATIONS)
-def test_a_compiled_augmentation_has_few_kernels(preset: str) -> None:
-    operations, kernels = count_augmentation(preset)
-    assert kernels <= 60 < operations
 
 
 def test_normalize() -> None:
