@@ -7,6 +7,7 @@ import logging
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -57,7 +58,7 @@ class Journal:
         self._waits_since: Any = None
         self._losses: list[dict[str, Tensor]] = []
         self._laps: list[list[Any]] = []
-        self._views_NQ: list[Tensor] = []
+        self._views_NQ: Sequence[Tensor] = ()
         self.restart_meters()
 
     def restart_meters(self) -> None:

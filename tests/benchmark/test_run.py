@@ -29,11 +29,10 @@ from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.evaluate.subject import Subject
-from regbench.benchmark.later import evaluate_directory
 from regbench.benchmark.machine.compute import default_workers, resolve, usable_cpus
 from regbench.benchmark.machine.description import environment
 from regbench.benchmark.machine.meters import peak_extra_bytes
-from regbench.benchmark.run import run_cell
+from regbench.benchmark.run import evaluate_directory, run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint, save_checkpoint
 from regbench.benchmark.rundir.directory import (
     checkpoint_files,
