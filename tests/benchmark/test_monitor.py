@@ -42,8 +42,8 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.stored import load_config
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training import checkpoint_writer, journal, loop
+from regbench.benchmark.training.embedding_metrics import spread_metrics
 from regbench.benchmark.training.network import SiameseNetwork
-from regbench.benchmark.training.spread import spread_metrics
 from regbench.datasets.stored.prepare import prepare
 from regbench.sweeps.status import cell_status, plan_of
 from tests.benchmark.steps import before_steps

@@ -50,9 +50,9 @@ from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.stored import load_config
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training import checkpoint_writer, journal, loop
+from regbench.benchmark.training.embedding_metrics import spread_metrics
 from regbench.benchmark.training.loop import Trained, train
 from regbench.benchmark.training.network import SiameseNetwork
-from regbench.benchmark.training.spread import spread_metrics
 from regbench.benchmark.training.step import Step, Stepped
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.stored.prepare import prepare
