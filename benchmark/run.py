@@ -1,54 +1,84 @@
-"""One cell from its run directory's first file to its record."""
+"""One network of a cell from its directory's first file to its scores: trained here, of a run that
+is finished, or published.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from regbench import methods
+from regbench.benchmark.backbones.weights import PublishedWeights, load_backbone
 from regbench.benchmark.evaluate.base import Task
-from regbench.benchmark.evaluate.features import NotFinite
+from regbench.benchmark.evaluate.features import Encoder, NotFinite
 from regbench.benchmark.evaluate.subject import selection_splits
-from regbench.benchmark.machine.compute import resolve
+from regbench.benchmark.machine.compute import Compute, resolve
 from regbench.benchmark.machine.description import environment
-from regbench.benchmark.rundir.checkpoint import load_checkpoint
-from regbench.benchmark.rundir.choice import GIVEN, Choices
-from regbench.benchmark.rundir.directory import (
-    remove_earlier_leftovers,
-    run_directory,
-    write_config,
-)
+from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved
+from regbench.benchmark.rundir.choice import GIVEN
+from regbench.benchmark.rundir.directory import write_config
 from regbench.benchmark.rundir.interruption import Interruption
-from regbench.benchmark.rundir.lease import Attempt, LeaseLost, claim
-from regbench.benchmark.rundir.record import Record, Score, read_record
+from regbench.benchmark.rundir.lease import Attempt, attempt_at, now
+from regbench.benchmark.rundir.record import (
+    LaterEvaluation,
+    Record,
+    Score,
+    read_record,
+    read_tuned,
+)
+from regbench.benchmark.rundir.record_parts import Cost
 from regbench.benchmark.scoring import (
     SELECTION,
     cost_of,
     distinct_scores,
+    evaluated,
     images_record,
+    note_choice,
     past_attempts,
     score,
     subject_of,
 )
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.identity import cell_id
 from regbench.benchmark.settings.runtime import STAGES, Runtime
+from regbench.benchmark.settings.stored import load_cell, load_config
+from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training.assembly import build_network
 from regbench.benchmark.training.distributed import World, connect
 from regbench.benchmark.training.loop import Trained, train
+from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.run_progress import Diverged, Progress, write_metrics
 from regbench.benchmark.training.sinks import require_sinks
 from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
+from regbench.files import read_file, write_new
 from regbench.methods.forms.spectrum import kernel_spectrum
+from regbench.text import refuse_name
+
+METHOD = "external"
+"""Method in the record of published weights."""
 
 SPECTRUM_ORDER = 6
 """Highest order of the coefficients of a kernel that a record holds."""
+
+# The settings that decide a training, and nothing where published weights are evaluated.
+_OF_TRAINING = (
+    "method",
+    "optimizer",
+    "embedding_dim",
+    "batch_size",
+    "micro_batch_size",
+    "epochs",
+    "precision",
+)
 
 log = logging.getLogger("regbench")
 
@@ -86,109 +116,296 @@ def run_cell(
     # Started by torchrun or as a Slurm step of several tasks, all processes train; the first alone
     # evaluates and writes.
     require_sinks(runtime.sinks)
-    run = _Run(cell, runtime, sweep, interruption or Interruption(), how_chosen)
+    method = methods.registry_name(cell.method)
+    compute = resolve(runtime)
+    run = _Run(cell, compute, sweep, how_chosen, cell.plain(), cell.label, method)
     run.directory.mkdir(parents=True, exist_ok=True)
     trained: Trained | None = None
     # The attempt outlives the connection: the other ranks leave after training, and the first
     # evaluates alone.
     with contextlib.ExitStack() as stack:
-        with connect(run.compute.device) as world:
-            attempt = (
-                stack.enter_context(attempt_at(run.directory, runtime.lease_s))
-                if world.rank == 0
-                else None
-            )
+        with connect(compute.device) as world:
+            attempt = None
+            if world.rank == 0:
+                attempt = stack.enter_context(attempt_at(run.directory, runtime.lease_s))
             if attempt is not None:
                 run.begin(attempt)
             if world.from_first(attempt is not None) and "pretrain" in stages:
-                trained = run.pretrain(world, attempt)
+                trained = run.pretrain(world, attempt, interruption or Interruption())
         # The other ranks would only hold their GPUs.
         if world.rank > 0:
             return None
         if attempt is not None and not attempt.finished and set(stages) != {"pretrain"}:
-            run.evaluate(attempt, trained or run.load_trained(), stages)
+            run.evaluate_trained(attempt, trained or run.load_trained(), is_final="final" in stages)
     return read_record(run.directory)
 
 
-@contextlib.contextmanager
-def attempt_at(directory: Path, lease_s: float) -> Iterator[Attempt | None]:
-    """Hold an attempt at the run and note how it ended; give None if the run is finished.
+def evaluate_backbone(
+    source: str,
+    overrides: Sequence[str],
+    *,
+    label: str | None = None,
+    name: str = "published",
+    only: Sequence[str] = (),
+) -> tuple[Path, Record]:
+    """Evaluate published weights once, and write a run directory as a finished run leaves it.
+
+    Args:
+        source: The weights; see `load_backbone`.
+        overrides: `dataset`, `augmentation`, `network`, `evaluation.…`, `seed` and `runtime.…`.
+        label: Name of the row in tables; None: the name of the source.
+        name: The folder under `runtime.runs_dir`.
+        only: The protocols; none: those of the configuration.
+
+    Returns:
+        The run directory and the record.
+    """
+    for override in overrides:
+        if override.partition("=")[0].partition(".")[0] in _OF_TRAINING:
+            raise RegbenchError(
+                f"{override}: published weights are not trained, so it has no effect; leave it out"
+            )
+    cell, runtime = load_run([*overrides, *_protocols(only)])
+    compute = resolve(runtime)
+    _refuse_unfit(cell, compute.data_dir)  # before the weights are downloaded
+    published = load_backbone(
+        source, cell.network.backbone, cell.dataset.input_channels, cell.dataset.image_size
+    )
+    # The weights expect the colours that they were trained with.
+    dataset = replace(
+        cell.dataset,
+        mean=published.mean or cell.dataset.mean,
+        std=published.std or cell.dataset.std,
+    )
+    cell = replace(cell, dataset=dataset)
+    # A record names a file without its folder.
+    shown = source if source.startswith(("torchvision:", "timm:")) else Path(source).name
+    label = label or shown
+    command = ["regbench", "evaluate", "--backbone", source, "--label", label, "--name", name]
+    if only:
+        command += ["--only", ",".join(only)]
+    run = _Run(
+        *(cell, compute, name, GIVEN, _plain_published(cell, shown, published), label, METHOD),
+        command=[*command, *overrides],
+    )
+    with attempt_at(run.directory, runtime.lease_s) as attempt:
+        if attempt is not None:
+            run.begin(attempt)
+            published.backbone.module.to(compute.device)
+            run.evaluate(attempt, published.backbone, published.sha256)
+    record = read_record(run.directory)
+    assert record is not None
+    return run.directory, record
+
+
+def _plain_published(cell: Cell, source: str, published: PublishedWeights) -> dict[str, Any]:
+    """Return the settings that decide the scores, in the form of a cell whose training is not
+    known.
+    """
+    return {
+        **cell.plain(),
+        **dict.fromkeys(_OF_TRAINING),
+        "network": {"backbone": {"name": published.architecture}},
+        "method": {"name": METHOD},
+        "external": {"source": source, "sha256": published.sha256},
+    }
+
+
+def evaluate_directory(
+    directory: Path,
+    overrides: Sequence[str],
+    only: Sequence[str] = (),
+    how_chosen: Mapping[str, Any] = GIVEN,
+) -> list[Score]:
+    """Evaluate the final weights of a run directory anew.
+
+    What the record of a finished run does not hold is written to `evaluations/<protocol>.json`
+    beside it, once, and read from there by later calls; all else is only returned.
+
+    Args:
+        directory: The run directory, with `config.yaml` and the last checkpoint.
+        overrides: `evaluation.…=value` and `runtime.…=value` settings that differ from the run's
+            own.
+        only: The protocols; none: those of the run.
+        how_chosen: See `run_cell`.
 
     Raises:
-        LeaseLost: If the attempt lost the run on the way, whatever went wrong because of that.
+        RegbenchError: If the directory does not hold the final weights, or an override is refused.
     """
-    attempt = claim(directory, lease_s)
-    if attempt is None:
-        yield None
-        return
-    remove_earlier_leftovers(directory, attempt.number)
+    for override in overrides:
+        if not override.startswith(("evaluation.", "runtime.")):
+            raise RegbenchError(
+                f"{override}: a trained run can be given other evaluation.* settings only"
+            )
+    # A folder without weights is refused before anything is loaded.
+    own = trained_cell(directory)
+    cell, runtime = load_config(directory / "config.yaml", [*overrides, *_protocols(only)])
+    # Scores by other settings are not the run's, so they do not collide with those that are
+    # written.
+    changed = [override for override in overrides if override.startswith("evaluation.")]
+    record, new = read_record(directory), set()
+    if record is not None and record.status == "done":
+        new = set(cell.evaluation.protocols) - set(own.evaluation.protocols)
+    names = list(cell.evaluation.protocols)
+    # The score that hyperparameters are selected by is kNN's unless the cell says otherwise.
+    if not only or "knn" in only:
+        names.insert(0, SELECTION)
+    compute = resolve(runtime)
+    network = build_network(own, compute.device, _final_state(directory, own))
+    scores: list[Score] = []
+    # The run's own files stay as they are: choices are written into a folder that is removed
+    # afterwards.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        attempt_at(Path(folder), runtime.lease_s) as attempt,
+    ):
+        assert attempt is not None
+        on_test = own.evaluation.select_on == "test"
+        choices = note_choice(attempt, cell, how_chosen, on_test=on_test)
+        subject = subject_of(cell, network, compute, choices)
+        for name in names:
+            path, before = directory / "evaluations" / f"{name}.json", choices.entries
+            if name not in new or (path.exists() and changed):
+                scores += evaluated(subject, name).scores
+                log.info("%s: shown only, nothing is written", name)
+                continue
+            if path.exists():  # of an earlier call, which may have been killed after it
+                log.info("%s is there already; remove it to evaluate again", path)
+            else:
+                found = evaluated(subject, name)
+                # The record has its own choices; these are the ones that this evaluation made.
+                choice = {"hyperparameters": choices.entries["hyperparameters"]}
+                for what, entry in choices.entries.items():
+                    if before.get(what) != entry:
+                        choice[what] = entry
+                evaluation = LaterEvaluation(
+                    cell_id=own.id,
+                    protocol=name,
+                    scores=tuple(found.scores),
+                    seconds=found.seconds,
+                    choice=choice,
+                    environment={**environment(compute.device), "loader": found.loader},
+                    finished=now(),
+                    command=shlex.join(
+                        ["regbench", "evaluate", str(directory), "--only", name, *changed]
+                    ),
+                )
+                path.parent.mkdir(exist_ok=True)
+                # The first of two processes that evaluate at once wins.
+                write_new(path, evaluation.text())
+                log.info("%s: written to %s", name, path)
+            written = functools.partial(LaterEvaluation.parse, path=path)
+            scores += read_file(path, written, f"remove it to evaluate {name} again").scores
+    return scores
+
+
+def trained_cell(directory: Path) -> Cell:
+    """Read the cell of a run directory that holds weights; refuse any other directory."""
+    config = directory / "config.yaml"
+    if not config.exists():
+        raise RegbenchError(f"{config} is missing; give the directory of a run that has trained")
+    record = read_record(directory)
+    if record is not None and record.method == METHOD:
+        raise RegbenchError(
+            f"{directory} holds no weights, but scores of published ones; repeat: {record.command}"
+        )
+    return load_cell(config)
+
+
+def _final_state(directory: Path, cell: Cell) -> dict[str, Any] | None:
+    """Read the checkpoint with the final weights of a run; None for a network without training."""
+    if not cell.epochs:
+        return None
+    record = read_record(directory) or read_tuned(directory)
+    if record is None:
+        loaded = load_checkpoint(directory)
+        if loaded is None or len(loaded[0]["progress"]["history"]) < cell.epochs:
+            raise RegbenchError(
+                f"{directory} is not trained to the end; give the directory of a run that is"
+            )
+        return loaded[0]
+    saved = record.checkpoint
+    if saved is None:
+        raise RegbenchError(f"{directory} has no final weights: its status is {record.status}")
     try:
-        yield attempt
-        if not attempt.finished:
-            attempt.check()
-    except BaseException as error:
-        with contextlib.suppress(LeaseLost):
-            attempt.check()
-        is_stopped = isinstance(error, KeyboardInterrupt)
-        if attempt.lost:
-            attempt.end("superseded")
-            # A successor is the reason of whatever went wrong, such as a file that is gone: say so.
-            if not is_stopped and not isinstance(error, LeaseLost):
-                attempt.check()
-        elif is_stopped:
-            attempt.end("interrupted")
-        else:
-            attempt.end("failed", f"{type(error).__name__}: {error}")
-        raise
-    attempt.end("done")
+        return read_saved(directory, saved)
+    except Damaged as error:
+        raise RegbenchError(
+            f"{directory / saved.file}, which holds the final weights, cannot be evaluated: "
+            f"{error}; train them again: regbench train --config {directory / 'config.yaml'} "
+            "--name again"
+        ) from error
 
 
+def _protocols(only: Sequence[str]) -> list[str]:
+    """Return the override that asks for these protocols alone; none without any."""
+    return [f"evaluation.protocols=[{','.join(only)}]"] if only else []
+
+
+def _refuse_unfit(cell: Cell, data_dir: Path) -> Manifest:
+    """Refuse images that are not there, and what evaluations would refuse after the training."""
+    manifest = Manifest.load(data_dir, cell.dataset)
+    selection_splits(cell.evaluation, Task(cell.dataset, cell.evaluation.select_on, data_dir))
+    return manifest
+
+
+@dataclass(eq=False)
 class _Run:
-    """The stages of one cell in its directory."""
+    """A cell in its directory.
 
-    def __init__(
-        self,
-        cell: Cell,
-        runtime: Runtime,
-        sweep: str,
-        interruption: Interruption,
-        how_chosen: Mapping[str, Any],
-    ) -> None:
-        self.cell, self.runtime, self.sweep = cell, runtime, sweep
-        self.interruption, self.how_chosen = interruption, how_chosen
-        self.directory = run_directory(runtime, sweep, cell)
-        self.compute = resolve(runtime)
+    Attributes:
+        cell: The cell, as it is evaluated.
+        compute: The machine.
+        sweep: The folder under `runtime.runs_dir`.
+        how_chosen: See `run_cell`.
+        plain: The cell, as the record has it.
+        label: Name of the row in tables.
+        method: Name of the method in the record.
+        command: The words of the command that does it again; none: training from its config.
+    """
+
+    cell: Cell
+    compute: Compute
+    sweep: str
+    how_chosen: Mapping[str, Any]
+    plain: Mapping[str, Any]
+    label: str
+    method: str
+    command: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        refuse_name("the folder of runs", self.sweep)
+        runs_dir = Path(self.compute.runtime.runs_dir)
+        self.directory = runs_dir / self.sweep / cell_id(self.plain)
 
     def begin(self, attempt: Attempt) -> None:
         """Write down what the run is made of.
 
         Refuse before the training what its evaluations would refuse.
         """
-        self.manifest = Manifest.load(self.compute.data_dir, self.cell.dataset)
-        config = self.cell.evaluation
-        selection_splits(config, Task(self.cell.dataset, config.select_on, self.compute.data_dir))
-        if config.while_training and config.select_on == "test":
+        cell, runtime = self.cell, self.compute.runtime
+        self.manifest = _refuse_unfit(cell, self.compute.data_dir)
+        if cell.evaluation.while_training and cell.evaluation.select_on == "test":
             # Such evaluations read the test split, which opens only after the choice.
-            self._note_choice(attempt)
-        self.surroundings = {
-            **environment(self.compute.device),
-            "loss_form": self.runtime.loss_form,
-            "loss_revision": self.cell.method.revision,
-            "compile": self.runtime.compile,
-        }
-        if self.cell.network.teacher == "ema":
-            self.surroundings["evaluated_network"] = "student"
-        write_config(self.directory, self.cell.plain())
+            note_choice(attempt, cell, self.how_chosen)
+        self.surroundings = environment(self.compute.device)
+        if self.method != METHOD:
+            self.surroundings["loss_form"] = runtime.loss_form
+            self.surroundings["loss_revision"] = cell.method.revision
+            self.surroundings["compile"] = runtime.compile
+            if cell.network.teacher == "ema":
+                self.surroundings["evaluated_network"] = "student"
+        write_config(self.directory, self.plain)
         attempt.write("environment.json", json.dumps(self.surroundings, indent=2).encode())
 
-    def pretrain(self, world: World, attempt: Attempt | None) -> Trained | None:
+    def pretrain(
+        self, world: World, attempt: Attempt | None, interruption: Interruption
+    ) -> Trained | None:
         """Train the network; if the run diverges, write its record and return None."""
         if attempt is not None:
             attempt.update(stage="pretrain")
         try:
-            trained = train(
-                self.cell, self.compute, self.directory, world, attempt, self.interruption
-            )
+            trained = train(self.cell, self.compute, self.directory, world, attempt, interruption)
         except Diverged as error:
             if attempt is not None:
                 self._end_diverged(attempt, error)
@@ -212,99 +429,99 @@ class _Run:
         network = build_network(self.cell, self.compute.device, state)
         return Trained(network=network, progress=progress, checkpoint=saved)
 
-    def evaluate(self, attempt: Attempt, trained: Trained, stages: Sequence[str]) -> None:
-        """Score the stages asked for and write the record of the last of them; do nothing twice."""
-        cell, progress = self.cell, trained.progress
-        is_final = "final" in stages
-        choices = self._note_choice(attempt)
-        subject = subject_of(cell, trained.network, self.compute, choices)
-        protocols = cell.evaluation.protocols if is_final else ()
+    def evaluate_trained(self, attempt: Attempt, trained: Trained, *, is_final: bool) -> None:
+        """Evaluate a trained network; if its representations are not finite, it has diverged."""
+        progress = trained.progress
         weights = trained.checkpoint.sha256 if trained.checkpoint else None
         try:
-            done = score(attempt, subject, cell.label, protocols, weights)
+            self.evaluate(attempt, trained.network, weights, trained, is_final=is_final)
         except NotFinite as error:
             # A network as it is initialised has not diverged: something is wrong with it or the
             # images.
-            if not cell.epochs:
+            if not self.cell.epochs:
                 raise
-            diverged = Diverged(
-                cell.label, progress.step, len(progress.history), str(error), progress
+            epochs = len(progress.history)
+            self._end_diverged(
+                attempt, Diverged(self.label, progress.step, epochs, str(error), progress)
             )
-            self._end_diverged(attempt, diverged)
-            return
+
+    def evaluate(
+        self,
+        attempt: Attempt,
+        network: SiameseNetwork | Encoder,
+        weights: str | None,
+        trained: Trained | None = None,
+        *,
+        is_final: bool = True,
+    ) -> None:
+        """Score a network, whose weights have a SHA-256, and write the record; do nothing twice.
+
+        If it is not `is_final`, only what hyperparameters are selected by is scored.
+        """
+        choices = note_choice(attempt, self.cell, self.how_chosen)
+        subject = subject_of(self.cell, network, self.compute, choices)
+        protocols: tuple[str, ...] = ()
+        status: Literal["done", "tuned"] = "tuned"
+        if is_final:
+            protocols, status = self.cell.evaluation.protocols, "done"
+        done = score(attempt, subject, self.label, protocols, weights)
         names = (SELECTION, *protocols)
         scores = distinct_scores(done, names)
-        attempt.update(
-            outcome="done" if is_final else "tuned", detail=_headline(scores, is_final=is_final)
-        )
+        # Others see these while the record is being written.
+        headline = []
+        for entry in scores:
+            is_shown = entry.split == "test" or not is_final
+            if is_shown and entry.name in ("knn_top1", "linear_top1"):
+                headline.append(entry.text)
+        attempt.update(outcome=status, detail=", ".join(headline))
         self.surroundings["loader"] = done[SELECTION]["loader"]
-        self._write_record(
-            attempt,
-            "done" if is_final else "tuned",
-            progress,
-            scores=scores,
-            evaluate_s=sum(done[name]["seconds"] for name in names),
-            choice=choices.entries if is_final else {},
-            checkpoint=trained.checkpoint,
-        )
+        evaluate_s = sum(done[name]["seconds"] for name in names)
+        parts: dict[str, Any] = {"scores": scores, "cost": Cost(evaluate_s=evaluate_s)}
+        if trained is not None:
+            parts["cost"] = cost_of(trained.progress, evaluate_s)
+            parts["checkpoint"] = trained.checkpoint
+        if is_final:
+            parts["choice"] = choices.entries
+        progress = None if trained is None else trained.progress
+        self._write_record(attempt, status, progress, **parts)
 
     def _end_diverged(self, attempt: Attempt, error: Diverged) -> None:
         log.warning("%s", error)
         attempt.update(outcome="diverged", detail=str(error))
-        self._write_record(attempt, "diverged", error.progress, diverged=error.what)
-
-    def _note_choice(self, attempt: Attempt) -> Choices:
-        """Write down how the cell was chosen, which opens the test split."""
-        choices = Choices(attempt)
-        choices.note_hyperparameters(
-            self.how_chosen, on_test=self.cell.evaluation.select_on == "test"
+        cost = cost_of(error.progress, 0.0)
+        self._write_record(
+            attempt, "diverged", error.progress, scores=(), cost=cost, diverged=error.what
         )
-        return choices
 
     def _write_record(
         self,
         attempt: Attempt,
         status: Literal["done", "diverged", "tuned"],
-        progress: Progress,
-        *,
-        scores: tuple[Score, ...] = (),
-        evaluate_s: float = 0.0,
-        **more: Any,
+        progress: Progress | None,
+        **parts: Any,
     ) -> None:
-        cell, method = self.cell, self.cell.method
+        method = self.cell.method
         # The record takes its attempts from their files, so this one's must be up to date.
         attempt.beat()
-        metadata = {
-            key: value for key, value in asdict(method.metadata).items() if isinstance(value, str)
-        }
+        if progress is not None:
+            parts["metrics"] = write_metrics(attempt, progress)
+            parts["spectrum"] = kernel_spectrum(method, self.cell.embedding_dim, SPECTRUM_ORDER)
+            metadata = asdict(method.metadata).items()
+            parts["regularizer"] = {key: value for key, value in metadata if isinstance(value, str)}
+        world_size = 1 if progress is None else progress.world_size
+        again = ["regbench", "train", "--config", str(self.directory / "config.yaml")]
         record = Record(
-            cell_id=cell.id,
+            cell_id=self.directory.name,
             sweep=self.sweep,
-            label=cell.label,
-            method=methods.registry_name(method),
-            seed=cell.seed,
+            label=self.label,
+            method=self.method,
+            seed=self.cell.seed,
             status=status,
-            cell=cell.plain(),
-            regularizer=metadata,
-            spectrum=kernel_spectrum(method, cell.embedding_dim, SPECTRUM_ORDER),
-            scores=scores,
-            cost=cost_of(progress, evaluate_s),
-            environment={**self.surroundings, "world_size": progress.world_size},
+            cell=dict(self.plain),
+            environment={**self.surroundings, "world_size": world_size},
             data=images_record(self.manifest),
             attempts=past_attempts(self.directory),
-            command=shlex.join(
-                ["regbench", "train", "--config", str(self.directory / "config.yaml")]
-            ),
-            metrics=write_metrics(attempt, progress),
-            **more,
+            command=shlex.join(self.command or again),
+            **parts,
         )
         attempt.write_record(record.file_name, record.text())
-
-
-def _headline(scores: Sequence[Score], *, is_final: bool) -> str:
-    """Return the scores that others see while the record is being written."""
-    shown = []
-    for entry in scores:
-        if entry.name in ("knn_top1", "linear_top1") and (entry.split == "test" or not is_final):
-            shown.append(entry.text)
-    return ", ".join(shown)

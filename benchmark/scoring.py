@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -41,18 +41,41 @@ protocols.
 _STEP_TIMES = ("step_ms", "data_ms", "forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
 
 
-def subject_of(cell: Cell, network: SiameseNetwork, compute: Compute, choices: Choices) -> Subject:
-    """Return the backbone of a network, or a trivial baseline, ready for the evaluations of a
+class Evaluated(NamedTuple):
+    """The results of one evaluation: scores, seconds, and what read the images."""
+
+    scores: list[Score]
+    seconds: float
+    loader: str
+
+
+def note_choice(
+    attempt: Attempt, cell: Cell, how_chosen: Mapping[str, Any], *, on_test: bool = False
+) -> Choices:
+    """Write down how a cell was chosen, which opens the test split.
+
+    `on_test`: whether anything was chosen there by other settings than the cell's.
+    """
+    choices = Choices(attempt)
+    on_test = on_test or cell.evaluation.select_on == "test"
+    choices.note_hyperparameters(how_chosen, on_test=on_test)
+    return choices
+
+
+def subject_of(
+    cell: Cell, network: SiameseNetwork | Encoder, compute: Compute, choices: Choices
+) -> Subject:
+    """Return a network, or the trivial baseline in its place, ready for the evaluations of a
     cell.
     """
-    if cell.baseline is None or cell.is_supervised:
+    embedder = None
+    if isinstance(network, Encoder):
+        encoder = network
+    elif cell.baseline is None or cell.is_supervised:
         encoder = Encoder(network.backbone, network.representation_dim)
         embedder = Encoder(nn.Sequential(network.backbone, network.projector), cell.output_dim)
     else:
-        encoder, embedder = (
-            baselines.pixels(cell.dataset.input_channels, cell.dataset.image_size),
-            None,
-        )
+        encoder = baselines.pixels(cell.dataset.input_channels, cell.dataset.image_size)
     subject = Subject(
         cell.evaluation,
         cell.dataset,
@@ -66,6 +89,13 @@ def subject_of(cell: Cell, network: SiameseNetwork, compute: Compute, choices: C
     return subject.of(baselines.chosen_pca(subject)) if cell.baseline == "pca" else subject
 
 
+def evaluated(subject: Subject, name: str) -> Evaluated:
+    """Do one evaluation: `SELECTION` or a protocol."""
+    began_s = time.perf_counter()
+    scores = subject.select() if name == SELECTION else subject.run(name)
+    return Evaluated(scores, time.perf_counter() - began_s, subject.backend)
+
+
 def score(
     attempt: Attempt, subject: Subject, label: str, protocols: Sequence[str], weights: str | None
 ) -> dict[str, dict[str, Any]]:
@@ -75,7 +105,7 @@ def score(
     The attempt may write into the run directory. `weights` is the SHA-256 of the network's weights.
 
     Returns:
-        `SELECTION` and each protocol -> its scores, the seconds it took and what read the images.
+        `SELECTION` and each protocol -> the fields of `Evaluated`.
     """
     kept = read_numbered(attempt.directory, "scores.json")
     done: dict[str, dict[str, Any]] = {}
@@ -92,18 +122,13 @@ def score(
         if name in done:
             continue
         attempt.update(detail=name)
-        began_s = time.perf_counter()
-        found = subject.select() if name == SELECTION else subject.run(name)
-        done[name] = {
-            "scores": [asdict(entry) for entry in found],
-            "seconds": time.perf_counter() - began_s,
-            "loader": subject.backend,
-        }
+        found = evaluated(subject, name)
+        done[name] = {**found._asdict(), "scores": [asdict(entry) for entry in found.scores]}
         attempt.write("scores.json", signed({"weights": weights, "done": done}).encode())
         attempt.check()
         # The evaluation kept its state in case that it is interrupted.
         remove_tensors(attempt.directory, state_kind("*"), attempt.number)
-        log.info("%s: %s", label, ", ".join(score.text for score in found))
+        log.info("%s: %s", label, ", ".join(score.text for score in found.scores))
     return done
 
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from regbench.benchmark.later import evaluate_directory
 from regbench.benchmark.machine.compute import resolve
 from regbench.benchmark.machine.description import environment
-from regbench.benchmark.run import run_cell
+from regbench.benchmark.run import evaluate_directory, run_cell
 from regbench.benchmark.rundir.directory import write_config
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.scoring import images_record

@@ -17,9 +17,10 @@ from submitit.core.utils import DelayedSubmission
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import LeaseLost, read_attempts
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.identity import cell_id
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.errors import RegbenchError
-from regbench.files import cell_id, write_new
+from regbench.files import write_new
 from regbench.slurm.queue import SlurmError, call
 
 log = logging.getLogger("regbench")

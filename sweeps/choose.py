@@ -29,9 +29,10 @@ from regbench.benchmark.rundir.tuning_choice import (
     read_choice,
 )
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.identity import configuration_id
 from regbench.benchmark.settings.stored import load_cell
 from regbench.errors import RegbenchError
-from regbench.files import Name, configuration_id, read_json, read_signed, write_new
+from regbench.files import Name, read_json, read_signed, write_new
 from regbench.spaces import Range
 
 COMPARED = "tune.json"

@@ -36,10 +36,11 @@ from regbench.benchmark.rundir.tuning_choice import (
     seed_in,
 )
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.identity import configuration_id
 from regbench.benchmark.settings.stored import load_cell
 from regbench.benchmark.settings.sweep import Sweep
 from regbench.errors import RegbenchError
-from regbench.files import configuration_id, signed, write_text
+from regbench.files import signed, write_text
 from regbench.sweeps.choose import COMPARED, choose, compared_ids, grouped, read_search
 from regbench.sweeps.search import Proposed
 from regbench.sweeps.status import locked

@@ -14,7 +14,7 @@ from regbench.benchmark.rundir.tuning_choice import (
     RankedConfiguration,
     TuningChoice,
 )
-from regbench.files import cell_id
+from regbench.benchmark.settings.identity import cell_id
 
 CELL = {
     "dataset": {"name": "made_up"},

@@ -19,9 +19,9 @@ import pytest
 from typing_extensions import TypedDict
 
 from regbench import RegbenchError
+from regbench.benchmark.settings.identity import cell_id
 from regbench.files import (
     Name,
-    cell_id,
     hold,
     parse_json,
     parse_yaml,

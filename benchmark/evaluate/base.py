@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from regbench.benchmark.rundir.record import Score
 from regbench.datasets.config import DatasetConfig
@@ -16,9 +16,6 @@ from regbench.datasets.config import (
 from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.plugins import Registry
-
-if TYPE_CHECKING:
-    from regbench.benchmark.evaluate.subject import Subject
 
 Scores = list[Score]
 
@@ -79,12 +76,14 @@ class Evaluation(ABC):
         task.splits(name, getattr(self, "dataset", None))
 
     @abstractmethod
-    def run(self, name: str, subject: Subject) -> Scores:
+    def run(self, name: str, subject: Any) -> Scores:
         """Return the scores on the test split, and those on the split that something was chosen
         on.
+
+        `subject` is a `regbench.benchmark.evaluate.subject.Subject`.
         """
 
-    def select(self, name: str, subject: Subject) -> Scores:
+    def select(self, name: str, subject: Any) -> Scores:
         """Return the scores on the selection split, that of `selects` first."""
         raise NotImplementedError
 

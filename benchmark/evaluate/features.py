@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,6 @@ from regbench.benchmark.machine.compute import Compute
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
 from regbench.errors import RegbenchError
-
-if TYPE_CHECKING:
-    from regbench.benchmark.evaluate.finetune import FineTuning
-    from regbench.benchmark.evaluate.linear import LinearProbe
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 Epochs = Callable[[int], Batches]
@@ -143,9 +139,11 @@ class Images:
         return Features(x_ND, y_N), loader.backend
 
     @contextlib.contextmanager
-    def augmented(self, config: LinearProbe | FineTuning, seed: int) -> Iterator[Epochs]:
+    def augmented(self, config: Any, seed: int) -> Iterator[Epochs]:
         """Give the function from an epoch's number to its batches of training images, randomly
         cropped and flipped.
+
+        `config` has the settings `batch_size`, `crop_scale`, `interpolation` and `epochs`.
         """
         with self.loader(
             "train",

@@ -19,7 +19,7 @@ from torch import Tensor
 from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, register
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.rundir.record import Score
-from regbench.benchmark.training.spread import effective_rank, feature_spread, uniformity
+from regbench.benchmark.training.embedding_metrics import effective_rank, feature_spread, uniformity
 from regbench.datasets.loading.splits import evenly
 from regbench.settings import AtLeastTwo, settings
 

@@ -19,14 +19,19 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from regbench.benchmark.rundir.directory import attempt_numbers, highest_number, numbered_file
+from regbench.benchmark.rundir.directory import (
+    attempt_numbers,
+    highest_number,
+    numbered_file,
+    remove_earlier_leftovers,
+)
 from regbench.errors import RegbenchError
 from regbench.files import read_json, write_new, write_there
 
@@ -380,3 +385,36 @@ def _is_free(last: dict[str, Any]) -> bool:
     if is_same_job and owner.get("slurm_restarts", 0) < mine["slurm_restarts"]:
         return True
     return _owner_lives(owner) is False
+
+
+@contextlib.contextmanager
+def attempt_at(directory: Path, lease_s: float) -> Iterator[Attempt | None]:
+    """Hold an attempt at the run and note how it ended; give None if the run is finished.
+
+    Raises:
+        LeaseLost: If the attempt lost the run on the way, whatever went wrong because of that.
+    """
+    attempt = claim(directory, lease_s)
+    if attempt is None:
+        yield None
+        return
+    remove_earlier_leftovers(directory, attempt.number)
+    try:
+        yield attempt
+        if not attempt.finished:
+            attempt.check()
+    except BaseException as error:
+        with contextlib.suppress(LeaseLost):
+            attempt.check()
+        is_stopped = isinstance(error, KeyboardInterrupt)
+        if attempt.lost:
+            attempt.end("superseded")
+            # A successor is the reason of whatever went wrong, such as a file that is gone: say so.
+            if not is_stopped and not isinstance(error, LeaseLost):
+                attempt.check()
+        elif is_stopped:
+            attempt.end("interrupted")
+        else:
+            attempt.end("failed", f"{type(error).__name__}: {error}")
+        raise
+    attempt.end("done")

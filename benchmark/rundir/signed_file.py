@@ -5,15 +5,14 @@ changed them.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, ValidationError
 
-from regbench.files import digest, parse_json, read_file, reason, signed
+from regbench.files import adapter, digest, parse_json, read_file, reason, signed
 
 # The version rises when older files can no longer be read. Readers pass over fields that they do
 # not know, and a field with a default may be missing, so neither needs a new version.
@@ -33,6 +32,9 @@ class SignedFile:
     path: Path = Path()
     sha256: str = ""
     schema_version: Literal[6] = SCHEMA_VERSION
+
+    # Newer writers may have added fields.
+    __pydantic_config__ = ConfigDict(strict=True)
 
     def text(self) -> str:
         """Return the file's content."""
@@ -60,7 +62,7 @@ class SignedFile:
         # Before pydantic: a file of another version would only be told which field is missing.
         plain = _object(content)
         try:
-            found = cast("Self", _adapter(cast("Any", cls)).validate_json(content, strict=True))
+            found = cast("Self", adapter(cast("Any", cls)).validate_json(content))
         except ValidationError as error:
             raise ValueError(reason(error)) from error
         # The digest is that of all other fields.
@@ -96,8 +98,3 @@ def _object(content: bytes) -> dict[str, Any]:
     if (version := raw.get("schema_version")) != SCHEMA_VERSION:
         raise ValueError(f"schema version {version!r:.40}, this regbench reads {SCHEMA_VERSION}")
     return raw
-
-
-@functools.cache
-def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(cls)

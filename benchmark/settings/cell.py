@@ -11,10 +11,10 @@ from pydantic import Field
 
 from regbench.benchmark.evaluate.base import EVALUATIONS, Evaluation
 from regbench.benchmark.settings.architecture import NetworkConfig, refuse_unmet_needs
+from regbench.benchmark.settings.identity import cell_id
 from regbench.benchmark.training.optimizers.base import OPTIMIZERS, OptimizerConfig
 from regbench.datasets.config import AugmentationConfig, DatasetConfig, decisive
 from regbench.errors import RegbenchError
-from regbench.files import cell_id
 from regbench.methods import METHODS, Regularizer
 from regbench.methods.forms.labelled import LOSSES_OF_LABELS
 from regbench.settings import AtLeastOne, AtLeastTwo, AtLeastZero, from_plain, plain, settings

@@ -7,10 +7,8 @@ into a copy of that tree, group by group.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,25 +72,25 @@ class Composer:
         """
         self._prepared = prepared
         self._own = own_presets()
-        self._groups: dict[tuple[object, ...], _Group] = {}
+        self._groups: dict[tuple[object, ...], Any] = {}
+        self._made: dict[tuple[str, int], tuple[Any, Any]] = {}
 
     def compose(self, point: Sequence[str]) -> Composed:
         """Return the cell, the runtime and the cluster of a point: overrides without choices
         between values.
         """
-        groups = self._groups_of(point)
-        tree = {name: group.plain for name, group in groups.items()}
+        tree = self._tree(point)
         chosen = _fitted(tree, point, prepared=self._prepared)
         fitted = [f"{name}={shown(value)}" for name, value in chosen.items()]
         # Again from the start, as a fitted setting may be that of a plug-in or a group.
         if fitted:
-            groups = self._groups_of([*point, *fitted])
-        made = {name: group.settings for name, group in groups.items()}
+            tree = self._tree([*point, *fitted])
+        made = {name: self._settings(name, data) for name, data in tree.items()}
         runtime, cluster = made.pop("runtime"), made.pop("cluster")
         return Composed(Cell(**made), runtime, cluster, " ".join(fitted))
 
-    def _groups_of(self, overrides: Sequence[str]) -> dict[str, _Group]:
-        """Return each group of settings by its name.
+    def _tree(self, overrides: Sequence[str]) -> Tree:
+        """Return the plain data of all groups, which nobody may change: cells share them.
 
         A setting of the cell itself is a group too.
         """
@@ -104,24 +102,32 @@ class Composer:
                 presets[key] = str(override.value())
             else:
                 changes.setdefault(key.partition(".")[0], []).append(override)
-        chosen = tuple(presets.items())
-        groups = {name: self._group(name, chosen, own) for name, own in changes.items()}
-        if any("${" in override for override in overrides):
-            # An interpolation may name a setting of another group, so it needs the whole tree.
-            tree = resolved({name: group.plain for name, group in groups.items()})
-            groups = {name: _Group(name, value) for name, value in tree.items()}
-        return groups
+        chosen, tree = tuple(presets.items()), {}
+        for name, own in changes.items():
+            place = (name, chosen, *(override.input_line for override in own))
+            if place not in self._groups:
+                whole = self._presets(chosen)
+                # A plug-in comes before its settings, wherever it stands on the line.
+                for override in sorted(own, key=lambda each: each.key_or_group not in PLUG_INS):
+                    self._put_override(whole, override)
+                self._groups[place] = whole[name]
+            tree[name] = self._groups[place]
+        # An interpolation may name a setting of another group, so it needs the whole tree.
+        return resolved(tree) if any("${" in override for override in overrides) else tree
 
-    def _group(self, name: str, presets: Presets, changes: Sequence[Override]) -> _Group:
-        """Return one group of settings: that of the presets, changed."""
-        key = (name, presets, *(override.input_line for override in changes))
-        if key not in self._groups:
-            tree = self._presets(presets)
-            # A plug-in comes before its settings, wherever it stands on the line.
-            for override in sorted(changes, key=lambda each: each.key_or_group not in PLUG_INS):
-                self._put_override(tree, override)
-            self._groups[key] = _Group(name, tree[name])
-        return self._groups[key]
+    def _settings(self, name: str, data: Any) -> Any:
+        """Return the settings made of the plain data of a group, which are told by identity."""
+        place = name, id(data)
+        if place not in self._made:
+            if name == "runtime":
+                made: Any = from_plain(Runtime, data, "runtime.")
+            elif name == "cluster":
+                made = from_plain(Cluster, data, "cluster.")
+            else:
+                made = setting(Cell, name, data)
+            # The data too, so that no others get their id.
+            self._made[place] = data, made
+        return self._made[place][1]
 
     def _put_override(self, tree: Tree, override: Override) -> None:
         key, value = override.key_or_group, override.value()
@@ -134,25 +140,6 @@ class Composer:
         # The runtime's defaults are no part of what is kept: the environment decides where folders
         # lie.
         return preset_tree(chosen, self._own) | {"runtime": plain(Runtime())}
-
-
-@dataclass(frozen=True)
-class _Group:
-    """A group of settings by its name: plain data, which nobody changes, and the settings made
-    of them.
-    """
-
-    name: str
-    plain: Any
-
-    @functools.cached_property
-    def settings(self) -> Any:
-        """Settings made of the data."""
-        if self.name == "runtime":
-            return from_plain(Runtime, self.plain, "runtime.")
-        if self.name == "cluster":
-            return from_plain(Cluster, self.plain, "cluster.")
-        return setting(Cell, self.name, self.plain)
 
 
 def put(tree: Tree, key: str, value: Any, *, new: bool = False) -> None:

@@ -51,7 +51,7 @@ class Runtime:
         max_cells: Largest number of cells of a sweep or a tuning with its repeats, and of trainings
             of a search: a slip of the hand, or a stranger's file, asks for more.
         sinks: Programs that are given the numbers of each epoch, to draw curves: tensorboard,
-            wandb, trackio.
+            wandb.
     """
 
     data_dir: Annotated[str, Field(min_length=1)] = field(
@@ -74,7 +74,7 @@ class Runtime:
     lease_s: Positive = 60.0
     parallel: AtLeastZero = 0
     max_cells: AtLeastOne = 10_000
-    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
 
 
 @settings

@@ -7,6 +7,7 @@ import logging
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -16,8 +17,12 @@ from regbench.benchmark.machine.meters import ENERGY_KINDS, EnergyMeter, PeakMem
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.distributed import World
+from regbench.benchmark.training.embedding_metrics import (
+    COLLAPSED_SPREAD,
+    feature_spread,
+    spread_metrics,
+)
 from regbench.benchmark.training.run_progress import Diverged, Progress
-from regbench.benchmark.training.spread import COLLAPSED_SPREAD, feature_spread, spread_metrics
 from regbench.benchmark.training.step import PARTS, Stepped
 from regbench.methods import Engine
 from regbench.methods.forms.engine import Shard
@@ -57,7 +62,7 @@ class Journal:
         self._waits_since: Any = None
         self._losses: list[dict[str, Tensor]] = []
         self._laps: list[list[Any]] = []
-        self._views_NQ: list[Tensor] = []
+        self._views_NQ: Sequence[Tensor] = ()
         self.restart_meters()
 
     def restart_meters(self) -> None:

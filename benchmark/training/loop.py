@@ -6,9 +6,9 @@ import logging
 import random
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -158,17 +158,15 @@ class _Training:
     def run(self) -> Trained:
         cell, progress = self.cell, self.progress
         done = len(progress.history) - progress.is_unscored(cell)
-        names = (
-            self.compute.runtime.sinks if self.attempt is not None and done < cell.epochs else ()
-        )
+        names: Sequence[str] = ()
+        if self.attempt is not None and done < cell.epochs:
+            names = self.compute.runtime.sinks
         with self.checkpoints, Sinks(names, cell, self.directory, done + 1) as self.sinks:
             self.network.train()
             if progress.is_unscored(cell):
                 # The last attempt stopped in this evaluation, after it wrote a checkpoint.
                 with self.interruption.deferred():
-                    self._stop_if(self._evaluate())
-                    self.sinks.write(progress.history[-1])
-                    self._checkpoint()
+                    self._end_epoch(0, is_due=True)
             if len(progress.history) < cell.epochs:
                 with (
                     build_loader(cell, self.compute, self.world) as loader,
@@ -176,25 +174,36 @@ class _Training:
                 ):
                     step = self._prepare(loader)
                     while len(progress.history) < cell.epochs:
-                        self._train_epoch(step, loader)
+                        stop, due = self._train_epoch(step, loader)
+                        self._end_epoch(stop, is_due=bool(due))
             # A signal may have come while the last evaluation or checkpoint was at work.
             self._stop_if(self.world.maximum(self.interruption.requested)[0])
             return Trained(
                 network=self.network, progress=progress, checkpoint=self.checkpoints.wait()
             )
 
-    def _train_epoch(self, step: Step, loader: PretrainingLoader) -> None:
-        """Train to the end of the present epoch: load, step, log, checkpoint; then evaluate the
-        network if that is due.
+    def _train_epoch(self, step: Step, loader: PretrainingLoader) -> tuple[float, float]:
+        """Train to the end of the present epoch: load, step, look, save, stop.
 
         A step is forward, loss, backward and update; see `Step.__call__`.
+
+        Returns:
+            The signal that asks to stop or 0, and whether a checkpoint is due.
         """
         cell, progress, journal = self.cell, self.progress, self.journal
         steps = len(loader)
         epoch, done = divmod(progress.step, steps)
         stop, due = 0.0, 0.0
+        bar = tqdm(
+            total=steps,
+            initial=done,
+            desc=f"{cell.label} epoch {epoch + 1}/{cell.epochs}",
+            leave=False,
+            unit="batch",
+            disable=self.world.rank > 0 or not sys.stderr.isatty(),
+        )
         journal.begin_epoch()
-        with loader.epoch(epoch, first=done) as batches, self._progress_bar(steps) as bar:
+        with bar, loader.epoch(epoch, first=done) as batches:
             for batch in batches:
                 _seed_generators(self._step_seed(), self.world.rank)
                 rate = cell.optimizer.learning_rate(
@@ -218,22 +227,22 @@ class _Training:
                 if ends:
                     journal.end_epoch(rate, steps)
                 elif stop or due:
-                    journal.leave_out(self._checkpoint())
+                    journal.leave_out(self._save())
                     self._stop_if(stop)
                 journal.wait_for_batch()
                 bar.update()
-        if not stop and progress.is_unscored(cell):
+        return stop, due
+
+    def _end_epoch(self, stop: float, *, is_due: bool) -> None:
+        """Bring a trained epoch to its end: evaluate, log, save, stop."""
+        progress, epochs = self.progress, len(self.progress.history)
+        if not stop and progress.is_unscored(self.cell):
             stop = self._evaluate()
-        if not progress.is_unscored(cell):
+        if not progress.is_unscored(self.cell):
             self.sinks.write(progress.history[-1])
-        epochs = len(progress.history)
-        if (
-            stop
-            or due
-            or epochs == cell.epochs
-            or epochs % self.compute.runtime.checkpoint_epochs == 0
-        ):
-            self._checkpoint()
+        is_due = is_due or epochs % self.compute.runtime.checkpoint_epochs == 0
+        if stop or is_due or epochs == self.cell.epochs:
+            self._save()
         self._stop_if(stop)
 
     def _agree(self, *, now: bool) -> tuple[float, float]:
@@ -285,14 +294,6 @@ class _Training:
         self.journal.restart_meters()
         return step
 
-    def _progress_bar(self, steps: int) -> Any:
-        epoch, done = divmod(self.progress.step, steps)
-        title = f"{self.cell.label} epoch {epoch + 1}/{self.cell.epochs}"
-        hidden = self.world.rank > 0 or not sys.stderr.isatty()
-        return tqdm(
-            total=steps, initial=done, desc=title, leave=False, unit="batch", disable=hidden
-        )
-
     def _evaluate(self) -> int:
         """Add scores to the finished epoch: the first rank finds them, the others wait.
 
@@ -303,51 +304,38 @@ class _Training:
         Raises:
             Diverged: If the representations are not finite.
         """
-        cell, progress = self.cell, self.progress
+        cell, progress, epochs = self.cell, self.progress, len(self.progress.history)
         began_s = time.perf_counter()
-        scores, stop, reason = self._find_scores()
+        scores: list[Score] = []
+        stop: int = 0
+        reason = ""
+        if self.attempt is not None and self.monitor is not None:
+            names = " and ".join(cell.evaluation.while_training)
+            self.attempt.update(stage="monitor", detail=f"{names} after epoch {epochs}")
+            try:
+                with self.interruption.at_once():
+                    scores = self.monitor.scores(self.network)
+            except Interrupted as interrupted:
+                stop = interrupted.signal
+                log.info("%s; the evaluation is repeated on resumption", interrupted)
+            except NotFinite as error:
+                reason = str(error)
+            self.attempt.update(stage="pretrain", detail="")
         plain_scores = [asdict(score) for score in scores]
-        stop, plain_scores, reason = self.world.from_first((stop, plain_scores, reason))
+        found = self.world.from_first((stop, plain_scores, reason))
+        stop, plain_scores, reason = found
         progress.monitor_s += time.perf_counter() - began_s
         if reason:
-            raise Diverged(cell.label, progress.step, len(progress.history), reason, progress)
+            raise Diverged(cell.label, progress.step, epochs, reason, progress)
         if not stop:
             progress.history[-1]["scores"] = plain_scores
-            if self.attempt is not None:
-                found = ", ".join(score.text for score in scores)
-                log.info(
-                    "%s epoch %d/%d: %s", cell.label, len(progress.history), cell.epochs, found
-                )
+        if scores:
+            found = ", ".join(score.text for score in scores)
+            log.info("%s epoch %d/%d: %s", cell.label, epochs, cell.epochs, found)
         self.journal.restart_meters()
-        return int(stop)
+        return stop
 
-    def _find_scores(self) -> tuple[list[Score], int, str]:
-        """Evaluate the network on the first rank.
-
-        Returns:
-            The scores, the signal that interrupted the evaluation or 0, and why there are no scores
-            or "".
-        """
-        if self.attempt is None or self.monitor is None:
-            return [], 0, ""
-        names = " and ".join(self.cell.evaluation.while_training)
-        self.attempt.update(
-            stage="monitor", detail=f"{names} after epoch {len(self.progress.history)}"
-        )
-        scores: list[Score] = []
-        stop, reason = 0, ""
-        try:
-            with self.interruption.at_once():
-                scores = self.monitor.scores(self.network)
-        except Interrupted as interrupted:
-            stop = interrupted.signal
-            log.info("%s; the evaluation is repeated on resumption", interrupted)
-        except NotFinite as error:
-            reason = str(error)
-        self.attempt.update(stage="pretrain", detail="")
-        return scores, stop, reason
-
-    def _checkpoint(self) -> float:
+    def _save(self) -> float:
         return self.checkpoints.begin(self.network, self.optimizer, self.progress, self.teacher)
 
     def _stop_if(self, signal: float) -> None:

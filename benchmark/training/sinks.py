@@ -62,22 +62,10 @@ class TensorBoard:
         self._writer.close()
 
 
-class _Service:
-    """A run of a service that a resumed cell goes on with: what W&B and trackio have in common."""
-
-    _run: Any
-
-    def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
-        """See `Sink`."""
-        self._run.log({"epoch": epoch, **numbers}, step=epoch)
-
-    def close(self) -> None:
-        """See `Sink`."""
-        self._run.finish()
-
-
-class WeightsAndBiases(_Service):
-    """A run of the project $WANDB_PROJECT (by default regbench), grouped by sweep."""
+class WeightsAndBiases:
+    """A run of the project $WANDB_PROJECT (by default regbench), grouped by sweep; a resumed cell
+    goes on with it.
+    """
 
     def __init__(self, cell: Cell, directory: Path, first: int) -> None:
         """Begin the run, or go on with it."""
@@ -97,28 +85,18 @@ class WeightsAndBiases(_Service):
             settings=wandb.Settings(console="off"),
         )
 
+    def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
+        """See `Sink`."""
+        self._run.log({"epoch": epoch, **numbers}, step=epoch)
 
-class Trackio(_Service):
-    """A run of the project regbench, grouped by sweep: `trackio show` draws it."""
-
-    def __init__(self, cell: Cell, directory: Path, first: int) -> None:
-        """Begin the run, or go on with it."""
-        import trackio
-
-        self._run = trackio.init(
-            project="regbench",
-            group=directory.parent.name,
-            name=run_id(directory),
-            config={"label": cell.label, **cell.plain()},
-            resume="allow",
-            embed=False,
-        )
+    def close(self) -> None:
+        """See `Sink`."""
+        self._run.finish()
 
 
 SINKS: dict[str, Callable[[Cell, Path, int], Sink]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
-    "trackio": Trackio,
 }
 """The sinks by the names of `runtime.sinks`, which are also those of their packages and of our
 extras.

@@ -38,8 +38,36 @@ class Stepped(NamedTuple):
     """
 
     terms: dict[str, Tensor]
-    views_NQ: list[Tensor]
+    views_NQ: Sequence[Tensor]
     marks: list[Any]
+
+
+class Outputs(NamedTuple):
+    """The outputs of the network, a tensor for each view.
+
+    Attributes:
+        embeddings_NQ: The embeddings.
+        predictions_NQ: The predictions of other views' embeddings; empty without a predictor.
+    """
+
+    embeddings_NQ: Sequence[Tensor]
+    predictions_NQ: Sequence[Tensor] = ()
+
+    @classmethod
+    def of(cls, tensors_NQ: Sequence[Tensor], views: int) -> Outputs:
+        """Divide what the network returned for some views."""
+        return cls(tensors_NQ[:views], tensors_NQ[views:])
+
+    @property
+    def last_NQ(self) -> Sequence[Tensor]:
+        """The predictions if there are any, or else the embeddings."""
+        return self.predictions_NQ or self.embeddings_NQ
+
+    def trained_NQ(self, *, has_targets: bool) -> Sequence[Tensor]:
+        """Return the outputs that get a gradient: beside targets, the last ones alone."""
+        if has_targets:
+            return self.last_NQ
+        return [*self.embeddings_NQ, *self.predictions_NQ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,34 +119,33 @@ class Step:
         marks = [self.mark()]
         # First, so that its activations do not lie beside those that wait for the backward pass.
         targets_NQ = self._taught(parts)
-        # Embeddings of each view, then the predictions if there is a predictor.
-        outputs_NQ = (
-            self._embed(*views_NCHW)
-            if len(parts) == 1
-            else self._embed_without_graph(parts, states)
-        )
-        values_NQ = [z_NQ.detach().float() for z_NQ in outputs_NQ]
+        if len(parts) == 1:
+            outputs = self._embed(*views_NCHW)
+        else:
+            outputs = self._embed_without_graph(parts, states)
+        values = Outputs(*(_values(group_NQ) for group_NQ in outputs))
         method = self.method
         if self.teacher is not None:
-            targets_NQ = values_NQ[: self.global_views] if targets_NQ is None else targets_NQ
+            if targets_NQ is None:
+                targets_NQ = values.embeddings_NQ[: self.global_views]
             if self.teacher.transform is not None:
                 method, targets_NQ = self._transformed(
-                    self.teacher.transform, targets_NQ, values_NQ[-len(views_NCHW) :]
+                    self.teacher.transform, targets_NQ, values.last_NQ
                 )
         marks.append(self.mark())
-        # Beside targets, nothing but the last outputs has a gradient.
-        used = slice(0 if targets_NQ is None else -len(views_NCHW), None)
         # The loss gets leaves of its own, so that its backward pass is timed apart from the
         # network's.
-        leaves_NQ = [value_NQ.detach().requires_grad_() for value_NQ in values_NQ[used]]
-        terms, gradients = self._loss(method, leaves_NQ, targets_NQ, labels_N, len(views_NCHW))
+        has_targets = targets_NQ is not None
+        leaves_NQ = []
+        for value_NQ in values.trained_NQ(has_targets=has_targets):
+            leaves_NQ.append(value_NQ.detach().requires_grad_())
+        leaves = Outputs.of(leaves_NQ, len(views_NCHW))
+        terms, gradients = self._loss(method, leaves, targets_NQ, labels_N)
         marks.append(self.mark())
         if len(parts) == 1:
-            torch.autograd.backward(
-                outputs_NQ[used], [g_NQ.to(outputs_NQ[0].dtype) for g_NQ in gradients]
-            )
+            _backward(outputs.trained_NQ(has_targets=has_targets), gradients)
         else:
-            self._backward_in_parts(parts, gradients, states)
+            self._backward_in_parts(parts, gradients, states, has_targets=has_targets)
         marks.append(self.mark())
         self.optimizer.step()
         for prototypes in self._prototypes:
@@ -132,7 +159,7 @@ class Step:
         if self.teacher is not None:
             self.teacher.follow(self.done())
         marks.append(self.mark())
-        return Stepped(terms, values_NQ[: len(views_NCHW)], marks)
+        return Stepped(terms, values.embeddings_NQ, marks)
 
     def loss_extra_bytes(self, n: int, q: int, views: int, device: torch.device) -> int:
         """Measure the peak memory of the loss beyond embeddings and their gradients, for n
@@ -145,26 +172,16 @@ class Step:
         others_NQ = (
             first_NQ + 0.5 * torch.randn(n, q, generator=generator) for _ in range(views - 1)
         )
-        leaves_NQ = [z_NQ.to(device).requires_grad_() for z_NQ in (first_NQ, *others_NQ)]
+        leaves = Outputs([z_NQ.to(device).requires_grad_() for z_NQ in (first_NQ, *others_NQ)])
         labels_N = torch.zeros(n, dtype=torch.int64, device=device) if self.labelled else None
-        targets_NQ = (
-            None
-            if self.teacher is None
-            else [z_NQ.detach() for z_NQ in leaves_NQ[: self.global_views]]
-        )
-        method = self.method
-        if (
-            self.teacher is not None
-            and self.teacher.transform is not None
-            and targets_NQ is not None
-        ):
-            # A copy, so that the training finds its state as it was.
-            method, _ = self._transformed(
-                copy.deepcopy(self.teacher.transform), targets_NQ, leaves_NQ
-            )
-        return peak_extra_bytes(
-            lambda: self._loss(method, leaves_NQ, targets_NQ, labels_N, views)[1], device
-        )
+        method, targets_NQ = self.method, None
+        if self.teacher is not None:
+            targets_NQ = [z_NQ.detach() for z_NQ in leaves.embeddings_NQ[: self.global_views]]
+            if self.teacher.transform is not None:
+                # A copy, so that the training finds its state as it was.
+                transform = copy.deepcopy(self.teacher.transform)
+                method, _ = self._transformed(transform, targets_NQ, leaves.embeddings_NQ)
+        return peak_extra_bytes(lambda: self._loss(method, leaves, targets_NQ, labels_N)[1], device)
 
     @torch.no_grad()
     def _transformed(
@@ -182,59 +199,63 @@ class Step:
         """
         if self.teacher is None or self.teacher.network is None:
             return None
-        passes = [self._embed(*part[: self.global_views], network=self.teacher) for part in parts]
+        passes = []
+        for part in parts:
+            taught = self._embed(*part[: self.global_views], network=self.teacher)
+            passes.append(taught.embeddings_NQ)
         return [torch.cat(view).float() for view in zip(*passes, strict=True)]
 
     def _loss(
         self,
         method: Regularizer,
-        leaves_NQ: Sequence[Tensor],
+        leaves: Outputs,
         targets_NQ: Sequence[Tensor] | None,
         labels_N: Tensor | None,
-        count: int,
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-        """Return the loss's addends and its gradient with respect to each leaf.
-
-        The last of them are of the views.
-        """
+        """Return the loss's addends and its gradient with respect to each leaf."""
+        views_NQ = leaves.embeddings_NQ
         if self.labelled is not None and labels_N is not None:
-            loss, terms = LOSSES_OF_LABELS[self.labelled](leaves_NQ, labels_N, self.engine)
+            loss, terms = LOSSES_OF_LABELS[self.labelled](views_NQ, labels_N, self.engine)
         elif self.is_asymmetric:
-            targets_NQ = leaves_NQ[: self.global_views] if targets_NQ is None else targets_NQ
-            loss, terms = loss_of_targets(method, leaves_NQ[-count:], targets_NQ, self.engine)
+            targets_NQ = views_NQ[: self.global_views] if targets_NQ is None else targets_NQ
+            loss, terms = loss_of_targets(method, leaves.last_NQ, targets_NQ, self.engine)
         else:
-            loss, terms = method(*leaves_NQ, engine=self.engine, global_views=self.global_views)
+            loss, terms = method(*views_NQ, engine=self.engine, global_views=self.global_views)
         # Beside a predictor, the embeddings of local views are no targets.
-        return terms, torch.autograd.grad(loss, leaves_NQ, materialize_grads=self.is_asymmetric)
+        trained_NQ = leaves.trained_NQ(has_targets=False)
+        return terms, torch.autograd.grad(loss, trained_NQ, materialize_grads=self.is_asymmetric)
 
     def _parts(self, views_NCHW: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """Cut the batch into parts, each with all views of some images."""
         size = self.micro_batch_size or len(views_NCHW[0])
         return list(zip(*(x_NCHW.split(size) for x_NCHW in views_NCHW), strict=True))
 
-    def _embed(self, *views_NCHW: Tensor, network: nn.Module | None = None) -> Sequence[Tensor]:
+    def _embed(self, *views_NCHW: Tensor, network: nn.Module | None = None) -> Outputs:
         device = views_NCHW[0].device
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
         with fast_bf16(device, self.precision), autocast:
-            views_NQ: tuple[Tensor, ...] = (network or self.network)(*views_NCHW)
-        return views_NQ
+            tensors_NQ: tuple[Tensor, ...] = (network or self.network)(*views_NCHW)
+        return Outputs.of(tensors_NQ, len(views_NCHW))
 
     @torch.no_grad()
     def _embed_without_graph(
         self, parts: list[tuple[Tensor, ...]], states: list[list[Tensor]]
-    ) -> Sequence[Tensor]:
-        embeddings = []
+    ) -> Outputs:
+        passes = []
         with _frozen_statistics(self.network):
             for part in parts:
                 states.append(_generator_states(part[0].device))
-                embeddings.append(self._embed(*part))
-        return [torch.cat(view) for view in zip(*embeddings, strict=True)]
+                passes.append(self._embed(*part).trained_NQ(has_targets=False))
+        whole_NQ = [torch.cat(view) for view in zip(*passes, strict=True)]
+        return Outputs.of(whole_NQ, len(parts[0]))
 
     def _backward_in_parts(
         self,
         parts: list[tuple[Tensor, ...]],
         gradients: tuple[Tensor, ...],
         states: list[list[Tensor]],
+        *,
+        has_targets: bool,
     ) -> None:
         """Pass each part again, now with a graph, and feed it its rows of the gradient (Gao et al.,
         2021).
@@ -250,8 +271,17 @@ class Step:
 
             with self.network.no_sync() if wait else contextlib.nullcontext():  # type: ignore[operator]
                 _set_generators(part[0].device, states[number - 1])
-                embeddings = self._embed(*part)[-len(rows) :]
-                torch.autograd.backward(embeddings, [g.to(embeddings[0].dtype) for g in rows])
+                outputs = self._embed(*part)
+                _backward(outputs.trained_NQ(has_targets=has_targets), rows)
+
+
+def _values(group_NQ: Sequence[Tensor]) -> list[Tensor]:
+    return [z_NQ.detach().float() for z_NQ in group_NQ]
+
+
+def _backward(outputs_NQ: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    """Pass the gradients of outputs back through the network, in the precision of the outputs."""
+    torch.autograd.backward(outputs_NQ, [g_NQ.to(outputs_NQ[0].dtype) for g_NQ in gradients])
 
 
 def _generator_states(device: torch.device) -> list[Tensor]:

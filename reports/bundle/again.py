@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from regbench.benchmark.rundir.record import Record, Score
-from regbench.files import configuration_id
+from regbench.benchmark.settings.identity import configuration_id
 from regbench.reports.bundle.bundle import Bundle
 
 # The same weights evaluated on another machine give a score in per cent that differs by so much at

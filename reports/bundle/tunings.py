@@ -18,7 +18,7 @@ from regbench.benchmark.rundir.tuning_choice import (
     RankedConfiguration,
     TuningChoice,
 )
-from regbench.files import configuration_id
+from regbench.benchmark.settings.identity import configuration_id
 from regbench.reports.bundle.bundle import Bundle
 from regbench.reports.find.judging import Misfit
 

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from regbench.benchmark.rundir.record import LaterEvaluation, Record, on_test
 from regbench.benchmark.rundir.record_parts import NamedFile
 from regbench.benchmark.rundir.tuning_choice import TuningChoice
-from regbench.files import cell_id, file_sha256, parse_yaml
+from regbench.benchmark.settings.identity import cell_id
+from regbench.files import file_sha256, parse_yaml
 from regbench.reports.find.runs import Run
 
 _NOTHING = object()

@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.tuning_choice import ChosenConfiguration, TuningChoice
-from regbench.files import configuration_id
+from regbench.benchmark.settings.identity import configuration_id
 from regbench.reports.find.runs import Missing, MissingRow
 from regbench.reports.rows.deviations import Stat, stat
 from regbench.reports.rows.significance import Best, Tukey, best

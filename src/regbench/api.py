@@ -110,7 +110,7 @@ def evaluate(
     Raises:
         RegbenchError: If it is no run directory with final weights, or a setting is refused.
     """
-    from regbench.benchmark.later import evaluate_directory, trained_cell
+    from regbench.benchmark.run import evaluate_directory, trained_cell
     from regbench.sweeps.tune import how_chosen
 
     directory = Path(run)

@@ -284,40 +284,6 @@ def digest(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(_compact(data).encode()).hexdigest()
 
 
-def cell_id(cell: Mapping[str, Any]) -> str:
-    """Return twelve hex digits that depend on the content of a cell alone, given as plain data."""
-    if "external" in cell:
-        # Published weights count by their content: whoever gives them another name scores the same
-        # cell.
-        deciding = {"weights": cell["external"]["sha256"]}
-        for name in ("dataset", "network", "augmentation", "seed", "evaluation"):
-            deciding[name] = cell[name]
-        return digest(deciding)[:12]
-    deciding = dict(cell)
-    # Cells from before this setting keep their ids.
-    if deciding.get("micro_batch_size") is None:
-        deciding.pop("micro_batch_size", None)
-    # Nothing of an untrained network depends on these, but measures look at augmented views.
-    if deciding.get("epochs") == 0:
-        for name in ("method", "optimizer"):
-            deciding.pop(name, None)
-        if "measures" not in deciding.get("evaluation", {}).get("protocols", ()):
-            deciding.pop("augmentation", None)
-    # Labels take the place of the method, and logits that of embeddings.
-    if deciding.get("baseline") in ("supervised", "supcon"):
-        deciding.pop("method")
-    if deciding.get("baseline") == "supervised":
-        deciding.pop("embedding_dim")
-    return digest(deciding)[:12]
-
-
-def configuration_id(cell: Mapping[str, Any]) -> str:
-    """Return what the cells of a configuration share, whatever their seeds: the id of that with
-    seed 0.
-    """
-    return cell_id({**cell, "seed": 0})
-
-
 def signed(data: Mapping[str, Any]) -> str:
     """Write plain data as JSON with the digest of its content, by which a reader can tell that
     nobody changed it.
@@ -371,7 +337,7 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
     def parse(content: bytes) -> T:
         value: T = parse_json(content)
         try:
-            found: T = _adapter(cast("Any", kind)).validate_json(content)
+            found: T = adapter(cast("Any", kind)).validate_json(content)
         except ValidationError as error:
             raise ValueError(reason(error)) from error
         # pydantic drops keys that a TypedDict does not name, and newer writers may have added some.
@@ -492,15 +458,22 @@ def _plain(value: Any) -> tuple[Any, bytes]:
         raise ValueError(str(error)) from error
 
 
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+"""What pydantic reads: no value of another type, no number that is none, no other keys."""
+
+
 @functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Make the reader of a kind, which refuses what does not fit; a dataclass has no other keys."""
-    config = ConfigDict(strict=True, allow_inf_nan=False)
-    if not (is_typeddict(kind) or dataclasses.is_dataclass(kind)):
-        return TypeAdapter(kind, config=config)
-    kind.__pydantic_config__ = (
-        {**config, "extra": "forbid"} if dataclasses.is_dataclass(kind) else config
-    )
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Make the reader of a kind, which refuses what does not fit.
+
+    A dataclass has no other keys, unless it states a configuration of its own.
+    """
+    if is_typeddict(kind):
+        kind.__pydantic_config__ = {**STRICT, "extra": "ignore"}
+    elif not dataclasses.is_dataclass(kind):
+        return TypeAdapter(kind, config=STRICT)
+    elif not hasattr(kind, "__pydantic_config__"):
+        cast("Any", kind).__pydantic_config__ = STRICT
     return TypeAdapter(kind)
 
 

@@ -90,8 +90,8 @@ class Registry(Generic[P]):
                         f"{self.kind} name {new!r} of {cls.__module__} is taken by {other}; choose "
                         "another"
                     )
-            # A text that was read before may mean something else now.
-            settings.validated_json.cache_clear()
+            # A name that was read before may mean something else now.
+            settings.group_of_settings.cache_clear()
             self._classes[name] = cls
             for new, values in {name: {}, **presets}.items():
                 self._presets[new] = (cls, values)
@@ -104,7 +104,7 @@ class Registry(Generic[P]):
 
         For notebooks and tests.
         """
-        settings.validated_json.cache_clear()
+        settings.group_of_settings.cache_clear()
         Registry._plain_defaults.cache_clear()
         cls = self._classes.pop(name)
         self._presets = {

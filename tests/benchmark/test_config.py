@@ -369,6 +369,12 @@ REFUSALS = {
     "method.weights=[1,-2]": "SFRIK: weights",
     "evaluation.protocols=7": "evaluation.protocols=7 must be a list of words, such as [a,b]",
     "evaluation.knn=3": "evaluation.knn must be a group of settings, not 3",
+    "evaluation.while_training=[measures]": "evaluation.while_training=[measures] must be of knn, ",
+    "evaluation.while_training=[knn,knn]": "evaluation.while_training=[knn,knn] must be of knn, ",
+    "evaluation.while_training=[nearest]": "evaluation.while_training=[nearest] must be of knn, ",
+    "evaluation.every_epochs=0": "evaluation.every_epochs=0 must be a whole number, at least 1",
+    "evaluation.every_epochs=2": "evaluation.every_epochs=2 is without effect: nothing is "
+    "evaluated while training; set evaluation.while_training=[knn] too",
     "evaluation.knn.other_k=[0]": "evaluation.knn.other_k=[0] must be a list of whole numbers, each "
     "at least 1",
     "evaluation.probe.features=raw": "evaluation.probe.features=raw must be augmented or cached",
@@ -435,6 +441,10 @@ def test_refusals_say_in_one_line_what_is_wanted() -> None:
             "optimizer.warmup_epochs=4.5 optimizer.schedule=wsd",
             "optimizer.warmup_epochs=4.5 and optimizer.decay_fraction=0.2 take more than epochs=5 "
             "together",
+        ),
+        (
+            "evaluation.while_training=[knn] evaluation.every_epochs=6",
+            "evaluation.every_epochs=6 is more than the epochs=5",
         ),
         (
             "optimizer=sgd optimizer.nesterov=true optimizer.momentum=0",
@@ -572,60 +582,39 @@ def test_what_the_quickstart_trains_is_what_its_tuning_tried() -> None:
 
 
 # The appendix "Hyperparameters for experiments on IN20 %": q, hyperparameters, base_lr, lr_head.
-TABLE_2: list[tuple[str, int, dict[str, Any], float, float]] = [
-    ("simclr", 1024, {"temperature": 0.15}, 1.0, 0.2),
-    ("simclr", 8192, {"temperature": 0.15}, 0.8, 0.2),
-    ("auh", 1024, {"alignment_weight": 400, "scale": 2.5}, 1.0, 10.0),
-    ("auh", 2048, {"alignment_weight": 1000, "scale": 2.5}, 1.0, 4.0),
-    ("auh", 4096, {"alignment_weight": 2000, "scale": 2.5}, 1.0, 1.0),
-    ("auh", 8192, {"alignment_weight": 3000, "scale": 2.5}, 1.0, 2.0),
-    (
-        "vicreg",
-        1024,
-        {"alignment_weight": 4, "variance_weight": 10, "covariance_weight": 1},
-        0.4,
-        0.2,
-    ),
-    (
-        "vicreg",
-        2048,
-        {"alignment_weight": 4, "variance_weight": 4, "covariance_weight": 1},
-        0.7,
-        1.0,
-    ),
-    (
-        "vicreg",
-        4096,
-        {"alignment_weight": 10, "variance_weight": 10, "covariance_weight": 1},
-        0.6,
-        0.2,
-    ),
-    (
-        "vicreg",
-        8192,
-        {"alignment_weight": 10, "variance_weight": 10, "covariance_weight": 1},
-        0.7,
-        0.2,
-    ),
-    ("sfrik", 8192, {"weights": (1.0,), "alignment_weight": 10000}, 0.4, 10.0),
-    ("sfrik", 1024, {"weights": (1.0, 40.0), "alignment_weight": 400}, 1.0, 2.0),
-    ("sfrik", 2048, {"weights": (1.0, 40.0), "alignment_weight": 400}, 1.0, 4.0),
-    ("sfrik", 4096, {"weights": (1.0, 40.0), "alignment_weight": 1000}, 1.0, 4.0),
-    ("sfrik", 8192, {"weights": (1.0, 20.0), "alignment_weight": 2000}, 1.0, 10.0),
-    ("sfrik", 8192, {"weights": (1.0, 40.0, 40.0), "alignment_weight": 4000}, 1.2, 1.0),
-]
+TABLE_2 = """
+simclr 1024 temperature=0.15                                              1.0  0.2
+simclr 8192 temperature=0.15                                              0.8  0.2
+auh    1024 alignment_weight=400,scale=2.5                                1.0 10.0
+auh    2048 alignment_weight=1000,scale=2.5                               1.0  4.0
+auh    4096 alignment_weight=2000,scale=2.5                               1.0  1.0
+auh    8192 alignment_weight=3000,scale=2.5                               1.0  2.0
+vicreg 1024 alignment_weight=4,variance_weight=10,covariance_weight=1     0.4  0.2
+vicreg 2048 alignment_weight=4,variance_weight=4,covariance_weight=1      0.7  1.0
+vicreg 4096 alignment_weight=10,variance_weight=10,covariance_weight=1    0.6  0.2
+vicreg 8192 alignment_weight=10,variance_weight=10,covariance_weight=1    0.7  0.2
+sfrik  8192 weights=[1],alignment_weight=10000                            0.4 10.0
+sfrik  1024 weights=[1,40],alignment_weight=400                           1.0  2.0
+sfrik  2048 weights=[1,40],alignment_weight=400                           1.0  4.0
+sfrik  4096 weights=[1,40],alignment_weight=1000                          1.0  4.0
+sfrik  8192 weights=[1,20],alignment_weight=2000                          1.0 10.0
+sfrik  8192 weights=[1,40,40],alignment_weight=4000                       1.2  1.0
+"""
 
 
 def test_table_2_is_that_of_the_papers_appendix() -> None:
-    for method, q, hyperparameters, base_lr, lr_head in TABLE_2:
-        wanted = methods.build(method, **hyperparameters)
+    for line in TABLE_2.strip().splitlines():
+        method, q, hyperparameters, base_lr, lr_head = line.split()
+        settings = re.findall(r"\w+=(?:\[.*?\]|[^,]+)", hyperparameters)
+        wanted = cell_of(f"method={method}", *(f"method.{setting}" for setting in settings)).method
         (cell,) = [
-            c for c in preset("in20_table2").cells if c.method == wanted and c.embedding_dim == q
+            c
+            for c in preset("in20_table2").cells
+            if c.method == wanted and c.embedding_dim == int(q)
         ]
-        assert (cell.optimizer.base_lr, cell.plain()["evaluation"]["probe"]["learning_rates"]) == (
-            base_lr,
-            [lr_head],
-        )
+        probe: Any = cell.evaluation["probe"]
+        found = cell.optimizer.base_lr, probe.learning_rates
+        assert found == (float(base_lr), (float(lr_head),))
 
 
 PAPERS_LARS = (1e-6, 0.9, 0.001, 0.001)
@@ -739,84 +728,44 @@ def test_a_sweep_of_ones_own(tmp_path: Path) -> None:
     assert {cell.dataset.name for cell in sweep.cells} == {"cifar10"}
 
 
-DAMAGED_SWEEPS = [
-    ("", "holds no settings"),
-    ("just words", "holds no settings"),
-    ("common: []\ncells: [seed=0]\n", "the setting description is missing"),
-    ("description: x\ncommon: []\n", "the setting cells is missing"),
-    ("description: x\ncommon: [\n", "is not YAML: look at line 3"),
-    ("description: x\ncommon: []\ncells: []\n", "has no cells"),
-    (
-        "description: x\ncommon: seed=0\ncells: [seed=0]\n",
-        "common=seed=0 must be a list of words, such as [a,b]",
-    ),
-    (
-        "description: x\ncommon: []\ncells: [3]\n",
-        "cells=[3] must be a list of words, such as [a,b]",
-    ),
-    (
-        "description: x\ncells: [{seed: 0}]\n",
-        "cells=[{seed: 0}] must be a list of words, such as [a,b]",
-    ),
-    ("description: x\ncommon: []\ncells: 5\n", "cells=5 must be a list of words, such as [a,b]"),
-    (
-        "description: x\ncommon: [seed=0]\ncells: ['method=\"sfrik']\n",
-        'a quotation mark is not closed in: method="sfrik',
-    ),
-    ("- a\n- b\n", "holds no settings"),
-    (
-        "description: x\ncommon: []\ncells: [method=sfric]\n",
-        "unknown method 'sfric'; did you mean sfrik",
-    ),
-    ("description: x\ncommon: []\ncells: [seed]\n", "cannot read 'seed'; write key=value"),
-    (
-        "description: x\ncells: [seed=0]\nfinal_seed: [0]\n",
-        "unknown setting 'final_seed'; did you mean final_seeds, ",
-    ),
-    (
-        "description: x\ncells: [seed=0]\ncomon: []\n",
-        "unknown setting 'comon'; did you mean common?",
-    ),
-    (
-        "description: x\ncells: [seed=0]\ncluster: slurm\n",
-        "unknown setting 'cluster'; known: description, cells, ",
-    ),
-    ("description: x\ncells: [cluser=slurm]\n", "unknown setting 'cluser'; did you mean cluster"),
-    ("description: x\ncells: [seed=0]\nequal: steps\n", "equal=steps must be images or passes"),
-    ("description: x\ncells: [seed=0]\ntrials: 0\n", "trials=0 must be a whole number, at least 1"),
-    (
-        "description: x\ncells: [seed=0]\ntrials: 3\ntrials_per_hyperparameter: 3\n",
-        "are both given; a search has one",
-    ),
-    (
-        "description: x\ncells: [seed=0]\nrepeats: true\n",
-        "repeats=true must be a whole number, at least 1",
-    ),
-    (
-        "description: x\ncells: [seed=0]\nfinal_seeds: 3\n",
-        "final_seeds=3 must be a list of whole numbers, each at",
-    ),
-    (
-        "description: x\ncells: [seed=0]\nfinal_seeds: [a]\n",
-        "final_seeds=[a] must be a list of whole numbers",
-    ),
-    (
-        "description: x\ncells: [seed=0]\nfinal_seeds: [-1]\n",
-        "final_seeds=[-1] must be a list of whole numbers",
-    ),
-    (
-        "description: x\ncells: [seed=0]\nfinal_seeds: [1, 1]\n",
-        "final_seeds=[1,1] names a seed twice",
-    ),
-    (
-        "description: x\ncells: [method=vicreg, method=simclr runtime.loss_form=textbook]\n",
-        "runtime.loss_form must be the same for all cells",
-    ),
-]
+DAMAGED_SWEEPS = {
+    "": "holds no settings",
+    "just words": "holds no settings",
+    "- a\n- b\n": "holds no settings",
+    "common: []\ncells: [seed=0]\n": "the setting description is missing",
+}
+# What follows the description.
+DAMAGED_LINES = {
+    "common: []": "the setting cells is missing",
+    "common: [": "is not YAML: look at line 3",
+    "cells: []": "has no cells",
+    "cells: [seed=0]\ncommon: seed=0": "common=seed=0 must be a list of words, such as [a,b]",
+    "cells: [3]": "cells=[3] must be a list of words, such as [a,b]",
+    "cells: [{seed: 0}]": "cells=[{seed: 0}] must be a list of words, such as [a,b]",
+    "cells: 5": "cells=5 must be a list of words, such as [a,b]",
+    "cells: ['method=\"sfrik']": 'a quotation mark is not closed in: method="sfrik',
+    "cells: [method=sfric]": "unknown method 'sfric'; did you mean sfrik",
+    "cells: [seed]": "cannot read 'seed'; write key=value",
+    "cells: [cluser=slurm]": "unknown setting 'cluser'; did you mean cluster",
+    "cells: [seed=0]\nfinal_seed: [0]": "unknown setting 'final_seed'; did you mean final_seeds, ",
+    "cells: [seed=0]\ncomon: []": "unknown setting 'comon'; did you mean common?",
+    "cells: [seed=0]\ncluster: slurm": "unknown setting 'cluster'; known: description, cells, ",
+    "cells: [seed=0]\nequal: steps": "equal=steps must be images or passes",
+    "cells: [seed=0]\ntrials: 0": "trials=0 must be a whole number, at least 1",
+    "cells: [seed=0]\ntrials: 3\ntrials_per_hyperparameter: 3": "are both given; a search has one",
+    "cells: [seed=0]\nrepeats: true": "repeats=true must be a whole number, at least 1",
+    "cells: [seed=0]\nfinal_seeds: 3": "final_seeds=3 must be a list of whole numbers, each at",
+    "cells: [seed=0]\nfinal_seeds: [a]": "final_seeds=[a] must be a list of whole numbers",
+    "cells: [seed=0]\nfinal_seeds: [-1]": "final_seeds=[-1] must be a list of whole numbers",
+    "cells: [seed=0]\nfinal_seeds: [1, 1]": "final_seeds=[1,1] names a seed twice",
+    "cells: [method=vicreg, method=simclr runtime.loss_form=textbook]": "runtime.loss_form must be "
+    "the same for all cells",
+}
+DAMAGED_SWEEPS |= {f"description: x\n{more}\n": why for more, why in DAMAGED_LINES.items()}
 
 
 def test_a_damaged_sweep_file_is_refused_in_one_line(tmp_path: Path) -> None:
-    for text, message in DAMAGED_SWEEPS:
+    for text, message in DAMAGED_SWEEPS.items():
         with pytest.raises(RegbenchError, match=re.escape(message)) as caught:
             load_sweep(write(tmp_path / "own.yaml", text))
         assert "\n" not in str(caught.value)

@@ -95,6 +95,19 @@ def make(cell: Cell, compute: Compute, tmp_path: Path, claimed: Callable[[Path],
     return subject
 
 
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The split and the options of each loader that is opened."""
+    found: list[dict[str, Any]] = []
+
+    def spy(dataset: Any, split: str, **options: Any) -> Any:
+        found.append({"split": split, **options})
+        return EvalLoader(dataset, split, **options)
+
+    monkeypatch.setattr("regbench.benchmark.evaluate.features.EvalLoader", spy)
+    return found
+
+
 def probing(**changes: Any) -> LinearProbe:
     settings: dict[str, Any] = {
         "learning_rates": (0.001, 0.1),
@@ -242,22 +255,14 @@ def test_classes_of_up_to_twice_the_images_have_no_tail() -> None:
 
 
 def test_hyperparameters_may_be_chosen_by_the_mean_of_knn_and_linear_probing(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, opened: list[dict[str, Any]]
 ) -> None:
-    opened: list[str] = []
-    loader = EvalLoader
-
-    def spy(dataset: Any, split: str, **options: Any) -> Any:
-        opened.append(split)
-        return loader(dataset, split, **options)
-
-    monkeypatch.setattr("regbench.benchmark.evaluate.features.EvalLoader", spy)
     probe = probing(features="cached")
     by_knn = make("knn", probe=probe)
     assert {name for name, _ in named(by_knn.select())} == {"knn_top1", "knn_top5"}
     by_both = make("both", probe=probe, select_by=("knn", "probe"))
     chosen = named(by_both.select())
-    assert set(opened) == {"train", "tuning"}
+    assert {each["split"] for each in opened} == {"train", "tuning"}
     assert {split for _, split in chosen} == {"tuning"}
     probed = named(by_knn.run("probe"))
     assert (
@@ -414,17 +419,8 @@ def test_the_runs_seed_decides_the_head_and_the_batches_of_few_labels(
 
 @pytest.mark.parametrize("protocol", ["probe", "labels1"])
 def test_images_are_cropped_and_resized_as_the_settings_say(
-    protocol: str, make: Make, few: DatasetConfig, monkeypatch: pytest.MonkeyPatch
+    protocol: str, make: Make, few: DatasetConfig, opened: list[dict[str, Any]]
 ) -> None:
-    seen: list[tuple[Any, ...]] = []
-
-    def spy(dataset: Any, split: str, **options: Any) -> Any:
-        seen.append(
-            (split, *(options.get(name) for name in ("transform", "crop_scale", "interpolation")))
-        )
-        return EvalLoader(dataset, split, **options)
-
-    monkeypatch.setattr("regbench.benchmark.evaluate.features.EvalLoader", spy)
     own: dict[str, Any] = {"crop_scale": (0.5, 1.0), "interpolation": "area", "epochs": 1}
     config = (
         tuning(few, **own)
@@ -432,9 +428,12 @@ def test_images_are_cropped_and_resized_as_the_settings_say(
         else probing(features="augmented", milestones=(), **own)
     )
     make("run", **{protocol: config}).run(protocol)
-    assert seen[0] == ("train", "crop_flip", (0.5, 1.0), "area")
-    assert {each[1:] for each in seen[1:]} == {(None, None, "area")}
-    assert {each[0] for each in seen[1:]} == {"tuning", "test"}
+    first, *others = opened
+    cropped = {"split": "train", "transform": "crop_flip", "crop_scale": (0.5, 1.0)}
+    assert cropped.items() <= first.items()
+    assert not any({"transform", "crop_scale"} & each.keys() for each in others)
+    assert {each["interpolation"] for each in opened} == {"area"}
+    assert {each["split"] for each in others} == {"tuning", "test"}
 
 
 def test_retrieval_counts_what_comes_first_among_views_of_the_test_split(make: Make) -> None:
@@ -495,31 +494,25 @@ def test_what_cannot_be_evaluated_is_refused_before_training(
         with pytest.raises(RegbenchError, match=reason):
             selection_splits(config, task)
 
-    one = {"backbone_learning_rates": (0.1,), "head_learning_rates": (0.2,)}
+    grey = replace(few, channels=1, mean=(0.5,), std=(0.5,))
+    several = probing(dataset=whole, learning_rates=(0.001, 0.1, 7.0))
     refused(
         "labels1",
         r"'untuned' has no tuning split .* evaluation\.labels1\.backbone_learning_rates=\[0\.05\] "
         r"evaluation\.labels1\.head_learning_rates=\[0\.1\]",
         labels1=tuning(whole),
     )
-    refused(
-        "places205",
-        r"'untuned' has no tuning split .* evaluation\.places205\.learning_rates=\[0\.1\]",
-        places205=probing(dataset=whole, learning_rates=(0.001, 0.1, 7.0)),
+    untuned = r"'untuned' has no tuning split .* evaluation\.places205\.learning_rates=\[0\.1\]"
+    refused("places205", untuned, places205=several)
+    one_rate = tuning(whole, backbone_learning_rates=(0.05,))
+    refused("labels1", "has no tuning split", labels1=one_rate)
+    absent = (
+        r"data set 'in100_labels10' is not prepared in .*; run: regbench prepare in100_labels10"
     )
-    refused(
-        "labels1", "has no tuning split", labels1=tuning(whole, backbone_learning_rates=(0.05,))
-    )
-    refused(
-        "labels10",
-        r"data set 'in100_labels10' is not prepared in .*; run: regbench prepare in100_labels10",
-    )
-    grey = replace(few, channels=1, mean=(0.5,), std=(0.5,))
-    refused(
-        "labels1",
-        "labels1: 'few' has 1 channels and the backbone is for the 3 of",
-        labels1=tuning(grey),
-    )
+    refused("labels10", absent)
+    channels = "labels1: 'few' has 1 channels and the backbone is for the 3 of"
+    refused("labels1", channels, labels1=tuning(grey))
+    one = {"backbone_learning_rates": (0.1,), "head_learning_rates": (0.2,)}
     config = cell.evaluation.replaced(labels1=tuning(whole, **one))
     assert selection_splits(config, task) == ["tuning"]
     with pytest.raises(RegbenchError, match=r"head_learning_rates=\[\] must be a list of numbers"):
@@ -528,6 +521,26 @@ def test_what_cannot_be_evaluated_is_refused_before_training(
 
 class Killed(BaseException):
     pass
+
+
+def kill_after_saving(patch: pytest.MonkeyPatch, tried: int | None = None) -> list[str]:
+    """Let each writing of a state be the last thing that its process does; with `tried`, that of
+    so many candidates.
+
+    Returns:
+        What each said that is done.
+    """
+    save = State.save
+    saved: list[str] = []
+
+    def killed(state: State, done: str, **changes: Any) -> None:
+        save(state, done, **changes)
+        saved.append(done)
+        if tried is None or changes.get("tried") == tried:
+            raise Killed
+
+    patch.setattr(State, "save", killed)
+    return saved
 
 
 @pytest.mark.parametrize("protocol", ["probe", "places205", "labels1"])
@@ -542,16 +555,7 @@ def test_an_evaluation_goes_on_after_every_kill_as_if_there_was_none(
     }
     settings = each[protocol]
     expected = make("undisturbed", **settings).run(protocol)
-    save = State.save
-    saved: list[str] = []
-
-    def killed(state: State, done: str, **changes: Any) -> None:
-        """Every writing is the last thing that its process does."""
-        save(state, done, **changes)
-        saved.append(done)
-        raise Killed
-
-    monkeypatch.setattr(State, "save", killed)
+    saved = kill_after_saving(monkeypatch)
     for _ in range(20):
         try:
             found = make("killed", **settings).run(protocol)
@@ -569,23 +573,15 @@ def test_other_settings_weights_images_or_seeds_do_not_go_on_from_a_state(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(states, "SAVE_EVERY_S", 0.0)
-    save = State.save
-
-    def killed(state: State, done: str, **changes: Any) -> None:
-        save(state, done, **changes)
-        raise Killed
-
     config = probing(features="cached")
-    with monkeypatch.context() as patch:
-        patch.setattr(State, "save", killed)
-        with pytest.raises(Killed):
-            make("run", probe=config).run("probe")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_after_saving(patch)
+        make("run", probe=config).run("probe")
     other = replace(config, weight_decay=0.1)
     assert make("run", probe=other).run("probe") == make("fresh", probe=other).run("probe")
-    with monkeypatch.context() as patch:
-        patch.setattr(State, "save", killed)
-        with pytest.raises(Killed):
-            make("run", probe=config).run("probe")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_after_saving(patch)
+        make("run", probe=config).run("probe")
     evaluator = make("run", probe=config)
     with torch.no_grad():
         next(evaluator.encoder.module.parameters()).mul_(2)
@@ -603,16 +599,9 @@ def test_other_settings_weights_images_or_seeds_do_not_go_on_from_a_state(
 def test_a_choice_on_another_split_does_not_go_on_from_a_state(
     make: Make, few: DatasetConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = State.save
     config = tuning(few, epochs=1, head_learning_rates=(0.1,))
-
-    def killed(state: State, done: str, **changes: Any) -> None:
-        save(state, done, **changes)
-        if changes.get("tried") == 1:
-            raise Killed
-
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(State, "save", killed)
+        kill_after_saving(patch, tried=1)
         make("run", labels1=config).run("labels1")
     found, expected = (
         make(folder, labels1=config, select_on="test").run("labels1") for folder in ("run", "fresh")

@@ -15,7 +15,7 @@ from regbench.benchmark.evaluate.label_free import (
     lidar,
     measures,
 )
-from regbench.benchmark.training.spread import (
+from regbench.benchmark.training.embedding_metrics import (
     effective_rank,
     feature_spread,
     spread_metrics,

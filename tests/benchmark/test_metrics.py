@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from regbench.benchmark.training.spread import COLLAPSED_SPREAD, spread_metrics
+from regbench.benchmark.training.embedding_metrics import COLLAPSED_SPREAD, spread_metrics
 
 
 def test_orthonormal_embeddings() -> None:

@@ -35,15 +35,15 @@ from regbench.benchmark.rundir.directory import (
     tensor_files,
 )
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
-from regbench.benchmark.rundir.lease import Attempt, last_attempt
+from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.rundir.record_parts import Saved
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.stored import load_config
 from regbench.benchmark.settings.sweep import load_run
-from regbench.benchmark.training import checkpoint_writer, journal, loop
+from regbench.benchmark.training import checkpoint_writer, journal
+from regbench.benchmark.training.embedding_metrics import spread_metrics
 from regbench.benchmark.training.network import SiameseNetwork
-from regbench.benchmark.training.spread import spread_metrics
 from regbench.datasets.stored.prepare import prepare
 from regbench.sweeps.status import cell_status, plan_of
 from tests.benchmark.steps import before_steps
@@ -248,11 +248,6 @@ def before_the_second(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(journal, "spread_metrics", telling)
 
 
-def at_the_eighth(step: int) -> None:
-    if step == 7:
-        told()
-
-
 # How it is interrupted, further settings, the step of the last checkpoint, and the epochs that have
 # scores there.
 INTERRUPTIONS: dict[
@@ -279,12 +274,6 @@ INTERRUPTIONS: dict[
         in_call(3, KNN, "select", told),
         ("runtime.checkpoint_epochs=100",),
         9,
-        [1, 2],
-    ),
-    "told by a signal in mid-epoch": (
-        lambda patch: before_steps(patch, at_the_eighth),
-        (),
-        8,
         [1, 2],
     ),
 }
@@ -337,33 +326,6 @@ def _counted_epochs(patch: pytest.MonkeyPatch) -> list[int]:
 
     patch.setattr(linear, "shuffled", counted)
     return epochs
-
-
-@pytest.mark.slow
-def test_a_run_killed_by_the_system_in_an_evaluation_goes_on(
-    tiny: list[str], watched: tuple[Record, Path]
-) -> None:
-    overrides = [*tiny, *WATCHED, BOTH]
-    for process in launch(1, KILLED, json.dumps(overrides)):
-        assert process.returncode == -signal.SIGKILL, process.stderr
-    record, directory = finish(overrides, "disturbed")
-    assert [attempt.from_step for attempt in record.attempts] == [None, 3]
-    assert_same(outcome(record, directory), outcome(*watched))
-
-
-KILLED = """
-import itertools, json, os, signal, sys
-from regbench.benchmark.evaluate.knn import KNN
-from regbench.benchmark.run import run_cell
-from regbench.benchmark.settings.sweep import load_run
-select, numbers = KNN.select, itertools.count(1)
-def killing(self, *arguments):
-    if next(numbers) == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return select(self, *arguments)
-KNN.select = killing
-run_cell(*load_run(json.loads(sys.argv[1])), "disturbed")
-"""
 
 
 # ------------------------------------------------------------------ several processes
@@ -425,81 +387,7 @@ def test_the_first_of_several_processes_evaluates_and_the_others_wait(tiny: list
         assert list(curve(resumed)) == [1, 2]
 
 
-# ------------------------------------------------------------------ what it takes, and what is
-# shown meanwhile
-
-
-class Meters:
-    """A clock, a meter of energy and one of memory that know an evaluation from a step: it
-    takes far more of each.
-    """
-
-    now_s = used_joules = 0.0
-    peak_bytes = 0
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        meters = self
-
-        class Memory:
-            kind = "made up"
-
-            def __init__(self, device: torch.device) -> None:
-                meters.peak_bytes = 1
-
-            def read_bytes(self) -> int:
-                return meters.peak_bytes
-
-            read_reserved_bytes = read_bytes
-
-        class Energy:
-            def __init__(self, device: torch.device) -> None:
-                """Count from zero."""
-
-            def read_joules(self) -> dict[str, float]:
-                return {"gpu": meters.used_joules}
-
-        for module in (loop, journal, checkpoint_writer):
-            patch.setattr(module, "time", self)
-        patch.setattr(journal, "PeakMemory", Memory)
-        patch.setattr(journal, "EnergyMeter", Energy)
-        before_steps(
-            patch, lambda _: self.spend(1, 5 if self.now_s else 7)
-        )  # the first step takes most
-        in_each = KNN.select
-
-        def select(knn: KNN, *arguments: Any) -> Any:
-            self.spend(1000, 10**6)
-            return in_each(knn, *arguments)
-
-        patch.setattr(KNN, "select", select)
-
-    def spend(self, amount: int, peak_bytes: int) -> None:
-        self.now_s += amount
-        self.used_joules += amount
-        self.peak_bytes = max(self.peak_bytes, peak_bytes)
-
-    def perf_counter(self) -> float:
-        return self.now_s
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
-def test_what_it_takes_is_apart_from_what_training_takes(
-    tiny: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two epochs of three steps of one second, with an evaluation of a thousand after each."""
-    Meters(monkeypatch)
-    settings = ("method=vicreg", "evaluation.while_training=[knn]", "evaluation.protocols=[probe]")
-    record, directory = finish([*tiny, *settings], "here")
-    cost = record.cost
-    assert (cost.train_s, cost.monitor_s, cost.checkpoint_s) == (6, 2000, 0)
-    assert cost.img_per_s == 32
-    assert (cost.energy_gpu_joules, cost.peak_memory_bytes, cost.peak_reserved_bytes) == (6, 7, 7)
-    assert [row["epoch_s"] for row in record.history] == [3, 3]
-    attempt = last_attempt(directory)
-    assert attempt is not None
-    assert attempt["progress"]["img_per_s"] == 32
+# ------------------------------------------------------------------ what is shown meanwhile
 
 
 def test_the_status_says_what_is_going_on(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,31 +426,6 @@ def test_a_cell_without_curves_is_the_cell_that_says_nothing_of_them(
         assert Cell.stored(cell.plain()) == cell
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(silent.plain()))
     assert load_config(tmp_path / "config.yaml", ["evaluation.while_training=[knn]"])[0] == watched
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["evaluation.while_training=[measures]"],
-            r"evaluation\.while_training=\[measures\] must be of knn, .*each once",
-        ),
-        (["evaluation.while_training=[knn,knn]"], r"while_training=\[knn, ?knn\] must be of"),
-        (["evaluation.while_training=[nearest]"], r"while_training=\[nearest\] must be of"),
-        (
-            ["evaluation.every_epochs=2"],
-            r"every_epochs=2 is without effect.*set evaluation\.while_training=\[knn\]",
-        ),
-        (
-            ["evaluation.while_training=[knn]", "evaluation.every_epochs=3"],
-            r"every_epochs=3 is more than the epochs=2",
-        ),
-        (["evaluation.while_training=[knn]", "evaluation.every_epochs=0"], r"every_epochs"),
-    ],
-)
-def test_what_cannot_be_is_refused(tiny: list[str], overrides: list[str], message: str) -> None:
-    with pytest.raises(RegbenchError, match=message):
-        load_run([*tiny, *overrides])
 
 
 def test_without_a_split_to_evaluate_on_it_is_refused_or_marked(

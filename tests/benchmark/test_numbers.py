@@ -19,6 +19,7 @@ from unittest.mock import ANY
 import pytest
 import torch
 
+from regbench.benchmark.evaluate.monitor import Monitor
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.machine.meters import PeakMemory
 from regbench.benchmark.run import run_cell
@@ -36,7 +37,7 @@ from tests.conftest import TINY
 # Three epochs of three steps of 32 images; the first attempt ends after the fifth step.
 STEPS, BATCH, STOPPED = 9, 32, 5
 PARTS = {"data": 0.011, "forward": 0.13, "loss": 0.17, "backward": 0.29, "optimizer": 0.037}
-CHECKPOINT_S, SELECTION_S, PROTOCOL_S = 100.0, 13.0, 17.0
+CHECKPOINT_S, SELECTION_S, PROTOCOL_S, MONITOR_S = 100.0, 13.0, 17.0, 1000.0
 
 
 def seconds(part: str, step: int) -> float:
@@ -86,6 +87,8 @@ class Machine:
         self._slow(patch, checkpoint_writer, "save_checkpoint", lambda: CHECKPOINT_S)
         self._slow(patch, Subject, "select", lambda: SELECTION_S)
         self._slow(patch, Subject, "run", lambda: PROTOCOL_S)
+        self._slow(patch, Monitor, "scores", self._monitor_s)
+        self.monitored_joules, self.monitored_bytes = 0.0, 0
         steps = self.done
         epoch, update = PretrainingLoader.epoch, Attempt.update
 
@@ -94,12 +97,21 @@ class Machine:
             with epoch(loader, *args, **options) as batches:
                 yield self._waiting(batches)
 
+        def used_joules() -> float:
+            return joules(steps["optimizer"]) + self.monitored_joules
+
+        def used_bytes(_: PeakMemory) -> int:
+            return peak_bytes(steps["optimizer"]) + self.monitored_bytes
+
+        def restarted(*_: object) -> None:
+            self.monitored_bytes = 0
+
         class Meter:
             def __init__(self, _: torch.device) -> None:
-                self._before = joules(steps["optimizer"])
+                self._before = used_joules()
 
             def read_joules(self) -> dict[str, float]:
-                used = joules(steps["optimizer"]) - self._before
+                used = used_joules() - self._before
                 return {"cpu": used, "gpu": 3 * used}
 
         def told(attempt: Attempt, **changes: Any) -> None:
@@ -118,10 +130,10 @@ class Machine:
         patch.setattr(checkpoint_writer, "ThreadPoolExecutor", AtOnce)
         patch.setattr(PretrainingLoader, "epoch", slow_epoch)
         patch.setattr(journal, "EnergyMeter", Meter)
-        patch.setattr(PeakMemory, "read_bytes", lambda _: peak_bytes(steps["optimizer"]))
-        patch.setattr(
-            PeakMemory, "read_reserved_bytes", lambda _: 2 * peak_bytes(steps["optimizer"])
-        )
+        patch.setattr(PeakMemory, "__init__", restarted)
+        patch.setattr(PeakMemory, "kind", "process RSS")
+        patch.setattr(PeakMemory, "read_bytes", used_bytes)
+        patch.setattr(PeakMemory, "read_reserved_bytes", lambda meter: 2 * used_bytes(meter))
         patch.setattr(Attempt, "update", told)
 
     def _loss_s(self) -> float:
@@ -130,6 +142,12 @@ class Machine:
         That on random embeddings, by which its memory is measured, comes before any step.
         """
         return self._part("loss") if self.done["forward"] > self.done["loss"] else 0.0
+
+    def _monitor_s(self) -> float:
+        """An evaluation while training, which takes far more than a step of all that is counted."""
+        self.monitored_joules += 10.0**6
+        self.monitored_bytes = 10**6
+        return MONITOR_S
 
     def _waiting(self, batches: Any) -> Iterator[Any]:
         """The batches, each after a wait; with the last of the first attempt comes a signal."""
@@ -165,6 +183,7 @@ def told(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
         f"runtime.runs_dir={folder}",
         "method=simclr",
         "epochs=3",
+        "evaluation.while_training=[knn]",
     ]
     cell, runtime = load_run([*overrides, "runtime.checkpoint_minutes=0"])
     interruption = Interruption()
@@ -213,7 +232,7 @@ def test_the_cost_of_a_run_is_that_of_its_attempts_together(told: Told) -> None:
         "train_s": pytest.approx(train_s),
         # But for the signal's checkpoint, which was the last thing that its attempt did.
         "checkpoint_s": pytest.approx(CHECKPOINT_S * (STEPS - 1)),
-        "monitor_s": None,
+        "monitor_s": pytest.approx(3 * MONITOR_S),
         "img_per_s": pytest.approx(STEPS * BATCH / train_s),
         "evaluate_s": pytest.approx(SELECTION_S + 2 * PROTOCOL_S),
         "peak_memory_bytes": peak_bytes(3),

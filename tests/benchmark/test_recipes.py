@@ -4,6 +4,7 @@ generated images.
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from click.testing import CliRunner
 from PIL import Image
 
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.interruption import Interruption
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.preset_tree import merged
 from regbench.benchmark.settings.recipes import numbers_of, published_numbers, recipes
 from regbench.benchmark.settings.sweep import load_sweep
 from regbench.cli import main
@@ -28,13 +31,6 @@ RECIPES = sorted(recipes())
 
 def cells_of(recipe: str, *overrides: str) -> tuple[Cell, ...]:
     return load_sweep(recipe, overrides).cells
-
-
-def setting(cell: Cell, name: str) -> Any:
-    value: Any = cell.plain()
-    for part in name.split("."):
-        value = value[part]
-    return value
 
 
 # ------------------------------------------------------------------ the numbers
@@ -83,334 +79,187 @@ def test_each_recipe_says_what_it_does_otherwise(recipe: str) -> None:
 
 # ------------------------------------------------------------------ the released values
 
-VICREG_VIEW = (0.2, 0.4, 0.4, 0.2, 0.1, 0.0, 0.1)
-BYOL_VIEWS = [(0.08, 0.4, 0.4, 0.2, 0.1, 0.0, 0.0), (0.08, 0.4, 0.4, 0.2, 0.1, 0.0, 0.2)]
+# Smallest crop, jitter, blur and solarization of each view, whose order no loss asks for; widths of
+# the projector's layers; the first, the highest and the last learning rate of so many images.
+RELEASED = yaml.safe_load("""
+eb_jepa_cifar10:
+  images: 50000
+  all:
+    {batch_size: 256, epochs: 300, precision: bf16, rates: [3e-5, 0.3, 0],
+     views: [[0.2, 0.4, 0.4, 0.2, 0.1, 0, 0.1], [0.2, 0.4, 0.4, 0.2, 0.1, 0, 0.1]],
+     optimizer: {weight_decay: 1e-4, trust_coefficient: 0.02, clip_lr: true, momentum: 0.9,
+                 warmup_epochs: 10},
+     network: {backbone: {name: resnet18, stem: small, stem_padding: 2,
+                          zero_init_residual: false}},
+     dataset: {std: [0.2023, 0.1994, 0.2010]}}
+  cells:
+  - {projector: [2048, 2048, 1024],
+     method: {name: vicreg, alignment_weight: 1, variance_weight: 2,
+              covariance_weight: 0.09775171065493646}}
+  - {projector: [],
+     method: {name: vicreg, alignment_weight: 1, variance_weight: 2,
+              covariance_weight: 0.19569471624266144}}
+  - {projector: [2048, 2048, 128], method: {name: sigreg}}
+  - {projector: [], method: {name: sigreg}}
+lightly_cifar10:
+  images: 50000
+  all:
+    {batch_size: 512, epochs: 200, precision: fp32, rates: [0.24, 0.24, 0],
+     optimizer: {name: sgd, weight_decay: 5e-4, momentum: 0.9, nesterov: false,
+                 exclude_bias_and_norm: false},
+     evaluation: {knn: {k: 200, temperature: 0.1}},
+     network: {projector: {last_norm: batch}}, projector: [512, 128],
+     views: [[0.08, 0.4, 0.4, 0.4, 0.1, 0, 0], [0.08, 0.4, 0.4, 0.4, 0.1, 0, 0]]}
+  cells:
+  - {method: {name: simclr, temperature: 0.5}}
+  - {method: {name: dcl, temperature: 0.1}}
+  - {method: {name: dclw, temperature: 0.1, sigma: 0.5}}
+  - {method: {name: barlow_twins, redundancy_weight: 0.005, scale: 1}, projector: [2048, 2048],
+     network: {projector: {last_norm: none}},
+     views: [[0.08, 0.4, 0.4, 0.2, 0.1, 0, 0], [0.08, 0.4, 0.4, 0.2, 0.1, 0, 0.2]]}
+solo_cifar10: &solo
+  images: 50000
+  all:
+    {batch_size: 256, epochs: 1000, dataset: {name: cifar10_full}, augmentation: {interpolation: bicubic},
+     network: {backbone: {stem_padding: 2}, projector: {bias: true, norm: batch}},
+     optimizer: {name: lars, weight_decay: 1e-4, warmup_epochs: 10}}
+  cells:
+  - {method: {name: vicreg, alignment_weight: 25, variance_weight: 50, covariance_weight: 1},
+     optimizer: &lars {trust_coefficient: 0.02, clip_lr: true, momentum: 0.9},
+     projector: [2048, 2048, 2048], rates: [3e-5, 0.3, 0],
+     views: [[0.2, 0.4, 0.4, 0.2, 0.1, 0, 0.1], [0.2, 0.4, 0.4, 0.2, 0.1, 0, 0.1]]}
+  - {method: {name: barlow_twins, redundancy_weight: 0.0051, scale: 0.1}, optimizer: *lars,
+     projector: [2048, 2048, 2048], rates: [3e-5, 0.3, 0],
+     views: [[0.08, 0.4, 0.4, 0.2, 0.1, 0, 0], [0.08, 0.4, 0.4, 0.2, 0.1, 0, 0.2]]}
+  - {method: {name: simclr, temperature: 0.2}, optimizer: *lars, projector: [2048, 256],
+     network: {projector: {norm: none}}, rates: [3e-5, 0.4, 0],
+     views: [[0.08, 0.8, 0.8, 0.8, 0.2, 0.5, 0], [0.08, 0.8, 0.8, 0.8, 0.2, 0.5, 0]]}
+  - {method: {name: w_mse, sub_batch_size: 128}, projector: [1024, 64], rates: [0, 2e-3, 0],
+     optimizer: {name: adam, weight_decay: 1e-6, betas: [0.9, 0.999],
+                 exclude_bias_and_norm: false},
+     views: [[0.2, 0.8, 0.8, 0.8, 0.2, 0, 0], [0.2, 0.8, 0.8, 0.8, 0.2, 0, 0]]}
+solo_cifar100: *solo
+lightly_imagenette:
+  images: 9469
+  all:
+    {batch_size: 256, epochs: 800, precision: fp32, dataset: {image_size: 128},
+     evaluation: {knn: {k: 200, other_k: [20], temperature: 0.1}},
+     network: {backbone: {stem: imagenet}, projector: {last_norm: batch}},
+     optimizer: {momentum: 0.9, exclude_bias_and_norm: false},
+     projector: [512, 128], rates: [0.06, 0.06, 0],
+     views: [[0.08, 0.4, 0.4, 0.4, 0.1, 0.5, 0], [0.08, 0.4, 0.4, 0.4, 0.1, 0.5, 0]]}
+  cells:
+  - {method: {name: simclr, temperature: 0.5}, optimizer: &sgd {name: sgd, weight_decay: 5e-4, nesterov: false}}
+  - {method: {name: dcl, temperature: 0.1}, optimizer: *sgd}
+  - {method: {name: dclw, temperature: 0.1, sigma: 0.5}, optimizer: *sgd}
+  - {method: {name: barlow_twins, redundancy_weight: 0.005, scale: 1}, optimizer: *sgd,
+     projector: [2048, 2048, 2048], network: {projector: {last_norm: none}},
+     views: [[0.08, 0.4, 0.4, 0.2, 0.1, 0.1, 0.2], [0.08, 0.4, 0.4, 0.2, 0.1, 1, 0]]}
+  - {method: {name: vicreg, alignment_weight: 25, variance_weight: 25, covariance_weight: 1},
+     optimizer: {name: lars, weight_decay: 1e-4, trust_coefficient: 0.001, clip_lr: false,
+                 warmup_epochs: 40},
+     projector: [2048, 2048, 2048], network: {projector: {last_norm: none}}, rates: [0, 0.3, 3e-4],
+     views: [[0.08, 0.4, 0.4, 0.2, 0.1, 0.5, 0.1], [0.08, 0.4, 0.4, 0.2, 0.1, 0.5, 0.1]]}
+lejepa_imagenette:
+  images: 9469
+  all:
+    {batch_size: 256, epochs: 800, precision: bf16, rates: [2e-5, 2e-3, 1e-3],
+     network: {backbone: {model: vit_small_patch8_224, representation: class_token,
+                          drop_path_rate: 0.1}, statistics: size},
+     optimizer: {name: adamw, weight_decay: 0.05, exclude_bias_and_norm: false, warmup_epochs: 1},
+     projector: [2048, 2048, 16], sizes_px: [128, 128, 128, 128], global_views: 4}
+  cells:
+  - {method: {name: sigreg, regularization_weight: 0.02, directions: 256, knots: 17, scale: 1},
+     views: [[0.08, 0.8, 0.8, 0.8, 0.2, 0.5, 0.2], [0.08, 0.8, 0.8, 0.8, 0.2, 0.5, 0.2],
+             [0.08, 0.8, 0.8, 0.8, 0.2, 0.5, 0.2], [0.08, 0.8, 0.8, 0.8, 0.2, 0.5, 0.2]]}
+sphere_in100:
+  images: 126689
+  all:
+    {batch_size: 256, epochs: 200, rates: [0, 0.05, 0], projector: [2048, 2048, 256],
+     network: {projector: {activation: gelu}}, global_views: 2,
+     optimizer: {name: adamw, weight_decay: 5e-4, warmup_epochs: 1},
+     dataset: {source: {class_list: imagenet100.txt}},
+     method: {regularization_weight: 0.05}}
+  cells:
+  - {method: {name: sigreg, directions: 1024}}
+  - {method: &order {diffusion_time: 5, order: 2, statistic: mmd, spectrum: susreg}}
+  - {method: {<<: *order, spectrum: heat}}
+  - {method: {<<: *order, spectrum: bandlimited}}
+  - {method: {<<: *order, statistic: ksd, spectrum: heat}}
+  - {method: {<<: *order, statistic: ksd, spectrum: bandlimited}}
+sfrik_multicrop:
+  images: 126689
+  all:
+    {batch_size: 2048, epochs: 200, projector: [8192, 8192, 32768],
+     network: {backbone: {name: resnet50}},
+     optimizer: {base_lr: 0.4, warmup_epochs: 10},
+     method: {name: sfrik, alignment_weight: 40000, weights: [1, 40, 40]}}
+  cells:
+  - {augmentation: {name: imagenet}, sizes_px: [224, 224], global_views: 2,
+     network: {statistics: view}, method: {regularize_local: true}}
+  - {augmentation: {name: swav}, sizes_px: [224, 224, 96, 96, 96, 96, 96, 96], global_views: 2,
+     network: {statistics: size}, method: {regularize_local: false}}
+  - {augmentation: {name: obow}, sizes_px: [224, 160, 160, 96, 96, 96, 96, 96], global_views: 1,
+     network: {statistics: size}, method: {regularize_local: true}}
+""")
 
 
-def views(cell: Cell) -> list[tuple[float, ...]]:
-    """Smallest crop, jitter, blur and solarization of each view.
-
-    The losses do not ask which is the first.
-    """
-    return sorted(
-        (v.crop_scale[0], v.brightness, v.contrast, v.saturation, v.hue, v.blur_p, v.solarize_p)
-        for v in cell.augmentation.views.values()
-        for _ in range(v.count)
-    )
-
-
-def rates(cell: Cell, images: int) -> tuple[float, float, float]:
-    """The first, the highest and the last learning rate; the highest begins an epoch."""
+def facts(cell: Cell, images: int) -> dict[str, Any]:
+    """The settings of a cell, and what follows from several of them."""
+    views = []
+    for v in cell.augmentation.views.values():
+        jitter = (v.brightness, v.contrast, v.saturation, v.hue)
+        views += [[v.crop_scale[0], *jitter, v.blur_p, v.solarize_p]] * v.count
+    p = cell.network.projector
+    widths = [p.hidden_dim or cell.embedding_dim] * (p.depth - 1)
     steps = images // cell.batch_size
+    # The highest rate begins an epoch.
     places = [*(epoch * steps for epoch in range(cell.epochs)), cell.epochs * steps - 1]
-    found = [
+    rates = [
         cell.optimizer.learning_rate(cell.batch_size, step, steps, cell.epochs) for step in places
     ]
-    return found[0], max(found), found[-1]
-
-
-def projector(cell: Cell) -> tuple[int, ...]:
-    """Widths of the layers."""
-    p = cell.network.projector
-    return (
-        *[p.hidden_dim or cell.embedding_dim] * (p.depth - 1),
-        *[cell.embedding_dim] * (p.depth > 0),
-    )
-
-
-def test_eb_jepa() -> None:
-    released = {
-        ("vicreg", (2048, 2048, 1024)): {
-            "alignment_weight": 1,
-            "variance_weight": 2,
-            "covariance_weight": 100 / 1023,
-        },
-        ("vicreg", ()): {
-            "alignment_weight": 1,
-            "variance_weight": 2,
-            "covariance_weight": 100 / 511,
-        },
-        ("sigreg", (2048, 2048, 128)): {},
-        ("sigreg", ()): {},
+    return {
+        **cell.plain(),
+        "views": sorted(views),
+        "projector": [*widths, cell.embedding_dim] if p.depth else [],
+        "rates": [rates[0], max(rates), rates[-1]],
+        "sizes_px": cell.augmentation.sizes_px(cell.dataset.image_size),
+        "global_views": cell.augmentation.global_views,
     }
-    cells = cells_of("eb_jepa_cifar10")
-    assert {(setting(cell, "method.name"), projector(cell)) for cell in cells} == set(released)
-    for cell in cells:
-        method = setting(cell, "method")
-        for key, value in released[method["name"], projector(cell)].items():
-            assert method[key] == pytest.approx(value, rel=1e-12)
-        if method["name"] == "sigreg":
-            # s (1 - λ) ¼ mse + s λ n ½ Σ EP = mse + 10 · ½ Σ EP
-            weight, scale = method["regularization_weight"], method["scale"]
-            assert scale * (1 - weight) / 4 == pytest.approx(1, rel=1e-12)
-            assert scale * weight * cell.batch_size == pytest.approx(10, rel=1e-12)
-        assert (cell.batch_size, cell.epochs, cell.precision) == (256, 300, "bf16")
-        assert rates(cell, 50_000) == pytest.approx((3e-5, 0.3, 0), abs=1e-5)
-        assert views(cell) == [VICREG_VIEW] * 2
-        lars = {
-            "weight_decay": 1e-4,
-            "trust_coefficient": 0.02,
-            "clip_lr": True,
-            "momentum": 0.9,
-            "warmup_epochs": 10,
-        }
-        assert setting(cell, "optimizer").items() >= lars.items()
-        backbone = {
-            "name": "resnet18",
-            "stem": "small",
-            "stem_padding": 2,
-            "zero_init_residual": False,
-        }
-        assert setting(cell, "network.backbone") == backbone
-        assert setting(cell, "dataset.std") == [0.2023, 0.1994, 0.2010]
 
 
-def test_lightly_cifar10() -> None:
-    released: dict[str, tuple[tuple[int, ...], str, dict[str, float]]] = {
-        "simclr": ((512, 128), "batch", {"temperature": 0.5}),
-        "dcl": ((512, 128), "batch", {"temperature": 0.1}),
-        "dclw": ((512, 128), "batch", {"temperature": 0.1, "sigma": 0.5}),
-        "barlow_twins": ((2048, 2048), "none", {"redundancy_weight": 0.005, "scale": 1}),
-    }
-    cells = {setting(cell, "method.name"): cell for cell in cells_of("lightly_cifar10")}
-    assert cells.keys() == released.keys()
-    for name, (widths, last_norm, hyperparameters) in released.items():
-        cell = cells[name]
-        assert setting(cell, "method").items() >= hyperparameters.items()
-        assert (projector(cell), cell.network.projector.last_norm) == (widths, last_norm)
-        assert (cell.batch_size, cell.epochs, cell.precision) == (512, 200, "fp32")
-        assert rates(cell, 50_000) == pytest.approx((0.24, 0.24, 0), abs=1e-5)
-        sgd = {
-            "name": "sgd",
-            "weight_decay": 5e-4,
-            "momentum": 0.9,
-            "nesterov": False,
-            "exclude_bias_and_norm": False,
-        }
-        assert setting(cell, "optimizer").items() >= sgd.items()
-        assert views(cell) == (
-            BYOL_VIEWS if name == "barlow_twins" else [(0.08, 0.4, 0.4, 0.4, 0.1, 0.0, 0.0)] * 2
-        )
-        assert setting(cell, "evaluation.knn").items() >= {"k": 200, "temperature": 0.1}.items()
+def assert_holds(found: Any, wanted: Any, place: str) -> None:
+    """Compare all that is wanted."""
+    if isinstance(wanted, dict):
+        for name, value in wanted.items():
+            assert_holds(found[name], value, f"{place}.{name}")
+    elif place.endswith("rates"):
+        assert found == pytest.approx([float(rate) for rate in wanted], abs=1e-6), place
+    elif isinstance(wanted, str) and not isinstance(found, str):
+        assert found == float(wanted), place  # YAML reads 1e-4 as a text
+    else:
+        assert found == wanted, place
 
 
-@pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
-def test_solo_learn(dataset: str) -> None:
-    lars = {
-        "name": "lars",
-        "weight_decay": 1e-4,
-        "trust_coefficient": 0.02,
-        "clip_lr": True,
-        "momentum": 0.9,
-    }
-    adam = {
-        "name": "adam",
-        "weight_decay": 1e-6,
-        "betas": [0.9, 0.999],
-        "exclude_bias_and_norm": False,
-    }
-    released: dict[str, tuple[Any, ...]] = {
-        "vicreg": ((2048,) * 3, "batch", lars, (3e-5, 0.3, 0), [VICREG_VIEW] * 2),
-        "barlow_twins": ((2048,) * 3, "batch", lars, (3e-5, 0.3, 0), BYOL_VIEWS),
-        "simclr": (
-            (2048, 256),
-            "none",
-            lars,
-            (3e-5, 0.4, 0),
-            [(0.08, 0.8, 0.8, 0.8, 0.2, 0.5, 0.0)] * 2,
-        ),
-        "w_mse": (
-            (1024, 64),
-            "batch",
-            adam,
-            (0, 2e-3, 0),
-            [(0.2, 0.8, 0.8, 0.8, 0.2, 0.0, 0.0)] * 2,
-        ),
-    }
-    hyperparameters: dict[str, dict[str, float]] = {
-        "vicreg": {"alignment_weight": 25, "variance_weight": 50, "covariance_weight": 1},
-        "barlow_twins": {"redundancy_weight": 0.0051, "scale": 0.1},
-        "simclr": {"temperature": 0.2},
-        "w_mse": {"sub_batch_size": 128},
-    }
-    cells = {setting(cell, "method.name"): cell for cell in cells_of(f"solo_{dataset}")}
-    assert cells.keys() == released.keys()
-    for name, (widths, norm, optimizer, rate, two_views) in released.items():
-        cell = cells[name]
-        assert setting(cell, "method").items() >= hyperparameters[name].items()
-        assert (projector(cell), cell.network.projector.norm, cell.network.projector.bias) == (
-            widths,
-            norm,
-            True,
-        )
-        assert (cell.batch_size, cell.epochs, cell.dataset.name) == (256, 1000, f"{dataset}_full")
-        assert setting(cell, "optimizer").items() >= optimizer.items()
-        assert cell.optimizer.warmup_epochs == 10
-        assert rates(cell, 50_000) == pytest.approx(rate, abs=1e-6)
-        assert (views(cell), cell.augmentation.interpolation) == (two_views, "bicubic")
-        assert setting(cell, "network.backbone.stem_padding") == 2
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_cells_have_the_released_values(recipe: str) -> None:
+    released = RELEASED[recipe]
+    cells = cells_of(recipe, "seed=0")
+    assert len(cells) == len(released["cells"])
+    for number, (cell, own) in enumerate(zip(cells, released["cells"], strict=True)):
+        wanted = merged(copy.deepcopy(released["all"]), own)
+        if recipe == "solo_cifar100":
+            wanted["dataset"]["name"] = "cifar100_full"
+        assert_holds(facts(cell, released["images"]), wanted, f"{recipe} {number}")
 
 
-def test_lightly_imagenette() -> None:
-    sgd = {
-        "name": "sgd",
-        "weight_decay": 5e-4,
-        "momentum": 0.9,
-        "nesterov": False,
-        "exclude_bias_and_norm": False,
-    }
-    lars = {
-        "name": "lars",
-        "weight_decay": 1e-4,
-        "momentum": 0.9,
-        "trust_coefficient": 0.001,
-        "clip_lr": False,
-    }
-    simclr = [(0.08, 0.4, 0.4, 0.4, 0.1, 0.5, 0.0)] * 2
-    byol = [(0.08, 0.4, 0.4, 0.2, 0.1, 0.1, 0.2), (0.08, 0.4, 0.4, 0.2, 0.1, 1.0, 0.0)]
-    constant, warmed = (0.06, 0.06, 0), (0, 0.3, 3e-4)
-    released: dict[str, tuple[Any, ...]] = {
-        "simclr": ((512, 128), "batch", sgd, constant, simclr, {"temperature": 0.5}),
-        "dcl": ((512, 128), "batch", sgd, constant, simclr, {"temperature": 0.1}),
-        "dclw": ((512, 128), "batch", sgd, constant, simclr, {"temperature": 0.1, "sigma": 0.5}),
-        "barlow_twins": (
-            (2048,) * 3,
-            "none",
-            sgd,
-            constant,
-            byol,
-            {"redundancy_weight": 0.005, "scale": 1},
-        ),
-        "vicreg": (
-            *(
-                (2048,) * 3,
-                "none",
-                lars | {"exclude_bias_and_norm": False, "warmup_epochs": 40},
-                warmed,
-            ),
-            [(0.08, 0.4, 0.4, 0.2, 0.1, 0.5, 0.1)] * 2,
-            {"alignment_weight": 25, "variance_weight": 25, "covariance_weight": 1},
-        ),
-    }
-    cells = {setting(cell, "method.name"): cell for cell in cells_of("lightly_imagenette")}
-    assert cells.keys() == released.keys()
-    for name, (widths, last_norm, optimizer, rate, two_views, hyperparameters) in released.items():
-        cell = cells[name]
-        assert setting(cell, "method").items() >= hyperparameters.items()
-        assert (projector(cell), cell.network.projector.last_norm) == (widths, last_norm)
-        assert setting(cell, "optimizer").items() >= optimizer.items()
-        assert rates(cell, 9_469) == pytest.approx(rate, abs=1e-6)
-        assert views(cell) == two_views
-        assert (cell.batch_size, cell.epochs, cell.precision, cell.dataset.image_size) == (
-            256,
-            800,
-            "fp32",
-            128,
-        )
-        assert (
-            setting(cell, "evaluation.knn").items()
-            >= {"k": 200, "other_k": [20], "temperature": 0.1}.items()
-        )
-        assert setting(cell, "network.backbone.stem") == "imagenet"
-
-
-def test_lejepa_imagenette() -> None:
-    (cell,) = cells_of("lejepa_imagenette")
-    sigreg = {
-        "name": "sigreg",
-        "regularization_weight": 0.02,
-        "directions": 256,
-        "knots": 17,
-        "scale": 1.0,
-    }
-    assert setting(cell, "method").items() >= sigreg.items()
-    assert views(cell) == [(0.08, 0.8, 0.8, 0.8, 0.2, 0.5, 0.2)] * 4
-    assert (
-        cell.augmentation.global_views,
-        cell.augmentation.sizes_px(cell.dataset.image_size),
-    ) == (4, [128] * 4)
-    backbone = {
-        "model": "vit_small_patch8_224",
-        "representation": "class_token",
-        "drop_path_rate": 0.1,
-    }
-    assert setting(cell, "network.backbone").items() >= backbone.items()
-    assert (projector(cell), cell.network.statistics) == ((2048, 2048, 16), "size")
-    assert (cell.batch_size, cell.epochs, cell.precision) == (256, 800, "bf16")
-    adamw = {
-        "name": "adamw",
-        "weight_decay": 0.05,
-        "exclude_bias_and_norm": False,
-        "warmup_epochs": 1,
-    }
-    assert setting(cell, "optimizer").items() >= adamw.items()
-    assert rates(cell, 9_469) == pytest.approx((2e-5, 2e-3, 1e-3), abs=1e-6)
-
-
-def test_sphere_in100() -> None:
-    cells = cells_of("sphere_in100")
-    spherical = [
-        ("mmd", "susreg"),
-        ("mmd", "heat"),
-        ("mmd", "bandlimited"),
-        ("ksd", "heat"),
-        ("ksd", "bandlimited"),
-    ]
-    (sigreg,) = [cell for cell in cells if setting(cell, "method.name") == "sigreg"]
-    assert (
-        setting(sigreg, "method").items()
-        >= {"regularization_weight": 0.05, "directions": 1024}.items()
-    )
-    others = [setting(cell, "method") for cell in cells if cell != sigreg]
-    assert [(method["statistic"], method["spectrum"]) for method in others] == spherical
-    for method in others:
-        assert (method["regularization_weight"], method["diffusion_time"], method["order"]) == (
-            0.05,
-            5.0,
-            2,
-        )
-    for cell in cells:
-        assert (projector(cell), cell.network.projector.activation) == ((2048, 2048, 256), "gelu")
-        assert (cell.batch_size, cell.epochs, cell.augmentation.global_views) == (256, 200, 2)
-        assert (
-            setting(cell, "optimizer").items()
-            >= {"name": "adamw", "weight_decay": 5e-4, "warmup_epochs": 1}.items()
-        )
-        assert rates(cell, 126_689) == pytest.approx((0, 0.05, 0), abs=1e-6)
-        assert setting(cell, "dataset.source.class_list") == "imagenet100.txt"
-
-
-def test_sfrik_multicrop() -> None:
-    released = {
-        "imagenet": ([224, 224], 2, "view", True),
-        "swav": ([224] * 2 + [96] * 6, 2, "size", False),
-        "obow": ([224] + [160] * 2 + [96] * 5, 1, "size", True),
-    }
-    cells = {cell.augmentation.name: cell for cell in cells_of("sfrik_multicrop")}
-    assert cells.keys() == released.keys()
-    for name, (sizes, global_views, statistics, regularize_local) in released.items():
-        cell = cells[name]
-        assert cell.augmentation.sizes_px(224) == sizes
-        assert (cell.augmentation.global_views, cell.network.statistics) == (
-            global_views,
-            statistics,
-        )
-        method = {
-            "alignment_weight": 40000,
-            "weights": [1, 40, 40],
-            "regularize_local": regularize_local,
-        }
-        assert setting(cell, "method").items() >= method.items()
-        assert (projector(cell), cell.batch_size, cell.epochs) == ((8192, 8192, 32768), 2048, 200)
-        assert (
-            cell.optimizer.base_lr,
-            cell.optimizer.warmup_epochs,
-            cell.network.architecture,
-        ) == (
-            0.4,
-            10,
-            "resnet50",
-        )
+def test_the_weights_of_eb_jepas_sigreg() -> None:
+    """s (1 - λ) ¼ mse + s λ n ½ Σ EP = mse + 10 · ½ Σ EP"""
+    for cell in cells_of("eb_jepa_cifar10", "seed=0")[2:]:
+        method = cell.plain()["method"]
+        weight, scale = method["regularization_weight"], method["scale"]
+        assert scale * (1 - weight) / 4 == pytest.approx(1, rel=1e-12)
+        assert scale * weight * cell.batch_size == pytest.approx(10, rel=1e-12)
 
 
 # ------------------------------------------------------------------ a few steps

@@ -29,11 +29,10 @@ from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.evaluate.subject import Subject
-from regbench.benchmark.later import evaluate_directory
 from regbench.benchmark.machine.compute import default_workers, resolve, usable_cpus
 from regbench.benchmark.machine.description import environment
 from regbench.benchmark.machine.meters import peak_extra_bytes
-from regbench.benchmark.run import run_cell
+from regbench.benchmark.run import evaluate_directory, run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint, save_checkpoint
 from regbench.benchmark.rundir.directory import (
     checkpoint_files,
@@ -51,9 +50,9 @@ from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.stored import load_config
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training import checkpoint_writer, journal, loop
+from regbench.benchmark.training.embedding_metrics import spread_metrics
 from regbench.benchmark.training.loop import Trained, train
 from regbench.benchmark.training.network import SiameseNetwork
-from regbench.benchmark.training.spread import spread_metrics
 from regbench.benchmark.training.step import Step, Stepped
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.stored.prepare import prepare

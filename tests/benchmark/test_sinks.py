@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from regbench import RegbenchError
+from regbench.benchmark import run as run_module
 from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.directory import numbered_files, run_directory
@@ -29,8 +30,7 @@ SHORT = ("method=vicreg", "evaluation.protocols=[knn]", "evaluation.while_traini
 
 
 class Service:
-    """Stands in for the modules wandb and trackio, whose functions it has with the arguments that
-    we give.
+    """Stands in for the module wandb, whose functions it has with the arguments that we give.
 
     Attributes:
         begun: What each run was begun with.
@@ -39,19 +39,17 @@ class Service:
         before: Called with each step before it is taken.
     """
 
-    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[dict[str, Any]] = []
         self.given: list[tuple[int, Mapping[str, float]]] = []
         self.ended = 0
         self.before: Callable[[int], None] = lambda step: None
-        module = types.ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None)
-        vars(module).update(
-            init={"wandb": self.wandb, "trackio": self.trackio}[name], Settings=dict
-        )
-        monkeypatch.setitem(sys.modules, name, module)
+        module = types.ModuleType("wandb")
+        module.__spec__ = ModuleSpec("wandb", None)
+        vars(module).update(init=self.init, Settings=dict)
+        monkeypatch.setitem(sys.modules, "wandb", module)
 
-    def wandb(
+    def init(
         self,
         *,
         project: str,
@@ -64,15 +62,7 @@ class Service:
         settings: Any,
     ) -> Service:
         assert settings == {"console": "off"}
-        return self.begin(id=id, resume=resume, group=group, config=config, where=dir)
-
-    def trackio(
-        self, *, project: str, group: str, name: str, config: Any, resume: str, embed: bool
-    ) -> Service:
-        return self.begin(id=name, resume=resume, group=group, config=config)
-
-    def begin(self, **arguments: Any) -> Service:
-        self.begun.append(arguments)
+        self.begun.append({"id": id, "resume": resume, "group": group, "config": config})
         return self
 
     def log(self, numbers: Mapping[str, float], *, step: int) -> None:
@@ -93,34 +83,33 @@ def rows(directory: Path) -> list[dict[str, Any]]:
 def test_a_resumed_run_goes_on_in_its_services(
     tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    services = [Service(name, monkeypatch) for name in ("wandb", "trackio")]
-    cell, runtime = load_run([*tiny, *SHORT, "runtime.sinks=[wandb,trackio]"])
+    service = Service(monkeypatch)
+    cell, runtime = load_run([*tiny, *SHORT, "runtime.sinks=[wandb]"])
     directory = run_directory(runtime, "a_sweep", cell)
 
     def interrupt(step: int) -> None:
         if step == 2:
             raise KeyboardInterrupt
 
-    services[0].before = interrupt
+    service.before = interrupt
     with pytest.raises(KeyboardInterrupt):
         run_cell(cell, runtime, "a_sweep")
-    services[0].before = lambda step: None
+    service.before = lambda step: None
     record = run_cell(cell, runtime, "a_sweep")
     assert record is not None
-    for service in services:
-        first, second = service.begun
-        assert first == second
-        assert (first["resume"], first["group"]) == ("allow", "a_sweep")
-        assert first["config"]["method"]["name"] == "vicreg"
-        assert service.ended == 2
-        assert [step for step, _ in service.given] == [1, 2]
-        for row, (step, numbers) in zip(rows(directory), service.given, strict=True):
-            assert numbers["epoch"] == step == row["epoch"]
-            for name in ("loss", "learning_rate"):  # the history has six digits
-                assert numbers[name] == pytest.approx(row[name], rel=1e-5)
-            assert {f"terms/{name}" for name in row["terms"]} <= set(numbers)
-            (score,) = (score for score in row["scores"] if score["name"] == "knn_top1")
-            assert numbers[f"scores/knn_top1_{score['split']}"] == score["value"]
+    first, second = service.begun
+    assert first == second
+    assert (first["resume"], first["group"]) == ("allow", "a_sweep")
+    assert first["config"]["method"]["name"] == "vicreg"
+    assert service.ended == 2
+    assert [step for step, _ in service.given] == [1, 2]
+    for row, (step, numbers) in zip(rows(directory), service.given, strict=True):
+        assert numbers["epoch"] == step == row["epoch"]
+        for name in ("loss", "learning_rate"):  # the history has six digits
+            assert numbers[name] == pytest.approx(row[name], rel=1e-5)
+        assert {f"terms/{name}" for name in row["terms"]} <= set(numbers)
+        (score,) = (score for score in row["scores"] if score["name"] == "knn_top1")
+        assert numbers[f"scores/knn_top1_{score['split']}"] == score["value"]
 
 
 @pytest.mark.parametrize("where", ["init", "log"])
@@ -130,28 +119,39 @@ def test_a_sink_that_fails_is_named_once_and_the_run_goes_on(
     def fails(*_: object, **__: object) -> None:
         raise OSError("no route to host")
 
-    failing, other = Service("wandb", monkeypatch), Service("trackio", monkeypatch)
+    failing, given = Service(monkeypatch), []
+
+    class Other:
+        def __init__(self, *_: object) -> None: ...
+
+        def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
+            given.append(epoch)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setitem(SINKS, "tensorboard", Other)
+    monkeypatch.setattr(run_module, "require_sinks", lambda names: None)
     failing.before = fails
     if where == "init":
         monkeypatch.setattr(importlib.import_module("wandb"), "init", fails)
-    cell, runtime = load_run([*tiny, *SHORT, "runtime.sinks=[wandb,trackio]"])
+    cell, runtime = load_run([*tiny, *SHORT, "runtime.sinks=[wandb,tensorboard]"])
     record = run_cell(cell, runtime, "manual")
     assert record is not None
     assert record.status == "done"
     assert record.cell_id == load_run([*tiny, *SHORT])[0].id  # a sink is no part of what is run
     (said,) = (entry.message for entry in caplog.records if entry.levelname == "WARNING")
     assert said == "wandb failed and gets nothing more of this run: OSError: no route to host"
-    assert [step for step, _ in other.given] == [1, 2]
+    assert given == [1, 2]
 
 
 def test_the_same_cell_in_another_folder_is_another_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service, cell = Service("trackio", monkeypatch), load_run([])[0]
+    service, cell = Service(monkeypatch), load_run([])[0]
     for place in ("here", "there", "here"):
         directory = tmp_path / place / "a_sweep" / cell.id
         directory.mkdir(parents=True, exist_ok=True)
-        with Sinks(("trackio",), cell, directory, 1):
+        with Sinks(("wandb",), cell, directory, 1):
             pass
     first, second, third = (begun["id"] for begun in service.begun)
     assert first == third != second
@@ -162,7 +162,7 @@ def test_a_sink_that_does_not_end_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sinks, "CLOSE_TIMEOUT_S", 0.05)
-    offline, sent = Service("wandb", monkeypatch), threading.Event()
+    offline, sent = Service(monkeypatch), threading.Event()
     monkeypatch.setattr(offline, "finish", sent.wait)
     with Sinks(("wandb",), load_run([])[0], tmp_path, 1):
         pass
@@ -173,7 +173,7 @@ def test_a_sink_that_does_not_end_is_left_behind(
 def test_a_signal_while_the_last_epoch_is_written_stops_the_run(
     tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service, interruption = Service("wandb", monkeypatch), Interruption()
+    service, interruption = Service(monkeypatch), Interruption()
     cell, runtime = load_run([*tiny, *SHORT, "runtime.sinks=[wandb]"])
 
     def ask(step: int) -> None:
@@ -193,7 +193,7 @@ def test_an_epoch_that_was_stopped_in_its_evaluation_is_given_later(
     tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last one, after which nothing is left to train."""
-    service, interruption = Service("wandb", monkeypatch), Interruption()
+    service, interruption = Service(monkeypatch), Interruption()
     cell, runtime = load_run([*tiny, *SHORT, "runtime.sinks=[wandb]"])
     select = KNN.select
 

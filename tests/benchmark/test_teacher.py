@@ -26,8 +26,8 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.stored import load_config
 from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.benchmark.training.assembly import new_network
+from regbench.benchmark.training.embedding_metrics import effective_rank, feature_spread
 from regbench.benchmark.training.network import Prototypes, SiameseNetwork
-from regbench.benchmark.training.spread import effective_rank, feature_spread
 from regbench.benchmark.training.step import Step
 from regbench.benchmark.training.teacher import Teacher
 from regbench.methods import Engine, Regularizer, build

@@ -20,8 +20,9 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 from regbench.benchmark.rundir.record import LaterEvaluation, Record, Score
 from regbench.benchmark.rundir.record_parts import Cost, ImageSource, NamedFile, PastAttempt
+from regbench.benchmark.settings.identity import cell_id
 from regbench.benchmark.settings.sweep import load_run
-from regbench.files import cell_id, signed
+from regbench.files import signed
 from tests.waiting import PATIENCE_S
 
 METHODS = {

@@ -23,8 +23,9 @@ from regbench.benchmark.rundir.tuning_choice import (
     TuningChoice,
 )
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.identity import cell_id
 from regbench.benchmark.settings.sweep import load_run
-from regbench.files import cell_id, digest
+from regbench.files import digest
 
 Json = dict[str, Any]
 

@@ -112,7 +112,7 @@ def evaluate(
     if backbone is not None and run and "=" not in run:
         raise RegbenchError(f"{run}: give a run directory or --backbone, not both")
     if backbone is not None:
-        from regbench.benchmark.published_weights import evaluate_backbone
+        from regbench.benchmark.run import evaluate_backbone
 
         # Without a run directory, click takes the first setting for it.
         settings = [run, *overrides] if run else list(overrides)

@@ -1,0 +1,42 @@
+"""The id of a cell. Nothing here needs torch, or the settings' classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from regbench.files import digest
+
+
+def cell_id(cell: Mapping[str, Any]) -> str:
+    """Return twelve hex digits that depend on the content of a cell alone, given as plain data."""
+    if "external" in cell:
+        # Published weights count by their content: whoever gives them another name scores the same
+        # cell.
+        deciding = {"weights": cell["external"]["sha256"]}
+        for name in ("dataset", "network", "augmentation", "seed", "evaluation"):
+            deciding[name] = cell[name]
+        return digest(deciding)[:12]
+    deciding = dict(cell)
+    # Cells from before this setting keep their ids.
+    if deciding.get("micro_batch_size") is None:
+        deciding.pop("micro_batch_size", None)
+    # Nothing of an untrained network depends on these, but measures look at augmented views.
+    if deciding.get("epochs") == 0:
+        for name in ("method", "optimizer"):
+            deciding.pop(name, None)
+        if "measures" not in deciding.get("evaluation", {}).get("protocols", ()):
+            deciding.pop("augmentation", None)
+    # Labels take the place of the method, and logits that of embeddings.
+    if deciding.get("baseline") in ("supervised", "supcon"):
+        deciding.pop("method")
+    if deciding.get("baseline") == "supervised":
+        deciding.pop("embedding_dim")
+    return digest(deciding)[:12]
+
+
+def configuration_id(cell: Mapping[str, Any]) -> str:
+    """Return what the cells of a configuration share, whatever their seeds: the id of that with
+    seed 0.
+    """
+    return cell_id({**cell, "seed": 0})
