@@ -1,5 +1,4 @@
-"""Print the tables of mechanisms.md and draw its figures: python docs/results/mechanisms.py results
-docs/results.
+"""Print the tables of mechanisms.md and draw its figures: python mechanisms.py RESULTS FIGURES.
 
 The first folder holds the bundles, the second gets the figures.
 """
