@@ -132,8 +132,13 @@ def _remainders(scores: Array) -> tuple[Array, int]:
     Returns:
         The remainders, of the same shape, and their degrees of freedom.
     """
+    if len(scores) < scores.shape[1]:
+        # Rows and seeds are alike here, and the fit takes the cube of the seeds.
+        remainders, freedom = _remainders(scores.T)
+        return remainders.T, freedom
     known = ~np.isnan(scores)
-    seeds_of = np.sum(known, axis=1, keepdims=True)
+    # A seed that only rows with too few seeds have is in no row here.
+    seeds_of = np.maximum(np.sum(known, axis=1, keepdims=True), 1)
     centred = np.where(known, scores - np.nansum(scores, axis=1, keepdims=True) / seeds_of, 0.0)
     # A least-squares fit of what each seed gives, by the normal equations: scores and indicators of
     # seeds are taken without the means of their rows, so that what remains is of the seeds alone.
@@ -145,7 +150,7 @@ def _remainders(scores: Array) -> tuple[Array, int]:
     means = (known @ of_seeds)[:, None] / seeds_of
     # Scores are stated to a hundredth at most: what is below a billionth is rounding.
     remainders = np.where(known, np.round(centred - of_seeds + means, 9), np.nan)
-    return remainders, int(known.sum()) - len(scores) - int(rank)
+    return remainders, int(known.sum()) - int(known.any(axis=1).sum()) - int(rank)
 
 
 def _own_variances(remainders: Array) -> Array:
