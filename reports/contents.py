@@ -20,7 +20,6 @@ from regbench.reports.rows.grouping import summarize
 from regbench.reports.rows.summary import Summary
 from regbench.reports.rows.tasks import over_tasks
 from regbench.reports.tables.details import significance_frame, tables_of
-from regbench.reports.tables.indicators import indicators
 from regbench.reports.tables.kept_factors import factors_frame
 from regbench.reports.tables.leaderboard import leaderboard_frame
 from regbench.reports.tables.over_tasks import over_tasks_frame, over_tasks_table
@@ -90,9 +89,6 @@ def _task_tables(summary: Summary) -> dict[str, tuple[Table, pd.DataFrame | None
     numbers = {"leaderboard": leaderboard_frame, "significance": significance_frame}
     for slug, table in tables_of(summary).items():
         found[slug] = table, numbers[slug](summary) if slug in numbers else None
-    told = indicators(summary)
-    if told is not None:
-        found["indicators"] = told
     return found
 
 

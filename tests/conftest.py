@@ -34,6 +34,21 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each of them
     hold_blas(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that accepts what reports say now."""
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="Write the golden files of reports anew; read their difference before you commit it.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to accept golden files where nobody reads them."""
+    if config.getoption("--update-golden") and os.environ.get("CI"):
+        raise pytest.UsageError("--update-golden is for somebody who reads the difference, not CI")
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Name the tests that are left out or skipped here: a line each, with the remedy."""
     browsers = ("chromium", "chromium-browser", "google-chrome")

@@ -397,7 +397,7 @@ def understand(text: str) -> None:
         setting, _, value = override.partition("=")
         assert in_listing(setting) in setting_names() or value in IMAGINED, override
     overrides += ["epochs=100"] * ("…" in rest)
-    if name in ("sweep", "tune", "reproduce") and parameters["name"] in sweep_names():
+    if name in ("sweep", "tune") and parameters["name"] in sweep_names():
         if not any(override.endswith(f"={one}") for override in overrides for one in IMAGINED):
             load_sweep(parameters["name"], overrides)
     elif name in ("train", "evaluate") and not any(one in text for one in IMAGINED):

@@ -10,7 +10,7 @@ from tabulate import tabulate
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.rows.summary import Configuration, mean_of
-from regbench.reports.tables.table import spread
+from regbench.reports.tables.table import mean_pm
 from regbench.sweeps.status import CellStatus, failure
 
 SHIPPED = {"quickstart": Path(__file__).with_name("scenes.zip")}
@@ -84,4 +84,4 @@ def _cell(row: Configuration, score: str) -> str:
     found = row.score(score)
     if found is None:
         return "diverged" if row.records else ""
-    return spread(found, 2)
+    return mean_pm(found, 2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import marshal
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,9 @@ from regbench.files import Name, parse_json
 from regbench.text import A_NAME, brief, is_name
 
 _AGAIN = "remove it, and the command that wrote it makes it again from the last checkpoint"
+
+# The name of a score that is a linear probe of a factor of the images.
+_PROBE = re.compile(r"factor_(.+)_([a-z]+)")
 
 # Version of `marshal` in which equal values are equal bytes.
 _NO_REFERENCES = 2
@@ -67,11 +71,12 @@ class Score:
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
     @property
-    def halves(self) -> tuple[float, float] | None:
-        """The values on the images of even and of odd index; None where they are not known."""
-        # The value is the mean of both where they have as many images; with one more in the first
-        # it is nearly so.
-        return None if self.even is None else (self.even, 2 * self.value - self.even)
+    def probe(self) -> tuple[str, str] | None:
+        """The factor of the images and the layer of the network that it is a linear probe of; None
+        of any other score.
+        """
+        found = _PROBE.fullmatch(self.name)
+        return None if found is None else (found[1], found[2])
 
     @property
     def text(self) -> str:

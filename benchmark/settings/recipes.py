@@ -15,11 +15,9 @@ from typing import Any
 
 import yaml
 
-from regbench.benchmark.settings.presets import CONF, sweep_names
+from regbench.benchmark.settings.presets import CONF
 from regbench.csv_files import read_csv
-from regbench.errors import RegbenchError
 from regbench.settings import from_plain, settings
-from regbench.wording import unknown
 
 
 @settings
@@ -93,20 +91,3 @@ def _all_numbers() -> tuple[PublishedNumber, ...]:
             fields[key] = float(line[key]) if line[key] else None
         found.append(from_plain(PublishedNumber, fields))
     return tuple(found)
-
-
-def numbers_of(recipe: str) -> tuple[PublishedNumber, ...]:
-    """Return the numbers of one recipe; refuse a sweep that has none."""
-    found = tuple(number for number in published_numbers() if number.preset == recipe)
-    if not found:
-        raise RegbenchError(
-            f"{unknown('recipe', recipe, list(recipes()))} A sweep without published numbers: "
-            "regbench sweep"
-        )
-    return found
-
-
-def recipes() -> dict[str, str]:
-    """Return the recipes: name -> description."""
-    names = {number.preset for number in published_numbers()}
-    return {name: description for name, description in sweep_names().items() if name in names}

@@ -30,7 +30,7 @@ from regbench.reports.page.page import (
 from regbench.reports.page.template import Linked, render, simple_table
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.details import tables_of
-from regbench.reports.tables.table import Entry, spread
+from regbench.reports.tables.table import Entry, mean_pm
 
 _SHOWN_REFUSED = 20
 # Pages of reports have another one: a site has no tables as files beside it.
@@ -186,7 +186,7 @@ class _Pages:
             line: dict[str, Entry | str] = {"task": task, "setting": row.setting or DASH}
             for name in reversed(summary.leading):
                 best = summary.best(name)
-                shown = Entry(spread(row.score(name), 2), place in best.rows, best.reason(place))
+                shown = Entry(mean_pm(row.score(name), 2), place in best.rows, best.reason(place))
                 line[summary.scores[name].head] = shown
             line["place"] = f"{place + 1} of {len(summary.methods)}"
             line["n"] = str(len(row.records))
@@ -240,7 +240,7 @@ class _Pages:
             # Rows are sorted by the score; those that are no methods come last.
             if labels and head:
                 best = summary.rows[0]
-                line |= {"best row": best.name, "its score": spread(best.score(head), 2)}
+                line |= {"best row": best.name, "its score": mean_pm(best.score(head), 2)}
                 line["score"] = summary.scores[head].head
             lines.append(line)
         return simple_table("tasks", "Tasks", heads | {"newest": False}, lines)
@@ -301,8 +301,8 @@ def _measured(row: Row) -> dict[str, Entry | str]:
     found: dict[str, Entry | str] = {}
     for head, name, decimals in _AT_END:
         if value := row.at_end(name):
-            found[head] = spread(value, decimals)
+            found[head] = mean_pm(value, decimals)
     for head, name, decimals, divisor in _COSTS:
         if value := row.cost(name):
-            found[head] = spread(value, decimals, divisor)
+            found[head] = mean_pm(value, decimals, divisor)
     return found

@@ -237,7 +237,7 @@ def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Styles) -> list[Lab
 
 def _draw_point(axes: Axes, row: Row, style: Style, x: Stat, y: Stat, gid: str) -> None:
     """Draw a row's marker, open if a run diverged, with bars of one deviation."""
-    dx, dy = x.spread or 0.0, y.spread or 0.0
+    dx, dy = x.std or 0.0, y.std or 0.0
     # Horizontal bar, gap, vertical bar; the marker stands where they cross. One line takes half the
     # time of two.
     xs = [x.mean - dx, x.mean, x.mean + dx, math.nan, x.mean, x.mean]
@@ -251,12 +251,12 @@ def _draw_point(axes: Axes, row: Row, style: Style, x: Stat, y: Stat, gid: str) 
 
 
 def stat_text(s: Stat, decimals: int | None = None) -> str:
-    """Write mean ± spread for a tooltip, with four significant digits where no decimals are
-    given.
+    """Format mean ± standard deviation for a tooltip, with four significant digits where no
+    decimals are given.
     """
     form = ",.4g" if decimals is None else f",.{decimals}f"
     text = f"{s.mean:{form}}"
-    return text if s.spread is None else f"{text} ± {s.spread:{form}}"
+    return text if s.std is None else f"{text} ± {s.std:{form}}"
 
 
 def capital(text: str) -> str:

@@ -25,7 +25,6 @@ from regbench.reports.page.drawing import (
 from regbench.reports.page.figures import LABELLED, LABELLED_OF_MANY, capital, stat_text
 from regbench.reports.rows.curves import curve, curve_scores
 from regbench.reports.rows.deviations import Stat, stat
-from regbench.reports.rows.expected_best import efforts
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.units import largest, memory_unit, time_unit
 
@@ -53,7 +52,7 @@ class Curve:
         style: Style of its method.
         rows: The rows of the leaderboard that it shows.
         tooltip: Text beside its name.
-        points: Points of the line, with the spread there, 0 where there is none.
+        points: Points of the line, each (x, mean, standard deviation or 0).
     """
 
     name: str
@@ -100,7 +99,7 @@ def draw_curves(
     """Draw lines, and return the labels of the first ones."""
     labels, markers = [], _has_markers(curves)
     for place, line in enumerate(curves):
-        s, (xs, means, spreads) = line.style, np.array(line.points).T
+        s, (xs, means, stds) = line.style, np.array(line.points).T
         gid = marks.add(s, line.rows, f"{line.name}: {line.tooltip}")
         look = {"lw": 1.6} if place < labelled else {"lw": 0.9, "alpha": 0.5}
         marker = s.marker if markers else None
@@ -118,10 +117,10 @@ def draw_curves(
         if place >= labelled:
             continue
         labels.append(Label(line.name, float(xs[-1]), float(means[-1]), s, gid))
-        if np.any(spreads > 0):
+        if np.any(stds > 0):
             # The page finds the band by its gid, and makes it pale with its line.
             band = axes.fill_between(
-                xs, means - spreads, means + spreads, color=s.colour, alpha=0.15, lw=0
+                xs, means - stds, means + stds, color=s.colour, alpha=0.15, lw=0
             )
             band.set_gid(f"{gid}.band")
     finish(axes)
@@ -189,8 +188,7 @@ def _epoch_points(
         means = [value.mean for _, value in by_epoch]
         low, span = min(means), float(np.ptp(means)) or 1.0  # a loss that never moves stays at 0
     return [
-        (epoch, (value.mean - low) / span, (value.spread or 0.0) / span)
-        for epoch, value in by_epoch
+        (epoch, (value.mean - low) / span, (value.std or 0.0) / span) for epoch, value in by_epoch
     ]
 
 
@@ -225,7 +223,7 @@ def accuracy_drawings(summary: Summary, style: Styles) -> list[Drawing]:
                 row, last, line = summary.rows[place], points[-1], []
                 for point in _thinned(points):
                     x = float(point.epoch) if along == "epoch" else point.train_s / unit.divisor
-                    line.append((x, point.value.mean, point.value.spread or 0.0))
+                    line.append((x, point.value.mean, point.value.std or 0.0))
                 tooltip = (
                     f"{stat_text(last.value, 2)} {score.unit} after epoch {last.epoch}, n = "
                     f"{last.value.n}"
@@ -242,26 +240,6 @@ def accuracy_drawings(summary: Summary, style: Styles) -> list[Drawing]:
 
 def _from_zero(axes: Axes) -> None:
     axes.set_xlim(left=0)
-
-
-def effort_drawings(summary: Summary, style: Styles) -> list[Drawing]:
-    """Draw the best rows' expected best of k trials of their tuning; at most one figure."""
-    places = {row: place for place, row in enumerate(summary.rows[:DRAWN_CURVES])}
-    curves = []
-    for one in efforts(summary):
-        if one.row in places:
-            points = [(float(k), score, 0.0) for k, score in enumerate(one.expected, start=1)]
-            tooltip = (
-                f"{one.expected[0]:.2f} % of one, {one.expected[-1]:.2f} % of {len(points)} trials"
-            )
-            curves.append(
-                Curve(one.row.name, style[one.row.label], [places[one.row]], tooltip, points)
-            )
-    if not curves:
-        return []
-    heads = ("trials", f"expected best {summary.selection_title}, {summary.selection_split} (%)")
-    about = "of each method by the number of trials."
-    return [curves_drawing("Score against tuning budget", heads, about, curves, _epochs_axis)]
 
 
 def spectrum_drawings(summary: Summary, style: Styles) -> list[Drawing]:
@@ -359,7 +337,7 @@ def _size_curves(
         for size, (place, value) in sorted(by_size.items()):
             places.append(place)
             texts.append(f"{along} = {size}: {stat_text(value)} (n = {value.n})")
-            points.append((float(size), value.mean, value.spread or 0.0))
+            points.append((float(size), value.mean, value.std or 0.0))
         if len(points) > 1:  # one point makes no line
             curves.append(
                 Curve(name, style[summary.rows[places[0]].label], places, "; ".join(texts), points)

@@ -159,7 +159,6 @@ for (const table of $$("table.sortable")) {
 // --- filters ---
 
 const show = (row) => { row.hidden = row.notFound || row.notSelected; };
-const label = (text) => text.replace(/[ †‡≡≈*]+$/, "");
 
 for (const box of $$("figure.table > .tools input")) {
   const rows = $$("tbody tr", box.closest("figure"));
@@ -183,8 +182,9 @@ function applySelection(section) {
     const columns = wanted.map(([name, value]) => [heads.indexOf(name), value, name]).filter(([column]) => column >= 0);
     for (const row of table.tBodies[0].rows) {
       row.notSelected = !columns.every(([column, value, name]) => {
-        const text = label(row.cells[column].textContent);
-        return text === value || (text === DASH && name !== "method");
+        if (name === "method") return row.dataset.label === value;
+        const text = row.cells[column].textContent;
+        return text === value || text === DASH;
       });
       show(row);
       if (!row.notSelected && row.dataset.r && heads[0] === "method") shown.add(row.dataset.r);

@@ -18,7 +18,6 @@ from regbench.reports.page.figures import COSTS, EFFECTIVE_RANK, scatter_drawing
 from regbench.reports.page.lines import (
     DRAWN_CURVES,
     accuracy_drawings,
-    effort_drawings,
     size_drawings,
     spectrum_drawings,
     training_drawings,
@@ -27,11 +26,10 @@ from regbench.reports.page.template import render, table_for_page, with_own_ids
 from regbench.reports.rows.comparable import SETTING_NAMES
 from regbench.reports.rows.curves import curve_notes
 from regbench.reports.rows.summary import DASH, Row, Summary
-from regbench.reports.tables.kept_factors import is_factor
 from regbench.reports.tables.table import Table
 
 # The tables of a task beside its leaderboard, in the order of the page.
-_PARTS = ("accuracy", "cost", "significance", "effort", "indicators")
+_PARTS = ("accuracy", "cost", "significance")
 # Hundreds of skipped runs have one cause; the page names the command that lists all.
 _SKIPPED_SHOWN = 20
 _PROTOCOLS_SHOWN = 3
@@ -121,14 +119,9 @@ def section(
     keys, places = {}, {}
     for place, row in enumerate(summary.rows):
         keys[row.label] = _key(row, style)
-        places[row.label, *row.settings.values()] = place
+        places[row] = place
     labels = {row.label for row in summary.methods}
-    # The first cells of a table's row, label and settings, say which row of the leaderboard it is
-    # about.
-    width = 1 + len(summary.rows[0].settings) if summary.rows else 1
-    shown = {
-        slug: table_for_page(table, prefix, keys, places, width) for slug, table in tables.items()
-    }
+    shown = {slug: table_for_page(table, prefix, keys, places) for slug, table in tables.items()}
     figures = {
         "scatter": scatter_drawings(summary, style, COSTS),
         "rank": scatter_drawings(summary, style, [EFFECTIVE_RANK]),
@@ -136,7 +129,6 @@ def section(
         "accuracy": accuracy_drawings(summary, style),
         "curves": training_drawings(summary, style),
         "spectra": spectrum_drawings(summary, style),
-        "effort": effort_drawings(summary, style),
     }
     for kind, drawings in figures.items():
         figures[kind] = with_own_ids(drawings, f"{prefix}-{kind}")
@@ -280,7 +272,7 @@ def protocols_of(records: Iterable[Record]) -> list[str]:
     by_title: dict[str, dict[str, None]] = {}
     for r in records:
         for s in r.scores:
-            if is_factor(s.name):  # below its table
+            if s.probe is not None:  # below its table
                 continue
             by_title.setdefault(s.head, {})[s.protocol] = None
     out = []

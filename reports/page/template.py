@@ -17,8 +17,8 @@ import orjson
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from regbench.reports.page.drawing import Drawing, unique_ids
-from regbench.reports.rows.summary import DASH
-from regbench.reports.tables.table import Column, Entry, Table
+from regbench.reports.rows.summary import DASH, Row
+from regbench.reports.tables.table import Column, Entry, Line, Table, entries
 from regbench.text import printable
 
 # A marker of matplotlib as an SVG's path around (0, 0), about ten units wide.
@@ -32,7 +32,6 @@ MARKER_PATHS = {
     "X": "M-5-2.5L-2.5-5L0-2.5L2.5-5L5-2.5L2.5 0L5 2.5L2.5 5L0 2.5L-2.5 5L-5 2.5L-2.5 0z",
 }
 _SEARCHED_ROWS = 10  # a table with more has a box to filter it
-_FOOTNOTES = " †‡≡≈*"  # that may follow a label
 _HERE = Path(__file__).parent
 
 
@@ -81,8 +80,7 @@ def table_for_page(
     table: Table,
     prefix: str = "",
     keys: Mapping[str, str] | None = None,
-    places: Mapping[tuple[str, ...], int] | None = None,
-    width: int = 1,
+    places: Mapping[Row, int] | None = None,
 ) -> dict[str, object]:
     """Prepare a table for the templates, with its id on the page.
 
@@ -90,15 +88,15 @@ def table_for_page(
         table: Table to show.
         prefix: Prefix of the id.
         keys: The keys of the methods' styles, by label.
-        places: The places of rows in the leaderboard, by label and settings.
-        width: Number of a row's first cells that are its head.
+        places: The places of rows in the leaderboard.
     """
     rows = []
-    for cells in table.rows:
-        label = cells[0].text.rstrip(_FOOTNOTES)
-        settings = [cell.text for cell in cells[1:width]]
-        place = (places or {}).get((label, *settings))
-        rows.append({"cells": cells, "key": (keys or {}).get(label, ""), "place": place})
+    for line in table.lines:
+        place = None
+        if places and line.row is not None:
+            place = places[line.row]
+        key = (keys or {}).get(line.label, "")
+        rows.append({"cells": line.entries, "label": line.label, "key": key, "place": place})
     searched = len(rows) > _SEARCHED_ROWS
     return {
         "id": f"{prefix}-{table.slug}".strip("-"),
@@ -124,16 +122,11 @@ def simple_table(
         lines: Entries of each line, with a dash where a column has nothing.
         notes: Below the table.
     """
-    rows = []
+    columns = list(map(Column, heads.keys(), heads.values()))
+    set_lines = []
     for line in lines:
-        row = []
-        for head in heads:
-            entry = line.get(head, DASH)
-            row.append(entry if isinstance(entry, Entry) else Entry(entry))
-        rows.append(row)
-    return table_for_page(
-        Table(slug, title, list(map(Column, heads.keys(), heads.values())), rows, list(notes))
-    )
+        set_lines.append(Line(entries(*(line.get(head, DASH) for head in heads))))
+    return table_for_page(Table(slug, title, columns, set_lines, list(notes)))
 
 
 def with_own_ids(drawings: Iterable[Drawing], prefix: str) -> list[Drawing]:

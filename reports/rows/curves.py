@@ -18,7 +18,7 @@ class Point:
     Attributes:
         epoch: Epoch after which it was measured.
         train_s: Seconds of training until then, the mean over the seeds.
-        value: Mean and spread of the score over the seeds.
+        value: Statistics of the score over the seeds.
     """
 
     epoch: int

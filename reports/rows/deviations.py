@@ -12,24 +12,24 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Stat:
-    """Mean and sample standard deviation (n − 1) over n seeds; spread is None for a single seed."""
+    """Mean and sample standard deviation (n − 1) over n seeds; std is None for a single seed."""
 
     mean: float
-    spread: float | None
+    std: float | None
     n: int
 
     def interval(self) -> tuple[float, float]:
         """Return the ends of the mean's 95 % interval, by Student's t; NaN for a single value."""
-        if self.spread is None:
+        if self.std is None:
             return math.nan, math.nan
         from scipy.stats import t  # takes longer to import than a report of a few cells
 
-        half = float(t.ppf(0.975, self.n - 1)) * self.spread / math.sqrt(self.n)
+        half = float(t.ppf(0.975, self.n - 1)) * self.std / math.sqrt(self.n)
         return self.mean - half, self.mean + half
 
     def over(self, divisor: float) -> Stat:
         """Return the statistics of the values divided by a number."""
-        return Stat(self.mean / divisor, self.spread and self.spread / divisor, self.n)
+        return Stat(self.mean / divisor, self.std and self.std / divisor, self.n)
 
 
 def stat(values: Iterable[float | None]) -> Stat | None:

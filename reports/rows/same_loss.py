@@ -38,11 +38,9 @@ class CommonTerms:
 
 
 def _of_sfrik(method: Mapping[str, Any], q: int) -> CommonTerms | None:
-    return (
-        _of_series(method["weights"], method["alignment_weight"], q)
-        if method["regularize_local"]
-        else None
-    )
+    if not method["regularize_local"]:
+        return None
+    return _of_series(method["weights"], method["alignment_weight"], q)
 
 
 def _of_series(weights: Sequence[float], alignment: float, q: int) -> CommonTerms:
@@ -53,9 +51,8 @@ def _of_series(weights: Sequence[float], alignment: float, q: int) -> CommonTerm
     if len(weights) == 2 and weights[0] == 0:  # P₂(t) = (q t² − 1)/(q − 1)
         kernel, factor = _QUADRATIC, weights[1] * q / (q - 1)
     elif len(weights) > 1:
-        kernel = " + ".join(
-            f"{weight / factor:.6g} P_{order}" for order, weight in enumerate(weights, 1)
-        )
+        shares = [weight / factor for weight in weights]
+        kernel = " + ".join(f"{share:.6g} P_{order}" for order, share in enumerate(shares, 1))
     return CommonTerms(kernel, alignment / factor, factor)
 
 
@@ -65,28 +62,20 @@ def _of_spherical(method: Mapping[str, Any], q: int) -> CommonTerms | None:
         return None
     weights = []
     for degree in range(1, order + 1):
-        # The number of spherical harmonics, and Legendre's eigenvalue.
-        harmonics = math.comb(q + degree - 1, degree) - (
-            math.comb(q + degree - 3, degree - 2) if degree > 1 else 0
-        )
-        weights.append(
-            harmonics * (degree * (degree + q - 2) if method["statistic"] == "ksd" else 1)
-        )
+        weight = math.comb(q + degree - 1, degree)  # the number of spherical harmonics
+        if degree > 1:
+            weight -= math.comb(q + degree - 3, degree - 2)
+        if method["statistic"] == "ksd":
+            weight *= degree * (degree + q - 2)  # Legendre's eigenvalue
+        weights.append(weight)
     total = sum(weights)
     return _of_series([share * weight / total for weight in weights], (1 - share) * q / 4, q)
 
 
 def _of_generalized_distance(method: Mapping[str, Any], q: int) -> CommonTerms | None:
-    # −‖u − v‖² = 2 u·v − 2
-    return (
-        CommonTerms(_LINEAR, method["alignment_weight"] / 2, 2.0)
-        if method["exponent"] == 2
-        else None
-    )
-
-
-def _of_quadratic(method: Mapping[str, Any], q: int) -> CommonTerms:
-    return CommonTerms(_QUADRATIC, method["alignment_weight"], 1.0)
+    if method["exponent"] != 2:
+        return None
+    return CommonTerms(_LINEAR, method["alignment_weight"] / 2, 2.0)  # −‖u − v‖² = 2 u·v − 2
 
 
 def _of_tico(method: Mapping[str, Any], q: int) -> CommonTerms | None:
@@ -112,7 +101,7 @@ def _of_candidates(method: Mapping[str, Any], q: int) -> CommonTerms:
 _TERMS: Mapping[str, Callable[[Mapping[str, Any], int], CommonTerms | None]] = {
     "sfrik": _of_sfrik,
     "generalized_distance": _of_generalized_distance,
-    "quadratic": _of_quadratic,
+    "quadratic": lambda method, q: CommonTerms(_QUADRATIC, method["alignment_weight"], 1.0),
     "tico": _of_tico,
     "simsiam": lambda method, q: _cosines(1.0, q),
     "byol": lambda method, q: _cosines(4.0, q),
@@ -152,13 +141,8 @@ def common_terms(cell: Mapping[str, Any]) -> CommonTerms | None:
             return None
         terms = write(method, cell["embedding_dim"])
         return terms if terms and math.isfinite(terms.alignment_weight) else None
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ):  # a stranger's cell may hold anything
+    # A stranger's cell may hold anything.
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return None
 
 
@@ -174,9 +158,8 @@ def same_losses(summary: Summary) -> list[Pair]:
     pairs = []
     for (one, a), (other, b) in itertools.combinations(written, 2):
         if a.kernel == b.kernel and one.label != other.label and one.settings == other.settings:
-            pairs.append(
-                Pair(one, other, (a, b), _trained_alike(one, other) and _same_step(one, a, b))
-            )
+            equal = _trained_alike(one, other) and _same_step(one, a, b)
+            pairs.append(Pair(one, other, (a, b), equal))
     return pairs
 
 
@@ -190,72 +173,45 @@ def same_loss_marks(summary: Summary) -> dict[Row, str]:
 
 
 def same_loss_notes(summary: Summary) -> list[str]:
-    """Say of each pair how far apart luck, or the search, has put two rows of one loss."""
+    """Describe how far apart luck, or the search, has put each two rows of one loss."""
     notes = []
     for pair in same_losses(summary):
         names, apart = f"{pair.one.name} and {pair.other.name}", _differences(summary, pair)
-        if not pair.equal:
-            told = (
-                f"They differ by {apart}: by the search and by luck, not by the loss."
-                if apart
-                else ""
-            )
-            notes.append(f"≈ One loss up to weights: {names} ({_unlike(pair)}). {told}".rstrip())
-            continue
-        ratio = pair.terms[0].factor / pair.terms[1].factor
-        factor = (
-            "" if math.isclose(ratio, 1) else f" (up to a factor of {max(ratio, 1 / ratio):.3g})"
-        )
-        parts = [f"≡ The same loss{factor}: {names}."]
-        if apart:
-            parts.append(
-                f"They differ by {apart}. This is the floor of what to believe of other rows' "
-                "differences."
-            )
-        places = [summary.rows.index(pair.one), summary.rows.index(pair.other)]
-        wrong = [
-            summary.scores[name].title
-            for name in summary.leading
-            if _one_is_best(summary, name, places)
-        ]
-        if wrong:
-            parts.append(
-                f"By {' and '.join(wrong)} only one of them is bold, which says nothing about the "
-                "loss."
-            )
-        notes.append(" ".join(parts))
+        if pair.equal:
+            ratio = pair.terms[0].factor / pair.terms[1].factor
+            factor = ""
+            if not math.isclose(ratio, 1):
+                factor = f" (up to a factor of {max(ratio, 1 / ratio):.3g})"
+            text = f"≡ The same loss{factor}: {names}."
+            why = ". This is the floor of what to believe of other rows' differences."
+        else:
+            text = f"≈ One loss up to weights: {names} ({_unlike(pair)})."
+            why = ": by the search and by luck, not by the loss."
+        notes.append(f"{text} They differ by {apart}{why}" if apart else text)
     return notes
 
 
-def _one_is_best(summary: Summary, name: str, places: list[int]) -> bool:
-    best = summary.best(name)
-    # A row without the score is bold nowhere, and says nothing of the other.
-    scored = {*best.rows, *best.p}.issuperset(places)
-    return len(best.rows & set(places)) == 1 and scored
-
-
 def _differences(summary: Summary, pair: Pair) -> str:
-    """Write how far apart a pair is by each leading score, over the seeds that both have."""
+    """Format how far apart a pair is by each leading score, over the seeds that both have."""
     texts = []
     # The score that orders the rows is the last of the leading ones, and a reader wants it first.
     for name in reversed(summary.leading):
+        score = summary.scores[name]
         ours, theirs = pair.one.by_unit(name), pair.other.by_unit(name)
         apart = [ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()]
-        units = "searches" if summary.unit == "search" else "seeds"
-        if apart:
-            score, mean = summary.scores[name], abs(math.fsum(apart)) / len(apart)
-            of = f" points of {score.title}" if score.unit == "%" else f" of {score.title}"
-            most = (
-                f" (up to {max(map(abs, apart)):.2f} in one of {len(apart)} {units})"
-                if len(apart) > 1
-                else ""
-            )
-            texts.append(f"{mean:.2f}{of}{most}")
+        if not apart:
+            continue
+        points = " points" * (score.unit == "%")
+        text = f"{abs(math.fsum(apart)) / len(apart):.2f}{points} of {score.title}"
+        if len(apart) > 1:
+            units = "searches" if summary.unit == "search" else "seeds"
+            text += f" (up to {max(map(abs, apart)):.2f} in one of {len(apart)} {units})"
+        texts.append(text)
     return " and ".join(texts)
 
 
 def _unlike(pair: Pair) -> str:
-    """Say what is not equal of a pair."""
+    """Describe what is not equal of a pair."""
     if pair.one.repeated or pair.other.repeated:
         return "several searches"
     a, b = (terms.alignment_weight for terms in pair.terms)
@@ -265,14 +221,14 @@ def _unlike(pair: Pair) -> str:
 
 
 def _trained_alike(one: Row, other: Row) -> bool:
-    """Tell whether nothing but the method differs.
+    """Return True if nothing but the method differs.
 
     Of several searches each chose settings of its own.
     """
     if one.repeated or other.repeated:
         return False
     ours, theirs = one.first.settings, other.first.settings
-    for key in (*ours, *theirs):
+    for key in ours.keys() | theirs.keys():
         is_free = key.startswith("method.") or key == "seed"
         if not is_free and ours.get(key) != theirs.get(key):
             return False
@@ -282,7 +238,6 @@ def _trained_alike(one: Row, other: Row) -> bool:
 def _same_step(one: Row, a: CommonTerms, b: CommonTerms) -> bool:
     # A factor of the loss is one of SGD's learning rate; other optimizers take it out of the step,
     # all or nearly all.
-    factors = one.first.settings.get("optimizer.name") == "sgd" and not math.isclose(
-        a.factor, b.factor
-    )
-    return math.isclose(a.alignment_weight, b.alignment_weight, rel_tol=_TOLERANCE) and not factors
+    if one.first.settings.get("optimizer.name") == "sgd" and not math.isclose(a.factor, b.factor):
+        return False
+    return math.isclose(a.alignment_weight, b.alignment_weight, rel_tol=_TOLERANCE)

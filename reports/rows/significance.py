@@ -1,8 +1,8 @@
-"""Tell which differences between methods are more than the luck of the seeds.
+"""Tests of which differences between methods are more than the luck of the seeds.
 
 Runs of the same seed saw the same images in the same order, so rows are compared seed by seed: by
 Tukey's test with seeds as blocks, two-sided, at 5 %. It holds for all pairs of rows together. The
-spread of a single pair is hardly known from three seeds, and that of all rows is too little for
+variance of a single pair is hardly known from three seeds, and that of all rows is too little for
 rows that scatter more. So the test adds up both.
 """
 
@@ -16,6 +16,8 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
 
 LEVEL = 0.05
 
@@ -54,9 +56,9 @@ class Tukey:
 
     Attributes:
         means: Position of each row with a score -> mean over its seeds.
-        rows: Number of rows with `MIN_PAIRS` seeds or more, from which the spread is taken.
+        rows: Number of rows with `MIN_PAIRS` seeds or more, from which the variance is taken.
         seeds: The fewest seeds that one of these has; 0 without any.
-        freedom: Degrees of freedom of the spread.
+        freedom: Degrees of freedom of the variance.
         deviation: Standard deviation of the remainder, in the unit of the scores; NaN without
             degrees of freedom.
     """
@@ -68,41 +70,21 @@ class Tukey:
         """
         seeds = sorted(set().union(*scores))
         self._scores = np.full((len(scores), len(seeds)), np.nan)
-        for place, row in enumerate(scores):
-            self._scores[place, np.searchsorted(seeds, list(row))] = list(row.values())
-        enough = np.sum(~np.isnan(self._scores), axis=1) >= MIN_PAIRS
-        counted = self._scores[enough]
-        self.rows = len(counted)
-        self.seeds = (
-            int(np.sum(~np.isnan(counted), axis=1).min(initial=len(seeds))) if self.rows else 0
-        )
         self.means = {}
         for place, row in enumerate(scores):
+            self._scores[place, np.searchsorted(seeds, list(row))] = list(row.values())
             if row:
                 self.means[place] = float(np.mean(list(row.values())))
-        known = ~np.isnan(counted)
-        own = np.sum(known, axis=1, keepdims=True)
-        # A least-squares fit of what each seed gives, by the normal equations: scores and
-        # indicators of seeds are taken without the means of their rows, so that what remains is of
-        # the seeds alone. Rows may lack seeds, and so averages would not do.
-        row_means = np.nansum(counted, axis=1, keepdims=True) / own
-        centred = np.where(known, counted - row_means, 0.0)
-        equations = np.diag(known.sum(axis=0)) - (known / own).T @ known
-        # The columns add up to 0, as a shift of all seeds is one of the rows' means. So the rank is
-        # one short at least, and singular values below a billionth of the largest are rounding.
-        given, _, rank, _ = np.linalg.lstsq(equations, centred.sum(axis=0), rcond=1e-9)
-        self.freedom = int(known.sum()) - self.rows - int(rank)
-        given_means = (known @ given)[:, None] / own
-        # Scores are stated to a hundredth at most: what is below a billionth is rounding.
-        squares = np.where(known, np.round(centred - given + given_means, 9), 0.0) ** 2
-        self.deviation = (
-            math.sqrt(float(squares.sum()) / self.freedom) if self.freedom > 0 else math.nan
-        )
-        others = max(self.rows - 1, 1)
-        # A row takes its share of what the seeds give, so that its squares are too few by 1 - 1 /
-        # rows.
+        seeds_of = np.sum(~np.isnan(self._scores), axis=1)
+        enough = seeds_of >= MIN_PAIRS
+        self.rows = int(enough.sum())
+        self.seeds = int(seeds_of[enough].min()) if self.rows else 0
+        remainders, self.freedom = _remainders(self._scores[enough])
+        self.deviation = math.nan
+        if self.freedom > 0:
+            self.deviation = math.sqrt(float(np.nansum(remainders**2)) / self.freedom)
         self._own = np.full(len(scores), np.nan)
-        self._own[enough] = self.rows / others * np.sum(squares, axis=1) / (own[:, 0] - 1)
+        self._own[enough] = _own_variances(remainders)
 
     def compare(self, one: int, others: Sequence[int]) -> list[PairTest]:
         """Compare one row with each of some others, all by their positions."""
@@ -111,7 +93,7 @@ class Tukey:
         pairs = np.sum(shared, axis=1)
         with np.errstate(
             divide="ignore", invalid="ignore"
-        ):  # of rows that share no seed, of scores without any spread
+        ):  # of rows that share no seed, of scores without any variance
             means = np.sum(differences, axis=1, where=shared) / pairs
             own = (self._own[one] + self._own[list(others)]) / 2
             deviations = np.sqrt(self.deviation**2 + own_weight(self.rows) * own)
@@ -144,10 +126,46 @@ class Tukey:
         return Power(self.rows, self.deviation)
 
 
+def _remainders(scores: Array) -> tuple[Array, int]:
+    """Remove from scores (rows, seeds; NaN where a row lacks a seed) what rows and seeds give.
+
+    Returns:
+        The remainders, of the same shape, and their degrees of freedom.
+    """
+    if len(scores) < scores.shape[1]:
+        # Rows and seeds are alike here, and the fit takes the cube of the seeds.
+        remainders, freedom = _remainders(scores.T)
+        return remainders.T, freedom
+    known = ~np.isnan(scores)
+    # A seed that only rows with too few seeds have is in no row here.
+    seeds_of = np.maximum(np.sum(known, axis=1, keepdims=True), 1)
+    centred = np.where(known, scores - np.nansum(scores, axis=1, keepdims=True) / seeds_of, 0.0)
+    # A least-squares fit of what each seed gives, by the normal equations: scores and indicators of
+    # seeds are taken without the means of their rows, so that what remains is of the seeds alone.
+    # Rows may lack seeds, and so averages would not do.
+    equations = np.diag(known.sum(axis=0)) - (known / seeds_of).T @ known
+    # The columns add up to 0, as a shift of all seeds is one of the rows' means. So the rank is one
+    # short at least, and singular values below a billionth of the largest are rounding.
+    of_seeds, _, rank, _ = np.linalg.lstsq(equations, centred.sum(axis=0), rcond=1e-9)
+    means = (known @ of_seeds)[:, None] / seeds_of
+    # Scores are stated to a hundredth at most: what is below a billionth is rounding.
+    remainders = np.where(known, np.round(centred - of_seeds + means, 9), np.nan)
+    return remainders, int(known.sum()) - int(known.any(axis=1).sum()) - int(rank)
+
+
+def _own_variances(remainders: Array) -> Array:
+    """Return the variance of each row's own remainders."""
+    rows = len(remainders)
+    seeds_of = np.sum(~np.isnan(remainders), axis=1)
+    # A row takes its share of what the seeds give, so that its squares are too few by 1 - 1 / rows.
+    variances: Array = np.nansum(remainders**2, axis=1) / (seeds_of - 1)
+    return rows / max(rows - 1, 1) * variances
+
+
 @dataclass(frozen=True)
 class Power:
     """Differences that `Tukey` finds among rows that scatter alike: the normal approximation, with
-    the spread known.
+    the variance known.
 
     Attributes:
         rows: Number of rows.
@@ -184,7 +202,7 @@ class Power:
         """Return how many seeds each row needs for `detectable` to be such a difference,
         `MIN_PAIRS` at least.
         """
-        # With the spread known for sure fewer would do: the search begins there.
+        # With the variance known for sure fewer would do: the search begins there.
         of_one_seed = critical_range(self.rows, math.inf) * self.typical
         of_one_seed += NormalDist().inv_cdf(POWER) * self.deviation * math.sqrt(2)
         seeds = max(MIN_PAIRS, math.ceil((of_one_seed / difference) ** 2))
@@ -226,7 +244,7 @@ def critical_range(rows: int, freedom: float) -> float:
 
 
 @functools.cache
-def _chance(rows: int, freedom: int) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+def _chance(rows: int, freedom: int) -> Callable[[Array], Array]:
     """Make the function that gives the chance of a studentized range above each of some numbers.
 
     SciPy integrates for 8 ms at each number, and a report has thousands. So it does that at 80
@@ -248,24 +266,12 @@ def _chance(rows: int, freedom: int) -> Callable[[NDArray[np.float64]], NDArray[
     return lambda ranges: np.exp(log_chance(np.minimum(np.arcsinh(ranges), places[-1])))
 
 
-def holm(p: Sequence[float]) -> list[float]:
-    """Correct p-values for being several, by Holm's step-down procedure; NaN stays and does not
-    count.
-    """
-    values = np.array(p, float)
-    tested = np.flatnonzero(~np.isnan(values))
-    order = tested[np.argsort(values[tested], kind="stable")]
-    factors = len(order) - np.arange(len(order))
-    values[order] = np.minimum(np.maximum.accumulate(values[order] * factors), 1.0)
-    return [float(v) for v in values]
-
-
 @dataclass(frozen=True)
 class Best:
     """The rows that no other is known to be better than.
 
     Attributes:
-        rows: Positions of the rows: the best mean, and those that the test cannot tell from it.
+        rows: Positions of the rows: the best mean, and those not significantly different from it.
         top: The position of the best mean; None where there is no score.
         p: Position of each other row with a score -> p of its difference from the best; NaN with
             fewer than `MIN_PAIRS` seeds in common.
@@ -288,7 +294,7 @@ class Best:
         return tuple(i for i, p in self.p.items() if math.isnan(p))
 
     def reason(self, i: int) -> str:
-        """Say why a row is among them, or is not; empty where it has no score."""
+        """Explain why a row is among them, or is not; empty where it has no score."""
         if i == self.top:
             return "the best mean of this column"
         if i not in self.p:

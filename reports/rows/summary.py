@@ -160,21 +160,6 @@ def mean_of(row: Configuration, name: str) -> float:
     return found.mean
 
 
-def of_same_seeds(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """Return the configurations with the seeds that all of them have, if any: the chosen ones
-    may have more.
-    """
-    seeds = [each.seeds for each in configurations]
-    shared = set.intersection(*seeds)
-    if not shared:
-        return list(configurations)
-    found = []
-    for configuration in configurations:
-        records = [record for record in configuration.records if record.seed in shared]
-        found.append(Configuration(tuple(records)))
-    return found
-
-
 # With the equality of a configuration, as settings are a dict, which has no hash.
 @dataclass(frozen=True, eq=False)
 class Row(Configuration):

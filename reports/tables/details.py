@@ -12,19 +12,20 @@ from regbench.reports.rows.notes import best_notes
 from regbench.reports.rows.same_loss import same_loss_notes
 from regbench.reports.rows.significance import MIN_PAIRS
 from regbench.reports.rows.summary import DASH, Row, Summary
-from regbench.reports.tables.effort import effort_table
 from regbench.reports.tables.hyperparameters import hyperparameters_table
-from regbench.reports.tables.kept_factors import factors_tables, is_factor
-from regbench.reports.tables.leaderboard import LOSS_MEMORY, accuracies, leaderboard
+from regbench.reports.tables.kept_factors import factors_tables
+from regbench.reports.tables.leaderboard import ENERGY, LOSS_MEMORY, accuracies, leaderboard
+from regbench.reports.tables.paper import published_columns, published_notes
 from regbench.reports.tables.table import (
     Column,
+    Line,
     Table,
     cost_column,
     cost_in,
     entries,
+    mean_pm,
     number_columns,
     p_value,
-    spread,
     table_of_rows,
     text_columns,
 )
@@ -43,12 +44,11 @@ def accuracy_table(summary: Summary) -> Table:
         for record in row.records:
             for score in record.scores:
                 measured.add((score.name, score.split))
-    named = [
-        name for name in summary.scores if not is_factor(name)
-    ]  # those have a table of their own
+    # Probes of factors have a table of their own.
+    named = [name for name, score in summary.scores.items() if score.probe is None]
     tested = [name for name in named if (name, "test") in measured]
     tuned = [name for name in named if (name, "tuning") in measured]
-    columns = accuracies(summary, tested, ", test")
+    columns = [*accuracies(summary, tested, ", test"), *published_columns(summary, tested)]
     # ± of two or three searches says little about the mean; Student's interval shows how little is
     # known.
     if any(row.repeated for row in summary.rows):
@@ -61,7 +61,7 @@ def accuracy_table(summary: Summary) -> Table:
     notes = ["The tuning split chooses; it is no result.", *best_notes(summary, tested)]
     if any(summary.scores[name].higher_is_better is None for name in (*tested, *tuned)):
         notes.append("Measures without labels have no best.")
-    notes += same_loss_notes(summary)
+    notes += [*published_notes(summary, tested), *same_loss_notes(summary)]
     return table_of_rows(summary, "accuracy", "Accuracy", columns, notes, whole=True)
 
 
@@ -71,7 +71,7 @@ def _interval(name: str, row: Row) -> str:
 
 
 def _tuned(name: str, row: Row) -> str:
-    return spread(row.score(name, "tuning"), 2)
+    return mean_pm(row.score(name, "tuning"), 2)
 
 
 def significance_frame(summary: Summary) -> pd.DataFrame:
@@ -101,16 +101,16 @@ def significance_table(summary: Summary) -> Table:
     # Most rows of a tuning have the one seed that they were tuned with.
     rows = [i for i in scored if len(summary.rows[i].by_unit(name)) >= MIN_PAIRS]
     shown = rows[:SIGNIFICANCE_ROWS]
-    body = []
+    lines = []
     for place, i in enumerate(shown, start=1):
         compared = summary.tukey(name).compare(i, shown)
         texts = []
         for j, found in zip(shown, compared, strict=True):
             texts.append(DASH if i == j else p_value(found.p))
-        body.append(entries(f"{place}. {summary.rows[i].name}", *texts))
+        lines.append(Line(entries(f"{place}. {summary.rows[i].name}", *texts)))
     notes = [
         "p: the chance that of rows that are all equally good any two differ by so much. Tukey's "
-        f"test over all rows with {MIN_PAIRS} seeds or more, seeds as blocks, own spread added.",
+        f"test over all rows with {MIN_PAIRS} seeds or more, seeds as blocks, own variance added.",
         f"A dash: too few seeds to say (fewer than {MIN_PAIRS} shared).",
     ]
     if len(scored) > len(rows):
@@ -121,7 +121,7 @@ def significance_table(summary: Summary) -> Table:
     title = "Significance of differences" + (f", {summary.scores[name].head}" if name else "")
     places = map(str, range(1, len(shown) + 1))
     columns = [*text_columns(""), *number_columns(*places)]
-    return Table("significance", title, columns, body, notes)
+    return Table("significance", title, columns, lines, notes)
 
 
 def _ratio(above: str, below: str, factor: float, decimals: int) -> Callable[[Row], str]:
@@ -169,7 +169,7 @@ def cost_table(summary: Summary) -> Table:
         # Joules over seconds are watts, so the factor is 1.
         columns.append((Column(f"{kind.upper()} mean power (W)"), _ratio(cost, "train_s", 1, 0)))
     if energies:
-        notes.append("Energy is of training alone; power is over the training time.")
+        notes.append(f"{ENERGY} Power is over the training time.")
     return table_of_rows(summary, "cost", "Time, memory and energy", columns, notes)
 
 
@@ -187,7 +187,4 @@ def tables_of(summary: Summary) -> dict[str, Table]:
         significance_table(summary),
     ]
     made += [hyperparameters_table(summary), *factors_tables(summary)]
-    effort = effort_table(summary)
-    if effort is not None:
-        made.append(effort)
     return {table.slug: table for table in made}

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from regbench.reports.rows.comparable import SETTING_NAMES, is_setting
-from regbench.reports.rows.summary import DASH, Configuration, Summary
+from regbench.reports.rows.summary import DASH, Configuration, Row, Summary
 from regbench.reports.tables.table import (
     Column,
+    Line,
     Table,
     entries,
+    mean_pm,
     number_columns,
-    spread,
     text_columns,
 )
 
@@ -20,61 +21,46 @@ def hyperparameters_table(summary: Summary) -> Table:
     """Set every configuration tried: what sets it apart, its score on the tuning split, whether
     it was chosen.
     """
-    trained = [
-        configuration for configuration in summary.configurations if not configuration.is_reference
-    ]
-    shown: set[str] = set()
+    rows: dict[str, Row] = {}
     for row in summary.rows:
-        shown.update(record.cell_id for record in row.records)
-    varying = _varying(trained)
-    several = any(row.tried > 1 for row in summary.rows)
-    lines = []
-    for configuration in trained:
-        is_row = any(record.cell_id in shown for record in configuration.records)
-        several = several or not is_row
-        lines.append(
-            (configuration, is_row, configuration.score(summary.selection, summary.selection_split))
-        )
-    # Places are texts of numbers: shorter ones are smaller.
+        rows |= dict.fromkeys((record.cell_id for record in row.records), row)
+    tried = []
+    for configuration in summary.configurations:
+        if not configuration.is_reference:
+            found = [rows[each.cell_id] for each in configuration.records if each.cell_id in rows]
+            score = configuration.score(summary.selection, summary.selection_split)
+            tried.append((configuration, found[0] if found else None, score))
+    several = any(row.tried > 1 for row in summary.rows) or any(row is None for _, row, _ in tried)
+
     # Sorts are stable: this order by score is what remains within each method and setting.
-    lines.sort(key=lambda line: -(line[2].mean if line[2] else 0.0))
-    lines.sort(
-        key=lambda line: (
-            line[0].label,
-            *map(_by_length, _places(line[0])),
-            several and not line[1],
+    tried.sort(key=lambda one: -(one[2].mean if one[2] else 0.0))
+    # Places are texts of numbers: shorter ones are smaller.
+    tried.sort(
+        key=lambda one: (
+            one[0].label,
+            *map(_by_length, _places(one[0])),
+            several and one[1] is None,
         )
     )
-    body = []
-    for configuration, is_row, score in lines:
+    varying = _varying([configuration for configuration, _, _ in tried])
+    lines = []
+    for configuration, row_of, score in tried:
         # A run that diverged does not say what chose it, so the first that says it is asked.
-        how = next(
-            (
-                r.choice["hyperparameters"]
-                for r in configuration.records
-                if "hyperparameters" in r.choice
-            ),
-            {},
-        )
+        stated = [record.choice.get("hyperparameters") for record in configuration.records]
+        how = next(filter(None, stated), {})
         cell = configuration.first.settings
         words = []
         for key in varying:
             if key in cell:
                 words.append(f"{key.removeprefix('method.')}={cell[key]}")
-        label = configuration.label + " †" * bool(configuration.diverged)
-        texts = [
-            label,
-            *_places(configuration),
-            ", ".join(words),
-            spread(score, 2),
-            len(configuration.records),
-        ]
-        texts += [
-            how.get("selected_on"),
-            how.get("budget"),
-            *(["yes" if is_row else "no"] if several else []),
-        ]
-        body.append(entries(*(str(text or DASH) for text in texts)))
+        texts = [configuration.label + " †" * bool(configuration.diverged)]
+        texts += _places(configuration)
+        texts += [", ".join(words), mean_pm(score, 2), str(len(configuration.records))]
+        texts += [str(how.get("selected_on") or DASH), str(how.get("budget") or DASH)]
+        if several:
+            texts.append("no" if row_of is None else "yes")
+        shown = entries(*(text or DASH for text in texts))
+        lines.append(Line(shown, configuration.label, row_of))
     selected = f"{summary.selection_title} (%), {summary.selection_split}"
     columns = [*text_columns("method"), *number_columns(*SETTING_NAMES.values())]
     columns += [Column("hyperparameters", numeric=False), Column(selected), Column("n")]
@@ -92,7 +78,7 @@ def hyperparameters_table(summary: Summary) -> Table:
             f"the {choice.selected_on} split, seeds {', '.join(map(str, choice.seeds))}; at most "
             f"{images:,} training images a method."
         )
-    return Table("hyperparameters", "Hyperparameters", columns, body, notes)
+    return Table("hyperparameters", "Hyperparameters", columns, lines, notes)
 
 
 def _places(configuration: Configuration) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -14,14 +12,13 @@ from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.table import (
     Column,
     Entry,
+    Line,
     Table,
     entries,
+    mean_pm,
     number_columns,
-    spread,
     text_columns,
 )
-
-_NAME = re.compile(r"factor_(.+)_([a-z]+)")
 
 _NOTES = (
     "Ridge regressions on the test split, each with the penalty that the tuning split chose; mean "
@@ -39,11 +36,6 @@ class Shaded(Entry):
     shade: int = 0
 
 
-def is_factor(name: str) -> bool:
-    """Tell whether a score is a linear probe of a factor."""
-    return _NAME.fullmatch(name) is not None
-
-
 def factors_tables(summary: Summary) -> list[Table]:
     """Set methods against factors, in a table for each layer that was probed."""
     tables = []
@@ -52,13 +44,12 @@ def factors_tables(summary: Summary) -> list[Table]:
         for place, (factor, score) in enumerate(scores.items()):
             # A narrow terminal leaves out the last factors first.
             columns.append(Column(f"{factor.replace('_', ' ')}, {_measure(score)}", spare=place))
-        body = []
-        for row, found in _probed(summary, scores):
-            texts = [_entry(found.get(factor), score) for factor, score in scores.items()]
-            body.append(entries(row.label, *row.settings.values(), *texts))
-        tables.append(
-            Table(f"factors_{layer}", f"Kept in the {layer}", columns, body, list(_NOTES))
-        )
+        lines = []
+        for row in _probed(summary, scores):
+            texts = [_entry(row.score(score.name), score) for score in scores.values()]
+            lines.append(Line(entries(row.label, *row.settings.values(), *texts), row.label, row))
+        title = f"Kept in the {layer}"
+        tables.append(Table(f"factors_{layer}", title, columns, lines, list(_NOTES)))
     return tables
 
 
@@ -71,13 +62,13 @@ def factors_frame(summary: Summary) -> pd.DataFrame:
     """
     lines = []
     for layer, scores in _layers(summary).items():
-        for row, found in _probed(summary, scores):
+        for row in _probed(summary, scores):
             start = {"label": row.label, **row.settings, "layer": layer}
-            for factor, stat in found.items():
-                numbers = {"mean": stat.mean, "std": stat.spread, "n": stat.n}
-                lines.append(
-                    {**start, "factor": factor, "measure": _measure(scores[factor]), **numbers}
-                )
+            for factor, score in scores.items():
+                stat = row.score(score.name)
+                if stat is not None:
+                    line = {**start, "factor": factor, "measure": _measure(score)}
+                    lines.append({**line, "mean": stat.mean, "std": stat.std, "n": stat.n})
     return pd.DataFrame(lines)
 
 
@@ -85,23 +76,15 @@ def _layers(summary: Summary) -> dict[str, dict[str, Score]]:
     """Find the probes that were made: layer -> factor -> score."""
     layers: dict[str, dict[str, Score]] = {}
     for name, score in summary.scores.items():
-        parts = _NAME.fullmatch(name)
-        if parts is not None and any(row.score(name) for row in summary.rows):
-            factor, layer = parts.groups()
+        if score.probe is not None and any(row.score(name) for row in summary.rows):
+            factor, layer = score.probe
             layers.setdefault(layer, {})[factor] = score
     return layers
 
 
-def _probed(summary: Summary, scores: Mapping[str, Score]) -> Iterator[tuple[Row, dict[str, Stat]]]:
-    """Yield the rows that were probed and what they keep of each factor, on the test split."""
-    for row in summary.rows:
-        found = {}
-        for factor, score in scores.items():
-            stat = row.score(score.name)
-            if stat is not None:
-                found[factor] = stat
-        if found:
-            yield row, found
+def _probed(summary: Summary, scores: dict[str, Score]) -> list[Row]:
+    """List the rows of which any of some probes was made on the test split."""
+    return [row for row in summary.rows if any(row.score(score.name) for score in scores.values())]
 
 
 def _measure(score: Score) -> str:
@@ -116,4 +99,4 @@ def _entry(stat: Stat | None, score: Score) -> Entry:
     # R² is below 0 where a probe is worse than the mean. A colour has nothing below white.
     shade = round(100 * min(max(stat.mean / whole, 0.0), 1.0))
     text = f"{rounded:.{decimals}f}".replace("-", "−")
-    return Shaded(text, why=f"{spread(stat, decimals + 1)}, n = {stat.n}", shade=shade)
+    return Shaded(text, why=f"{mean_pm(stat, decimals + 1)}, n = {stat.n}", shade=shade)

@@ -12,7 +12,7 @@ from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.notes import best_notes, no_better_than_trivial, power_notes, task_notes
 from regbench.reports.rows.same_loss import same_loss_notes
 from regbench.reports.rows.summary import DASH, Row, Summary
-from regbench.reports.tables.paper import paper_linear_top1
+from regbench.reports.tables.paper import published, published_columns, published_notes
 from regbench.reports.tables.table import (
     Column,
     Entry,
@@ -20,9 +20,9 @@ from regbench.reports.tables.table import (
     Table,
     cost_column,
     cost_in,
-    difference,
     mean,
-    spread,
+    mean_pm,
+    signed,
     table_of_rows,
 )
 from regbench.reports.tables.units import energy_units, largest, memory_unit, time_unit
@@ -33,6 +33,11 @@ DECIMALS_AT_END = {"effective_rank": 1, "alignment": 2}
 LOSS_MEMORY = (
     "Loss memory is the peak of value and gradient of the loss alone, beyond the embeddings and "
     "their gradients, at the run's own size."
+)
+
+ENERGY = (
+    "Energy is of training alone: that of all GPUs of a run by NVML's counters, and that of the "
+    "whole machine's processors, other work on it included."
 )
 
 # Costs in the CSV file, each in the unit of the record.
@@ -51,28 +56,26 @@ _COSTS = [
 def leaderboard(summary: Summary) -> Table:
     """Set the leaderboard: accuracy on the test split, gain on trivial rows, and cost.
 
-    What is planned and has no result yet stands below, with dashes. The paper's numbers have a
-    column where a row is one of its experiments: the same data set, backbone, embedding dimension,
-    batch and epochs.
+    What is planned and has no result yet stands below, with dashes. Published numbers have a column
+    where a row is a recipe's or an experiment of the SFRIK paper.
     """
     measured = []
     for name in DECIMALS_AT_END:
         if any(row.at_end(name) for row in summary.rows):
             measured.append(name)
-    beside = any(paper_linear_top1(summary, row) is not None for row in summary.rows)
     columns = [*accuracies(summary, summary.leading), (Column("n", spare=1), _seeds)]
     headline = summary.headline
     trivial = summary.best_trivial(headline) if headline else None
     if headline and trivial is not None:
         columns.append(_gain_column(summary, headline, trivial))
-    for spare, name in enumerate(measured, 2):
+    for spare, name in enumerate(measured, start=2):
         # A narrow terminal keeps accuracies, time and memory of the loss, and does without these.
         columns.append((Column(name.replace("_", " "), spare=spare), partial(_at_end, name)))
     columns += _cost_columns(summary.rows)
-    if beside:
-        columns.append((Column("paper: linear top-1 (%)", spare=5), partial(_papers, summary)))
+    columns += published_columns(summary, summary.leading)
     notes = [
-        *_notes(summary, at_end=bool(measured), beside=beside),
+        *_notes(summary, at_end=bool(measured)),
+        *published_notes(summary, summary.leading),
         *task_notes(summary),
         *power_notes(summary),
     ]
@@ -83,19 +86,18 @@ def leaderboard(summary: Summary) -> Table:
 
 
 def _gain_column(summary: Summary, headline: str, trivial: Row) -> Filled:
-    """Say how far rows are above the best trivial row: as a share of the way to the supervised
+    """Show how far rows are above the best trivial row: as a share of the way to the supervised
     row, if there is one.
     """
     if summary.supervised(headline) is None:
         title = f"{summary.scores[headline].title.removesuffix(' top-1')} − {trivial.label}"
-        return Column(title, spare=4), lambda row: difference(summary.gain(row, headline))
-    return Column("share of the way (%)", spare=4), lambda row: _no_decimal(
-        summary.share(row, headline)
-    )
+        return Column(title, spare=4), lambda row: signed(summary.gain(row, headline))
 
+    def share(row: Row) -> str:
+        value = summary.share(row, headline)
+        return DASH if value is None else f"{value:.0f}".replace("-", "−")
 
-def _no_decimal(value: float | None) -> str:
-    return DASH if value is None else f"{value:.0f}".replace("-", "−")
+    return Column("share of the way (%)", spare=4), share
 
 
 def _cost_columns(rows: Sequence[Row]) -> list[Filled]:
@@ -121,8 +123,8 @@ def _cost_columns(rows: Sequence[Row]) -> list[Filled]:
     return columns
 
 
-def _notes(summary: Summary, *, at_end: bool, beside: bool) -> list[str]:
-    """Say what the columns hold."""
+def _notes(summary: Summary, *, at_end: bool) -> list[str]:
+    """Describe what the columns hold."""
     notes = [
         "Accuracies on the test split: mean ± sample standard deviation over n seeds; one seed has "
         "no ±."
@@ -135,7 +137,7 @@ def _notes(summary: Summary, *, at_end: bool, beside: bool) -> list[str]:
             notes.append(
                 f"The share of the way by {summary.scores[headline].title}: 0 is {trivial.label}, "
                 "the best of the rows that nothing was trained for, and 100 the same network "
-                "trained with labels."
+                "supervised."
             )
     if at_end:
         notes.append(
@@ -145,15 +147,8 @@ def _notes(summary: Summary, *, at_end: bool, beside: bool) -> list[str]:
         )
     if largest(summary.rows, "loss_extra_bytes"):
         notes.append(LOSS_MEMORY)
-    energies = energy_units(summary.rows)
-    if "gpu" in energies:
-        notes.append("GPU energy is that of all GPUs of a run, by NVML's counters, in training.")
-    if "cpu" in energies:
-        notes.append(
-            "CPU energy is that of the whole machine's processors, other work on it included."
-        )
-    if beside:
-        notes.append("The paper's number is of the same data set, network, q, batch and epochs.")
+    if energy_units(summary.rows):
+        notes.append(ENERGY)
     return notes
 
 
@@ -166,13 +161,13 @@ def accuracies(summary: Summary, names: Sequence[str], suffix: str = "") -> list
         samples = row.samples(name).values()
         scored = 0 if score is None else sum(map(len, samples))
         few = f" (n={scored})" if 0 < scored < len(row.records) else ""
-        return Entry(spread(score, 2) + few, place in best.rows, best.reason(place))
+        return Entry(mean_pm(score, 2) + few, place in best.rows, best.reason(place))
 
     return [(Column(summary.scores[name].head + suffix), partial(fill, name)) for name in names]
 
 
 def _at_end(name: str, row: Row) -> str:
-    return spread(row.at_end(name), DECIMALS_AT_END[name])
+    return mean_pm(row.at_end(name), DECIMALS_AT_END[name])
 
 
 def _seeds(row: Row) -> str:
@@ -188,16 +183,11 @@ def _seeds(row: Row) -> str:
     return f"{runs} in {searches}"
 
 
-def _papers(summary: Summary, row: Row) -> str:
-    value = paper_linear_top1(summary, row)
-    return DASH if value is None else f"{value:.1f}"
-
-
 def leaderboard_frame(summary: Summary) -> pd.DataFrame:
-    """Make the leaderboard as numbers, units in the column names; the spread is a sample standard
+    """Make the leaderboard as numbers, units in the column names; `…_std` is a sample standard
     deviation.
 
-    `best` says whether the row has the best mean of that score or cannot be told from it;
+    `best`: the row has the best mean of that score, or is not significantly different from it;
     `n_missing` counts planned seeds that are not finished.
     """
     out = []
@@ -214,7 +204,7 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
         }
         for name in summary.leading:
             score, unit = row.score(name), "_percent" * (summary.scores[name].unit == "%")
-            entry |= _mean_and_spread(f"{name}{unit}", score)
+            entry |= _mean_and_std(f"{name}{unit}", score)
             entry[f"{name}_n"] = score and score.n
             if score and row.repeated:
                 entry[f"{name}_low"], entry[f"{name}_high"] = score.interval()
@@ -222,12 +212,13 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
             entry[f"{name}_minus_trivial"] = summary.gain(row, name)
             if summary.supervised(name) is not None:
                 entry[f"{name}_share_percent"] = summary.share(row, name)
+            number = published(summary, row, name)
+            entry[f"{name}_published"] = number and number.number
         for name in _COSTS:
             cost = row.cost(name)
             entry[name] = cost and cost.mean
         for name in DECIMALS_AT_END:
-            entry |= _mean_and_spread(name, row.at_end(name))
-        entry["paper_linear_top1_percent"] = paper_linear_top1(summary, row)
+            entry |= _mean_and_std(name, row.at_end(name))
         out.append(entry)
     for absent in summary.missing:
         out.append(
@@ -242,5 +233,5 @@ def _settings(summary: Summary, label: str, settings: dict[str, str]) -> dict[st
     return {"sweep": summary.name, "label": label, **dict.fromkeys(settings), **known}
 
 
-def _mean_and_spread(name: str, s: Stat | None) -> dict[str, object]:
-    return {name: s and s.mean, f"{name}_std": s and s.spread}
+def _mean_and_std(name: str, s: Stat | None) -> dict[str, object]:
+    return {name: s and s.mean, f"{name}_std": s and s.std}

@@ -1,26 +1,31 @@
-"""Ours beside the numbers of the SFRIK paper: Zheng et al., ICLR 2023, of which
-`conf/published.csv` has all.
+"""Published numbers beside ours: those of recipes, and of the SFRIK paper (Zheng et al., ICLR
+2023), of which `conf/published.csv` has all.
 
-A row of ours fits a number that agrees with it in method, data set, backbone, embedding dimension,
-batch and epochs, whatever its sweep was called. Numbers that the paper cites from elsewhere state
-no embedding dimension, and none fits.
+A row is a recipe's where its sweep is the recipe's preset. A row fits a number of the paper that
+agrees with it in method, data set, backbone, embedding dimension, batch and epochs, whatever its
+sweep was called. Numbers that the paper cites from elsewhere state no embedding dimension, and none
+fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 
-from regbench.benchmark.settings.recipes import PublishedNumber, paper_numbers
+from regbench.benchmark.settings.recipes import PublishedNumber, paper_numbers, published_numbers
 from regbench.reports.rows.deviations import Stat
-from regbench.reports.rows.summary import Row, Summary
+from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.table import (
+    Column,
+    Filled,
+    Line,
     Table,
-    difference,
     entries,
+    mean_pm,
     number_columns,
-    spread,
+    signed,
     text_columns,
 )
 
@@ -29,6 +34,7 @@ _BACKBONES = {"in20": "resnet18", "in100": "resnet50"}
 
 _ALL_ON_TEST = "Table 13"  # Table 2 again, with everything tuned on the test set
 _GPUS = 8  # of the runs whose memory is in Table 5
+_SOURCES_SHOWN = 3
 
 _NOTES = (
     "Every number of the paper of which a row here is the same experiment: method, data set, "
@@ -38,14 +44,61 @@ _NOTES = (
 )
 
 
-def paper_linear_top1(summary: Summary, row: Row) -> float | None:
-    """Look up the paper's linear probing of the experiment of a row, in percent; None if it
-    made no such experiment.
-    """
-    for number in _numbers_of(summary, row):
-        if number.score == "linear_top1":
-            return number.number
+def published(summary: Summary, row: Row, score: str) -> PublishedNumber | None:
+    """Find the published number of a score of a row's experiment; None where there is none."""
+    recipes = []
+    for number in published_numbers():
+        if number.preset == row.first.sweep and number.is_of(row.first.cell):
+            recipes.append(number)
+    for number in [*recipes, *_paper_numbers_of(summary, row)]:
+        if number.score == score and number.number is not None and not row.is_reference:
+            return number
     return None
+
+
+def published_columns(summary: Summary, names: Sequence[str]) -> list[Filled]:
+    """Make a column of published numbers for each of some scores that have any."""
+    columns: list[Filled] = []
+    for name in names:
+        if any(published(summary, row, name) for row in summary.rows):
+            head = f"{summary.scores[name].head}, published"
+            columns.append((Column(head, spare=5), partial(_published, summary, name)))
+    return columns
+
+
+def _published(summary: Summary, name: str, row: Row) -> str:
+    number = published(summary, row, name)
+    return DASH if number is None else _number(number)
+
+
+def _number(number: PublishedNumber) -> str:
+    text = f"{number.number:g}"
+    if number.deviation is not None:
+        text += f" ± {number.deviation:g}"
+    return text + "*" * (number.on_test == "yes")
+
+
+def published_notes(summary: Summary, names: Sequence[str]) -> list[str]:
+    """Describe the published numbers of some scores: which experiments they are of, and where
+    they stand.
+    """
+    sources: dict[str, None] = {}
+    for row in summary.rows:
+        for name in names:
+            number = published(summary, row, name)
+            if number is not None:
+                sources[f"{number.what} ({number.source})"] = None
+    if not sources:
+        return []
+    shown = list(sources)[:_SOURCES_SHOWN]
+    if len(sources) > len(shown):
+        shown.append(f"and {len(sources) - len(shown)} more")
+    return [
+        "Published numbers are of the same method, batch and epochs in the recipe's sweep, or of "
+        "the SFRIK paper's experiment with the same data set, network, method, q, batch and "
+        "epochs. *: chosen on the test set, so optimistic; ours are of the last epoch. "
+        f"Sources: {'; '.join(shown)}."
+    ]
 
 
 def beside_paper(summaries: Sequence[Summary]) -> tuple[Table, pd.DataFrame] | None:
@@ -55,64 +108,53 @@ def beside_paper(summaries: Sequence[Summary]) -> tuple[Table, pd.DataFrame] | N
         The table, and the same as numbers: columns table, label, cell (the settings of the paper's
         experiment), score, paper, ours, ours_std, n, difference, ours_on_test.
     """
-    lines = []
+    found = []
     for summary in summaries:
         for row in summary.rows:
-            for number in _numbers_of(summary, row):
+            for number in _paper_numbers_of(summary, row):
                 ours = _ours(row, number.score)
                 if ours is not None and number.number is not None:
-                    lines.append((number, row, ours, summary.on_test))
-    if not lines:
+                    found.append((number, row, ours, summary.on_test))
+    if not found:
         return None
     order = {number: place for place, number in enumerate(paper_numbers())}
     # In the order of the paper's tables, in which a reader looks numbers up.
-    lines.sort(key=lambda line: order[line[0]])
-    body, numbers = [], []
-    for number, row, ours, on_test in lines:
+    found.sort(key=lambda one: order[one[0]])
+    lines, numbers = [], []
+    for number, row, ours, on_test in found:
         table, _, head = number.setting.removeprefix("Table ").partition(", ")
         apart = ours.mean - (number.number or 0.0)
-        published = f"{number.number:g}" + "*" * (number.on_test == "yes")
-        body.append(
-            entries(
-                table, row.label, number.cell, head, spread(ours, 2), published, difference(apart)
-            )
-        )
+        texts = [table, row.label, number.cell, head]
+        texts += [mean_pm(ours, 2), _number(number), signed(apart)]
+        lines.append(Line(entries(*texts), row.label))
         line = {"table": int(table), "label": row.label, "cell": number.cell, "score": number.score}
-        line |= {"paper": number.number, "ours": ours.mean, "ours_std": ours.spread, "n": ours.n}
+        line |= {"paper": number.number, "ours": ours.mean, "ours_std": ours.std, "n": ours.n}
         numbers.append(line | {"difference": apart, "ours_on_test": on_test})
-    columns = [
-        *text_columns("table", "method", "experiment", "score"),
-        *number_columns("ours", "paper", "difference"),
-    ]
-    return Table("beside_paper", "Ours and the paper's", columns, body, list(_NOTES)), pd.DataFrame(
-        numbers
-    )
+    columns = text_columns("table", "method", "experiment", "score")
+    columns += number_columns("ours", "paper", "difference")
+    shown = Table("beside_paper", "Ours and the paper's", columns, lines, list(_NOTES))
+    return shown, pd.DataFrame(numbers)
 
 
-def _numbers_of(summary: Summary, row: Row) -> Iterator[PublishedNumber]:
-    """Yield the paper's numbers of the experiment of a row."""
-    cell = row.first.cell
+def _paper_numbers_of(summary: Summary, row: Row) -> list[PublishedNumber]:
+    """List the paper's numbers of the experiment of a row."""
+    cell, found = row.first.cell, []
     if row.is_reference or _BACKBONES.get(cell["dataset"]["name"]) != row.first.backbone:
-        return
+        return []
     for number in paper_numbers():
-        chosen_alike = (
-            number.on_test == "yes"
-            if summary.on_test
-            else not number.setting.startswith(_ALL_ON_TEST)
-        )
+        if summary.on_test:
+            chosen_alike = number.on_test == "yes"
+        else:
+            chosen_alike = not number.setting.startswith(_ALL_ON_TEST)
+        label = row.label
         # Table 5 does not tell the orders of SFRIK apart.
-        label = (
-            "SFRIK"
-            if number.score == "peak_memory" and row.label.startswith("SFRIK")
-            else row.label
-        )
-        if (
-            number.method == label
-            and chosen_alike
-            and "embedding_dim=" in number.cell
-            and number.is_of(cell)
-        ):
-            yield number
+        if number.score == "peak_memory" and label.startswith("SFRIK"):
+            label = "SFRIK"
+        # Numbers that are cited from elsewhere state no embedding dimension.
+        own = "embedding_dim=" in number.cell
+        if own and chosen_alike and number.method == label and number.is_of(cell):
+            found.append(number)
+    return found
 
 
 def _ours(row: Row, score: str) -> Stat | None:

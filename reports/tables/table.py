@@ -44,24 +44,42 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Line:
+    """A line of a table.
+
+    Attributes:
+        entries: The text in each place.
+        label: Name of the method that it is about; empty without one.
+        row: The row of the leaderboard that it is about; None without one.
+    """
+
+    entries: Sequence[Entry]
+    label: str = ""
+    row: Row | None = None
+
+
+@dataclass(frozen=True)
 class Table:
     """A table as it is shown.
 
     Attributes:
         slug: Stem of its file names.
         title: One line that says what it shows.
+        columns: Heads of the columns.
+        lines: Lines, with an entry for each column.
+        notes: Text below the table, a paragraph each.
         warning: One line that a reader must know first; empty without.
     """
 
     slug: str
     title: str
     columns: list[Column]
-    rows: list[list[Entry]]
+    lines: list[Line]
     notes: list[str] = field(default_factory=list)
     warning: str = ""
 
 
-# Heads of a terminal's table wrap at so many letters: as wide as most numbers with their spread.
+# Heads of a terminal's table wrap at so many letters: as wide as most numbers with ±.
 _HEAD_WIDTH = 9
 
 Filled = tuple[Column, Callable[[Row], Entry | str]]
@@ -108,28 +126,31 @@ def table_of_rows(
     settings = places[0] if places else {}
     heads = [*text_columns("method"), *number_columns(*settings)]
     heads += [column for column, _ in columns]
-    body, same = [], same_loss_marks(summary)
+    lines, same = [], same_loss_marks(summary)
     for row in summary.rows if whole else summary.methods:
         marked = row.label + " †" * bool(row.diverged) + " ‡" * bool(row.edges)
-        marked += f" {same[row]}" if row in same else ""
+        if row in same:
+            marked += f" {same[row]}"
         filled = [fill(row) for _, fill in columns]
-        body.append(entries(marked, *row.settings.values(), *filled))
+        lines.append(Line(entries(marked, *row.settings.values(), *filled), row.label, row))
     for absent in summary.missing if whole else ():
         known = {"method": absent.label, **absent.settings, "n": f"0 of {absent.seeds}"}
         texts = [known.get(column.name, DASH) for column in heads]
-        body.append(entries(*texts))
-    return Table(slug, title, heads, body, list(notes))
+        lines.append(Line(entries(*texts), absent.label))
+    return Table(slug, title, heads, lines, list(notes))
 
 
 def mean(s: Stat | None, decimals: int, divisor: float = 1) -> str:
-    """Write a mean, or a dash."""
+    """Format a mean, or a dash."""
     return DASH if s is None else f"{s.mean / divisor:,.{decimals}f}"
 
 
-def spread(s: Stat | None, decimals: int, divisor: float = 1) -> str:
-    """Write mean ± sample standard deviation."""
+def mean_pm(s: Stat | None, decimals: int, divisor: float = 1) -> str:
+    """Format mean ± sample standard deviation."""
     text = mean(s, decimals, divisor)
-    return text if s is None or s.spread is None else f"{text} ± {s.spread / divisor:,.{decimals}f}"
+    if s is None or s.std is None:
+        return text
+    return f"{text} ± {s.std / divisor:,.{decimals}f}"
 
 
 def cost_column(
@@ -138,17 +159,17 @@ def cost_column(
     decimals: int,
     divisor: float = 1,
     *,
-    show: Callable[..., str] = spread,
+    show: Callable[..., str] = mean_pm,
     spare: int = 0,
 ) -> Filled:
-    """Make a column of a cost: its mean with the spread, or what else `show` makes of its
+    """Make a column of a cost: its mean ± standard deviation, or what else `show` makes of its
     statistics.
     """
     return Column(head, spare=spare), lambda row: show(row.cost(cost), decimals, divisor)
 
 
 def cost_in(
-    unit: Unit, cost: str, head: str, show: Callable[..., str] = spread, spare: int = 0
+    unit: Unit, cost: str, head: str, show: Callable[..., str] = mean_pm, spare: int = 0
 ) -> Filled:
     """Make a column of a cost in a unit, which its head names."""
     return cost_column(
@@ -156,13 +177,13 @@ def cost_in(
     )
 
 
-def difference(value: float | None) -> str:
-    """Write a difference with its sign."""
-    return DASH if value is None else f"{value:+.2f}".replace("-", "−")
+def signed(value: float | None, decimals: int = 2) -> str:
+    """Format a difference with its sign, or a dash."""
+    return DASH if value is None else f"{value:+.{decimals}f}".replace("-", "−")
 
 
 def p_value(p: float) -> str:
-    """Write a p-value, or a dash where nothing was tested."""
+    """Format a p-value, or a dash where nothing was tested."""
     if math.isnan(p):
         return DASH
     return "<0.001" if p < 0.001 else f"{p:.3f}"
@@ -171,9 +192,9 @@ def p_value(p: float) -> str:
 def to_markdown(table: Table) -> str:
     """Make GitHub Markdown with the title as a heading, the warning above and the notes below."""
     rows = []
-    for row in table.rows:
+    for line in table.lines:
         texts = []
-        for entry in row:
+        for entry in line.entries:
             text = _markdown(entry.text)
             texts.append(f"**{text}**" if entry.bold else text)
         rows.append(texts)
@@ -205,9 +226,9 @@ def to_latex(table: Table) -> str:
     columns = "".join("r" if column.numeric else "l" for column in table.columns)
     head = " & ".join(_latex(column.name) for column in table.columns)
     lines += [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", f"{head} \\\\", "\\midrule"]
-    for row in table.rows:
+    for line in table.lines:
         texts = []
-        for entry in row:
+        for entry in line.entries:
             text = _latex(entry.text)
             texts.append(f"\\textbf{{{text}}}" if entry.bold else text)
         lines.append(" & ".join(texts) + " \\\\")
@@ -225,8 +246,9 @@ def to_terminal(table: Table, width: int = 120) -> str:
             "\n".join(wrap(column.name, _HEAD_WIDTH, break_long_words=False)) for column in columns
         ]
         rows = []
-        for row in table.rows:
-            rows.append([_one_line(row[i].text) + "*" * row[i].bold for i in keep])
+        for line in table.lines:
+            shown = [line.entries[i] for i in keep]
+            rows.append([_one_line(entry.text) + "*" * entry.bold for entry in shown])
         text = tabulate(
             rows, heads, tablefmt="pretty", disable_numparse=True, colalign=_alignment(columns)
         )

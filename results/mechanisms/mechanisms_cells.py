@@ -13,7 +13,6 @@ from scipy.stats import t, ttest_ind
 
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.bundle.bundle import read_bundle
-from regbench.reports.rows.significance import holm
 
 STUDY = ("mechanisms", "mechanisms_imbalance", "mechanisms_sizes", "mechanisms_lengths",
     "mechanisms_weights")
@@ -164,3 +163,15 @@ def print_contrasts(values: dict[str, pd.Series], pairs: Sequence[tuple[str, str
         interval = f"{row.low:.1f} to {row.high:.1f}"
         rows.append((f"{row.one} − {row.two}", f"{row.difference:.1f}", interval, f"{row.p:.2g}"))
     print_table(("contrast", "difference", "95 %", "p (Holm)"), rows)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Correct p-values for being several, by Holm's step-down procedure; NaN stays and does not
+    count.
+    """
+    values = np.array(p, float)
+    tested = np.flatnonzero(~np.isnan(values))
+    order = tested[np.argsort(values[tested], kind="stable")]
+    factors = len(order) - np.arange(len(order))
+    values[order] = np.minimum(np.maximum.accumulate(values[order] * factors), 1.0)
+    return [float(v) for v in values]

@@ -35,7 +35,10 @@ def task(runs: Path) -> Summary:
 def texts(table: Table) -> list[list[str]]:
     """The head and the rows, with ** around what is bold."""
     head = [column.name for column in table.columns]
-    return [head, *([f"**{c.text}**" if c.bold else c.text for c in row] for row in table.rows)]
+    rows = []
+    for line in table.lines:
+        rows.append([f"**{one.text}**" if one.bold else one.text for one in line.entries])
+    return [head, *rows]
 
 
 def grid(table: Table) -> dict[str, dict[str, str]]:

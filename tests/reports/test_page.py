@@ -435,7 +435,7 @@ def test_signs_behind_a_name_leave_the_row_its_method_and_its_cells(
     record(seed=1, status="diverged", knn=None, linear=None)
     text = write_report(runs, tmp_path / "report").page.read_text()
     assert re.search(
-        r'<tr data-m="\w+" data-r="0">\s*<th scope="row"><a href="#s1-cells"[^>]*>VICReg † ‡</a>',
+        r'<tr data-label="VICReg" data-m="\w+" data-r="0">\s*<th scope="row"><a href="#s1-cells"[^>]*>VICReg † ‡</a>',
         text,
     )
 

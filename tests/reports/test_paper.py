@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from regbench.benchmark.settings.recipes import paper_numbers
+from regbench.reports.tables.details import accuracy_table
 from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.leaderboard import leaderboard, leaderboard_frame
 from regbench.reports.tables.paper import beside_paper
@@ -178,7 +179,6 @@ def test_rows_chosen_on_the_test_set_stand_apart(runs: Path, record: Make) -> No
     table = leaderboard(second)
     assert "chosen on the test set" in table.title
     assert any("optimistic" in note for note in table.notes)
-    assert any("highest kNN top-1 on the test split" in note for note in table.notes)
     told = (
         "Equal tuning budget: 4 configurations for each row, chosen by kNN top-1 on the test split."
     )
@@ -208,8 +208,8 @@ def test_the_papers_number_stands_beside_nothing_else(
     record("VICReg", cell=in20(8192) | cell)
     record("Barlow Twins", cell=in20(8192) | cell)
     table = leaderboard(task(runs))
-    assert "paper" not in " ".join((*(column.name for column in table.columns), *table.notes))
-    assert leaderboard_frame(task(runs))["paper_linear_top1_percent"].isna().all()
+    assert "ublished" not in " ".join((*(column.name for column in table.columns), *table.notes))
+    assert leaderboard_frame(task(runs))["linear_top1_published"].isna().all()
     assert beside_paper(tasks(runs)) is None
 
 
@@ -218,9 +218,29 @@ def test_the_papers_number_stands_beside_the_same_experiment(runs: Path, record:
     record("AUH", cell=in20(2048), linear=44.0)
     record("AUH", cell=in20(512), linear=43.0)  # the paper has no such q
     table = leaderboard(task(runs))
-    place = [column.name for column in table.columns].index("paper: linear top-1 (%)")
-    assert [row[place].text for row in table.rows] == ["46.0", "45.9", "–"]
-    assert (
-        "The paper's number is of the same data set, network, q, batch and epochs." in table.notes
-    )
-    assert leaderboard_frame(task(runs))["paper_linear_top1_percent"].tolist()[:2] == [46.0, 45.9]
+    column = "linear top-1 (%), published"
+    place = [each.name for each in table.columns].index(column)
+    assert [line.entries[place].text for line in table.lines] == ["46", "45.9", "–"]
+    assert leaderboard_frame(task(runs))["linear_top1_published"].tolist()[:2] == [46.0, 45.9]
+
+
+def test_a_recipes_numbers_stand_beside_its_rows(runs: Path, record: Make) -> None:
+    """Not beside those of another length, of another sweep or of another method."""
+    sizes = {"batch_size": 512, "epochs": 200}
+    for seed, knn in enumerate((84.0, 86.0)):
+        record("SimCLR", seed, knn=knn, linear=None, sweep="lightly_cifar10", cell=sizes)
+    record("VICReg", knn=80.0, linear=None, sweep="lightly_cifar10", cell=sizes)
+    shorter = {"batch_size": 512, "epochs": 100}
+    record("SimCLR", knn=70.0, linear=None, sweep="lightly_cifar10", cell=shorter)
+    record("Barlow Twins", knn=60.0, linear=None, sweep="mine", cell=sizes)
+    summary = task(runs)
+    shown = [row[1:3] + row[-1:] for row in texts(leaderboard(summary))[1:]]
+    assert shown == [
+        ["200", "**85.00 ± 1.41**", "84.8*"],
+        ["200", "80.00", "–"],
+        ["100", "70.00", "–"],
+        ["200", "60.00", "–"],
+    ]
+    (note,) = (note for note in leaderboard(summary).notes if note.startswith("Published"))
+    assert "best epoch on the test set; one seed (github.com/lightly-ai/lightly@e8d317f" in note
+    assert accuracy_table(summary).columns[-1].name == "kNN top-1 (%), published"

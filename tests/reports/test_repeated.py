@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from regbench.reports.rows.deviations import components
-from regbench.reports.rows.notes import machine_notes
+from regbench.reports.rows.notes import task_notes
 from regbench.reports.rows.significance import LEVEL, Tukey, best
 from regbench.reports.rows.summary import Configuration
 from regbench.reports.tables.details import accuracy_table
@@ -137,7 +137,7 @@ def test_a_row_stands_for_all_of_its_searches(runs: Path, record: Make) -> None:
     means = [np.mean(values) for values in vicreg.samples("linear_top1").values()]
     found = vicreg.score("linear_top1")
     assert found is not None
-    assert (found.mean, found.spread, found.n) == pytest.approx(
+    assert (found.mean, found.std, found.n) == pytest.approx(
         (np.mean(means), np.std(means, ddof=1), 3)
     )
     shown = grid(leaderboard(summary))
@@ -218,12 +218,11 @@ def test_the_machines_part_of_the_variance_is_told_where_rows_ran_on_several(
         method = {"name": label.lower(), "alignment_weight": 10.0 + search}
         cell, more = {"method": method}, {"choice": how, "environment": environment}
         record(label, 1000 * search + seed, cell=cell, linear=linear, tuning=60.0, **more)
-    _, of_linear = machine_notes(task(runs))
     told = (
         "Standard deviation of linear top-1 between machines (fast CPU; slow CPU) within a row and "
         "search: "
     )
-    assert of_linear.startswith(told)
+    _, _, of_linear = " ".join(task_notes(task(runs))).partition(told)
     of_machine, of_seed = map(float, re.findall(r"(\d\.\d\d) ?(?:points|from)", of_linear))
     assert of_machine == pytest.approx(
         math.sqrt(2), abs=0.05
@@ -231,15 +230,8 @@ def test_the_machines_part_of_the_variance_is_told_where_rows_ran_on_several(
     assert of_seed == pytest.approx(0.1, abs=0.05)
 
 
-@pytest.mark.parametrize(("search", "rest"), [(None, "seed's"), (0, "seed's and the search's")])
-def test_machines_are_not_told_from_seeds_where_each_has_one_and_not_named_where_there_is_one(
-    runs: Path, record: Make, search: int | None, rest: str
-) -> None:
-    how = {"choice": {"hyperparameters": GIVEN | {"sha256": "0", "search": search}}}
-    record("VICReg", environment={"hardware": "1 cores of one CPU"}, **how)
-    record("VICReg", 1, environment={"hardware": "2 cores of one CPU"}, **how)
-    record("SimCLR", environment={"hardware": "another CPU"}, **how)
-    assert machine_notes(task(runs)) == []
-    record("SimCLR", 1, environment={"hardware": "2 cores of one CPU"}, **how)
-    (note,) = machine_notes(task(runs))
-    assert note.endswith(f"(another CPU; one CPU): too few to tell their part from the {rest}.")
+def test_machines_are_not_compared_where_seeds_explain_as_much(runs: Path, record: Make) -> None:
+    """Each of the two has one run."""
+    record("VICReg", environment={"hardware": "1 cores of one CPU"})
+    record("VICReg", 1, environment={"hardware": "2 cores of another CPU"})
+    assert "between machines" not in " ".join(task_notes(task(runs)))

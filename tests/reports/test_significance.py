@@ -135,7 +135,7 @@ def test_the_leaderboard_says_what_it_can_tell(runs: Path, record: Make) -> None
     # Of one seed there is no least difference, and no test.
     notes = " ".join(leaderboard(summary).notes)
     assert re.search(r"from a difference of \d.\d \(linear top-1\) on", notes)
-    assert "Too few seeds to say (fewer than three shared with the best)" in notes
+    assert "Not tested, with fewer than three seeds shared with the best: " in notes
     assert (
         f"with 3 seeds of each of 3 rows, a true difference of {test.detectable(3):.2g} points of "
         "linear top-1" in note

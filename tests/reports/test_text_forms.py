@@ -11,7 +11,15 @@ import pytest
 from regbench.reports.tables.details import cost_table
 from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.leaderboard import leaderboard
-from regbench.reports.tables.table import Column, Entry, Table, to_latex, to_markdown, to_terminal
+from regbench.reports.tables.table import (
+    Column,
+    Line,
+    Table,
+    entries,
+    to_latex,
+    to_markdown,
+    to_terminal,
+)
 from tests.reports.reading import Make, task
 
 
@@ -83,16 +91,13 @@ def test_markdown_shows_the_text_of_others_as_text(
         assert f"| {shown}" in text or f"| **{shown}" in text
         assert text.replace(shown, "").count(foreign) == 0
         lines = [line for line in text.splitlines() if line.startswith("|")]
-        assert len(lines) == 2 + len(table.rows)
+        assert len(lines) == 2 + len(table.lines)
         assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in lines} == {
             len(table.columns) + 1
         }
     notes = [line for line in to_markdown(made[0]).splitlines() if line.startswith("- ")]
     assert any(f"DCL, 1 cell ({shown})" in note for note in notes)
-    assert any(
-        f"more than one state of the code: {shown}" in note or f", {shown}." in note
-        for note in notes
-    )
+    assert any(f"states of the code ({shown}; " in note or f"; {shown})" in note for note in notes)
     text = to_markdown(Table("x", foreign, [], [], [], warning=foreign))
     assert text.startswith(f"### {shown}\n\n{shown}\n")
 
@@ -111,7 +116,8 @@ def test_latex_takes_no_text_for_an_argument() -> None:
     begins.
     """
     columns = [Column("[2pt]", numeric=False)]
-    text = to_latex(Table("x", "a\nb", columns, [[Entry("[x]")], [Entry("*y `z`\x1b")]], ["n\nm"]))
+    set_lines = [Line(entries("[x]")), Line(entries("*y `z`\x1b"))]
+    text = to_latex(Table("x", "a\nb", columns, set_lines, ["n\nm"]))
     assert text.splitlines() == [
         "% a b",
         "% n m",

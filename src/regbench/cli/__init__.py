@@ -14,7 +14,6 @@ from regbench.cli import (  # noqa: F401
     jobs,
     measuring,
     reporting,
-    reproducing,
     sharing,
     sweeps,
     train,

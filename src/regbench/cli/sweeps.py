@@ -289,11 +289,12 @@ def plan(
         click.echo(f"\n{cell.label}, {processes} GPUs, decimal GB a GPU:\n")
         click.echo(table(measure_savings(cell, world_size=processes)))
     if tell is not None:
-        from regbench.reports.rows import telling
         from regbench.reports.rows.deviations import Components
+        from regbench.reports.rows.power import known_deviations, power_text
 
-        assumed, origin = (
-            (Components(*spread), "as given") if spread else telling.known_spread(grid)
-        )
+        if spread:
+            deviations, origin = Components(*spread), "as given"
+        else:
+            deviations, origin = known_deviations(grid)
         trials = None if single else mean_trials(read_rows(name, overrides))
-        click.echo(f"\n{telling.tell(planned, tell, assumed, origin, trials)}")
+        click.echo(f"\n{power_text(planned, tell, deviations, origin, trials)}")

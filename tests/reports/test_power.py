@@ -15,8 +15,8 @@ from regbench.benchmark.rundir.record_parts import Cost
 from regbench.benchmark.settings.sweep import Sweep, load_grid
 from regbench.files import write_text
 from regbench.reports.rows.deviations import Components
+from regbench.reports.rows.power import ASSUMED, known_deviations, power_text
 from regbench.reports.rows.significance import LEVEL, POWER, Power, Tukey
-from regbench.reports.rows.telling import ASSUMED, known_spread, tell
 from regbench.sweeps.forecast import Planned, plan, rows
 from tests.records import made
 from tests.reports.conftest import score
@@ -35,7 +35,7 @@ def test_so_many_searches_find_the_difference_in_four_of_five_simulated_tables(
 ) -> None:
     grid = load_grid([*tiny, *ROWS, "method.alignment_weight=1,2", "method=vicreg,tcr"])
     spread = Components(seed=2.0, search=1.0)
-    text = tell(unplanned(grid), 3.0, spread, "as given", 9)
+    text = power_text(unplanned(grid), 3.0, spread, "as given", 9)
     found = re.search(
         r"(\d+) searches of each row and (\d+) final seeds of each search, ([\d,]+) trainings", text
     )
@@ -55,10 +55,10 @@ def test_so_many_searches_find_the_difference_in_four_of_five_simulated_tables(
     assert np.mean(hits) == pytest.approx(
         POWER, abs=0.08
     )  # the approximation, and two standard errors
-    assert "searches of each row" not in tell(
+    assert "searches of each row" not in power_text(
         unplanned(grid), 3.0, Components(seed=2.0, search=0.0), "", 9
     )
-    assert "and 1 final seeds of each search" in tell(
+    assert "and 1 final seeds of each search" in power_text(
         unplanned(grid), 3.0, Components(seed=0.01, search=1.0), "", 9
     )
 
@@ -70,10 +70,10 @@ def test_hours_are_said_to_be_estimated_where_any_is_and_unknown_where_one_is_no
     one, two = replace(one, gpu_hours=1.0), replace(two, gpu_hours=2.0, from_flop=True)
     seeds = Power(2, 1.0).seeds_for(1.0)
     spread = Components(seed=1.0, search=0.0)
-    assert f"{2 * seeds} trainings, ≈ {3.0 * seeds:.3g} GPU hours" in tell(
+    assert f"{2 * seeds} trainings, ≈ {3.0 * seeds:.3g} GPU hours" in power_text(
         [one, two], 1.0, spread, "", None
     )
-    assert "trainings, GPU hours unknown" in tell(
+    assert "trainings, GPU hours unknown" in power_text(
         [one, replace(two, gpu_hours=None)], 1.0, spread, "", None
     )
 
@@ -114,9 +114,9 @@ def test_where_searches_were_repeated_the_records_split_the_variance(
                 )
 
     write({0: 0.0})
-    assert known_spread(grid)[0] == ASSUMED, "one run of a row has no spread"
+    assert known_deviations(grid)[0] == ASSUMED, "one run of a row has no spread"
     write({1: 1.0, 1000: 1.0, 1001: 2.0, 2000: 2.0, 2001: 3.0})
-    spread, origin = known_spread(grid)
+    spread, origin = known_deviations(grid)
     assert (spread.seed, spread.search) == pytest.approx((0.5**0.5, 0.75**0.5))
     assert origin == "by linear top-1 in other"
 
@@ -125,8 +125,8 @@ def test_the_spread_and_the_hours_are_those_of_the_records_at_hand(
     tiny: list[str], tmp_path: Path
 ) -> None:
     grid = load_grid([*tiny, *ROWS])
-    assert known_spread(grid) == (ASSUMED, "as in the study of all methods on Fashion-MNIST")
-    assert "GPU hours unknown" in tell(unplanned(grid), 1.0, ASSUMED, "", None)
+    assert known_deviations(grid) == (ASSUMED, "as in the study of all methods on Fashion-MNIST")
+    assert "GPU hours unknown" in power_text(unplanned(grid), 1.0, ASSUMED, "", None)
     rng = np.random.default_rng(0)
     scores: dict[str, dict[int, float]] = {}
     for cell in grid.cells:
@@ -165,18 +165,18 @@ def test_the_spread_and_the_hours_are_those_of_the_records_at_hand(
                     tmp_path / "runs" / sweep / record.cell_id / "config.yaml",
                     yaml.safe_dump(settings),
                 )
-    spread, origin = known_spread(grid)
+    spread, origin = known_deviations(grid)
     assert (spread.seed, spread.search) == pytest.approx(
         (Tukey(list(scores.values())).deviation, ASSUMED.search)
     )
     assert origin == "the former by linear top-1 in other, the latter assumed"
-    assert known_spread(replace(grid, name="unitless"))[1] == origin  # points are per cents
-    assert known_spread(replace(grid, name="few"))[1].startswith(
+    assert known_deviations(replace(grid, name="unitless"))[1] == origin  # points are per cents
+    assert known_deviations(replace(grid, name="few"))[1].startswith(
         "the former by linear top-1 in few"
     )
     planned = plan(replace(grid, name="other"))
     assert {row["GPU hours"] for row in rows(planned)} == {"–"}  # nothing is left to run
-    text = tell(planned, 1.0, spread, origin, None)
+    text = power_text(planned, 1.0, spread, origin, None)
     seeds = int(re.findall(r"(\d+) seeds of each row", text)[0])
     assert "between any two of 3 rows" in text
     assert f"{3 * seeds} trainings, {0.1 * 3 * seeds:.3g} GPU hours" in text
@@ -186,9 +186,9 @@ def test_the_spread_and_the_hours_are_those_of_the_records_at_hand(
 def test_one_row_has_nothing_to_be_told_from(tiny: list[str]) -> None:
     grid: Sweep = load_grid([*tiny, "method=vicreg", "seed=0,1"])
     with pytest.raises(RegbenchError, match="there is one; give a sweep of several methods"):
-        tell(unplanned(grid), 1.0, ASSUMED, "", None)
+        power_text(unplanned(grid), 1.0, ASSUMED, "", None)
     untrained = load_grid([*tiny, "epochs=0", "optimizer.warmup_epochs=0"])
-    assert "between any two of 2 rows" in tell(
+    assert "between any two of 2 rows" in power_text(
         unplanned(grid) + unplanned(untrained), 1.0, ASSUMED, "", None
     )
 
@@ -197,6 +197,6 @@ def test_a_search_is_as_long_as_that_of_the_row_with_most_configurations(tiny: l
     of_two, of_one = (
         load_grid([*tiny, *each]) for each in (["method.alignment_weight=1,2"], ["method=tcr"])
     )
-    assert "- tuned by 2 trainings a search" in tell(
+    assert "- tuned by 2 trainings a search" in power_text(
         unplanned(of_two) + unplanned(of_one), 1.0, ASSUMED, "", None
     )
