@@ -73,7 +73,7 @@ COMMANDS = {
     "sweep": ("prepare", "sweep pair.yaml"),
     "tune": ("prepare", "tune search.yaml --trials 3"),
     "report": ("sweep", "report pair"),
-    "submit": ("sweep", "submit pair --out bundles/pair.zip"),
+    "submit": ("sweep", "submit pair --out bundles/pair.tar.xz"),
     "leaderboard": ("submit", "leaderboard bundles --out site"),
 }
 

@@ -15,9 +15,9 @@ from tqdm import tqdm
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.record_parts import finite_numbers
 from regbench.errors import RegbenchError
-from regbench.reports.bundle.bundle import Bundle, read_bundle
+from regbench.reports.bundle.bundle import SUFFIX, Bundle, read_bundle
 from regbench.reports.bundle.claims import claim_misfits
-from regbench.reports.bundle.rows_file import SUFFIX, beside, read_entered
+from regbench.reports.bundle.rows_file import ROWS_SUFFIX, bundle_beside, read_entered
 from regbench.reports.find.check import first_of
 from regbench.text import printable
 
@@ -91,12 +91,14 @@ def gather(folder: Path) -> Gathered:
     Raises:
         RegbenchError: If there is none that can be taken.
     """
-    alone = [path for path in folder.rglob(f"*{SUFFIX}") if not beside(path).exists()]
+    alone = [path for path in folder.rglob(f"*{ROWS_SUFFIX}") if not bundle_beside(path).exists()]
     # In the order of names, so that the same folder makes the same site.
-    paths = sorted(filter(Path.is_file, (*folder.rglob("*.zip"), *alone)))
+    paths = sorted(filter(Path.is_file, (*folder.rglob(f"*{SUFFIX}"), *alone)))
     bundles, refused = [], []
     for path in tqdm(paths, desc="bundles", unit="", leave=False, disable=None):
-        one = _read(path, str(path.relative_to(folder)).removesuffix(".zip").removesuffix(SUFFIX))
+        one = _read(
+            path, str(path.relative_to(folder)).removesuffix(SUFFIX).removesuffix(ROWS_SUFFIX)
+        )
         if isinstance(one, CheckedBundle):
             bundles.append(one)
         else:
@@ -114,7 +116,7 @@ def _read(path: Path, name: str) -> CheckedBundle | tuple[str, str]:
     """
     name = printable(name)  # a stranger's text, which goes to a terminal and into pages
     try:
-        if path.suffix == ".zip":
+        if path.name.endswith(SUFFIX):
             bundle = read_bundle(path)
         else:
             with tempfile.TemporaryDirectory() as temporary:

@@ -45,11 +45,11 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--runs-dir",
         str(folder / "runs"),
         "--out",
-        str(results / "lab-a.zip"),
+        str(results / "lab-a.tar.xz"),
     ]
     assert CliRunner().invoke(main, command).exit_code == 0
-    shutil.copy(results / "lab-a.zip", results / "copy.zip")
-    parts = Parts(results / "lab-a.zip")
+    shutil.copy(results / "lab-a.tar.xz", results / "copy.tar.xz")
+    parts = Parts(results / "lab-a.tar.xz")
     record = next(record for record in parts.final if record["method"] == "vicreg")
     parts.records = [record]
     parts.choices.clear()
@@ -57,9 +57,9 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record["environment"]["hardware"] = EVIL
     parts.score(record, "linear_top1")["value"] -= 0.75
     (results / "other").mkdir()
-    parts.write(results / "other" / "lab-b.zip")
+    parts.write(results / "other" / "lab-b.tar.xz")
     parts.score(record)["value"] = 99.0
-    parts.write(results / "forged.zip")
+    parts.write(results / "forged.tar.xz")
     return results
 
 
@@ -151,7 +151,7 @@ def test_the_start_page(site: Path, bundles: Path) -> None:
     assert found["Bundles"] == [
         {
             **{"bundle": name, "cells": cells, "hardware": hardware, "finished": "2026-11-22"},
-            "sha256": read_bundle(bundles / f"{name}.zip").sha256,
+            "sha256": read_bundle(bundles / f"{name}.tar.xz").sha256,
         }
         for name, cells, hardware in (
             *(("copy", "6", "1 x Example"), ("lab-a", "6", "1 x Example")),
@@ -209,7 +209,7 @@ def test_a_method(site: Path) -> None:
 
 def test_a_method_of_several_sizes(bundles: Path, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
-    _several_sizes(Parts(bundles / "lab-a.zip"), tmp_path / "results" / "sizes.zip")
+    _several_sizes(Parts(bundles / "lab-a.tar.xz"), tmp_path / "results" / "sizes.tar.xz")
     done = CliRunner().invoke(
         main, ["leaderboard", str(tmp_path / "results"), "--out", str(tmp_path / "site")]
     )
@@ -272,14 +272,14 @@ def test_runs_of_a_cell_differ_by_as_much_as_the_score_that_differs_most(
 
     Those of another cell differ by a point.
     """
-    shutil.copy(bundles / "lab-a.zip", tmp_path)
-    parts = Parts(bundles / "other" / "lab-b.zip")
+    shutil.copy(bundles / "lab-a.tar.xz", tmp_path)
+    parts = Parts(bundles / "other" / "lab-b.tar.xz")
     parts.score(parts.records[0])["value"] -= 2.0
-    parts.write(tmp_path / "lab-b.zip")
-    parts = Parts(bundles / "lab-a.zip")
+    parts.write(tmp_path / "lab-b.tar.xz")
+    parts = Parts(bundles / "lab-a.tar.xz")
     for record in parts.final:
         parts.score(record, "linear_top1")["value"] += record["method"] == "auh"
-    parts.write(tmp_path / "lab-c.zip")
+    parts.write(tmp_path / "lab-c.tar.xz")
     (page,) = pages(tmp_path, "tasks")
     differences = [runs[0]["differs"] for runs in cells_of_site(page.parents[1]).values()]
     assert sorted(differences, key=str) == [1.0, 1.0, 2.0, None, None, None]
@@ -307,12 +307,12 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 
 def test_other_images_are_another_task(bundles: Path, tmp_path: Path) -> None:
-    parts = Parts(bundles / "other" / "lab-b.zip")
+    parts = Parts(bundles / "other" / "lab-b.tar.xz")
     parts.records[0]["data"]["content_sha256"]["test"] = "99" * 32
     results = tmp_path / "results"
     results.mkdir()
-    parts.write(results / "lab-c.zip")
-    shutil.copy(bundles / "copy.zip", results)
+    parts.write(results / "lab-c.tar.xz")
+    shutil.copy(bundles / "copy.tar.xz", results)
     done = CliRunner().invoke(main, ["leaderboard", str(results), "--out", str(tmp_path / "site")])
     assert done.exit_code == 0, done.output
     names = [row["task"] for row in tables_in(tmp_path / "site" / "index.html")["Tasks"]]
@@ -322,11 +322,11 @@ def test_other_images_are_another_task(bundles: Path, tmp_path: Path) -> None:
 
 
 def test_short_trainings_of_a_search_are_in_no_row(bundles: Path, tmp_path: Path) -> None:
-    parts = Parts(bundles / "lab-a.zip")
+    parts = Parts(bundles / "lab-a.tar.xz")
     template = next(r for r in parts.records if (r["status"], r["method"]) == ("tuned", "vicreg"))
     parts.score(parts.shorten(template), split="tuning")["value"] = 89.0
-    parts.write(tmp_path / "search.zip")
-    shutil.copy(bundles / "other" / "lab-b.zip", tmp_path / "without_a_search.zip")
+    parts.write(tmp_path / "search.tar.xz")
+    shutil.copy(bundles / "other" / "lab-b.tar.xz", tmp_path / "without_a_search.tar.xz")
     done = CliRunner().invoke(main, ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")])
     assert "cells: 7, bundles: 2, tasks: 1;" in done.output
     (page,) = (tmp_path / "site" / "tasks").iterdir()
@@ -343,7 +343,7 @@ def test_tunings_of_two_lengths_are_no_steps_of_a_search_and_what_is_between_is_
 ) -> None:
     tuned_sweep(tmp_path / "runs", "long", "epochs=3")
     tuned_sweep(tmp_path / "runs", "brief", "epochs=1", "optimizer.warmup_epochs=0")
-    out = tmp_path / "results" / "both.zip"
+    out = tmp_path / "results" / "both.tar.xz"
     command = ["submit", "long", "brief", "--runs-dir", str(tmp_path / "runs"), "--out", str(out)]
     assert CliRunner().invoke(main, command).exit_code == 0
     parts = Parts(out)
@@ -363,10 +363,10 @@ def test_tunings_of_two_lengths_are_no_steps_of_a_search_and_what_is_between_is_
 def test_a_shorter_final_run_of_another_sweep_is_no_step_of_a_search(
     bundles: Path, tmp_path: Path
 ) -> None:
-    parts = Parts(bundles / "lab-a.zip")
+    parts = Parts(bundles / "lab-a.tar.xz")
     brief = parts.shorten(next(record for record in parts.final if record["method"] == "vicreg"))
     brief |= {"sweep": "brief", "choice": {"hyperparameters": GIVEN}}
-    parts.write(tmp_path / "both.zip")
+    parts.write(tmp_path / "both.tar.xz")
     (page,) = pages(tmp_path, "tasks")
     found = Counter((row["method"], row["epochs"]) for row in tables_in(page)["Leaderboard"])
     assert found == {("AUH", "2"): 1, ("VICReg", "2"): 1, ("VICReg", "1"): 1}
@@ -387,7 +387,7 @@ def test_runs_of_a_cell_are_together_in_the_order_of_their_ends(
         ("a", 9, "tuned"),
         ("d", 8, "diverged"),
     ):
-        parts = Parts(bundles / "other" / "lab-b.zip")
+        parts = Parts(bundles / "other" / "lab-b.tar.xz")
         (record,) = parts.records
         record["attempts"][-1]["finished"] = f"2026-11-22T{hour:02}:00:00+00:00"
         if status != "done":
@@ -395,8 +395,8 @@ def test_runs_of_a_cell_are_together_in_the_order_of_their_ends(
             record["scores"] = [
                 each for each in record["scores"] if (status, each["split"]) == ("tuned", "tuning")
             ]
-        parts.write(tmp_path / f"{name}.zip")
-    shutil.copy(tmp_path / "b.zip", tmp_path / "a-copy.zip")
+        parts.write(tmp_path / f"{name}.tar.xz")
+    shutil.copy(tmp_path / "b.tar.xz", tmp_path / "a-copy.tar.xz")
     found = gather(tmp_path)
     assert [bundle.name for bundle in found.bundles] == ["a-copy", "a", "b", "c", "d"]
     (runs,) = found.cells.values()
@@ -414,12 +414,12 @@ def test_the_names_of_bundles_order_neither_runs_of_the_same_second_nor_rows_of_
         for name, method, points in zip(
             names, ("vicreg", "vicreg", "auh"), (0.0, 1.0, 0.0), strict=True
         ):
-            parts = Parts(bundles / "lab-a.zip")
+            parts = Parts(bundles / "lab-a.tar.xz")
             parts.records = [next(record for record in parts.final if record["method"] == method)]
             parts.choices.clear()
             parts.records[0]["choice"]["hyperparameters"] = GIVEN
             parts.score(parts.records[0])["value"] -= points
-            parts.write(tmp_path / f"{name}.zip")
+            parts.write(tmp_path / f"{name}.tar.xz")
         found = gather(tmp_path)
         runs = {key: [run.record.sha256 for run in of_cell] for key, of_cell in found.cells.items()}
         (task,) = tasks_of(found).values()
@@ -433,19 +433,19 @@ def test_the_first_final_run_stands_for_a_cell_though_its_tuning_was_finished_be
     """Of three bundles one is of the time before the final training, and one has other runs of
     later on.
     """
-    parts = Parts(bundles / "lab-a.zip")
+    parts = Parts(bundles / "lab-a.tar.xz")
     parts.records = [record for record in parts.records if record["seed"] == 0]
     for record in parts.final:
         record |= {"status": "tuned", "choice": {}}
         record["scores"] = [each for each in record["scores"] if each["split"] == "tuning"]
         record["attempts"].pop()
-    parts.write(tmp_path / "before.zip")
-    parts = Parts(bundles / "lab-a.zip")
+    parts.write(tmp_path / "before.tar.xz")
+    parts = Parts(bundles / "lab-a.tar.xz")
     for record in parts.final:
         record["attempts"][-1]["finished"] = "2026-11-23T09:00:00+00:00"
         parts.score(record, "linear_top1")["value"] += 2.0
-    parts.write(tmp_path / "afterwards.zip")
-    shutil.copy(bundles / "lab-a.zip", tmp_path)
+    parts.write(tmp_path / "afterwards.tar.xz")
+    shutil.copy(bundles / "lab-a.tar.xz", tmp_path)
     (page,) = pages(tmp_path, "tasks")
     rows = {
         row["method"]: (row["n"], row["linear_top1 (%)"]) for row in tables_in(page)["Leaderboard"]
@@ -470,11 +470,11 @@ def test_later_evaluations_count_from_whichever_bundle_has_them(
         "--runs-dir",
         str(tmp_path / "runs"),
         "--out",
-        str(results / "b.zip"),
+        str(results / "b.tar.xz"),
     ]
     assert CliRunner().invoke(main, command).exit_code == 0
-    for name in ("a.zip", "c.zip"):
-        shutil.copy(bundles / "lab-a.zip", results / name)
+    for name in ("a.tar.xz", "c.tar.xz"):
+        shutil.copy(bundles / "lab-a.tar.xz", results / name)
     (page,) = pages(results, "tasks")
     names = [
         score["name"]
@@ -486,30 +486,30 @@ def test_later_evaluations_count_from_whichever_bundle_has_them(
 
 
 def test_the_untrained_network_takes_no_place(bundles: Path, tmp_path: Path) -> None:
-    parts = Parts(bundles / "other" / "lab-b.zip")
+    parts = Parts(bundles / "other" / "lab-b.tar.xz")
     untrained = parts.copy(parts.records[0])
     untrained |= {"label": "untrained", "metrics": None, "checkpoint": None}
     untrained["cell"]["epochs"] = 0
     untrained["cell"]["optimizer"]["warmup_epochs"] = 0
     parts.settle(untrained)
-    parts.write(tmp_path / "lab.zip")
+    parts.write(tmp_path / "lab.tar.xz")
     (page,) = pages(tmp_path, "methods")
     assert [row["place"] for row in tables_in(page)["Results"]] == ["1 of 1"]
     parts.records = [untrained]
-    parts.write(tmp_path / "lab.zip")
+    parts.write(tmp_path / "lab.tar.xz")
     pages(tmp_path, "tasks")
     (row,) = tables_in(tmp_path / "site" / "index.html")["Tasks"]
     assert (row["methods"], row["best row"], row["its score"]) == ("0", "–", "–")
 
 
 def test_places_in_a_score_of_which_less_is_better(bundles: Path, tmp_path: Path) -> None:
-    parts = Parts(bundles / "lab-a.zip")
+    parts = Parts(bundles / "lab-a.tar.xz")
     for record in parts.final:
         tuned = [each for each in record["scores"] if each["split"] == "tuning"]
         error = 20.0 if record["method"] == "vicreg" else 30.0
         how = {"name": "error", "title": "error", "unit": "nats", "higher_is_better": False}
         record["scores"] = [*tuned, {**parts.score(record), **how, "value": error}]
-    parts.write(tmp_path / "errors.zip")
+    parts.write(tmp_path / "errors.tar.xz")
     places = {
         page.stem: tables_in(page)["Results"][0]["place"] for page in pages(tmp_path, "methods")
     }
@@ -523,7 +523,7 @@ def test_places_in_a_score_of_which_less_is_better(bundles: Path, tmp_path: Path
 
 
 def test_tasks_of_one_name_have_pages_of_their_own(bundles: Path, tmp_path: Path) -> None:
-    parts = Parts(bundles / "other" / "lab-b.zip")
+    parts = Parts(bundles / "other" / "lab-b.tar.xz")
     (first,) = parts.records
     first["cell"]["dataset"]["name"] = "plants_v2"
     parts.settle(first)
@@ -532,7 +532,7 @@ def test_tasks_of_one_name_have_pages_of_their_own(bundles: Path, tmp_path: Path
     second["cell"]["evaluation"]["knn"]["k"] = 7
     parts.settle(second)
     parts.history(second, lambda rows: _set_first(rows, loss=1.0))
-    parts.write(tmp_path / "plants.zip")
+    parts.write(tmp_path / "plants.tar.xz")
     done = CliRunner().invoke(main, ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")])
     assert "cells: 2, bundles: 1, tasks: 2;" in done.output
     names = [row["task"] for row in tables_in(tmp_path / "site" / "index.html")["Tasks"]]
@@ -554,7 +554,7 @@ def test_names_of_pages_are_plain_and_different() -> None:
 
 def test_a_choice_on_the_test_split_is_a_task_of_its_own(tmp_path: Path) -> None:
     tuned_sweep(tmp_path / "runs", "mine", "evaluation.select_on=test")
-    out = tmp_path / "results" / "lab.zip"
+    out = tmp_path / "results" / "lab.tar.xz"
     command = ["submit", "mine", "--runs-dir", str(tmp_path / "runs"), "--out", str(out)]
     assert CliRunner().invoke(main, command).exit_code == 0
     (task,) = tasks_of(gather(out.parent)).values()
@@ -563,24 +563,24 @@ def test_a_choice_on_the_test_split_is_a_task_of_its_own(tmp_path: Path) -> None
 
 def test_what_is_refused_is_counted(bundles: Path, tmp_path: Path) -> None:
     """The start page names twenty, and for each the first of its misfits."""
-    parts = Parts(bundles / "lab-a.zip")
+    parts = Parts(bundles / "lab-a.tar.xz")
     for record in parts.final:
         parts.score(record)["value"] = 99.0
     for number in range(22):
-        parts.write(tmp_path / f"{number:02}.zip")
+        parts.write(tmp_path / f"{number:02}.tar.xz")
     command = ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")]
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 2
     assert "the first of 22 was refused: mine/" in done.stderr
     assert "(and 3 more)" in done.stderr
-    shutil.copy(bundles / "lab-a.zip", tmp_path)
-    (tmp_path / "a_folder.zip").mkdir()
-    (tmp_path / "00.zip").rename(tmp_path / "00\x1b[2J.zip")
+    shutil.copy(bundles / "lab-a.tar.xz", tmp_path)
+    (tmp_path / "a_folder.tar.xz").mkdir()
+    (tmp_path / "00.tar.xz").rename(tmp_path / "00\x1b[2J.tar.xz")
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0
     assert len(done.stderr.splitlines()) == 22
     assert gather(tmp_path).refused[0][0] == r"00\x1b[2J"  # which a terminal would obey
-    (tmp_path / "00\x1b[2J.zip").rename(tmp_path / "00.zip")
+    (tmp_path / "00\x1b[2J.tar.xz").rename(tmp_path / "00.tar.xz")
     assert CliRunner().invoke(main, command).exit_code == 0
     text = (tmp_path / "site" / "index.html").read_text()
     assert re.findall('<span class="id">([0-9]*)</span>: mine/', text) == [
@@ -602,7 +602,7 @@ def test_a_site_that_cannot_be_written_is_refused(bundles: Path, tmp_path: Path)
 def test_a_longer_training_than_was_chosen_is_no_step_of_a_search(
     bundles: Path, tmp_path: Path
 ) -> None:
-    parts = Parts(bundles / "lab-a.zip")
+    parts = Parts(bundles / "lab-a.tar.xz")
     longer = parts.copy(
         next(r for r in parts.records if (r["status"], r["method"]) == ("tuned", "vicreg"))
     )
@@ -612,29 +612,29 @@ def test_a_longer_training_than_was_chosen_is_no_step_of_a_search(
     parts.history(longer, lambda rows: rows.append({**rows[0], "epoch": 3}))
     rows = [json.loads(line) for line in parts.histories[longer["metrics"]["sha256"]].splitlines()]
     longer["cost"]["train_s"] = sum(row["epoch_s"] for row in rows)
-    parts.write(tmp_path / "lab.zip")
+    parts.write(tmp_path / "lab.tar.xz")
     (bundle,) = gather(tmp_path).bundles
     assert (len(bundle.records), len(bundle.short)) == (7, 0)
 
 
 def test_a_task_of_a_long_name_has_a_page(bundles: Path, tmp_path: Path) -> None:
     """A name of a file has 255 letters at most."""
-    parts = Parts(bundles / "other" / "lab-b.zip")
+    parts = Parts(bundles / "other" / "lab-b.tar.xz")
     (record,) = parts.records
     record["cell"]["network"]["backbone"] = BACKBONES.plain(
         BACKBONES.build("timm", model="plants" * 50)
     )
     parts.settle(record)
-    parts.write(tmp_path / "plants.zip")
+    parts.write(tmp_path / "plants.tar.xz")
     (page,) = pages(tmp_path, "tasks")
     assert "plants" * 50 in page.read_text()
 
 
 def test_a_cost_whose_square_is_no_number_is_refused(bundles: Path, tmp_path: Path) -> None:
-    parts = Parts(bundles / "lab-a.zip")
+    parts = Parts(bundles / "lab-a.tar.xz")
     for record in parts.final:
         record["cost"]["loss_ms"] = 1e200
-    parts.write(tmp_path / "large.zip")
+    parts.write(tmp_path / "large.tar.xz")
     done = CliRunner().invoke(main, ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")])
     assert done.exit_code == 2
     assert "cost.loss_ms is 1e+200: input should be at most 1e+100" in done.stderr
