@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 from regbench.cli import main
-from regbench.reports.board.entered import entered_rows
 from regbench.reports.bundle.bundle import read_bundle
+from regbench.reports.bundle.entered import entered_rows
 from regbench.reports.bundle.rows_file import read_entered, rows_beside
 from regbench.reports.rows.significance import LEVEL, Tukey
 from regbench.reports.rows.tasks import compare_over

@@ -11,9 +11,9 @@ from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.errors import RegbenchError
 from regbench.files import hold, is_stream, write_text
-from regbench.reports.board.entered import entered_rows
 from regbench.reports.bundle.bundle import SUFFIX, read_bundle, write_bundle
 from regbench.reports.bundle.claims import claim_misfits
+from regbench.reports.bundle.entered import entered_rows
 from regbench.reports.bundle.rows_file import RowsFile, rows_beside
 from regbench.reports.find.check import check_records, first_of
 from regbench.reports.find.runs import Found, find_missing, find_runs

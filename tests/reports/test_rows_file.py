@@ -17,9 +17,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from regbench.cli import main
-from regbench.reports.board.entered import entered_rows
-from regbench.reports.board.gather import gather
 from regbench.reports.bundle.bundle import read_bundle
+from regbench.reports.bundle.entered import entered_rows
+from regbench.reports.bundle.leaderboard import write_leaderboard
 from regbench.reports.bundle.rows_file import RowsFile
 from tests.reports.conftest import GIVEN
 from tests.reports.forging import Json, Parts, tuned_sweep
@@ -152,7 +152,8 @@ def test_a_bundle_that_is_missing_is_refused_and_named_by_the_leaderboard(result
         set_url(path, url)
         done = run("verify", path)
         assert (done.exit_code, done.stderr) == (2, f"regbench: {reason}\n")
-    assert gather(results).refused == (("lab", reason),)
+    done = run("leaderboard", results, "--out", results / "board")
+    assert f"left out: lab.rows.json: {reason}\n" in done.stderr
 
 
 def test_a_forged_bundle_is_refused_before_its_rows_are_made(results: Path) -> None:
@@ -247,8 +248,8 @@ def test_a_bundle_that_lies_elsewhere_is_fetched(results: Path, address: str) ->
     (results / "lab.tar.xz").unlink()
     done = run("verify", path)
     assert (done.exit_code, done.output.partition(";")[0]) == (0, "6 cells check out")
-    found = gather(results)
-    assert [(bundle.name, len(bundle.records)) for bundle in found.bundles] == [("lab", 6)]
+    found = write_leaderboard(results, results / "board")
+    assert (found.bundles, found.left_out) == (1, ())
     wrong = {
         address.replace("lab", "none"): "404",
         "http://[/lab.tar.xz": "IPv6",

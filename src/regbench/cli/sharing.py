@@ -108,11 +108,11 @@ def verify(
     """
     # Before the bundle is read, whose cells have to be cells of known methods.
     file_of = _entered(ctx, losses)
-    from regbench.instruments import recompute as again
-    from regbench.reports.board.entered import rows_misfits
+    from regbench.reports.bundle import recompute as again
     from regbench.reports.bundle.again import differences, drawn_cells
     from regbench.reports.bundle.bundle import read_bundle
     from regbench.reports.bundle.claims import claim_misfits
+    from regbench.reports.bundle.entered import rows_misfits
     from regbench.reports.bundle.rows_file import read_entered
     from regbench.reports.find.check import Check
 
@@ -153,26 +153,22 @@ def verify(
 
 @main.command()
 @click.argument("folder", type=PathType(exists=True, file_okay=False))
-@click.option(
-    "--out", type=PathType(file_okay=False), required=True, help="Folder to write the site to."
-)
+@click.option("--out", type=PathType(file_okay=False), required=True, help="Folder to write to.")
 @_losses_option
 @click.pass_context
 def leaderboard(ctx: click.Context, folder: Path, out: Path, losses: Sequence[str]) -> None:
-    r"""Make a site of all bundles in FOLDER, and of those that files of rows there have the address
-    of.
+    r"""Write the report of all bundles in FOLDER.
 
-    It shows tasks, methods, cells, and those that several labs ran. The site needs no server and
-    loads nothing from elsewhere: open its index.html from a disk. A bundle that does not check out
-    is left out and named.
+    Those count too that files of rows there have the address of. A bundle that does not check out
+    is left out and named. docs/leaderboard.md says what the page shows.
 
     \b
-      regbench leaderboard results --out site
+      regbench leaderboard results --out board
     """
-    from regbench.reports.board.site import write_site
+    from regbench.reports.bundle.leaderboard import write_leaderboard
 
     _entered(ctx, losses)
-    site = write_site(folder, out)
-    for name, reason in site.refused:
-        click.echo(printable(f"left out: {name}: {reason}"), err=True)
-    click.echo(f"cells: {site.cells:,}, bundles: {site.bundles}, tasks: {site.tasks}; {site.page}")
+    done = write_leaderboard(folder, out)
+    for line in done.left_out:
+        click.echo(printable(f"left out: {line}"), err=True)
+    click.echo(f"{done.bundles} bundles: {done.page}")

@@ -14,7 +14,7 @@ from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.datasets.stored.prepare import prepare
-from regbench.instruments import recompute
+from regbench.reports.bundle import recompute
 from regbench.reports.bundle.pack import submit
 from tests.conftest import TINY
 from tests.reports.forging import Parts
