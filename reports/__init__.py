@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regbench.errors import RegbenchError
 from regbench.files import write_atomically, write_bytes
 from regbench.reports.garbage import without_garbage_collection
 
-__all__ = ["WrittenReport", "write_report"]
+if TYPE_CHECKING:
+    from regbench.reports.find.records import Records
+
+__all__ = ["WrittenReport", "write_records", "write_report"]
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,12 @@ def write_report(runs: Path | Sequence[Path], out: Path) -> WrittenReport:
     """
     from regbench.reports.find.records import read_records
 
+    return write_records(read_records(runs), out)
+
+
+def write_records(found: Records, out: Path) -> WrittenReport:
+    """Write the report of records that were read; see `write_report`."""
     with without_garbage_collection():
-        found = read_records(runs)
         # After a folder that does not exist was refused: matplotlib and pandas take a second to
         # import.
         from regbench.reports.contents import report_contents

@@ -40,10 +40,14 @@ FORKED.set_forkserver_preload(
         *(
             "tests.test_kills",
             "regbench.benchmark.run",
-            "regbench.instruments.recompute",
+            "regbench.reports.bundle.recompute",
             "regbench.sweeps.local",
         ),
-        *("regbench.slurm.execute", "regbench.reports.board.site", "regbench.reports.page.page"),
+        *(
+            "regbench.slurm.execute",
+            "regbench.reports.bundle.entered",
+            "regbench.reports.page.page",
+        ),
         *("pyarrow.csv", "pyarrow.parquet", "scipy.optimize", "torchvision.models"),
     ]
 )
@@ -73,7 +77,7 @@ COMMANDS = {
     "sweep": ("prepare", "sweep pair.yaml"),
     "tune": ("prepare", "tune search.yaml --trials 3"),
     "report": ("sweep", "report pair"),
-    "submit": ("sweep", "submit pair --out bundles/pair.zip"),
+    "submit": ("sweep", "submit pair --out bundles/pair.tar.xz"),
     "leaderboard": ("submit", "leaderboard bundles --out site"),
 }
 

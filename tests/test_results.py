@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 import statistics
-import zipfile
 from itertools import combinations
 from pathlib import Path
 
@@ -16,18 +15,15 @@ import pytest
 from click.testing import CliRunner
 
 from regbench.cli import main
-from regbench.reports.board.entered import entered_rows
-from regbench.reports.bundle.rows_file import SUFFIX, read_entered
+from regbench.reports.bundle.bundle import read_bundle
+from regbench.reports.bundle.entered import entered_rows
+from regbench.reports.bundle.rows_file import read_entered, rows_beside
 from regbench.reports.rows.significance import LEVEL, Tukey
 from regbench.reports.rows.tasks import compare_over
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGES = ROOT / "results", ROOT / "docs" / "results"
-BUNDLES = sorted(path.name for path in RESULTS.glob("*.zip"))
-
-
-def rows_beside(bundle: Path) -> Path:
-    return bundle.with_suffix(SUFFIX)
+BUNDLES = sorted(path.name for path in RESULTS.glob("*.tar.xz"))
 
 
 def test_the_list_names_each_bundle() -> None:
@@ -37,14 +33,14 @@ def test_the_list_names_each_bundle() -> None:
 
 @pytest.mark.parametrize("name", BUNDLES)
 def test_rows_are_of_the_bundle_beside_them(name: str) -> None:
-    with zipfile.ZipFile(RESULTS / name) as archive:
-        manifest = json.loads(archive.read("manifest.json"))
-    assert json.loads(rows_beside(RESULTS / name).read_text())["sha256"] == manifest["sha256"]
+    stated = json.loads(rows_beside(RESULTS / name).read_text())["sha256"]
+    assert stated == read_bundle(RESULTS / name).sha256
+    assert f"| `{stated}` |" in (RESULTS / "README.md").read_text()
 
 
 def test_the_rows_of_the_quickstart_are_those_of_its_bundle(tmp_path: Path) -> None:
     """What is entered of a bundle is `RowsFile(bundle.sha256, entered_rows(bundle)).text()`."""
-    path = rows_beside(RESULTS / "quickstart.zip")
+    path = rows_beside(RESULTS / "quickstart.tar.xz")
     file, bundle = read_entered(path, tmp_path)
     assert file.rows == entered_rows(bundle)
     assert file.text() == path.read_text()

@@ -7,7 +7,7 @@ one was stopped:
 - `track/shipped/`: the rows of the track, unpacked.
 - `track/machine/repeated/`: two shipped cells, trained again on this machine.
 - `<name>.yaml` and all else: the challenger's tuning, as of `regbench tune`.
-- `report/`, `<name>.zip`: the page, with the rows, and the bundle of the challenger's cells.
+- `report/`, `<name>.tar.xz`: the page, with the rows, and the bundle of the challenger's cells.
 
 What lies in `track/` is too deep to be found as cells of the challenge.
 """
@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import logging
 import math
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.sweep import Sweep, load_grid, load_sweep
 from regbench.errors import RegbenchError
 from regbench.reports import write_report
-from regbench.reports.bundle.bundle import read_bundle
+from regbench.reports.bundle.bundle import SUFFIX, read_bundle
 from regbench.reports.bundle.pack import submit
 from regbench.reports.find.records import read_records
 from regbench.reports.rows.grouping import summarize
@@ -39,7 +40,7 @@ from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
 from regbench.tracks.smoke import SMOKE, SmokeTest, smoke_test
 from regbench.tracks.stand_in import ask, compute_once, entered
-from regbench.tracks.track import TRACKS, Track, unpack, write_sweep
+from regbench.tracks.track import TRACKS, Track, write_sweep
 from regbench.tracks.verdicts import MOST_SEEDS, unclear, verdicts
 from regbench.wording import unknown
 
@@ -186,7 +187,7 @@ class Challenge:
                 "of it the loss": (own.cost("loss_ms"), " ms"),
             },
             page=self.folder / "report" / "index.html",
-            bundle=self.folder / f"{self.folder.name}.zip",
+            bundle=self.folder / f"{self.folder.name}{SUFFIX}",
         )
 
 
@@ -223,7 +224,13 @@ def prepared(
             raise RegbenchError(unknown("track", track, [*TRACKS, SMOKE]))
         track = TRACKS[track]
     folder = Path(load_grid(overrides).runtime.runs_dir) / f"{track.name}_{file.module}"
-    bundle = read_bundle(track.bundle)
+    rows = folder / "track" / "shipped"
+    rows.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=rows.parent) as temporary:
+        bundle = read_bundle(track.bundle, Path(temporary) / "rows")
+        # They are there whole or not at all; an earlier call may have put them there.
+        with suppress(OSError):
+            (Path(temporary) / "rows").rename(rows)
     plug_in = folder / "plug_in"
     with file.on_path(plug_in), entered(file, plug_in) as method:
         # Rows of one label would be put together, and their seeds taken for those of one method.
@@ -231,13 +238,12 @@ def prepared(
             raise RegbenchError(
                 f"{file.path}: {method.label!r} is a row of the track; give it another title"
             )
-        unpack(bundle, folder / "track" / "shipped")
         path = folder / f"{folder.name}.yaml"
         budget = max(choice.budget for choice in bundle.choices.values())
         write_sweep(track, method, budget, path)
         tuning = load_sweep(str(path), overrides)
         ask(file, plug_in, compute_once, tuning.cells[0].batch_size, tuning.cells[0].output_dim)
-        best = _summary([folder / "track" / "shipped"]).methods[:_REPEATED]
+        best = _summary([rows]).methods[:_REPEATED]
         shipped = [min(row.records, key=lambda record: record.seed) for row in best]
         cells = tuple(Cell.stored(record.cell) for record in shipped)
         machine = replace(tuning.runtime, runs_dir=str(folder / "track" / "machine"))

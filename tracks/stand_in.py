@@ -24,10 +24,10 @@ from regbench.errors import RegbenchError
 from regbench.files import Name
 from regbench.instruments.audit.target import scalar
 from regbench.instruments.loss_checks import KEEPS_STATE, cast, draw_views, seeded
-from regbench.instruments.recompute import Recomputed, recompute
 from regbench.methods import METHODS
 from regbench.methods.base import Regularizer, register
 from regbench.processes import FORKED, CodeFailed, apart, one_line
+from regbench.reports.bundle.recompute import Recomputed, recompute
 from regbench.settings import AtLeastZero
 from regbench.spaces import Choice, Range
 from regbench.tracks.own_loss import LossFile, Plain
@@ -131,7 +131,7 @@ def recompute_apart(
     Args:
         file: The file.
         record: Record of the cell; the other arguments, too, are those of
-            `regbench.instruments.recompute.recompute`.
+            `regbench.reports.bundle.recompute.recompute`.
         folder: Folder to compute in.
         weights: Whether there are weights.
         overrides: Settings of the runtime.

@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regbench.benchmark.rundir.directory import write_config
 from regbench.benchmark.settings.sweep import load_sweep, read_rows
-from regbench.files import write_bytes, write_text
+from regbench.files import write_text
 from regbench.methods import METHODS
 from regbench.methods.base import Regularizer
-from regbench.reports.bundle.bundle import Bundle
 from regbench.spaces import Range, Space, spread
-from regbench.text import refuse_name
 from regbench.wording import written
 
 # The values around a default weight reach so far down and up: five of them lie a factor of 4 apart.
@@ -41,40 +38,8 @@ class Track:
     bundle: Path
 
 
-TRACKS = {"scenes": Track("scenes", "quickstart_tuning", Path(__file__).with_name("scenes.zip"))}
+TRACKS = {"scenes": Track("scenes", "quickstart_tuning", Path(__file__).with_name("scenes.tar.xz"))}
 """The tracks that come with regbench, but that of the smoke test."""
-
-
-def unpack(bundle: Bundle, folder: Path) -> None:
-    """Write the cells of a bundle below a folder, as the sweeps that they are from left them."""
-    choices = {}
-    for record in bundle.records:
-        stated = record.choice.get("hyperparameters", {})
-        if stated.get("sha256") in bundle.choices:
-            choices[_inside(folder, stated["record"])] = bundle.choices[stated["sha256"]]
-        place = _inside(folder, record.path)
-        if place.exists():  # it is written last
-            continue
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_config(place.parent, record.cell)
-        if record.metrics is not None:
-            write_bytes(
-                _inside(place.parent, record.metrics.file), bundle.histories[record.cell_id]
-            )
-        write_text(place, record.text())
-    for path, choice in choices.items():
-        if not path.exists():
-            write_text(path, choice.text())
-
-
-def _inside(folder: Path, path: str | Path) -> Path:
-    """Return a path below a folder.
-
-    Refuse one of other parts than names, which might lead out of it.
-    """
-    for part in Path(path).parts or ("",):
-        refuse_name("a file of the bundle", part)
-    return folder / path
 
 
 def write_sweep(track: Track, method: Regularizer, budget: int, path: Path) -> None:

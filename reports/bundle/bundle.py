@@ -1,77 +1,56 @@
-"""The file of a bundle: a zip whose manifest names all that is in it by SHA-256.
+"""The file of a bundle: a `tar.xz` of run folders, as runs leave them.
 
-    manifest.json        the names and SHA-256 of the others; its own is the bundle's
-    records.jsonl        the records, a line each, ordered by cell id
-    evaluations.jsonl    evaluations that came later
-    choices.jsonl        what tunings chose
-    histories.jsonl      the text of each history that a record names, as a JSON string, in the
-    order of the records weights/<sha256>.pt  final weights that the records name, if any
+    <sweep>/tuning_choice.json                      what the tuning of a sweep chose
+    <sweep>/<cell id>/record.json                   the record; tuning.json of a cell that was tuned
+    <sweep>/<cell id>/config.yaml                   its settings
+    <sweep>/<cell id>/metrics-0001.jsonl            the history that the record names
+    <sweep>/<cell id>/evaluations/<protocol>.json   an evaluation that came later
+    <sweep>/<cell id>/checkpoint-0001-….pt          the final weights that the record names
 
-The same cells give the same file, byte for byte. The manifest's SHA-256 does not depend on how the
-zip is compressed.
+The same cells give the same file, byte for byte. The bundle's SHA-256 is that of the names of these
+files and of their SHA-256, so it does not depend on how the file is compressed.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import lzma
-import re
-import shutil
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, cast
 
 from regbench.benchmark.rundir.record import LaterEvaluation, Record
-from regbench.benchmark.rundir.signed_file import SignedFile
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.errors import RegbenchError
-from regbench.files import file_sha256, parse_json, signed_line, write_atomically
-from regbench.reports.find.judging import Misfit, with_evaluation
-from regbench.text import brief, refuse_name
+from regbench.files import digest, file_sha256, parse_json, write_atomically
+from regbench.reports.find.check import first_of
+from regbench.reports.find.judging import Misfit, TuningChoices, file_misfits, judge
+from regbench.reports.find.runs import find_runs
+from regbench.text import brief, is_name
 
-_MANIFEST = "manifest.json"
+SUFFIX = ".tar.xz"
 
-# One member holds all files of a kind: the records of a sweep repeat each other, and compress to a
-# tenth of the size that they have in members of their own.
-_LISTS = ("records.jsonl", "evaluations.jsonl", "choices.jsonl", "histories.jsonl")
+TEXT_BYTES = 2**24
+"""Largest size of a file that is no weights: a record takes some 10 kB."""
 
-# A zip states when its members were changed. The same cells are to give the same file, so all state
-# the earliest time.
-_EPOCH = (1980, 1, 1, 0, 0, 0)
+WHOLE_BYTES = 2**31
+"""Largest size of all files together beyond twice the size of the bundle.
 
-_WEIGHTS = re.compile(r"weights/([0-9a-f]{64})\.pt")
-# Weights may be larger than the memory, so they are copied in parts.
-_CHUNK_BYTES = 2**20
-
-LIST_BYTES = 2**31
-"""Largest size of a list. A record takes some 10 kB.
-
-What unpacks to more than this was made to fill a memory.
+Texts compress to a twentieth of their size, and weights do not compress.
 """
 
-# Errors that `zipfile` and the decompressors raise on a file that somebody made to break them.
-_UNREADABLE = (
-    *(OSError, ValueError, KeyError, NotImplementedError, EOFError, RuntimeError, MemoryError),
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
-)
+MOST_FILES = 2**17
 
-F = TypeVar("F", Record, LaterEvaluation, TuningChoice)
+# The decoder takes what the file asks for, up to 4 GiB. Ours asks for 65 MiB.
+_DECODER_BYTES = 2**27
 
+# Beside its content, a file has a header in the archive, which is read in blocks of 10 KiB.
+_AROUND_A_FILE = 2**18
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BundleManifest(SignedFile):
-    """The list of what a bundle holds.
-
-    Attributes:
-        files: Name -> SHA-256 of each member of the zip but this one.
-    """
-
-    files: dict[str, str]
+_CHUNK_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -80,11 +59,10 @@ class Bundle:
 
     Attributes:
         path: The file.
-        sha256: SHA-256 of the manifest, and so of all that is in the bundle.
-        records: Records with the scores of later evaluations. Their paths are those under a runs
-            folder.
+        sha256: SHA-256 of the bundle, and so of all that is in it.
+        records: Records with the scores of later evaluations. Their paths are those in the bundle.
         choices: Choices of tunings, by their SHA-256.
-        histories: Texts of the histories of trainings, by cell id.
+        histories: Contents of the histories of trainings, by cell id.
         weights: SHA-256 of the weights that are in the bundle.
         later: Scores of later evaluations: cell id, name and split.
     """
@@ -107,219 +85,164 @@ class Bundle:
         return row
 
 
-@dataclass(frozen=True)
-class BundleContents:
-    """Parts of a bundle that is to be written.
-
-    Records, evaluations and choices are text in one line each.
-
-    Attributes:
-        histories: Texts of the history files, in the order of the records that have one.
-        weights: Files of weights, by their SHA-256.
-    """
-
-    records: list[str]
-    evaluations: list[str]
-    choices: list[str]
-    histories: list[str]
-    weights: dict[str, Path]
-
-
-def one_line(content: bytes) -> str:
-    """Write a signed file's JSON in one line.
-
-    The digest that it states is of the data, and so still holds.
-    """
-    return signed_line(parse_json(content))
-
-
-def write_bundle(contents: BundleContents, out: Path) -> None:
-    """Write a bundle."""
-    histories = list(map(json.dumps, contents.histories))
-    lists = (contents.records, contents.evaluations, contents.choices, histories)
-    members, files = {}, {}
-    for name, lines in zip(_LISTS, lists, strict=True):
-        members[name] = "".join(f"{line}\n" for line in lines).encode()
-        files[name] = hashlib.sha256(members[name]).hexdigest()
-    weights = {f"weights/{sha256}.pt": sha256 for sha256 in contents.weights}
-    manifest = BundleManifest(files=files | weights).text().encode()
+def write_bundle(files: Mapping[str, Path], out: Path) -> None:
+    """Write a bundle of files, given by their names in it."""
 
     def write(file: IO[bytes]) -> None:
-        with zipfile.ZipFile(file, "w") as archive:
-            for name, content in {_MANIFEST: manifest, **members}.items():
-                # LZMA finds what records repeat over megabytes, beyond the 32 KiB in which deflate
-                # looks.
-                archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, zipfile.ZIP_LZMA)
-            for name, sha256 in weights.items():
-                info = zipfile.ZipInfo(name, _EPOCH)  # not compressed: weights look like noise
-                path = contents.weights[sha256]
-                info.file_size = path.stat().st_size
-                with path.open("rb") as source, archive.open(info, "w") as member:
-                    shutil.copyfileobj(source, member, _CHUNK_BYTES)
+        with tarfile.open(fileobj=file, mode="w:xz", preset=9) as archive:
+            for name, path in sorted(files.items()):
+                # Of no time and no owner, so that the same cells give the same file.
+                member = tarfile.TarInfo(name)
+                member.size = path.stat().st_size
+                with path.open("rb") as content:
+                    archive.addfile(member, content)
 
     write_atomically(out, write)
 
 
-def read_bundle(path: Path) -> Bundle:
-    """Read a bundle and compare its files with the SHA-256 that its manifest states.
+def read_bundle(path: Path, folder: Path | None = None) -> Bundle:
+    """Read a bundle, and compare its files with the SHA-256 and the ids that they state.
 
     Args:
         path: The file.
+        folder: An empty folder for the run folders; None: they are not kept.
 
     Raises:
         RegbenchError: If it is none, or holds something else than it states.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return _read(archive, path)
-    except _UNREADABLE as error:
-        why = (
-            error.strerror
-            if isinstance(error, OSError) and error.strerror
-            else " ".join(str(error).split())
-        )
-        raise RegbenchError(
-            f"{path} is no bundle as `regbench submit` writes it: {why}; ask for it again"
-        ) from error
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary) if folder is None else folder
+        try:
+            sha256 = _unpack(path, place)
+            return _read(path, sha256, place)
+        # Whatever the tar, the decoder or the disk makes of the file of a stranger.
+        except Exception as error:
+            why = " ".join(str(error).replace(f"{place}/", "").split())
+            if isinstance(error, OSError) and error.strerror:
+                why = error.strerror
+            raise RegbenchError(
+                f"{path} is no bundle as `regbench submit` writes it: {why}; ask for it again"
+            ) from error
 
 
-def unpack_weights(bundle: Bundle, record: Record, folder: Path) -> Path:
-    """Write the final weights of a record into a folder, under the name that the record gives
-    them.
-    """
-    assert record.checkpoint is not None
-    refuse_name("the weights' file", record.checkpoint.file)
-    place = folder / record.checkpoint.file
-    name = f"weights/{record.checkpoint.sha256}.pt"
-    with (
-        zipfile.ZipFile(bundle.path) as archive,
-        archive.open(name) as member,
-        place.open("wb") as file,
-    ):
-        shutil.copyfileobj(member, file, _CHUNK_BYTES)
-    # The members were checked when the bundle was read, and the file may have been replaced since
-    # then.
-    if file_sha256(place) != record.checkpoint.sha256:
-        raise RegbenchError(f"{bundle.path} was changed while it was read; verify it again")
-    return place
+class _Decoder:
+    """Decodes an xz file, and no more of it than was allowed: a kilobyte may hold gigabytes."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_DECODER_BYTES)
+        self.allowed = 0
+
+    def read(self, size: int) -> bytes:
+        """Read at most `size` bytes; nothing at the end."""
+        content = b""
+        while not content and not self.decoder.eof:
+            packed = b""
+            if self.decoder.needs_input:
+                packed = self.file.read(_CHUNK_BYTES)
+                if not packed:
+                    raise EOFError("it ends in the middle")
+            content = self.decoder.decompress(packed, size)
+        self.allowed -= len(content)
+        if self.allowed < 0:
+            raise ValueError("it unpacks to more than its files")
+        return content
 
 
-def _read(archive: zipfile.ZipFile, path: Path) -> Bundle:
-    manifest = BundleManifest.parse(_content(archive, _MANIFEST), Path(_MANIFEST))
-    weights = _checked_weights(archive, manifest)
-    lists = [_lines(archive, manifest, name) for name in _LISTS]
-    records, evaluations, choices, histories = lists
-    of_cell = _records(records)
-    later = _add_evaluations(of_cell, evaluations)
-    parsed = _parsed(TuningChoice, choices, "choices.jsonl")
-    return Bundle(
-        path,
-        manifest.sha256,
-        tuple(of_cell.values()),
-        {choice.sha256: choice for choice in parsed},
-        _histories(of_cell, histories),
-        weights,
-        later,
-    )
+def _unpack(path: Path, folder: Path) -> str:
+    """Write the files of a bundle into a folder, and return the SHA-256 of the bundle."""
+    left = WHOLE_BYTES + 2 * path.stat().st_size
+    found: dict[str, str] = {}
+    with path.open("rb") as packed:
+        decoder = _Decoder(packed)
+        decoder.allowed = _AROUND_A_FILE
+        with tarfile.open(fileobj=cast("BytesIO", decoder), mode="r|") as archive:
+            while (member := archive.next()) is not None:
+                left -= member.size
+                _refuse_member(member, found, left)
+                decoder.allowed = member.size + _AROUND_A_FILE
+                archive.extract(member, folder, set_attrs=False, filter="data")
+                found[member.name] = file_sha256(folder / member.name)
+                decoder.allowed = _AROUND_A_FILE
+        # The decoder compares what it has read with a checksum at the end.
+        while decoder.read(_CHUNK_BYTES):
+            pass
+    return digest(found)
 
 
-def _checked_weights(archive: zipfile.ZipFile, manifest: BundleManifest) -> frozenset[str]:
-    """Refuse members that are not those of a bundle; return the SHA-256 of the weights."""
-    names = archive.namelist()
-    # Lists are compared, because a zip may hold two members of one name, of which readers take
-    # different ones.
-    if sorted(names) != sorted([_MANIFEST, *manifest.files]):
-        raise ValueError("it does not hold the files that its manifest names")
-    for name in _LISTS:
-        if name not in names:
-            raise ValueError(f"{name} is missing")
-    found = set()
-    # Sorted, so that a bundle with several faults is refused for the same one each time.
-    for name in sorted(set(names) - {_MANIFEST, *_LISTS}):
-        match = _WEIGHTS.fullmatch(name)
-        if match is None:
-            raise ValueError(f"{brief(name)} does not belong into a bundle")
-        if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
-            raise ValueError(f"{name} is compressed, and may unpack to any size")
-        with archive.open(name) as member:
-            if hashlib.file_digest(cast("BytesIO", member), "sha256").hexdigest() != match[1]:
-                raise ValueError(f"{name} is not what it is named after")
-        found.add(match[1])
-    return frozenset(found)
+def _refuse_member(member: tarfile.TarInfo, known: Mapping[str, str], left: int) -> None:
+    """Refuse what is no file of a run, or would fill a memory or a disk."""
+    name, parts = brief(member.name), member.name.split("/")
+    # A sparse file takes no room in the archive, however large it is.
+    if member.type != tarfile.REGTYPE or member.issparse():
+        raise ValueError(f"{name} is no regular file")
+    if len(parts) > 4 or not all(map(is_name, parts)):
+        raise ValueError(f"{name} does not belong into a bundle")
+    if member.name in known:
+        raise ValueError(f"{name} is in it twice")
+    if len(known) >= MOST_FILES:
+        raise ValueError(f"it holds more than {MOST_FILES:,} files")
+    if left < 0 or member.size < 0 or (member.size > TEXT_BYTES and not name.endswith(".pt")):
+        raise ValueError(f"{name} unpacks to {member.size:,} bytes, which are too many")
 
 
-def _records(lines: list[bytes]) -> dict[str, Record]:
+def _read(path: Path, sha256: str, folder: Path) -> Bundle:
+    """Read the run folders of a bundle."""
+    found, choices = find_runs([folder]), TuningChoices()
     records: dict[str, Record] = {}
-    for record in _parsed(Record, lines, "records.jsonl"):
-        first = records.setdefault(record.cell_id, record)
-        if first is not record:
+    histories: dict[str, bytes] = {}
+    misfits: list[Misfit] = []
+    weights: set[str] = set()
+    later: set[tuple[str, str, str]] = set()
+    belong: set[Path] = set()
+    for sweep in found.sweeps:
+        choice = choices.read(sweep / TUNING_CHOICE)
+        belong.add(sweep / TUNING_CHOICE)
+        if isinstance(choice, Misfit):
+            misfits.append(choice)
+    for run in found.runs:
+        if run.record is None:
+            continue
+        judged = judge(run, choices)
+        misfits += [*judged.misfits, *judged.of_evaluations]
+        record = judged.record
+        if record is None or misfits:
+            continue
+        belong |= {run.record, run.path / "config.yaml", *run.evaluations}
+        if record.metrics is not None:
+            belong.add(record.place(record.metrics))
+            histories[record.cell_id] = record.place(record.metrics).read_bytes()
+        if record.checkpoint is not None and record.place(record.checkpoint).exists():
+            belong.add(record.place(record.checkpoint))
+            weights.add(record.checkpoint.sha256)
+            misfits += file_misfits(record, record.checkpoint)
+        for place in run.evaluations:
+            for score in LaterEvaluation.read(place).scores:
+                later.add((record.cell_id, score.name, score.split))
+        inside = replace(record, path=record.path.relative_to(folder))
+        if inside.path.parts[0] != record.sweep:
+            misfits.append(Misfit(record.path, f"is of the sweep {record.sweep}"))
+        first = records.setdefault(record.cell_id, inside)
+        if first is not inside:
             raise ValueError(
                 f"cell {record.cell_id} is in it twice, as {first.sweep} and as {record.sweep}"
             )
-    return records
-
-
-def _add_evaluations(
-    records: dict[str, Record], lines: list[bytes]
-) -> frozenset[tuple[str, str, str]]:
-    """Add the scores of later evaluations to their records; return which these are."""
-    added = set()
-    for later in _parsed(LaterEvaluation, lines, "evaluations.jsonl"):
-        record = records.get(later.cell_id)
-        if record is None:
-            raise ValueError(f"{later.protocol} of cell {later.cell_id}, which has no record")
-        longer = with_evaluation(record, later)
-        if isinstance(longer, Misfit):
-            raise ValueError(str(longer))
-        records[later.cell_id] = longer
-        for score in later.scores:
-            added.add((later.cell_id, score.name, score.split))
-    return frozenset(added)
-
-
-def _histories(records: Mapping[str, Record], lines: list[bytes]) -> dict[str, bytes]:
-    trained = [record.cell_id for record in records.values() if record.metrics is not None]
-    if len(lines) != len(trained):
-        raise ValueError(f"it holds {len(lines)} histories, and its records name {len(trained)}")
-    histories = {}
-    for identity, line in zip(trained, lines, strict=True):
-        text = parse_json(line)
-        if not isinstance(text, str):
-            raise ValueError(f"the history of cell {identity} is {text!r:.60}, not a text")
-        histories[identity] = text.encode()
-    return histories
-
-
-def _parsed(kind: type[F], lines: list[bytes], name: str) -> Iterator[F]:
-    for number, line in enumerate(lines, 1):
-        try:
-            yield kind.parse(line, _place)
-        except ValueError as error:
-            raise ValueError(f"{name}, line {number}: {error}") from error
-
-
-def _place(file: SignedFile) -> Path:
-    """Return the path that a file of a bundle would have under a runs folder, for messages."""
-    match file:
-        case Record():
-            return Path(file.sweep, file.cell_id, file.file_name)
-        case LaterEvaluation():
-            return Path("evaluations.jsonl")
-    return Path(TUNING_CHOICE)
-
-
-def _lines(archive: zipfile.ZipFile, manifest: BundleManifest, name: str) -> list[bytes]:
-    content = _content(archive, name)
-    if hashlib.sha256(content).hexdigest() != manifest.files[name]:
-        raise ValueError(
-            f"{name} is not what the manifest's SHA-256 was taken of; it was changed or damaged"
-        )
-    return list(filter(None, content.split(b"\n")))
-
-
-def _content(archive: zipfile.ZipFile, name: str) -> bytes:
-    with archive.open(name) as member:
-        content = member.read(LIST_BYTES + 1)  # the size that the zip states may be a lie
-    if len(content) > LIST_BYTES:
-        raise ValueError(f"{name} unpacks to more than {LIST_BYTES:,} bytes")
-    return content
+    if misfits:
+        raise ValueError(first_of(list(map(str, misfits))))
+    for place in sorted(folder.rglob("*")):
+        if place.is_file() and place not in belong:
+            raise ValueError(f"{place} does not belong into a bundle")
+    if not records:
+        raise ValueError("it holds no record")
+    return Bundle(
+        path,
+        sha256,
+        tuple(records[identity] for identity in sorted(records)),
+        {
+            choice.sha256: replace(choice, path=choice.path.relative_to(folder))
+            for choice in choices.good.values()
+        },
+        histories,
+        frozenset(weights),
+        frozenset(later),
+    )

@@ -11,10 +11,10 @@ from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.errors import RegbenchError
 from regbench.files import hold, is_stream, write_text
-from regbench.reports.board.entered import entered_rows
-from regbench.reports.bundle.bundle import BundleContents, one_line, read_bundle, write_bundle
+from regbench.reports.bundle.bundle import SUFFIX, read_bundle, write_bundle
 from regbench.reports.bundle.claims import claim_misfits
-from regbench.reports.bundle.rows_file import SUFFIX, RowsFile
+from regbench.reports.bundle.entered import entered_rows
+from regbench.reports.bundle.rows_file import RowsFile, rows_beside
 from regbench.reports.find.check import check_records, first_of
 from regbench.reports.find.runs import Found, find_missing, find_runs
 
@@ -51,6 +51,8 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
             cell is in two of the sweeps, its weights are asked for and gone, or `out` is a stream
             (see `regbench.files.is_stream`).
     """
+    if not out.name.endswith(SUFFIX):
+        raise RegbenchError(f"{out} is no name of a bundle; give an --out that ends in {SUFFIX}")
     if is_stream(out):
         raise RegbenchError(
             f"{out} is no regular file, which a bundle has to be; give another --out"
@@ -60,7 +62,7 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
         names = " ".join(folder.name for folder in folders)
         _refuse(checked.misfits, f"`regbench report {names} --check` tells all")
     found = find_runs(folders)
-    contents = _contents(found, weights=weights)
+    files = _files(found, weights=weights)
     # In a folder of its own until it has checked out, so that nobody takes an unchecked file for a
     # bundle. The folder's name is always the same, so that the next call replaces what a killed one
     # left.
@@ -70,7 +72,7 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
         shutil.rmtree(place, ignore_errors=True)
         try:
             written = place / out.name
-            write_bundle(contents, written)
+            write_bundle(files, written)
             # Read back from the disk and not taken from memory: what a reader will get is what is
             # checked.
             bundle = read_bundle(written)
@@ -78,7 +80,7 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
             if misfits:
                 _refuse(misfits, "docs/leaderboard.md says what is checked")
             size_bytes = written.stat().st_size
-            rows = out.with_name(out.name.removesuffix(".zip") + SUFFIX)
+            rows = rows_beside(out)
             write_text(place / rows.name, RowsFile(bundle.sha256, entered_rows(bundle)).text())
             written.replace(out)
             (place / rows.name).replace(rows)
@@ -88,39 +90,45 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
     return Submitted(bundle.sha256, rows, len(bundle.records), len(find_missing(found)), size_bytes)
 
 
-def _contents(found: Found, *, weights: bool) -> BundleContents:
-    records: dict[str, tuple[Record, bytes]] = {}
-    contents = BundleContents([], [], [], [], {})
+def _files(found: Found, *, weights: bool) -> dict[str, Path]:
+    """Find the files of a bundle, by their names in it."""
+    records: dict[str, Record] = {}
+    files: dict[str, Path] = {}
+    sweeps: dict[Path, str] = {}
     for run in found.runs:
         if run.record is None:
             continue
-        content = run.record.read_bytes()
-        record = Record.parse(content, run.record)
-        if record.cell_id in records:
-            first = records[record.cell_id][0]
+        record = Record.read(run.record)
+        first = records.setdefault(record.cell_id, record)
+        if first is not record:
             raise RegbenchError(
                 f"cell {record.cell_id} is in {first.path} and in {record.path}; leave one of the "
                 "two sweeps out and submit it as a bundle of its own"
             )
-        records[record.cell_id] = record, content
-        for path in run.evaluations:
-            contents.evaluations.append(one_line(path.read_bytes()))
-    for _, (record, content) in sorted(records.items()):
-        contents.records.append(one_line(content))
+        kept = [run.record, run.path / "config.yaml"]
         if record.metrics is not None:
-            contents.histories.append(record.place(record.metrics).read_text())
+            kept.append(record.place(record.metrics))
         if weights and record.checkpoint is not None:
-            place = record.place(record.checkpoint)
-            if not place.exists():
-                raise RegbenchError(f"{place} is gone, and cannot be packed; leave out --weights")
-            contents.weights[record.checkpoint.sha256] = place
+            kept.append(record.place(record.checkpoint))
+            if not kept[-1].exists():
+                raise RegbenchError(
+                    f"{kept[-1]} is gone, and cannot be packed; leave out --weights"
+                )
+        # A folder may have been renamed; its cells are still those of their sweep.
+        sweeps[run.path.parent] = record.sweep
+        inside = f"{record.sweep}/{record.cell_id}"
+        for path in kept:
+            files[f"{inside}/{path.name}"] = path
+        for path in run.evaluations:
+            files[f"{inside}/evaluations/{path.name}"] = path
     for folder in found.sweeps:
         path = folder / TUNING_CHOICE
+        name = f"{sweeps.get(folder, folder.absolute().name)}/{TUNING_CHOICE}"
+        if path.exists() and name in files:
+            raise RegbenchError(f"{path} and {files[name]} are of one sweep; leave one of them out")
         if path.exists():
-            contents.choices.append(one_line(path.read_bytes()))
-    # The same cells are to give the same file, wherever their sweeps lie.
-    contents.choices.sort()
-    return contents
+            files[name] = path
+    return files
 
 
 def _refuse(misfits: Sequence[str], remedy: str) -> None:

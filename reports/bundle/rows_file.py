@@ -1,7 +1,7 @@
 """The rows file of a bundle: what a bundle enters into a leaderboard, small enough to be merged by
 pull request.
 
-`<name>.rows.json` lies beside `<name>.zip`. A bundle that is too large for a repository lies
+`<name>.rows.json` lies beside `<name>.tar.xz`. A bundle that is too large for a repository lies
 elsewhere, and the file has its address.
 """
 
@@ -16,9 +16,9 @@ from pathlib import Path
 
 from regbench.errors import RegbenchError
 from regbench.files import read_json
-from regbench.reports.bundle.bundle import Bundle, read_bundle
+from regbench.reports.bundle.bundle import SUFFIX, Bundle, read_bundle
 
-SUFFIX = ".rows.json"
+ROWS_SUFFIX = ".rows.json"
 
 # A server that says nothing for so long will not.
 _PATIENCE_S = 60.0
@@ -76,24 +76,30 @@ class RowsFile:
         return f'{{\n {bundle},\n "rows": [\n  {rows}\n ]\n}}\n'
 
 
-def beside(path: Path) -> Path:
-    """Return the place of the bundle beside a rows file."""
-    return path.with_name(path.name.removesuffix(".json").removesuffix(".rows") + ".zip")
+def rows_beside(bundle: Path) -> Path:
+    """Return the path of the rows file of a bundle."""
+    return bundle.with_name(bundle.name.removesuffix(SUFFIX) + ROWS_SUFFIX)
 
 
-def read_entered(path: Path, folder: Path) -> tuple[RowsFile, Bundle]:
+def bundle_beside(rows: Path) -> Path:
+    """Return the path of the bundle of a rows file."""
+    return rows.with_name(rows.name.removesuffix(".json").removesuffix(".rows") + SUFFIX)
+
+
+def read_entered(path: Path, folder: Path, unpacked: Path | None = None) -> tuple[RowsFile, Bundle]:
     """Read a rows file and its bundle: the one beside it, or else the one at its address.
 
     Args:
         path: The rows file.
         folder: Folder to fetch the bundle into.
+        unpacked: See `read_bundle`.
 
     Raises:
         RegbenchError: If the file is none, or its bundle is not to be had, is none or has another
             SHA-256.
     """
     file = read_json(path, RowsFile, "`regbench submit` writes it beside the bundle")
-    place = beside(path)
+    place = bundle_beside(path)
     if not place.exists():
         # Other schemes would read files of this machine.
         if not file.url.startswith(("https://", "http://")):
@@ -111,7 +117,7 @@ def read_entered(path: Path, folder: Path) -> tuple[RowsFile, Bundle]:
             raise RegbenchError(
                 f"{path}: its bundle cannot be fetched from {file.url!r:.200}: {error}"
             ) from error
-    bundle = read_bundle(place)
+    bundle = read_bundle(place, unpacked)
     if bundle.sha256 != file.sha256:
         raise RegbenchError(
             f"{path}: it is of another bundle (sha256 {file.sha256:.12}) than {place.name} "

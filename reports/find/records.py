@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.errors import RegbenchError
 from regbench.reports.find.judging import Misfit, TuningChoices, judge
 from regbench.reports.find.runs import Missing, find_missing, find_runs
+
+_SIZES = ("dataset", "backbone", "embedding_dim", "batch_size")
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +35,7 @@ class Records:
             each.
         missing: Cells without a record, in the order of the plans.
         choices: Choices of tunings (`tuning_choice.json` of their sweeps), by path.
-        folders: Folders that were searched.
+        remedy: The command that tells all that does not fit.
         short: Records that a search trained for fewer epochs than its choice; `records` has none of
             them.
     """
@@ -42,7 +44,7 @@ class Records:
     skipped: tuple[Misfit, ...]
     missing: tuple[Missing, ...] = ()
     choices: dict[Path, TuningChoice] = field(default_factory=dict)
-    folders: tuple[Path, ...] = ()
+    remedy: str = ""
     short: tuple[Record, ...] = ()
 
     @property
@@ -57,11 +59,6 @@ class Records:
             f"{counted} not what was written, and left out of the report: {first}; `{self.remedy}` "
             "tells all"
         )
-
-    @property
-    def remedy(self) -> str:
-        """The command that tells all that does not fit."""
-        return f"regbench report {' '.join(folder.name for folder in self.folders)} --check"
 
     @property
     def unfinished(self) -> dict[str, int]:
@@ -96,21 +93,55 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
             skipped.append(judged.misfits[0])
         elif (record.sweep, record.cell_id) in good:
             first = good[record.sweep, record.cell_id]
-            skipped.append(Misfit(record.path, f"the same cell as {first.path}"))
+            if first.status == "tuned" and record.status != "tuned":
+                good[record.sweep, record.cell_id] = record
+            # A copy is no other run of the cell.
+            elif first.sha256 != record.sha256:
+                skipped.append(Misfit(record.path, f"the same cell as {first.path}"))
         elif run.path.absolute() in found.short:  # a step on the way to a choice, and no result
             short.append(record)
         else:
             good[record.sweep, record.cell_id] = record
         skipped += judged.of_evaluations
+    for record in steps_of_searches(list(good.values()), choices.good.values()):
+        short.append(good.pop((record.sweep, record.cell_id)))
     missing = find_missing(found)
     if not good:
         raise RegbenchError(_nothing_good(folders, skipped, len(missing)))
     records = sorted(
         good.values(), key=lambda r: (r.sweep, r.is_reference, r.label, r.seed, r.cell_id)
     )
+    remedy = f"regbench report {' '.join(folder.name for folder in folders)} --check"
     return Records(
-        tuple(records), tuple(skipped), tuple(missing), choices.good, tuple(folders), tuple(short)
+        tuple(records), tuple(skipped), tuple(missing), choices.good, remedy, tuple(short)
     )
+
+
+def steps_of_searches(
+    records: Sequence[Record], choices: Iterable[TuningChoice]
+) -> dict[Record, None]:
+    """Find the steps of searches in bundles: trainings shorter than any that their tuning chose of
+    their method.
+    """
+    lengths: dict[tuple[Any, ...], set[int]] = {}
+    for choice in choices:
+        folder = choice.path.absolute().parent
+        # A bundle has neither the plan nor the search's own list, so lengths have to tell.
+        if (folder / "sweep.json").exists():
+            continue
+        for entry in choice.choices:
+            place = (folder, entry.label, *map(entry.setting.get, _SIZES))
+            lengths.setdefault(place, set()).add(entry.setting.get("epochs", 0))
+    steps: dict[Record, None] = {}
+    for record in records:
+        cell, epochs = record.cell, record.cell["epochs"]
+        sizes = (record.backbone, cell["embedding_dim"], cell["batch_size"])
+        place = (record.path.absolute().parents[1], record.label, cell["dataset"]["name"], *sizes)
+        chosen = lengths.get(place, set())
+        is_shorter = epochs not in chosen and epochs < max(chosen, default=0)
+        if is_shorter and record.status != "done":
+            steps[record] = None
+    return steps
 
 
 def _nothing_good(folders: Sequence[Path], skipped: Sequence[Misfit], missing: int) -> str:

@@ -347,7 +347,7 @@ def print_label_free(folder: Path, frame: pd.DataFrame, path: Path) -> None:
     """Print and draw what choosing a weight without labels costs, over shipped searches and
     this study's trials.
     """
-    lost = {name: lost_without_labels(searches(folder / f"{name}.zip")) for name in SEARCHED}
+    lost = {name: lost_without_labels(searches(folder / f"{name}.tar.xz")) for name in SEARCHED}
     lost["this study"] = lost_without_labels(trials(frame[frame["sweep"].isin(STUDY) & (frame[
         "seed"] == 0)]))
     lost["its search, repeated"] = lost_without_labels(trials(at(frame[frame["seed"].isin((1, 2))])))

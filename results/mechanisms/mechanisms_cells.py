@@ -39,7 +39,7 @@ def cells(folder: Path) -> pd.DataFrame:
     """
     rows: dict[str, dict[str, object]] = {}
     for name in BUNDLES:
-        bundle = read_bundle(folder / f"{name}.zip")
+        bundle = read_bundle(folder / f"{name}.tar.xz")
         for record in bundle.records:
             if record.status != "diverged" and _is_compared(record):
                 row = _row(record) | bundle.last_epoch(record) | {"sweep": name}

@@ -58,18 +58,24 @@ def test_the_workflow_verifies_what_a_pull_request_adds_or_changes(
     clone = bash / "clone"
     (clone / "results").mkdir(parents=True)
     git(clone, "init", "-b", "main")
-    for name in ("old.zip", "old.rows.json", "changed.zip", "changed.rows.json", "gone.rows.json"):
+    for name in (
+        "old.tar.xz",
+        "old.rows.json",
+        "changed.tar.xz",
+        "changed.rows.json",
+        "gone.rows.json",
+    ):
         (clone / "results" / name).write_text(name)
     git(clone, "add", ".")
     git(clone, "commit", "-m", "before")
     git(clone, "update-ref", "refs/remotes/origin/main", "main")
     for name in (
-        "mine.zip",
+        "mine.tar.xz",
         "mine.rows.json",
         "mine.py",
         "README.md",
         "elsewhere.rows.json",
-        "changed.zip",
+        "changed.tar.xz",
     ):
         (clone / "results" / name).write_text("new")
     (clone / "results" / "gone.rows.json").unlink()
@@ -87,7 +93,7 @@ def test_the_workflow_verifies_what_a_pull_request_adds_or_changes(
     ]
     for name in ("bad", "silent"):
         git(clone, "checkout", "-fb", name, "main")
-        (clone / "results" / f"{name}.zip").write_text("new")
+        (clone / "results" / f"{name}.tar.xz").write_text("new")
         git(clone, "add", ".")
         git(clone, "commit", "-m", "a bundle that is refused, or of which nothing is said")
         assert run(script, clone) == 1

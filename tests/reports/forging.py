@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import zipfile
-from collections.abc import Callable, Iterable
+import tarfile
+from collections.abc import Callable
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import yaml
 
@@ -26,6 +27,7 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.identity import cell_id
 from regbench.benchmark.settings.sweep import load_run
 from regbench.files import digest
+from regbench.text import is_name
 
 Json = dict[str, Any]
 
@@ -183,20 +185,34 @@ class Parts:
     """What a bundle holds, to be changed."""
 
     def __init__(self, bundle: Path) -> None:
-        with zipfile.ZipFile(bundle) as archive:
-            self.members = {name: archive.read(name) for name in archive.namelist()}
-        self.records: list[Json] = self._list("records")
-        self.choices: list[Json] = self._list("choices")
-        self.evaluations: list[Json] = self._list("evaluations")
-        self.histories: dict[str, Any] = dict(
-            zip(map(_history_of, self.records), self._list("histories"), strict=True)
-        )
+        self.records: list[Json] = []
+        self.choices: list[Json] = []
+        self._tuned: list[str] = []
+        self.evaluations: list[Json] = []
+        self.histories: dict[str, str] = {}
+        self.weights: dict[str, bytes] = {}
+        self.members: dict[str, bytes | None] = {}
+        """What is written in place of the above or beside it; None: nothing."""
+        with tarfile.open(bundle) as archive:
+            for member in archive:
+                content = cast("IO[bytes]", archive.extractfile(member)).read()
+                match member.name.split("/"):
+                    case [_, _, "record.json" | "tuning.json"]:
+                        self.records.append(json.loads(content))
+                    case [sweep, "tuning_choice.json"]:
+                        self.choices.append(json.loads(content))
+                        self._tuned.append(sweep)
+                    case [_, _, "evaluations", _]:
+                        self.evaluations.append(json.loads(content))
+                    case [_, _, name] if name.endswith(".jsonl"):
+                        self.histories[hashlib.sha256(content).hexdigest()] = content.decode()
+                    case [_, _, name] if name.endswith(".pt"):
+                        self.weights[hashlib.sha256(content).hexdigest()] = content
         self._choice_sha256 = [choice["sha256"] for choice in self.choices]
-        self.replaced: dict[str, bytes | None] = {}
-        """What is written for a member in place of the above; None: nothing."""
-
-    def _list(self, name: str) -> list[Any]:
-        return [json.loads(line) for line in self.members[f"{name}.jsonl"].splitlines()]
+        self._evaluated = [
+            next(each for each in self.records if each["cell_id"] == later["cell_id"])
+            for later in self.evaluations
+        ]
 
     @property
     def final(self) -> list[Json]:
@@ -240,13 +256,12 @@ class Parts:
         short["cost"]["train_s"] = train_s
         return short
 
-    def write(self, out: Path, *, signed: bool = True, manifest: bool = True) -> Path:
+    def write(self, out: Path, *, signed: bool = True) -> Path:
         """Writes the bundle.
 
         Args:
             out: Where to.
-            signed: Whether records and choices get their digests anew.
-            manifest: Whether the manifest does.
+            signed: Whether records, evaluations and choices get their digests anew.
         """
         if signed:
             anew = {}
@@ -259,32 +274,53 @@ class Parts:
             for later in self.evaluations:
                 _sign(later)
             self._choice_sha256 = [choice["sha256"] for choice in self.choices]
-        named = [_history_of(record) for record in self.records if record["metrics"]]
-        names = ("records", "choices", "evaluations")
-        lists: dict[str, Iterable[str]] = {
-            name: map(json.dumps, getattr(self, name)) for name in names
-        }
-        lists["histories"] = (json.dumps(self.histories[sha256]) for sha256 in named)
-        for name, lines in lists.items():
-            self.members[f"{name}.jsonl"] = "".join(f"{line}\n" for line in lines).encode()
-        for name, content in self.replaced.items():
-            self.members.pop(name)
-            if content is not None:
-                self.members[name] = content
-        if manifest:
-            stated = json.loads(self.members["manifest.json"])
-            files = {
-                n: hashlib.sha256(c).hexdigest()
-                for n, c in self.members.items()
-                if n != "manifest.json"
-            }
-            stated["files"] = files
-            _sign(stated)
-            self.members["manifest.json"] = json.dumps(stated).encode()
-        with zipfile.ZipFile(out, "w") as archive:
-            for name, content in self.members.items():
-                archive.writestr(name, content)
-        return out
+        files: dict[str, bytes | None] = {}
+        for record in self.records:
+            folder = _folder(record)
+            name = "tuning.json" if record["status"] == "tuned" else "record.json"
+            files[f"{folder}/{name}"] = _text(record)
+            config = yaml.dump(record["cell"], Dumper=yaml.CSafeDumper, sort_keys=False)
+            files[f"{folder}/config.yaml"] = config.encode()
+            if record["metrics"]:
+                metrics = record["metrics"]
+                files[f"{folder}/{_named(metrics['file'])}"] = self.histories[
+                    metrics["sha256"]
+                ].encode()
+            if record["checkpoint"] and record["checkpoint"]["sha256"] in self.weights:
+                saved = record["checkpoint"]
+                files[f"{folder}/{_named(saved['file'])}"] = self.weights[saved["sha256"]]
+        for later, record in zip(self.evaluations, self._evaluated, strict=True):
+            files[f"{_folder(record)}/evaluations/voc07.json"] = _text(later)
+        for choice, sweep in zip(self.choices, self._tuned, strict=False):
+            files[f"{sweep}/{TUNING_CHOICE}"] = _text(choice)
+        content = {name: each for name, each in (files | self.members).items() if each is not None}
+        return write_tar(out, *((tarfile.TarInfo(name), each) for name, each in content.items()))
+
+
+def write_tar(out: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    """Writes a tar.xz of members with their contents; of one that states a size, this alone."""
+    with tarfile.open(out, "w:xz", preset=0) as archive:
+        for member, content in members:
+            if member.size:
+                archive.addfile(member)
+                continue
+            member.size = len(content)
+            archive.addfile(member, BytesIO(content))
+            member.size = 0
+    return out
+
+
+def _folder(record: Json) -> str:
+    return f"{_named(record['sweep'])}/{_named(record['cell_id'])}"
+
+
+def _named(name: str) -> str:
+    """The name; another one in place of what no file may be called."""
+    return name if is_name(name) else "0" * 12
+
+
+def _text(data: Json) -> bytes:
+    return json.dumps(data, indent=1, sort_keys=True).encode()
 
 
 def _history_of(record: Json) -> str:

@@ -29,15 +29,15 @@ Change = Callable[[Parts], Any]
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of a tuning."""
     folder = tmp_path_factory.mktemp("honest")
-    submit([tuned_sweep(folder / "runs")], folder / "lab.zip")
-    return folder / "lab.zip"
+    submit([tuned_sweep(folder / "runs")], folder / "lab.tar.xz")
+    return folder / "lab.tar.xz"
 
 
 def told(change: Change, honest: Path, folder: Path) -> list[str]:
     """What does not fit, without the paths, which are of files of the bundle."""
     parts = Parts(honest)
     change(parts)
-    bundle = read_bundle(parts.write(folder / "changed.zip"))
+    bundle = read_bundle(parts.write(folder / "changed.tar.xz"))
     lines = [line.partition(": ") for line in claim_misfits(bundle)]
     assert {path for path, _, _ in lines} <= {
         TUNING_CHOICE,

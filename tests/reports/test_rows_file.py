@@ -17,9 +17,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from regbench.cli import main
-from regbench.reports.board.entered import entered_rows
-from regbench.reports.board.gather import gather
 from regbench.reports.bundle.bundle import read_bundle
+from regbench.reports.bundle.entered import entered_rows
+from regbench.reports.bundle.leaderboard import write_leaderboard
 from regbench.reports.bundle.rows_file import RowsFile
 from tests.reports.conftest import GIVEN
 from tests.reports.forging import Json, Parts, tuned_sweep
@@ -37,7 +37,7 @@ def submitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("submitted")
     tuned_sweep(folder / "runs")
     done = run(
-        "submit", "mine", "--runs-dir", folder / "runs", "--out", folder / "results" / "lab.zip"
+        "submit", "mine", "--runs-dir", folder / "runs", "--out", folder / "results" / "lab.tar.xz"
     )
     assert done.exit_code == 0, done.stderr
     return folder / "results"
@@ -61,7 +61,7 @@ def set_url(path: Path, url: str) -> None:
 
 def test_submit_writes_the_rows_of_a_bundle(submitted: Path) -> None:
     content = json.loads((submitted / "lab.rows.json").read_text())
-    assert (content["url"], content["sha256"]) == ("", read_bundle(submitted / "lab.zip").sha256)
+    assert (content["url"], content["sha256"]) == ("", read_bundle(submitted / "lab.tar.xz").sha256)
     auh, vicreg = content["rows"]
     assert (auh["task"], auh["row"], vicreg["row"]) == (TASK, "AUH", "VICReg")
     assert vicreg["tried"] == 2
@@ -144,26 +144,25 @@ def test_what_is_no_rows_file_of_a_bundle_is_refused_in_a_line(
 
 
 def test_a_bundle_that_is_missing_is_refused_and_named_by_the_leaderboard(results: Path) -> None:
-    shutil.copy(results / "lab.zip", results / "other.zip")
-    (results / "lab.zip").unlink()
+    shutil.copy(results / "lab.tar.xz", results / "other.tar.xz")
+    (results / "lab.tar.xz").unlink()
     path = results / "lab.rows.json"
-    reason = (
-        f"{path}: there is no {results}/lab.zip; put it there, or give its https:// address as url"
-    )
-    for url in ("", f"file://{results}/other.zip"):
+    reason = f"{path}: there is no {results}/lab.tar.xz; put it there, or give its https:// address as url"
+    for url in ("", f"file://{results}/other.tar.xz"):
         set_url(path, url)
         done = run("verify", path)
         assert (done.exit_code, done.stderr) == (2, f"regbench: {reason}\n")
-    assert gather(results).refused == (("lab", reason),)
+    done = run("leaderboard", results, "--out", results / "board")
+    assert f"left out: lab.rows.json: {reason}\n" in done.stderr
 
 
 def test_a_forged_bundle_is_refused_before_its_rows_are_made(results: Path) -> None:
-    parts = Parts(results / "lab.zip")
+    parts = Parts(results / "lab.tar.xz")
     parts.score(parts.final[0])["value"] = 99.0
-    parts.write(results / "lab.zip")
+    parts.write(results / "lab.tar.xz")
     change(
         results / "lab.rows.json",
-        lambda content: content.update(sha256=read_bundle(results / "lab.zip").sha256),
+        lambda content: content.update(sha256=read_bundle(results / "lab.tar.xz").sha256),
     )
     done = run("verify", results / "lab.rows.json")
     assert done.exit_code == 1
@@ -172,18 +171,18 @@ def test_a_forged_bundle_is_refused_before_its_rows_are_made(results: Path) -> N
 
 def test_every_configuration_counts_once_however_long_it_was_trained(results: Path) -> None:
     """A search trains some for a part of the epochs, and with a shorter warm-up."""
-    parts = Parts(results / "lab.zip")
+    parts = Parts(results / "lab.tar.xz")
     tuned = next(
         each for each in parts.records if (each["status"], each["method"]) == ("tuned", "vicreg")
     )
     parts.shorten(tuned)
     counted = {
-        row.row: row.tried for row in entered_rows(read_bundle(parts.write(results / "lab.zip")))
+        row.row: row.tried for row in entered_rows(read_bundle(parts.write(results / "lab.tar.xz")))
     }
     assert counted == {"VICReg": 2, "AUH": 2}
     parts.shorten(tuned, base_lr=0.7)
     counted = {
-        row.row: row.tried for row in entered_rows(read_bundle(parts.write(results / "lab.zip")))
+        row.row: row.tried for row in entered_rows(read_bundle(parts.write(results / "lab.tar.xz")))
     }
     assert counted == {"VICReg": 3, "AUH": 2}
     final = next(each for each in parts.final if each["method"] == "vicreg")
@@ -191,18 +190,18 @@ def test_every_configuration_counts_once_however_long_it_was_trained(results: Pa
         sweep="brief", choice={"hyperparameters": GIVEN}
     )  # so that rows differ in epochs
     counted = {
-        row.row: row.tried for row in entered_rows(read_bundle(parts.write(results / "lab.zip")))
+        row.row: row.tried for row in entered_rows(read_bundle(parts.write(results / "lab.tar.xz")))
     }
     assert (counted["VICReg, epochs=2"], counted["AUH, epochs=2"]) == (3, 2)
 
 
 def test_a_seed_that_diverged_is_in_the_row(results: Path) -> None:
-    parts = Parts(results / "lab.zip")
+    parts = Parts(results / "lab.tar.xz")
     record = next(each for each in parts.final if (each["seed"], each["method"]) == (1, "auh"))
     record |= {"status": "diverged", "scores": []}
     (row,) = (
         row
-        for row in entered_rows(read_bundle(parts.write(results / "lab.zip")))
+        for row in entered_rows(read_bundle(parts.write(results / "lab.tar.xz")))
         if row.row == "AUH"
     )
     assert row.scores == {"knn_top1": {"0": 71.0, "1": None}, "linear_top1": {"0": 65.0, "1": None}}
@@ -211,7 +210,7 @@ def test_a_seed_that_diverged_is_in_the_row(results: Path) -> None:
 def test_of_a_method_that_was_searched_again_the_row_has_what_both_searches_chose(
     results: Path,
 ) -> None:
-    parts = Parts(results / "lab.zip")
+    parts = Parts(results / "lab.tar.xz")
     parts.records = [
         each for each in parts.records if (each["status"], each["method"]) == ("done", "vicreg")
     ]
@@ -221,7 +220,7 @@ def test_of_a_method_that_was_searched_again_the_row_has_what_both_searches_chos
         record["cell"]["method"]["alignment_weight"] += search
         record["cell"]["optimizer"]["base_lr"] += search
         parts.settle(record)
-    (row,) = entered_rows(read_bundle(parts.write(results / "lab.zip")))
+    (row,) = entered_rows(read_bundle(parts.write(results / "lab.tar.xz")))
     assert (row.row, row.tried, sorted(row.scores["knn_top1"])) == ("VICReg", 2, ["0", "1000"])
     both = {*parts.records[0]["cell"]["method"]} - {"alignment_weight"}
     assert row.settings.keys() == {f"method.{name}" for name in both}
@@ -237,26 +236,26 @@ def address(submitted: Path) -> Iterator[str]:
     """Where a server has the bundle."""
     with ThreadingHTTPServer(("localhost", 0), partial(_Silent, directory=submitted)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://localhost:{server.server_port}/lab.zip"
+        yield f"http://localhost:{server.server_port}/lab.tar.xz"
         server.shutdown()
 
 
 def test_a_bundle_that_lies_elsewhere_is_fetched(results: Path, address: str) -> None:
     path = results / "lab.rows.json"
-    set_url(path, "http://localhost:9/lab.zip")  # the one beside it is taken
+    set_url(path, "http://localhost:9/lab.tar.xz")  # the one beside it is taken
     assert run("verify", path).exit_code == 0
     set_url(path, address)
-    (results / "lab.zip").unlink()
+    (results / "lab.tar.xz").unlink()
     done = run("verify", path)
     assert (done.exit_code, done.output.partition(";")[0]) == (0, "6 cells check out")
-    found = gather(results)
-    assert [(bundle.name, len(bundle.records)) for bundle in found.bundles] == [("lab", 6)]
+    found = write_leaderboard(results, results / "board")
+    assert (found.bundles, found.left_out) == (1, ())
     wrong = {
         address.replace("lab", "none"): "404",
-        "http://[/lab.zip": "IPv6",
-        "http://a b/lab.zip": "control",
+        "http://[/lab.tar.xz": "IPv6",
+        "http://a b/lab.tar.xz": "control",
     }
-    wrong |= {f"{scheme}://localhost:9/lab.zip": "refused" for scheme in ("http", "https")}
+    wrong |= {f"{scheme}://localhost:9/lab.tar.xz": "refused" for scheme in ("http", "https")}
     for other, why in wrong.items():
         set_url(path, other)
         done = run("verify", path)

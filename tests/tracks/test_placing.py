@@ -50,7 +50,7 @@ PLACING = Placing(
         "step": (Stat(56.78, 1.0, 3), " ms"),
     },
     page=Path("report/index.html"),
-    bundle=Path("mine.zip"),
+    bundle=Path("mine.tar.xz"),
 )
 
 
@@ -76,7 +76,7 @@ def test_a_place_is_among_the_methods_alone_and_told_with_all_that_was_measured(
         "repeated cells scored +0.50, -0.25 points more here than where the rows are from; it is "
         "in the intervals",
         "report: report/index.html",
-        "bundle: mine.zip",
+        "bundle: mine.tar.xz",
     ]
 
 
@@ -257,10 +257,13 @@ def test_a_challenge_takes_seeds_for_as_long_as_one_more_may_tell(
     ends = {"effective rank": (12.0, ""), "alignment": (0.25, "")}
     assert measured == {**ends, "step": (7.0, " ms"), "of it the loss": (3.0, " ms")}
     folder = challenge.folder
-    assert (placing.page, placing.bundle) == (folder / "report" / "index.html", folder / "mine.zip")
+    assert (placing.page, placing.bundle) == (
+        folder / "report" / "index.html",
+        folder / "mine.tar.xz",
+    )
     assert trainings.written == [
         ([folder, folder / "track" / "shipped"], folder / "report"),
-        ([folder], folder / "mine.zip"),
+        ([folder], folder / "mine.tar.xz"),
     ]
 
 

@@ -54,7 +54,7 @@ def refused(result: Result, code: int = 1) -> str:
 @pytest.mark.parametrize(
     "command",
     [
-        ("verify", RESULTS / "digits.zip", "--loss"),
+        ("verify", RESULTS / "digits.tar.xz", "--loss"),
         ("leaderboard", RESULTS, "--out", "site", "--loss"),
         ("challenge", "--track", "minute"),
         ("challenge",),
@@ -243,8 +243,8 @@ def bundle(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     where = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={folder}"]
     with LossFile.of(written(folder, PULL)).loaded(folder / "plug_in"):
         run_cell(*load_run([*TINY, *own, *where]), "own")
-        submit([folder / "own"], folder / "own.zip")
-    return folder / "own.zip"
+        submit([folder / "own"], folder / "own.tar.xz")
+    return folder / "own.tar.xz"
 
 
 # What changes the checks in its own process, and answers wherever it can.
@@ -271,7 +271,7 @@ def test_a_bundle_is_judged_apart_from_its_loss(
 ) -> None:
     parts = Parts(bundle)
     parts.score(parts.records[0])["value"] += points
-    forged, file = parts.write(tmp_path / "own.zip"), written(tmp_path, text)
+    forged, file = parts.write(tmp_path / "own.tar.xz"), written(tmp_path, text)
     done = run(
         "verify", forged, "--loss", file, "--recompute", 1, f"runtime.data_dir={tiny_data_dir}"
     )
@@ -284,7 +284,7 @@ def test_a_bundle_is_judged_apart_from_its_loss(
 def test_a_label_that_the_loss_has_not_is_a_misfit(bundle: Path, tmp_path: Path) -> None:
     parts = Parts(bundle)
     parts.records[0]["label"] = "better"
-    done = run("verify", parts.write(tmp_path / "own.zip"), "--loss", written(tmp_path, PULL))
+    done = run("verify", parts.write(tmp_path / "own.tar.xz"), "--loss", written(tmp_path, PULL))
     assert done.exit_code == 1 and "it is called 'better', and is 'pull'" in done.stdout
 
 
@@ -292,7 +292,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "my_loss.py"
     file.write_bytes(b"\xff\xfe")
     assert "is no text in UTF-8" in refused(
-        run("verify", RESULTS / "digits.zip", "--loss", file), 2
+        run("verify", RESULTS / "digits.tar.xz", "--loss", file), 2
     )
 
 

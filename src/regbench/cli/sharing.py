@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -61,8 +62,8 @@ def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> No
     report --check` or `regbench verify` would refuse. docs/leaderboard.md says what is in it.
 
     \b
-      regbench submit quickstart --out results/our-lab.zip
-      regbench verify results/our-lab.zip
+      regbench submit quickstart --out results/our-lab.tar.xz
+      regbench verify results/our-lab.tar.xz
     """
     from regbench.reports.bundle.pack import submit
 
@@ -101,25 +102,26 @@ def verify(
     what:
 
     \b
-      regbench verify results/our-lab.zip
+      regbench verify results/our-lab.tar.xz
       regbench verify results/our-lab.rows.json
-      regbench verify results/our-lab.zip --recompute 3 runtime.data_dir=/scratch/data
+      regbench verify results/our-lab.tar.xz --recompute 3 runtime.data_dir=/scratch/data
     """
     # Before the bundle is read, whose cells have to be cells of known methods.
     file_of = _entered(ctx, losses)
-    from regbench.instruments import recompute as again
-    from regbench.reports.board.entered import rows_misfits
+    from regbench.reports.bundle import recompute as again
     from regbench.reports.bundle.again import differences, drawn_cells
-    from regbench.reports.bundle.bundle import read_bundle, unpack_weights
+    from regbench.reports.bundle.bundle import read_bundle
     from regbench.reports.bundle.claims import claim_misfits
+    from regbench.reports.bundle.entered import rows_misfits
     from regbench.reports.bundle.rows_file import read_entered
     from regbench.reports.find.check import Check
 
+    fetched, unpacked = (Path(ctx.with_resource(tempfile.TemporaryDirectory())) for _ in range(2))
     if bundle.suffix == ".json":
-        file, read = read_entered(bundle, Path(ctx.with_resource(tempfile.TemporaryDirectory())))
+        file, read = read_entered(bundle, fetched, unpacked)
         misfits = claim_misfits(read) or list(rows_misfits(bundle, file, read))
     else:
-        read = read_bundle(bundle)
+        read = read_bundle(bundle, unpacked)
         misfits = claim_misfits(read)
     # A bundle that does not fit itself need not be computed again.
     for record in [] if misfits else drawn_cells(read, recompute):
@@ -127,8 +129,8 @@ def verify(
         # Weights of others are never kept.
         with tempfile.TemporaryDirectory() as temporary:
             weights = saved is not None and saved.sha256 in read.weights
-            if weights:
-                unpack_weights(read, record, Path(temporary))
+            if saved is not None and weights:
+                shutil.copy(unpacked / record.path.with_name(saved.file), temporary)
             compute: Callable[..., again.Recomputed] = again.recompute
             if record.method in file_of:
                 from regbench.tracks.stand_in import recompute_apart
@@ -151,26 +153,22 @@ def verify(
 
 @main.command()
 @click.argument("folder", type=PathType(exists=True, file_okay=False))
-@click.option(
-    "--out", type=PathType(file_okay=False), required=True, help="Folder to write the site to."
-)
+@click.option("--out", type=PathType(file_okay=False), required=True, help="Folder to write to.")
 @_losses_option
 @click.pass_context
 def leaderboard(ctx: click.Context, folder: Path, out: Path, losses: Sequence[str]) -> None:
-    r"""Make a site of all bundles in FOLDER, and of those that files of rows there have the address
-    of.
+    r"""Write the report of all bundles in FOLDER.
 
-    It shows tasks, methods, cells, and those that several labs ran. The site needs no server and
-    loads nothing from elsewhere: open its index.html from a disk. A bundle that does not check out
-    is left out and named.
+    Those count too that files of rows there have the address of. A bundle that does not check out
+    is left out and named. docs/leaderboard.md says what the page shows.
 
     \b
-      regbench leaderboard results --out site
+      regbench leaderboard results --out board
     """
-    from regbench.reports.board.site import write_site
+    from regbench.reports.bundle.leaderboard import write_leaderboard
 
     _entered(ctx, losses)
-    site = write_site(folder, out)
-    for name, reason in site.refused:
-        click.echo(printable(f"left out: {name}: {reason}"), err=True)
-    click.echo(f"cells: {site.cells:,}, bundles: {site.bundles}, tasks: {site.tasks}; {site.page}")
+    done = write_leaderboard(folder, out)
+    for line in done.left_out:
+        click.echo(printable(f"left out: {line}"), err=True)
+    click.echo(f"{done.bundles} bundles: {done.page}")

@@ -14,7 +14,7 @@ from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.datasets.stored.prepare import prepare
-from regbench.instruments import recompute
+from regbench.reports.bundle import recompute
 from regbench.reports.bundle.pack import submit
 from tests.conftest import TINY
 from tests.reports.forging import Parts
@@ -40,12 +40,12 @@ def trained(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         "--runs-dir",
         str(folder),
         "--out",
-        str(folder / "lab.zip"),
+        str(folder / "lab.tar.xz"),
         "--weights",
     ]
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, done.output
-    return folder / "lab.zip"
+    return folder / "lab.tar.xz"
 
 
 def verify(bundle: Path, data_dir: Path, *overrides: str) -> Result:
@@ -109,7 +109,7 @@ def test_data_that_can_be_generated_are_prepared_where_they_are_missing(tmp_path
     cell, runtime = load_run([*settings, f"runtime.data_dir={there}", f"runtime.runs_dir={runs}"])
     prepare(cell.dataset, there, progress=False)
     run_cell(cell, runtime, "scenes")
-    submit([runs / "scenes"], tmp_path / "lab.zip")
+    submit([runs / "scenes"], tmp_path / "lab.tar.xz")
     done = verify(tmp_path / "lab.rows.json", tmp_path / "here")
     assert (done.exit_code, done.stdout.count("trained again, equal to the last bit")) == (0, 1), (
         done.output
@@ -124,7 +124,7 @@ def test_a_raised_score_is_found_from_the_weights(
     for record in parts.records:
         parts.score(record)["value"] += 0.1
         record["scores"].append({**record["scores"][0], "name": "measured_nowhere"})
-    done = verify(parts.write(tmp_path / "forged.zip"), tiny_data_dir)
+    done = verify(parts.write(tmp_path / "forged.tar.xz"), tiny_data_dir)
     assert done.exit_code == 1
     assert done.stdout.count("its weights were evaluated again; they must be equal") == 1
     assert done.stdout.count("measured_nowhere on tuning did not come again") == 1
@@ -147,10 +147,12 @@ def test_elsewhere_scores_may_differ_a_little(
     for record in parts.records:
         record["environment"][what] = other
         parts.score(record)["value"] += 0.4
-    assert verify(parts.write(tmp_path / "near.zip"), tiny_data_dir).exit_code == 0
+    assert verify(parts.write(tmp_path / "near.tar.xz"), tiny_data_dir).exit_code == 0
     for record in parts.records:
         parts.score(record)["value"] += 0.2
-    assert "0.5 is the tolerance" in verify(parts.write(tmp_path / "far.zip"), tiny_data_dir).stdout
+    assert (
+        "0.5 is the tolerance" in verify(parts.write(tmp_path / "far.tar.xz"), tiny_data_dir).stdout
+    )
 
 
 def test_cells_of_an_earlier_revision_of_a_loss_may_have_other_last_bits(
@@ -160,14 +162,15 @@ def test_cells_of_an_earlier_revision_of_a_loss_may_have_other_last_bits(
     quick = ["epochs=1", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn]", "method=sigreg"]
     where = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path}"]
     run_cell(*load_run([*TINY, *quick, "method.directions=16", *where]), "waves")
-    submit([tmp_path / "waves"], tmp_path / "now.zip")
+    submit([tmp_path / "waves"], tmp_path / "now.tar.xz")
     assert (
-        "trained again, equal to the last bit" in verify(tmp_path / "now.zip", tiny_data_dir).stdout
+        "trained again, equal to the last bit"
+        in verify(tmp_path / "now.tar.xz", tiny_data_dir).stdout
     )
-    parts = Parts(tmp_path / "now.zip")
+    parts = Parts(tmp_path / "now.tar.xz")
     (record,) = parts.records
     assert record["environment"].pop("loss_revision") == 2
-    done = verify(parts.write(tmp_path / "older.zip"), tiny_data_dir)
+    done = verify(parts.write(tmp_path / "older.tar.xz"), tiny_data_dir)
     assert "trained again, as near as other seeds come" in done.stdout, done.output
 
 
@@ -178,7 +181,7 @@ def test_swapped_seeds_are_found_by_training_again(
     one, other = parts.records
     for name in ("scores", "metrics", "checkpoint", "cost"):
         one[name], other[name] = other[name], one[name]
-    done = verify(parts.write(tmp_path / "swapped.zip"), tiny_data_dir)
+    done = verify(parts.write(tmp_path / "swapped.tar.xz"), tiny_data_dir)
     assert done.exit_code == 1
     assert "where it was trained again; they must be equal" in done.stdout
 
@@ -190,7 +193,7 @@ def test_images_of_another_data_set_are_found_by_those_here(
     parts = Parts(trained)
     for record in parts.records:
         record["data"]["content_sha256"][split] = "12" * 32
-    done = verify(parts.write(tmp_path / "forged.zip"), tiny_data_dir)
+    done = verify(parts.write(tmp_path / "forged.tar.xz"), tiny_data_dir)
     assert done.exit_code == 2
     assert (
         f"the {split} split of tiny has other images there (121212121212) than here" in done.stderr
@@ -202,9 +205,8 @@ def test_what_is_large_needs_weights(
 ) -> None:
     from_weights(monkeypatch)
     parts = Parts(trained)
-    for name in [name for name in parts.members if name.startswith("weights/")]:
-        del parts.members[name]
-    light = parts.write(tmp_path / "light.zip")
+    parts.weights.clear()
+    light = parts.write(tmp_path / "light.tar.xz")
     assert (
         "the bundle has no weights of it; ask for a bundle made with --weights"
         in verify(light, tiny_data_dir).stderr

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from regbench.benchmark.rundir.record import Record
-from regbench.reports.board.by_task import tasks_of
-from regbench.reports.board.gather import gathered
 from regbench.reports.bundle.bundle import Bundle
 from regbench.reports.bundle.rows_file import EnteredRow, RowsFile
-from regbench.reports.garbage import without_garbage_collection
+from regbench.reports.find.records import steps_of_searches
+from regbench.reports.rows.grouping import summarize
 from regbench.reports.rows.summary import Row, Summary
 from regbench.text import brief
 
@@ -19,11 +19,28 @@ def entered_rows(bundle: Bundle) -> tuple[EnteredRow, ...]:
     """Make the rows of the methods in a bundle that has checked out, as a leaderboard of it
     alone shows them.
     """
-    rows = []
-    with without_garbage_collection():
-        for summary in tasks_of(gathered(bundle)).values():
-            rows += [_entered(summary, row) for row in summary.methods]
+    short = steps_of_searches(bundle.records, bundle.choices.values())
+    records = [record for record in bundle.records if record not in short]
+    # Their order decides that of rows with equal scores.
+    records.sort(key=lambda r: (r.is_reference, r.label, r.seed, r.cell_id))
+    summaries = summarize(records, short=[r for r in bundle.records if r in short])
+    rows: list[EnteredRow] = []
+    titles: Counter[str] = Counter()
+    for summary in sorted(summaries, key=lambda each: _dataset(each.records[0])):
+        first = summary.records[0]
+        title = f"{_dataset(first)}, {first.backbone}"
+        if summary.on_test:
+            title += ", chosen on the test set"
+        # Other settings that tell tasks apart, such as the k of kNN, are too long for a title.
+        titles[title] += 1
+        if titles[title] > 1:
+            title += f" (evaluated in another way: {titles[title]})"
+        rows += [_entered(title, summary, row) for row in summary.methods]
     return tuple(rows)
+
+
+def _dataset(record: Record) -> str:
+    return str(record.cell["dataset"]["name"])
 
 
 def rows_misfits(path: Path, file: RowsFile, bundle: Bundle) -> Iterator[str]:
@@ -52,7 +69,7 @@ def rows_misfits(path: Path, file: RowsFile, bundle: Bundle) -> Iterator[str]:
                     yield f"{name}: {stated_as} and {brief(str(other))} in the bundle"
 
 
-def _entered(summary: Summary, row: Row) -> EnteredRow:
+def _entered(task: str, summary: Summary, row: Row) -> EnteredRow:
     tried = _tried(summary, row)
     # Searches that were repeated have chosen different ones.
     chosen = set.intersection(*(set(_hyperparameters(record).items()) for record in row.records))
@@ -64,7 +81,7 @@ def _entered(summary: Summary, row: Row) -> EnteredRow:
     for score in summary.leading:
         scores[score] = {str(record.seed): record.score(score, "test") for record in row.records}
     different = {tuple(each.items()) for each in tried}
-    return EnteredRow(summary.name, row.name, settings, max(len(different), row.tried), scores)
+    return EnteredRow(task, row.name, settings, max(len(different), row.tried), scores)
 
 
 def _tried(summary: Summary, row: Row) -> list[dict[str, str]]:

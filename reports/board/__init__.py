@@ -1,1 +1,0 @@
-"""The leaderboard of many bundles as a static site."""

@@ -1,0 +1,90 @@
+"""The leaderboard of many bundles: the report of all their cells."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from regbench.benchmark.rundir.record import Record
+from regbench.errors import RegbenchError
+from regbench.reports import write_records
+from regbench.reports.bundle.bundle import SUFFIX, Bundle, read_bundle
+from regbench.reports.bundle.claims import claim_misfits
+from regbench.reports.bundle.rows_file import ROWS_SUFFIX, bundle_beside, read_entered
+from regbench.reports.find.check import first_of, image_misfits
+from regbench.reports.find.judging import Misfit
+from regbench.reports.find.records import read_records
+from regbench.text import printable
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """A leaderboard that was written.
+
+    Attributes:
+        page: Its HTML page.
+        bundles: Number of bundles that are in it.
+        left_out: Bundles and cells that are not, each "name: reason".
+    """
+
+    page: Path
+    bundles: int
+    left_out: tuple[str, ...]
+
+
+def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
+    """Write the report of all bundles in a folder, and of those that rows files there name.
+
+    A bundle is left out that `verify` refuses, or that saw other images of a data set than those
+    before it.
+
+    Args:
+        folder: Folder with bundles, also in folders of its own.
+        out: The folder to write to. Files of the same names are replaced.
+
+    Raises:
+        RegbenchError: If no bundle can be taken, or `out` cannot be written to.
+    """
+    folder, out = folder.absolute(), out.absolute()
+    alone = [path for path in folder.rglob(f"*{ROWS_SUFFIX}") if not bundle_beside(path).exists()]
+    taken: list[Path] = []
+    left_out: list[Misfit] = []
+    known: list[Record] = []
+    with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(temporary):
+        # In the order of names, so that the same folder gives the same page.
+        paths = sorted(filter(Path.is_file, (*folder.rglob(f"*{SUFFIX}"), *alone)))
+        for path in tqdm(paths, desc="bundles", unit="", leave=False, disable=None):
+            # Its name is where the paths on the page begin.
+            name = Path(printable(str(path.relative_to(folder))))
+            try:
+                bundle = _read(path, name)
+            except RegbenchError as error:
+                left_out.append(Misfit(name, str(error)))
+                continue
+            misfits = claim_misfits(bundle) or list(image_misfits([*known, *bundle.records]))
+            if misfits:
+                left_out.append(Misfit(name, first_of(misfits)))
+            else:
+                taken.append(name)
+                known += bundle.records
+        if not taken:
+            why = f"; the first of {len(left_out)} was refused: {left_out[0]}" if left_out else ""
+            raise RegbenchError(f"no bundle in {folder}{why}; make one with `regbench submit`")
+        found = read_records(taken)
+        found = dataclasses.replace(
+            found, skipped=(*left_out, *found.skipped), remedy="regbench verify BUNDLE"
+        )
+        written = write_records(found, out)
+    return Leaderboard(written.page, len(taken), written.skipped)
+
+
+def _read(path: Path, unpacked: Path) -> Bundle:
+    if path.name.endswith(SUFFIX):
+        return read_bundle(path, unpacked)
+    with tempfile.TemporaryDirectory() as fetched:
+        return read_entered(path, Path(fetched), unpacked)[1]
