@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
+import tarfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import pytest
@@ -97,7 +97,7 @@ def test_cells_hold_what_acts_beside_a_teacher_alone_only_where_it_acts(
     assert plain.id == {"tico": "f7bbeed02cfb", "mec": "7758a57909e3"}[method]
 
 
-HEURISTICS = Path(__file__).parents[2] / "results" / "heuristics.zip"
+HEURISTICS = Path(__file__).parents[2] / "results" / "heuristics.tar.xz"
 PROTOTYPES = {"dino": "network.teacher=ema", "swav": "network.teacher=stop_gradient"}
 
 
@@ -105,9 +105,12 @@ def shipped() -> list[dict[str, Any]]:
     """Return the cells of the study of teachers, which is older than the setting of the
     prototypes.
     """
-    with zipfile.ZipFile(HEURISTICS) as archive:
-        lines = archive.read("records.jsonl").splitlines()
-    return [json.loads(line)["cell"] for line in lines]
+    cells = []
+    with tarfile.open(HEURISTICS) as archive:
+        for member in archive:
+            if member.name.endswith("/record.json"):
+                cells.append(json.load(cast("IO[bytes]", archive.extractfile(member)))["cell"])
+    return cells
 
 
 def prototypes_of(network: SiameseNetwork) -> Tensor:
