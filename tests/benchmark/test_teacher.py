@@ -108,7 +108,7 @@ def shipped() -> list[dict[str, Any]]:
     cells = []
     with tarfile.open(HEURISTICS) as archive:
         for member in archive:
-            if member.name.endswith("/record.json"):
+            if member.name.endswith(("/record.json", "/tuning.json")):
                 cells.append(json.load(cast("IO[bytes]", archive.extractfile(member)))["cell"])
     return cells
 
