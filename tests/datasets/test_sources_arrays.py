@@ -155,12 +155,7 @@ def test_stl10(stl_source: Path, fashion_config: Config) -> None:
 def test_all_that_is_wrong_with_fashion_mnist_is_listed(
     tmp_path: Path, fashion_source: Path, fashion_config: Config
 ) -> None:
-    refused(
-        fashion_config(),
-        tmp_path,
-        "train-labels-idx1-ubyte.gz is missing; ",
-        "; get it from https://github",
-    )
+    refused(fashion_config(), tmp_path, "train-labels-idx1-ubyte.gz is missing")
     folder = Path(shutil.copytree(fashion_source, tmp_path / "copy"))
     images, labels = (folder / f"t10k-{name}-ubyte.gz" for name in ("images-idx3", "labels-idx1"))
     good = images.read_bytes()
@@ -185,13 +180,7 @@ def test_cifar_that_is_not_the_published_one_is_never_unpickled(
     ran = tmp_path / "ran"
     (copy / "cifar-100-python" / "train").write_bytes(pickle.dumps(Touches(ran)))
     (copy / "cifar-100-python" / "meta").unlink()
-    refused(
-        config,
-        copy,
-        "cifar-100-python is not the complete CIFAR-100: 2 files are missing or not those that "
-        "CIFAR's authors published: train, meta; get it from "
-        "https://www.cs.toronto.edu/~kriz/cifar.html (cifar-100-python.tar.gz)",
-    )
+    refused(config, copy, "cifar-100-python is not the complete")
     assert not ran.exists()
 
 
@@ -213,39 +202,17 @@ def test_all_that_is_wrong_with_stl10_is_listed(
         path = copy / "stl10_binary" / name
         path.write_bytes(path.read_bytes()[:-1])
     (copy / "stl10_binary" / "unlabeled_X.bin").unlink()
-    refused(
-        fashion_config(source="stl10"),
-        copy,
-        "train_y.bin: 50 images but 49 labels; test_X.bin is cut short: 552,959 bytes, no multiple "
-        "of 27,648; unlabeled_X.bin is missing or empty; get it from "
-        "https://cs.stanford.edu/~acoates/stl10/",
-    )
+    refused(fashion_config(source="stl10"), copy, "train_y.bin: 50 images but 49 labels;")
 
 
 def test_the_published_numbers_of_images_are_asked_for(
-    fashion_source: Path,
-    stl_source: Path,
-    fashion_config: Config,
-    monkeypatch: pytest.MonkeyPatch,
+    fashion_source: Path, stl_source: Path, fashion_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, source, reason in (
-        (
-            "fashion_mnist",
-            fashion_source,
-            "train has 120 images, not 60,000; test has 30 images, not 10,000; get it",
-        ),
-        (
-            "stl10",
-            stl_source,
-            "test has 20 images, not 8,000; unlabeled has 30 images, not 100,000",
-        ),
+        ("fashion_mnist", fashion_source, "train has 120 images, not 60,000; test has 30 images"),
+        ("stl10", stl_source, "train has 50 images, not 5,000; test has 20 images, not 8,000"),
     ):
-        refused(
-            load_run([f"dataset={name}"])[0].dataset,
-            source,
-            reason,
-            "dataset.source.published=false",
-        )
+        refused(load_run([f"dataset={name}"])[0].dataset, source, reason)
     monkeypatch.setattr(
         STL10, "about", Published("STL-10", "", {"train": 50, "test": 20, "unlabeled": 30})
     )
@@ -267,10 +234,7 @@ def test_downloads_that_fail_are_one_line(
     }
     for name, source in sources.items():
         monkeypatch.setattr(torchvision.datasets, name, unreachable)
-        message = "(no network); get it by other means from "
-        refused(
-            fashion_config(source=source), None, "cannot download ", message, downloads=tmp_path
-        )
+        refused(fashion_config(source=source), None, "cannot download ", downloads=tmp_path)
     (tmp_path / "stl10_binary").mkdir()
     again = "stl10_binary, which was downloaded (remove it to try again), is not"
     refused(fashion_config(source="stl10"), None, again, downloads=tmp_path)
