@@ -28,6 +28,9 @@ ifndef HERE
 .PHONY: $(RUNTIME)
 endif
 
+# What `make gpu` measures of the losses; .ci/gpu-run has the same.
+MEASURED := sfrik_l3 rbf auh simclr vicreg barlow_twins sigreg --device cuda --forms auto --n 256,2048,8192 --q 2048,8192,32768 --repeats 3
+
 .DEFAULT_GOAL := help
 .PHONY: benchmark clean docs format gpu gpu-bundle help install lint test test-all test-slow test-slurm
 
@@ -46,8 +49,9 @@ test-slurm: $(TOOLS) ## Run the tests that need Slurm, on a throw-away cluster (
 test-all: $(TOOLS) ## Run all tests, the slow ones and those that need Slurm too, and print their coverage
 	@$(BIN)/python -m pytest --cov
 
-gpu: $(TOOLS) ## Hold this machine's GPU against the CPU, measure it and write docs/results/gpu.md, in some ten minutes
-	@$(BIN)/python -m pytest -m gpu tests/gpu; tested=$$?; $(BIN)/python -m regbench.instruments.gpu --out docs/results && exit $$tested
+gpu: $(TOOLS) ## Hold this machine's GPU against the CPU, and measure losses and trainings there, in some ten minutes
+	@$(BIN)/python -m pytest -m gpu tests/gpu; tested=$$?; \
+	$(BIN)/regbench cost $(MEASURED) && $(BIN)/python instruments/speed/training.py && exit $$tested
 
 gpu-bundle: $(TOOLS) ## Pack the same for a machine without a network, into regbench-gpu.tar.gz
 	@$(BIN)/python .ci/gpu_bundle.py

@@ -93,7 +93,7 @@ def test_help_names_every_argument() -> None:
             "dataset",
             "data",
         }:
-            assert "--runs-dir" in words or name in ("prepare", "loader-bench")
+            assert "--runs-dir" in words or name == "prepare"
 
 
 def test_help_shows_examples() -> None:
@@ -185,7 +185,7 @@ print(*sys.modules)
         (["report", ""], ["NAMES", "'' must be a name"]),
         (["report", "--runs-dir", "/nowhere"], ["/nowhere/quickstart is not a folder"]),
         (["logs", "quickstart", "abc", "--lines", "-1"], ["--lines", "-1 is not in the range"]),
-        (["loader-bench", "--seconds", "nan"], ["--seconds", "nan is not a number above 0"]),
+        (["cost", "--memory-limit", "nan"], ["--memory-limit", "nan is not a number above 0"]),
         (
             ["evaluate", "runs/a/b", "--backbone", "x.pth"],
             ["runs/a/b: give a run directory or --backbone, not both"],

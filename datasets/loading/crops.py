@@ -13,16 +13,16 @@ from torch import Tensor
 
 from regbench.datasets.config import ViewsConfig
 from regbench.datasets.loading import draws
-from regbench.datasets.loading.draws import Floats as Floats
 from regbench.datasets.loading.draws import Ints as Ints
 from regbench.datasets.loading.draws import Keys
+from regbench.datasets.loading.photometric import Chain
 
 # Called with the indices of N images, gives what to cut out of them: (N, views, 9), each a box as
 # in `BOX`.
 Boxes = Callable[[Ints], Ints]
-# Called with the indices of N images, gives what to do with their views: (N, views, 11), see
-# `photometric.chains`.
-Chains = Callable[[Ints], Floats]
+# Called with the indices of N images, gives what to do with their views: (N, views), see
+# `photometric.CHAIN`.
+Chains = Callable[[Ints], Chain]
 # One epoch: of each batch the indices, and all views in one dimension, see `CropShape.split`. Crops
 # are uint8, finished views float32; the receiver may keep both. Closing the generator stops the
 # work behind it.
@@ -112,11 +112,10 @@ class CropLoader(Protocol):
     finishes: bool
     """Whether it delivers finished views rather than crops."""
 
-    def stream(
-        self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains | None = None
-    ) -> CropStream:
+    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains) -> CropStream:
         """Start an epoch over the images `order` (places in the file), in that order; the last
         batch may be short.
 
-        A loader that finishes views is told by `chains` what to do with them.
+        A loader that finishes views is told by `chains` what to do with them; others do not call
+        it.
         """

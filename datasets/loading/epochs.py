@@ -8,6 +8,7 @@ import importlib.util
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Generic, Required, Self, TypedDict, TypeVar, get_args
 
@@ -21,11 +22,10 @@ from regbench.datasets.loading.crops import (
     CropLoader,
     CropShape,
     CropStream,
-    Floats,
     Ints,
     boxes_of,
 )
-from regbench.datasets.loading.photometric import Normalize, chains, photometric
+from regbench.datasets.loading.photometric import Chain, Normalize, chains, photometric
 from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
 from regbench.datasets.stored.beton import Beton
 from regbench.errors import RegbenchError
@@ -212,39 +212,40 @@ class EpochLoader:
         `give` makes a batch of its indices and views.
         """
 
-        def keys(indices: Ints, purpose: int) -> list[draws.Keys]:
-            return [draws.keys(self._seed, e, indices, purpose, view.drawn) for view in self._views]
-
-        def boxes(indices: Ints) -> Ints:
-            sides = self._beton.heights[indices], self._beton.widths[indices]
-            per_view = zip(self._views, keys(indices, draws.CROP), strict=True)
-            found = [boxes_of(view.kind, view.number, key, *sides) for view, key in per_view]
-            return np.stack(found, axis=1)
-
-        def chains_of(indices: Ints) -> Floats:
-            per_view = []
-            for view, key in zip(self._views, keys(indices, draws.PHOTOMETRIC), strict=True):
-                drawn = draws.photometric_draws(key, view.kind)
-                per_view.append(chains(drawn, view.kind, self._shape.channels))
-            return np.stack(per_view, axis=1)
-
         def finish(indices: Ints, flat: Tensor) -> Batch:
+            views = []
             if self._crops.finishes:
-                views = [
-                    view.permute(0, 3, 1, 2).to(self._dtype) for view in self._shape.split(flat)
-                ]
+                for view in self._shape.split(flat):
+                    views.append(view.permute(0, 3, 1, 2).to(self._dtype))
             else:
-                todo = chains_of(indices)
-                views = []
+                chain = self._chains(e, indices)
                 for number, crop in enumerate(self._shape.split(self._transfer(flat))):
-                    augmented = photometric(crop, todo[:, number])
+                    augmented = photometric(crop, chain[:, number])
                     views.append(self._normalize(augmented, self._dtype))
             return give(indices, self._with_bits(indices, views))
 
-        chains_then = chains_of if self._crops.finishes else None
-        epoch = Epoch(self._crops.stream(order, self.batch_size, boxes, chains_then), finish)
+        draw = partial(self._boxes, e), partial(self._chains, e)
+        epoch = Epoch(self._crops.stream(order, self.batch_size, *draw), finish)
         self._open.add(epoch)
         return epoch
+
+    def _boxes(self, e: int, indices: Ints) -> Ints:
+        """Draw what is cut out of images in epoch `e`: (N, views, 9), see `crops.BOX`."""
+        sides = self._beton.heights[indices], self._beton.widths[indices]
+        found = []
+        for view in self._views:
+            key = draws.keys(self._seed, e, indices, draws.CROP, view.drawn)
+            found.append(boxes_of(view.kind, view.number, key, *sides))
+        return np.stack(found, axis=1)
+
+    def _chains(self, e: int, indices: Ints) -> Chain:
+        """Draw what is done to the views of images in epoch `e`: (N, views)."""
+        found = []
+        for view in self._views:
+            key = draws.keys(self._seed, e, indices, draws.PHOTOMETRIC, view.drawn)
+            drawn = draws.photometric_draws(key, view.kind)
+            found.append(chains(drawn, view.kind, self._shape.channels))
+        return np.stack(found, axis=1)
 
     def _with_bits(self, indices: Ints, views: list[Tensor]) -> list[Tensor]:
         """Append the shared bits to each view (N, C, S, S) as channels of -1 or 1, about as

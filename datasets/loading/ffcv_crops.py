@@ -169,9 +169,7 @@ class FfcvCrops:
             )
             self._loader.generate_code()
 
-    def stream(
-        self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains | None = None
-    ) -> CropStream:
+    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains) -> CropStream:
         """Start an epoch."""
         with _contained():
             self._loader.batch_size = batch_size
@@ -201,7 +199,7 @@ class FfcvCrops:
         indices: Ints,
         file: Array,
         boxes: Boxes,
-        chains: Chains | None,
+        chains: Chains,
         pool: ThreadPoolExecutor,
     ) -> torch.Tensor:
         """Make the views of one batch, in one dimension; see `CropShape.split`."""
@@ -213,7 +211,9 @@ class FfcvCrops:
         out = (crops, finished)
         where = (file, self._beton.start, self._beton.size, self._image_shapes)
         box = boxes(indices)
-        chain = chains(indices) if chains else np.empty((count, len(self._shape.sizes), len(CHAIN)))
+        chain = np.empty((count, len(self._shape.sizes)), CHAIN)
+        if self.finishes:
+            chain = chains(indices)
         failed = np.zeros(count, np.int64)
 
         def part(first: int, end: int) -> None:

@@ -66,7 +66,7 @@ def show(
         boxes: (views, 9), see `crops.BOX`.
         shape: The filter, from `FILTERS`; (views,) the sizes of the crops, px; the channels, 1 (the
             first) or 3.
-        chains: (views, 11), see `photometric.chains`.
+        chains: (views,), see `photometric.CHAIN`.
         finishing: (views,) lengths of the blur's kernel; scale and shift, see `finish`.
         out: Memory of all views of all images, see `crops.CropShape.split`: as uint8, and as
             float32, augmented and normalised. The first is written if the second is empty.
@@ -117,7 +117,7 @@ def decode(
             3) mode, height and width.
         boxes: (count, views, 9).
         shape: Shape of the crops, see `show`.
-        chains: (count, views, 11).
+        chains: (count, views).
         finishing: Lengths, scale and shift, see `show`.
         failed: (count,), written: 0 if the image was decoded.
         out: Memory of all views, see `show`.

@@ -161,7 +161,7 @@ def finish(crop: Array, chain: Array, taps: int, scale: Array, shift: Array, out
 
     Args:
         crop: (size, size, channels) uint8.
-        chain: (11,), a row of `photometric.chains`.
+        chain: What to do, of `photometric.CHAIN`.
         taps: Length of the blur's kernel.
         scale: (channels,) float32; the result is scale x + shift.
         shift: (channels,) float32.
@@ -179,10 +179,10 @@ def finish(crop: Array, chain: Array, taps: int, scale: Array, shift: Array, out
         for i in range(len(red)):
             red[i], green[i], blue[i] = pixels[i, 0], pixels[i, 1], pixels[i, 2]
     for place in range(4):
-        operation = int(chain[place])
+        operation = chain["order"][place]
         if operation < 0:
             continue
-        value = f32(chain[4 + operation])
+        value = f32(chain["factors"][operation])
         if operation == 0:
             _scale(planes, value, f32(0.0))
         elif operation == 1:
@@ -193,14 +193,14 @@ def finish(crop: Array, chain: Array, taps: int, scale: Array, shift: Array, out
             _saturate(planes, value, luma)
         else:
             _turn_hue(planes, value)
-    if chain[8] > 0.0:
+    if chain["grayscale"]:
         _luma(planes, luma)
         for c in range(channels):
             planes[c, :] = luma
-    if chain[9] > 0.0:
-        _blur(planes, size, taps, chain[9])
-    if chain[10] <= 255.0:
-        _solarize(planes, f32(chain[10]))
+    if chain["sigma"] > 0.0:
+        _blur(planes, size, taps, chain["sigma"])
+    if chain["threshold"] <= 255.0:
+        _solarize(planes, f32(chain["threshold"]))
     # Planes are normalised first and turned into pixels then: one loop would not become vector
     # instructions.
     for c in range(channels):

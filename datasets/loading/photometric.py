@@ -25,15 +25,21 @@ from torch import Tensor
 from regbench.datasets.config import ViewConfig
 from regbench.datasets.loading.draws import PhotometricDraws
 
-# Operations on one view of one image: the four jitters in their order (brightness 0, contrast 1,
-# saturation 2, hue 3, none -1), the value of each of the four, whether the colour is dropped (0 or
-# 1), the blur's standard deviation (px, 0: no blur) and the threshold of the solarization (a grey
-# level, above 255: none).
-CHAIN = (
-    *("first", "second", "third", "fourth"),
-    *("brightness", "contrast", "saturation", "hue"),
-    *("grayscale", "sigma", "threshold"),
+CHAIN = np.dtype(
+    [
+        ("order", np.int64, 4),
+        ("factors", np.float64, 4),
+        ("grayscale", np.bool_),
+        ("sigma", np.float64),
+        ("threshold", np.float64),
+    ]
 )
+"""The operations on one view of one image: the jitters in their order (brightness 0, contrast 1,
+saturation 2, hue 3, none -1), the value of each of the four, whether the colour is dropped, the
+blur's standard deviation (px, 0: no blur) and the threshold of the solarization (a grey level,
+above 255: none).
+"""
+Chain = npt.NDArray[np.void]
 _NO_SOLARIZE = 256.0
 # Images that the blur handles at once; its matrices are what needs memory.
 _BLUR_CHUNK = 256
@@ -138,43 +144,45 @@ class _Step:
 
     operation: Callable[[Tensor, Tensor], Tensor]
     rows: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float64]
+    values: npt.NDArray[np.generic]
 
 
-def chains(draws: PhotometricDraws, config: ViewConfig, channels: int) -> npt.NDArray[np.float64]:
-    """List what is done to one view of N images: (N, 11), each row as in `CHAIN`."""
-    # `draws` were made from `config`. What changes nothing on images of so many channels is left
-    # out.
-    rows = np.full((len(draws.jitter), len(CHAIN)), -1.0)
+def chains(draws: PhotometricDraws, config: ViewConfig, channels: int) -> Chain:
+    """List what is done to one view of N images: (N,) of `CHAIN`.
+
+    `draws` were made from `config`.
+    """
+    rows = np.empty(len(draws.jitter), CHAIN)
     strengths = (config.brightness, config.contrast, config.saturation, config.hue)
     # Grey images have neither saturation nor hue, the last two. Leaving some out does not change
     # the others' order.
     possible = strengths if channels == 3 else strengths[:2]
     active = np.flatnonzero(np.array(possible) > 0)
     order = active[np.argsort(draws.order[:, active], axis=1)]
-    rows[:, : len(active)] = np.where(draws.jitter[:, None], order, -1)
-    rows[:, 4:8] = draws.factors
-    rows[:, 8] = draws.grayscale & (channels == 3)
-    rows[:, 9] = np.where(draws.blur, draws.sigma, 0.0)
-    rows[:, 10] = np.where(draws.solarize, config.solarize_threshold, _NO_SOLARIZE)
+    rows["order"] = -1
+    rows["order"][:, : len(active)] = np.where(draws.jitter[:, None], order, -1)
+    rows["factors"] = draws.factors
+    rows["grayscale"] = draws.grayscale & (channels == 3)
+    rows["sigma"] = np.where(draws.blur, draws.sigma, 0.0)
+    rows["threshold"] = np.where(draws.solarize, config.solarize_threshold, _NO_SOLARIZE)
     return rows
 
 
-def _steps(chain: npt.NDArray[np.float64]) -> list[_Step]:
+def _steps(chain: Chain) -> list[_Step]:
     """List the operations of one batch in the order in which they are applied."""
     steps = []
     for place in range(4):
         for number, operation in enumerate(_JITTER):
-            rows = np.flatnonzero(chain[:, place] == number)
-            steps.append(_Step(operation, rows, chain[rows, 4 + number]))
+            rows = np.flatnonzero(chain["order"][:, place] == number)
+            steps.append(_Step(operation, rows, chain["factors"][rows, number]))
     after = (
-        (to_grayscale, chain[:, 8] > 0),
-        (gaussian_blur, chain[:, 9] > 0),
-        (solarize, chain[:, 10] <= 255),
+        (to_grayscale, "grayscale", chain["grayscale"]),
+        (gaussian_blur, "sigma", chain["sigma"] > 0),
+        (solarize, "threshold", chain["threshold"] <= 255),
     )
-    for column, (operation, chosen) in enumerate(after, start=8):
+    for operation, column, chosen in after:
         rows = np.flatnonzero(chosen)
-        steps.append(_Step(operation, rows, chain[rows, column]))
+        steps.append(_Step(operation, rows, chain[column][rows]))
     return [step for step in steps if len(step.rows)]
 
 
@@ -186,8 +194,8 @@ def on_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def photometric(crops: Tensor, chain: npt.NDArray[np.float64]) -> Tensor:
-    """Apply one view's photometric augmentation, by a chain (N, 11) from `chains`.
+def photometric(crops: Tensor, chain: Chain) -> Tensor:
+    """Apply one view's photometric augmentation, by (N,) `chains`.
 
     From crops (N, H, W, C), uint8, to (N, C, H, W), float32 in [0, 255], on the device that they
     are on.

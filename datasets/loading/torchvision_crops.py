@@ -125,9 +125,7 @@ class TorchvisionCrops:
         self._workers = workers
         self._pin_memory = pin_memory
 
-    def stream(
-        self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains | None = None
-    ) -> CropStream:
+    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains) -> CropStream:
         """Start an epoch."""
         chunks = (order[start : start + batch_size] for start in range(0, len(order), batch_size))
         loader = DataLoader(

@@ -256,41 +256,28 @@ def _split(
     """Make a split of the rows of some files that are taken."""
 
     def images() -> Iterator[tuple[bytes, str]]:
-        import pyarrow
-        from pyarrow.parquet import ParquetFile
-
-        first = 0
+        rows = iter(taken)
         for shard in shards:
-            end = first + len(shard.labels)
             origin = shard.path.relative_to(folder)
-            try:
-                with ParquetFile(shard.path) as file:
-                    for row, content in _taken_images(file, shard.columns.image, taken[first:end]):
-                        yield content, f"{origin}[{row}]"
-            except (pyarrow.ArrowException, OSError) as error:
-                reason = " ".join(str(error).split())
-                raise RegbenchError(
-                    f"{shard.path} cannot be read ({reason}); download it again"
-                ) from error
-            first = end
+            for row, content in enumerate(_image_files(shard)):
+                if next(rows):
+                    yield content, f"{origin}[{row}]"
 
     return Split(labels[taken], images)
 
 
-def _taken_images(
-    file: Any, column: str, taken: npt.NDArray[np.bool_]
-) -> Iterator[tuple[int, bytes]]:
-    """Read the image files of some rows; an image that is not there, or only its path, is empty."""
-    row = 0
-    for group in range(file.num_row_groups):
-        end = row + file.metadata.row_group(group).num_rows
-        # With 20 % of ImageNet most row groups have no image to take.
-        batches = file.iter_batches(_BATCH, [group], [column]) if taken[row:end].any() else ()
-        for batch in batches:
-            # A column of structs, of which only the bytes were asked for, gives dictionaries.
-            for value in batch.column(0).to_pylist():
-                if taken[row]:
+def _image_files(shard: _Shard) -> Iterator[bytes]:
+    """Read the image file of each row; one that is not there, or only its path, is empty."""
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(shard.path) as file:
+            for batch in file.iter_batches(_BATCH, columns=[shard.columns.image]):
+                for value in batch.column(0).to_pylist():
+                    # Of a column of structs, only the bytes were asked for.
                     content = value["bytes"] if isinstance(value, dict) else value
-                    yield row, content or b""
-                row += 1
-        row = end
+                    yield content or b""
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise RegbenchError(f"{shard.path} cannot be read ({reason}); download it again") from error

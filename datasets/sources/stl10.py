@@ -1,4 +1,7 @@
-"""STL-10: files of bytes, images and labels from 1 to 10."""
+"""STL-10: files of bytes, images and labels from 1 to 10.
+
+torchvision's class would hold the 2.8 GB of images without labels in memory.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,9 @@ class STL10(Arrays):
         """Add the parts "train", "test" and "unlabeled"."""
         for part in ("train", "test"):
             name = f"{part}_y.bin"
-            content = files.read(name)
-            labels = (
-                None if content is None else np.frombuffer(content, np.uint8).astype(np.int64) - 1
-            )
+            labels = None
+            if (content := files.read(name)) is not None:
+                labels = np.frombuffer(content, np.uint8).astype(np.int64) - 1
             files.add(part, name, _images(files, f"{part}_X.bin"), labels, len(CLASSES))
         if (unlabeled := _images(files, "unlabeled_X.bin")) is not None:
             files.parts["unlabeled"] = unlabeled, np.full(len(unlabeled), -1, np.int64)
@@ -42,13 +44,11 @@ class STL10(Arrays):
 def _images(files: ArrayFiles, name: str) -> Pixels | None:
     path = files.folder / name
     size = path.stat().st_size if path.is_file() else 0
-    if size == 0 or size % _IMAGE_BYTES:
-        state = (
-            f"cut short: {size:,} bytes, no multiple of {_IMAGE_BYTES:,}"
-            if size
-            else "missing or empty"
-        )
-        files.wrong.append(f"{name} is {state}")
+    if size == 0:
+        files.wrong.append(f"{name} is missing or empty")
+        return None
+    if size % _IMAGE_BYTES:
+        files.wrong.append(f"{name} is cut short: {size:,} bytes, no multiple of {_IMAGE_BYTES:,}")
         return None
     # Mapped, because the images without labels are 2.8 GB. Each is three planes, each stored column
     # by column.

@@ -1,1 +1,1 @@
-"""Time and memory of losses and loaders, for `regbench cost` and `regbench loader-bench`."""
+"""Time and memory of losses, for `regbench cost`, and what all measurements share."""

@@ -28,7 +28,7 @@ class Scenario:
     """Images to be made.
 
     Attributes:
-        name: Name on the command line.
+        name: Name of the data set.
         height: px; every second JPEG stands upright.
         width: px.
         quality: JPEG quality.
@@ -144,25 +144,16 @@ def make_images(scenario: Scenario, data_dir: Path) -> PreparedImages:
     """Make the images of a scenario and prepare them as a data set, which takes some seconds."""
     side_px = scenario.image_size
     # A name of digits alone would be a number in an override.
-    settings = [
-        "dataset=imagefolder",
-        f"dataset.name=made_{scenario.name}",
-        f"dataset.image_size={side_px}",
-    ]
-    settings += [
-        f"dataset.eval_resize={side_px}",
-        "dataset.num_classes=1",
-        "dataset.source.held_out=null",
-    ]
-    settings += ["augmentation=imagenet", f"runtime.data_dir={data_dir}"]
-    images = PreparedImages.of(settings)
+    settings = f"dataset=imagefolder dataset.name=made_{scenario.name} dataset.num_classes=1"
+    settings += f" dataset.image_size={side_px} dataset.eval_resize={side_px}"
+    settings += " dataset.source.held_out=null augmentation=imagenet"
+    images = PreparedImages.of([*settings.split(), f"runtime.data_dir={data_dir}"])
     with tempfile.TemporaryDirectory(dir=data_dir) as folder:
         train, test = Path(folder, "train", "made"), Path(folder, "val", "made")
         train.mkdir(parents=True)
         test.mkdir(parents=True)
-        Image.fromarray(photo(scenario.distinct, 32, 32)).save(
-            test / "one.png"
-        )  # a data set has a test split
+        # A data set has a test split.
+        Image.fromarray(photo(scenario.distinct, 32, 32)).save(test / "one.png")
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda number: _write(scenario, number, train), range(scenario.distinct)))
         prepare(images.dataset, data_dir, source_dir=Path(folder), progress=False)

@@ -33,7 +33,7 @@ _WITHOUT_WORK = {
 
 
 class LaunchCounter(TorchDispatchMode):
-    """Counts operations that work on a device other than the CPU, or on that too; views are none.
+    """Counts operations that work on a device other than the CPU; views are none.
 
     An operation on several lists of tensors counts as many times as a list is long if their shapes
     differ: torch has a common kernel for equal shapes only.
@@ -42,10 +42,9 @@ class LaunchCounter(TorchDispatchMode):
         count: The number of them.
     """
 
-    def __init__(self, *, cpu: bool = False) -> None:
+    def __init__(self) -> None:
         """Begin at 0."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._cpu = cpu
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -55,7 +54,7 @@ class LaunchCounter(TorchDispatchMode):
         # Operations that change a list of tensors return nothing.
         changed = args[0] if name.startswith("_foreach_") else out
         tensors = [each for each in tree_leaves(changed) if isinstance(each, Tensor)]
-        on_device = any(self._cpu or each.device.type != "cpu" for each in tensors)
+        on_device = any(each.device.type != "cpu" for each in tensors)
         if on_device and not func.is_view and name not in _WITHOUT_WORK:
             self.count += (
                 len(args[0]) if name.startswith("_foreach_") and _shapes_differ(args) else 1

@@ -20,15 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from regbench import methods
-from regbench.instruments.cost.harness import (
-    in_words,
-    machine,
-    median,
-    number,
-    ratios,
-    span,
-    take_turns,
-)
+from regbench.instruments.cost.harness import compare, in_words, machine
 from regbench.instruments.cost.timing import draw_embeddings
 from regbench.methods import Engine
 
@@ -89,35 +81,26 @@ def losses(folder: str, n: int, q: int) -> dict[str, dict[str, Loss]]:
     return found
 
 
-def timed(loss: Loss, views: list[Tensor]) -> Callable[[], float]:
-    """Return a function that computes value and gradient and returns its processor time in
-    seconds.
-    """
-    leaves = [z_NQ.clone().requires_grad_() for z_NQ in views]
-
-    def run() -> float:
-        begun = time.process_time()
-        torch.autograd.grad(loss(*leaves), leaves)
-        return time.process_time() - begun
-
-    return run
+def timed_ms(loss: Loss, leaves: list[Tensor]) -> float:
+    """Compute value and gradient, and return the processor time."""
+    begun = time.process_time()
+    torch.autograd.grad(loss(*leaves), leaves)
+    return 1e3 * (time.process_time() - begun)
 
 
 def main() -> None:
-    """Print the time of each side, and the ratios of `auto` to it."""
+    """Print the milliseconds of each side, and the ratios to `auto`."""
     folder, *sizes = sys.argv[1:]
     n, q = map(int, sizes or ("256", "512"))
     torch.set_num_threads(1)
-    views = draw_embeddings(n, q, 2, torch.float32, torch.device("cpu"))
+    leaves = draw_embeddings(n, q, 2, torch.float32, torch.device("cpu"))
+    for z_NQ in leaves:
+        z_NQ.requires_grad_()
     print(in_words(machine("cpu", ("torch", "lightly"), rounds=ROUNDS, n=n, q=q)))
     for name, sides in losses(folder, n, q).items():
-        turns = {side: timed(loss, views) for side, loss in sides.items()}
-        take_turns(turns, 1)  # to warm up
-        seconds = take_turns(turns, ROUNDS)
-        for side, each in seconds.items():
-            ours = ratios(seconds["auto"], each)
-            took = f"{name}, {side}: {number(1e3 * (median(each) or 0))} ms"
-            print(f"{took}; auto takes {number(median(ours))} of it ({span(ours)})")
+        print(f"\n{name}, ms:")
+        turns = {side: partial(timed_ms, loss, leaves) for side, loss in sides.items()}
+        compare(turns, ROUNDS, "auto")
 
 
 if __name__ == "__main__":

@@ -31,15 +31,7 @@ from regbench.benchmark.training.assembly import (
     views_dtype,
 )
 from regbench.benchmark.training.distributed import World
-from regbench.instruments.cost.harness import (
-    in_words,
-    machine,
-    median,
-    number,
-    ratios,
-    span,
-    take_turns,
-)
+from regbench.instruments.cost.harness import compare, in_words, machine
 from regbench.methods import Engine
 
 ROUNDS = 20
@@ -60,7 +52,7 @@ PRODUCTS = {
 
 
 def timed_step(settings: str, products: str = "") -> Callable[[], float]:
-    """Return a function that takes a training step and returns its processor time in seconds.
+    """Return a function that takes a training step and returns its processor time in ms.
 
     Args:
         settings: Settings that differ from the quickstart's.
@@ -94,33 +86,25 @@ def timed_step(settings: str, products: str = "") -> Callable[[], float]:
                 )
             begun = time.process_time()
             step(*views)
-            return time.process_time() - begun
+            return 1e3 * (time.process_time() - begun)
 
     return timed
 
 
 def main() -> None:
-    """Measure and print a table."""
+    """Print the milliseconds of each kind, and page faults."""
     torch.set_num_threads(1)
     if "--returned" not in sys.argv:
         keep_freed_memory()
     turns = {name: timed_step(settings) for name, settings in KINDS.items()}
     turns |= {name: timed_step(KINDS["plain"], name) for name in PRODUCTS}
-    take_turns(turns, 2)  # to warm up
+    print(in_words(machine("cpu", rounds=ROUNDS)))
+    compare(turns, ROUNDS, "plain")
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    seconds = take_turns(turns, ROUNDS)
+    for _ in range(ROUNDS):
+        turns["plain"]()
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
-    print(
-        in_words(machine("cpu", rounds=ROUNDS)),
-        f"{faults / ROUNDS / len(turns):.0f} page faults a step",
-        sep="\n",
-    )
-    for name, each in seconds.items():
-        of_plain = ratios(each, seconds["plain"])
-        print(
-            f"{name}: {1e3 * (median(each) or 0):.0f} ms, {number(median(of_plain))} of plain "
-            f"({span(of_plain)})"
-        )
+    print(f"{faults / ROUNDS:.0f} page faults a step")
 
 
 if __name__ == "__main__":

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import pickle
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from PIL import Image
+from torchvision.datasets import CIFAR10, CIFAR100
 
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.sources.base import SOURCES
@@ -48,21 +53,57 @@ def fashion_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# The one in C takes no other way of writing bytes.
+PurePickler: Any = vars(pickle)["_Pickler"]
+
+
+class Python2Pickler(PurePickler):  # type: ignore[misc]
+    """Writes bytes as the strings of Python 2, as CIFAR's authors had them."""
+
+    dispatch: ClassVar = dict(PurePickler.dispatch)
+
+    def save_string(self, value: bytes) -> None:
+        self.write(pickle.BINSTRING + struct.pack("<i", len(value)) + value)
+
+    dispatch[bytes] = save_string
+
+
+def write_pickle(path: Path, content: dict[bytes, object]) -> list[str]:
+    """Write a file of CIFAR's; return its name and its MD5, as torchvision lists them."""
+    buffer = BytesIO()
+    Python2Pickler(buffer, protocol=2).dump(content)
+    path.write_bytes(buffer.getvalue())
+    return [path.name, hashlib.md5(buffer.getvalue()).hexdigest()]
+
+
 @pytest.fixture(scope="session")
-def cifar_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """20 training and 2 test images a class in CIFAR-10's pickles, their keys bytes as Python 2
-    left them.
+def cifar_source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """CIFAR-10 with 20 training images a class, CIFAR-100 with 10, both with 2 for the test, which
+    torchvision takes for the published ones.
     """
     root = tmp_path_factory.mktemp("cifar_source")
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir()
     rng = np.random.default_rng(1)
-    for name, per_class in [(f"data_batch_{i}", 4) for i in range(1, 6)] + [("test_batch", 2)]:
-        labels = rng.permutation(np.repeat(np.arange(10), per_class))
+    parts = {f"data_batch_{i}": (CIFAR10, 10, 4) for i in range(1, 6)}
+    parts |= {"test_batch": (CIFAR10, 10, 2), "train": (CIFAR100, 100, 10)}
+    parts |= {"test": (CIFAR100, 100, 2)}
+    written: dict[str, list[str]] = {}
+    for name, (kind, classes, per_class) in parts.items():
+        folder = root / kind.base_folder
+        folder.mkdir(exist_ok=True)
+        labels = rng.permutation(np.repeat(np.arange(classes), per_class)).tolist()
         data = rng.integers(0, 256, (len(labels), 3072), dtype=np.uint8)
-        content = {b"data": data, b"labels": [int(label) for label in labels]}
-        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
-    return root
+        key = b"labels" if kind is CIFAR10 else b"fine_labels"
+        written[name] = write_pickle(folder / name, {b"data": data, key: labels})
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, classes in ((CIFAR10, 10), (CIFAR100, 100)):
+            names = [f"class {i}".encode() for i in range(classes)]
+            path = root / kind.base_folder / kind.meta["filename"]
+            _, md5 = write_pickle(path, {kind.meta["key"].encode(): names})
+            patch.setattr(kind, "meta", kind.meta | {"md5": md5})
+            for files in ("train_list", "test_list"):
+                listed = [written[name] for name, _ in getattr(kind, files)]
+                patch.setattr(kind, files, listed)
+        yield root
 
 
 @pytest.fixture(scope="session")

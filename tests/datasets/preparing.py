@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,23 @@ def counts(contents: Contents) -> dict[str, int]:
     return {name: len(split.labels) for name, split in contents.splits.items()}
 
 
+# Every refusal of a source that these tests meet, each in one line.
+REFUSALS = Path(__file__).with_name("refusals.txt").read_text().splitlines()
+# Folders of tests, and the words of libraries, which differ between their versions.
+OF_THE_MACHINE = (
+    (r"/\S*?/pytest-\d+/(?:popen-gw\d+/)?[\w.-]+", "TMP"),
+    (r"(cannot (?:be read|read [^;]*|open [^;]*)|is damaged) \([^;]*\)", r"\1 (WHY)"),
+)
+
+
 def refused(
-    config: DatasetConfig, source: Path | None, *reasons: str, downloads: Path = Path("/none")
+    config: DatasetConfig, source: Path | None, reason: str, downloads: Path = Path("/none")
 ) -> None:
-    """It is refused in one line that has all these in it."""
+    """It is refused in a line of `REFUSALS` that has this in it."""
     with pytest.raises(RegbenchError) as refusal:
         open_source(config, source, downloads)
-    for reason in reasons:
-        assert reason in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+    said = str(refusal.value).replace(str(Path.cwd()), "HERE")
+    for pattern, name in OF_THE_MACHINE:
+        said = re.sub(pattern, name, said)
+    assert reason in said
+    assert said in REFUSALS

@@ -160,10 +160,7 @@ def test_no_two_patterns_are_alike() -> None:
             {"foreground": "imagefolder"},
             "dataset.source.foreground=imagefolder must be one of cifar10, ",
         ),
-        (
-            {"train_images": 5000},
-            "train needs 500 images of '0' and digits has ",
-        ),
+        ({"train_images": 5000}, "train needs 500 images of '0' and digits has "),
         ({"size_px": 20}, "must be a whole number, at least 28 and at most 96"),
         ({"patterns": 17}, "must be a whole number, at least 1 and at most 16"),
     ],

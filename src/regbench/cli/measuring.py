@@ -1,4 +1,4 @@
-"""Commands that measure speed and memory: cost, loader-bench."""
+"""The command that measures time and memory of losses."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from typing import Any
 
 import click
 
-from regbench.cli.completion import complete_dataset, complete_method
+from regbench.cli.completion import complete_method
 from regbench.cli.group import main
 from regbench.cli.options import (
-    PathType,
     comma_separated,
     make_folder,
     out_in_runs,
     positive,
-    settings,
     whole_numbers,
 )
-from regbench.errors import RegbenchError
 
 COST_HELP = """
 \b
@@ -108,87 +105,3 @@ def cost(
     if figure is not None:
         write_bytes(out / "cost.png", figure)
     click.echo(f"written: {out / 'cost.csv'}" + (", cost.png" if figure is not None else ""))
-
-
-@main.command("loader-bench")
-@click.option(
-    "--scenario",
-    multiple=True,
-    type=click.Choice(("256", "500x375")),
-    help="Images to make; may be repeated.  [default: all]",
-)
-@click.option(
-    "--data",
-    metavar="DATASET",
-    help="A prepared data set instead.",
-    shell_complete=complete_dataset,
-)
-@click.option(
-    "--workers",
-    type=int,
-    help="Cores, and threads or processes of each loader.  [default: all cores]",
-)
-@click.option(
-    "--seconds",
-    type=float,
-    default=2.0,
-    show_default=True,
-    callback=positive,
-    help="Of each turn, about.",
-)
-@click.option(
-    "--rounds", type=click.IntRange(1), default=5, show_default=True, help="Turns of each loader."
-)
-@click.option("--out", type=PathType(dir_okay=False), help="Write all rounds to this CSV file.")
-@settings
-def loader_bench(
-    scenario: Sequence[str],
-    data: str | None,
-    workers: int | None,
-    seconds: float,
-    rounds: int,
-    out: Path | None,
-    overrides: Sequence[str],
-) -> None:
-    r"""Compare the speed of image loaders.
-
-    torchvision's usual code and regbench, with and without FFCV. All deliver two views of the same
-    images with the same cores and take turns. The images are made, photo-like JPEGs of 256 px and
-    500 x 375 px to crops of 224 px, or come from a prepared data set. With a GPU, the photometric
-    part is also measured there.
-
-    \b
-      regbench loader-bench --scenario 256
-      regbench loader-bench --data in20 runtime.data_dir=/scratch/data --out loaders.csv
-    """
-    import os
-    import tempfile
-
-    from regbench.files import write_text
-    from regbench.instruments.cost import loader_speed
-    from regbench.instruments.cost.harness import in_words, to_csv
-    from regbench.instruments.cost.images import SCENARIOS, PreparedImages, make_images
-
-    if overrides and not data:
-        raise RegbenchError(
-            "settings as key=value are for a prepared data set; name it: --data DATASET"
-        )
-    # A job or a container may have fewer cores than the machine.
-    there = len(os.sched_getaffinity(0))
-    cores = there if workers is None else workers
-    if not 1 <= cores <= there:
-        raise RegbenchError(f"--workers is {cores}; choose 1 to {there}, the number of cores here")
-    if out:
-        make_folder(out.parent)
-    images = [PreparedImages.of([f"dataset={data}", *overrides])] if data else []
-    # A prepared data set is measured alone, unless scenarios are named too.
-    made = dict.fromkeys(scenario) if scenario or data else SCENARIOS
-    with tempfile.TemporaryDirectory(prefix="regbench-loader-") as folder:
-        images += [make_images(SCENARIOS[name], Path(folder)) for name in made]
-        for each in images:
-            click.echo(str(each))
-        lines, machine = loader_speed.measure(images, workers=cores, seconds=seconds, rounds=rounds)
-    click.echo(f"{in_words(machine)}\n\n{loader_speed.tables(lines)}\n\n{loader_speed.LEGEND}")
-    if out:
-        write_text(out, to_csv(lines, machine))
-        click.echo(f"\nwritten: {out}")
