@@ -239,11 +239,9 @@ class Cell:
         """
         if self.baseline == "supervised":
             return self.dataset.num_classes
-        return (
-            self.embedding_dim
-            if self.is_supervised
-            else self.method.prototypes or self.embedding_dim
-        )
+        if self.is_supervised:
+            return self.embedding_dim
+        return self.method.prototypes or self.embedding_dim
 
     def is_evaluated_after(self, epoch: int) -> bool:
         """Tell whether there is an evaluation while training after an epoch, counted from 1."""

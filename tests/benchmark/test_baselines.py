@@ -147,12 +147,6 @@ def test_a_baseline_is_not_trained() -> None:
         load_run([*SCENES, "baseline=pca", "epochs=5"])
 
 
-def test_cells_without_a_baseline_keep_their_ids() -> None:
-    cell, _ = load_run(SCENES)
-    assert "baseline" not in cell.plain()
-    assert load_run([*SCENES, "baseline=raw_pixels"])[0].id != cell.id
-
-
 def test_factors_are_probed_from_representation_and_embedding(run: Callable[..., Record]) -> None:
     record = run("evaluation.protocols=[knn,factors]")
     probed = {score.name: score for score in record.scores if score.name.startswith("factor_")}
@@ -181,10 +175,7 @@ def test_a_network_is_trained_on_shared_bits_and_probed_for_them(
     assert sum(found) / 12 > 65  # half of all would be right by chance
 
 
-def test_cells_without_shared_bits_keep_their_ids() -> None:
-    cell, _ = load_run(SCENES)
-    assert "shared_bits" not in cell.plain()["dataset"]
-    assert load_run([*SCENES, "dataset.shared_bits=1"])[0].id != cell.id
+def test_more_shared_bits_than_there_are_are_refused() -> None:
     with pytest.raises(RegbenchError, match="shared_bits"):
         load_run([*SCENES, "dataset.shared_bits=13"])
 

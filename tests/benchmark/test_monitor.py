@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
-import yaml
 
 from regbench import RegbenchError
 from regbench.benchmark.evaluate import linear
@@ -38,8 +37,6 @@ from regbench.benchmark.rundir.interruption import Interrupted
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.rundir.record_parts import Saved
-from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.settings.stored import load_config
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training import checkpoint_writer, journal
 from regbench.benchmark.training.embedding_metrics import spread_metrics
@@ -373,22 +370,6 @@ def test_the_status_says_what_is_going_on(tiny: list[str], monkeypatch: pytest.M
 
 
 # ------------------------------------------------------------------ settings and refusals
-
-
-def test_a_cell_without_curves_is_the_cell_that_says_nothing_of_them(
-    tiny: list[str], tmp_path: Path
-) -> None:
-    silent, said, watched = (
-        load_run([*tiny, *more])[0]
-        for more in ((), ("evaluation.while_training=[]",), ("evaluation.while_training=[knn]",))
-    )
-    assert silent == said
-    assert "while_training" not in silent.plain()["evaluation"]
-    assert len({silent.id, watched.id}) == 2
-    for cell in (silent, watched):
-        assert Cell.stored(cell.plain()) == cell
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(silent.plain()))
-    assert load_config(tmp_path / "config.yaml", ["evaluation.while_training=[knn]"])[0] == watched
 
 
 def test_without_a_split_to_evaluate_on_it_is_refused_or_marked(

@@ -950,38 +950,24 @@ def test_float32_is_that_of_ieee_754(tiny: list[str], monkeypatch: pytest.Monkey
 
 def test_threads_of_a_run_on_a_cpu(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    ranks = {
-        "WORLD_SIZE": "1",
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "1",
-    }
-    job, step = {"SLURM_JOB_ID": "7"}, {"SLURM_CPUS_PER_TASK": "6", "SLURM_NNODES": "1"}
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    alone, two = {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    job = {"SLURM_JOB_ID": "7"}
+    step = job | {"SLURM_CPUS_PER_TASK": "6", "SLURM_NNODES": "1"}
+    four = two | {"WORLD_SIZE": "4", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}
     runtime = load(tiny)[1]
     for surroundings, threads, expected in (
-        ({}, 0, 1),  # other work may share the cores
-        (job, 0, 6),  # they are the job's
-        (job | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, 0, 3),
+        (alone, 0, 1),  # other work may share the cores
+        (alone | job, 0, 6),  # they are the job's
+        (two | job, 0, 3),
         # The affinity of a task is its own: it is not divided again.
-        (job | step | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "SLURM_NTASKS": "2"}, 0, 6),
-        (
-            job
-            | step
-            | {
-                "WORLD_SIZE": "4",
-                "LOCAL_WORLD_SIZE": "2",
-                "SLURM_NTASKS": "4",
-                "SLURM_NNODES": "2",
-            },
-            0,
-            6,
-        ),
+        (step | two | {"SLURM_NTASKS": "2"}, 0, 6),
+        (step | four, 0, 6),
         # torchrun in one task has processes that share it, and a task may have less than it sees.
-        (job | step | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "SLURM_NTASKS": "1"}, 0, 3),
-        (job | step | {"SLURM_NTASKS": "1", "SLURM_CPUS_PER_TASK": "4"}, 0, 4),
-        ({}, 5, 5),
-        (job, 5, 5),
+        (step | two | {"SLURM_NTASKS": "1"}, 0, 3),
+        (alone | step | {"SLURM_NTASKS": "1", "SLURM_CPUS_PER_TASK": "4"}, 0, 4),
+        (alone, 5, 5),
+        (alone | job, 5, 5),
     ):
         with monkeypatch.context() as patch:
             for name in ("SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NNODES"):
