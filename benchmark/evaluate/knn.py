@@ -206,8 +206,8 @@ def _turn(bits: Tensor) -> Tensor:
 def _hits(
     similarity_QK: Tensor, neighbours_QK: Tensor, y_Q: Tensor, temperature: float, num_classes: int
 ) -> Tensor:
-    """Tell of each query whether its label has the greatest score, and whether it is among the
-    five greatest.
+    """Return for each query whether its label has the greatest score, and one of the five
+    greatest.
     """
     # Relative to the nearest neighbour, so that no temperature is too low; sums in double
     # precision.

@@ -495,7 +495,7 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def reason(error: ValidationError) -> str:
-    """Say the first of pydantic's refusals of a file's content in words."""
+    """Describe the first of pydantic's refusals of a file's content."""
     first = error.errors(include_url=False)[0]
     where = brief(".".join(map(str, first["loc"])))
     if first["type"] == "missing":
