@@ -1,4 +1,4 @@
-"""Several processes started as torchrun starts them."""
+"""Several processes with the environment that torchrun gives them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ import secrets
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
+import warnings
+from pathlib import Path
 
 import pytest
+import torch
 
+from regbench.processes import FORKED
 from tests.waiting import PATIENCE_S
+
+FORKED.set_forkserver_preload(["tests.ranks", "regbench.benchmark.run"])
 
 
 def _free_port() -> int:
@@ -39,32 +45,42 @@ def as_one_process(patch: pytest.MonkeyPatch) -> None:
 
 def launch(size: int, code: str, *arguments: str) -> list[subprocess.CompletedProcess[str]]:
     """Run code in `size` processes with the environment that torchrun gives them."""
-    port = _free_port()
+    environment = {
+        **os.environ,
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+    }
     processes = []
-    for rank in range(size):
-        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-        environment = {**os.environ, **{name: str(value) for name, value in ranks.items()}}
-        environment |= {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, "-W", "error::FutureWarning:regbench", "-c", code, *arguments]
-        processes.append(
-            subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-        )
-    try:
-        with ThreadPoolExecutor(size) as pool:  # what all of them say is read all the time
-            said = list(
-                pool.map(lambda process: process.communicate(timeout=PATIENCE_S), processes)
-            )
-        ended = zip(processes, said, strict=True)
-        return [
-            subprocess.CompletedProcess(process.args, process.returncode, *text)
-            for process, text in ended
-        ]
-    finally:
-        for process in processes:
-            process.kill()
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(size):
+            own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            said = Path(folder) / str(rank)
+            process = FORKED.Process(target=_run, args=(code, arguments, own, said))
+            process.start()
+            processes.append((process, said))
+        try:
+            ended = []
+            for process, said in processes:
+                process.join(PATIENCE_S)
+                assert process.exitcode is not None, f"{said.name} has not ended"
+                told = [said.with_suffix(stream).read_text() for stream in (".out", ".err")]
+                ended.append(subprocess.CompletedProcess(code, process.exitcode, *told))
+            return ended
+        finally:
+            for process, _ in processes:
+                process.kill()
+
+
+def _run(code: str, arguments: tuple[str, ...], environment: dict[str, str], said: Path) -> None:
+    """Run code in this process, forked from one that has imported torch."""
+    os.environ.clear()
+    os.environ.update(environment)
+    for stream, end in ((sys.stdout, ".out"), (sys.stderr, ".err")):
+        with said.with_suffix(end).open("wb") as file:
+            os.dup2(file.fileno(), stream.fileno())
+    sys.argv = ["-c", *arguments]
+    torch.set_num_threads(1)
+    warnings.filterwarnings("error", category=FutureWarning, module="regbench")
+    exec(compile(code, "<rank>", "exec"), {"__name__": "__main__"})

@@ -280,9 +280,7 @@ def test_a_folder_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
 )
 def test_what_was_signed_is_told_from_what_was_changed(change: str) -> None:
     assert verified(signed({"a": 1, "b": [2]}).encode()) == {"a": 1, "b": [2]}
-    with pytest.raises(
-        ValueError, match=r"sha256 was taken of|while parsing a value|expected value"
-    ):
+    with pytest.raises(ValueError, match=r"sha256 was taken of|not a JSON object|not valid JSON"):
         verified(change.encode())
 
 

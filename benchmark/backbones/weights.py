@@ -279,11 +279,9 @@ def _prefix(
             counts[prefix] = sum(prefix + each in state for each in wanted)
     most = [prefix for prefix, count in counts.items() if count == max(counts.values())]
     if len(most) != 1:
-        what = (
-            f"several networks ({', '.join(most)})"
-            if most
-            else f"no {architecture}: {_some(list(state))}"
-        )
+        what = f"no {architecture}: {_some(list(state))}"
+        if most:
+            what = f"several networks ({', '.join(most)})"
         raise RegbenchError(
             f"{path} holds {what}; choose network= to fit, or save the backbone's state_dict alone"
         )

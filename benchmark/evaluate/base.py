@@ -135,7 +135,7 @@ def choose(
 
 
 def chosen_from(selected_on: str, labels: list[str]) -> str:
-    """Say from what something was chosen, for a score's protocol."""
+    """Describe the candidates of a choice, for a score's protocol."""
     return f" chosen on {selected_on} from {', '.join(labels)}" if len(labels) > 1 else ""
 
 

@@ -88,19 +88,20 @@ class KNN(Evaluation):
         bank = subject.features("train", self.interpolation)
         queries = subject.features(split, self.interpolation)
         num_classes, device = subject.task.dataset.num_classes, subject.compute.device
-        hits = _hits_of_all(bank, queries, self.all_k, self.temperature, num_classes, device)
+        hits = weighted_knn(bank, queries, self.all_k, self.temperature, num_classes, device)
         scores = []
         for k, hits_Q2 in hits.items():
             protocol = f"weighted kNN, k={k}, temperature={self.temperature:g}"
             name, title = "knn", "kNN"
             if k != self.k:
                 name, title = f"knn_k{k}", f"kNN (k = {k})"
-            scores += accuracy_scores(name, title, _accuracies(hits_Q2), split, protocol)
+            scores += accuracy_scores(name, title, accuracies(hits_Q2), split, protocol)
         if halved:
-            scores[0] = replace(scores[0], even=_accuracies(hits[self.k][::2])[0])
+            scores[0] = replace(scores[0], even=accuracies(hits[self.k][::2])[0])
         return scores
 
 
+@torch.no_grad()
 def weighted_knn(
     bank: Features,
     queries: Features,
@@ -109,9 +110,10 @@ def weighted_knn(
     num_classes: int,
     device: torch.device | None = None,
     blocks: tuple[int, int] = (QUERY_BLOCK, BANK_BLOCK),
-) -> dict[int, tuple[float, float]]:
-    """Return top-1 and top-5 accuracy of weighted kNN (Wu et al., 2018; the paper's appendix), in
-    per cent, by k.
+) -> dict[int, Tensor]:
+    """Return for each query whether weighted kNN has its label first, and whether among five.
+
+    Weighted kNN is that of Wu et al. (2018) and of the paper's appendix; see `accuracies`.
 
     The score of class c is the sum of exp(cosine similarity / temperature) over those of the k
     nearest training images that are of class c. All k are served by one pass. Of equally similar
@@ -137,24 +139,7 @@ def weighted_knn(
         blocks: Queries and training images at a time.
 
     Returns:
-        k -> (top-1, top-5).
-    """
-    hits = _hits_of_all(bank, queries, neighbours, temperature, num_classes, device, blocks)
-    return {k: _accuracies(hits_Q2) for k, hits_Q2 in hits.items()}
-
-
-@torch.no_grad()
-def _hits_of_all(
-    bank: Features,
-    queries: Features,
-    neighbours: Sequence[int],
-    temperature: float,
-    num_classes: int,
-    device: torch.device | None,
-    blocks: tuple[int, int] = (QUERY_BLOCK, BANK_BLOCK),
-) -> dict[int, Tensor]:
-    """Tell of each query whether its label is the first answer and whether it is among five: k
-    -> (Q, 2) bool.
+        k -> whether the label is the first answer and whether it is among five, (queries, 2) bool.
     """
     device = device or queries.x_ND.device
     hits: dict[int, list[Tensor]] = {k: [] for k in neighbours}
@@ -181,7 +166,7 @@ def _hits_of_all(
     return {k: torch.cat(found) for k, found in hits.items()}
 
 
-def _accuracies(hits_Q2: Tensor) -> tuple[float, float]:
+def accuracies(hits_Q2: Tensor) -> tuple[float, float]:
     """Return top-1 and top-5 accuracy in per cent."""
     top1, top5 = hits_Q2.sum(dim=0).tolist()
     return 100 * top1 / len(hits_Q2), 100 * top5 / len(hits_Q2)
@@ -221,8 +206,8 @@ def _turn(bits: Tensor) -> Tensor:
 def _hits(
     similarity_QK: Tensor, neighbours_QK: Tensor, y_Q: Tensor, temperature: float, num_classes: int
 ) -> Tensor:
-    """Tell of each query whether its label has the greatest score, and whether it is among the
-    five greatest.
+    """Return for each query whether its label has the greatest score, and one of the five
+    greatest.
     """
     # Relative to the nearest neighbour, so that no temperature is too low; sums in double
     # precision.

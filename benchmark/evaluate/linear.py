@@ -186,7 +186,7 @@ class LinearProbe(Evaluation):
         return scores
 
     def _protocol(self, rate: str) -> str:
-        """Word how the scores were found."""
+        """Describe how the scores were found."""
         batch_norm = ", BN without scale and shift" if self.batch_norm else ""
         steps = ""
         if self.milestones:

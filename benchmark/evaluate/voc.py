@@ -12,7 +12,6 @@ Shapes: N = images, D = representation, C = classes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
@@ -91,7 +90,8 @@ class VOC07(Evaluation):
         candidates = choose_costs(*train, self, threads)
         chosen = {}
         for each, precisions in candidates.items():
-            chosen[each] = _best(self.costs, precisions)
+            # The greatest precision; of equal ones the first.
+            chosen[each] = max(self.costs, key=lambda cost: precisions[f"{cost:g}"])
         subject.note(
             f"{name}_cost", selected_on="cross-validation", chosen=chosen, candidates=candidates
         )
@@ -105,14 +105,9 @@ class VOC07(Evaluation):
             "cross-validation"
         )
         curve = f"{how}, average precision under the whole curve"
+        points = f"{how}, 11-point average precision"
         return [
-            Score(
-                "voc07_map",
-                eleven,
-                "test",
-                f"{how}, 11-point average precision",
-                "VOC07 mAP, 11-point",
-            ),
+            Score("voc07_map", eleven, "test", points, "VOC07 mAP, 11-point"),
             Score("voc07_map_full", full, "test", curve, "VOC07 mAP"),
         ]
 
@@ -140,11 +135,6 @@ class VOC07(Evaluation):
             parts.append(subject.encoder.represent(normal_NCHW).cpu())
         x_ND = torch.cat(parts).double().numpy()
         return x_ND / (np.linalg.norm(x_ND, axis=1, keepdims=True) + _EPSILON), split.presence
-
-
-def _best(costs: Sequence[float], precisions: dict[str, float]) -> float:
-    """Return the cost of the greatest precision; of equal ones the first."""
-    return max(costs, key=lambda cost: precisions[f"{cost:g}"])
 
 
 def linear_svm(cost: float) -> Any:

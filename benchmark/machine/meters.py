@@ -91,9 +91,9 @@ def peak_extra_bytes(run: Callable[[], Sequence[Tensor]], device: torch.device) 
     """Measure the highest sum of live allocations that `run` makes on `device`, without the
     tensors that it returns.
     """
-    return (
-        _peak_extra_cuda_bytes(run, device) if device.type == "cuda" else _peak_extra_cpu_bytes(run)
-    )
+    if device.type == "cuda":
+        return _peak_extra_cuda_bytes(run, device)
+    return _peak_extra_cpu_bytes(run)
 
 
 def _peak_extra_cuda_bytes(run: Callable[[], Sequence[Tensor]], device: torch.device) -> int:

@@ -19,7 +19,7 @@ class Interrupted(KeyboardInterrupt):
     """
 
     def __init__(self, number: int) -> None:
-        """Say which signal asked to stop."""
+        """Name the signal that asked to stop."""
         super().__init__(f"interrupted by {signal.Signals(number).name}")
         self.signal = number
 

@@ -118,9 +118,7 @@ def _read(directory: Path, number: int) -> dict[str, Any]:
 
 
 def is_running(attempt: dict[str, Any] | None) -> bool:
-    """Tell whether the owner of an attempt is at work, as far as this host can tell without
-    waiting.
-    """
+    """Return True if the owner of an attempt is at work, as far as this host knows at once."""
     if attempt is None or attempt["ended"]:
         return False
     lives = _owner_lives(attempt["owner"])
@@ -165,7 +163,7 @@ def _identity() -> dict[str, Any]:
 
 
 def _owner_lives(owner: dict[str, Any]) -> bool | None:
-    """Tell whether a process lives; None if it cannot be seen from here."""
+    """Return True if a process lives; None if it cannot be seen from here."""
     place = _place()
     is_here = all(owner.get(key) == value for key, value in place.items())
     if "boot_id" not in place or "pid" not in owner or not is_here:
@@ -348,7 +346,7 @@ class _Wait:
         self._since_s = time.monotonic()
 
     def is_over(self, last: dict[str, Any]) -> bool:
-        """Tell whether the owner of the last attempt need not be waited for any longer."""
+        """Return True if the owner of the last attempt need not be waited for any longer."""
         owner, beat = last["owner"], (last["number"], last["beat"])
         if self._seen is None:
             name = f"process {owner.get('pid', '?')} on {owner.get('hostname', '?')}"
@@ -377,7 +375,7 @@ def _begun(lease_s: float) -> dict[str, Any]:
 
 
 def _is_free(last: dict[str, Any]) -> bool:
-    """Tell whether the next attempt may begin without waiting."""
+    """Return True if the next attempt may begin without waiting."""
     if last["ended"] or time.time() - last["heartbeat"] > last["lease_s"] + _CLOCK_SKEW_S:
         return True
     owner, mine = last["owner"], _identity()

@@ -169,9 +169,7 @@ def backbone_name(cell: Mapping[str, Any]) -> Any:
 
 
 def on_test(choice: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Tell whether anything was chosen on the test split, which makes the scores there
-    optimistic.
-    """
+    """Return True if anything was chosen on the test split, where scores are then optimistic."""
     return any(entry.get("selected_on") == "test" for entry in choice.values())
 
 

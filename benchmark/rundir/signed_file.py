@@ -12,7 +12,14 @@ from typing import Any, Final, Literal, Self, cast
 
 from pydantic import ConfigDict, ValidationError
 
-from regbench.files import adapter, digest, parse_json, read_file, reason, signed
+from regbench.files import (
+    adapter,
+    json_object,
+    read_file,
+    reason,
+    signed,
+    without_digest,
+)
 
 # The version rises when older files can no longer be read. Readers pass over fields that they do
 # not know, and a field with a default may be missing, so neither needs a new version.
@@ -60,18 +67,17 @@ class SignedFile:
             ValueError: Saying what is wrong with it.
         """
         # Before pydantic: a file of another version would only be told which field is missing.
-        plain = _object(content)
+        plain = json_object(content)
+        if (version := plain.get("schema_version")) != SCHEMA_VERSION:
+            raise ValueError(
+                f"schema version {version!r:.40}, this regbench reads {SCHEMA_VERSION}"
+            )
         try:
             found = cast("Self", adapter(cast("Any", cls)).validate_json(content))
         except ValidationError as error:
             raise ValueError(reason(error)) from error
-        # The digest is that of all other fields.
-        plain.pop("sha256", None)
-        if digest(plain) != found.sha256:
-            raise ValueError(
-                "its content is not what its sha256 was taken of; it was changed or damaged"
-            )
-        # The class is frozen for those who read; nobody has seen this one yet.
+        without_digest(plain)
+        # Frozen for its readers, of whom there is none yet.
         object.__setattr__(found, "path", path if isinstance(path, Path) else path(found))
         return found
 
@@ -82,19 +88,3 @@ class SignedFile:
             return read_file(path, lambda content: cls.parse(content, path), remedy)
         except FileNotFoundError:
             return None
-
-
-def _object(content: bytes) -> dict[str, Any]:
-    """Read the JSON object in a file of this version.
-
-    Raise ValueError if it holds something else.
-    """
-    try:
-        raw = parse_json(content)
-    except ValueError as error:
-        raise ValueError(f"not valid JSON, truncated? ({error})") from error
-    if not isinstance(raw, dict):
-        raise ValueError(f"holds {raw!r:.40}, not a JSON object")
-    if (version := raw.get("schema_version")) != SCHEMA_VERSION:
-        raise ValueError(f"schema version {version!r:.40}, this regbench reads {SCHEMA_VERSION}")
-    return raw

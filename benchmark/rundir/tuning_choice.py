@@ -92,7 +92,7 @@ class ChosenConfiguration:
         return self.setting.get("search")
 
     def owns(self, seed: int) -> bool:
-        """Tell whether a seed is of its search."""
+        """Return True if a seed is of its search."""
         # Searches share no seed, so that their results are independent.
         return self.search in (None, seed // APART)
 

@@ -35,8 +35,8 @@ above.
 
 
 def _selects(name: str) -> bool:
-    """Tell whether hyperparameters can be chosen by an evaluation: it has a score on the cell's
-    own data set.
+    """Return True if hyperparameters can be chosen by an evaluation: by a score on the cell's own
+    data set.
     """
     if name not in EVALUATIONS.names() or not EVALUATIONS.of(name).selects:
         return False
@@ -239,14 +239,12 @@ class Cell:
         """
         if self.baseline == "supervised":
             return self.dataset.num_classes
-        return (
-            self.embedding_dim
-            if self.is_supervised
-            else self.method.prototypes or self.embedding_dim
-        )
+        if self.is_supervised:
+            return self.embedding_dim
+        return self.method.prototypes or self.embedding_dim
 
     def is_evaluated_after(self, epoch: int) -> bool:
-        """Tell whether there is an evaluation while training after an epoch, counted from 1."""
+        """Return True if an evaluation while training follows an epoch, counted from 1."""
         config = self.evaluation
         return bool(config.while_training) and (
             epoch % config.every_epochs == 0 or epoch == self.epochs

@@ -69,11 +69,9 @@ def grid(overrides: Sequence[str]) -> list[list[str]]:
 def max_cells(overrides: Iterable[str]) -> int:
     """Return `runtime.max_cells` as overrides give it, or its default."""
     given = [parse(text).value() for text in overrides if text.startswith("runtime.max_cells=")]
-    return (
-        from_plain(Runtime, {"max_cells": given[-1]}, "runtime.").max_cells
-        if given
-        else Runtime.max_cells
-    )
+    if not given:
+        return Runtime.max_cells
+    return from_plain(Runtime, {"max_cells": given[-1]}, "runtime.").max_cells
 
 
 def refuse_more(what: str, count: int, most: int) -> None:

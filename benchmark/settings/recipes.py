@@ -51,7 +51,7 @@ class PublishedNumber:
     source: str
 
     def is_of(self, cell: Mapping[str, Any]) -> bool:
-        """Tell whether it is about a cell, given as plain data."""
+        """Return True if it is about a cell, given as plain data."""
         for setting in self.cell.split():
             name, _, value = setting.partition("=")
             # The value is read as an override is: 2 is a number and null is nothing.

@@ -34,7 +34,7 @@ class CheckpointWriter:
         self._last_s = time.monotonic()
 
     def is_due(self, minutes: float) -> bool:
-        """Tell whether the last checkpoint is so many minutes old."""
+        """Return True if the last checkpoint is at least `minutes` old."""
         return time.monotonic() - self._last_s >= 60 * minutes
 
     def begin(

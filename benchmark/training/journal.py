@@ -117,7 +117,12 @@ class Journal:
             laps_ms = [self.clock.milliseconds(*lap) for lap in itertools.pairwise(marks)]
             progress.laps_ms.append(laps_ms)
         self._losses, self._laps = [], []
-        self._add_memory()
+        # The rank that needed most counts, over all attempts.
+        memory = self._memory
+        allocated, reserved = self._world.maximum(memory.read_bytes(), memory.read_reserved_bytes())
+        progress.peak_memory_bytes = max(progress.peak_memory_bytes, int(allocated))
+        progress.peak_reserved_bytes = max(progress.peak_reserved_bytes, int(reserved))
+        progress.peak_memory_kind = memory.kind
         self._add_energy()
         self._tell_progress(steps_per_epoch)
 
@@ -192,19 +197,9 @@ class Journal:
         epoch = (step - 1) // steps_per_epoch + 1
         raise Diverged(self._cell.label, step, epoch, reason, self._progress)
 
-    def _add_memory(self) -> None:
-        progress, memory = self._progress, self._memory
-        allocated, reserved = self._world.maximum(memory.read_bytes(), memory.read_reserved_bytes())
-        progress.peak_memory_bytes = max(progress.peak_memory_bytes, int(allocated))
-        progress.peak_reserved_bytes = max(progress.peak_reserved_bytes, int(reserved))
-        progress.peak_memory_kind = memory.kind
-
     def _add_energy(self) -> None:
-        joules, before, total = (
-            self._energy.read_joules(),
-            self._joules,
-            self._progress.energy_joules,
-        )
+        joules, before = self._energy.read_joules(), self._joules
+        total = self._progress.energy_joules
         for kind in ENERGY_KINDS:
             new = joules.get(kind, 0.0) - before.get(kind, 0.0)
             # Every rank has a GPU of its own, but the ranks of a machine share its processors.

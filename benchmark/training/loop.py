@@ -246,7 +246,7 @@ class _Training:
         self._stop_if(stop)
 
     def _agree(self, *, now: bool) -> tuple[float, float]:
-        """Tell whether a signal asks any rank to stop, and whether a checkpoint is due.
+        """Return the signal that asks any rank to stop or 0, and whether a checkpoint is due.
 
         See `Agreement`.
         """

@@ -129,9 +129,10 @@ class Prototypes(nn.Module):
         super().__init__()
         self._unit = weights == "unit"
         weight_KQ, bound = torch.empty(count, embedding_dim), embedding_dim**-0.5
-        weight_KQ = (
-            weight_KQ.normal_() if weights == "normal" else weight_KQ.uniform_(-bound, bound)
-        )
+        if weights == "normal":
+            weight_KQ.normal_()
+        else:
+            weight_KQ.uniform_(-bound, bound)
         self.weight = nn.Parameter(weight_KQ)
         self.rescale()
 
@@ -197,6 +198,6 @@ def _projector(
 def _norm(name: str, width: int) -> list[nn.Module]:
     if name == "none":
         return []
-    return [
-        nn.LayerNorm(width) if name == "layer" else nn.BatchNorm1d(width, affine=name == "batch")
-    ]
+    if name == "layer":
+        return [nn.LayerNorm(width)]
+    return [nn.BatchNorm1d(width, affine=name == "batch")]

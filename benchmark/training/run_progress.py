@@ -52,7 +52,7 @@ class Progress:
     last_good: dict[str, float] | None = None
 
     def is_unscored(self, cell: Cell) -> bool:
-        """Tell whether the last finished epoch is still to be evaluated."""
+        """Return True if the last finished epoch is still to be evaluated."""
         done = len(self.history)
         return done > 0 and cell.is_evaluated_after(done) and "scores" not in self.history[-1]
 

@@ -13,9 +13,9 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from regbench.benchmark.settings.cell import Cell
 from regbench.errors import RegbenchError
@@ -25,16 +25,6 @@ log = logging.getLogger("regbench")
 
 CLOSE_TIMEOUT_S = 30.0
 """Seconds in which all sinks of a run must send what they still hold."""
-
-
-class Sink(Protocol):
-    """A program that takes the numbers of a run."""
-
-    def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
-        """Take the numbers of a finished epoch, by name."""
-
-    def close(self) -> None:
-        """Send what is left; nothing more comes."""
 
 
 class TensorBoard:
@@ -52,13 +42,13 @@ class TensorBoard:
         self._writer = SummaryWriter(str(directory / "tensorboard"), purge_step=first)
 
     def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
-        """See `Sink`."""
+        """Take the numbers of a finished epoch, by name."""
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, epoch)
         self._writer.flush()
 
     def close(self) -> None:
-        """See `Sink`."""
+        """Send what is left; nothing more comes."""
         self._writer.close()
 
 
@@ -86,15 +76,17 @@ class WeightsAndBiases:
         )
 
     def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
-        """See `Sink`."""
+        """Take the numbers of a finished epoch, by name."""
         self._run.log({"epoch": epoch, **numbers}, step=epoch)
 
     def close(self) -> None:
-        """See `Sink`."""
+        """Send what is left; nothing more comes."""
         self._run.finish()
 
 
-SINKS: dict[str, Callable[[Cell, Path, int], Sink]] = {
+Sink = TensorBoard | WeightsAndBiases
+
+SINKS: dict[str, type[Sink]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
 }

@@ -304,11 +304,28 @@ def verified(content: bytes) -> dict[str, Any]:
     Raises:
         ValueError: If the content was changed since.
     """
-    data = parse_json(content)
-    stated = data.pop("sha256", None) if isinstance(data, dict) else None
-    if stated is None or stated != digest(data):
-        raise ValueError("its content is not what its sha256 was taken of")
-    return cast("dict[str, Any]", data)
+    return without_digest(json_object(content))
+
+
+def json_object(content: bytes) -> dict[str, Any]:
+    """Read the JSON object in a file; raise ValueError if it holds something else."""
+    try:
+        data = parse_json(content)
+    except ValueError as error:
+        raise ValueError(f"not valid JSON, truncated? ({error})") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"holds {data!r:.40}, not a JSON object")
+    return data
+
+
+def without_digest(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data of a signed file; raise ValueError if they were changed since."""
+    rest = dict(data)
+    if rest.pop("sha256", None) != digest(rest):
+        raise ValueError(
+            "its content is not what its sha256 was taken of; it was changed or damaged"
+        )
+    return rest
 
 
 def read_signed(path: Path, remedy: str) -> dict[str, Any]:
@@ -478,7 +495,7 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def reason(error: ValidationError) -> str:
-    """Say the first of pydantic's refusals of a file's content in words."""
+    """Describe the first of pydantic's refusals of a file's content."""
     first = error.errors(include_url=False)[0]
     where = brief(".".join(map(str, first["loc"])))
     if first["type"] == "missing":

@@ -7,6 +7,7 @@ class's docstring. Every refusal names the setting as it is written in an overri
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import marshal
@@ -125,12 +126,13 @@ def setting(cls: Any, name: str, data: Any, prefix: str = "") -> Any:
 
     A plug-in or a group is made and checked. Any other value stays: the class checks it.
     """
-    if not isinstance(data, dict):
+    content = None
+    if isinstance(data, dict):
+        with contextlib.suppress(ValueError):  # it holds what is no plain data
+            content = marshal.dumps(data, _NO_REFERENCES)
+    if content is None:
         return _made(cls, name, data, prefix)
-    try:
-        return group_of_settings(cls, name, marshal.dumps(data, _NO_REFERENCES), prefix)
-    except ValueError:  # it holds what is no plain data
-        return _made(cls, name, data, prefix)
+    return group_of_settings(cls, name, content, prefix)
 
 
 # Cells of a sweep have most groups in common: without this, 10,000 cells take three seconds longer.

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from regbench.benchmark.run import run_cell
+from regbench.benchmark.rundir.directory import run_directory
+from regbench.benchmark.rundir.interruption import Interrupted, Interruption
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.training.step import Step
 
 
@@ -20,3 +29,33 @@ def before_steps(patch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
         return step(self, *views)
 
     patch.setattr(Step, "__call__", acting)
+
+
+def signal_at(step: int) -> Callable[[pytest.MonkeyPatch], None]:
+    """What sends this process a signal before a step, whose number counts from 0."""
+
+    def tell(number: int) -> None:
+        if number == step:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    return lambda patch: before_steps(patch, tell)
+
+
+def interrupt_run(
+    cell: Cell,
+    runtime: Runtime,
+    interrupt: Callable[[pytest.MonkeyPatch], None],
+    kind: type[BaseException] = Interrupted,
+) -> Path:
+    """Run a cell until it is interrupted, by a signal or by another kind of error.
+
+    Returns:
+        The run directory.
+    """
+    interruption = Interruption()
+    with pytest.MonkeyPatch.context() as patch, interruption.listening(signal.SIGUSR1):
+        interrupt(patch)
+        with pytest.raises(kind):
+            run_cell(cell, runtime, "disturbed", interruption=interruption)
+    torch.randn(3)  # what else the process draws does not matter
+    return run_directory(runtime, "disturbed", cell)

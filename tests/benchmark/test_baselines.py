@@ -18,7 +18,7 @@ from regbench.benchmark.baselines import COMPONENTS, chosen_pca
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.factors import FactorProbes
 from regbench.benchmark.evaluate.features import Encoder, Features
-from regbench.benchmark.evaluate.knn import KNN, weighted_knn
+from regbench.benchmark.evaluate.knn import KNN, accuracies, weighted_knn
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.machine.compute import resolve
 from regbench.benchmark.run import run_cell
@@ -75,7 +75,7 @@ def raw(split: str) -> Features:
 
 def test_raw_pixels_are_scored_as_they_are(run: Callable[..., Record]) -> None:
     record = run("baseline=raw_pixels")
-    expected = weighted_knn(raw("train"), raw("test"), [20], 0.07, 10)[20][0]
+    expected = accuracies(weighted_knn(raw("train"), raw("test"), [20], 0.07, 10)[20])[0]
     assert record.label == "raw pixels"
     assert record.score("knn_top1", "test") == pytest.approx(expected, abs=1e-6)
 
@@ -96,7 +96,7 @@ def test_the_number_of_principal_components_is_chosen_before_the_test_split_open
         Features(((each.x_ND - mean_D) @ rows_KD[:chosen].T / lengths_K[:chosen]).float(), each.y_N)
         for each in (train, test)
     ]
-    expected = weighted_knn(components[0], components[1], [20], 0.07, 10)[20][0]
+    expected = accuracies(weighted_knn(components[0], components[1], [20], 0.07, 10)[20])[0]
     assert record.score("knn_top1", "test") == pytest.approx(
         expected, abs=1.7
     )  # two images: the method is randomized
@@ -147,12 +147,6 @@ def test_a_baseline_is_not_trained() -> None:
         load_run([*SCENES, "baseline=pca", "epochs=5"])
 
 
-def test_cells_without_a_baseline_keep_their_ids() -> None:
-    cell, _ = load_run(SCENES)
-    assert "baseline" not in cell.plain()
-    assert load_run([*SCENES, "baseline=raw_pixels"])[0].id != cell.id
-
-
 def test_factors_are_probed_from_representation_and_embedding(run: Callable[..., Record]) -> None:
     record = run("evaluation.protocols=[knn,factors]")
     probed = {score.name: score for score in record.scores if score.name.startswith("factor_")}
@@ -181,10 +175,7 @@ def test_a_network_is_trained_on_shared_bits_and_probed_for_them(
     assert sum(found) / 12 > 65  # half of all would be right by chance
 
 
-def test_cells_without_shared_bits_keep_their_ids() -> None:
-    cell, _ = load_run(SCENES)
-    assert "shared_bits" not in cell.plain()["dataset"]
-    assert load_run([*SCENES, "dataset.shared_bits=1"])[0].id != cell.id
+def test_more_shared_bits_than_there_are_are_refused() -> None:
     with pytest.raises(RegbenchError, match="shared_bits"):
         load_run([*SCENES, "dataset.shared_bits=13"])
 

@@ -161,57 +161,50 @@ def test_every_setting_is_part_of_the_id() -> None:
             assert other.id != ALL.id, path
 
 
-def test_settings_of_a_source_are_part_of_the_id() -> None:
-    wanted = ("dataset=in20", "evaluation.protocols=[knn,labels1]")
-    plain = cell_of(*wanted)
-    others = [
-        *(
-            ["dataset.source.resize_px=256"],
-            ["dataset.source.resize_px=256", "dataset.source.resize_side=longer"],
-        ),
-        *(["dataset.source.jpeg_quality=90"], ["evaluation.labels1.dataset.source.resize_px=256"]),
-    ]
-    cells = [plain, *(cell_of(*wanted, *other) for other in others)]
-    assert len({cell.id for cell in cells}) == 5
+# Settings that decide nothing beside method=sfrik, and others that each make another cell.
+DECIDING_NOTHING = (
+    "evaluation.voc07.folds=5",
+    "network.checkpointing=false",
+    "evaluation.precision=fp32",
+    "evaluation.while_training=[]",
+    "dataset.shared_bits=0",
+)
+IN20 = "dataset=in20 evaluation.protocols=[knn,labels1]"
+UNTRAINED = "epochs=0 optimizer.warmup_epochs=0 evaluation.protocols=[measures]"
+DECIDING = (
+    "method=rbf",
+    "method=simclr",
+    "dataset.channels=3 dataset.mean=[0.2,0.2,0.2] dataset.std=[0.3,0.3,0.3]",
+    "network=resnet18",
+    "network=vit_tiny_28",
+    "network=vit_tiny_28 network.checkpointing=true",
+    "evaluation.protocols=[knn,probe,voc07]",
+    "evaluation.precision=bf16",
+    "evaluation.while_training=[knn]",
+    # Measures of an untrained network look at augmented views.
+    f"{UNTRAINED} augmentation.views.view1.blur_p=0.1",
+    f"{UNTRAINED} augmentation.views.view1.blur_p=0.2",
+    "dataset=scenes",
+    "dataset=scenes dataset.shared_bits=1",
+    "dataset=scenes epochs=0 baseline=raw_pixels",
+    IN20,
+    f"{IN20} dataset.source.resize_px=256",
+    f"{IN20} dataset.source.resize_px=256 dataset.source.resize_side=longer",
+    f"{IN20} dataset.source.jpeg_quality=90",
+    f"{IN20} evaluation.labels1.dataset.source.resize_px=256",
+)
+
+
+def test_what_decides_something_is_part_of_the_id_and_nothing_else() -> None:
+    for overrides in DECIDING_NOTHING:
+        assert cell_of("method=sfrik", overrides).plain() == BASE.plain()
+    cells = [BASE, *(cell_of("method=sfrik", *overrides.split()) for overrides in DECIDING)]
+    assert len({cell.id for cell in cells}) == len(cells)
     assert [Cell.stored(cell.plain()) for cell in cells] == cells
-
-
-def test_settings_of_evaluations_that_are_not_asked_for_are_not_part_of_the_id() -> None:
-    assert cell_of("method=sfrik", "evaluation.voc07.folds=5").id == BASE.id
     assert set(BASE.plain()["evaluation"]) == {
         *("protocols", "select_on", "select_by", "batch_size"),
         *BASE.evaluation.protocols,
     }
-    assert cell_of("method=sfrik", "evaluation.protocols=[knn,probe,voc07]").id != BASE.id
-
-
-def test_checkpointing_is_part_of_the_id_where_it_is_on() -> None:
-    assert cell_of("method=sfrik", "network.checkpointing=false").id == BASE.id
-    again = cell_of("method=sfrik", "network=vit_tiny_28", "network.checkpointing=true")
-    assert again.id != cell_of("method=sfrik", "network=vit_tiny_28").id
-    assert Cell.stored(again.plain()) == again
-
-
-def test_the_precision_of_evaluations_is_kept_where_it_is_not_the_default() -> None:
-    assert cell_of("method=sfrik", "evaluation.precision=fp32").id == BASE.id
-    rounded = cell_of("method=sfrik", "evaluation.precision=bf16")
-    assert rounded.plain()["evaluation"]["precision"] == "bf16"
-    assert Cell.stored(rounded.plain()) == rounded
-    assert rounded.id != BASE.id
-    assert refusal("method=sfrik", "evaluation.precision=fp8").startswith("evaluation.precision")
-
-
-def test_measures_of_an_untrained_network_look_at_augmented_views() -> None:
-    protocols = "evaluation.protocols=[measures]"
-    untrained = ("epochs=0", "optimizer.warmup_epochs=0", protocols)
-    ids = {cell_of(*untrained, f"augmentation.views.view1.blur_p={p}").id for p in (0.1, 0.2)}
-    assert len(ids) == 2
-
-
-def test_the_method_and_the_channels_are_part_of_the_id() -> None:
-    channels = ("dataset.channels=3", "dataset.mean=[0.2,0.2,0.2]", "dataset.std=[0.3,0.3,0.3]")
-    others = (("method=rbf",), ("method=simclr",), ("network=resnet18",), channels)
-    assert len({cell_of(*other).id for other in ((), *others)}) == 5
 
 
 def test_the_runtime_is_not_part_of_the_id() -> None:
@@ -322,6 +315,8 @@ def test_the_config_of_a_run_directory_gives_its_cell_back(tmp_path: Path) -> No
     assert other.plain()["evaluation"]["knn"]["k"] == 3
     assert other.method == methods.build("sfrik", weights=(2.0, 1.0), alignment_weight=2000.0)
     assert other.optimizer.base_lr == 2
+    watched, _ = load_config(path, ["evaluation.while_training=[knn]"])  # which the file leaves out
+    assert watched.evaluation.while_training == ("knn",)
     with pytest.raises(RegbenchError, match=r"evaluation\.knn\.kk"):
         load_config(path, ["evaluation.knn.kk=3"])
 
@@ -375,6 +370,7 @@ REFUSALS = {
     "evaluation.every_epochs=0": "evaluation.every_epochs=0 must be a whole number, at least 1",
     "evaluation.every_epochs=2": "evaluation.every_epochs=2 is without effect: nothing is "
     "evaluated while training; set evaluation.while_training=[knn] too",
+    "evaluation.precision=fp8": "evaluation.precision=fp8 must be fp32 or bf16",
     "evaluation.knn.other_k=[0]": "evaluation.knn.other_k=[0] must be a list of whole numbers, each "
     "at least 1",
     "evaluation.probe.features=raw": "evaluation.probe.features=raw must be augmented or cached",

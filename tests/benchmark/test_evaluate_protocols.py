@@ -20,7 +20,7 @@ from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.base import EVALUATIONS, Task, choose
 from regbench.benchmark.evaluate.features import Encoder, Features, Images, NotFinite
 from regbench.benchmark.evaluate.finetune import FineTuned, FineTuning
-from regbench.benchmark.evaluate.knn import KNN, weighted_knn
+from regbench.benchmark.evaluate.knn import KNN, accuracies, weighted_knn
 from regbench.benchmark.evaluate.linear import LinearHeads, LinearProbe, head_and_tail, shuffled
 from regbench.benchmark.evaluate.retrieval import Retrieval, ranks
 from regbench.benchmark.evaluate.state import State
@@ -186,7 +186,7 @@ def test_what_chooses_is_scored_on_both_halves_of_the_tuning_split(
     rate = subject.choices.entries["probe_learning_rate"]["chosen"]
     heads: Any = subject.once("probe", dict)  # as it was fitted for the choice
     by_odd = {
-        "knn_top1": weighted_knn(train, odd, [5], 0.07, 3)[5][0],
+        "knn_top1": accuracies(weighted_knn(train, odd, [5], 0.07, 3)[5])[0],
         "linear_top1": heads.accuracies(odd)[(0.001, 0.1).index(rate)][0],
     }
     by_odd["selection_top1"] = fmean(by_odd.values())

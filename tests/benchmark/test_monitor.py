@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
-import yaml
 
 from regbench import RegbenchError
 from regbench.benchmark.evaluate import linear
@@ -34,34 +33,24 @@ from regbench.benchmark.rundir.directory import (
     run_directory,
     tensor_files,
 )
-from regbench.benchmark.rundir.interruption import Interrupted, Interruption
+from regbench.benchmark.rundir.interruption import Interrupted
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.rundir.record_parts import Saved
-from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.settings.stored import load_config
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training import checkpoint_writer, journal
 from regbench.benchmark.training.embedding_metrics import spread_metrics
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.datasets.stored.prepare import prepare
 from regbench.sweeps.status import cell_status, plan_of
-from tests.benchmark.steps import before_steps
+from tests.benchmark.steps import before_steps, interrupt_run
+from tests.history import assert_same
 from tests.ranks import launch
 from tests.waiting import PATIENCE_S
 
 # A method that draws random numbers; accuracies of 36 images move with every epoch.
 WATCHED = ("method=sigreg", "epochs=3", "evaluation.probe.learning_rates=[0.1,1.0]")
 BOTH = "evaluation.while_training=[knn,probe]"
-TRAINED = (
-    "loss",
-    "alignment",
-    "uniformity",
-    "effective_rank",
-    "feature_spread",
-    "learning_rate",
-    "terms",
-)
 
 
 def finish(overrides: list[str], sweep: str) -> tuple[Record, Path]:
@@ -77,29 +66,6 @@ def curve(record: Record) -> dict[int, dict[str, float]]:
     return {
         epoch: {score["name"]: score["value"] for score in scores} for epoch, scores in rows.items()
     }
-
-
-def trained(record: Record) -> list[dict[str, Any]]:
-    """What of the history the training alone decides."""
-    return [{key: row[key] for key in TRAINED} for row in record.history]
-
-
-def outcome(record: Record, directory: Path) -> tuple[Any, dict[str, torch.Tensor]]:
-    """What two runs of a cell must agree on to the last bit: numbers, and weights with BN's
-    statistics.
-    """
-    loaded = load_checkpoint(directory)
-    assert loaded is not None
-    scores = [row.get("scores") for row in record.history]
-    return (record.scores, record.choice, trained(record), scores), loaded[0]["network"]
-
-
-def assert_same(
-    one: tuple[Any, dict[str, torch.Tensor]], other: tuple[Any, dict[str, torch.Tensor]]
-) -> None:
-    assert one[0] == other[0]
-    assert one[1].keys() == other[1].keys()
-    assert all(torch.equal(value, other[1][name]) for name, value in one[1].items())
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +93,11 @@ def test_it_changes_nothing_of_the_training(
     """The weights, the statistics of BN and all scores are those of the same cell without
     curves, to the bit.
     """
-    record, directory = finish([*shared, *WATCHED], "plain")
+    record, _ = finish([*shared, *WATCHED], "plain")
     assert curve(record) == {}
     assert record.cost.monitor_s is None
     assert (watched[0].cost.monitor_s or 0) > 0
-    (plain, weights), (other, others) = outcome(record, directory), outcome(*watched)
-    assert_same((plain[:3], weights), (other[:3], others))
+    assert_same(record, watched[0], curves=False)
 
 
 def test_each_epoch_is_scored_with_its_own_weights(
@@ -286,17 +251,12 @@ def test_an_interrupted_run_has_the_curve_of_an_undisturbed_one(
     """It has three epochs of three steps, each of which is evaluated."""
     interrupt, settings, step, scored = INTERRUPTIONS[how]
     cell, runtime = load_run([*tiny, *WATCHED, BOTH, *settings])
-    directory = run_directory(runtime, "disturbed", cell)
-    interruption = Interruption()
-    with pytest.MonkeyPatch.context() as patch, interruption.listening(signal.SIGUSR1):
-        interrupt(patch)
-        with pytest.raises(Interrupted if "signal" in how else KeyboardInterrupt):
-            run_cell(cell, runtime, "disturbed", interruption=interruption)
+    kind = Interrupted if "signal" in how else KeyboardInterrupt
+    directory = interrupt_run(cell, runtime, interrupt, kind)
     loaded = load_checkpoint(directory)
     assert loaded is not None
     history = loaded[0]["progress"]["history"]
     assert (loaded[1].step, [row["epoch"] for row in history if "scores" in row]) == (step, scored)
-    torch.randn(3)  # what else the process drew does not matter
     with pytest.MonkeyPatch.context() as patch:
         probed = _counted_epochs(patch)
         if "last" in how:  # the stages that follow the training have to wait for the evaluation
@@ -311,7 +271,7 @@ def test_an_interrupted_run_has_the_curve_of_an_undisturbed_one(
     assert record is not None
     if "probe's" in how:  # the epoch that was kept is not trained again
         assert probed[:3] == [1, 2, 0]
-    assert_same(outcome(record, directory), outcome(*watched))
+    assert_same(record, watched[0])
     assert not tensor_files(directory, "evaluation-*")
 
 
@@ -410,22 +370,6 @@ def test_the_status_says_what_is_going_on(tiny: list[str], monkeypatch: pytest.M
 
 
 # ------------------------------------------------------------------ settings and refusals
-
-
-def test_a_cell_without_curves_is_the_cell_that_says_nothing_of_them(
-    tiny: list[str], tmp_path: Path
-) -> None:
-    silent, said, watched = (
-        load_run([*tiny, *more])[0]
-        for more in ((), ("evaluation.while_training=[]",), ("evaluation.while_training=[knn]",))
-    )
-    assert silent == said
-    assert "while_training" not in silent.plain()["evaluation"]
-    assert len({silent.id, watched.id}) == 2
-    for cell in (silent, watched):
-        assert Cell.stored(cell.plain()) == cell
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(silent.plain()))
-    assert load_config(tmp_path / "config.yaml", ["evaluation.while_training=[knn]"])[0] == watched
 
 
 def test_without_a_split_to_evaluate_on_it_is_refused_or_marked(

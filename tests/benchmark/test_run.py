@@ -9,7 +9,6 @@ import math
 import os
 import random
 import re
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -33,7 +32,7 @@ from regbench.benchmark.machine.compute import default_workers, resolve, usable_
 from regbench.benchmark.machine.description import environment
 from regbench.benchmark.machine.meters import peak_extra_bytes
 from regbench.benchmark.run import evaluate_directory, run_cell
-from regbench.benchmark.rundir.checkpoint import load_checkpoint, save_checkpoint
+from regbench.benchmark.rundir.checkpoint import save_checkpoint
 from regbench.benchmark.rundir.directory import (
     checkpoint_files,
     numbered_files,
@@ -41,7 +40,7 @@ from regbench.benchmark.rundir.directory import (
     remove_earlier_leftovers,
     run_directory,
 )
-from regbench.benchmark.rundir.interruption import Interrupted, Interruption
+from regbench.benchmark.rundir.interruption import Interrupted
 from regbench.benchmark.rundir.lease import is_running, last_attempt, read_attempts
 from regbench.benchmark.rundir.record import Record, Score, read_record
 from regbench.benchmark.rundir.record_parts import PastAttempt, Saved
@@ -58,19 +57,11 @@ from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.stored.prepare import prepare
 from regbench.instruments.cost.timing import draw_embeddings, value_and_gradient
 from regbench.methods import Engine, Regularizer
-from tests.benchmark.steps import before_steps
+from tests.benchmark.steps import before_steps, interrupt_run, signal_at
+from tests.history import assert_same, weights
 from tests.records import made
 from tests.waiting import PATIENCE_S
 
-TRAINED = (
-    "loss",
-    "alignment",
-    "uniformity",
-    "effective_rank",
-    "feature_spread",
-    "learning_rate",
-    "terms",
-)
 MEASURES = ("alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_spread")
 UNTRAINED = ("epochs=0", "optimizer.warmup_epochs=0")
 SHORT = ("method=vicreg", "epochs=1", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn]")
@@ -80,17 +71,6 @@ def finish(cell: Cell, runtime: Runtime, sweep: str) -> Record:
     record = run_cell(cell, runtime, sweep)
     assert record is not None
     return record
-
-
-def numbers(record: Record) -> Any:
-    """What two runs of a cell must agree on to the last bit."""
-    return record.scores, [{key: row[key] for key in TRAINED} for row in record.history]
-
-
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    loaded = load_checkpoint(directory)
-    assert loaded is not None
-    return {**loaded[0]["network"], **loaded[0].get("teacher", {})}
 
 
 def load(tiny: list[str], *overrides: str) -> tuple[Cell, Runtime]:
@@ -439,21 +419,12 @@ def kill_while_it_writes(patch: pytest.MonkeyPatch, checkpoint: int) -> None:
     patch.setattr(checkpoint_writer, "save_checkpoint", save)
 
 
-def signal_at_the_fifth(step: int) -> None:
-    if step == 4:
-        os.kill(os.getpid(), signal.SIGUSR1)
-
-
 INTERRUPTIONS: dict[
     str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...], int | None]
 ] = {
     "killed before the first checkpoint": (lambda patch: kill_while_it_writes(patch, 1), (), None),
     "killed after the second epoch": (lambda patch: kill_while_it_writes(patch, 3), (), 6),
-    "told by a signal in mid-epoch": (
-        lambda patch: before_steps(patch, signal_at_the_fifth),
-        (),
-        5,
-    ),
+    "told by a signal in mid-epoch": (signal_at(4), (), 5),
     "killed between checkpoints by the minute": (
         lambda patch: before_steps(patch, Clock(patch).kill_at),
         ("runtime.checkpoint_minutes=1", "runtime.checkpoint_epochs=100"),
@@ -469,20 +440,13 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(
     """It has three epochs of three steps."""
     interrupt, overrides, step = INTERRUPTIONS[how]
     cell, runtime = undisturbed.cell, load(tiny, *overrides)[1]
-    interruption = Interruption()
-    with pytest.MonkeyPatch.context() as patch, interruption.listening(signal.SIGUSR1):
-        interrupt(patch)
-        with pytest.raises(Interrupted if "signal" in how else KeyboardInterrupt):
-            run_cell(cell, runtime, "disturbed", interruption=interruption)
-    directory = run_directory(runtime, "disturbed", cell)
+    kind = Interrupted if "signal" in how else KeyboardInterrupt
+    directory = interrupt_run(cell, runtime, interrupt, kind)
     steps = [int(file.name.split("-")[2]) for file in checkpoint_files(directory)]
     assert steps[:1] == [step][: step is not None]
     assert read_record(directory) is None
-    torch.randn(3)  # what else the process drew does not matter
     resumed = finish(cell, runtime, "disturbed")
-    assert numbers(resumed) == numbers(undisturbed.record)
-    expected = weights(undisturbed.directory)
-    assert all(torch.equal(value, expected[name]) for name, value in weights(directory).items())
+    assert_same(resumed, undisturbed.record)
     assert [(a.ended, a.from_step) for a in resumed.attempts] == [
         ("interrupted", None),
         (None, step),
@@ -534,19 +498,11 @@ def test_an_interrupted_network_ends_as_an_undisturbed_one(
     )
     cell, runtime = load(shared, *overrides)
     undisturbed = finish(cell, runtime, name)
-    expected = weights(run_directory(runtime, name, cell))
     _, runtime = load(tiny, *overrides)
-    interruption = Interruption()
-    with pytest.MonkeyPatch.context() as patch, interruption.listening(signal.SIGUSR1):
-        before_steps(patch, signal_at_the_fifth)
-        with pytest.raises(Interrupted):
-            run_cell(cell, runtime, "disturbed", interruption=interruption)
-    torch.randn(3)  # what else the process drew does not matter
+    interrupt_run(cell, runtime, signal_at(4))
     resumed = finish(cell, runtime, "disturbed")
     assert [attempt.from_step for attempt in resumed.attempts] == [None, 5]
-    assert numbers(resumed) == numbers(undisturbed)
-    found = weights(run_directory(runtime, "disturbed", cell))
-    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+    assert_same(resumed, undisturbed)
     assert {score.name for score in resumed.scores} >= {"knn_top1", "linear_top1"}
 
 
@@ -576,7 +532,7 @@ def test_stages_one_at_a_time_give_what_all_at_once_give(
     assert splits == {"tuning"}  # the test split is not opened before the last stage
     staged = run_cell(cell, runtime, "staged", ["final"])
     assert staged is not None
-    assert numbers(staged) == numbers(undisturbed.record)
+    assert_same(staged, undisturbed.record)
     assert set(as_trained) == {True}
 
 
@@ -604,7 +560,7 @@ def test_scores_of_other_weights_are_not_taken_up(
     monkeypatch.setattr(Subject, "select", counted)
     record = finish(cell, runtime, "here")
     assert selected == [1]
-    assert numbers(record) == numbers(undisturbed.record)
+    assert_same(record, undisturbed.record)
     assert record.checkpoint
     assert record.checkpoint.file == checkpoint_files(directory)[0].name
 
@@ -782,6 +738,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(
     assert finish(cell, runtime, "here").sha256 == record.sha256  # a result: not tried again
 
 
+EXPLODING = (
+    *("optimizer=sgd", "optimizer.base_lr=1e30", "optimizer.warmup_epochs=0"),
+    *("epochs=1", "precision=fp32"),
+)
 STUDENT = ("network.predictor.depth=2", "network.teacher=stop_gradient")
 TAUGHT = ("network.predictor.depth=2", "network.teacher=ema")
 
@@ -812,14 +772,7 @@ def test_weights_that_explode_end_the_run_as_diverged(
     """Whether the loss sees it, a factorisation in it fails, or the optimizer cannot write the
     rate down.
     """
-    exploding = (
-        "optimizer=sgd",
-        "optimizer.base_lr=1e30",
-        "optimizer.warmup_epochs=0",
-        "epochs=1",
-        "precision=fp32",
-    )
-    record = finish(*load(tiny, *exploding, *settings), "here")
+    record = finish(*load(tiny, *EXPLODING, *settings), "here")
     assert (record.status, record.scores) == ("diverged", ())
     assert re.search("not finite|cannot be computed", (record.diverged or {})["reason"])
 
@@ -828,14 +781,7 @@ def test_a_loss_that_hides_or_fails_at_broken_embeddings_ends_the_run_as_diverge
     tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Named is the first step whose loss is not finite, though the run ends in a later one."""
-    exploding = (
-        "optimizer=sgd",
-        "optimizer.base_lr=1e30",
-        "optimizer.warmup_epochs=0",
-        "epochs=1",
-        "precision=fp32",
-    )
-    cell, runtime = load(tiny, *exploding, "method=mec")
+    cell, runtime = load(tiny, *EXPLODING, "method=mec")
     broken: list[bool] = []
 
     def hide(self: Regularizer, z1: torch.Tensor, z2: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -1004,38 +950,24 @@ def test_float32_is_that_of_ieee_754(tiny: list[str], monkeypatch: pytest.Monkey
 
 def test_threads_of_a_run_on_a_cpu(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    ranks = {
-        "WORLD_SIZE": "1",
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "1",
-    }
-    job, step = {"SLURM_JOB_ID": "7"}, {"SLURM_CPUS_PER_TASK": "6", "SLURM_NNODES": "1"}
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    alone, two = {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    job = {"SLURM_JOB_ID": "7"}
+    step = job | {"SLURM_CPUS_PER_TASK": "6", "SLURM_NNODES": "1"}
+    four = two | {"WORLD_SIZE": "4", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}
     runtime = load(tiny)[1]
     for surroundings, threads, expected in (
-        ({}, 0, 1),  # other work may share the cores
-        (job, 0, 6),  # they are the job's
-        (job | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, 0, 3),
+        (alone, 0, 1),  # other work may share the cores
+        (alone | job, 0, 6),  # they are the job's
+        (two | job, 0, 3),
         # The affinity of a task is its own: it is not divided again.
-        (job | step | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "SLURM_NTASKS": "2"}, 0, 6),
-        (
-            job
-            | step
-            | {
-                "WORLD_SIZE": "4",
-                "LOCAL_WORLD_SIZE": "2",
-                "SLURM_NTASKS": "4",
-                "SLURM_NNODES": "2",
-            },
-            0,
-            6,
-        ),
+        (step | two | {"SLURM_NTASKS": "2"}, 0, 6),
+        (step | four, 0, 6),
         # torchrun in one task has processes that share it, and a task may have less than it sees.
-        (job | step | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "SLURM_NTASKS": "1"}, 0, 3),
-        (job | step | {"SLURM_NTASKS": "1", "SLURM_CPUS_PER_TASK": "4"}, 0, 4),
-        ({}, 5, 5),
-        (job, 5, 5),
+        (step | two | {"SLURM_NTASKS": "1"}, 0, 3),
+        (alone | step | {"SLURM_NTASKS": "1", "SLURM_CPUS_PER_TASK": "4"}, 0, 4),
+        (alone, 5, 5),
+        (alone | job, 5, 5),
     ):
         with monkeypatch.context() as patch:
             for name in ("SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NNODES"):

@@ -49,20 +49,11 @@ class Service:
         vars(module).update(init=self.init, Settings=dict)
         monkeypatch.setitem(sys.modules, "wandb", module)
 
-    def init(
-        self,
-        *,
-        project: str,
-        group: str,
-        id: str,
-        name: str,
-        config: Any,
-        dir: str,
-        resume: str,
-        settings: Any,
-    ) -> Service:
-        assert settings == {"console": "off"}
-        self.begun.append({"id": id, "resume": resume, "group": group, "config": config})
+    def init(self, **options: Any) -> Service:
+        given = {"project", "group", "id", "name", "config", "dir", "resume", "settings"}
+        assert options.keys() == given
+        assert options["settings"] == {"console": "off"}
+        self.begun.append(options)
         return self
 
     def log(self, numbers: Mapping[str, float], *, step: int) -> None:
