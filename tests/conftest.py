@@ -34,6 +34,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each of them
     hold_blas(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that writes golden files anew."""
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="Write golden files anew; look at the difference before you commit it.",
+    )
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Name the tests that are left out or skipped here: a line each, with the remedy."""
     browsers = ("chromium", "chromium-browser", "google-chrome")
@@ -86,6 +95,21 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         if f"not {mark}" in config.option.markexpr:
             lines.append(f"left out: tests marked {mark}; to run them: {target}")
     return lines
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with `golden/NAME` beside the test's file."""
+
+    def compare(name: str, text: str) -> None:
+        path = request.path.parent / "golden" / name
+        if request.config.getoption("--update-golden"):
+            assert "CI" not in os.environ, "golden files are made by hand, and never by CI"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert text == path.read_text(), f"{path}; if it is right: pytest --update-golden"
+
+    return compare
 
 
 TINY = (
