@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,21 +21,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regbench.errors import RegbenchError
+from regbench.instruments import loss_checks
 from regbench.instruments.declarations import configuration, documentation
 from regbench.instruments.loss_checks import (
-    KEEPS_STATE,
     TINY,
+    Check,
     Outcome,
+    Subject,
     Views,
     cast,
+    change,
     corner_cases,
     draw_views,
     errors,
     not_finite,
-    permuted,
     relative,
     seeded,
-    slopes,
     worst,
 )
 from regbench.methods import Engine, NotComputable, Regularizer
@@ -95,7 +96,7 @@ def _total(method: Regularizer, views: Views, **options: Any) -> Tensor:
 
 
 def _size(loss: Loss) -> float:
-    """Return the size that deviations of a value are relative to: its addends may cancel."""
+    """Return what deviations of a value are relative to: its addends may cancel."""
     return float(sum(abs(term.item()) for term in loss.terms.values()))
 
 
@@ -112,45 +113,25 @@ def value_and_gradients(
     return [loss.total.detach(), *torch.autograd.grad(loss.total, leaves)], _size(loss)
 
 
-def _change(method: Regularizer, views: Views, other: Views) -> float:
-    wanted = _evaluate(method, views)
-    return abs(wanted.total.item() - _total(method, other).item()) / max(_size(wanted), TINY)
+def _subject(method: Regularizer) -> Subject:
+    """Describe a method to the checks that are asked of every loss."""
+
+    def size(views: Views, global_views: int | None = None) -> float:
+        return _size(_evaluate(method, views, global_views=global_views))
+
+    return Subject(
+        value=partial(_total, method),
+        draw=lambda n, q, layout: draw_views(n, q, layout[0]),
+        mean=lambda views: (_total(method, views).item(), 0.0),
+        size=lambda views, **options: max(size(views, **options), TINY),
+        # More images than dimensions, fewer, the fewest, and views of which not all are global.
+        places=((4, 3, (2, 2)), (3, 5, (2, 2)), (2, 2, (2, 2)), (4, 3, (3, 1))),
+        step=3e-5,
+        floor=1e-3,
+    )
 
 
-# The checks. Each returns the largest deviation and where it was.
-
-
-def gradient(method: Regularizer) -> Outcome:
-    """Return the largest difference from central differences in float64, relative to the
-    largest derivative.
-    """
-    same = draw_views(4, 3, 2)
-    if not torch.allclose(_total(method, same), _total(method, same), rtol=1e-9, equal_nan=True):
-        return math.inf, KEEPS_STATE
-    outcomes = []
-    # More images than dimensions, fewer, the fewest, and views of which not all are global.
-    for n, q, count, global_views in ((4, 3, 2, 2), (3, 5, 2, 2), (2, 2, 2, 2), (4, 3, 3, 1)):
-        views = draw_views(n, q, count)
-        tried = slopes(partial(_total, method, global_views=global_views), views, step=3e-5)
-        _, found, wanted = torch.tensor(tried, dtype=torch.float64).T
-        # Below it the differences' own rounding would be measured; a loss may be 0 whatever two
-        # images it has.
-        floor = max(1e-3 * _size(_evaluate(method, views, global_views=global_views)), 1e-15)
-        error = (found - wanted).abs().max().item() / max(wanted.abs().max().item(), floor)
-        outcomes.append((error, f"n={n}, q={q}, {count} views, {global_views} global"))
-    return worst(outcomes)
-
-
-def order_of_images(method: Regularizer) -> Outcome:
-    """Return the relative change of the value when the images are permuted."""
-    views = draw_views(9, 5, 2)
-    return _change(method, views, permuted(views)), "n=9, q=5"
-
-
-def order_of_views(method: Regularizer) -> Outcome:
-    """Return the relative change of the value when the views are exchanged."""
-    views = draw_views(7, 4, 2)
-    return _change(method, views, views[::-1]), "n=7, q=4"
+# The checks of our methods. Each returns the largest deviation and where it was.
 
 
 def rotation(method: Regularizer) -> Outcome:
@@ -158,14 +139,15 @@ def rotation(method: Regularizer) -> Outcome:
     views = draw_views(8, 5, 2)
     gaussian_QQ = torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     turn_QQ = torch.linalg.qr(gaussian_QQ)[0]
-    return _change(method, views, [z @ turn_QQ for z in views]), "n=8, q=5"
+    return change(_subject(method), views, [z @ turn_QQ for z in views]), "n=8, q=5"
 
 
 def lengths(method: Regularizer) -> Outcome:
     """Return the relative change of the value when each embedding is scaled."""
     z1, z2 = draw_views(8, 5, 2)
     factors = torch.linspace(0.1, 7, 8, dtype=torch.float64)[:, None]
-    return _change(method, [z1, z2], [factors * z1, z2 / factors]), "factors 0.1 to 7"
+    scaled = [factors * z1, z2 / factors]
+    return change(_subject(method), [z1, z2], scaled), "factors 0.1 to 7"
 
 
 def minimum(method: Regularizer) -> Outcome:
@@ -317,54 +299,46 @@ def forms(method: Regularizer) -> Outcome:
     return worst(outcomes)
 
 
-Check = Callable[[Regularizer], Outcome | None]
-CHECKS: dict[str, tuple[Check, float, str]] = {
-    "gradient": (gradient, 1e-6, "exact_gradient"),
-    "order of images": (order_of_images, 1e-10, ""),
-    "order of views": (order_of_views, 1e-10, "symmetric"),
-    "rotation": (rotation, 1e-10, "rotation_invariant"),
-    "lengths": (lengths, 1e-10, "scale_invariant"),
-    "minimum": (minimum, 1e-9, "ordered"),
-    "views matter": (views_matter, 0.0, ""),
-    "float32": (float32, 1e-4, ""),
-    "half precision": (half_precision, 0.01, ""),
-    "finite": (finite, 0.0, ""),
-    "broken embeddings": (broken_embeddings, 0.0, ""),
-    "search space": (search_space, 0.0, ""),
-    "forms": (forms, 1e-10, ""),
-    "configuration": (configuration, 0.0, ""),
-    "documentation": (documentation, 0.0, ""),
+CHECKS = {
+    **loss_checks.CHECKS,
+    "rotation": Check(rotation, 1e-10, "rotation_invariant"),
+    "lengths": Check(lengths, 1e-10, "scale_invariant"),
+    "minimum": Check(minimum, 1e-9, "ordered"),
+    "views matter": Check(views_matter, 0.0),
+    "float32": Check(float32, 1e-4),
+    "half precision": Check(half_precision, 0.01),
+    "finite": Check(finite, 0.0),
+    "broken embeddings": Check(broken_embeddings, 0.0),
+    "search space": Check(search_space, 0.0),
+    "forms": Check(forms, 1e-10),
+    "configuration": Check(configuration, 0.0),
+    "documentation": Check(documentation, 0.0),
 }
-"""Each check, what is allowed, and the claim in a method's metadata that it is about, if it is
-about one.
+"""What our methods are held to: what is asked of every loss, and what only they have.
+
+The sharded check is apart, as it runs several methods at once (`check_sharded`).
 """
 
 
-def check_names() -> list[str]:
-    """List all checks but the sharded one, which runs several methods at once (`check_sharded`)."""
-    return list(CHECKS)
-
-
-def run_check(method: Regularizer, check: str) -> CheckResult | None:
+def run_check(method: Regularizer, name: str) -> CheckResult | None:
     """Run one check of one method; None if it claims nothing that the check is about."""
-    function, bound, claim = CHECKS[check]
-    if claim and not getattr(method.metadata, claim):
+    check = CHECKS[name]
+    if name in left_out(method):
         return None
     try:
-        outcome = function(method)
+        outcome = check.measure(_subject(method) if name in loss_checks.CHECKS else method)
     except Exception as error:  # whatever a method raises is a finding
         outcome = math.inf, f"{type(error).__name__}: {error}"
-    return CheckResult(check, bound, *outcome) if outcome else None
+    return CheckResult(name, check.bound, *outcome) if outcome else None
 
 
-def left_out(method: Regularizer) -> list[str]:
-    """Name the checks that do not apply to a method, each with the claim that it does not make."""
-    claims = {check: claim for check, (_, _, claim) in CHECKS.items() if claim}
-    return [
-        f"{check} (not {claim})"
-        for check, claim in claims.items()
-        if not getattr(method.metadata, claim)
-    ]
+def left_out(method: Regularizer) -> dict[str, str]:
+    """Return the checks that do not apply to a method, with the claim that it does not make."""
+    found = {}
+    for name, check in CHECKS.items():
+        if check.claim and not getattr(method.metadata, check.claim):
+            found[name] = check.claim
+    return found
 
 
 # Over ranks.

@@ -1,7 +1,7 @@
 """Checks of a loss that is a function of the views' embeddings, whoever wrote it.
 
-Each check takes such a loss and returns numbers. `conformance` holds our own methods to bounds on
-them; the audit puts losses of other libraries through the same and words what it finds.
+`CHECKS` lists what is asked of every loss. `conformance` holds our own methods to it where they
+claim so. The audit holds losses of other libraries to it, and looks for what explains a deviation.
 
 Shapes: N = batch (n), Q = embedding dimension (q).
 """
@@ -9,9 +9,10 @@ Shapes: N = batch (n), Q = embedding dimension (q).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -211,3 +212,113 @@ def mean_value(loss: LossOfViews, views: Views) -> Mean:
 def chance(one: Mean, other: Mean) -> float:
     """Return how far two means may be apart by chance: five standard errors."""
     return 5 * math.hypot(one[1], other[1])
+
+
+# What is asked of every loss.
+
+Layout = tuple[int, int]
+"""Number of views, and of global ones among them."""
+TWO_VIEWS: Layout = (2, 2)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A loss that is checked: one of ours, or a black box.
+
+    Attributes:
+        value: The loss of embeddings, a seed and a number of global views.
+        draw: Draws embeddings for n, q and a layout, and after them targets if there are any.
+        mean: Mean over what the loss draws.
+        size: What deviations of the value are relative to.
+        places: The n, q and layouts at which gradients are compared.
+        step: Step of differences.
+        floor: Share of `size` that errors of the gradient are relative to at least.
+    """
+
+    value: Callable[..., Tensor]
+    draw: Callable[[int, int, Layout], list[Tensor]]
+    mean: Callable[[Views], Mean]
+    size: Callable[..., float]
+    places: Sequence[tuple[int, int, Layout]]
+    step: float
+    floor: float
+
+
+def gradient(subject: Subject) -> Outcome:
+    """Return the largest difference from differences of the value, relative to the largest one.
+
+    Along no direction may it be off, since a wrong addend can hide along one.
+    """
+    outcomes = []
+    for n, q, (count, global_views) in subject.places:
+        drawn = subject.draw(n, q, (count, global_views))
+        views, loss = drawn[:count], of_views(subject.value, drawn[count:], global_views)
+        first, second = loss(views), loss(views)
+        if not torch.allclose(first, second, rtol=1e-9, equal_nan=True):
+            return math.inf, KEEPS_STATE
+        _, found, wanted = torch.tensor(slopes(loss, views, subject.step), dtype=torch.float64).T
+        # Below it the differences' own rounding would be measured; a loss may be 0 whatever two
+        # images it has.
+        least = max(subject.floor * subject.size(drawn, global_views=global_views), 1e-12)
+        error = (found - wanted).abs().max().item() / max(wanted.abs().max().item(), least)
+        outcomes.append((error, f"n={n}, q={q}, {count} views, {global_views} global"))
+    return worst(outcomes)
+
+
+def of_views(value: Callable[..., Tensor], targets: Views, global_views: int) -> LossOfViews:
+    """Return a loss as a function of the views alone, with targets that stay."""
+
+    def loss(views_NQ: Views, /, *, seed: int = 0) -> Tensor:
+        return value([*views_NQ, *targets], seed=seed, global_views=global_views)
+
+    return loss
+
+
+def order_of_images(subject: Subject) -> Outcome:
+    """Return the relative change of the value when the images are permuted."""
+    views = subject.draw(12, 4, TWO_VIEWS)
+    return change(subject, views, permuted(views)), "n=12, q=4"
+
+
+def order_of_views(subject: Subject) -> Outcome:
+    """Return the relative change of the value when the views are exchanged."""
+    views = subject.draw(12, 4, TWO_VIEWS)
+    return change(subject, views, [*views[1::-1], *views[:1:-1]]), "n=12, q=4"
+
+
+def change(subject: Subject, views: Views, other: Views) -> float:
+    """Return the change of the value by other embeddings, beyond what chance does."""
+    before, after = subject.mean(views), subject.mean(other)
+    return max(abs(after[0] - before[0]) - chance(before, after), 0.0) / subject.size(views)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A question about a loss.
+
+    Attributes:
+        measure: Gives the largest deviation and its place.
+        bound: Largest deviation that is allowed of our methods.
+        claim: The claim in a method's metadata that it is about; empty if it holds for all.
+        allowed: Largest deviation that is allowed of other losses.
+        allowed_single: The same of losses that take float32 only.
+        words: What is done to other losses, in the audit's words.
+    """
+
+    measure: Callable[[Any], Outcome | None]
+    bound: float
+    claim: str = ""
+    allowed: float = math.nan
+    allowed_single: float = math.nan
+    words: str = ""
+
+
+CHECKS = {
+    "gradient": Check(gradient, 1e-6, "exact_gradient", 1e-5, 0.02),
+    "order of images": Check(
+        order_of_images, 1e-10, "", 1e-8, 1e-3, "the images of the batch are permuted"
+    ),
+    "order of views": Check(
+        order_of_views, 1e-10, "symmetric", 1e-8, 1e-3, "the views are exchanged"
+    ),
+}

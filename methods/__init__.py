@@ -4,9 +4,16 @@ A new method is one file in this folder (or in another wheel, through the entry-
 `regbench.methods`) with one class: see docs/tutorials/add_a_regularizer.md.
 """
 
-from regbench.methods.base import METHODS, Loss, Metadata, NotComputable, Regularizer, register
+from regbench.methods.base import (
+    METHODS,
+    Loss,
+    LossModule,
+    Metadata,
+    NotComputable,
+    Regularizer,
+    register,
+)
 from regbench.methods.forms.engine import Engine
-from regbench.methods.forms.module import LossModule
 
 build, defaults, names, registry_name = METHODS.build, METHODS.defaults, METHODS.names, METHODS.name
 

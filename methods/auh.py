@@ -9,8 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.forms.decomposed import Addends, Decomposed
-from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.decomposed import Addends, Decomposed, StreamedView
 from regbench.methods.forms.pairwise import energy, fused, mask_diagonal
 from regbench.spaces import Range, Space
 
@@ -62,10 +61,6 @@ class AUH(Decomposed):
         # the logarithm.
         self.require(0 < self.scale <= 20, "scale must be in (0, 20]")
 
-    def alignment_scale(self, q: int) -> float:
-        """Return λ, whatever q is."""
-        return self.alignment_weight
-
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute the logarithm of the mean energy."""
         n = len(u_NQ)
@@ -78,16 +73,9 @@ class AUH(Decomposed):
         """The textbook form, and `gram`: the logarithm of a streamed energy."""
         return ("textbook", "gram")
 
-    def add_regularizer(
-        self,
-        z_NQ: Tensor,
-        inverse_N: Tensor,
-        gradient_NQ: Tensor,
-        share: float,
-        shard: Shard,
-        form: str,
-    ) -> Addends:
+    def add_regularizer(self, view: StreamedView) -> Addends:
         """Compute it in Gram form, see `Decomposed.add_regularizer`."""
+        z_NQ, inverse_N, gradient_NQ, share, shard, _ = view
         n = shard.n
         total = shard.sum(
             energy(z_NQ, inverse_N, fused(self._energy_and_slope), gradient_NQ, shard)

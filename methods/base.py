@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from regbench.errors import RegbenchError
 from regbench.methods.forms.engine import Engine, Shard, drawing, warn_of_local_rows
 from regbench.methods.forms.gradients import ValueWithGradient, differentiate
-from regbench.methods.forms.module import LossModule
 from regbench.methods.forms.views import pairs
 from regbench.plugins import Registry
 from regbench.spaces import Space
@@ -309,20 +308,15 @@ class Regularizer(ABC):
         Raises:
             RegbenchError: If the embeddings are no floating-point tensors, fewer than two, the
                 shapes differ, are not (n, q), q < `least_dim`, or n < 2 over all ranks; if there
-                are not so many global views; if the method lacks the form; in backward, if a second
-                derivative is asked of a streamed form.
+                are fewer than `global_views`; if the method lacks the form; in backward, if a
+                second derivative is asked of a streamed form.
             NotComputable: If a matrix cannot be factorised, as with embeddings that are not finite.
                 Most losses are then NaN or infinite.
         """
         count = len(views_NQ)
         global_views = count if global_views is None else global_views
         self._check(views_NQ, engine, global_views)
-        if (
-            engine.group is None
-            and dist.is_available()
-            and dist.is_initialized()
-            and dist.get_world_size() > 1
-        ):
+        if engine.group is None and _several_processes():
             warn_of_local_rows()
         dtype = torch.float64 if views_NQ[0].dtype == torch.float64 else torch.float32
         kind = views_NQ[0].device.type
@@ -404,7 +398,7 @@ class Regularizer(ABC):
         return Loss(total, terms)
 
     def form_at(self, form: str, n: int, q: int) -> str:
-        """Tell what a form stands for at a batch of n and q dimensions: `auto` for the cheapest
+        """Return what a form stands for at a batch of n and q dimensions: `auto` for the cheapest
         there is.
         """
         if form != "auto":
@@ -453,6 +447,47 @@ class Native(Regularizer):
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Compute the textbook form by autograd, see `Regularizer.value_and_gradient`."""
         return differentiate(lambda views: self.view_terms(views, global_views), views_NQ, shard)
+
+
+class LossModule(nn.Module):
+    """The total of a regularizer's loss: `loss = methods.build("vicreg").module()`, then `loss(z1,
+    z2).backward()`.
+
+    It has neither parameters nor a state: its `state_dict` is empty, and it can be copied, pickled
+    and moved. Its addends by name, for a log, are `loss.method(z1, z2).terms`.
+
+    Where torch.distributed has several processes, they share the batch: all of them call it, each
+    with its own images, and the gradient is right for the mean that DistributedDataParallel takes.
+    For the loss of one process's images alone, call the regularizer itself.
+
+    Attributes:
+        method: The regularizer, with its hyperparameters.
+        form: See `Engine`.
+    """
+
+    def __init__(self, method: Regularizer, *, form: str = "auto") -> None:
+        """See the class for the arguments.
+
+        Raises:
+            RegbenchError: If there is no such form.
+        """
+        super().__init__()
+        self.method, self.form = method, Engine(form=form).form
+
+    def forward(self, *views_NQ: Tensor, global_views: int | None = None) -> Tensor:
+        """Compute the loss, a scalar; arguments as for a call of the regularizer."""
+        several = _several_processes()
+        # A group can be neither copied nor pickled, so each call looks it up.
+        engine = Engine(form=self.form, group=dist.group.WORLD if several else None)
+        return self.method.loss(*views_NQ, engine=engine, global_views=global_views)
+
+    def extra_repr(self) -> str:
+        """Show the regularizer with its hyperparameters, and the form."""
+        return f"{self.method}, form={self.form!r}"
+
+
+def _several_processes() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _add(total: dict[str, Tensor], terms: dict[str, Tensor], share: float) -> None:

@@ -67,10 +67,6 @@ class CorInfoMax(Decomposed):
         self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
         self.require(self.epsilon >= 1e-12, "epsilon must be >= 1e-12")
 
-    def alignment_scale(self, q: int) -> float:
-        """Return α, whatever q is."""
-        return self.alignment_weight
-
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute −(2/q) log det(R + ε I) of one view."""
         z_NQ = u_NQ.double()

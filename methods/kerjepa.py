@@ -17,8 +17,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.chebyshev import chebyshev_series
-from regbench.methods.forms.decomposed import Addends, Decomposed
-from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.decomposed import Addends, Decomposed, StreamedView
 from regbench.methods.forms.pairwise import blocks, off_diagonal_mask, panels, squared_distances
 from regbench.spaces import Range, Space
 
@@ -179,16 +178,9 @@ class KerJEPA(Decomposed):
         """The textbook form, and `gram`, streamed over the Gram matrix."""
         return ("textbook", "gram")
 
-    def add_regularizer(
-        self,
-        z_NQ: Tensor,
-        inverse_N: Tensor,
-        gradient_NQ: Tensor,
-        share: float,
-        shard: Shard,
-        form: str,
-    ) -> Addends:
+    def add_regularizer(self, view: StreamedView) -> Addends:
         """Compute it in Gram form, see `Decomposed.add_regularizer`."""
+        z_NQ, _, gradient_NQ, share, shard, _ = view
         n, q = shard.n, z_NQ.shape[1]
         squared_N = z_NQ.square().sum(dim=1)
         crossed_N, slope_N = _with_slopes(partial(self.of_embeddings, q=q), squared_N)

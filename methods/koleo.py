@@ -63,10 +63,6 @@ class KoLeo(Decomposed):
         )
         self.require(self.epsilon > 0, "epsilon must be > 0")
 
-    def alignment_scale(self, q: int) -> float:
-        """Return λ, whatever q is."""
-        return self.alignment_weight
-
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute −μ times the mean logarithm of the distance to the nearest embedding."""
         # The choice has no gradient. The distance is taken anew, without the cancellation of a Gram

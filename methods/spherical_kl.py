@@ -16,8 +16,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.chebyshev import chebyshev_series, series_derivative
-from regbench.methods.forms.decomposed import Addends, Decomposed
-from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.decomposed import Addends, Decomposed, StreamedView
 from regbench.methods.forms.pairwise import blocks, mask_diagonal, panels
 from regbench.methods.forms.spectrum import log_harmonics
 from regbench.spaces import Range, Space
@@ -118,16 +117,9 @@ class SphericalKL(Decomposed):
         """
         return ("textbook", "gram")
 
-    def add_regularizer(
-        self,
-        z_NQ: Tensor,
-        inverse_N: Tensor,
-        gradient_NQ: Tensor,
-        share: float,
-        shard: Shard,
-        form: str,
-    ) -> Addends:
+    def add_regularizer(self, view: StreamedView) -> Addends:
         """Compute it in Gram form, see `Decomposed.add_regularizer`: 6 n² q FLOP."""
+        z_NQ, inverse_N, gradient_NQ, share, shard, _ = view
         q = z_NQ.shape[1]
         logs = log_heat_kernel(q, self.diffusion_time)
         slopes = series_derivative(logs)

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regbench.methods.base import Metadata, Regularizer, register
-from regbench.methods.forms.decomposed import Addends
-from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.decomposed import Addends, StreamedView
 from regbench.methods.forms.kernel import KernelEnergy
 from regbench.methods.forms.pairwise import normalize
 from regbench.spaces import Range, Space
@@ -93,18 +92,10 @@ class TiCo(KernelEnergy):
             name: 0.5 * (term + term.detach()) for name, term in super().regularizer(u_NQ).items()
         }
 
-    def add_regularizer(
-        self,
-        z_NQ: Tensor,
-        inverse_N: Tensor,
-        gradient_NQ: Tensor,
-        share: float,
-        shard: Shard,
-        form: str,
-    ) -> Addends:
+    def add_regularizer(self, view: StreamedView) -> Addends:
         """Compute it in Gram or covariance form, see `Decomposed.add_regularizer`."""
         # The share scales the gradient alone, not the value.
-        return super().add_regularizer(z_NQ, inverse_N, gradient_NQ, 0.5 * share, shard, form)
+        return super().add_regularizer(view._replace(share=0.5 * view.share))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

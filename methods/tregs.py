@@ -123,7 +123,7 @@ def spanning_tree(z_NQ: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _any_tree(z_NQ: Tensor) -> tuple[Tensor, Tensor]:
-    """Tell the shapes alone, for a plan: without values there is no tree to be found."""
+    """Return the shapes alone, for a plan: without values there is no tree to be found."""
     ends = torch.empty(len(z_NQ) - 1, dtype=torch.long, device=z_NQ.device)
     return ends, torch.empty_like(ends)
 

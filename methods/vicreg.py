@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.forms.decomposed import Addends, Decomposed
-from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.decomposed import Addends, Decomposed, StreamedView
 from regbench.methods.forms.pairwise import chunks, energy, frobenius_norm, second_moment, square
 from regbench.spaces import Range, Space
 
@@ -39,10 +38,6 @@ class VarianceCovariance(Decomposed):
         """Refuse negative weights."""
         weights = (self.alignment_weight, self.variance_weight, self.covariance_weight)
         self.require(min(weights) >= 0 and self.epsilon > 0, "weights must be >= 0 and epsilon > 0")
-
-    def alignment_scale(self, q: int) -> float:
-        """Return λ, whatever q is."""
-        return self.alignment_weight
 
     def hinge(self, variance_Q: Tensor) -> Tensor:
         """Compute v = mean over coordinates of max(0, 1 − √(var + ε))."""
@@ -103,16 +98,9 @@ class VICReg(VarianceCovariance):
         """All three: as ‖ZᵀZ‖ = ‖ZZᵀ‖, the covariance term does not need the covariance."""
         return ("textbook", "gram", "covariance")
 
-    def add_regularizer(
-        self,
-        z_NQ: Tensor,
-        inverse_N: Tensor,
-        gradient_NQ: Tensor,
-        share: float,
-        shard: Shard,
-        form: str,
-    ) -> Addends:
+    def add_regularizer(self, view: StreamedView) -> Addends:
         """Compute it in Gram or covariance form, see `Decomposed.add_regularizer`."""
+        z_NQ, inverse_N, gradient_NQ, share, shard, form = view
         variance_weight, covariance_weight = (
             share * self.variance_weight,
             2 * share * self.covariance_weight,

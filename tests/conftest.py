@@ -35,11 +35,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each of them
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that accepts what reports say now."""
+    """Add the option that accepts what is printed now."""
     parser.addoption(
         "--update-golden",
         action="store_true",
-        help="Write the golden files of reports anew; read their difference before you commit it.",
+        help="Write golden files anew; read their difference before you commit it.",
     )
 
 
@@ -101,6 +101,20 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         if f"not {mark}" in config.option.markexpr:
             lines.append(f"left out: tests marked {mark}; to run them: {target}")
     return lines
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with `golden/NAME` beside the test's file."""
+
+    def compare(name: str, text: str) -> None:
+        path = request.path.parent / "golden" / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert text == path.read_text(), f"{path}; if it is right: pytest --update-golden"
+
+    return compare
 
 
 TINY = (

@@ -45,15 +45,8 @@ def modules() -> dict[str, Path]:
 def imported(path: Path, known: dict[str, Path]) -> set[str]:
     """Name what a file imports from the package, inside functions and for type annotations too."""
     tree = ast.parse(path.read_text())
-    skipped: set[int] = set()
-    if path.is_relative_to(ROOT / "methods"):  # its annotations still go round in a circle
-        for node in ast.walk(tree):
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-                skipped |= {id(inner) for each in node.body for inner in ast.walk(each)}
     found = set()
     for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -23,7 +23,7 @@ from regbench.benchmark.settings.listing import listing
 from regbench.benchmark.settings.presets import sweep_names
 from regbench.benchmark.settings.sweep import load_run, load_sweep, read_rows
 from regbench.cli import main
-from regbench.instruments.conformance import check_names, run_check
+from regbench.instruments.conformance import CHECKS, run_check
 from regbench.settings import plain
 from regbench.sweeps.search import propose
 from tests.ranks import as_one_process, launch
@@ -148,7 +148,7 @@ def test_contributing_example_is_a_method(tmp_path: Path, monkeypatch: pytest.Mo
         )
         torch.testing.assert_close(method.loss(z[0], z[1]), expected, rtol=1e-12, atol=0)
         assert torch.autograd.gradcheck(lambda x: methods.build("imq").loss(*x), z)
-        for name in check_names():
+        for name in CHECKS:
             finding = run_check(method, name)
             assert finding is None or finding.ok, finding
     finally:

@@ -71,7 +71,7 @@ class Challenge:
     repeated: Sweep
 
     def plan(self) -> str:
-        """Say how many trainings it takes, and how long."""
+        """Describe how many trainings it takes, and how long."""
         finals = max(len(self.tuning.final_seeds) - 1, 0)  # the tuning has trained one of them
         further = MOST_SEEDS - len(self.tuning.final_seeds)
         phases = [len(self.repeated.cells), len(self.tuning.cells), finals]

@@ -211,24 +211,15 @@ def enter(module_name: str, name: str, chosen: str) -> None:
     own = _own(module)
     if chosen:
         own = {key: value for key, value in own.items() if key == chosen}
-    kinds: tuple[list[Any], ...] = (
-        [
-            value
-            for value in own.values()
-            if inspect.isclass(value) and issubclass(value, Regularizer)
-        ],
-        [
-            value
-            for value in own.values()
-            if inspect.isclass(value) and issubclass(value, nn.Module)
-        ],
-        [value for value in own.values() if inspect.isfunction(value)],
-    )
-    regularizers, *plain = kinds
-    if regularizers:
-        return
-    # Functions beside a module are its helpers.
-    losses = next(filter(None, plain), [])
+    modules, functions = [], []
+    for value in own.values():
+        if inspect.isclass(value) and issubclass(value, Regularizer):
+            return
+        if inspect.isclass(value) and issubclass(value, nn.Module):
+            modules.append(value)
+        elif inspect.isfunction(value):
+            functions.append(value)
+    losses: list[Any] = modules or functions  # functions beside a module are its helpers
     if len(losses) != 1:
         names = ", ".join(loss.__name__ for loss in losses) or "none"
         raise RegbenchError(

@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.significance import LEVEL
-from regbench.tracks.verdicts import MOST_SEEDS, Verdict, worded
+from regbench.tracks.verdicts import MOST_SEEDS, Verdict, select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +55,9 @@ class Placing:
     @property
     def places(self) -> tuple[int, int]:
         """The best and the worst place that the verdicts leave open."""
-        # A row that is not told from it may stand on either side.
-        ahead = len(worded(self._of_rivals, "worse than"))
-        behind = len(worded(self._of_rivals, "better than"))
+        # A row that is not significantly different from it may stand on either side.
+        ahead = len(select(self._of_rivals, "worse than"))
+        behind = len(select(self._of_rivals, "better than"))
         return 1 + ahead, 1 + len(self.rivals) - behind
 
     @property
@@ -67,7 +67,7 @@ class Placing:
     @property
     def claim(self) -> str:
         """Sentence that may be claimed."""
-        beaten = [verdict.label for verdict in worded(self.verdicts, "better than")]
+        beaten = [verdict.label for verdict in select(self.verdicts, "better than")]
         held = (
             f"{self.label} is better than {', '.join(beaten)}" if beaten else "better than no row"
         )
@@ -76,7 +76,7 @@ class Placing:
     @property
     def next_claim(self) -> str:
         """Sentence on what it would take to tell one more row; empty if all are told."""
-        untold = worded(self.verdicts, "not told from")
+        untold = select(self.verdicts, "not significantly different from")
         possible = [
             (verdict.seeds, verdict.label) for verdict in untold if verdict.seeds is not None
         ]

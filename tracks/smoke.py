@@ -76,7 +76,7 @@ class SmokeTest:
     check: Callable[[], Sequence[tuple[str, float, str]]]
 
     def plan(self) -> str:
-        """Say what it takes."""
+        """Describe what it takes."""
         return f"{len(RULES)} checks and one training of {self.method.label}, a minute or so"
 
     def run(self, wait: Wait | None, say: Callable[[str], None] = log.info) -> Smoke | None:
@@ -87,7 +87,7 @@ class SmokeTest:
         """
         findings = []
         for rule, error, where in self.check():
-            _, bound, _ = CHECKS[rule]
+            bound = CHECKS[rule].bound
             result = CheckResult(rule, bound, error, where)
             findings.append(
                 (result.ok, rule, f"deviation {error:.2g}, {bound:g} is allowed ({where})")

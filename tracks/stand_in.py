@@ -158,7 +158,7 @@ class Facts:
         needs: Parts of a network that it needs.
         of_training: Settings that only act in a training with a teacher.
         prototypes: Number of prototypes.
-        space: Search space: the fields of each `Range` or `Choice` that are not at their defaults.
+        space: Search space; what is left out of a `Range` is at its default.
     """
 
     name: Name
@@ -167,24 +167,20 @@ class Facts:
     needs: tuple[str, ...]
     of_training: tuple[str, ...]
     prototypes: AtLeastZero
-    space: dict[str, dict[str, Any]] | None
+    space: dict[str, Range | Choice] | None
 
 
 def _facts(method: Regularizer, given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Collect the facts of a method with its defaults, or with settings that are given."""
     if given is not None:
         method = METHODS.from_plain({**given, "name": METHODS.name(method)}, "method.")
-    space: dict[str, Any] | None = None
-    if method.space is not None:
-        space = {}
-        for name, each in method.space.items():
-            fields = {
-                field.name: (getattr(each, field.name), field.default)
-                for field in dataclasses.fields(each)
-            }
-            space[name] = {
-                key: value for key, (value, default) in fields.items() if value != default
-            }
+    space: dict[str, dict[str, Any]] = {}
+    for name, each in (method.space or {}).items():
+        space[name] = {}
+        for field in dataclasses.fields(each):
+            value = getattr(each, field.name)
+            if value != field.default:  # an infinite one, as some are by default, is no JSON
+                space[name][field.name] = value
     return {
         "name": METHODS.name(method),
         "label": method.label,
@@ -192,7 +188,7 @@ def _facts(method: Regularizer, given: Mapping[str, Any] | None) -> dict[str, An
         "needs": method.needs,
         "of_training": method.of_training,
         "prototypes": method.prototypes,
-        "space": space,
+        "space": None if method.space is None else space,
     }
 
 
@@ -261,12 +257,6 @@ def entered(file: LossFile, folder: Path) -> Iterator[StandIn]:
         return known[key]
 
     facts = facts_of(None)
-    space = None
-    if facts.space is not None:
-        space = {}
-        for name, given in facts.space.items():
-            kind: Any = Choice if "values" in given else Range
-            space[name] = settings.from_plain(kind, given, f"{file.path}: space.{name}.")
     made = dataclasses.make_dataclass(
         "StandIn",
         [(name, Any, value) for name, value in facts.settings.items()],
@@ -278,7 +268,7 @@ def entered(file: LossFile, folder: Path) -> Iterator[StandIn]:
             "facts_of": staticmethod(facts_of),
             "needs": facts.needs,
             "of_training": facts.of_training,
-            "space": space,
+            "space": facts.space,
         },
     )
     register(facts.name)(made)

@@ -50,9 +50,9 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """The verdict: "better than", "worse than" or "not told from"."""
+        """The verdict: "better than", "worse than" or "not significantly different from"."""
         if abs(self.difference) <= self.half_width:
-            return "not told from"
+            return "not significantly different from"
         return "better than" if self.difference > 0 else "worse than"
 
 
@@ -104,14 +104,14 @@ def unclear(found: Sequence[Verdict], seeds: int) -> list[Verdict]:
     """
     if seeds >= MOST_SEEDS:
         return []
-    untold = worded(found, "not told from")
+    untold = select(found, "not significantly different from")
     return [
         verdict for verdict in untold if verdict.seeds is not None and verdict.seeds <= MOST_SEEDS
     ]
 
 
-def worded(found: Sequence[Verdict], words: str) -> list[Verdict]:
-    """Return the verdicts that are put into these words."""
+def select(found: Sequence[Verdict], words: str) -> list[Verdict]:
+    """Return the verdicts of some words."""
     return [verdict for verdict in found if verdict.words == words]
 
 

@@ -70,7 +70,7 @@ API = {
     "reference/python.md": ("Commands in Python", ["regbench.api", "regbench.audit"]),
     "reference/methods.md": (
         "Losses in Python",
-        ["regbench.methods.base", "regbench.methods.forms.module", "regbench.methods.forms.engine"],
+        ["regbench.methods.base", "regbench.methods.forms.engine"],
     ),
     "reference/records.md": (
         "Records in Python",

@@ -116,8 +116,8 @@ def explain(target: Target, method: Regularizer) -> Finding | None:
         if loose is None:
             continue
         if fit := _fit_of(hypothesis, samples, method, exact):
-            return _worded(hypothesis, fit)
-        close = close or _worded(hypothesis, loose)
+            return _describe(hypothesis, fit)
+        close = close or _describe(hypothesis, loose)
     if close is not None:
         return close
     text = (
@@ -257,8 +257,8 @@ def _fit(
     return None
 
 
-def _worded(hypothesis: Hypothesis, fit: _Fit) -> Finding:
-    """Put an explanation into words."""
+def _describe(hypothesis: Hypothesis, fit: _Fit) -> Finding:
+    """Describe an explanation."""
     finding = _fitted(fit)
     finding = replace(finding, text=f"equals {hypothesis.text}{finding.text}")
     if (

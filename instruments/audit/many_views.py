@@ -23,15 +23,21 @@ from regbench.instruments.audit.explain import explain_random, least_squares
 from regbench.instruments.audit.finding import Finding, Severity, in_words
 from regbench.instruments.audit.target import SIZE, Target
 from regbench.instruments.audit.textbook import has_targets, is_own_target, step_of, textbook
-from regbench.instruments.loss_checks import Views, cast, chance, draw_views, mean_value, seeded
+from regbench.instruments.loss_checks import (
+    Layout,
+    Views,
+    cast,
+    chance,
+    draw_views,
+    mean_value,
+    seeded,
+)
 from regbench.methods import Regularizer
 from regbench.methods.forms.decomposed import Decomposed
 from regbench.methods.forms.pairwise import normalize
 
 # Four views have six pairs and four regularizers: the weights of these ten are overdetermined.
 _DRAWS = 16
-Layout = tuple[int, int]
-"""V and G."""
 Part = tuple[int, ...]
 """The views that an addend is of, one or two; none if it is of all."""
 
@@ -152,7 +158,7 @@ class _Term:
         return sum(self.found.values()) / sum(self.wanted.values())
 
     def is_times(self, factor: float) -> bool:
-        """Tell whether all weights are that multiple of the textbook's."""
+        """Return True if all weights are that multiple of the textbook's."""
         scale = max(abs(factor * weight) for weight in self.wanted.values())
         return all(
             abs(self.found[part] - factor * x) <= self.tolerance * scale
@@ -226,7 +232,7 @@ def _parts(method: Regularizer, views: Views, global_views: int) -> dict[tuple[s
 
 
 def _uneven(term: _Term, severity: Severity, usual: float, layout: Layout) -> Finding:
-    """Tell the weights that are not in the textbook's proportion."""
+    """Describe the weights that are not in the textbook's proportion."""
     ratios, listed = [], []
     for part, wanted in term.wanted.items():
         weight = term.found[part] / usual

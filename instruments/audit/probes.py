@@ -9,29 +9,35 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regbench.instruments.audit.explain import explain, explain_random
 from regbench.instruments.audit.finding import Finding, Severity
-from regbench.instruments.audit.many_views import Layout, left_out, order, values
+from regbench.instruments.audit.many_views import left_out, order, values
 from regbench.instruments.audit.target import SIZE, Target
 from regbench.instruments.audit.textbook import is_own_target, keeps_state, textbook
 from regbench.instruments.audit.weights import weights
 from regbench.instruments.loss_checks import (
+    CHECKS,
     KEEPS_STATE,
+    TWO_VIEWS,
+    Check,
+    Layout,
+    Subject,
     Views,
     cast,
-    chance,
     corner_cases,
     evaluate,
     mean_value,
     not_finite,
-    permuted,
+    of_views,
     relative,
     slopes,
 )
+from regbench.instruments.loss_checks import gradient as gradient_error
 from regbench.processes import one_line
 
 Probe = Callable[[Target], list[Finding]]
@@ -58,66 +64,82 @@ def value(target: Target) -> list[Finding]:
     return findings
 
 
-def gradient(target: Target, layout: Layout = (2, 2)) -> list[Finding]:
+def gradient(target: Target, layout: Layout = TWO_VIEWS) -> list[Finding]:
     """Compare the gradient with differences of the loss's own value, or the textbook's if it
     detaches something.
     """
     method = target.claimed
     try:
-        if method is None or (method.metadata.exact_gradient and not is_own_target(method)):
-            return _against_differences(target, layout)
-        return _against_textbook(target, layout)
+        if method is not None and (not method.metadata.exact_gradient or is_own_target(method)):
+            return _against_textbook(target, layout)
+        check, subject = CHECKS["gradient"], _subject(target, layout)
+        error, where = gradient_error(subject)
+        if error <= _allowed(target, check):  # not so for NaN
+            return []
+        if where == KEEPS_STATE:
+            severity: Severity = "defect" if method else "note"
+            return [Finding("gradient not to be told", severity, error, KEEPS_STATE)]
+        return [_wrong_gradient(target, subject, error)]
     except Exception as error:
         return [_failed(target, error)]
 
 
-def _against_differences(target: Target, layout: Layout) -> list[Finding]:
-    count, global_views = layout
-    # In single precision, differences over a smaller step would be rounding.
-    step, tolerance = (1e-2, 0.02) if target.single else (1e-4, 1e-5)
-    drawn = target.draw(count, global_views=global_views)
-    views, targets = drawn[:count], drawn[count:]
+def _subject(target: Target, layout: Layout = TWO_VIEWS) -> Subject:
+    """Describe a black box to the checks that are asked of every loss."""
 
-    def loss(views: Views, *, seed: int = 0) -> Tensor:
-        return target.value([*views, *targets], seed=seed, global_views=global_views)
+    def draw(n: int, q: int, layout: Layout) -> list[Tensor]:
+        count, global_views = layout
+        return target.draw(count, size=(n, q), global_views=global_views)
 
-    tried = slopes(loss, views, step)
-    _, found, wanted = torch.tensor(tried, dtype=torch.float64).T
-    scale = wanted.abs().max().item() or 1.0
-    worst = (found - wanted).abs().max().item() / scale
-    # Along no direction may it be off, since a wrong addend can hide along one.
-    if worst <= tolerance:  # not so for NaN
-        return []
-    first, second = (loss(views) for _ in range(2))
-    if not torch.allclose(first, second, rtol=1e-9, equal_nan=True):
-        return [
-            Finding(
-                "gradient not to be told",
-                "defect" if target.claimed else "note",
-                worst,
-                KEEPS_STATE,
-            )
-        ]
+    def size(views: Views, **options: Any) -> float:
+        # A value near 0 may be the difference of large ones, as other pairs of the views show.
+        others = [views[0], views[1].roll(1, dims=0), *views[2:]]
+        values = [target.value(given, **options).item() for given in (views, others)]
+        return max(*map(abs, values), 1e-12)
+
+    return Subject(
+        value=target.value,
+        draw=draw,
+        mean=partial(mean_value, target.value),
+        size=size,
+        places=((*SIZE, layout),),
+        # In single precision, differences over a smaller step would be rounding.
+        step=1e-2 if target.single else 1e-4,
+        # A constant has a gradient of rounding alone.
+        floor=1e-9,
+    )
+
+
+def _allowed(target: Target, check: Check) -> float:
+    return check.allowed_single if target.single else check.allowed
+
+
+def _wrong_gradient(target: Target, subject: Subject, error: float) -> Finding:
+    """Find what is wrong with a gradient that differs from differences of the value."""
+    ((n, q, (count, global_views)),) = subject.places
+    drawn = subject.draw(n, q, (count, global_views))
+    views, loss = drawn[:count], of_views(subject.value, drawn[count:], global_views)
+    tried = slopes(loss, views, subject.step)
+    scale = max(abs(slope.wanted) for slope in tried)
     _, gradients = evaluate(loss, views)
     stopped = [view for view, gradient_NQ in enumerate(gradients) if not gradient_NQ.any()]
     if stopped:
         missing = [abs(slope.wanted) for slope in tried if slope.view in stopped]
-        share = max(missing) / scale
         text = (
             f"view {stopped[0] + 1} gets no gradient, although the value depends on it: it is "
             "detached"
         )
-        return [Finding("detached view", "defect", share, text)]
+        return Finding("detached view", "defect", max(missing) / scale, text)
     ratios = [slope.found / slope.wanted for slope in tried if abs(slope.wanted) > 1e-2 * scale]
     if ratios and max(ratios) - min(ratios) < 1e-3 * abs(ratios[0]):
         text = f"the gradient is {ratios[0]:.4g} times that of the value"
-        return [Finding("gradient's factor", "defect", ratios[0], text)]
+        return Finding("gradient's factor", "defect", ratios[0], text)
     why = target.detaches or "something is detached, or rounds"
-    text = f"the gradient is off by {worst:.2g} of the derivative of the value: {why}"
+    text = f"the gradient is off by {error:.2g} of the derivative of the value: {why}"
     severity: Severity = "convention" if target.detaches else "defect"
-    return [
-        Finding("gradient not the value's", severity if target.claimed else "note", worst, text)
-    ]
+    if target.claimed is None:
+        severity = "note"
+    return Finding("gradient not the value's", severity, error, text)
 
 
 def _against_textbook(target: Target, layout: Layout) -> list[Finding]:
@@ -174,29 +196,21 @@ def views(target: Target) -> list[Finding]:
 
 def symmetry(target: Target) -> list[Finding]:
     """Permute the images and exchange the views; whether lengths matter shows in the value."""
-    z1, z2, *targets = views = target.draw()
-    wanted = mean_value(target.value, views)
-    floor = max(abs(wanted[0]), abs(target.value([z1, z2.roll(1, dims=0), *targets]).item()), 1e-12)
     method = target.claimed
-    tries: list[tuple[str, Severity, str, list[Tensor]]] = [
-        ("order of images", "defect", "the images of the batch are permuted", permuted(views))
-    ]
-    if method is None or method.metadata.symmetric or targets or is_own_target(method):
-        exchanged = [z2, z1, *targets[::-1]]
-        tries.append(
-            ("order of views", "defect" if method else "note", "the views are exchanged", exchanged)
-        )
+    names = ["order of images"]
+    exchangeable = method is None or method.metadata.symmetric or is_own_target(method)
+    if exchangeable or target.has_targets:
+        names.append("order of views")
     findings = []
-    for name, severity, what, other in tries:
-        found = mean_value(target.value, other)
-        size = abs(found[0] - wanted[0]) / floor
-        # Sums in another order round otherwise, and random losses draw otherwise.
-        if (
-            not size <= (1e-3 if target.single else 1e-8) + chance(found, wanted) / floor
-        ):  # NaN is found too
-            findings.append(
-                Finding(name, severity, size, f"the value changes by {size:.2g} when {what}")
-            )
+    for name in names:
+        outcome = CHECKS[name].measure(_subject(target))
+        assert outcome is not None
+        size = outcome[0]
+        # Sums in another order round otherwise.
+        if not size <= _allowed(target, CHECKS[name]):  # NaN is found too
+            noted = method is None and name == "order of views"
+            text = f"the value changes by {size:.2g} when {CHECKS[name].words}"
+            findings.append(Finding(name, "note" if noted else "defect", size, text))
     return findings
 
 
@@ -316,7 +330,7 @@ def _gradients(target: Target, views: Views) -> Tensor | Exception:
 
 
 def _is_random(target: Target) -> bool:
-    """Tell whether the loss draws."""
+    """Return True if the loss draws."""
     return mean_value(target.value, target.draw())[1] > 0
 
 

@@ -64,7 +64,7 @@ class Ranks(Processes):
         super().__init__(max(EVEN), _start)
 
     def look(self, target: Target, rows: Sequence[int]) -> list[Answer]:
-        """Evaluate a loss with so many rows on each rank.
+        """Evaluate a loss with `rows` on each rank.
 
         Raises:
             WorkFailed: If a process ended, or all took too long.
@@ -219,7 +219,7 @@ class _Split:
         self.slope = max(map(abs, slopes)) or 1.0
 
     def same(self, one: float, other: float) -> bool:
-        """Tell whether two values are the same up to rounding."""
+        """Return True if two values are the same up to rounding."""
         return abs(one - other) <= self.tolerance * self.floor
 
     def judge(self) -> list[Finding]:
@@ -242,7 +242,7 @@ class _Split:
         return findings
 
     def _are_alone(self) -> bool:
-        """Tell whether no rank's value depends on another's rows."""
+        """Return True if no rank's value depends on another's rows."""
         for rank, answer in enumerate(self.answers):
             others = [*answer.slopes[:rank], *answer.slopes[rank + 1 :]]
             if not all(abs(slope) <= self.tolerance * self.slope for slope in others):
@@ -258,7 +258,7 @@ class _Split:
         return values
 
     def _share_targets(self) -> bool:
-        """Tell whether other ranks' targets count, now or in a state, which slopes along
+        """Return True if other ranks' targets count, now or in a state, which slopes along
         predictions do not show.
         """
         return self.target.has_targets and not all(map(self.same, self.values, self._own_values()))

@@ -242,7 +242,7 @@ class Target:
         size: tuple[int, int] = SIZE,
         global_views: int | None = None,
     ) -> list[Tensor]:
-        """Draw so many views in the loss's dtype, and the targets of the global ones if it gets
+        """Draw `count` views in the loss's dtype, and the targets of the global ones if it gets
         any.
         """
         if self.has_targets:

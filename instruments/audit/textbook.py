@@ -24,7 +24,7 @@ _ROWS = 128  # more than any probe's batch has
 
 
 def has_targets(method: Regularizer) -> bool:
-    """Tell whether targets are given beside the views: a teacher's outputs, or embeddings
+    """Return True if targets are given beside the views: a teacher's outputs, or embeddings
     beside predictions.
     """
     of_training = any(getattr(method, name) for name in method.of_training)
@@ -32,12 +32,12 @@ def has_targets(method: Regularizer) -> bool:
 
 
 def is_own_target(method: Regularizer) -> bool:
-    """Tell whether the views are the targets too, without a gradient, as SwAV's scores."""
+    """Return True if the views are the targets too, without a gradient, as SwAV's scores."""
     return "stop_gradient" in method.needs and not has_targets(method)
 
 
 def keeps_state(method: Regularizer) -> bool:
-    """Tell whether earlier batches matter, as for DINO's center."""
+    """Return True if earlier batches matter, as for DINO's center."""
     return has_targets(method) and method.target_transform(1) is not None
 
 

@@ -49,7 +49,7 @@ _CLOSE, _SINGLE = 2e-4, 5e-3
 
 
 def weights(target: Target) -> list[Finding]:
-    """Tell the factor of each weight that the loss has, at several sizes."""
+    """Find the factor of each weight that the loss has, at several sizes."""
     method = target.claimed
     if method is None or not target.weights:
         return []

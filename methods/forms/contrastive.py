@@ -5,9 +5,9 @@ Shapes: N = batch (n), Q = embedding dimension (q), P = rows of a panel, M = its
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,32 @@ from regbench.methods.forms.pairwise import (
     to_embedding_gradient,
 )
 from regbench.spaces import Range, Space
+
+
+class Panel(NamedTuple):
+    """The logits of some rows of this rank against columns.
+
+    Attributes:
+        a: View of the rows.
+        b: View of the columns.
+        rows: The rows among this rank's.
+        u_PQ: Unit embeddings of the rows.
+        logits_PM: Cosines over τ; −∞ where a pair is left out.
+        z_MQ: Embeddings of the columns.
+        inverse_M: Factors that make them unit ones.
+        own: The columns among this rank's rows; None if they are another rank's.
+        log_sums: Of another rank's anchors, of both views.
+    """
+
+    a: int
+    b: int
+    rows: slice
+    u_PQ: Tensor
+    logits_PM: Tensor
+    z_MQ: Tensor
+    inverse_M: Tensor
+    own: slice | None
+    log_sums: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,48 +162,42 @@ class Contrastive(Regularizer):
         if self.cross_view != "none":
             yield 0, 1, self.cross_view == "others"
 
-    def _own(
-        self, views: list[tuple[Tensor, Tensor]]
-    ) -> Iterator[tuple[int, int, slice, slice, Tensor, Tensor]]:
-        """Yield panels (a, b, rows of a, rows of b, unit rows of a, logits) of this rank's
-        pairs, each pair once.
+    def _panels(
+        self, views: list[tuple[Tensor, Tensor]], shard: Shard, log_sums: Sequence[Tensor] = ()
+    ) -> Iterator[Panel]:
+        """Yield the panels of this rank's rows: of its own pairs each once, then of other ranks'
+        columns.
+
+        Args:
+            views: Embeddings and the factors that make them unit ones, of both views.
+            shard: The ranks.
+            log_sums: Of this rank's anchors, for the other ranks.
         """
+        others = shard.others(*views[0], *views[1], *log_sums)
         for a, b, hollow in self._blocks():
             (za_NQ, inverse_a_N), (zb_NQ, inverse_b_N) = views[a], views[b]
             for rows in panels(len(za_NQ), len(zb_NQ), za_NQ, triangle=a == b):
-                columns = slice(rows.start if a == b else 0, len(zb_NQ))
+                own = slice(rows.start if a == b else 0, len(zb_NQ))
                 u_PQ = za_NQ[rows] * inverse_a_N[rows, None]
-                logits_PM = (u_PQ @ zb_NQ[columns].T).mul_(inverse_b_N[columns] / self.temperature)
+                logits_PM = (u_PQ @ zb_NQ[own].T).mul_(inverse_b_N[own] / self.temperature)
                 if hollow:
                     # The pairs i = j begin at column 0 of a triangle's panel, and at the row's
                     # number in a whole one.
-                    logits_PM[:, rows.start - columns.start :].diagonal().fill_(-torch.inf)
-                yield a, b, rows, columns, u_PQ, logits_PM
-
-    def _others(
-        self, views: list[tuple[Tensor, Tensor]], shard: Shard, *more: Tensor
-    ) -> Iterator[tuple[int, int, slice, Tensor, tuple[Tensor, ...]]]:
-        """Yield panels (a, b, rows of a, logits, (zb, its factors, `more`)), a this rank's and
-        b another rank's.
-        """
+                    logits_PM[:, rows.start - own.start :].diagonal().fill_(-torch.inf)
+                yield Panel(a, b, rows, u_PQ, logits_PM, zb_NQ[own], inverse_b_N[own], own)
         # Both orders count, since this rank's rows can be either end of a pair; they are the same
         # if a = b.
         orders: dict[tuple[int, int], None] = {}
         for a, b, _ in self._blocks():
             orders |= {(a, b): None, (b, a): None}
-        for remote in shard.others(*views[0], *views[1], *more):
+        for remote in others:
             for a, b in orders:
                 za_NQ, inverse_a_N = views[a]
                 zb_MQ, inverse_b_M = remote[2 * b : 2 * b + 2]
                 for rows in panels(len(za_NQ), len(zb_MQ), za_NQ):
-                    logits_PM = (za_NQ[rows] * inverse_a_N[rows, None]) @ zb_MQ.T
-                    yield (
-                        a,
-                        b,
-                        rows,
-                        logits_PM.mul_(inverse_b_M / self.temperature),
-                        (zb_MQ, inverse_b_M, *remote[4:]),
-                    )
+                    u_PQ = za_NQ[rows] * inverse_a_N[rows, None]
+                    logits_PM = (u_PQ @ zb_MQ.T).mul_(inverse_b_M / self.temperature)
+                    yield Panel(a, b, rows, u_PQ, logits_PM, zb_MQ, inverse_b_M, None, remote[4:])
 
     def _streamed_log_sums(self, views: list[tuple[Tensor, Tensor]], shard: Shard) -> list[Tensor]:
         """Compute the log-sums of this rank's anchors, of both views; −∞ where a view has no
@@ -188,17 +208,19 @@ class Contrastive(Regularizer):
         def add(view: int, rows: slice, more: Tensor) -> None:
             log_sums[view][rows] = torch.logaddexp(log_sums[view][rows], more)
 
-        for a, b, rows, columns, _, logits_PM in self._own(views):
-            add(a, rows, logits_PM.logsumexp(dim=1))
+        for panel in self._panels(views, shard):
+            a, b, rows, own = panel.a, panel.b, panel.rows, panel.own
+            if a < self.anchors:
+                add(a, rows, panel.logits_PM.logsumexp(dim=1))
+            if own is None:
+                continue
             if a == b:
                 # The panel's own square has its pairs in both orders already.
-                later = slice(rows.stop, columns.stop)
-                add(b, later, logits_PM[:, rows.stop - rows.start :].logsumexp(dim=0))
+                width = rows.stop - rows.start
+                later = slice(rows.stop, own.stop)
+                add(b, later, panel.logits_PM[:, width:].logsumexp(dim=0))
             elif b < self.anchors:
-                add(b, columns, logits_PM.logsumexp(dim=0))
-        for a, _, rows, logits_PM, _ in self._others(views, shard):
-            if a < self.anchors:
-                add(a, rows, logits_PM.logsumexp(dim=1))
+                add(b, own, panel.logits_PM.logsumexp(dim=0))
         return log_sums
 
     def _add_gradients(
@@ -211,25 +233,20 @@ class Contrastive(Regularizer):
         """Add τ times the gradients of the sum of all ranks' log-sums with respect to this
         rank's unit embeddings.
         """
-        for a, b, rows, columns, u_PQ, logits_PM in self._own(views):
-            weight_PM = (logits_PM - log_sums[a][rows, None]).exp_()
+        for panel in self._panels(views, shard, log_sums):
+            a, b, rows, own = panel.a, panel.b, panel.rows, panel.own
             # A pair is in the log-sum of each of its ends that is an anchor.
-            if b < self.anchors:
-                weight_PM.add_(logits_PM.sub_(log_sums[b][columns]).exp_())
-            zb_NQ, inverse_b_N = views[b]
-            if a == b:
-                width = rows.stop - rows.start
-                gradients[b][rows.stop :].addmm_(weight_PM[:, width:].T, u_PQ)
-            else:
-                gradients[b].addmm_(weight_PM.T, u_PQ)
-            # The gradient of a comes last because it scales the weights in place.
-            gradients[a][rows].addmm_(weight_PM.mul_(inverse_b_N[columns]), zb_NQ[columns])
-        for a, b, rows, logits_PM, (zb_MQ, inverse_b_M, *remote_log_sums) in self._others(
-            views, shard, *log_sums
-        ):
-            weight_PM = torch.zeros_like(logits_PM)
             if a < self.anchors:
-                weight_PM += (logits_PM - log_sums[a][rows, None]).exp_()
+                weight_PM = (panel.logits_PM - log_sums[a][rows, None]).exp_()
+            else:
+                weight_PM = torch.zeros_like(panel.logits_PM)
             if b < self.anchors:
-                weight_PM += logits_PM.sub_(remote_log_sums[b]).exp_()
-            gradients[a][rows].addmm_(weight_PM.mul_(inverse_b_M), zb_MQ)
+                ends_M = panel.log_sums[b] if own is None else log_sums[b][own]
+                weight_PM.add_(panel.logits_PM.sub_(ends_M).exp_())
+            if own is not None and a == b:
+                width = rows.stop - rows.start
+                gradients[b][rows.stop :].addmm_(weight_PM[:, width:].T, panel.u_PQ)
+            elif own is not None:
+                gradients[b].addmm_(weight_PM.T, panel.u_PQ)
+            # The gradient of a comes last because it scales the weights in place.
+            gradients[a][rows].addmm_(weight_PM.mul_(panel.inverse_M), panel.z_MQ)

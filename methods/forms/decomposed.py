@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,29 @@ from regbench.methods.forms.pairwise import inverse_lengths, normalize, to_embed
 from regbench.methods.forms.views import add_alignment, mean_squared_spread
 
 Addends = dict[str, Tensor]
-AddRegularizer = Callable[[Tensor, Tensor, Tensor, float, Shard, str], Addends]
+
+
+class StreamedView(NamedTuple):
+    """One view of a streamed loss.
+
+    Attributes:
+        z_NQ: This rank's embeddings of the view, shape (n_rank, q).
+        inverse_N: Factors that make them u, shape (n_rank,): ones unless `unit`.
+        gradient_NQ: Buffer to which `share` times the gradient is added; it holds zeros.
+        share: See `gradient_NQ`.
+        shard: The ranks.
+        form: One of `forms` but the textbook's.
+    """
+
+    z_NQ: Tensor
+    inverse_N: Tensor
+    gradient_NQ: Tensor
+    share: float
+    shard: Shard
+    form: str
+
+
+AddRegularizer = Callable[[StreamedView], Addends]
 """See `Decomposed.add_regularizer`."""
 
 
@@ -36,6 +58,7 @@ class Decomposed(Regularizer):
     kind = "decomposed"
     unit: ClassVar[bool] = False
     """Whether both parts see embeddings of unit length."""
+    alignment_weight: float
     to_center: ClassVar[bool] = False
     """Whether views are aligned with the mean of the global ones.
 
@@ -55,9 +78,8 @@ class Decomposed(Regularizer):
                 "state terms, derive from Regularizer"
             )
 
-    @abstractmethod
     def alignment_scale(self, q: int) -> float:
-        """Give the weight of the alignment.
+        """Return the weight of the alignment: the field `alignment_weight` unless overridden.
 
         It is that of the mean over pairs, images **and** coordinates of (u_g − u_v)²; with
         `to_center` of the mean over views, images and coordinates of (u_v − c)², c being the mean
@@ -66,6 +88,7 @@ class Decomposed(Regularizer):
         Args:
             q: Embedding dimension.
         """
+        return self.alignment_weight
 
     @abstractmethod
     def regularizer(self, u_NQ: Tensor) -> Addends:
@@ -95,27 +118,11 @@ class Decomposed(Regularizer):
         """
         return self.regularizer
 
-    def add_regularizer(
-        self,
-        z_NQ: Tensor,
-        inverse_N: Tensor,
-        gradient_NQ: Tensor,
-        share: float,
-        shard: Shard,
-        form: str,
-    ) -> Addends:
+    def add_regularizer(self, view: StreamedView) -> Addends:
         """Compute the addends of one view, streamed, and add their sum's gradient with respect to
         u.
 
         A method with other forms than the textbook's overrides this.
-
-        Args:
-            z_NQ: This rank's embeddings of the view, shape (n_rank, q).
-            inverse_N: Factors that make them u, shape (n_rank,): ones unless `unit`.
-            gradient_NQ: Buffer to which `share` times the gradient is added; it holds zeros.
-            share: See `gradient_NQ`.
-            shard: The ranks.
-            form: One of `forms` but the textbook's.
         """
         raise NotImplementedError
 
@@ -174,16 +181,18 @@ class Decomposed(Regularizer):
                 gradient_NQ.mul_(share)
             else:
                 gradient_NQ = torch.zeros_like(z_NQ)
-                own = add_regularizer(z_NQ, inverse_N, gradient_NQ, share, shard, form)
+                own = add_regularizer(
+                    StreamedView(z_NQ, inverse_N, gradient_NQ, share, shard, form)
+                )
             addends.append(own)
             gradients_NQ.append(gradient_NQ)
-        weight = self.alignment_scale(q) / (shard.n * q)
+        scale = self.alignment_scale(q) / (shard.n * q)
         alignment = add_alignment(
             views_NQ,
             # The value None in place of ones spares a product with every embedding.
             inverses_N if self.unit else None,
             gradients_NQ,
-            weight,
+            scale,
             global_views,
             to_center=self.to_center,
         )
@@ -192,7 +201,7 @@ class Decomposed(Regularizer):
                 gradients_NQ, views_NQ, inverses_N, strict=True
             ):
                 to_embedding_gradient(gradient_NQ, z_NQ, inverse_N)
-        return {"alignment": weight * shard.sum(alignment)} | _mean(addends), gradients_NQ
+        return {"alignment": scale * shard.sum(alignment)} | _mean(addends), gradients_NQ
 
     def _unit(self, z_NQ: Tensor) -> Tensor:
         return normalize(z_NQ) if self.unit else z_NQ

@@ -5,7 +5,7 @@ until backward.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -14,8 +14,23 @@ from regbench.errors import RegbenchError
 from regbench.methods.forms.engine import Engine, Shard, drawing
 from regbench.methods.forms.pairwise import fusing
 
-if TYPE_CHECKING:
-    from regbench.methods.base import Regularizer
+
+class StreamedLoss(Protocol):
+    """What is asked of a regularizer here, see `regbench.methods.base.Regularizer`."""
+
+    random: ClassVar[bool]
+
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+
+    def form_at(self, form: str, n: int, q: int) -> str:
+        """Return what a form stands for at a batch of n and q dimensions."""
+
+    def value_and_gradient(
+        self, views_NQ: Sequence[Tensor], global_views: int, shard: Shard, form: str
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Compute the addends and their sum's gradients, without a graph."""
 
 
 def differentiate(
@@ -59,7 +74,7 @@ class ValueWithGradient(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        method: Regularizer,
+        method: StreamedLoss,
         engine: Engine,
         global_views: int,
         dtype: torch.dtype,

@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regbench.methods.forms.decomposed import Addends, Decomposed
-from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.decomposed import Addends, Decomposed, StreamedView
 from regbench.methods.forms.pairwise import energy, fused, off_diagonal_energy, quadratic_energy
 from regbench.spaces import Range, Space
 
@@ -70,16 +69,9 @@ class KernelEnergy(Decomposed):
         # Whether a kernel is quadratic does not depend on q, so any will do.
         return ("textbook", "gram", "covariance") if self.quadratic(2) else ("textbook", "gram")
 
-    def add_regularizer(
-        self,
-        z_NQ: Tensor,
-        inverse_N: Tensor,
-        gradient_NQ: Tensor,
-        share: float,
-        shard: Shard,
-        form: str,
-    ) -> Addends:
+    def add_regularizer(self, view: StreamedView) -> Addends:
         """Compute it in Gram or covariance form, see `Decomposed.add_regularizer`."""
+        z_NQ, inverse_N, gradient_NQ, share, shard, form = view
         n, q = shard.n, z_NQ.shape[1]
         coefficients = self.quadratic(q)
         if form == "covariance" and coefficients is not None:
@@ -109,10 +101,6 @@ class KernelRegularizer(KernelEnergy):
     def __post_init__(self) -> None:
         """Refuse a negative alignment weight."""
         self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
-
-    def alignment_scale(self, q: int) -> float:
-        """Return λ, whatever q is."""
-        return self.alignment_weight
 
 
 def legendre(order: int, t: Tensor, q: int) -> list[Tensor]:

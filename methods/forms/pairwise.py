@@ -199,7 +199,7 @@ def chunks(z_NQ: Tensor) -> Iterator[slice]:
 def panels(
     rows: int, columns: int, like: Tensor, *, triangle: bool = False, lower: Mapping[str, int] = {}
 ) -> Iterator[slice]:
-    """Cut slices of rows whose panel of the Gram matrix, with so many columns, has a good size to
+    """Cut slices of rows whose panel of the Gram matrix, with `columns`, has a good size to
     work on.
 
     On a CPU a few hundred rows keep the matrix products efficient; of a triangle, an eighth of the

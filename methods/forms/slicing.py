@@ -14,8 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regbench.methods.forms.decomposed import Addends, AddRegularizer, Decomposed
-from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.decomposed import Addends, AddRegularizer, Decomposed, StreamedView
 from regbench.methods.forms.pairwise import panels
 
 
@@ -88,22 +87,14 @@ class SlicedCharacteristic(Sliced):
             self._add_powers, random_directions(like_NQ.shape[1], self.directions, like_NQ)
         )
 
-    def _add_powers(
-        self,
-        directions_QK: Tensor,
-        z_NQ: Tensor,
-        inverse_N: Tensor,
-        gradient_NQ: Tensor,
-        share: float,
-        shard: Shard,
-        form: str,
-    ) -> Addends:
+    def _add_powers(self, directions_QK: Tensor, view: StreamedView) -> Addends:
         """Compute e^{itx} at all frequencies as powers of the first, see
         `Decomposed.add_regularizer`.
 
         They are computed twice, for the sums over images and for the gradient, so that none is
         kept.
         """
+        z_NQ, inverse_N, gradient_NQ, share, shard, _ = view
         step = self.largest_frequency / (self.knots - 1)
         frequencies_T = step * torch.arange(1, self.knots, dtype=torch.float64, device=z_NQ.device)
         weights_T = self.weight / self.directions * quadrature_weights(frequencies_T)

@@ -104,36 +104,8 @@ def rbf(z1: Tensor, z2: Tensor, diagonal: float = 1.0) -> Tensor:
 # With one thing wrong each.
 
 
-def half(z1: Tensor, z2: Tensor) -> Tensor:
-    return simclr(z1, z2) / 2
-
-
-def summed(z1: Tensor, z2: Tensor) -> Tensor:
-    return simclr(z1, z2) * len(z1)
-
-
-def constant(z1: Tensor, z2: Tensor) -> Tensor:
-    return simclr(z1, z2) + 2
-
-
-def without_diagonal(z1: Tensor, z2: Tensor) -> Tensor:
-    return rbf(z1, z2, diagonal=0.0)
-
-
 def negative(z1: Tensor, z2: Tensor) -> Tensor:
     return -simclr(z1, z2)
-
-
-def keeps_the_diagonal(z1: Tensor, z2: Tensor) -> Tensor:
-    return simclr(z1, z2, keep=True)
-
-
-def another_temperature(z1: Tensor, z2: Tensor) -> Tensor:
-    return methods.build("simclr", temperature=0.25).loss(z1, z2)
-
-
-def temperature_of_the_batch(z1: Tensor, z2: Tensor) -> Tensor:
-    return methods.build("simclr", temperature=0.5 * len(z1)).loss(z1, z2)
 
 
 def pools_the_views(z1: Tensor, z2: Tensor) -> Tensor:
@@ -143,30 +115,14 @@ def pools_the_views(z1: Tensor, z2: Tensor) -> Tensor:
     return 100 * F.mse_loss(u1, u2) + (4 * both @ both.T - 4).exp().mean()
 
 
-def decoupled(z1: Tensor, z2: Tensor) -> Tensor:
-    return methods.build("dcl", temperature=0.5).loss(z1, z2)
-
-
 def raw_embeddings(z1: Tensor, z2: Tensor, temperature: float = 0.5) -> Tensor:
     z = torch.cat([z1, z2])
     logits = (z @ z.T / temperature).masked_fill(mask(z), -torch.inf)
     return F.cross_entropy(logits, torch.arange(2 * len(z1)).roll(len(z1)))
 
 
-def variance_not_halved(z1: Tensor, z2: Tensor) -> Tensor:
-    return vicreg(z1, z2, variance_weight=50.0)
-
-
 def no_covariance(z1: Tensor, z2: Tensor) -> Tensor:
     return vicreg(z1, z2, covariance_weight=0.0)
-
-
-def rewards_covariance(z1: Tensor, z2: Tensor) -> Tensor:
-    return vicreg(z1, z2, covariance_weight=-1.0)
-
-
-def biased_variance(z1: Tensor, z2: Tensor) -> Tensor:
-    return vicreg(z1, z2, correction=0)
 
 
 def something_else(z1: Tensor, z2: Tensor) -> Tensor:
@@ -174,36 +130,8 @@ def something_else(z1: Tensor, z2: Tensor) -> Tensor:
     return vicreg(z1, z2) + more
 
 
-def divides_by_zero(z1: Tensor, z2: Tensor) -> Tensor:
-    """Not a number at one of the sizes only."""
-    return vicreg(z1, z2) + (0 * z1.sum() / 0 if len(z1) == 6 else 0)
-
-
-def detaches_a_view(z1: Tensor, z2: Tensor) -> Tensor:
-    return simclr(z1, z2.detach())
-
-
-class _Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return 2 * gradients[0]
-
-
-def doubles_the_gradient(z1: Tensor, z2: Tensor) -> Tensor:
-    doubled: Tensor = _Doubled.apply(simclr(z1, z2))
-    return doubled
-
-
 def detaches_a_part(z1: Tensor, z2: Tensor) -> Tensor:
     return simclr(z1, z2) + z1.square().mean() - z1.detach().square().mean()
-
-
-def weighs_by_position(z1: Tensor, z2: Tensor) -> Tensor:
-    return simclr(z1, z2) + (torch.arange(len(z1)).to(z1) * (z1 * z2).sum(dim=1)).mean()
 
 
 def divides_by_distances(z1: Tensor, z2: Tensor) -> Tensor:
@@ -217,19 +145,9 @@ def rounds(z1: Tensor, z2: Tensor) -> Tensor:
     return simclr(low1, low2)
 
 
-def rounds_a_product(z1: Tensor, z2: Tensor) -> Tensor:
-    """As under autocast: value and gradient are those of a step function."""
-    return simclr(z1, z2) + (z1 @ z2.T).half().to(z1.dtype).square().mean()
-
-
 def has_kinks(z1: Tensor, z2: Tensor) -> Tensor:
     """Continuous, and a step of 1e-3 meets a kink."""
     return simclr(z1, z2) + (1e3 * z1).sin().abs().mean()
-
-
-def cubic_memory(z1: Tensor, z2: Tensor) -> Tensor:
-    differences = (z1[:, None] - z2).square()
-    return simclr(z1, z2) + 0 * differences.exp().sum()
 
 
 def reverses_the_gradient_of_a_view(z1: Tensor, z2: Tensor) -> Tensor:
@@ -281,29 +199,9 @@ def leaves_out_a_view(*views: Tensor) -> Tensor:
     return rbf_of_views(*views[:3])
 
 
-def regularizes_two_views(*views: Tensor) -> Tensor:
-    return rbf_of_views(*views, regularized=slice(2))
-
-
-def counts_a_pair_twice(*views: Tensor) -> Tensor:
-    return rbf_of_views(*views, pairs=all_pairs(views) + [(0, 1)] * (len(views) > 2))
-
-
-def aligns_neighbours(*views: Tensor) -> Tensor:
-    return rbf_of_views(*views, pairs=[(i, i + 1) for i in range(len(views) - 1)])
-
-
-def sums_the_alignment(*views: Tensor) -> Tensor:
-    return rbf_of_views(*views, scale=len(all_pairs(views)))
-
-
 def divides_by_the_views(*views: Tensor) -> Tensor:
     """The sum over V(V − 1)/2 pairs over V."""
     return torch.stack([simclr(views[i], views[j]) for i, j in all_pairs(views)]).sum() / len(views)
-
-
-def detaches_the_last_view(*views: Tensor) -> Tensor:
-    return rbf_of_views(*views[:-1], views[-1].detach() if len(views) > 2 else views[-1])
 
 
 def prefers_the_first_view(*views: Tensor) -> Tensor:
@@ -319,10 +217,6 @@ def draws_for_each_view(*views: Tensor) -> Tensor:
     """
     spreads = [(z @ torch.randn(z.shape[1], 4, dtype=z.dtype)).square().mean() for z in views]
     return rbf_of_views(*views) + torch.stack(spreads).mean()
-
-
-def draws_and_prefers_the_first_view(*views: Tensor) -> Tensor:
-    return draws_for_each_view(*views) + 20 * views[0].square().mean()
 
 
 def weighs_by_global_views(*views: Tensor, global_views: int) -> Tensor:
@@ -345,18 +239,6 @@ def simclr_with_all_positives(*views: Tensor) -> Tensor:
 def byol(p: Tensor, t: Tensor, stop: bool = True) -> Tensor:
     target = t.detach() if stop else t
     return 4 - 4 * F.cosine_similarity(p, target, dim=1).mean()
-
-
-def does_not_stop(p: Tensor, t: Tensor) -> Tensor:
-    return byol(p, t, stop=False)
-
-
-def predicts_on_the_wrong_side(p: Tensor, t: Tensor) -> Tensor:
-    return byol(t, p)
-
-
-def reads_one_target(p: Sequence[Tensor], t: Sequence[Tensor]) -> Tensor:
-    return (byol(p[0], t[1]) + byol(p[1], t[1])) / 2
 
 
 class Dino:
@@ -424,10 +306,6 @@ def swav(*views: Tensor, global_views: int = 2, stop: bool = True) -> Tensor:
             if v != g:
                 losses.append(F.cross_entropy(z / 0.1, code.detach() if stop else code))
     return torch.stack(losses).mean()
-
-
-def differentiates_codes(z1: Tensor, z2: Tensor) -> Tensor:
-    return swav(z1, z2, stop=False)
 
 
 # On ranks.

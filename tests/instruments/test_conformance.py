@@ -16,8 +16,9 @@ from torch import Tensor
 from regbench import methods
 from regbench.cli import main
 from regbench.instruments import conformance
-from regbench.instruments.conformance import CheckResult, check_names, check_sharded, run_check
+from regbench.instruments.conformance import CHECKS, CheckResult, check_sharded, run_check
 from regbench.methods import Metadata, Regularizer
+from regbench.methods.forms.decomposed import StreamedView
 from regbench.methods.forms.engine import Shard
 from regbench.methods.rbf import RBF
 from regbench.spaces import Range, Space
@@ -110,18 +111,8 @@ class HidesNaN(Plain):
 
 
 class ForgetsTheOtherRanks(Broken):
-    def add_regularizer(
-        self,
-        z_NQ: Tensor,
-        inverse_N: Tensor,
-        gradient_NQ: Tensor,
-        share: float,
-        shard: Shard,
-        form: str,
-    ) -> dict[str, Tensor]:
-        return super().add_regularizer(
-            z_NQ, inverse_N, gradient_NQ, share, Shard([len(z_NQ)]), form
-        )
+    def add_regularizer(self, view: StreamedView) -> dict[str, Tensor]:
+        return super().add_regularizer(view._replace(shard=Shard([len(view.z_NQ)])))
 
 
 class OverflowsForAWideKernel(Plain):
@@ -289,7 +280,7 @@ def test_command(undocumented: str, sharded_without_processes: None) -> None:
 def test_command_shows_all_checks_of_one_method(sharded_without_processes: None) -> None:
     result = CliRunner().invoke(main, ["check", "simclr"])
     assert result.exit_code == 0, result.output
-    assert all(check in result.output for check in [*check_names(), "sharded"])
+    assert all(check in result.output for check in [*CHECKS, "sharded"])
 
 
 def test_command_refuses_unknown_methods() -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from click.testing import CliRunner
 
 from regbench import methods
-from regbench.instruments.audit.recall import TWIN, Mutant, examine, main, mutants, recall_table
+from regbench.instruments.audit.probes import PROBES
 from regbench.instruments.loss_checks import draw_views
+from tests.instruments.planting import TWIN, Examined, Mutant, examine, mutants
+
+Golden = Callable[[str, str], None]
+
+
+def missed(entries: list[Examined]) -> list[str]:
+    """Describe mistakes of which nothing was found, and sound losses of which something was."""
+    return [str(entry) for entry in entries if bool(entry.mistake) != bool(entry.found)]
 
 
 def test_mutants_are_other_losses_and_the_original_is_the_method() -> None:
@@ -18,35 +24,32 @@ def test_mutants_are_other_losses_and_the_original_is_the_method() -> None:
     wanted = methods.build("vicreg").loss(*views).item()
     assert Mutant("vicreg")(*views).item() == pytest.approx(wanted, rel=1e-12)
     assert Mutant("vicreg", TWIN)(*views).item() == pytest.approx(3 * wanted + 1, rel=1e-12)
-    values = {Mutant("vicreg", number, place)(*views).item() for number, place in mutants("vicreg")}
+    made = [Mutant("vicreg", *mutant)(*views).item() for mutant in mutants("vicreg", 20)]
     # Detached parts keep the value; every other mistake of VICReg changes it.
-    assert len(values) >= 8
+    assert len(set(made)) >= 8
 
 
-def test_mistakes_are_found_by_their_kind_and_the_method_itself_is_not() -> None:
-    entries = examine("sfrik_l1", ("value", "gradient"))
-    assert [entry["findings"] for entry in entries if not entry["mistake"]] == [[], []]
-    assert all(entry["findings"] for entry in entries if entry["mistake"])
-    blind = examine("sfrik_l1", ("memory",))
-    assert not any(entry["findings"] for entry in blind)
-    table = recall_table([*entries, *blind]).splitlines()[-1].split("|")
-    mistakes = sum(bool(entry["mistake"]) for entry in entries)
-    assert [int(table[2]), int(table[5])] == [2 * mistakes, mistakes]
-    assert int(table[6]) == 50
+@pytest.mark.parametrize("method", ["simclr", "vicreg", "simsiam"])
+def test_a_mistake_is_found_by_its_name_and_the_method_itself_is_sound(
+    method: str, golden: Golden
+) -> None:
+    entries = list(examine(method, ("value", "gradient"), most=8))
+    assert missed(entries) == []
+    golden(f"recall_{method}.txt", "".join(f"{entry}\n" for entry in entries))
 
 
-def test_mistakes_in_a_loss_of_targets_are_found_and_the_method_itself_is_not() -> None:
-    entries = examine("simsiam", ("value", "gradient"))
-    assert [entry["findings"] for entry in entries if not entry["mistake"]] == [[], []]
-    assert len(entries) > 6
-    assert all(entry["findings"] for entry in entries if entry["mistake"])
+def test_a_probe_that_is_blind_for_a_mistake_misses_it() -> None:
+    blind = list(examine("sfrik_l1", ("memory",), most=4))
+    assert len(missed(blind)) == len(blind) - 2 > 0
 
 
-@pytest.mark.slow
-def test_the_command_audits_a_sample(tmp_path: Path) -> None:
-    out = tmp_path / "recall.json"
-    result = CliRunner().invoke(main, ["vicreg", "tico", "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    entries = json.loads(out.read_text())
-    assert {entry["method"] for entry in entries} == {"vicreg", "tico"}
-    assert "false alarm" not in result.output
+@pytest.mark.exhaustive
+def test_mistakes_in_all_methods_are_found() -> None:
+    """The table of docs/results/audit.md: eleven of 1,091 were missed, and no alarm was false."""
+    entries: list[Examined] = []
+    for method in methods.names():
+        entries += examine(method, tuple(PROBES))
+    failures = missed(entries)
+    assert len(entries) > 1100
+    assert [line for line in failures if ", nothing: " in line] == []
+    assert len(failures) <= 11, failures

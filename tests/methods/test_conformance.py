@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regbench import RegbenchError, methods
-from regbench.instruments.conformance import check_names, check_sharded, run_check
+from regbench.instruments.conformance import CHECKS, check_sharded, left_out, run_check
 from regbench.methods import Engine, Regularizer
 from regbench.methods.forms import pairwise
 from regbench.methods.forms.engine import FORMS
@@ -37,8 +37,19 @@ def _one_thread() -> Iterator[None]:
 
 @every_method
 def test_conformance(method: Regularizer) -> None:
-    findings = [finding for check in check_names() if (finding := run_check(method, check))]
+    findings = [finding for check in CHECKS if (finding := run_check(method, check))]
     assert not [finding for finding in findings if not finding.ok]
+
+
+@every_method
+def test_a_claim_that_is_not_made_does_not_hold(method: Regularizer) -> None:
+    claims = left_out(method)
+    if method.metadata.title == "Weak-SIGReg":
+        pytest.skip("its sketch, which no rotation leaves as it is, has more dimensions than these")
+    for name in {"rotation", "lengths"} & claims.keys():
+        outcome = CHECKS[name].measure(method)
+        assert outcome is not None
+        assert outcome[0] > 1e-6, f"{claims[name]} could be claimed"
 
 
 def test_one_to_four_processes_give_the_same_as_one() -> None:

@@ -573,7 +573,7 @@ def test_two_ranks_with_fewer_images_than_dimensions_give_the_same_as_one() -> N
                 )
 
 
-# What all of them claim
+# At the edges
 
 NAMES = [
     "barlow_twins",
@@ -588,27 +588,6 @@ NAMES = [
     "vicreg_exp",
     "w_mse",
 ]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_invariances_are_as_stated(name: str) -> None:
-    z1, z2 = draw(9, 5)
-    metadata = methods.build(name).metadata
-    value = loss(name, z1, z2)
-    rotation = np.linalg.qr(np.random.default_rng(5).standard_normal((5, 5)))[0]
-    lengths = np.linspace(0.3, 4, 9)[:, None]
-    rotated, scaled = (
-        loss(name, z1 @ rotation, z2 @ rotation),
-        loss(name, lengths * z1, z2 / lengths),
-    )
-    rotation_moves, scale_moves = abs(rotated - value) > 1e-5, abs(scaled - value) > 1e-5
-    assert rotation_moves != metadata.rotation_invariant
-    assert scale_moves != metadata.scale_invariant
-    if metadata.rotation_invariant:
-        assert rotated == pytest.approx(value, rel=1e-10)
-    if metadata.scale_invariant:
-        assert scaled == pytest.approx(value, rel=1e-10)
-    assert loss(name, z2, z1) == pytest.approx(value, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -58,11 +58,11 @@ def test_a_place_is_among_the_methods_alone_and_told_with_all_that_was_measured(
     table, lines = str(PLACING).split("\n\n")
     assert [re.split("  +", line) for line in table.splitlines()[2:]] == [
         ["worse than", "A", "-5.00", "-7.00 to -3.00"],
-        ["not told from", "B", "-1.00", "-4.00 to +2.00"],
-        ["not told from", "C", "+1.50", "+0.00 to +3.00"],
+        ["not significantly different from", "B", "-1.00", "-4.00 to +2.00"],
+        ["not significantly different from", "C", "+1.50", "+0.00 to +3.00"],
         ["better than", "D", "+4.25", "+2.75 to +5.75"],
         ["better than", "untrained", "+20.00", "+19.00 to +21.00"],
-        ["not told from", "pixels", "-1.00", "-3.00 to +1.00"],
+        ["not significantly different from", "pixels", "-1.00", "-3.00 to +1.00"],
     ]
     assert lines.splitlines() == [
         "place 3 of 5, by its verdicts 2 to 4",

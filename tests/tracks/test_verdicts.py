@@ -80,7 +80,7 @@ def test_without_the_machines_difference_a_shift_of_it_would_be_taken_for_a_gain
     scores = [12.0, 12.2, 12.4]
     assert {verdict.words for verdict in verdicts(scores, rows, {}, [0.0, 0.0])} == {"better than"}
     assert {verdict.words for verdict in verdicts(scores, rows, {}, [2.0, 2.1])} == {
-        "not told from"
+        "not significantly different from"
     }
 
 
@@ -108,7 +108,10 @@ def test_an_interval_is_that_of_two_samples_with_its_share_of_the_level() -> Non
 def test_a_twin_is_not_told_and_asks_for_no_further_seed() -> None:
     rows = {"twin": [10.0, 10.2, 10.4], "other": [4.0, 4.2, 4.4]}
     found = verdicts(rows["twin"], rows, {}, [0.0, 0.0])
-    assert [verdict.words for verdict in found] == ["not told from", "better than"]
+    assert [verdict.words for verdict in found] == [
+        "not significantly different from",
+        "better than",
+    ]
     assert found[0].seeds is None
     assert unclear(found, 3) == []
 
@@ -123,7 +126,7 @@ def test_the_seeds_that_are_said_to_suffice_do() -> None:
 
     asked = of(3).seeds
     assert asked is not None and asked > 3
-    assert of(3).words == "not told from"
+    assert of(3).words == "not significantly different from"
     # The degrees of freedom grow with the seeds, so that one fewer may do too.
     assert of(asked).words == "better than"
     within = Verdict("row", 0.0, 1.0, MOST_SEEDS)

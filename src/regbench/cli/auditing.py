@@ -32,7 +32,7 @@ from regbench.cli.options import PathType, make_folder, out_in_runs
     type=click.IntRange(min=2),
     default=2,
     show_default=True,
-    help="It takes two views and more, up to so many.",
+    help="The largest number of views that it takes.",
 )
 @click.option(
     "--probe", "probes", multiple=True, help="Run this one only; may be repeated.  [default: all]"

@@ -1,7 +1,6 @@
-"""Count the plausible mistakes that the audit finds: `python -m regbench.instruments.audit.recall
-[METHOD...]`.
+"""Mistakes that are made by program, and what the audit finds of them.
 
-A mutant is a method's published formula with one line of it wrong: While the formula runs, each
+A mutant is a method's published formula with one line of it wrong: while the formula runs, each
 torch call is looked at, and those that one line of `methods/` makes are replaced. The audit gets
 the mutant as a black box with the claim to be the method. Mutants that cannot run are dropped, and
 so are those whose values and gradients are the original's.
@@ -9,9 +8,8 @@ so are those whose values and gradients are the original's.
 
 from __future__ import annotations
 
-import json
+import linecache
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,25 +17,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import click
 import torch
-from tabulate import tabulate
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from tqdm import tqdm
 
 from regbench import methods
-from regbench.files import write_text
-from regbench.instruments.audit.probes import PROBES, run_probe
+from regbench.instruments.audit.probes import run_probe
 from regbench.instruments.audit.target import Batch, Target
 from regbench.instruments.audit.textbook import has_targets, textbook
 from regbench.instruments.loss_checks import draw_views, evaluate, relative, seeded
 
-PER_METHOD = 20
-"""The most mutants of one method.
-
-They are drawn evenly from the mistakes that its formula allows.
-"""
+FOLDER = Path(methods.__file__).parent
 
 ORIGINAL, TWIN = -1, -2
 """In place of a mistake's number: the method as it is, and three times that plus one.
@@ -176,7 +166,8 @@ def _caller() -> str:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("regbench.methods."):
-            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+            file = Path(frame.f_code.co_filename).relative_to(FOLDER)
+            return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
@@ -204,8 +195,11 @@ class Mutant:
         return 3 * value + 1 if self.mistake == TWIN else value
 
 
-def mutants(method: str) -> Iterator[tuple[int, str]]:
-    """List mistakes and lines that give another loss than the method, at most `PER_METHOD`."""
+def mutants(method: str, most: int) -> Iterator[tuple[int, str]]:
+    """List mistakes and lines that give another loss than the method.
+
+    At most as many as asked, drawn evenly from those that its formula allows.
+    """
     original = Mutant(method)
     tensors = 4 if has_targets(methods.build(method)) else 2
     line = _Line()
@@ -226,8 +220,9 @@ def mutants(method: str) -> Iterator[tuple[int, str]]:
             continue
         if max(map(relative, found, wanted)) > SAME:
             different.append((number, place))
-    step = max(1.0, len(different) / PER_METHOD)
-    yield from (different[int(step * index)] for index in range(min(PER_METHOD, len(different))))
+    step = max(1.0, len(different) / most)
+    for index in range(min(most, len(different))):
+        yield different[int(step * index)]
 
 
 def _looked_at(loss: Mutant, views_NQ: Sequence[Tensor]) -> Tensor:
@@ -237,75 +232,48 @@ def _looked_at(loss: Mutant, views_NQ: Sequence[Tensor]) -> Tensor:
     return torch.cat([value.reshape(1), *(gradient_NQ.flatten() for gradient_NQ in gradients)])
 
 
-def examine(method: str, probes: Sequence[str]) -> list[dict[str, Any]]:
-    """Audit a method as it is, its twin and each of its mutants."""
-    found = []
-    expected: set[str] = set()
-    for number, place in [(ORIGINAL, ""), (TWIN, ""), *mutants(method)]:
+@dataclass(frozen=True)
+class Examined:
+    """What the audit found of a method as it is, of its twin or of a mutant.
+
+    Attributes:
+        method: Name of the method.
+        mistake: Name of the mistake; empty for the method and its twin.
+        line: The line of code that is wrong.
+        found: Severities and names of what was found, that of the method itself left out.
+    """
+
+    method: str
+    mistake: str
+    line: str
+    found: Sequence[str]
+
+    def __str__(self) -> str:
+        """Describe it in a line."""
+        what = f"{self.mistake} in {self.line}" if self.mistake else "nothing"
+        return f"{self.method}, {what}: {', '.join(self.found) or 'nothing'}"
+
+
+def examine(method: str, probes: Sequence[str], most: int = 20) -> Iterator[Examined]:
+    """Audit a method as it is, its twin and its mutants."""
+    known: set[str] = set()
+    for number, place in [(ORIGINAL, ""), (TWIN, ""), *mutants(method, most)]:
         expression = f"{__name__}:Mutant({method!r}, {number}, {place!r})"
-        target = Target(
-            name=f"{method} {place}", expression=expression, call=_at_once, claims=method
-        )
-        findings = []
+        target = Target(name=method, expression=expression, call=_at_once, claims=method)
+        found: dict[str, None] = {}  # each once, in the order of the probes
         for probe in probes:
             for each in run_probe(target, probe):
-                if each.severity != "note" and each.name not in expected:
-                    findings.append({"name": each.name, "severity": each.severity, "probe": probe})
-        if number == ORIGINAL:
-            expected = {each["name"] for each in findings}
-        if number == TWIN:  # another factor is a convention, and rightly found
-            findings = [each for each in findings if each["severity"] == "defect"]
-        mistake = "" if number < 0 else MISTAKES[number].name
-        found.append({"method": method, "mistake": mistake, "place": place, "findings": findings})
-    return found
+                # Another factor than the method's is a convention, and rightly found of the twin.
+                expected = number == TWIN and each.severity != "defect"
+                if each.severity != "note" and each.name not in known and not expected:
+                    found[f"{each.severity} {each.name!r}"] = None
+                if number == ORIGINAL:
+                    known.add(each.name)
+        mistake = MISTAKES[number].name if number >= 0 else ""
+        file, _, line = place.partition(":")
+        text = linecache.getline(str(FOLDER / file), int(line or 0)).strip()
+        yield Examined(method, mistake, text, list(found))
 
 
 def _at_once(loss: Any, batch: Batch) -> Any:
     return loss(*batch.views_NQ, *batch.targets_NQ)
-
-
-def recall_table(entries: Sequence[dict[str, Any]]) -> str:
-    """Set how many mutants of each kind were found, as a defect or as another convention."""
-    counts: dict[str, Counter[str]] = {}
-    total = Counter[str]()
-    for entry in entries:
-        if entry["mistake"]:
-            severities = {each["severity"] for each in entry["findings"]}
-            outcome = "missed"
-            if severities:
-                outcome = "defect" if "defect" in severities else "convention"
-            for count in (counts.setdefault(entry["mistake"], Counter()), total):
-                count[outcome] += 1
-    rows = []
-    for name, count in [*counts.items(), ("all", total)]:
-        missed = count["missed"]
-        share = 100 * (1 - missed / count.total())
-        rows.append(
-            [name, count.total(), count["defect"], count["convention"], missed, f"{share:.0f}"]
-        )
-    headers = ["mistake", "mutants", "found as a defect", "as a convention", "missed", "found (%)"]
-    return tabulate(rows, headers, tablefmt="github")
-
-
-@click.command()
-@click.argument("names", nargs=-1)
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("recall.json"), help="The file to write."
-)
-def main(names: tuple[str, ...], out: Path) -> None:
-    """Count how many mutants of methods the audit finds; without NAMES of all methods."""
-    torch.set_num_threads(1)
-    entries: list[dict[str, Any]] = []
-    for name in tqdm(names or methods.names(), unit="method", disable=None):
-        entries += examine(name, tuple(PROBES))
-    write_text(out, json.dumps(entries, indent=1) + "\n")
-    click.echo(recall_table(entries))
-    for entry in entries:
-        if not entry["mistake"] and entry["findings"]:
-            click.echo(f"false alarm: {entry['method']}: {entry['findings'][0]['name']}")
-        if entry["mistake"] and not entry["findings"]:
-            click.echo(f"missed: {entry['method']}: {entry['mistake']} at {entry['place']}")
-
-
-if __name__ == "__main__":
-    main()
