@@ -154,27 +154,13 @@ def mean_pm(s: Stat | None, decimals: int, divisor: float = 1) -> str:
 
 
 def cost_column(
-    cost: str,
-    head: str,
-    decimals: int,
-    divisor: float = 1,
-    *,
-    show: Callable[..., str] = mean_pm,
-    spare: int = 0,
+    cost: str, head: str, unit: Unit, show: Callable[..., str] = mean_pm, spare: int = 0
 ) -> Filled:
     """Make a column of a cost: its mean ± standard deviation, or what else `show` makes of its
-    statistics.
+    statistics. The head names the unit.
     """
-    return Column(head, spare=spare), lambda row: show(row.cost(cost), decimals, divisor)
-
-
-def cost_in(
-    unit: Unit, cost: str, head: str, show: Callable[..., str] = mean_pm, spare: int = 0
-) -> Filled:
-    """Make a column of a cost in a unit, which its head names."""
-    return cost_column(
-        cost, f"{head} ({unit.name})", unit.decimals, unit.divisor, show=show, spare=spare
-    )
+    column = Column(f"{head} ({unit.name})" if unit.name else head, spare=spare)
+    return column, lambda row: show(row.cost(cost), unit.decimals, unit.divisor)
 
 
 def signed(value: float | None, decimals: int = 2) -> str:
