@@ -33,7 +33,7 @@ T = TypeVar("T")
 # Numbers of the training history that are drawn.
 CURVES = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread")
 
-DRAWN_CURVES = 60  # rows, best first, whose training is drawn: more lines cannot be told apart
+DRAWN_CURVES = 60  # rows, best first, whose training is drawn: more lines cannot be distinguished
 _CURVE_POINTS = 150  # of a curve with more epochs, evenly chosen ones are drawn
 _FEW_POINTS = 12  # a line of fewer has a marker at each
 

@@ -161,7 +161,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
 def _facts_of(record: Record) -> dict[str, Any]:
     """Return what one record says of how its task was run; sizes are those of trained cells."""
     cell = record.cell
-    # A stranger's value may be of any kind.
+    # An untrusted value may be of any kind.
     environment = {
         key: str(value) for key, value in record.environment.items() if value is not None
     }

@@ -43,8 +43,8 @@ SIGNIFICANCE_ROWS = 40
 
 
 def accuracy_table(summary: Summary) -> Table:
-    """Set every score of the test split but probes of factors, and those of the tuning split
-    that selection saw.
+    """Make the table of every score of the test split but probes of factors, and of those of
+    the tuning split that selection saw.
     """
     measured: set[tuple[str, str]] = set()
     for row in summary.rows:
@@ -102,7 +102,7 @@ def significance_frame(summary: Summary) -> pd.DataFrame:
 
 
 def significance_table(summary: Summary) -> Table:
-    """Set the p-values of all pairs of rows by the score that orders the leaderboard."""
+    """Make the table of p-values of all pairs of rows by the score that orders the leaderboard."""
     name = summary.headline or ""
     scored = [i for i, row in enumerate(summary.methods) if row.score(name)]
     # Most rows of a tuning have the one seed that they were tuned with.
@@ -142,7 +142,7 @@ def _ratio(above: str, below: str, factor: float, decimals: int) -> Callable[[Ro
 
 
 def cost_table(summary: Summary) -> Table:
-    """Set where time, memory and energy go."""
+    """Make the table of time, memory and energy."""
     columns = []
     for cost, head in (
         ("train_s", "training"),
@@ -184,7 +184,7 @@ def _memory_kinds(row: Row) -> str:
 
 
 def tables_of(summary: Summary) -> dict[str, Table]:
-    """Set all tables of a task, by their slugs."""
+    """Make all tables of a task, by their slugs."""
     made = [leaderboard(summary), accuracy_table(summary), cost_table(summary)]
     made += [significance_table(summary), hyperparameters_table(summary)]
     return {table.slug: table for table in [*made, *factors_tables(summary)]}

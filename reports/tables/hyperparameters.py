@@ -18,8 +18,8 @@ from regbench.reports.tables.table import (
 
 
 def hyperparameters_table(summary: Summary) -> Table:
-    """Set every configuration tried: what sets it apart, its score on the tuning split, whether
-    it was chosen.
+    """Make the table of every configuration tried: its hyperparameters, its score on the tuning
+    split, and whether it was chosen.
     """
     rows: dict[str, Row] = {}
     for row in summary.rows:

@@ -54,7 +54,7 @@ _COSTS = (
 
 
 def leaderboard(summary: Summary) -> Table:
-    """Set the leaderboard: accuracy on the test split, gain on trivial rows, and cost.
+    """Make the leaderboard: accuracy on the test split, gain on trivial rows, and cost.
 
     What is planned and has no result yet stands below, with dashes. Published numbers have a column
     where a row is a recipe's or an experiment of the SFRIK paper.

@@ -502,4 +502,4 @@ def test_styles_are_distinct_and_stay() -> None:
     ],
 )
 def test_labels_are_spread_out(wanted: list[float], expected: list[float]) -> None:
-    assert drawing.spread_out(wanted, 1.0, 10.0) == pytest.approx(expected)
+    assert drawing.separated(wanted, 1.0, 10.0) == pytest.approx(expected)
