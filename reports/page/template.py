@@ -56,7 +56,10 @@ def render(
         heads: The titles of their scores, by name.
         content: Further content of the template.
     """
-    data = _packed({"cells": cells, "scores": heads or {}})
+    probes = set()
+    for cell in cells:
+        probes |= {score.name for score in cell["scores"] if score.probe is not None}
+    data = _packed({"cells": cells, "scores": heads or {}, "probes": sorted(probes)})
     css, js = _HERE.joinpath("page.css").read_text(), _HERE.joinpath("page.js").read_text()
     return _templates().get_template(template).render(**content, data=data, css=css, js=js)
 
