@@ -10,11 +10,10 @@ from typing import IO, Any
 import pandas as pd
 from pyarrow import parquet
 
-from regbench.benchmark.rundir.record import Record
 from regbench.csv_files import csv_text, write_table
 from regbench.reports.find.records import Records, tidy
 from regbench.reports.page import figures
-from regbench.reports.page.drawing import Style, styles
+from regbench.reports.page.drawing import styles
 from regbench.reports.page.page import render_page
 from regbench.reports.rows.grouping import summarize
 from regbench.reports.rows.summary import Summary
@@ -29,6 +28,7 @@ from regbench.reports.tables.table import Table, to_latex, to_markdown, to_termi
 ReportFiles = dict[str, str | bytes | Callable[[IO[bytes]], Any]]
 """File name -> its content, or a function that writes it to an open file."""
 
+_FIGURES = {"time": figures.TRAINING_TIME, "effective_rank": figures.EFFECTIVE_RANK}
 _WIDTH = 118  # of notes, beside a table of 120 columns
 
 
@@ -44,7 +44,11 @@ def report_contents(found: Records) -> tuple[ReportFiles, str]:
     summaries = summarize(found.records, found.missing, found.choices, found.short)
     methods = [record.label for record in found.records if not record.is_reference]
     style = styles(methods)
-    contents = _tidy_files(found.records)
+    data = tidy(found.records)
+    contents: ReportFiles = {
+        "tidy.csv": lambda file: write_table(data, file),
+        "tidy.parquet": lambda file: parquet.write_table(data, file),
+    }
     beside = beside_paper(summaries)
     if beside is not None:
         contents |= _table_files("beside_paper", *beside)
@@ -54,42 +58,28 @@ def report_contents(found: Records) -> tuple[ReportFiles, str]:
         contents |= _table_files("over_tasks", together, over_tasks_frame(comparison))
     tables, texts = [], []
     for summary, suffix in zip(summaries, _suffixes(summaries), strict=True):
-        of_task = _task_tables(summary)
-        for slug, (table, numbers) in of_task.items():
-            contents |= _table_files(slug + suffix, table, numbers)
-        contents |= _figure_files(summary, style, suffix)
-        # The two tables of factors, one for each layer, share a CSV file, so it is not made beside
-        # them.
+        of_task = tables_of(summary)
+        numbers = {
+            "leaderboard": leaderboard_frame(summary),
+            "significance": significance_frame(summary),
+        }
+        for slug, table in of_task.items():
+            contents |= _table_files(slug + suffix, table, numbers.get(slug))
+        for name, quantity in _FIGURES.items():
+            png = figures.scatter_png(summary, style, quantity)
+            if png is not None:
+                contents[f"accuracy_vs_{name}{suffix}.png"] = png
+        # The tables of factors, one for each layer, share a CSV file.
         kept = factors_frame(summary)
         if len(kept):
             contents[f"factors{suffix}.csv"] = _csv(kept)
-        shown = {slug: table for slug, (table, _) in of_task.items()}
-        tables.append(shown)
-        texts.append(_terminal_text(summary, shown))
+        tables.append(of_task)
+        texts.append(_terminal_text(summary, of_task))
     texts += [f"not finished yet: {count} of {sweep}" for sweep, count in found.unfinished.items()]
     contents["index.html"] = render_page(
         summaries, tables, found, style, beside and beside[0], together
     )
     return contents, "\n\n".join(texts)
-
-
-def _tidy_files(records: Sequence[Record]) -> ReportFiles:
-    data = tidy(records)
-    return {
-        "tidy.csv": lambda file: write_table(data, file),
-        "tidy.parquet": lambda file: parquet.write_table(data, file),
-    }
-
-
-def _task_tables(summary: Summary) -> dict[str, tuple[Table, pd.DataFrame | None]]:
-    """Make the tables of a task by their slugs, with their numbers where there is a CSV file of
-    them.
-    """
-    found: dict[str, tuple[Table, pd.DataFrame | None]] = {}
-    numbers = {"leaderboard": leaderboard_frame, "significance": significance_frame}
-    for slug, table in tables_of(summary).items():
-        found[slug] = table, numbers[slug](summary) if slug in numbers else None
-    return found
 
 
 def _table_files(stem: str, table: Table, numbers: pd.DataFrame | None) -> ReportFiles:
@@ -103,28 +93,14 @@ def _csv(frame: pd.DataFrame) -> str:
     return csv_text(frame.columns, frame.itertuples(index=False, name=None))
 
 
-def _figure_files(summary: Summary, style: Mapping[str, Style], suffix: str) -> ReportFiles:
-    files: ReportFiles = {}
-    for name, quantity in (
-        ("time", figures.TRAINING_TIME),
-        ("effective_rank", figures.EFFECTIVE_RANK),
-    ):
-        png = figures.scatter_png(summary, style, quantity)
-        if png is not None:
-            files[f"accuracy_vs_{name}{suffix}.png"] = png
-    return files
-
-
 def _suffixes(summaries: Sequence[Summary]) -> Iterator[str]:
     """Yield what the names of each task's files end in: nothing where there is one task."""
     seen = set()
     for summary in summaries:
-        # Names of tasks hold names of data sets, which may have any signs.
-        suffix = (
-            ""
-            if len(summaries) == 1
-            else "-" + re.sub(r"[^\w.]+", "_", summary.name)[:80].strip("_")
-        )
+        suffix = ""
+        if len(summaries) > 1:
+            # Names of tasks hold names of data sets, which may have any signs.
+            suffix = "-" + re.sub(r"[^\w.]+", "_", summary.name)[:80].strip("_")
         while suffix in seen:  # names that differ in other signs give the same suffix
             suffix += "_"
         seen.add(suffix)
@@ -132,7 +108,7 @@ def _suffixes(summaries: Sequence[Summary]) -> Iterator[str]:
 
 
 def _terminal_text(summary: Summary, tables: Mapping[str, Table]) -> str:
-    """Write the leaderboard of a task and what is kept of factors, with their notes."""
+    """Format the leaderboard of a task and what is kept of factors, with their notes."""
     leaderboard = tables["leaderboard"]
     lines = [f"{summary.name}: {len(summary.records)} cells"]
     if leaderboard.warning:

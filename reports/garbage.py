@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Look for no cyclic garbage meanwhile: among ten thousand records there is none, and to
-    look takes a quarter.
+    """Suspend the collection of cyclic garbage: ten thousand records hold none, and looking for it
+    takes a quarter of the time to read them.
     """
     collecting = gc.isenabled()
     gc.disable()

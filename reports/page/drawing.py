@@ -276,7 +276,7 @@ def _place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
         scaled = float(scale((1.0, label.y))[1])
         heights.append((scaled - bottom) / (top - bottom))
     wanted = [y * height_in for y in heights]
-    positions = spread_out(wanted, _LABEL_GAP_IN, height_in)
+    positions = separated(wanted, _LABEL_GAP_IN, height_in)
     # All in axes coordinates: (0, 0) is the plot's lower left corner, (1, 1) its upper right one.
     for label, point_y, position in zip(labels, heights, positions, strict=True):
         style = label.style
@@ -303,7 +303,7 @@ def _place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
     axes.set_ylim(low, high)  # what was drawn beside the plot may have moved them
 
 
-def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float]:
+def separated(wanted: Sequence[float], gap: float, height: float) -> list[float]:
     """Find the positions nearest to those `wanted` (ascending), `gap` apart, in [0, height] if
     they fit.
     """

@@ -35,7 +35,7 @@ from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_u
 # points or lines of a figure that are all labelled; of more than these, only LABELLED_OF_MANY
 LABELLED = 14
 LABELLED_OF_MANY = 10
-LABELLED_IN_PNG = 50  # a picture has no tooltips; beyond so many it names the Pareto front only
+LABELLED_IN_PNG = 50  # a picture has no tooltips; beyond this number it names the Pareto front only
 
 
 @dataclass(frozen=True)

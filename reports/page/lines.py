@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ T = TypeVar("T")
 # Numbers of the training history that are drawn.
 CURVES = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread")
 
-DRAWN_CURVES = 60  # rows, best first, whose training is drawn: more lines cannot be told apart
+DRAWN_CURVES = 60  # rows, best first, whose training is drawn: more lines cannot be distinguished
 _CURVE_POINTS = 150  # of a curve with more epochs, evenly chosen ones are drawn
 _FEW_POINTS = 12  # a line of fewer has a marker at each
 
@@ -81,10 +81,15 @@ def curves_drawing(
     """
     crowded = len(curves) > LABELLED
     labelled = LABELLED_OF_MANY if crowded else len(curves)
-    names = [line.name for line in curves[:labelled]]
     draw = partial(draw_curves, curves=curves, labelled=labelled, heads=heads, finish=finish)
-    about = f"{heads[1]} {about}"
-    return labelled_drawing(title, about, names, draw, crowded=crowded, marker=_has_markers(curves))
+    return labelled_drawing(
+        title,
+        f"{heads[1]} {about}",
+        [line.name for line in curves[:labelled]],
+        draw,
+        crowded=crowded,
+        marker=_has_markers(curves),
+    )
 
 
 def draw_curves(
@@ -101,28 +106,18 @@ def draw_curves(
     for place, line in enumerate(curves):
         s, (xs, means, stds) = line.style, np.array(line.points).T
         gid = marks.add(s, line.rows, f"{line.name}: {line.tooltip}")
-        look = {"lw": 1.6} if place < labelled else {"lw": 0.9, "alpha": 0.5}
-        marker = s.marker if markers else None
-        draw_line(
-            axes,
-            xs.tolist(),
-            means.tolist(),
-            color=s.colour,
-            ls=s.dash,
-            marker=marker,
-            ms=4.5,
-            gid=gid,
-            **look,
-        )
+        look: dict[str, Any] = {"color": s.colour, "ls": s.dash, "gid": gid, "ms": 4.5}
+        look |= {"lw": 1.6} if place < labelled else {"lw": 0.9, "alpha": 0.5}
+        if markers:
+            look["marker"] = s.marker
+        draw_line(axes, xs.tolist(), means.tolist(), **look)
         if place >= labelled:
             continue
         labels.append(Label(line.name, float(xs[-1]), float(means[-1]), s, gid))
         if np.any(stds > 0):
             # The page finds the band by its gid, and makes it pale with its line.
-            band = axes.fill_between(
-                xs, means - stds, means + stds, color=s.colour, alpha=0.15, lw=0
-            )
-            band.set_gid(f"{gid}.band")
+            look = {"color": s.colour, "alpha": 0.15, "lw": 0, "gid": f"{gid}.band"}
+            axes.fill_between(xs, means - stds, means + stds, **look)
     finish(axes)
     axes.set_xlabel(heads[0])
     axes.set_ylabel(heads[1])
@@ -130,7 +125,7 @@ def draw_curves(
 
 
 def _has_markers(curves: Sequence[Curve]) -> bool:
-    """Tell whether there is room for a marker at each point."""
+    """Return True if there is room for a marker at each point."""
     return max(len(line.points) for line in curves) < _FEW_POINTS
 
 
@@ -140,21 +135,28 @@ def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
     """
     drawings = []
     for key in CURVES:
-        title = "training loss, scaled" if key == "loss" else key.replace("_", " ")
+        is_loss = key == "loss"
+        title = "training loss, scaled" if is_loss else key.replace("_", " ")
         curves = []
         # The loss of a row that is no method compares with no other.
         for place, row in enumerate(summary.methods[:DRAWN_CURVES]):
             by_epoch = _logged(row, key)
-            if by_epoch:
-                epoch, last = by_epoch[-1]
-                tooltip = f"{stat_text(last)} in epoch {epoch}, n = {last.n}"
-                curves.append(
-                    Curve(
-                        row.name, style[row.label], [place], tooltip, _epoch_points(by_epoch, key)
-                    )
-                )
+            if not by_epoch:
+                continue
+            low, span = 0.0, 1.0
+            if is_loss:
+                # Losses of different methods have no common scale: each is drawn from its lowest
+                # (0) to its highest (1), and one that never moves stays at 0.
+                means = [value.mean for _, value in by_epoch]
+                low, span = min(means), float(np.ptp(means)) or 1.0
+            points = []
+            for epoch, value in by_epoch:
+                points.append((epoch, (value.mean - low) / span, (value.std or 0.0) / span))
+            epoch, last = by_epoch[-1]
+            tooltip = f"{stat_text(last)} in epoch {epoch}, n = {last.n}"
+            curves.append(Curve(row.name, style[row.label], [place], tooltip, points))
         if curves:
-            finish = partial(_epochs_axis, scaled=key == "loss")
+            finish = partial(_epochs_axis, scaled=is_loss)
             about = "of each method by epoch."
             drawings.append(curves_drawing(capital(title), ("epoch", title), about, curves, finish))
     return drawings
@@ -174,22 +176,6 @@ def _logged(row: Row, key: str) -> list[tuple[int, Stat]]:
         if value is not None:
             found.append((epoch, value))
     return found
-
-
-def _epoch_points(
-    by_epoch: Sequence[tuple[int, Stat]], key: str
-) -> list[tuple[float, float, float]]:
-    low, span = 0.0, 1.0
-    if (
-        key == "loss"
-        # losses of different methods have no common scale: each from its lowest (0) to its highest
-        # (1)
-    ):
-        means = [value.mean for _, value in by_epoch]
-        low, span = min(means), float(np.ptp(means)) or 1.0  # a loss that never moves stays at 0
-    return [
-        (epoch, (value.mean - low) / span, (value.std or 0.0) / span) for epoch, value in by_epoch
-    ]
 
 
 def _epochs_axis(axes: Axes, *, scaled: bool = False) -> None:
@@ -224,17 +210,12 @@ def accuracy_drawings(summary: Summary, style: Styles) -> list[Drawing]:
                 for point in _thinned(points):
                     x = float(point.epoch) if along == "epoch" else point.train_s / unit.divisor
                     line.append((x, point.value.mean, point.value.std or 0.0))
-                tooltip = (
-                    f"{stat_text(last.value, 2)} {score.unit} after epoch {last.epoch}, n = "
-                    f"{last.value.n}"
-                )
+                value = f"{stat_text(last.value, 2)} {score.unit}"
+                tooltip = f"{value} after epoch {last.epoch}, n = {last.value.n}"
                 curves.append(Curve(row.name, style[row.label], [place], tooltip, line))
             title = f"{capital(score.title)} while training, by {along}"
-            drawings.append(
-                curves_drawing(
-                    title, (x_head, head), f"of each method by {x_head}.", curves, finish
-                )
-            )
+            about = f"of each method by {x_head}."
+            drawings.append(curves_drawing(title, (x_head, head), about, curves, finish))
     return drawings
 
 

@@ -138,7 +138,7 @@ dialog.addEventListener("click", (event) => { if (event.target === dialog) dialo
 // --- the cells: their runs by id, of which those of one cell that several labs ran lie beside each other ---
 
 const packed = await fetch("data:application/gzip;base64," + document.getElementById("data").textContent);
-const { cells: runs, scores: SCORE_NAMES } = await new Response(packed.body.pipeThrough(new DecompressionStream("gzip"))).json();
+const { cells: runs, scores: SCORE_NAMES, probes: PROBES } = await new Response(packed.body.pipeThrough(new DecompressionStream("gzip"))).json();
 const identifiers = Map.groupBy(runs, (run) => run.id);
 const cells = runs.filter((run) => !run.again);
 const scoreOf = (cell, name) => cell.scores.find((s) => s.name === name && s.split === "test")?.value;
@@ -212,7 +212,7 @@ class Cells {
   constructor(figure) {
     this.section = figure.closest("section");
     this.cells = cells.filter((cell) => cell.section === Number(figure.dataset.section));
-    const known = Object.keys(SCORE_NAMES).filter((name) => !name.startsWith("factor_")); // those have tables of their own
+    const known = Object.keys(SCORE_NAMES).filter((name) => !PROBES.includes(name)); // those have tables of their own
     const measured = known.filter((name) => this.cells.some((cell) => scoreOf(cell, name) !== undefined)).slice(0, 4); // what fits beside each other
     const varies = ([, key]) => new Set(this.cells.map((cell) => cell.config[key])).size > 1;
     this.columns = [

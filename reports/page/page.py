@@ -8,7 +8,7 @@ table and dialogs when the page asks: ten thousand cells as elements would take 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from regbench.benchmark.rundir.record import Record
@@ -36,20 +36,8 @@ _PROTOCOLS_SHOWN = 3
 
 # Fields of a record that the page shows under their own names.
 _OF_RECORD = (
-    *(
-        "label",
-        "seed",
-        "status",
-        "sweep",
-        "scores",
-        "cost",
-        "environment",
-        "data",
-        "attempts",
-        "choice",
-        "on_test",
-    ),
-    *("sha256", "command"),
+    *("label", "seed", "status", "sweep", "scores", "cost", "environment", "data", "attempts"),
+    *("choice", "on_test", "sha256", "command"),
 )
 
 
@@ -82,12 +70,9 @@ def render_page(
         sections.append(section(summary, made, number, style))
         cells += cells_of(summary, number, style)
         heads |= heads_of(summary)
-    # More names would fill the screen.
-    names = (
-        ", ".join(summary.name for summary in summaries)
-        if len(summaries) <= 3
-        else f"{len(summaries)} sweeps"
-    )
+    names = ", ".join(summary.name for summary in summaries)
+    if len(summaries) > 3:  # more names would fill the screen
+        names = f"{len(summaries)} sweeps"
     return render(
         "page.html",
         cells,
@@ -151,73 +136,57 @@ def section(
 
 
 def facts(summary: Summary) -> list[tuple[str, str]]:
-    """Say what was run, as (name, text) pairs."""
-    records, days, diverged = summary.records, {""}, 0
-    for record in records:
+    """List what was run as (name, text) pairs: the different values that the records have."""
+    values: dict[str, set[Any]] = {}
+    days, diverged = {""}, 0
+    for record in summary.records:
+        for name, value in _facts_of(record).items():
+            values.setdefault(name, set()).add(value)
         days |= {record.started[:10], record.finished[:10]}
         diverged += record.status == "diverged"
-    texts = {name: _distinct(map(of, records)) for name, of in _FACTS.items()}
-    texts["Cells"] = f"{len(records)} finished" + (f" ({diverged} diverged)" if diverged else "")
+    texts = {}
+    for name, different in values.items():
+        # Numbers do not compare with texts.
+        known = sorted(different - {None, ""}, key=lambda value: (isinstance(value, str), value))
+        texts[name] = ", ".join(map(str, known))
+    texts["Cells"] = f"{len(summary.records)} finished"
+    if diverged:
+        texts["Cells"] += f" ({diverged} diverged)"
     days.remove("")
     if days:
         texts["Date (UTC)"] = " to ".join(sorted({min(days), max(days)}))
     return [(name, text) for name, text in texts.items() if text]
 
 
-def _setting(name: str) -> Callable[[Record], object]:
-    """Make the function that reads a setting of trained cells."""
-    return lambda record: None if record.is_reference else record.cell[name]
-
-
-def _environment(*names: str) -> Callable[[Record], str | None]:
-    """Make the function that reads a record's environment.
-
-    Several values have their names before them.
-    """
-
-    def of(record: Record) -> str | None:
-        texts = []
-        for name in names:
-            if (value := record.environment.get(name)) is not None:
-                texts.append(str(value) if len(names) == 1 else f"{name} {value}")
-        return ", ".join(texts) or None
-
-    return of
-
-
-def _data_set(record: Record) -> str:
-    """Describe a record's data set: its name, how many images of a class, and its content's
-    digest.
-    """
-    dataset, digest = record.cell["dataset"], record.data.content_sha256.get("train")
-    parts = []
-    if limit := dataset.get("train_per_class"):
-        parts.append(f"{limit} training images per class")
+def _facts_of(record: Record) -> dict[str, Any]:
+    """Return what one record says of how its task was run; sizes are those of trained cells."""
+    cell = record.cell
+    # An untrusted value may be of any kind.
+    environment = {
+        key: str(value) for key, value in record.environment.items() if value is not None
+    }
+    sizes = {} if record.is_reference else cell
+    versions = []
+    for name in ("regbench", "python", "torch"):
+        if name in environment:
+            versions.append(f"{name} {environment[name]}")
+    data, digest = [], record.data.content_sha256.get("train")
+    if limit := cell["dataset"].get("train_per_class"):
+        data.append(f"{limit} training images per class")
     if digest:
-        parts.append(f"train split's sha256 {digest[:12]}…")
-    return f"{dataset['name']} ({', '.join(parts)})" if parts else str(dataset["name"])
-
-
-# Facts of a task: the different values that its records have.
-_FACTS: Mapping[str, Callable[[Record], object]] = {
-    "Data set": _data_set,
-    "Network": lambda record: record.backbone,
-    "Embedding dimension": _setting("embedding_dim"),
-    "Batch size": _setting("batch_size"),
-    "Epochs": _setting("epochs"),
-    "Seeds": lambda record: record.seed,
-    "Hardware": _environment("hardware"),
-    "Loader": _environment("loader"),
-    "Versions": _environment("regbench", "python", "torch"),
-    "Code": _environment("git"),
-}
-
-
-def _distinct(values: Iterable[object]) -> str:
-    """List the known values in order, without repeats."""
-    known = set(values) - {None}
-    # Numbers do not compare with texts.
-    return ", ".join(map(str, sorted(known, key=lambda value: (isinstance(value, str), value))))
+        data.append(f"train split's sha256 {digest[:12]}…")
+    return {
+        "Data set": cell["dataset"]["name"] + (f" ({', '.join(data)})" if data else ""),
+        "Network": record.backbone,
+        "Embedding dimension": sizes.get("embedding_dim"),
+        "Batch size": sizes.get("batch_size"),
+        "Epochs": sizes.get("epochs"),
+        "Seeds": record.seed,
+        "Hardware": environment.get("hardware"),
+        "Loader": environment.get("loader"),
+        "Versions": ", ".join(versions),
+        "Code": environment.get("git"),
+    }
 
 
 def methods_of(summaries: Iterable[Summary]) -> dict[str, Record]:

@@ -56,7 +56,10 @@ def render(
         heads: The titles of their scores, by name.
         content: Further content of the template.
     """
-    data = _packed({"cells": cells, "scores": heads or {}})
+    probes = set()
+    for cell in cells:
+        probes |= {score.name for score in cell["scores"] if score.probe is not None}
+    data = _packed({"cells": cells, "scores": heads or {}, "probes": sorted(probes)})
     css, js = _HERE.joinpath("page.css").read_text(), _HERE.joinpath("page.js").read_text()
     return _templates().get_template(template).render(**content, data=data, css=css, js=js)
 
@@ -64,7 +67,7 @@ def render(
 @functools.cache
 def _templates() -> Environment:
     def shown(value: object) -> object:
-        """Show labels, commands and settings as text of others."""
+        """Escape labels, commands and settings, which are untrusted text."""
         return printable(value) if type(value) is str else value
 
     # A value that is not given is an error rather than a hole in the page.
@@ -139,7 +142,7 @@ def with_own_ids(drawings: Iterable[Drawing], prefix: str) -> list[Drawing]:
 
 def _packed(data: object) -> str:
     """Pack data as JSON, gzipped and in base64. Numbers that are not finite become null."""
-    # The settings of a stranger's cell may have keys of other kinds, and paths are no JSON.
+    # The settings of an untrusted cell may have keys of other kinds, and paths are no JSON.
     text = orjson.dumps(data, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
     if not text.isprintable() or "\\u" in text:
         text = _ODD.sub(_shown, text)

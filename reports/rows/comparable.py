@@ -28,13 +28,8 @@ _OF_TASK = ("dataset.", "network.", "evaluation.")
 
 # Parts of the network that no evaluation sees.
 _TRAINING_ONLY = (
-    *(
-        "network.projector.",
-        "network.predictor.",
-        "network.teacher",
-        "network.momentum",
-        "network.statistics",
-    ),
+    *("network.projector.", "network.predictor.", "network.teacher"),
+    *("network.momentum", "network.statistics"),
 )
 
 # A table shows the first of these where two settings tell the same cells apart.
@@ -48,7 +43,7 @@ _SHOWN_FIRST = (
 # names.
 @functools.cache
 def is_setting(key: str) -> bool:
-    """Tell whether a full name is of the setting of a comparison, not of a hyperparameter or of
+    """Return True if a full name is of the setting of a comparison, not of a hyperparameter or of
     one protocol.
     """
     if key == "optimizer.name":  # another optimizer is another setting; its numbers are tuned
@@ -105,9 +100,9 @@ def _short_name(key: str) -> str:
     if key == "network.momentum":
         return "teacher's momentum"
     group, _, rest = key.removeprefix("network.").partition(".")
-    return SETTING_NAMES.get(
-        key, f"{group} {name}" if rest and group in ("projector", "predictor") else name
-    )
+    if rest and group in ("projector", "predictor"):
+        name = f"{group} {name}"
+    return SETTING_NAMES.get(key, name)
 
 
 def setting_names(keys: Sequence[str]) -> dict[str, str]:

@@ -52,28 +52,21 @@ def curve(row: Row, name: str) -> list[Point]:
 
 
 def curve_notes(summary: Summary) -> list[str]:
-    """Say what the curves are: on which split, how often, and on what hardware their time was
-    taken.
-    """
+    """Describe the curves: on which split, how often, and on what hardware their time was taken."""
     splits: dict[str, None] = {}
-    intervals, hardware = set(), set()
+    intervals, machines = set(), set()
     for row in summary.rows:
         for record in row.records:
             if record.measured:
-                splits.update(dict.fromkeys(each.score.split for each in record.measured))
+                splits |= dict.fromkeys(each.score.split for each in record.measured)
                 intervals.add(int(record.cell["evaluation"]["every_epochs"]))
-                hardware.add(machine(record))
-    every, machines = sorted(intervals), sorted(hardware)
-    how_often = (
-        "each epoch"
-        if every == [1]
-        else f"every {' or '.join(map(str, every))} epochs and after the last"
-    )
-    where = (
-        machines[0]
-        if len(machines) == 1
-        else f"unequal machines, so compare within one: {'; '.join(machines)}"
-    )
+                machines.add(machine(record))
+    how_often = "each epoch"
+    if intervals != {1}:
+        how_often = f"every {' or '.join(map(str, sorted(intervals)))} epochs and after the last"
+    where = "; ".join(sorted(machines))
+    if len(machines) > 1:
+        where = f"unequal machines, so compare within one: {where}"
     return [
         f"Accuracy while training is of the {' and '.join(splits)} split, after {how_often}.",
         f"Its time is that of training alone, without checkpoints and evaluations, on {where}.",

@@ -153,7 +153,7 @@ def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
 
 
 def _waits(configurations: Sequence[Configuration]) -> bool:
-    """Tell whether the method was tuned, and none of its configurations has its final scores
+    """Return True if the method was tuned, and none of its configurations has its final scores
     yet.
     """
     statuses: set[str] = set()
@@ -168,12 +168,10 @@ def _choose(
     """Find the first configuration with the best score for selection; None if several are and
     not all have one.
     """
-    # Any one stands for the method if all diverged, so that the table says that it did.
-    alive = [
-        configuration for configuration in configurations if configuration.final
-    ] or configurations[:1]
-    if len(alive) == 1:
-        return alive[0]
+    alive = [configuration for configuration in configurations if configuration.final]
+    if len(alive) < 2:
+        # Any one stands for the method if all diverged, so that the table says that it did.
+        return [*alive, *configurations][0]
     best, highest = None, -math.inf
     for configuration in alive:
         found = configuration.score(score, split)
@@ -191,9 +189,7 @@ def _all_searches(chosen: Configuration, configurations: Sequence[Configuration]
     tunings = set(map(_repeated_tuning, chosen.records)) - {None}
     records: list[Record] = []
     for configuration in configurations:
-        of_tuning = [
-            record for record in configuration.records if _repeated_tuning(record) in tunings
-        ]
+        of_tuning = [each for each in configuration.records if _repeated_tuning(each) in tunings]
         searches = {record.search for record in of_tuning}
         # By the seed, because a run that diverged does not say what chose it.
         records += [record for record in configuration.records if record.seed // APART in searches]
@@ -204,10 +200,9 @@ def _repeated_tuning(record: Record) -> str | None:
     """Return the digest of the choices of the repeated tuning that a record is of; None if it
     is of none.
     """
-    digest: str | None = (
-        record.choice["hyperparameters"]["sha256"] if record.search is not None else None
-    )
-    return digest
+    if record.search is None:
+        return None
+    return str(record.choice["hyperparameters"]["sha256"])
 
 
 def _row(chosen: Configuration, varying: Sequence[str], tried: int) -> Row:

@@ -1,13 +1,13 @@
 """Notes below a task's tables: how rows were chosen, what is missing, and what bold means.
 
-Each function returns the text of a note, empty where it does not apply.
+A note that does not apply is an empty text.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from regbench.benchmark.rundir.record import Record
@@ -24,7 +24,13 @@ UNITS = {"seed": "seeds", "search": "searches"}
 
 def task_notes(summary: Summary) -> list[str]:
     """List what a reader must know of a task beside its numbers."""
-    return list(filter(None, (note(summary) for note in _OF_TASK)))
+    notes = [_on_test(summary), _budget(summary)]
+    for listed, beginning in _LISTS:
+        names = listed(summary)
+        if names:
+            notes.append(f"{beginning}: {'; '.join(names)}.")
+    notes += [_missing(summary), _origins(summary), _repeated(summary), _machines(summary)]
+    return list(filter(None, notes))
 
 
 def _few(names: Sequence[str], separator: str = ", ") -> str:
@@ -78,42 +84,36 @@ def _budget(summary: Summary) -> str:
     return f"Unequal tuning budgets, so compare with care, {chosen} ({budgets_of_rows})."
 
 
-def _not_in_table(summary: Summary) -> str:
-    reasons = []
-    if summary.unchosen:
-        chosen_by = f"{summary.selection_title} on the {summary.selection_split} split"
-        names = ", ".join(summary.unchosen)
-        reasons.append(f"several configurations, and not all have a {chosen_by}: {names}")
-    if summary.waiting:
-        reasons.append(f"tuned, without final scores yet: {', '.join(summary.waiting)}")
-    return f"Not in the table: {'; '.join(reasons)}." if reasons else ""
-
-
-def _diverged(summary: Summary) -> str:
-    diverged = []
+def _diverged(summary: Summary) -> list[str]:
+    listed = []
     for row in summary.rows:
         if row.diverged:
-            diverged.append(f"{row.name} ({row.diverged} of {len(row.records)} cells)")
-    if not diverged:
-        return ""
-    return (
-        "† diverged (loss not finite, or embeddings collapsed) and not counted in the means: "
-        f"{', '.join(diverged)}."
-    )
+            listed.append(f"{row.name} ({row.diverged} of {len(row.records)} cells)")
+    return listed
 
 
-def _edges(summary: Summary) -> str:
-    edged = []
+def _edges(summary: Summary) -> list[str]:
+    listed = []
     for row in summary.rows:
         edges = [f"{side} {key.removeprefix('method.')}" for key, side in row.edges.items()]
         if edges:
-            edged.append(f"{row.name} ({', '.join(edges)})")
-    if not edged:
-        return ""
-    return (
-        "‡ chosen at the edge of what was tried, so a better value may lie beyond: "
-        f"{'; '.join(edged)}."
-    )
+            listed.append(f"{row.name} ({', '.join(edges)})")
+    return listed
+
+
+# What is listed of a task, and the beginning of the note that lists it.
+_LISTS: Sequence[tuple[Callable[[Summary], Sequence[str]], str]] = (
+    (
+        lambda summary: summary.unchosen,
+        "Not in the table, as not all of several configurations have a score to choose by",
+    ),
+    (lambda summary: summary.waiting, "Not in the table, as tuned without final scores yet"),
+    (
+        _diverged,
+        "† diverged (loss not finite, or embeddings collapsed) and not counted in the means",
+    ),
+    (_edges, "‡ chosen at the edge of what was tried, so a better value may lie beyond"),
+)
 
 
 def _missing(summary: Summary) -> str:
@@ -146,13 +146,12 @@ def _origins(summary: Summary) -> str:
                 machines.add(machine(record))
             if record.cost.peak_memory_kind:
                 memory.add(record.cost.peak_memory_kind)
-    origins = {
-        "machines": machines,
-        "measures of peak memory": memory,
-        "states of the code": code,
-    }
     texts = []
-    for what, different in origins.items():
+    for what, different in (
+        ("machines", machines),
+        ("measures of peak memory", memory),
+        ("states of the code", code),
+    ):
         if len(different) > 1:
             texts.append(f"{what} ({'; '.join(sorted(different))})")
     if not texts:
@@ -310,10 +309,3 @@ def machine(record: Record) -> str:
         record.environment.get(key) for key in ("hardware", "threads", "loader")
     )
     return f"{hardware} with {threads} threads, {loader} loader"
-
-
-# In the order of the page.
-_OF_TASK = (
-    *(_on_test, _budget, _not_in_table, _diverged, _edges),
-    *(_missing, _origins, _repeated, _machines),
-)

@@ -15,7 +15,7 @@ _PLANNED = ("embedding_dim", "batch_size", "epochs")
 
 
 def place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> None:
-    """Give each cell without a record to the row that it belongs to, as far as its plan tells."""
+    """Assign each cell without a record to its row, as far as its plan identifies one."""
     plans = [_task_plan(summary) for summary in summaries]
     groups: dict[tuple[int, object], list[Missing]] = {}
     for cell in missing:
@@ -44,8 +44,8 @@ def _place(summary: Summary, cells: Sequence[Missing]) -> None:
     for place, row in enumerate(summary.rows):
         if row.label == label and _agrees(plan, _row_plan(row)):
             fitting.append(place)
-    # Rows that differ in what no plan states cannot be told apart here, so a cell of several is not
-    # counted.
+    # Rows that differ in what no plan states cannot be distinguished here, so a cell of several is
+    # not counted.
     if len(fitting) == 1:
         row = summary.rows[fitting[0]]
         more = len(seeds - row.seeds)
@@ -58,7 +58,7 @@ def _place(summary: Summary, cells: Sequence[Missing]) -> None:
 
 
 def _agrees(plan: Mapping[str, Any], place: Mapping[str, Any]) -> bool:
-    """Tell whether nothing that the plan says of a cell speaks against a place in a table."""
+    """Return True if nothing in the plan of a cell contradicts a place in a table."""
     return all(plan.get(key) in (None, value) for key, value in place.items())
 
 

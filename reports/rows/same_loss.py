@@ -18,7 +18,7 @@ from regbench.reports.rows.summary import Row, Summary
 
 _NONE, _LINEAR, _QUADRATIC, _CANDIDATES = "0", "u·v", "(u·v)²", "log Σ exp(u·v/τ)"
 _TOLERANCE = 1e-6  # of weights that somebody has rounded, as q/ρ
-_MOST_ORDERS = 20  # nobody lists more weights of SFRIK, and a stranger's cell may have any number
+_MOST_ORDERS = 20  # nobody lists more weights of SFRIK, and an untrusted cell may have any number
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def common_terms(cell: Mapping[str, Any]) -> CommonTerms | None:
             return None
         terms = write(method, cell["embedding_dim"])
         return terms if terms and math.isfinite(terms.alignment_weight) else None
-    # A stranger's cell may hold anything.
+    # An untrusted cell may hold anything.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return None
 

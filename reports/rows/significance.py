@@ -184,7 +184,7 @@ class Power:
         """Return the true difference of two rows that is found significant with a chance of
         `POWER`.
 
-        Every row has so many seeds. NaN where nothing is tested.
+        Every row has `seeds` seeds. NaN where nothing is tested.
         """
         if math.isnan(self.deviation):
             return math.nan
@@ -237,7 +237,7 @@ def own_weight(rows: int) -> float:
 
 @functools.cache
 def critical_range(rows: int, freedom: float) -> float:
-    """Return the studentized range of so many means that is significant."""
+    """Return the studentized range of this many means that is significant."""
     from scipy.stats import studentized_range  # takes longer to import than a report of a few cells
 
     return float(studentized_range.ppf(1 - LEVEL, rows, freedom))

@@ -36,9 +36,7 @@ DASH = "–"
 
 
 def _kept(method: Callable[P, T]) -> Callable[P, T]:
-    """Keep what a method of a frozen object returns: tables, notes and figures ask for the same
-    statistics.
-    """
+    """Keep what a method returns: tables, notes and figures ask for the same statistics."""
 
     @functools.wraps(method)
     def kept(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -233,9 +231,6 @@ class Summary:
     missing: list[MissingRow] = field(default_factory=list)
     failures: list[Missing] = field(default_factory=list)
     short: list[Configuration] = field(default_factory=list)
-    # Several tables and figures ask for the same test.
-    _best: dict[str, Best] = field(default_factory=dict, init=False, repr=False)
-    _tukey: dict[str, Tukey] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def on_test(self) -> bool:
@@ -310,28 +305,26 @@ class Summary:
         """Name of that score in tables."""
         return self.scores[self.selection].title if self.selection in self.scores else "a score"
 
+    @_kept
     def best(self, name: str) -> Best:
-        """Find the rows with the best mean of a test score, or one that cannot be told from it.
+        """Find the rows with the best mean of a test score, or one that is not significantly
+        different from it.
 
         None without a best.
         """
-        if name not in self._best:
-            higher = self.scores[name].higher_is_better
-            self._best[name] = (
-                Best() if higher is None else best(self.tukey(name), higher_is_better=higher)
-            )
-        return self._best[name]
+        higher = self.scores[name].higher_is_better
+        return Best() if higher is None else best(self.tukey(name), higher_is_better=higher)
 
+    @_kept
     def tukey(self, name: str) -> Tukey:
         """Fit the test of all pairs of rows by a test score."""
-        if name not in self._tukey:
+        scores: list[dict[int, float]] = []
+        for row in self.rows:
             # Labels are no method's competitor: with such a row in it, the test would be of labels
             # against the rest.
-            scores: list[dict[int, float]] = []
-            for row in self.rows:
-                scores.append({} if row.is_reference and not row.untrained else row.by_unit(name))
-            self._tukey[name] = Tukey(scores)
-        return self._tukey[name]
+            is_supervised = row.is_reference and not row.untrained
+            scores.append({} if is_supervised else row.by_unit(name))
+        return Tukey(scores)
 
     def budget(self, row: Row) -> int | None:
         """Count the configurations that the hyperparameters of a row were chosen from; None if
@@ -365,7 +358,7 @@ class Summary:
         return max(found, key=lambda row: sign * mean_of(row, name), default=None)
 
     def supervised(self, name: str) -> Row | None:
-        """Find the row that was trained by cross-entropy with labels, if it has a test score."""
+        """Find the supervised row, trained by cross-entropy, if it has a test score."""
         for row in self.rows:
             if row.first.cell.get("baseline") == "supervised" and row.score(name) is not None:
                 return row

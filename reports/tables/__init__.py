@@ -1,1 +1,1 @@
-"""Rows set as tables, ours and the paper's."""
+"""Tables of rows, ours and the paper's."""

@@ -21,7 +21,6 @@ from regbench.reports.tables.table import (
     Line,
     Table,
     cost_column,
-    cost_in,
     entries,
     mean_pm,
     number_columns,
@@ -29,15 +28,23 @@ from regbench.reports.tables.table import (
     table_of_rows,
     text_columns,
 )
-from regbench.reports.tables.units import energy_units, largest, memory_unit, time_unit
+from regbench.reports.tables.units import (
+    IMAGES_PER_S,
+    LOSS_MS,
+    STEP_MS,
+    energy_units,
+    largest,
+    memory_unit,
+    time_unit,
+)
 
 # A table of p-values has a column for each row; more of them are in the CSV file only.
 SIGNIFICANCE_ROWS = 40
 
 
 def accuracy_table(summary: Summary) -> Table:
-    """Set every score of the test split but probes of factors, and those of the tuning split
-    that selection saw.
+    """Make the table of every score of the test split but probes of factors, and of those of
+    the tuning split that selection saw.
     """
     measured: set[tuple[str, str]] = set()
     for row in summary.rows:
@@ -95,7 +102,7 @@ def significance_frame(summary: Summary) -> pd.DataFrame:
 
 
 def significance_table(summary: Summary) -> Table:
-    """Set the p-values of all pairs of rows by the score that orders the leaderboard."""
+    """Make the table of p-values of all pairs of rows by the score that orders the leaderboard."""
     name = summary.headline or ""
     scored = [i for i, row in enumerate(summary.methods) if row.score(name)]
     # Most rows of a tuning have the one seed that they were tuned with.
@@ -135,7 +142,7 @@ def _ratio(above: str, below: str, factor: float, decimals: int) -> Callable[[Ro
 
 
 def cost_table(summary: Summary) -> Table:
-    """Set where time, memory and energy go."""
+    """Make the table of time, memory and energy."""
     columns = []
     for cost, head in (
         ("train_s", "training"),
@@ -145,27 +152,25 @@ def cost_table(summary: Summary) -> Table:
         seconds = largest(summary.rows, cost)
         # Few sweeps evaluate while they train: a column of dashes would tell the others nothing.
         if seconds or cost != "monitor_s":
-            columns.append(cost_in(time_unit(seconds), cost, head))
-    peak, extra = (
-        largest(summary.rows, "peak_memory_bytes"),
-        largest(summary.rows, "loss_extra_bytes"),
-    )
+            columns.append(cost_column(cost, head, time_unit(seconds)))
+    peak = memory_unit(largest(summary.rows, "peak_memory_bytes"))
     columns += [
-        cost_column("img_per_s", "images/s", 0),
-        cost_column("step_ms", "step (ms)", 1),
-        cost_column("loss_ms", "loss (ms/step)", 2),
+        cost_column("img_per_s", "images/s", IMAGES_PER_S),
+        cost_column("step_ms", "step", STEP_MS),
+        cost_column("loss_ms", "loss", LOSS_MS),
         (Column("loss / step (%)"), _ratio("loss_ms", "step_ms", 100, 1)),
-        cost_in(memory_unit(peak), "peak_memory_bytes", "peak memory"),
+        cost_column("peak_memory_bytes", "peak memory", peak),
         (Column("measured as", numeric=False), _memory_kinds),
     ]
     notes = ["Times of a step are medians; loss is forward and backward of the regularizer alone."]
+    extra = largest(summary.rows, "loss_extra_bytes")
     if extra:
-        columns.append(cost_in(memory_unit(extra), "loss_extra_bytes", "loss memory"))
+        columns.append(cost_column("loss_extra_bytes", "loss memory", memory_unit(extra)))
         notes.append(LOSS_MEMORY)
     energies = energy_units(summary.rows)
     for kind, unit in energies.items():
         cost = f"energy_{kind}_joules"
-        columns.append(cost_in(unit, cost, f"{kind.upper()} energy"))
+        columns.append(cost_column(cost, f"{kind.upper()} energy", unit))
         # Joules over seconds are watts, so the factor is 1.
         columns.append((Column(f"{kind.upper()} mean power (W)"), _ratio(cost, "train_s", 1, 0)))
     if energies:
@@ -179,12 +184,7 @@ def _memory_kinds(row: Row) -> str:
 
 
 def tables_of(summary: Summary) -> dict[str, Table]:
-    """Set all tables of a task, by their slugs."""
-    made = [
-        leaderboard(summary),
-        accuracy_table(summary),
-        cost_table(summary),
-        significance_table(summary),
-    ]
-    made += [hyperparameters_table(summary), *factors_tables(summary)]
-    return {table.slug: table for table in made}
+    """Make all tables of a task, by their slugs."""
+    made = [leaderboard(summary), accuracy_table(summary), cost_table(summary)]
+    made += [significance_table(summary), hyperparameters_table(summary)]
+    return {table.slug: table for table in [*made, *factors_tables(summary)]}

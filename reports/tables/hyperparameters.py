@@ -18,8 +18,8 @@ from regbench.reports.tables.table import (
 
 
 def hyperparameters_table(summary: Summary) -> Table:
-    """Set every configuration tried: what sets it apart, its score on the tuning split, whether
-    it was chosen.
+    """Make the table of every configuration tried: its hyperparameters, its score on the tuning
+    split, and whether it was chosen.
     """
     rows: dict[str, Row] = {}
     for row in summary.rows:
@@ -105,7 +105,5 @@ def _varying(trained: Sequence[Configuration]) -> list[str]:
             values[key] = {configuration.first.settings.get(key) for configuration in trained}
     # A method's own values are what a reader copies, so all are shown; what no run varies of the
     # rest says nothing.
-    shown = [
-        key for key, different in values.items() if key.startswith("method.") or len(different) > 1
-    ]
-    return sorted(shown, key=lambda key: not key.startswith("method."))
+    own = [key for key in values if key.startswith("method.")]
+    return own + [key for key in values if key not in own and len(values[key]) > 1]

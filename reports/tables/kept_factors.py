@@ -37,7 +37,7 @@ class Shaded(Entry):
 
 
 def factors_tables(summary: Summary) -> list[Table]:
-    """Set methods against factors, in a table for each layer that was probed."""
+    """Make a table of methods against factors for each layer that was probed."""
     tables = []
     for layer, scores in _layers(summary).items():
         columns = [*text_columns("method"), *number_columns(*summary.rows[0].settings)]

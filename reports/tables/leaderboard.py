@@ -19,13 +19,19 @@ from regbench.reports.tables.table import (
     Filled,
     Table,
     cost_column,
-    cost_in,
     mean,
     mean_pm,
     signed,
     table_of_rows,
 )
-from regbench.reports.tables.units import energy_units, largest, memory_unit, time_unit
+from regbench.reports.tables.units import (
+    IMAGES_PER_S,
+    LOSS_MS,
+    energy_units,
+    largest,
+    memory_unit,
+    time_unit,
+)
 
 # Measures of the embeddings in the last epoch, and with how many decimals they are shown.
 DECIMALS_AT_END = {"effective_rank": 1, "alignment": 2}
@@ -41,20 +47,14 @@ ENERGY = (
 )
 
 # Costs in the CSV file, each in the unit of the record.
-_COSTS = [
-    "train_s",
-    "img_per_s",
-    "step_ms",
-    "loss_ms",
-    "peak_memory_bytes",
-    "loss_extra_bytes",
-    "energy_gpu_joules",
-    "energy_cpu_joules",
-]
+_COSTS = (
+    *("train_s", "img_per_s", "step_ms", "loss_ms", "peak_memory_bytes", "loss_extra_bytes"),
+    *("energy_gpu_joules", "energy_cpu_joules"),
+)
 
 
 def leaderboard(summary: Summary) -> Table:
-    """Set the leaderboard: accuracy on the test split, gain on trivial rows, and cost.
+    """Make the leaderboard: accuracy on the test split, gain on trivial rows, and cost.
 
     What is planned and has no result yet stands below, with dashes. Published numbers have a column
     where a row is a recipe's or an experiment of the SFRIK paper.
@@ -101,25 +101,22 @@ def _gain_column(summary: Summary, headline: str, trivial: Row) -> Filled:
 
 
 def _cost_columns(rows: Sequence[Row]) -> list[Filled]:
-    seconds, peak = (
-        time_unit(largest(rows, "train_s")),
-        memory_unit(largest(rows, "peak_memory_bytes")),
-    )
+    seconds = time_unit(largest(rows, "train_s"))
+    peak = memory_unit(largest(rows, "peak_memory_bytes"))
     extra = largest(rows, "loss_extra_bytes")
     columns = [
-        cost_in(seconds, "train_s", "train time", mean),
-        cost_column("img_per_s", "images/s", 0, show=mean, spare=7),
-        cost_column("loss_ms", "loss (ms/step)", 2, show=mean),
+        cost_column("train_s", "train time", seconds, mean),
+        cost_column("img_per_s", "images/s", IMAGES_PER_S, mean, spare=7),
+        cost_column("loss_ms", "loss", LOSS_MS, mean),
         # Beside the memory of the loss, which tells methods apart, a narrow terminal can do without
         # this one.
-        cost_in(peak, "peak_memory_bytes", "peak memory", mean, spare=5 if extra else 0),
+        cost_column("peak_memory_bytes", "peak memory", peak, mean, spare=5 if extra else 0),
     ]
     if extra:
-        columns.append(cost_in(memory_unit(extra), "loss_extra_bytes", "loss memory", mean))
+        columns.append(cost_column("loss_extra_bytes", "loss memory", memory_unit(extra), mean))
     for kind, unit in energy_units(rows).items():
-        columns.append(
-            cost_in(unit, f"energy_{kind}_joules", f"{kind.upper()} energy", mean, spare=6)
-        )
+        cost, head = f"energy_{kind}_joules", f"{kind.upper()} energy"
+        columns.append(cost_column(cost, head, unit, mean, spare=6))
     return columns
 
 
@@ -171,11 +168,9 @@ def _at_end(name: str, row: Row) -> str:
 
 
 def _seeds(row: Row) -> str:
-    runs = (
-        f"{len(row.records)} of {len(row.records) + row.missing}"
-        if row.missing
-        else str(len(row.records))
-    )
+    runs = str(len(row.records))
+    if row.missing:
+        runs += f" of {len(row.records) + row.missing}"
     if not row.repeated:
         return runs
     # A record without a search counts as none.

@@ -10,11 +10,11 @@ from regbench.reports.rows.tasks import Comparison
 from regbench.reports.tables.table import Line, Table, entries, number_columns, text_columns
 
 WITHIN_POINTS = (1, 3)
-"""The table says in how many tasks a method is within so many percentage points of the best."""
+"""The table says in how many tasks a method is within this many percentage points of the best."""
 
 
 def over_tasks_table(found: Comparison) -> Table:
-    """Set the mean ranks, and how often a method is near the best."""
+    """Make the table of mean ranks, and of how often a method is near the best."""
     columns = [*text_columns("method"), *number_columns("mean rank")]
     for points in WITHIN_POINTS:
         head = f"within {points} point{'s' * (points > 1)} of the best (% of tasks)"

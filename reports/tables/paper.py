@@ -102,7 +102,7 @@ def published_notes(summary: Summary, names: Sequence[str]) -> list[str]:
 
 
 def beside_paper(summaries: Sequence[Summary]) -> tuple[Table, pd.DataFrame] | None:
-    """Set ours beside the paper's; None where no row has a number of the paper's experiments.
+    """Make the table of ours beside the paper's; None where no row is one of its experiments.
 
     Returns:
         The table, and the same as numbers: columns table, label, cell (the settings of the paper's

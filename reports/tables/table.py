@@ -79,7 +79,7 @@ class Table:
     warning: str = ""
 
 
-# Heads of a terminal's table wrap at so many letters: as wide as most numbers with ±.
+# Heads of a terminal's table wrap at this many letters: as wide as most numbers with ±.
 _HEAD_WIDTH = 9
 
 Filled = tuple[Column, Callable[[Row], Entry | str]]
@@ -110,7 +110,7 @@ def table_of_rows(
     *,
     whole: bool = False,
 ) -> Table:
-    """Set a table with a line for each row of a task; its first columns are the method and the
+    """Make a table with a line for each row of a task; its first columns are the method and the
     settings that vary.
 
     Args:
@@ -154,27 +154,13 @@ def mean_pm(s: Stat | None, decimals: int, divisor: float = 1) -> str:
 
 
 def cost_column(
-    cost: str,
-    head: str,
-    decimals: int,
-    divisor: float = 1,
-    *,
-    show: Callable[..., str] = mean_pm,
-    spare: int = 0,
+    cost: str, head: str, unit: Unit, show: Callable[..., str] = mean_pm, spare: int = 0
 ) -> Filled:
     """Make a column of a cost: its mean ± standard deviation, or what else `show` makes of its
-    statistics.
+    statistics. The head names the unit.
     """
-    return Column(head, spare=spare), lambda row: show(row.cost(cost), decimals, divisor)
-
-
-def cost_in(
-    unit: Unit, cost: str, head: str, show: Callable[..., str] = mean_pm, spare: int = 0
-) -> Filled:
-    """Make a column of a cost in a unit, which its head names."""
-    return cost_column(
-        cost, f"{head} ({unit.name})", unit.decimals, unit.divisor, show=show, spare=spare
-    )
+    column = Column(f"{head} ({unit.name})" if unit.name else head, spare=spare)
+    return column, lambda row: show(row.cost(cost), unit.decimals, unit.divisor)
 
 
 def signed(value: float | None, decimals: int = 2) -> str:
@@ -265,7 +251,7 @@ def _alignment(columns: Sequence[Column]) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """Remove line breaks from the text of others, and write control characters as escapes."""
+    """Remove line breaks from untrusted text, and escape control characters."""
     return printable(" ".join(text.split()))
 
 
@@ -275,7 +261,7 @@ _MARKDOWN = re.compile(r"[\\`*|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|\](?=[(\[:
 
 
 def _markdown(text: str) -> str:
-    """Write Markdown that shows the text as it is."""
+    """Escape text for Markdown."""
     text = _one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKDOWN.sub(lambda found: f"\\{found[0]}", text)
 

@@ -19,6 +19,9 @@ class Unit:
     decimals: int
 
 
+IMAGES_PER_S, STEP_MS, LOSS_MS = Unit("", 1, 0), Unit("ms", 1, 1), Unit("ms/step", 1, 2)
+
+
 def time_unit(largest_s: float) -> Unit:
     """Choose seconds up to ten minutes, minutes up to three hours, else hours."""
     if largest_s < 600:

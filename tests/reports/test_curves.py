@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from regbench.reports import write_report
-from regbench.reports.rows.curves import curve_notes
 from regbench.reports.tables.details import cost_table
 from tests.reports.conftest import score, settings
 from tests.reports.reading import Drawn, Make, grid, task
@@ -54,27 +52,6 @@ def curves(record: Make) -> None:
     record("untrained", 0, linear=50.0)
 
 
-def test_unequal_machines_are_told(runs: Path, record: Make) -> None:
-    record("VICReg", 0, cell=watched(every_epochs=2), history=history(30, 64, every=2))
-    record(
-        "AUH",
-        0,
-        cell=watched(every_epochs=2),
-        history=history(30, 64, every=2),
-        environment={"hardware": "1 x GPU"},
-    )
-    how_often, where = curve_notes(task(runs))
-    assert how_often.endswith("after every 2 epochs and after the last.")
-    assert re.findall(
-        "1 x [A-Z a-z]+PU", where.partition(", on unequal machines, so compare within one: ")[2]
-    ) == [
-        "1 x Example CPU",
-        "1 x GPU",
-    ]
-    record("SimCLR", 0, cell=watched(every_epochs=10), history=history(30, 64, every=2))
-    assert curve_notes(task(runs))[0].endswith("after every 2 or 10 epochs and after the last.")
-
-
 def test_nothing_shows_where_nothing_was_measured(runs: Path, record: Make, tmp_path: Path) -> None:
     """Or where what is in the history is no score."""
     record("VICReg")
@@ -109,12 +86,3 @@ def test_the_report_shows_curves_by_epoch_and_by_time(
     assert by_time.markers("VICReg")[1] == [22.5, 52.5]  # the mean time of four seeds
     assert "<figcaption>Linear top-1 while training, by time</figcaption>" in page
     assert "Accuracy while training is of the tuning split, after each epoch." in page
-
-
-def test_curves_on_the_test_split_stand_with_what_it_chose(runs: Path, record: Make) -> None:
-    record("VICReg", cell=watched(select_on="test"), history=history(30, 64, split="test"))
-    summary = task(runs)
-    assert summary.on_test
-    split, where = curve_notes(summary)
-    assert "of the test split, after each epoch." in split
-    assert where.endswith("evaluations, on 1 x Example CPU with 1 threads, ffcv loader.")

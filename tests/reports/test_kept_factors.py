@@ -4,7 +4,6 @@ page.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from regbench.reports import write_report
-from regbench.reports.tables.details import tables_of
 from tests.reports.conftest import PATIENCE_MS, STILL, score, settings
-from tests.reports.reading import Make, grid, task
+from tests.reports.reading import Make
 
 
 def probed(**values: float) -> dict[str, Any]:
@@ -42,44 +40,6 @@ def report(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFa
     record("AUH")
     write_report(folder / "runs", folder / "report")
     return folder
-
-
-def test_factors_of_any_data_set_have_tables_of_their_own(report: Path) -> None:
-    tables = tables_of(task(report / "runs"))
-    assert grid(tables["factors_representation"]) == {
-        "VICReg": {"method": "VICReg", "tilt deg, R²": "0.80", "kind, accuracy, %": "40.0"},
-        "raw pixels": {"method": "raw pixels", "tilt deg, R²": "−0.25", "kind, accuracy, %": "–"},
-    }
-    # Pixels have no projector, and what rounds to zero is not negative.
-    assert grid(tables["factors_embedding"]) == {
-        "VICReg": {"method": "VICReg", "tilt deg, R²": "0.00"}
-    }
-    assert not [column.name for column in tables["accuracy"].columns if "tilt" in column.name]
-
-
-def test_the_numbers_of_factors(report: Path) -> None:
-    with (report / "report" / "factors.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    assert [
-        (line["label"], line["layer"], line["factor"], line["measure"], line["n"]) for line in lines
-    ] == [
-        ("VICReg", "representation", "kind", "accuracy, %", "2"),
-        ("VICReg", "representation", "tilt_deg", "R²", "2"),
-        ("raw pixels", "representation", "tilt_deg", "R²", "1"),
-        ("VICReg", "embedding", "tilt_deg", "R²", "2"),
-    ]
-    assert (float(lines[1]["mean"]), float(lines[1]["std"])) == pytest.approx((0.8, 0.02**0.5))
-    assert lines[2]["std"] == ""
-    assert "Kept in the embedding" in (report / "report" / "factors_embedding.md").read_text()
-
-
-def test_a_report_without_factors_has_no_tables_of_them(
-    runs: Path, record: Make, tmp_path: Path
-) -> None:
-    record("VICReg")
-    written = write_report(runs, tmp_path / "report")
-    assert not [path.name for path in written.files if "factors" in path.name]
-    assert "Kept in" not in written.leaderboard + written.page.read_text()
 
 
 def test_the_page_shades_what_is_kept(report: Path, browser: Browser) -> None:

@@ -16,8 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 from regbench.reports import write_report
 from regbench.reports.page import figures
 from regbench.reports.page.drawing import styles
-from regbench.reports.page.lines import spectrum_drawings
-from regbench.reports.page.page import cells_of, facts, protocols_of, section
+from regbench.reports.page.page import cells_of, section
 from regbench.reports.tables.details import tables_of
 from tests.records import tuning_choice
 from tests.reports.conftest import GIVEN, PATIENCE_MS, STILL, score, settings
@@ -536,38 +535,6 @@ def test_a_page_of_cells_that_have_finished_or_failed_loads_once(
     page.close()
 
 
-def test_what_was_run_is_told_with_each_value_that_it_had(runs: Path, record: Make) -> None:
-    """Sizes are those of trained cells, and numbers are in their order."""
-    record("VICReg", 10, cell={"embedding_dim": 1024, "batch_size": 64})
-    record(
-        "VICReg",
-        9,
-        status="diverged",
-        knn=None,
-        linear=None,
-        environment={"git": None, "hardware": "a GPU"},
-    )
-    record("AUH", 9, status="tuned", knn=None, linear=None, tuning=60.0)
-    record("untrained", cell={"embedding_dim": 8, "batch_size": 8})
-    assert facts(task(runs)) == [
-        (
-            "Data set",
-            f"fashion_mnist (1000 training images per class, train split's sha256 {6 * 'ab'}…)",
-        ),
-        ("Network", "resnet_tiny"),
-        ("Embedding dimension", "512, 1024"),
-        ("Batch size", "64, 256"),
-        ("Epochs", "3"),
-        ("Seeds", "0, 9, 10"),
-        ("Hardware", "1 x Example CPU, a GPU"),
-        ("Loader", "ffcv"),
-        ("Versions", "regbench 0.1.0, python 3.11.7, torch 2.14.1"),
-        ("Code", "abc1234"),
-        ("Cells", "4 finished (1 diverged)"),
-        ("Date (UTC)", "2026-11-21 to 2026-11-22"),
-    ]
-
-
 def test_a_task_says_what_can_be_chosen_of_it_and_what_all_trained_cells_share(
     runs: Path, record: Make
 ) -> None:
@@ -631,21 +598,6 @@ def test_cells_say_of_which_row_and_configuration_they_are(runs: Path, record: M
     assert (cells[-1]["id"], cells[-1]["group"]) == (path.parent.name, 4)
 
 
-def test_protocols_are_told_once_and_of_many_the_first(runs: Path, record: Make) -> None:
-    for seed in (3, 2, 1, 0, 4):
-        how = replace(score("knn_top1", 70.0), protocol=f"way {min(seed, 3)}")
-        record(
-            "VICReg",
-            seed,
-            scores=(how, score("linear_top1", 75.0), score("factor_position_backbone", 50.0)),
-        )
-    told = [
-        "kNN top-1 (%): way 0; way 1; way 2; and 1 more",
-        "linear top-1 (%): how linear_top1 is measured",
-    ]
-    assert protocols_of(task(runs).records) == told
-
-
 def test_a_long_training_is_drawn_to_its_end_by_what_was_logged(
     runs: Path, record: Make, tmp_path: Path
 ) -> None:
@@ -657,14 +609,3 @@ def test_a_long_training_is_drawn_to_its_end_by_what_was_logged(
     text = write_report(runs, tmp_path / "report").page.read_text()
     assert "<title>VICReg: 100 in epoch 400, n = 1</title>" in text
     assert re.search(r"<title>VICReg: 0\.50* ± 0\.?0* in epoch 400, n = 2</title>", text)
-
-
-def test_kernels_of_one_label_are_told_apart_by_their_rows(runs: Path, record: Make) -> None:
-    for q, spectrum in ((64, (1.0, 8.0, 2.0)), (128, (1.0, 8.0, 0.0)), (256, (1.0, 8.0, 0.0))):
-        record("SFRIK (L=2)", cell={"embedding_dim": q}, spectrum=spectrum, linear=70.0 + q / 100)
-    record("SFRIK (L=1)", spectrum=(1.0, 3.0))
-    summary = task(runs)
-    (drawing,) = spectrum_drawings(summary, styles(["SFRIK (L=1)", "SFRIK (L=2)"]))
-    assert "SFRIK (L=1): b₁ = 3<" in str(drawing)
-    names = re.findall("<title>(SFRIK [^:]*): ", str(drawing))
-    assert sorted(set(names)) == ["SFRIK (L=1)", "SFRIK (L=2), q=256", "SFRIK (L=2), q=64"]

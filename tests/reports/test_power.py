@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +79,15 @@ def test_hours_are_said_to_be_estimated_where_any_is_and_unknown_where_one_is_no
     )
 
 
+def leave(runs: Path, label: str, settings: dict[str, Any], linear: float, **fields: Any) -> None:
+    """Write the record of a cell and its configuration."""
+    fields = {"scores": (score("linear_top1", linear),), "label": label, **fields}
+    record = made(settings, method=settings["method"]["name"], seed=settings["seed"], **fields)
+    folder = runs / record.sweep / record.cell_id
+    write_text(folder / "record.json", record.text())
+    write_text(folder / "config.yaml", yaml.safe_dump(settings))
+
+
 def test_where_searches_were_repeated_the_records_split_the_variance(
     tiny: list[str], tmp_path: Path
 ) -> None:
@@ -89,32 +99,16 @@ def test_where_searches_were_repeated_the_records_split_the_variance(
     def write(scores: dict[int, float]) -> None:
         for cell, sign in zip(grid.cells, (1, -1, 1), strict=True):
             for number, value in scores.items():
-                how = (
-                    {"hyperparameters": {"sha256": "0", "search": number // 1000}}
-                    if cell.label != "TCR"
-                    else {}
-                )
-                linear = 70 + sign * value if how else 70.0 + number % 7
+                linear, choice = 70.0 + number % 7, {}
+                if cell.label != "TCR":
+                    linear = 70 + sign * value
+                    choice = {"hyperparameters": {"sha256": "0", "search": number // 1000}}
                 settings = cell.plain() | {"seed": number}
-                fields = {
-                    "label": cell.label,
-                    "seed": number,
-                    "method": settings["method"]["name"],
-                    "choice": how,
-                }
-                record = made(
-                    settings, scores=(score("linear_top1", linear),), sweep="other", **fields
-                )
-                write_text(
-                    tmp_path / "runs" / "other" / record.cell_id / "record.json", record.text()
-                )
-                write_text(
-                    tmp_path / "runs" / "other" / record.cell_id / "config.yaml",
-                    yaml.safe_dump(settings),
-                )
+                more = {"sweep": "other", "choice": choice}
+                leave(tmp_path / "runs", cell.label, settings, linear, **more)
 
     write({0: 0.0})
-    assert known_deviations(grid)[0] == ASSUMED, "one run of a row has no spread"
+    assert known_deviations(grid)[0] == ASSUMED, "one run of a row has no variance"
     write({1: 1.0, 1000: 1.0, 1001: 2.0, 2000: 2.0, 2001: 3.0})
     spread, origin = known_deviations(grid)
     assert (spread.seed, spread.search) == pytest.approx((0.5**0.5, 0.75**0.5))
@@ -132,39 +126,27 @@ def test_the_spread_and_the_hours_are_those_of_the_records_at_hand(
     for cell in grid.cells:
         value, plain = 50 + float(rng.normal()), cell.plain()
         scores.setdefault(cell.label, {})[cell.seed] = value
-        fields = {"label": cell.label, "seed": cell.seed, "method": plain["method"]["name"]}
-        # Neither another data set or backbone counts, nor a task that knows the spread from fewer
-        # rows; of equals the first does.
-        elsewhere = plain | {"dataset": plain["dataset"] | {"name": "elsewhere"}}
-        deeper = plain | {"network": plain["network"] | {"backbone": {"name": "resnet50"}}}
-        few, twin, unitless = (
-            plain
-            | {"evaluation": plain["evaluation"] | {"knn": plain["evaluation"]["knn"] | {"k": k}}}
-            for k in (7, 9, 11)
-        )
+        dataset, network, evaluation = (plain[key] for key in ("dataset", "network", "evaluation"))
+
+        def other_k(k: int, plain: Any = plain, evaluation: Any = evaluation) -> Any:
+            return plain | {"evaluation": evaluation | {"knn": evaluation["knn"] | {"k": k}}}
+
+        # Neither another data set or backbone counts, nor a task of fewer rows; of equals the
+        # first does.
         of_sweeps = {
-            "deeper": (deeper, value / 5),
-            "elsewhere": (elsewhere, value / 2),
-            "few": (few, value / 3),
+            "deeper": (plain | {"network": network | {"backbone": {"name": "resnet50"}}}, 5),
+            "elsewhere": (plain | {"dataset": dataset | {"name": "elsewhere"}}, 2),
+            "few": (other_k(7), 3),
+            "other": (plain, 1),
+            "twin": (other_k(9), 4),
         }
-        of_sweeps |= {
-            "other": (plain, value),
-            "twin": (twin, value / 4),
-            "unitless": (unitless, value),
-        }
-        for sweep, (settings, linear) in of_sweeps.items():
-            measured = replace(
-                score("linear_top1", linear), unit="" if sweep == "unitless" else "%"
-            )
-            record = made(settings, scores=(measured,), cost=COST, sweep=sweep, **fields)
+        for sweep, (settings, part) in of_sweeps.items():
             if sweep != "few" or cell.label != "TCR":
-                write_text(
-                    tmp_path / "runs" / sweep / record.cell_id / "record.json", record.text()
-                )
-                write_text(
-                    tmp_path / "runs" / sweep / record.cell_id / "config.yaml",
-                    yaml.safe_dump(settings),
-                )
+                more = {"sweep": sweep, "cost": COST}
+                leave(tmp_path / "runs", cell.label, settings, value / part, **more)
+        unitless = (replace(score("linear_top1", value), unit=""),)
+        more = {"sweep": "unitless", "scores": unitless}
+        leave(tmp_path / "runs", cell.label, other_k(11), value, **more)
     spread, origin = known_deviations(grid)
     assert (spread.seed, spread.search) == pytest.approx(
         (Tukey(list(scores.values())).deviation, ASSUMED.search)

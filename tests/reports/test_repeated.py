@@ -17,11 +17,9 @@ from regbench.reports.rows.deviations import components
 from regbench.reports.rows.notes import task_notes
 from regbench.reports.rows.significance import LEVEL, Tukey, best
 from regbench.reports.rows.summary import Configuration
-from regbench.reports.tables.details import accuracy_table
-from regbench.reports.tables.leaderboard import leaderboard, leaderboard_frame
 from tests.records import CELL, knn_top1, made
 from tests.reports.conftest import GIVEN
-from tests.reports.reading import Make, grid, task
+from tests.reports.reading import Make, task
 
 SEARCH, SEED = 0.33, 0.46  # deviations as they were measured on small images
 
@@ -96,108 +94,6 @@ def test_the_split_of_the_variance_is_found_also_where_runs_are_missing() -> Non
     alike = components([{0: [70.0, 72.0], 1: [70.0, 72.0]}, {0: [0.0, 100.0]}])
     assert alike is not None
     assert (alike.seed, alike.search, alike.share) == pytest.approx((2**0.5, 0, 0))
-
-
-def test_a_row_stands_for_all_of_its_searches(runs: Path, record: Make) -> None:
-    """Weights of the alignment differ between searches, and one of the runs diverged."""
-    rng = np.random.default_rng(0)
-    for label, search, seed in itertools.product(("VICReg", "AUH"), range(3), range(2)):
-        how = {"hyperparameters": GIVEN | {"sha256": label, "search": search, "edges": {}}}
-        if search == 1:
-            how["hyperparameters"]["edges"] = {"method.alignment_weight": "largest"}
-        method = {"name": label.lower(), "alignment_weight": 10.0 + search}
-        number, cell = 1000 * search + seed, {"method": method}
-        if (label, search, seed) == ("AUH", 2, 1):
-            record(label, number, cell=cell, status="diverged", knn=None, linear=None)
-        else:
-            record(
-                label, number, cell=cell, linear=70 + search + rng.normal(), tuning=60.0, choice=how
-            )
-    record(
-        "VICReg",
-        5,
-        cell={"method": {"name": "vicreg", "alignment_weight": 1.0}},
-        status="tuned",
-        tuning=99.0,
-    )
-    # Neither a run of another tuning is in the row, nor one by itself of what a search chose.
-    other = {"hyperparameters": GIVEN | {"sha256": "other", "search": 1}}
-    record(
-        "VICReg",
-        1000,
-        cell={"method": {"name": "vicreg", "alignment_weight": 2.0}},
-        tuning=10.0,
-        choice=other,
-    )
-    record("VICReg", 5, cell={"method": {"name": "vicreg", "alignment_weight": 11.0}}, tuning=60.0)
-    summary = task(runs)
-    vicreg, auh = sorted(summary.rows, key=lambda each: each.label, reverse=True)
-    assert [len(each.records) for each in (vicreg, auh)] == [6, 6]
-    assert (auh.diverged, auh.edges) == (1, {"method.alignment_weight": "largest"})
-    means = [np.mean(values) for values in vicreg.samples("linear_top1").values()]
-    found = vicreg.score("linear_top1")
-    assert found is not None
-    assert (found.mean, found.std, found.n) == pytest.approx(
-        (np.mean(means), np.std(means, ddof=1), 3)
-    )
-    shown = grid(leaderboard(summary))
-    assert {name: texts["n"] for name, texts in shown.items()} == {
-        "VICReg ‡": "6 in 3",
-        "AUH † ‡": "6 in 3",
-    }
-    assert {name: "(n=5)" in texts["linear top-1 (%)"] for name, texts in shown.items()} == {
-        **{"VICReg ‡": False, "AUH † ‡": True}
-    }
-    low, high = found.interval()
-    interval = "95 % interval, linear top-1 (%)"
-    assert grid(accuracy_table(summary))["VICReg ‡"][interval] == f"{low:.2f} to {high:.2f}"
-    numbers = leaderboard_frame(summary).set_index("label").loc["VICReg"]
-    assert (numbers["linear_top1_low"], numbers["linear_top1_high"]) == (low, high)
-    split = components(each.samples("linear_top1") for each in summary.rows)
-    assert split is not None
-    notes = " ".join(leaderboard(summary).notes)
-    assert (
-        f"{split.seed:.2f} points from the final seed and {split.search:.2f} from the search"
-        in notes
-    )
-    assert "searches as blocks" in notes
-    assert "with 3 searches of each of 2 rows" in notes
-
-
-def test_a_search_is_no_counterpart_of_another_rows_seed(runs: Path, record: Make) -> None:
-    """What is said of searches is of the rows that have several.
-
-    Of one search there is no interval.
-    """
-    for number in range(3):
-        how = {"hyperparameters": GIVEN | {"sha256": "0", "search": number}}
-        for seed in range(2):
-            record("VICReg", 1000 * number + seed, linear=70.0 + number + seed, choice=how)
-        record("AUH", number, linear=75.0 + number)
-    for label, linear in (("SimCLR", 60.0), ("DCL", None)):
-        record(
-            label, linear=linear, choice={"hyperparameters": GIVEN | {"sha256": label, "search": 0}}
-        )
-    summary = task(runs)
-    (found,) = summary.tukey("linear_top1").compare(0, [1])
-    assert (found.pairs, summary.unit) == (0, "seed")
-    intervals = [
-        row["95 % interval, linear top-1 (%)"] for row in grid(accuracy_table(summary)).values()
-    ]
-    assert (intervals[0], *intervals[2:]) == ("–", "–", "–") and " to " in intervals[1]
-    assert leaderboard_frame(summary)["linear_top1_low"].notna().tolist() == [
-        False,
-        True,
-        False,
-        False,
-    ]
-    # Mean squares of 1 / 2 within searches of two runs and of 2 between them: √(1 / 2), and √((2 −
-    # 1 / 2) / 2).
-    told = (
-        "linear top-1 within a method: 0.71 points from the final seed and 0.87 from the search, "
-        "which has 60 % of"
-    )
-    assert any(told in note for note in leaderboard(summary).notes)
 
 
 @pytest.mark.parametrize("searches", [1, 3])

@@ -28,14 +28,12 @@ from regbench.reports import WrittenReport, write_report
 from regbench.reports.find.records import read_records
 from regbench.reports.garbage import without_garbage_collection
 from regbench.reports.page import drawing
-from regbench.reports.tables.details import accuracy_table, tables_of
+from regbench.reports.tables.details import accuracy_table
 from regbench.reports.tables.hyperparameters import hyperparameters_table
-from regbench.reports.tables.kept_factors import factors_tables
-from regbench.reports.tables.leaderboard import leaderboard
 from regbench.reports.tables.table import to_markdown
 from tests.records import chosen, ranked, tuning_choice
 from tests.reports.conftest import backbone, dataset, later, resign, score
-from tests.reports.reading import task, tasks
+from tests.reports.reading import task
 
 Make = Callable[..., Path]
 
@@ -477,39 +475,6 @@ def test_nothing_of_a_report_stays_in_memory(runs: Path, tmp_path: Path, record:
     assert kept == []
 
 
-def test_a_terminal_shows_leaderboards_and_kept_factors_with_their_notes(
-    runs: Path, tmp_path: Path, record: Make
-) -> None:
-    """And no other table; then what is not finished yet."""
-    factor = score("factor_position_backbone", 40.0)
-    record("VICReg", scores=(score("linear_top1", 70.0), factor))
-    record("untrained", scores=(score("linear_top1", 80.0),))
-    other = record("AUH", cell={"dataset": dataset("stl10")})
-    for number in range(2):
-        (other.parents[1] / f"{number:012}").mkdir()
-        (other.parents[1] / f"{number:012}" / "config.yaml").touch()
-    text = write_report(runs, tmp_path / "report").leaderboard
-    _, small, large = text.split("quickstart: ")
-    assert (
-        small.startswith("stl10, resnet_tiny: 1 cells\n+-") and "Kept in the backbone" not in small
-    )
-    assert large.startswith(
-        "fashion_mnist, resnet_tiny: 2 cells\nNo row is better than the untrained network by "
-    )
-    assert large.count("Kept in the backbone") == 1 and large.endswith(
-        "\n\nnot finished yet: 2 of quickstart"
-    )
-    assert [part.count("\n  * stands for bold.\n") for part in (small, large)] == [1, 1]
-    summary = next(each for each in tasks(runs) if "fashion" in each.name)
-    assert not [
-        slug
-        for slug, each in tables_of(summary).items()
-        if f"\n{each.title}\n" in text and "factor" not in slug
-    ]
-    for note in (*leaderboard(summary).notes, *factors_tables(summary)[0].notes):
-        assert " ".join(note.split()) in " ".join(large.split())
-
-
 def test_garbage_is_collected_afterwards_as_it_was_before() -> None:
     for switch, collecting in ((gc.disable, False), (gc.enable, True)):
         switch()
@@ -537,4 +502,4 @@ def test_styles_are_distinct_and_stay() -> None:
     ],
 )
 def test_labels_are_spread_out(wanted: list[float], expected: list[float]) -> None:
-    assert drawing.spread_out(wanted, 1.0, 10.0) == pytest.approx(expected)
+    assert drawing.separated(wanted, 1.0, 10.0) == pytest.approx(expected)

@@ -73,6 +73,15 @@ def test_a_balanced_table_is_tested_by_the_textbooks_sums_of_squares() -> None:
     assert test.least == pytest.approx(studentized_range.ppf(0.95, 5, 12) * typical / np.sqrt(3))
 
 
+def test_a_seed_that_no_counted_row_has_changes_nothing() -> None:
+    scores = np.random.default_rng(4).normal(70, 1, (2, 4))
+    rows = [dict(enumerate(row)) for row in scores]
+    alone, beside = Tukey(rows), Tukey([*rows, {7: 70.0, 8: 71.0}])
+    assert (alone.freedom, alone.rows, alone.seeds) == (3, 2, 4)
+    assert (beside.freedom, beside.rows, beside.seeds) == (3, 2, 4)
+    assert beside.compare(0, [1]) == alone.compare(0, [1])
+
+
 def test_rows_without_any_luck_differ_or_are_the_same() -> None:
     """The row of fewest seeds that counts has three."""
     rows = [
