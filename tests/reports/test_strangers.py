@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from regbench.cli import main
 from tests.reports.forging import Json, Parts, tuned_sweep
 from tests.reports.reading import cells_in
-from tests.reports.test_bundle import FORGERIES
+from tests.reports.test_claims import FORGERIES
 
 HOSTILE = (
     "$\\frac{$\x00\x1b]0;pwned\x07\x9b2J\n\r\u2028\u202eGERciV\u200b{x}%s]]></text></script><img "
