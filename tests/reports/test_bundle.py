@@ -309,6 +309,17 @@ def test_what_comes_after_the_archive_is_not_read_without_end(honest: Path, tmp_
     assert "Memory usage limit exceeded" in run("verify", greedy).stderr
 
 
+def test_a_record_lies_in_the_folder_of_its_sweep(honest: Path, tmp_path: Path) -> None:
+    members = []
+    with tarfile.open(honest) as archive:
+        for each in archive:
+            content = archive.extractfile(each)
+            assert content is not None
+            members.append(member(f"the{each.name}", content=content.read()))
+    done = run("verify", write_tar(tmp_path / "moved.tar.xz", *members))
+    assert re.search(r"themine/\w+/record.json: is of the sweep mine", done.stderr)
+
+
 def test_a_bundle_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         RegbenchError,
@@ -377,47 +388,6 @@ def test_damaged_content_is_refused_in_one_line(honest: Path, tmp_path: Path) ->
         broken.write_bytes(content)
         done = run("verify", broken)
         assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-
-
-def test_what_a_bundle_says_cannot_break_lines(honest: Path, tmp_path: Path) -> None:
-    parts = Parts(honest)
-    parts.final[0]["label"] = "x\n6 cells check out\x1b[2J"
-    done = run("verify", parts.write(tmp_path / "loud.tar.xz"))
-    assert done.exit_code == 1
-    assert "\n6 cells" not in done.stdout
-    assert "\x1b" not in done.stdout
-
-
-def test_a_tuning_on_the_test_split_checks_out(tmp_path: Path) -> None:
-    tuned_sweep(tmp_path / "runs", "mine", "evaluation.select_on=test")
-    done = run("submit", "mine", "--runs-dir", tmp_path / "runs", "--out", tmp_path / "lab.tar.xz")
-    assert done.exit_code == 0, done.stderr
-    assert run("verify", tmp_path / "lab.tar.xz").exit_code == 0
-
-
-def test_what_is_computed_again_may_differ_as_seeds_do(honest: Path, tmp_path: Path) -> None:
-    """Three standard deviations of a difference, pooled over the methods, and half a point at
-    least.
-    """
-    parts = Parts(honest)
-    parts.score(next(record for record in parts.final if record["seed"] == 1))["value"] += 2.0
-    spread = read_bundle(parts.write(tmp_path / "spread.tar.xz"))
-    record = next(record for record in spread.records if record.status == "done")
-
-    def told(points: float) -> str:
-        again = [replace(each, value=each.value + points) for each in record.scores]
-        return " ".join(differences(spread, record, again, trained=True, alike=False))
-
-    assert told(0.49) == ""
-    least = 3 * math.sqrt(2) * math.sqrt((2 + 0) / 2)
-    assert "knn_top1 on test" not in told(least - 0.01) and "linear_top1 on test" in told(0.51)
-    assert (
-        f"linear_top1 on test is {record.score('linear_top1', 'test'):g} there and 65.51 here"
-        in told(0.51)
-    )
-    assert "0.5 is the tolerance" in told(0.51) and f"{least:.2g} is the tolerance" in told(
-        least + 0.01
-    )
 
 
 def test_how_near_scores_have_to_come_again() -> None:

@@ -430,6 +430,10 @@ OF_THE_FILE: dict[str, tuple[Change, str]] = {
         lambda parts: parts.copy(parts.final[0]).update(sweep="other"),
         "is in it twice, as mine and as other",
     ),
+    "another choice of its tuning": (
+        at(f"{HOW}.sha256", "0" * 64),
+        "chosen in another version of mine/tuning_choice.json",
+    ),
     "a score above 100 %": (
         at("final.0.scores.0.value", 170.0),
         "is 170 %, outside 0 to 100 %",
