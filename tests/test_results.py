@@ -38,10 +38,10 @@ def test_rows_are_of_the_bundle_beside_them(name: str) -> None:
     assert f"| `{stated}` |" in (RESULTS / "README.md").read_text()
 
 
-def test_the_rows_of_the_quickstart_are_those_of_its_bundle(tmp_path: Path) -> None:
+def test_the_rows_of_the_quickstart_are_those_of_its_bundle() -> None:
     """What is entered of a bundle is `RowsFile(bundle.sha256, entered_rows(bundle)).text()`."""
     path = rows_beside(RESULTS / "quickstart.tar.xz")
-    file, bundle = read_entered(path, tmp_path)
+    file, bundle = read_entered(path)
     assert file.rows == entered_rows(bundle)
     assert file.text() == path.read_text()
 

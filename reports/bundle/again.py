@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from regbench.benchmark.rundir.record import Record, Score
@@ -33,9 +33,11 @@ def drawn_cells(bundle: Bundle, count: int) -> list[Record]:
     def draw(record: Record) -> bytes:
         return hashlib.sha256(f"{bundle.sha256} {record.cell_id}".encode()).digest()
 
-    finished = [record for record in bundle.records if record.status == "done"]
-    # Weights from elsewhere were not trained by regbench, which therefore cannot do it again.
-    able = [record for record in finished if "external" not in record.cell]
+    able = []
+    for record in bundle.records:
+        # Weights from elsewhere were not trained by regbench, which therefore cannot do it again.
+        if record.status == "done" and "external" not in record.cell:
+            able.append(record)
     return sorted(able, key=draw)[:count]
 
 
@@ -52,32 +54,35 @@ def differences(
         alike: Whether the scores have to be equal to the last bit.
     """
     found = {(score.name, score.split): score.value for score in scores}
-    noise = {} if alike or not trained else _noise(bundle.records)
-    how = "it was trained again" if trained else "its weights were evaluated again"
+    how = "its weights were evaluated again"
+    noise: dict[Any, float] = {}
+    if trained:
+        how = "it was trained again"
+        noise = _noise(bundle.records)
     lines = []
     for score in record.scores:
+        named = f"{record.path}: {score.name} on {score.split}"
         value = found.get((score.name, score.split))
         if value is None:
             # Later evaluations are not done when a cell is trained again.
             if (record.cell_id, score.name, score.split) not in bundle.later:
-                lines.append(f"{record.path}: {score.name} on {score.split} did not come again")
+                lines.append(f"{named} did not come again")
             continue
-        tolerance = 0.0 if alike else _tolerance(score, trained=trained, noise=noise)
+        tolerance = _EVALUATED_SHARE * abs(score.value)
+        if score.unit == "%":
+            tolerance = _EVALUATED_POINTS
+        spread = noise.get((score.name, score.split))
+        if spread is not None:
+            tolerance = max(tolerance, _SPREADS * spread)
+        elif trained:
+            tolerance *= _UNKNOWN_NOISE
+        rule = f"{tolerance:.2g} is the tolerance"
+        if alike:
+            tolerance, rule = 0.0, "they must be equal"
         if abs(value - score.value) > tolerance:
-            rule = "they must be equal" if alike else f"{tolerance:.2g} is the tolerance"
-            lines.append(
-                f"{record.path}: {score.name} on {score.split} is {score.value:.6g} there and "
-                f"{value:.6g} here, where {how}; {rule}"
-            )
+            numbers = f"{score.value:.6g} there and {value:.6g} here"
+            lines.append(f"{named} is {numbers}, where {how}; {rule}")
     return lines
-
-
-def _tolerance(score: Score, *, trained: bool, noise: Mapping[tuple[str, str], float]) -> float:
-    least = _EVALUATED_POINTS if score.unit == "%" else _EVALUATED_SHARE * abs(score.value)
-    if not trained:
-        return least
-    spread = noise.get((score.name, score.split))
-    return _UNKNOWN_NOISE * least if spread is None else max(least, _SPREADS * spread)
 
 
 def _noise(records: Sequence[Record]) -> dict[tuple[str, str], float]:

@@ -27,7 +27,7 @@ from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.errors import RegbenchError
 from regbench.files import digest, file_sha256, parse_json, write_atomically
 from regbench.reports.find.check import first_of
-from regbench.reports.find.judging import Misfit, TuningChoices, file_misfits, judge
+from regbench.reports.find.judging import Misfit, TuningChoices, judge, weights_misfits
 from regbench.reports.find.runs import find_runs
 from regbench.text import brief, is_name
 
@@ -215,7 +215,7 @@ def _read(path: Path, sha256: str, folder: Path) -> Bundle:
         if record.checkpoint is not None and record.place(record.checkpoint).exists():
             belong.add(record.place(record.checkpoint))
             weights.add(record.checkpoint.sha256)
-            misfits += file_misfits(record, record.checkpoint)
+            misfits += weights_misfits(record)
         for place in run.evaluations:
             for score in LaterEvaluation.read(place).scores:
                 later.add((record.cell_id, score.name, score.split))

@@ -7,29 +7,30 @@ that fits throughout is found only by computing a cell again (`regbench verify -
 
 from __future__ import annotations
 
-import hashlib
 import math
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from regbench.benchmark.rundir.record import Record
-from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.benchmark.settings.cell import Cell
 from regbench.errors import RegbenchError
-from regbench.files import parse_json
+from regbench.files import configuration_id, parse_json
 from regbench.reports.bundle.bundle import Bundle
-from regbench.reports.bundle.tunings import choice_misfits
+from regbench.reports.bundle.tunings import of_choice, of_final_run
 from regbench.reports.find.check import image_misfits
-from regbench.reports.find.judging import Misfit, id_misfits
+from regbench.reports.find.judging import Misfit
 from regbench.text import brief, printable
 
 # Relative difference of a cost from what the history gives: numbers of a history have six digits.
 _ROUNDED = 1e-5
+
+_UNLIKE_A_RECORD = (
+    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+)
 
 
 def claim_misfits(bundle: Bundle) -> list[str]:
@@ -37,8 +38,8 @@ def claim_misfits(bundle: Bundle) -> list[str]:
 
     This is the one rule by which bundles are submitted, verified and shown on a leaderboard.
 
-    Looked at are: that a record's settings are settings of this version; that its cell id, label,
-    seed, method and split of selection are theirs; that its times are in UTC and its command is one
+    Looked at are: that a record's settings are settings of this version; that its label, seed,
+    method and split of selection are theirs; that its times are in UTC and its command is one
     of regbench alone; that no scores of the test split came before a choice or without one; that
     each choice is the best of its candidates and of its ranking, that the ranking's values are
     those of records in the bundle, and that all methods of a tuning had the same budget; that a
@@ -46,116 +47,106 @@ def claim_misfits(bundle: Bundle) -> list[str]:
     of the histories; that no run stands for two cells; that all records of a data set saw the same
     images.
     """
-    misfits: list[Misfit] = []
+    configurations: dict[str, list[Record]] = defaultdict(list)
     for record in bundle.records:
-        misfits += _caught(_own_misfits(record), record.path)
-        misfits += _caught(_history_misfits(record, bundle.histories), record.path)
-    misfits += _unit_misfits(bundle.records)
-    misfits += _shared_files(bundle.records)
-    misfits += _caught(choice_misfits(bundle), Path(TUNING_CHOICE))
+        configurations[configuration_id(record.cell)].append(record)
+    tuned_sweeps: set[str] = set()
+    for choice in bundle.choices.values():
+        for entry in choice.choices:
+            for ranked in entry.ranking:
+                tuned_sweeps.update(each.sweep for each in configurations[ranked.configuration])
+    rules: list[tuple[Path, Iterator[str]]] = []
+    for record in bundle.records:
+        rules += [
+            (record.path, _of_settings(record)),
+            (record.path, _of_attempts(record)),
+            (record.path, _of_splits(record)),
+            (record.path, _of_scores(record)),
+            (record.path, _of_history(record, bundle.histories)),
+        ]
+    for choice in bundle.choices.values():
+        rules.append((choice.path, of_choice(choice, configurations)))
+    for record in bundle.records:
+        if record.status == "done" and not record.is_reference and "external" not in record.cell:
+            rules.append((record.path, of_final_run(record, bundle.choices, tuned_sweeps)))
+    misfits = [*_of_units(bundle.records), *_of_shared_files(bundle.records)]
+    for path, reasons in rules:
+        try:
+            misfits += [Misfit(path, reason) for reason in reasons]
+        # A record fits its schema, but the cell and the choices in it are plain data of a stranger.
+        except _UNLIKE_A_RECORD as error:
+            why = f"holds what no run writes ({type(error).__name__}: {error})"
+            misfits.append(Misfit(path, why))
     return [*map(str, misfits), *image_misfits(bundle.records)]
 
 
-def _caught(misfits: Iterator[Misfit], path: Path) -> Iterator[Misfit]:
-    """Yield misfits, and as the last one that something was so unlike a record that it could
-    not be looked at.
-    """
-    try:
-        yield from misfits
-    # A record fits its schema, but the cell and the choices in it are plain data of a stranger.
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
-        yield Misfit(path, f"holds what no run writes ({type(error).__name__}: {error})")
-
-
-def _own_misfits(record: Record) -> Iterator[Misfit]:
-    """Yield what a record alone tells."""
-    yield from id_misfits(record)
-    yield from _settings_misfits(record)
-    yield from _attempt_misfits(record)
-    yield from _split_misfits(record)
-    yield from _score_misfits(record)
-
-
-def _attempt_misfits(record: Record) -> Iterator[Misfit]:
+def _of_attempts(record: Record) -> Iterator[str]:
     """Check the times of a record's attempts, and its command."""
-    say = partial(Misfit, record.path)
     for attempt in record.attempts:
         for time in (attempt.started, attempt.finished):
             if time and not _is_time(time):
-                yield say(f"{brief(time)} is not a time as runs write it")
-    if (
-        not record.attempts or not record.attempts[-1].finished
-    ):  # of several runs of a cell, tables show the first
-        yield say("its last attempt ended at no time")
+                yield f"{brief(time)} is not a time as runs write it"
+    if not record.attempts or not record.attempts[-1].finished:
+        yield "its last attempt ended at no time"
     if not _is_command(record.command):  # readers of the leaderboard copy it into a shell
-        yield say(f"{brief(record.command)!r} is no command of regbench alone")
+        yield f"{brief(record.command)!r} is no command of regbench alone"
 
 
-def _split_misfits(record: Record) -> Iterator[Misfit]:
+def _of_splits(record: Record) -> Iterator[str]:
     """Check which splits chose, and that what they chose is the best of its candidates."""
-    say = partial(Misfit, record.path)
     select_on = record.cell.get("evaluation", {}).get("select_on")
     chosen = record.choice.get("hyperparameters")
     if record.status == "done" and chosen is None:
-        yield say("nothing says how its hyperparameters were chosen")
+        yield "nothing says how its hyperparameters were chosen"
     if chosen is not None and (chosen.get("selected_on") == "test") != (select_on == "test"):
-        yield say(
+        yield (
             f"its settings choose on the {select_on} split, its choice says "
             f"{chosen.get('selected_on')!r}"
         )
     is_closed = record.status == "tuned" and select_on != "test"
     if is_closed and any(score.split == "test" for score in record.scores):
-        yield say("scores of the test split, before its tuning has chosen")
+        yield "scores of the test split, before its tuning has chosen"
     for what, choice in record.choice.items():
         best = _better_candidate(choice)
         if best is not None:
-            yield say(
+            yield (
                 f"its {what.replace('_', ' ')} is {choice['chosen']}, though {best} scored higher"
             )
 
 
-def _score_misfits(record: Record) -> Iterator[Misfit]:
+def _of_scores(record: Record) -> Iterator[str]:
     """Compare the scores of a record with each other."""
-    say = partial(Misfit, record.path)
     if record.status == "diverged" and record.scores:
-        yield say("it diverged, and has scores")
+        yield "it diverged, and has scores"
     values = {(score.name, score.split): score.value for score in record.scores}
     if len(values) < len(record.scores):
-        yield say("it has a score twice")
+        yield "it has a score twice"
     for (name, split), value in values.items():
         stem = name.removesuffix("_top1")
         # A first guess that is right is right among five too, so a higher top-1 was made up.
-        top5 = None if stem == name else values.get((f"{stem}_top5", split))
-        if top5 is not None and value > top5:
-            yield say(
+        top5 = values.get((f"{stem}_top5", split))
+        if stem != name and top5 is not None and value > top5:
+            yield (
                 f"{brief(name)} on {brief(split)} is {value:g} %, more than its top-5 of {top5:g} %"
             )
 
 
-def _settings_misfits(record: Record) -> Iterator[Misfit]:
+def _of_settings(record: Record) -> Iterator[str]:
     """Compare a record's settings with this version's, and its seed, method and label with them."""
-    say = partial(Misfit, record.path)
     seed, method = record.cell.get("seed"), record.cell.get("method", {}).get("name")
     if record.seed != seed:
-        yield say(f"its seed is {record.seed!r}, that of its settings is {seed!r}")
+        yield f"its seed is {record.seed!r}, that of its settings is {seed!r}"
     if record.method != method:
-        yield say(f"its method is {brief(record.method)!r}, that of its settings is {method!r}")
+        yield f"its method is {brief(record.method)!r}, that of its settings is {method!r}"
     if "external" in record.cell:
         return
     try:
         label = Cell.stored(record.cell).label
     except RegbenchError as error:
-        yield say(f"its settings are none of a run of this version: {error}")
+        yield f"its settings are none of a run of this version: {error}"
         return
     if label != record.label:
-        yield say(f"it is called {brief(record.label)!r}, and is {label!r}")
+        yield f"it is called {brief(record.label)!r}, and is {label!r}"
 
 
 def _is_time(text: str) -> bool:
@@ -192,50 +183,45 @@ def _better_candidate(choice: Mapping[str, Any]) -> str | None:
     scores = {name: value for name, value in candidates.items() if isinstance(value, int | float)}
     if not scores:
         return None
-    best = max(scores, key=lambda name: scores[name])
-    name = (
-        chosen if isinstance(chosen, str) else f"{chosen:g}"
-    )  # candidates are keys of JSON, and so texts
-    return best if scores.get(name, -math.inf) < scores[best] else None
+    best: str = max(scores, key=lambda name: scores[name])
+    # Candidates are keys of JSON, and so texts.
+    if not isinstance(chosen, str):
+        chosen = f"{chosen:g}"
+    if scores.get(chosen, -math.inf) < scores[best]:
+        return best
+    return None
 
 
-def _history_misfits(record: Record, histories: Mapping[str, bytes]) -> Iterator[Misfit]:
+def _of_history(record: Record, histories: Mapping[str, bytes]) -> Iterator[str]:
     """Compare a record's costs with the history of its training."""
-    say = partial(Misfit, record.path)
     planned = record.cell["epochs"]
     if record.metrics is None:
         if record.status != "diverged" and planned:
-            yield say("it has trained and names no history")
+            yield "it has trained and names no history"
         return
-    text = histories[record.cell_id]
-    if hashlib.sha256(text).hexdigest() != record.metrics.sha256:
-        yield say("its history is not what its SHA-256 was taken of")
-        return
-    rows = [parse_json(line) for line in text.splitlines()]
+    rows = [parse_json(line) for line in histories[record.cell_id].splitlines()]
     epochs = [row["epoch"] for row in rows]
     train_s = math.fsum(row["epoch_s"] for row in rows)
     images = [row.get("images") for row in rows]
     if record.status == "diverged":  # it ended early
         return
     if epochs != list(range(1, planned + 1)):
-        yield say(
+        yield (
             f"its history has {len(epochs)} epochs, which are not 1 to {planned} as in its settings"
         )
     if record.cost.train_s is None or not math.isclose(
         train_s, record.cost.train_s, rel_tol=_ROUNDED
     ):
-        yield say(
+        yield (
             f"its training took {record.cost.train_s} s, the epochs of its history {train_s:g} s"
         )
     if record.checkpoint is not None and None not in images:
         steps, size = record.checkpoint.step, record.cell["batch_size"]
         if sum(images) != steps * size:
-            yield say(
-                f"its {steps} steps of {size} images are not the {sum(images)} of its history"
-            )
+            yield (f"its {steps} steps of {size} images are not the {sum(images)} of its history")
 
 
-def _unit_misfits(records: Sequence[Record]) -> Iterator[Misfit]:
+def _of_units(records: Sequence[Record]) -> Iterator[Misfit]:
     """Find scores that have another unit than elsewhere: without one nothing says within what
     they lie.
     """
@@ -253,7 +239,7 @@ def _unit_misfits(records: Sequence[Record]) -> Iterator[Misfit]:
                 yield Misfit(record.path, f"{found}, {others}")
 
 
-def _shared_files(records: Sequence[Record]) -> Iterator[Misfit]:
+def _of_shared_files(records: Sequence[Record]) -> Iterator[Misfit]:
     """Find cells that are one run under two names: times alone make the histories of two runs
     differ.
     """

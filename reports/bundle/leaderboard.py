@@ -13,7 +13,7 @@ from tqdm import tqdm
 from regbench.benchmark.rundir.record import Record
 from regbench.errors import RegbenchError
 from regbench.reports import write_records
-from regbench.reports.bundle.bundle import SUFFIX, Bundle, read_bundle
+from regbench.reports.bundle.bundle import SUFFIX, read_bundle
 from regbench.reports.bundle.claims import claim_misfits
 from regbench.reports.bundle.rows_file import ROWS_SUFFIX, bundle_beside, read_entered
 from regbench.reports.find.check import first_of, image_misfits
@@ -62,7 +62,10 @@ def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
             # Its name is where the paths on the page begin.
             name = Path(printable(str(path.relative_to(folder))))
             try:
-                bundle = _read(path, name)
+                if path.name.endswith(SUFFIX):
+                    bundle = read_bundle(path, name)
+                else:
+                    _, bundle = read_entered(path, name)
             except RegbenchError as error:
                 left_out.append(Misfit(name, str(error)))
                 continue
@@ -81,10 +84,3 @@ def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
         )
         written = write_records(found, out)
     return Leaderboard(written.page, len(taken), written.skipped)
-
-
-def _read(path: Path, unpacked: Path) -> Bundle:
-    if path.name.endswith(SUFFIX):
-        return read_bundle(path, unpacked)
-    with tempfile.TemporaryDirectory() as fetched:
-        return read_entered(path, Path(fetched), unpacked)[1]

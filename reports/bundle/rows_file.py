@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
+import tempfile
 import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,12 +87,11 @@ def bundle_beside(rows: Path) -> Path:
     return rows.with_name(rows.name.removesuffix(".json").removesuffix(".rows") + SUFFIX)
 
 
-def read_entered(path: Path, folder: Path, unpacked: Path | None = None) -> tuple[RowsFile, Bundle]:
+def read_entered(path: Path, unpacked: Path | None = None) -> tuple[RowsFile, Bundle]:
     """Read a rows file and its bundle: the one beside it, or else the one at its address.
 
     Args:
         path: The rows file.
-        folder: Folder to fetch the bundle into.
         unpacked: See `read_bundle`.
 
     Raises:
@@ -100,27 +100,31 @@ def read_entered(path: Path, folder: Path, unpacked: Path | None = None) -> tupl
     """
     file = read_json(path, RowsFile, "`regbench submit` writes it beside the bundle")
     place = bundle_beside(path)
-    if not place.exists():
-        # Other schemes would read files of this machine.
-        if not file.url.startswith(("https://", "http://")):
-            raise RegbenchError(
-                f"{path}: there is no {place}; put it there, or give its https:// address as url"
-            )
-        place = folder / place.name
-        try:
-            with (
-                urllib.request.urlopen(file.url, timeout=_PATIENCE_S) as reply,
-                place.open("wb") as content,
-            ):
-                shutil.copyfileobj(reply, content)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise RegbenchError(
-                f"{path}: its bundle cannot be fetched from {file.url!r:.200}: {error}"
-            ) from error
-    bundle = read_bundle(place, unpacked)
+    with tempfile.TemporaryDirectory() as temporary:
+        if not place.exists():
+            fetched = Path(temporary) / place.name
+            _fetch(file.url, fetched, path)
+            place = fetched
+        bundle = read_bundle(place, unpacked)
     if bundle.sha256 != file.sha256:
         raise RegbenchError(
             f"{path}: it is of another bundle (sha256 {file.sha256:.12}) than {place.name} "
             f"({bundle.sha256:.12}); take both from one `regbench submit`"
         )
     return file, bundle
+
+
+def _fetch(url: str, out: Path, rows: Path) -> None:
+    # Other schemes would read files of this machine.
+    if not url.startswith(("https://", "http://")):
+        raise RegbenchError(
+            f"{rows}: there is no {bundle_beside(rows)}; put it there, or give its https:// "
+            "address as url"
+        )
+    try:
+        with urllib.request.urlopen(url, timeout=_PATIENCE_S) as reply, out.open("wb") as content:
+            shutil.copyfileobj(reply, content)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise RegbenchError(
+            f"{rows}: its bundle cannot be fetched from {url!r:.200}: {error}"
+        ) from error

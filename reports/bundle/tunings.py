@@ -8,143 +8,134 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
-from pathlib import Path
 
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.tuning_choice import (
-    TUNING_CHOICE,
     ChosenConfiguration,
     RankedConfiguration,
     TuningChoice,
 )
 from regbench.benchmark.settings.identity import configuration_id
-from regbench.reports.bundle.bundle import Bundle
-from regbench.reports.find.judging import Misfit
 
 # The clocks of two machines of a cluster may differ by so much.
 _CLOCKS = timedelta(minutes=5)
 
-_of_choice = partial(Misfit, Path(TUNING_CHOICE))
+
+def of_choice(
+    choice: TuningChoice, configurations: Mapping[str, Sequence[Record]]
+) -> Iterator[str]:
+    """Compare what a tuning chose with the records of what it tried, by configuration."""
+    for entry in choice.choices:
+        yield from _of_ranking(choice, entry, configurations)
+    yield from _of_budgets(choice)
 
 
-def choice_misfits(bundle: Bundle) -> Iterator[Misfit]:
-    """Compare what tunings chose with the records of what they tried, and final records with
-    what was chosen.
-    """
-    configurations: dict[str, list[Record]] = defaultdict(list)
-    for record in bundle.records:
-        configurations[configuration_id(record.cell)].append(record)
-    tuned_sweeps: set[str] = set()
-    for choice in bundle.choices.values():
-        for entry in choice.choices:
-            yield from _ranking_misfits(choice, entry, configurations)
-            for ranked in entry.ranking:
-                tuned_sweeps.update(record.sweep for record in configurations[ranked.configuration])
-        yield from _budget_misfits(choice)
-    for record in bundle.records:
-        if record.status == "done" and not record.is_reference and "external" not in record.cell:
-            yield from _final_misfits(record, bundle.choices, tuned_sweeps)
-
-
-def _final_misfits(
+def of_final_run(
     record: Record, choices: Mapping[str, TuningChoice], tuned_sweeps: set[str]
-) -> Iterator[Misfit]:
-    """Check that the test split was opened for a cell that its tuning has chosen before."""
-    say = partial(Misfit, record.path)
+) -> Iterator[str]:
+    """Check that the test split was opened for a cell that its tuning has chosen before.
+
+    Args:
+        record: A final record.
+        choices: The choices of the bundle, by their SHA-256.
+        tuned_sweeps: Sweeps with cells that tunings have tried.
+    """
     stated = record.choice.get("hyperparameters", {})
     if stated.get("sha256") is None:
         if stated.get("budget") is not None or stated.get("selected_on") == "tuning":
-            yield say("its hyperparameters were chosen, and it names no choice")
+            yield "its hyperparameters were chosen, and it names no choice"
         elif record.sweep in tuned_sweeps:
-            yield say(
+            yield (
                 f"it has scores of the test split, and the tuning {record.sweep} has not chosen it"
             )
         return
     chosen = choices.get(stated["sha256"])
     if chosen is None:
-        yield say(
+        yield (
             "its hyperparameters were chosen by a tuning that is not in the bundle; submit them "
             "together"
         )
         return
     if chosen.budget != stated.get("budget") or chosen.score != stated.get("score"):
         claimed = f"it claims a choice among {stated.get('budget')} by {stated.get('score')}"
-        yield say(f"{claimed}, its tuning chose among {chosen.budget} by {chosen.score}")
+        yield f"{claimed}, its tuning chose among {chosen.budget} by {chosen.score}"
     if chosen.find(configuration_id(record.cell), record.seed) is None:
-        yield say("its tuning has chosen other hyperparameters")
+        yield "its tuning has chosen other hyperparameters"
     starts = [attempt.started for attempt in record.attempts if attempt.started]
     began = max(starts, default="")
     # The last attempt is the one that opened the test split: earlier ones may have begun before the
     # choice.
     if not _before(chosen.created, began):
-        yield say(
+        yield (
             f"its last attempt began at {began or 'no time'}, before its tuning chose at "
             f"{chosen.created}"
         )
 
 
-def _ranking_misfits(
+def _of_ranking(
     choice: TuningChoice, entry: ChosenConfiguration, configurations: Mapping[str, Sequence[Record]]
-) -> Iterator[Misfit]:
+) -> Iterator[str]:
     """Check that a tuning has chosen the best, by values that are those of its records."""
-    whole = [
-        ranked for ranked in entry.ranking if ranked.status == "tuned" and ranked.value is not None
-    ]
-    best = max(whole, key=lambda ranked: ranked.value or 0.0, default=None)
-    if best is None:
-        yield _of_choice(f"nothing was tried to the end for {entry.label}")
+    whole = [ranked for ranked in entry.ranking if ranked.status == "tuned"]
+    best = max(whole, key=lambda ranked: _value(ranked.value), default=None)
+    if best is None or best.value is None:
+        yield f"nothing was tried to the end for {entry.label}"
         return
     first = entry.ranking[0]
     if (entry.chosen, entry.configuration) != (
         first.cell_id,
         first.configuration,
     ) or first.value != best.value:
-        yield _of_choice(
-            f"{entry.chosen} was chosen for {entry.label}, though {best.cell_id} scored higher"
-        )
+        yield (f"{entry.chosen} was chosen for {entry.label}, though {best.cell_id} scored higher")
     seen: set[str] = set()
     for ranked in entry.ranking:
         if ranked.configuration in seen:
-            yield _of_choice(f"{ranked.cell_id} is ranked twice for {entry.label}")
+            yield f"{ranked.cell_id} is ranked twice for {entry.label}"
         seen.add(ranked.configuration)
         tried = configurations[ranked.configuration]
         # Final runs may have further seeds, which the ranking has not seen.
         own = [
             record for record in tried if record.seed in choice.seeds and entry.owns(record.seed)
         ]
-        yield from _ranked_misfits(choice, entry, ranked, own)
+        yield from _of_place(choice, entry, ranked, own)
 
 
-def _ranked_misfits(
+def _of_place(
     choice: TuningChoice,
     entry: ChosenConfiguration,
     ranked: RankedConfiguration,
     records: Sequence[Record],
-) -> Iterator[Misfit]:
+) -> Iterator[str]:
     """Compare a place of a ranking with the records of its configuration."""
     name = f"{ranked.cell_id}, ranked for {entry.label}"
     if not records:
-        yield _of_choice(f"{name}, has no record in the bundle")
+        yield f"{name}, has no record in the bundle"
         return
     label, epochs = records[0].label, records[0].cell["epochs"]
     if label != entry.label:
-        yield _of_choice(f"{name}, is of {label}")
+        yield f"{name}, is of {label}"
     if epochs != ranked.epochs:
-        yield _of_choice(f"{name} after {ranked.epochs} epochs, trained for {epochs}")
+        yield f"{name} after {ranked.epochs} epochs, trained for {epochs}"
     if ranked.status != "diverged" and (ranked.status == "stopped") != (
         epochs < entry.setting["epochs"]
     ):
-        yield _of_choice(f"{name} as {ranked.status}, trained for {epochs} epochs")
+        yield f"{name} as {ranked.status}, trained for {epochs} epochs"
     # A final record, which replaces that of the tuning, is younger than the choice.
     tuned = [record for record in records if record.status == "tuned"]
     if not all(_before(record.finished, choice.created) for record in tuned):
-        yield _of_choice(f"{name}, was finished after the choice")
+        yield f"{name}, was finished after the choice"
     value = _mean([record.score(choice.score, choice.selected_on) for record in records])
     # The last bits of a mean depend on the order of the sum.
     close = value is not None and ranked.value is not None and math.isclose(value, ranked.value)
     if not close and value != ranked.value:
-        yield _of_choice(f"{name} with {ranked.value}, has {value} in its records")
+        yield f"{name} with {ranked.value}, has {value} in its records"
+
+
+def _value(value: float | None) -> float:
+    """Return a value to rank by; that of a seed that diverged comes last."""
+    if value is None:
+        return -math.inf
+    return value
 
 
 def _mean(scores: Sequence[float | None]) -> float | None:
@@ -153,7 +144,7 @@ def _mean(scores: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if len(known) == len(scores) else None
 
 
-def _budget_misfits(choice: TuningChoice) -> Iterator[Misfit]:
+def _of_budgets(choice: TuningChoice) -> Iterator[str]:
     """Check that the methods of each setting were chosen from equally much, and from as much as is
     claimed.
 
@@ -162,9 +153,7 @@ def _budget_misfits(choice: TuningChoice) -> Iterator[Misfit]:
     """
     most = max((len(entry.ranking) for entry in choice.choices), default=0)
     if choice.budget != most:
-        yield _of_choice(
-            f"it claims a budget of {choice.budget}, and its longest ranking has {most}"
-        )
+        yield (f"it claims a budget of {choice.budget}, and its longest ranking has {most}")
     settings: dict[str, list[ChosenConfiguration]] = defaultdict(list)
     for entry in choice.choices:
         settings[str(sorted(entry.setting.items()))].append(entry)
@@ -180,7 +169,7 @@ def _budget_misfits(choice: TuningChoice) -> Iterator[Misfit]:
             )
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{label} {count:,}" for label, count in counts.items())
-            yield _of_choice(f"the methods had unequal budgets, in {what}: {listed}")
+            yield f"the methods had unequal budgets, in {what}: {listed}"
 
 
 def _before(first: str, second: str) -> bool:

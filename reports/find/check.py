@@ -11,7 +11,7 @@ from tqdm import tqdm
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.errors import RegbenchError
-from regbench.reports.find.judging import Misfit, TuningChoices, file_misfits, judge
+from regbench.reports.find.judging import Misfit, TuningChoices, judge, weights_misfits
 from regbench.reports.find.runs import Found, find_runs
 from regbench.reports.garbage import without_garbage_collection
 from regbench.text import printable
@@ -72,7 +72,7 @@ def check_records(folders: Sequence[Path]) -> Check:
             misfits += [*judged.misfits, *judged.away, *judged.of_evaluations]
             if judged.record is not None:
                 records.append(judged.record)
-                misfits += _weights_misfits(judged.record)
+                misfits += weights_misfits(judged.record)
     if not runs:
         raise RegbenchError(
             f"no record in {', '.join(map(str, folders))}; make some with `regbench sweep "
@@ -80,12 +80,6 @@ def check_records(folders: Sequence[Path]) -> Check:
         )
     misfits += _choice_misfits(found, choices)
     return Check(len(runs), (*map(str, misfits), *image_misfits(records)))
-
-
-def _weights_misfits(record: Record) -> Iterator[Misfit]:
-    """Check the final weights; who needs room on a disk may have removed them."""
-    if record.checkpoint is not None and record.place(record.checkpoint).exists():
-        yield from file_misfits(record, record.checkpoint)
 
 
 def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
@@ -113,29 +107,27 @@ def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
 def image_misfits(records: Sequence[Record]) -> Iterator[str]:
     """Check that all records of a data set saw the same images."""
     # Data set -> split -> SHA-256 of its images -> the records that saw them.
-    contents: dict[str, dict[str, dict[str, list[Path]]]] = {}
+    seen: dict[str, dict[str, dict[str, list[Path]]]] = {}
     for record in records:
-        splits = contents.setdefault(record.cell["dataset"]["name"], {})
+        splits = seen.setdefault(record.cell["dataset"]["name"], {})
         for split, sha256 in record.data.content_sha256.items():
             splits.setdefault(split, {}).setdefault(sha256, []).append(record.path)
     for record in records:
         dataset = record.cell["dataset"]["name"]
-        missing = [split for split in contents[dataset] if split not in record.data.content_sha256]
+        missing = ", ".join(sorted(seen[dataset].keys() - record.data.content_sha256.keys()))
         if missing:
-            splits_named = ", ".join(missing)
             yield (
-                f"{record.path}: does not say which images of {splits_named} it saw, as others of "
+                f"{record.path}: does not say which images of {missing} it saw, as others of "
                 f"{dataset} do"
             )
-    for dataset, splits in contents.items():
-        for split, seen in splits.items():
-            if len(seen) > 1:
-                listed = []
-                for sha256, paths in sorted(seen.items()):
-                    # Twelve digits are enough to tell a few contents apart.
-                    listed.append(f"{sha256:.12} in {len(paths)} records, first {paths[0]}")
-                contents_named = "; ".join(listed)
+    for dataset, splits in seen.items():
+        for split, contents in splits.items():
+            listed = []
+            for sha256, paths in sorted(contents.items()):
+                # Twelve digits are enough to tell a few contents apart.
+                listed.append(f"{sha256:.12} in {len(paths)} records, first {paths[0]}")
+            if len(listed) > 1:
                 yield (
-                    f"data set {dataset}: the {split} split has {len(seen)} contents: "
-                    f"{contents_named}"
+                    f"data set {dataset}: the {split} split has {len(listed)} contents: "
+                    f"{'; '.join(listed)}"
                 )

@@ -97,7 +97,11 @@ def judge(run: Run, choices: TuningChoices) -> Judged:
     record = _read(Record, run.record)
     if isinstance(record, Misfit):
         return Judged(None, (record,))
-    misfits = [*id_misfits(record), *_config_misfits(record), *file_misfits(record, record.metrics)]
+    misfits = [
+        *_id_misfits(record),
+        *_config_misfits(record),
+        *_file_misfits(record, record.metrics),
+    ]
     if run.record.name != record.file_name:
         misfits.append(
             Misfit(run.record, f"status is {record.status!r}, which belongs into another file")
@@ -120,18 +124,25 @@ def judge(run: Run, choices: TuningChoices) -> Judged:
             )
     of_evaluations = []
     for path in run.evaluations:
-        evaluation = _read(LaterEvaluation, path)
-        added = (
-            evaluation if isinstance(evaluation, Misfit) else with_evaluation(record, evaluation)
-        )
-        if isinstance(added, Misfit):
-            of_evaluations.append(added)
+        later = _read(LaterEvaluation, path)
+        if isinstance(later, Misfit):
+            of_evaluations.append(later)
+            continue
+        longer = _with_evaluation(record, later)
+        if isinstance(longer, Misfit):
+            of_evaluations.append(longer)
         else:
-            record = added
+            record = longer
     return Judged(record, tuple(misfits), tuple(of_evaluations), tuple(away))
 
 
-def file_misfits(record: Record, named: NamedFile | None) -> Iterator[Misfit]:
+def weights_misfits(record: Record) -> Iterator[Misfit]:
+    """Check the final weights; who needs room on a disk may have removed them."""
+    if record.checkpoint is not None and record.place(record.checkpoint).exists():
+        yield from _file_misfits(record, record.checkpoint)
+
+
+def _file_misfits(record: Record, named: NamedFile | None) -> Iterator[Misfit]:
     """Yield what does not fit of a file that a record names; nothing where it names none."""
     if named is None:
         return
@@ -158,7 +169,7 @@ def _read(kind: type[F], path: Path) -> F | Misfit:
         return Misfit(path, str(error))
 
 
-def with_evaluation(record: Record, later: LaterEvaluation) -> Record | Misfit:
+def _with_evaluation(record: Record, later: LaterEvaluation) -> Record | Misfit:
     """Add to a record those scores of a later evaluation that it does not have itself."""
     if later.cell_id != record.cell_id:
         return Misfit(later.path, f"of cell {later.cell_id}, in the folder of {record.cell_id}")
@@ -173,7 +184,7 @@ def with_evaluation(record: Record, later: LaterEvaluation) -> Record | Misfit:
     return dataclasses.replace(record, scores=record.scores + new)
 
 
-def id_misfits(record: Record) -> Iterator[Misfit]:
+def _id_misfits(record: Record) -> Iterator[Misfit]:
     """Compare a record's cell id with its folder's name and the id of its cell."""
     # Absolute, because a run that was asked for from within its own folder has a path without one.
     if record.path.absolute().parent.name != record.cell_id:

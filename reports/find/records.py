@@ -134,12 +134,13 @@ def steps_of_searches(
             lengths.setdefault(place, set()).add(entry.setting.get("epochs", 0))
     steps: dict[Record, None] = {}
     for record in records:
+        if record.status == "done":
+            continue
         cell, epochs = record.cell, record.cell["epochs"]
         sizes = (record.backbone, cell["embedding_dim"], cell["batch_size"])
         place = (record.path.absolute().parents[1], record.label, cell["dataset"]["name"], *sizes)
         chosen = lengths.get(place, set())
-        is_shorter = epochs not in chosen and epochs < max(chosen, default=0)
-        if is_shorter and record.status != "done":
+        if epochs not in chosen and epochs < max(chosen, default=0):
             steps[record] = None
     return steps
 

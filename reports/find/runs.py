@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regbench.benchmark.rundir.directory import attempt_numbers
 from regbench.benchmark.rundir.tuning_choice import SEARCH, TUNING_CHOICE
 from regbench.errors import RegbenchError
 from regbench.files import parse_json
@@ -19,14 +20,11 @@ _DEEPEST = 2  # a run in a sweep in a folder of sweeps
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory: its record, if it has one, its later evaluations, and its attempts where
-    there is no record.
-    """
+    """A run directory: its record, if it has one, and its later evaluations."""
 
     path: Path
     record: Path | None
     evaluations: tuple[Path, ...]
-    attempts: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
@@ -118,19 +116,16 @@ class _Walk:
 
     def walk(self, folder: Path, depth: int) -> None:
         names = set(os.listdir(folder))  # noqa: PTH208  # ten times as quick as iterdir
-        started = "config.yaml" in names and _CELL_ID.fullmatch(
-            folder.absolute().name
-        )  # other folders may hold one
+        # Other folders may hold such a file.
+        started = "config.yaml" in names and _CELL_ID.fullmatch(folder.absolute().name)
         record = None
         for name in ("tuning.json", "record.json"):  # the final one counts where there are both
             if name in names:
                 record = folder / name
         if started or record:
-            evaluations = _json_files(folder / "evaluations") if "evaluations" in names else ()
-            attempts = (
-                _json_files(folder / "attempts") if "attempts" in names and record is None else ()
-            )
-            self.runs[folder] = Run(folder, record, evaluations, attempts)
+            # A hidden file is none of a run: macOS, for one, leaves such beside what it copies.
+            evaluations = sorted(folder.glob("evaluations/[!.]*.json"))
+            self.runs[folder] = Run(folder, record, tuple(evaluations))
             return
         if not names.isdisjoint(("sweep.json", TUNING_CHOICE)):
             self.add_sweep(folder)
@@ -144,11 +139,12 @@ def find_missing(found: Found) -> list[Missing]:
     """Find the cells without a record: those of the plans, then those that have begun without
     being planned.
     """
-    done, begun = set(), {}
+    done: set[Path] = set()
+    begun: dict[Path, None] = {}
     for run in found.runs:
         place = run.path.absolute()
         if run.record is None:
-            begun[place] = run
+            begun[place] = None
         else:
             done.add(place)
     missing = []
@@ -158,21 +154,15 @@ def find_missing(found: Found) -> list[Missing]:
             cell_id, label, seed = (plan.pop(name, None) for name in ("id", "label", "seed"))
             place = folder.absolute() / str(cell_id)
             if place not in done and place not in found.short:
-                # Popped, so that what is left in the end has begun without being planned.
-                failure = _failure(begun.pop(place, None))
+                failure = _failure(place)
                 missing.append(
                     Missing(folder.absolute().name, str(cell_id), str(label), seed, plan, failure)
                 )
-    for place, run in begun.items():
+            begun.pop(place, None)
+    for place in begun:
         if place not in found.short:
-            missing.append(Missing(place.parent.name, place.name, "", None, {}, _failure(run)))
+            missing.append(Missing(place.parent.name, place.name, "", None, {}, _failure(place)))
     return missing
-
-
-def _json_files(folder: Path) -> tuple[Path, ...]:
-    # A hidden file is none of a run: macOS, for one, leaves such files beside what it copies.
-    whole = [path for path in folder.iterdir() if path.suffix == ".json" and path.name[0] != "."]
-    return tuple(sorted(whole))
 
 
 def _planned(path: Path) -> list[dict[str, Any]]:
@@ -180,23 +170,22 @@ def _planned(path: Path) -> list[dict[str, Any]]:
 
     What is something else was not written by a sweep.
     """
-    cells = _object(path).get("cells", [])
     planned = []
-    for cell in cells if isinstance(cells, list) else ():
-        if isinstance(cell, dict):
-            planned.append(
-                {
-                    name: value
-                    for name, value in cell.items()
-                    if isinstance(value, str | int | float)
-                }
-            )
+    cells = _object(path).get("cells")
+    if isinstance(cells, list):
+        for cell in cells:
+            if isinstance(cell, dict):
+                plain = [item for item in cell.items() if isinstance(item[1], str | int | float)]
+                planned.append(dict(plain))
     return planned
 
 
-def _failure(run: Run | None) -> str:
+def _failure(directory: Path) -> str:
     """Say why the last attempt failed; empty if it did not."""
-    last = _object(run.attempts[-1]) if run and run.attempts else {}
+    numbers = attempt_numbers(directory)
+    if not numbers:
+        return ""
+    last = _object(directory / "attempts" / f"{numbers[-1]:04d}.json")
     if last.get("ended") != "failed":
         return ""
     return " ".join(str(last.get("error") or "no reason noted").split())
@@ -211,4 +200,6 @@ def _object(path: Path) -> dict[str, Any]:
         data = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return data if isinstance(data, dict) else {}
+    if not isinstance(data, dict):
+        return {}
+    return data

