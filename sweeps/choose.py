@@ -267,9 +267,12 @@ def _ranked(
                 hyperparameters={key: tunable[configuration].get(key) for key in shown},
             )
         )
-    return sorted(
-        ranking, key=lambda entry: (-entry.epochs, entry.value is None, -(entry.value or 0.0))
-    )
+    return sorted(ranking, key=_rank_key)
+
+
+def _rank_key(entry: RankedConfiguration) -> tuple[int, bool, float]:
+    """Sort the longest trained first, of these those that diverged last, and the best first."""
+    return -entry.epochs, entry.value is None, -(entry.value or 0.0)
 
 
 def _tunable(cell: Cell) -> dict[str, Any]:

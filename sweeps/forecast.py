@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from tabulate import tabulate
 from tqdm import tqdm
 
 from regbench import methods
@@ -265,6 +266,12 @@ def rows(planned: Sequence[Planned]) -> Iterable[dict[str, Any]]:
         if entry.gpu_hours is not None and not entry.done:
             row["GPU hours"] = f"{'≈ ' * entry.from_flop}{entry.gpu_hours:.3g}"
         yield row
+
+
+def table(planned: Sequence[Planned]) -> str:
+    """Lay out the plan as a table, with its summary below."""
+    cells = tabulate(list(rows(planned)), headers="keys", disable_numparse=True)
+    return f"{cells}\n\n{summary(planned)}"
 
 
 def summary(planned: Sequence[Planned]) -> str:

@@ -105,7 +105,7 @@ def sweeps(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         submit_sweep(own, STAGES)
         for cell, stages in zip(own.cells, (STAGES, STAGES, ("pretrain",)), strict=False):
             run_cell(cell, own.runtime, "own", stages)
-        tune.begin(tuned.cells, folder / "runs" / "tuned", tiny_data_dir, unequal=False)
+        tune.begin(tuned.cells, folder / "runs" / "tuned", tiny_data_dir)
         submit_sweep(tuned, ("pretrain", "tune"))
         for cell in tuned.cells:
             run_cell(cell, tuned.runtime, "tuned", ("pretrain", "tune"))

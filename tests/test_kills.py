@@ -43,7 +43,7 @@ FORKED.set_forkserver_preload(
             "regbench.instruments.recompute",
             "regbench.sweeps.local",
         ),
-        *("regbench.slurm.execute", "regbench.reports.board.site", "regbench.reports.page.page"),
+        *("regbench.sweeps.run", "regbench.reports.board.site", "regbench.reports.page.page"),
         *("pyarrow.csv", "pyarrow.parquet", "scipy.optimize", "torchvision.models"),
     ]
 )

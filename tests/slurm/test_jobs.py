@@ -38,6 +38,7 @@ from regbench.sweeps.status import CellStatus
 from tests.plugin import install
 from tests.records import knn_top1, made
 from tests.slurm.standin import Standin
+from tests.sweep_file import write_sweep
 from tests.waiting import wait_for
 
 OPTIONS = ("cluster=slurm", "cluster.cpus=1", "cluster.gpus=0")
@@ -53,11 +54,7 @@ class User:
         self.sweep = folder / "runs" / "own"
 
     def write(self, *cells: str) -> None:
-        common = "".join(f"  - '{override}'\n" for override in self.tiny)
-        rows = "".join(f"  - {cell}\n" for cell in cells)
-        (self.folder / "own.yaml").write_text(
-            f"description: My own\ncommon:\n{common}cells:\n{rows}"
-        )
+        write_sweep(self.folder / "own.yaml", self.tiny, cells)
 
     def call(self, *words: str) -> Result:
         return CliRunner().invoke(main, words, env={"REGBENCH_RUNS_DIR": str(self.sweep.parent)})
@@ -281,7 +278,7 @@ def test_before_cells_are_submitted_their_data_sets_are_prepared(
     def prepare(datasets: Sequence[DatasetConfig], _: Path) -> None:
         prepared.extend(dataset.name for dataset in datasets)
 
-    monkeypatch.setattr("regbench.slurm.execute.prepare_all", prepare)
+    monkeypatch.setattr("regbench.sweeps.run.prepare_all", prepare)
     monkeypatch.setitem(sys.modules, "wandb", None)
     user.write("method=vicreg evaluation.protocols=[knn,places205]")
     user.submit("runtime.sinks=[wandb]")

@@ -1,4 +1,4 @@
-"""The group of all commands: errors in one line, exit codes, the log."""
+"""The group of all commands: errors in one line, exit codes, the log; and `doctor`."""
 
 from __future__ import annotations
 
@@ -121,3 +121,17 @@ def main(debug: bool) -> None:
     handler.setFormatter(_Printable())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     signal.signal(signal.SIGTERM, _interrupt)
+
+
+@main.command()
+def doctor() -> None:
+    """Say what this machine has and lacks, and how to get it.
+
+    `make gpu` in a clone compares a GPU with the CPU and measures it.
+    """
+    from tabulate import tabulate
+
+    from regbench.instruments.inventory import inventory
+
+    rows = [(each.what, each.found, each.remedy) for each in inventory()]
+    click.echo(tabulate(rows, ("", "found", "to have it"), disable_numparse=True))

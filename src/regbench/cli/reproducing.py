@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from regbench.cli.grid import grid_options, show_plan
 from regbench.cli.group import main
-from regbench.cli.jobs import watch
+from regbench.cli.jobs import show_until_ended
 from regbench.cli.options import OVERRIDES_HELP
-from regbench.cli.sweeps import grid_options, show_plan
 
 if TYPE_CHECKING:
     from regbench.benchmark.settings.recipes import PublishedNumber
@@ -37,9 +37,10 @@ def reproduce(
       regbench reproduce lightly_cifar10 seed=0,1,2 runtime.device=cuda
       regbench reproduce lightly_cifar10 seed=0,1,2 --show
     """
+    from regbench.api import executor
     from regbench.benchmark.settings.recipes import numbers_of
     from regbench.benchmark.settings.sweep import load_sweep
-    from regbench.slurm.execute import refuse_unfinished, run_grid
+    from regbench.sweeps.run import refuse_unfinished, run_grid
 
     if name is None:
         _list_recipes()
@@ -51,7 +52,8 @@ def reproduce(
         return
     statuses = None
     if not show:
-        statuses = run_grid(grid, watch if wait else None, click.echo, oversized=oversized)
+        execute = executor(show_until_ended if wait else None, click.echo)
+        statuses = run_grid(grid, execute, oversized=oversized)
     # The table comes first: it shows the cells that did finish.
     _print_comparison(grid, numbers, overrides)
     refuse_unfinished(statuses, grid)
