@@ -43,14 +43,14 @@ log = logging.getLogger("regbench")
 
 
 def is_free(status: CellStatus, stages: Collection[str]) -> bool:
-    """Tell whether a cell can be submitted: it has not come through the stages, and nobody is
+    """Return True if a cell can be submitted: it has not come through the stages, and nobody is
     at work on it.
     """
     return status.state not in (*ends(stages), "running", "queued")
 
 
 def statuses(folder: Path, cells: Sequence[str] = ()) -> list[CellStatus]:
-    """Tell how cells stand, the scheduler asked too: all of the sweep's, or those whose ids
+    """Return how cells stand, the scheduler asked too: all of the sweep's, or those whose ids
     begin as `cells` do.
     """
     return _chosen(folder, cells, jobs_of(folder))
@@ -74,9 +74,7 @@ def _chosen(folder: Path, cells: Sequence[str], jobs: Mapping[str, CellJobs]) ->
 
 
 def _with_preempted(statuses: list[CellStatus], jobs: Mapping[str, CellJobs]) -> list[CellStatus]:
-    """Tell cells whose job Slurm cancelled for another's sake from those that are lost or
-    failed.
-    """
+    """Mark the cells whose job Slurm cancelled for another's sake, which look lost or failed."""
     chains: dict[str, list[str]] = {}
     for status in statuses:
         own = jobs.get(status.cell_id)

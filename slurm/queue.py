@@ -34,7 +34,7 @@ class SlurmError(RegbenchError):
 
 
 def call(*command: str) -> str:
-    """Give a command of Slurm, and return what it prints."""
+    """Run a command of Slurm, and return what it prints."""
     try:
         done = subprocess.run(
             command,
@@ -54,7 +54,7 @@ def call(*command: str) -> str:
 
 
 def call_for_jobs(names: Sequence[str], *command: str) -> None:
-    """Give a command of Slurm about jobs, a few hundred at a time, as the length of a command
+    """Run a command of Slurm on jobs, a few hundred at a time, as the length of a command
     line is limited.
     """
     for start in range(0, len(names), 500):
@@ -114,7 +114,7 @@ def submissions(folder: Path) -> list[Submission]:
 
 
 def was_submitted(folder: Path) -> bool:
-    """Tell whether a sweep ever went to Slurm, or may have."""
+    """Return True if a sweep ever went to Slurm, or may have."""
     return bool({path.suffix for path in (folder / "jobs").glob("*.*")} & {".json", ".intent"})
 
 

@@ -81,7 +81,7 @@ def run_sweep(
 
 
 def _settled(folder: Path, cell: Cell, stages: Sequence[str]) -> CellStatus:
-    """Tell how a cell stands when it has come through the stages, or nobody is at work on it
+    """Return how a cell stands when it has come through the stages, or nobody is at work on it
     any more.
     """
     while True:
@@ -195,9 +195,7 @@ def _drain(
 def _begin(
     worker: Worker, cell: Cell, runtime: Runtime, name: str, stages: Sequence[str], gpu: str
 ) -> None:
-    """Let a worker run a cell, and say whom it will wait for: a job of a cluster, or another
-    command, that is at work on it.
-    """
+    """Begin a cell, which waits for a job of a cluster or another command that is at work on it."""
     directory = run_directory(runtime, name, cell)
     attempt = last_attempt(directory)
     if attempt is not None and is_running(attempt):

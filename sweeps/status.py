@@ -1,4 +1,4 @@
-"""Tell how the cells of a sweep stand: their run directories say it first, the scheduler second."""
+"""How the cells of a sweep stand: their run directories say it first, the scheduler second."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ def _last_words(log: Path | None) -> str:
 
 
 def failure(status: CellStatus) -> str:
-    """Word how a cell that a command ran has failed, with its log; "" if it has not."""
+    """Describe how a cell that a command ran has failed, with its log; "" if it has not."""
     # Another command may have claimed it since.
     if status.state in (*FINISHED, "running"):
         return ""
@@ -336,8 +336,9 @@ def log_file(directory: Path, job: str = "") -> Path | None:
     """Find the newest log of a run directory, or of a scheduler's job: its errors where there
     are any.
     """
-    folder = directory.parent / "jobs" / "logs" if job else directory / "logs"
-    found = folder.glob(f"{job}_*_log.*" if job else "*_log.*")
+    found = (directory / "logs").glob("*_log.*")
+    if job:
+        found = (directory.parent / "jobs" / "logs").glob(f"{job}_*_log.*")
     logs = [path for path in found if path.is_file() and path.stat().st_size]
     if not logs:
         return None
@@ -349,7 +350,7 @@ def log_file(directory: Path, job: str = "") -> Path | None:
 
 
 def unfinished(statuses: Sequence[CellStatus], sweep: str, stages: Collection[str]) -> str:
-    """Say in one line which cells have not come through the stages, and what to do.
+    """Describe in one line which cells have not come through the stages, and what to do.
 
     Empty if all have.
     """
@@ -366,7 +367,7 @@ def unfinished(statuses: Sequence[CellStatus], sweep: str, stages: Collection[st
 
 
 def counts(statuses: Sequence[CellStatus]) -> str:
-    """Say how many cells are in each state."""
+    """Count the cells in each state."""
     found = Counter(status.state for status in statuses)
     return ", ".join(f"{found[state]} {state}" for state in found)
 
@@ -382,9 +383,10 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
         shown = [status for status in statuses if status.state in _NEED_A_LOOK][:100]
     rows = []
     for status in shown:
-        logs = (
-            log_file(status.directory, status.job) if status.state in ("failed", "lost") else None
-        )
+        detail = status.detail
+        if status.state in ("failed", "lost"):
+            logs = log_file(status.directory, status.job)
+            detail += f" (logs: {logs})" if logs else ""
         rows.append(
             {
                 "cell": status.cell_id,
@@ -395,7 +397,7 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
                 "img/s": f"{status.img_per_s:.0f}" if status.img_per_s else "",
                 "left": "" if status.remaining_s is None else duration(status.remaining_s),
                 "job": status.job,
-                "": f"{status.detail} (logs: {logs})" if logs else status.detail,
+                "": detail,
             }
         )
     # Columns that are empty throughout are left out, but not those that every status has.
@@ -409,7 +411,7 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
 
 
 def duration(seconds: float) -> str:
-    """Say how long something takes, in hours and minutes."""
+    """Format a time in hours and minutes."""
     minutes = round(seconds / 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"

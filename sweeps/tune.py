@@ -216,8 +216,7 @@ def _refuse_more(cells: Sequence[Cell], folder: Path) -> None:
 
 
 def how_chosen(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:
-    """Tell how a cell's hyperparameters were chosen, and keep the test split closed to a cell that
-    was not.
+    """Return how a cell's hyperparameters were chosen, and keep the test split closed to others.
 
     Returns:
         What its record says: `benchmark.rundir.choice.GIVEN` outside a tuning.

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -479,37 +478,6 @@ def test_an_interruption_promises_no_more_than_it_keeps(
     assert (result.exit_code, result.stderr) == (130, f"regbench: {said}\n")
 
 
-def interrupted(overrides: list[str]) -> Path:
-    """The directory of a run with more epochs than it can do before it hears a signal."""
-    cell, runtime = load_run(overrides)
-    return run_directory(runtime, "manual", cell)
-
-
-def says_so(code: int | None, errors: str, directory: Path) -> None:
-    """That the command says it was interrupted, and leaves a run that goes on."""
-    assert code == 130, errors
-    assert errors.splitlines()[-1] == "regbench: interrupted; the same command goes on from here"
-    assert "Traceback" not in errors
-    assert not is_running(last_attempt(directory))
-    assert 1 <= len((directory / "metrics-0001.jsonl").read_text().splitlines()) < 4000
-    assert [attempt["ended"] for attempt in read_attempts(directory)] == ["interrupted"]
-
-
-def test_an_interrupted_train_says_so(tiny: list[str]) -> None:
-    overrides = [*tiny, "method=vicreg", "epochs=4000"]
-    directory = interrupted(overrides)
-
-    def interrupt() -> None:
-        wait_for((directory / "metrics-0001.jsonl").exists)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(interrupt)
-        result = call("train", *overrides)
-        sent.result()
-    says_so(result.exit_code, result.stderr, directory)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["audit", "cost"])
 def test_what_is_measured_lies_beside_the_runs(
@@ -529,22 +497,34 @@ def test_what_is_measured_lies_beside_the_runs(
     assert out() == tmp_path / name
 
 
-def test_ctrl_c_reaches_every_process_of_the_foreground_group(
-    tiny: list[str], program: str
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_train_says_so(
+    number: signal.Signals, tiny: list[str], program: str
 ) -> None:
+    """Ctrl-C reaches every process of the foreground group."""
     overrides = [*tiny, "method=vicreg", "epochs=4000"]
-    directory = interrupted(overrides)
+    cell, runtime = load_run(overrides)
+    directory = run_directory(runtime, "manual", cell)
+    history = directory / "metrics-0001.jsonl"
     command = [program, "train", *overrides]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        wait_for(lambda: (directory / "metrics-0001.jsonl").exists() or process.poll() is not None)
-        os.killpg(process.pid, signal.SIGINT)
+        wait_for(lambda: history.exists() or process.poll() is not None)
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)
+        else:
+            process.terminate()
         _, errors = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
-    says_so(process.returncode, errors, directory)
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[-1] == "regbench: interrupted; the same command goes on from here"
+    assert "Traceback" not in errors
+    assert not is_running(last_attempt(directory))
+    assert 1 <= len(history.read_text().splitlines()) < 4000
+    assert [attempt["ended"] for attempt in read_attempts(directory)] == ["interrupted"]
 
 
 # ------------------------------------------------------------------ plan

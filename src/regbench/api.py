@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from regbench.tracks.smoke import Smoke
     from regbench.tracks.track import Track
 
+    Wait = Callable[[Path], list[CellStatus]]
+
 __all__ = ["challenge", "evaluate", "load_records", "report", "sweep", "train", "tune"]
 
 log = logging.getLogger("regbench")
@@ -321,7 +323,7 @@ def load_records(*folders: str | Path) -> pd.DataFrame:
 
 
 def executor(
-    wait: Callable[[Path], list[CellStatus]] | None,
+    wait: Wait | None,
     say: Callable[[str], None] = log.info,
     announce: Announce | None = None,
 ) -> Execute:

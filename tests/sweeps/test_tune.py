@@ -848,43 +848,35 @@ def values(folder: Path, name: str = "alignment_weight", *, epochs: int = 1) -> 
 @pytest.mark.parametrize(
     ("row", "name", "best", "brackets"),
     [
-        (  # around 10 half of the range, then around 10.5 a quarter
+        (  # around 10 half of the range, then around 10.5 a quarter; the learning rate varies too
             "method=tcr method.alignment_weight=interval(0,16)",
             "alignment_weight",
             10.4,
             [8, 4, 12, 2, 10, 6, 14, 1, *(10.5, 8.5, 12.5, 7.5), *(11.2, 10.2, 12.2, 8.62)],
         ),
         (  # half of the range from 14 up, then as much from 20.5 up
-            "method=tcr method.alignment_weight=interval(0,16)",
+            "method=tcr method.alignment_weight=interval(0,16) optimizer.base_lr=1",
             "alignment_weight",
             100.0,
             [8, 4, 12, 2, 10, 6, 14, 1, *(18.5, 16.5, 20.5, 15.5), *(26, 24, 28, 20.8)],
         ),
         (  # half of the range from 17 down, then as much from 10.5 down
-            "method=tcr method.alignment_weight=interval(16,32)",
+            "method=tcr method.alignment_weight=interval(16,32) optimizer.base_lr=1",
             "alignment_weight",
             1.0,
             [24, 20, 28, 18, 26, 22, 30, 17, *(13.5, 11.5, 15.5, 10.5), *(8, 6, 10, 2.75)],
         ),
         (  # of 0.1 to 100 times q = 16, on a logarithmic scale
-            "method=koleo",
+            "method=koleo optimizer.base_lr=1",
             "alignment_weight",
             40.0,
             [
-                50.6,
-                9,
-                285,
-                3.79,
-                120,
-                21.3,
-                675,
-                2.46,
-                *(62.8, 26.5, 149, 17.2),
-                *(69.9, 45.4, 108, 22.5),
+                *(50.6, 9, 285, 3.79, 120, 21.3, 675, 2.46),
+                *(62.8, 26.5, 149, 17.2, 69.9, 45.4, 108, 22.5),
             ],
         ),
         (  # there are no values below 0
-            "method=mmcr",
+            "method=mmcr optimizer.base_lr=1",
             "local_weight",
             0.0,
             [
@@ -893,20 +885,12 @@ def values(folder: Path, name: str = "alignment_weight", *, epochs: int = 1) -> 
             ],
         ),
         (  # there are no values above 20
-            "method=auh method.alignment_weight=1",
+            "method=auh method.alignment_weight=1 optimizer.base_lr=1",
             "scale",
             100.0,
             [
-                1.73,
-                0.721,
-                4.16,
-                0.465,
-                2.68,
-                1.12,
-                6.45,
-                0.374,
-                *(12.2, 9.19, 16.2, 7.97),
-                *(18.7, 17.8, 19.7, 16.3),
+                *(1.73, 0.721, 4.16, 0.465, 2.68, 1.12, 6.45, 0.374),
+                *(12.2, 9.19, 16.2, 7.97, 18.7, 17.8, 19.7, 16.3),
             ],
         ),
     ],
@@ -921,32 +905,11 @@ def test_a_search_closes_in_on_the_best_and_goes_beyond_an_end_of_the_space(
     brackets: list[float],
 ) -> None:
     """Brackets of eight, four and four points: those of Halton's sequence in base 2, computed
-    by hand.
+    by hand. Those of the method are spread most evenly.
     """
-    path = sweep_file(tmp_path, [f"{row} optimizer.base_lr=1"], settings)
+    path = sweep_file(tmp_path, [row], settings)
     search(path, folder, 16, lambda cell: 90 - abs(getattr(cell.method, name) - best) / 10)
     assert values(folder, name) == brackets
-
-
-def test_the_first_bracket_is_the_largest_and_spreads_the_methods_own_values_most_evenly(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
-    """Twelve trainings pay for brackets of eight and of four.
-
-    Nobody has stated the learning rate, which varies too.
-    """
-    path = sweep_file(tmp_path, ["method=tcr method.alignment_weight=interval(0,16)"], settings)
-    search(path, folder, 12, peak(10.0))
-    assert values(folder)[:8] == [
-        8,
-        4,
-        12,
-        2,
-        10,
-        6,
-        14,
-        1,
-    ]  # of Halton's sequence, those in base 2
 
 
 def test_a_search_closes_in_on_the_best_of_full_length(
@@ -1121,68 +1084,61 @@ def test_a_value_that_none_lies_beyond_is_no_edge(
     assert (entry.chosen, entry.edges) == (cells[values.index(max(values))].id, {})
 
 
-def test_a_search_that_cannot_be_made_is_refused(
-    tmp_path: Path, settings: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(match: str, rows: Sequence[str], trials: int, *more: str) -> None:
-        with pytest.raises(RegbenchError, match=match):
-            propose(str(sweep_file(tmp_path, rows, [*settings, *more])), [], trials)
+SIX = " ".join(
+    f"{name}=0.1,0.2"
+    for name in (
+        *("method.alignment_weight", "method.variance_weight", "method.covariance_weight"),
+        *("method.epsilon", "optimizer.weight_decay", "optimizer.momentum"),
+    )
+)
+TWICE = "2 searches for TCR that differ in nothing but epochs or tuned values"
 
-    refused(
-        "has nothing to search", ["method=tcr method.alignment_weight=1 optimizer.base_lr=1"], 6
-    )
-    refused("--trials 2 is too few for a search; give 3 or more", ["method=tcr"], 2, "epochs=5")
-    refused(
-        r"embedding_dim=interval\(16,64\): only settings",
-        ["method=tcr embedding_dim=interval(16,64)"],
-        6,
-    )
-    refused(
-        "a warm-up cannot be searched", ["method=tcr optimizer.warmup_epochs=0,1,2"], 6, "epochs=16"
-    )
-    names = (
-        "method.alignment_weight",
-        "method.variance_weight",
-        "method.covariance_weight",
-        "method.epsilon",
-    )
-    six = " ".join(
-        f"{name}=0.1,0.2" for name in (*names, "optimizer.weight_decay", "optimizer.momentum")
-    )
-    refused(
-        "7 settings are searched at once; give at most 6",
-        [f"method=vicreg {six} optimizer.base_lr=1,2"],
-        6,
-    )
-    assert propose(
-        str(sweep_file(tmp_path, [f"method=vicreg {six} optimizer.base_lr=1"], settings)), [], 6
-    ).sweep
-    twice = "2 searches for TCR that differ in nothing but epochs or tuned values"
-    refused(twice, ["method=tcr epochs=4,8"], 6)
-    refused(
-        twice, ["method=tcr method.alignment_weight=1", "method=tcr method.alignment_weight=2"], 6
-    )
-    refused(
-        "different seeds; give all the same", ["method=tcr seed=0,1", "method=vicreg seed=0"], 6
-    )
-    refused(
-        "--trials 3 is too few for a search; give 6 or more", ["method=tcr seed=0,1"], 3, "epochs=4"
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(VICReg, "space", None)
-        refused(r"VICReg states no search space; .*method\.NAME=tag", ["method=vicreg"], 6)
-        stated = sweep_file(
-            tmp_path, ["method=vicreg method.alignment_weight=interval(1,2)"], settings
-        )
-        assert propose(str(stated), [], 6).sweep.cells
+
+@pytest.mark.parametrize(
+    ("rows", "trials", "refusal"),
+    [
+        (["method=tcr method.alignment_weight=1 optimizer.base_lr=1"], 6, "nothing to search"),
+        (["method=tcr epochs=5"], 2, "--trials 2 is too few for a search; give 3 or more"),
+        (["method=tcr seed=0,1 epochs=4"], 3, "--trials 3 is too few for a search; give 6 or more"),
+        (["method=tcr embedding_dim=interval(16,64)"], 6, r"interval\(16,64\): only settings"),
+        (["method=tcr optimizer.warmup_epochs=0,1,2 epochs=16"], 6, "a warm-up cannot be searched"),
+        (
+            [f"method=vicreg {SIX} optimizer.base_lr=1,2"],
+            6,
+            "7 settings are searched at once; give at most 6",
+        ),
+        (["method=tcr epochs=4,8"], 6, TWICE),
+        ([f"method=tcr method.alignment_weight={weight}" for weight in (1, 2)], 6, TWICE),
+        (["method=tcr seed=0,1", "method=vicreg seed=0"], 6, "different seeds; give all the same"),
+    ],
+)
+def test_a_search_that_cannot_be_made_is_refused(
+    rows: list[str], trials: int, refusal: str, tmp_path: Path, settings: list[str]
+) -> None:
+    with pytest.raises(RegbenchError, match=refusal):
+        propose(str(sweep_file(tmp_path, rows, settings)), [], trials)
+
+
+def test_a_search_needs_a_space_that_somebody_states(
+    tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    six = sweep_file(tmp_path, [f"method=vicreg {SIX} optimizer.base_lr=1"], settings)
+    assert propose(str(six), [], 6).sweep
+    monkeypatch.setattr(VICReg, "space", None)
+    path = sweep_file(tmp_path, ["method=vicreg"], settings)
+    with pytest.raises(RegbenchError, match=r"VICReg states no search space; .*method\.NAME=tag"):
+        propose(str(path), [], 6)
+    row = "method=vicreg method.alignment_weight=interval(1,2)"
+    assert propose(str(sweep_file(tmp_path, [row], settings)), [], 6).sweep.cells
+
+
+def test_a_search_keeps_the_budget_that_it_began_with(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
     path = sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=4"], trials=6)
-    refused_command = CliRunner().invoke(
-        main, ["tune", str(path), "--trials", "2", "--plan"]
-    )  # it comes before the file
-    assert (refused_command.exit_code, "--trials 2 is too few" in refused_command.output) == (
-        2,
-        True,
-    )
+    # The command's budget comes before the file's.
+    refused = CliRunner().invoke(main, ["tune", str(path), "--trials", "2", "--plan"])
+    assert (refused.exit_code, "--trials 2 is too few" in refused.output) == (2, True)
     search(path, folder, 6, peak(100.0))
     for trials in (3, 9):
         with pytest.raises(RegbenchError, match="this search began with --trials 6"):

@@ -17,6 +17,7 @@ from regbench.cli.reporting import write_and_show_report
 from regbench.text import printable
 
 if TYPE_CHECKING:
+    from regbench.api import Wait
     from regbench.benchmark.settings.sweep import Sweep
     from regbench.sweeps.forecast import Planned
     from regbench.sweeps.status import Announce, CellStatus
@@ -29,6 +30,7 @@ _report_option = click.option(
 _wait_option = click.option(
     "--wait",
     is_flag=True,
+    callback=lambda ctx, param, asked: show_until_ended if asked else None,
     help="With cluster=slurm: stay and show how the cells stand until the end.",
 )
 
@@ -60,7 +62,7 @@ def sweep(
     overrides: Sequence[str],
     plan: bool,
     report: bool,
-    wait: bool,
+    wait: Wait | None,
     oversized: bool,
 ) -> None:
     r"""Run the grid NAME: a preset, or the path of a YAML file. Without NAME, list the presets.
@@ -89,7 +91,7 @@ def sweep(
         show_plan(grid)
         return
     announce = _show_expected(name, grid)
-    execute = executor(show_until_ended if wait else None, click.echo, announce)
+    execute = executor(wait, click.echo, announce)
     statuses = run_grid(grid, execute, oversized=oversized)
     _conclude(grid, statuses, report)
 
@@ -153,7 +155,7 @@ def tune(
     repeats: int | None,
     plan: bool,
     report: bool,
-    wait: bool,
+    wait: Wait | None,
     oversized: bool,
 ) -> None:
     r"""Tune each method, then score the chosen on the test split.
@@ -183,7 +185,7 @@ def tune(
         if proposed.search is not None:
             click.echo(f"\nThis is what the search tries first; in all, {proposed.budget}.")
         return
-    execute = executor(show_until_ended if wait else None, click.echo)
+    execute = executor(wait, click.echo)
     final = run_tuning(
         name,
         overrides,
@@ -213,7 +215,12 @@ def tune(
 @_wait_option
 @click.pass_context
 def challenge(
-    ctx: click.Context, loss: str, overrides: Sequence[str], track: str, plan: bool, wait: bool
+    ctx: click.Context,
+    loss: str,
+    overrides: Sequence[str],
+    track: str,
+    plan: bool,
+    wait: Wait | None,
 ) -> None:
     r"""Place a new loss among the rows of a track.
 
@@ -232,7 +239,7 @@ def challenge(
     from regbench.tracks.smoke import Smoke
 
     with prepared(loss, track, overrides) as begun:
-        execute = executor(show_until_ended if wait else None, click.echo)
+        execute = executor(wait, click.echo)
         outcome = str(begun.plan()) if plan else begun.run(execute, click.echo)
     for line in str(outcome or "when they have ended, the same command goes on").split("\n"):
         click.echo(printable(line))

@@ -63,7 +63,7 @@ class _Printable(logging.Formatter):
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether a GPU or this machine has no memory left, without the import of torch."""
+    """Return True if a GPU or this machine has no memory left, without the import of torch."""
     if type(error).__name__ in ("MemoryError", "OutOfMemoryError"):
         return True
     # torch's words on the CPU, in a RuntimeError.
@@ -125,7 +125,7 @@ def main(debug: bool) -> None:
 
 @main.command()
 def doctor() -> None:
-    """Say what this machine has and lacks, and how to get it.
+    """Show what this machine has and lacks, and how to get it.
 
     `make gpu` in a clone compares a GPU with the CPU and measures it.
     """

@@ -11,10 +11,10 @@ import click
 
 from regbench.cli.grid import grid_options, show_plan
 from regbench.cli.group import main
-from regbench.cli.jobs import show_until_ended
 from regbench.cli.options import OVERRIDES_HELP
 
 if TYPE_CHECKING:
+    from regbench.api import Wait
     from regbench.benchmark.settings.recipes import PublishedNumber
     from regbench.benchmark.settings.sweep import Sweep
 
@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 @grid_options
 @click.option("--show", is_flag=True, help="Print the table of what is finished; run nothing.")
 def reproduce(
-    name: str | None, overrides: Sequence[str], plan: bool, show: bool, wait: bool, oversized: bool
+    name: str | None,
+    overrides: Sequence[str],
+    plan: bool,
+    show: bool,
+    wait: Wait | None,
+    oversized: bool,
 ) -> None:
     r"""Run a published recipe, print ours beside its numbers.
 
@@ -52,7 +57,7 @@ def reproduce(
         return
     statuses = None
     if not show:
-        execute = executor(show_until_ended if wait else None, click.echo)
+        execute = executor(wait, click.echo)
         statuses = run_grid(grid, execute, oversized=oversized)
     # The table comes first: it shows the cells that did finish.
     _print_comparison(grid, numbers, overrides)
