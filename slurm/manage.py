@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -25,8 +25,8 @@ from regbench.slurm.queue import (
 )
 from regbench.sweeps.status import (
     FINISHED,
+    CellJobs,
     CellStatus,
-    Job,
     ends,
     locked,
     log_file,
@@ -43,20 +43,20 @@ log = logging.getLogger("regbench")
 
 
 def is_free(status: CellStatus, stages: Collection[str]) -> bool:
-    """Tell whether a cell can be submitted: it has not come through the stages, and nobody is
+    """Return True if a cell can be submitted: it has not come through the stages, and nobody is
     at work on it.
     """
     return status.state not in (*ends(stages), "running", "queued")
 
 
 def statuses(folder: Path, cells: Sequence[str] = ()) -> list[CellStatus]:
-    """Tell how cells stand, the scheduler asked too: all of the sweep's, or those whose ids
+    """Return how cells stand, the scheduler asked too: all of the sweep's, or those whose ids
     begin as `cells` do.
     """
     return _chosen(folder, cells, jobs_of(folder))
 
 
-def _chosen(folder: Path, cells: Sequence[str], jobs: Mapping[str, Job]) -> list[CellStatus]:
+def _chosen(folder: Path, cells: Sequence[str], jobs: Mapping[str, CellJobs]) -> list[CellStatus]:
     found = _with_preempted(sweep_status(folder, jobs), jobs)
     if not cells:
         return found
@@ -73,15 +73,13 @@ def _chosen(folder: Path, cells: Sequence[str], jobs: Mapping[str, Job]) -> list
     return chosen
 
 
-def _with_preempted(statuses: list[CellStatus], jobs: Mapping[str, Job]) -> list[CellStatus]:
-    """Tell cells whose job Slurm cancelled for another's sake from those that are lost or
-    failed.
-    """
-    chains: dict[str, tuple[str, ...]] = {}
+def _with_preempted(statuses: list[CellStatus], jobs: Mapping[str, CellJobs]) -> list[CellStatus]:
+    """Mark the cells whose job Slurm cancelled for another's sake, which look lost or failed."""
+    chains: dict[str, list[str]] = {}
     for status in statuses:
-        job = jobs.get(status.cell_id)
-        if status.state in ("lost", "failed") and job is not None and job.state is None:
-            chains[status.cell_id] = job.chain
+        own = jobs.get(status.cell_id)
+        if status.state in ("lost", "failed") and own is not None and own.shown.state is None:
+            chains[status.cell_id] = own.chain
     if not chains:
         return statuses
     cancelled = preempted(list(chain.from_iterable(chains.values())))
@@ -130,6 +128,42 @@ def sweep_folder(runs_dir: Path, name: str) -> Path:
         started = ", ".join(folder.name for folder in sweep_folders(runs_dir))
         raise RegbenchError(f"no sweep {name!r} in {runs_dir}; started: {started or 'none'}")
     return runs_dir / name
+
+
+def run_sweep(
+    sweep: Sweep,
+    stages: Sequence[str],
+    wait: Callable[[Path], list[CellStatus]] | None = None,
+    say: Callable[[str], None] = log.info,
+) -> list[CellStatus] | None:
+    """Submit those cells of a sweep that are neither finished nor in the queue.
+
+    Args:
+        sweep: The grid.
+        stages: Stages to bring each cell through.
+        wait: Waits for the cells of the sweep's folder; None: return when they are in the queue.
+        say: Takes a line on what was submitted.
+
+    Returns:
+        How the sweep's cells stand; None if Slurm goes on with them.
+    """
+    from regbench.sweeps import forecast  # imports torch
+
+    say(forecast.summary(forecast.plan(sweep)))
+    count, arrays = submit_sweep(sweep, stages)
+    submitted = "all cells are finished, run or wait"
+    if count:
+        submitted = f"submitted {count} cells as {', '.join(arrays)}"
+    say(f"{submitted}; see: regbench status {sweep.name}")
+    look = wait or statuses
+    ids = {cell.id for cell in sweep.cells}
+    # The folder may hold cells of earlier calls, with other seeds.
+    found = look(Path(sweep.runtime.runs_dir) / sweep.name)
+    found = [status for status in found if status.cell_id in ids]
+    # Everything may have been finished before, and then there is nothing to wait for.
+    if wait is None and any(status.state not in ends(stages) for status in found):
+        return None
+    return found
 
 
 def submit_sweep(sweep: Sweep, stages: Sequence[str]) -> tuple[int, list[str]]:
@@ -183,14 +217,14 @@ def retry(folder: Path, cells: Sequence[str]) -> list[str]:
         submitted = _as_submitted(folder)
         jobs = jobs_of(folder)
         for status in _chosen(folder, cells, jobs):
-            job, known = jobs.get(status.cell_id), submitted.get(status.cell_id)
+            own, known = jobs.get(status.cell_id), submitted.get(status.cell_id)
             # Slurm's reason is "JobHeldUser", "JobHeldAdmin" or "launch failed requeued held".
             if status.state == "queued" and "held" in status.detail.lower():
                 held.append(status.job)
                 lines.append(f"{status}: held by Slurm ({status.detail}); released")
-            elif status.state in ("done", "diverged") and job is not None:
+            elif status.state in ("done", "diverged") and own is not None:
                 # One that runs is about to see that there is nothing to do.
-                dropped += [name for name, state in job.queued.items() if state == "PENDING"]
+                dropped += [name for name, state in own.queued.items() if state == "PENDING"]
             elif known is not None and is_free(status, known.stages):
                 # Only the sweep's own command knows what a cell without its configuration is.
                 if (status.directory / "config.yaml").exists():
@@ -269,13 +303,13 @@ def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
         cancelled: list[CellStatus] = []
         names: list[str] = []
         for status in _chosen(folder, cells, jobs):
-            job = jobs.get(status.cell_id)
-            if job is None or job.state is None:
+            own = jobs.get(status.cell_id)
+            if own is None or own.shown.state is None:
                 continue
-            if not job.is_in_queue:
+            if not own.shown.is_in_queue:
                 raise RegbenchError("Slurm does not answer; nothing was cancelled")
             cancelled.append(status)
-            names += job.queued
+            names += own.queued
         call_for_jobs(names, "scancel")
         # Slurm soon forgets jobs that have ended, so that the cells would count as lost.
         for name in names:

@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from typing_extensions import TypedDict
 
 from regbench.errors import RegbenchError
 from regbench.files import Name, read_json, write_text
-from regbench.sweeps.status import Job
+from regbench.sweeps.status import CellJobs, Job
 
 log = logging.getLogger("regbench")
 
@@ -35,7 +34,7 @@ class SlurmError(RegbenchError):
 
 
 def call(*command: str) -> str:
-    """Give a command of Slurm, and return what it prints."""
+    """Run a command of Slurm, and return what it prints."""
     try:
         done = subprocess.run(
             command,
@@ -55,7 +54,7 @@ def call(*command: str) -> str:
 
 
 def call_for_jobs(names: Sequence[str], *command: str) -> None:
-    """Give a command of Slurm about jobs, a few hundred at a time, as the length of a command
+    """Run a command of Slurm on jobs, a few hundred at a time, as the length of a command
     line is limited.
     """
     for start in range(0, len(names), 500):
@@ -115,7 +114,7 @@ def submissions(folder: Path) -> list[Submission]:
 
 
 def was_submitted(folder: Path) -> bool:
-    """Tell whether a sweep ever went to Slurm, or may have."""
+    """Return True if a sweep ever went to Slurm, or may have."""
     return bool({path.suffix for path in (folder / "jobs").glob("*.*")} & {".json", ".intent"})
 
 
@@ -164,23 +163,23 @@ def recover_interrupted(folder: Path) -> None:
         intent.unlink(missing_ok=True)
 
 
-def jobs_of(folder: Path) -> dict[str, Job]:
-    """Map the submitted cells of a sweep to their jobs.
-
-    Rather to one in the queue than to one that is gone.
-    """
+def jobs_of(folder: Path) -> dict[str, CellJobs]:
+    """Map the submitted cells of a sweep to their jobs."""
     found = submissions(folder)
     arrays = set()
     for entry in found:
         arrays |= set(map(_array_of, entry["cells"]))
     states = _states(sorted(arrays))
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, CellJobs] = {}
     for entry in found:
         for name, cell in entry["cells"].items():
-            state, reason = ("?", "") if states is None else states.get(name, (None, ""))
-            jobs[cell] = _with_job(
-                jobs.get(cell), Job(name, state, reason), is_later_stage=bool(entry["after"])
-            )
+            job = Job(name, "?")
+            if states is not None:
+                job = Job(name, *states.get(name, (None, "")))
+            if cell in jobs:
+                jobs[cell].add(job, is_later_stage=bool(entry["after"]))
+            else:
+                jobs[cell] = CellJobs(job)
     return jobs
 
 
@@ -221,23 +220,6 @@ def _ends(*command: str) -> dict[str, str]:
     for line in call(*command).splitlines():
         name, _, found[name] = line.partition("|")
     return found
-
-
-def _with_job(known: Job | None, job: Job, *, is_later_stage: bool) -> Job:
-    """Add a job of a cell to what is known of those that were submitted before."""
-    queued = dict(known.queued) if known else {}
-    if job.is_in_queue:
-        queued[job.name] = str(job.state)
-    chain: tuple[str, ...] = (job.name,)
-    if known is not None and is_later_stage:  # the stages of one submission belong together
-        chain = (*known.chain, job.name)
-    shown = job
-    if known is not None:
-        # The first of several stages in the queue is the one that can run.
-        waits_behind = known.is_in_queue and job.state == "PENDING"
-        is_gone = job.state is None and known.state is not None
-        shown = known if waits_behind or is_gone else job
-    return replace(shown, queued=queued, chain=chain)
 
 
 def _array_of(name: str) -> str:

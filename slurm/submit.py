@@ -93,7 +93,9 @@ def submit(
         (folder / cell.id).mkdir(parents=True, exist_ok=True)
         write_config(folder / cell.id, cell.plain())
     arrays = []
-    longest = _longest_array()
+    # The number of tasks that the cluster lets an array have.
+    found = re.search(r"MaxArraySize\s*=\s*(\d+)", call("scontrol", "show", "config"))
+    longest = max(1, int(found[1]) - 1) if found else 1000
     for cluster, members in groups.values():
         for start in range(0, len(members), longest):
             arrays += _submit_array(
@@ -181,9 +183,3 @@ def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str)
         **{key: value for key, value in options.items() if value is not None}
     )
     return executor
-
-
-def _longest_array() -> int:
-    """Ask how many tasks the cluster lets an array have."""
-    found = re.search(r"MaxArraySize\s*=\s*(\d+)", call("scontrol", "show", "config"))
-    return max(1, int(found[1]) - 1) if found else 1000

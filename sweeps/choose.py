@@ -157,14 +157,23 @@ def _choose_one(
     folder: Path, configurations: Mapping[str, Sequence[Cell]], search: Mapping[str, Any]
 ) -> ChosenConfiguration | None:
     """Choose a method's configuration in one setting; None if all diverged."""
-    short = search.get("short", {})
     records = {}
     images = 0
     for configuration, cells in configurations.items():
         records[configuration] = [_record(folder, cell) for cell in cells]
-        images += sum(map(_images, records[configuration]))
-    ranking = _ranked(configurations, records, short)
-    ranking = _longest(ranking, search)
+        for record in records[configuration]:
+            steps = (record.diverged or {}).get("step", 0)  # it stopped early
+            if record.checkpoint:
+                steps = record.checkpoint.step
+            images += int(steps) * int(record.cell["batch_size"])
+    settings = {entry["cell_id"]: entry["settings"] for entry in search.get("tried", ())}
+    # A search trains some configurations for several lengths. The score after all epochs decides;
+    # what was seen on the way does not compare with it.
+    longest: dict[str, RankedConfiguration] = {}
+    for entry in _ranked(configurations, records, search.get("short", {})):  # the longest first
+        name = " ".join(settings.get(entry.cell_id, [entry.cell_id]))
+        longest.setdefault(name, entry)
+    ranking = list(longest.values())
     best = ranking[0]
     # The longest come first in a ranking, and of these what diverged comes last.
     if best.status != "tuned":
@@ -173,7 +182,6 @@ def _choose_one(
     plain = cell.plain()
     searched = {}
     if "trials_per_hyperparameter" in search:
-        settings = {entry["cell_id"]: entry["settings"] for entry in search["tried"]}
         searched = {"searched": len(settings[best.cell_id])}
     return ChosenConfiguration(
         label=cell.label,
@@ -195,20 +203,6 @@ def _choose_one(
     )
 
 
-def _longest(
-    ranking: Sequence[RankedConfiguration], search: Mapping[str, Any]
-) -> list[RankedConfiguration]:
-    """Keep the longest training of each configuration, as a search trains some for several
-    lengths.
-    """
-    settings = {entry["cell_id"]: " ".join(entry["settings"]) for entry in search.get("tried", ())}
-    longest: dict[str, RankedConfiguration] = {}
-    # The score after all epochs decides; what was seen on the way does not compare with it.
-    for entry in ranking:  # the longest come first
-        longest.setdefault(settings.get(entry.cell_id, entry.cell_id), entry)
-    return list(longest.values())
-
-
 def _record(folder: Path, cell: Cell) -> Record:
     record = read_tuned(folder / cell.id)
     if record is None:
@@ -218,12 +212,6 @@ def _record(folder: Path, cell: Cell) -> Record:
             f"{folder / COMPARED} and tune again"
         )
     return record
-
-
-def _images(record: Record) -> int:
-    """Count the images that a training saw; one that diverged stopped early."""
-    steps = record.checkpoint.step if record.checkpoint else (record.diverged or {}).get("step", 0)
-    return int(steps) * int(record.cell["batch_size"])
 
 
 def _ranked(
@@ -268,9 +256,12 @@ def _ranked(
                 hyperparameters={key: tunable[configuration].get(key) for key in shown},
             )
         )
-    return sorted(
-        ranking, key=lambda entry: (-entry.epochs, entry.value is None, -(entry.value or 0.0))
-    )
+    return sorted(ranking, key=_rank_key)
+
+
+def _rank_key(entry: RankedConfiguration) -> tuple[int, bool, float]:
+    """Sort the longest trained first, of these those that diverged last, and the best first."""
+    return -entry.epochs, entry.value is None, -(entry.value or 0.0)
 
 
 def _tunable(cell: Cell) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from tabulate import tabulate
 from tqdm import tqdm
 
 from regbench import methods
@@ -66,7 +67,7 @@ class Planned:
 
 
 def plan(sweep: Sweep) -> list[Planned]:
-    """Tell what each cell of a sweep will take; nothing is run and no GPU is needed.
+    """Predict what each cell of a sweep will take; nothing is run and no GPU is needed.
 
     Raises:
         RegbenchError: If a batch cannot be shared by a cell's GPUs.
@@ -230,6 +231,12 @@ def _kinds(method: str, cell: Mapping[str, Any]) -> tuple[str, str]:
     return f"{method} {cell['embedding_dim']} {like}", like
 
 
+_PREDICTED = (
+    *("GB/GPU", "parameters (M)", "TFLOP/step", "sent GB/step", "checkpoint GB"),
+    "GPU hours",
+)
+
+
 def rows(planned: Sequence[Planned]) -> Iterable[dict[str, Any]]:
     """Lay out the plan as the rows of a table."""
     for entry in planned:
@@ -247,15 +254,7 @@ def rows(planned: Sequence[Planned]) -> Iterable[dict[str, Any]]:
             "network": cell.network.architecture,
             "GPUs": entry.gpus,
         }
-        for head in (
-            "GB/GPU",
-            "parameters (M)",
-            "TFLOP/step",
-            "sent GB/step",
-            "checkpoint GB",
-            "GPU hours",
-        ):
-            row[head] = "–"
+        row |= dict.fromkeys(_PREDICTED, "–")
         if needs is not None:
             row["GB/GPU"] = f"{needs.peak_bytes / 1e9:.2f}"
             row["parameters (M)"] = f"{needs.parameters / 1e6:.1f}"
@@ -267,8 +266,14 @@ def rows(planned: Sequence[Planned]) -> Iterable[dict[str, Any]]:
         yield row
 
 
+def table(planned: Sequence[Planned]) -> str:
+    """Lay out the plan as a table, with its summary below."""
+    cells = tabulate(list(rows(planned)), headers="keys", disable_numparse=True)
+    return f"{cells}\n\n{summary(planned)}"
+
+
 def summary(planned: Sequence[Planned]) -> str:
-    """Say the plan in one line."""
+    """Describe the plan in one line."""
     todo = [entry for entry in planned if not entry.done]
     timed: list[float] = []
     estimated: list[float] = []

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def run_sweep(
 
 
 def _settled(folder: Path, cell: Cell, stages: Sequence[str]) -> CellStatus:
-    """Tell how a cell stands when it has come through the stages, or nobody is at work on it
+    """Return how a cell stands when it has come through the stages, or nobody is at work on it
     any more.
     """
     while True:
@@ -152,87 +152,51 @@ def _drain(
     for slot in range(min(parallel, len(todo))):
         # Each has a GPU of its own, as long as there are as many.
         gpu_of[Worker()] = gpus[slot % len(gpus)] if gpus else ""
-
-    def begin(worker: Worker, cell: Cell) -> None:
-        directory = run_directory(runtime, name, cell)
-        _announce_others(directory, cell)
-        worker.begin(
-            directory / "logs", run_local_job, cell.plain(), runtime, name, stages, gpu_of[worker]
-        )
-
-    epochs = sum(cell.epochs for cell in todo)
+    count, epochs = len(todo), sum(cell.epochs for cell in todo)
+    running: dict[Worker, Cell] = {}
     with tqdm(total=epochs, unit="epoch", disable=None) as bar:
         try:
-            _work(
-                todo,
-                list(gpu_of),
-                begin,
-                lambda cell: run_directory(runtime, name, cell),
-                bar,
-                announce,
-            )
+            while todo or running:
+                for worker, gpu in gpu_of.items():
+                    while worker not in running and todo:
+                        cell = todo.popleft()
+                        try:
+                            _begin(worker, cell, runtime, name, stages, gpu)
+                            running[worker] = cell
+                        except OSError as error:
+                            # Its folder cannot be written to, while those of others can.
+                            ended = count - len(todo) - len(running)
+                            with bar.external_write_mode(sys.stderr):
+                                log.error(
+                                    "[%d/%d] %s seed %d (%s) FAILED: %s",
+                                    *(ended, count, cell.label, cell.seed, cell.id, error),
+                                )
+                bar.set_description(", ".join(cell.label for cell in running.values()))
+                Worker.wait(running, POLL_S)
+                for worker in [worker for worker in running if not worker.busy]:
+                    status = _status(runtime, name, running.pop(worker))
+                    with bar.external_write_mode(sys.stderr):
+                        announce(status, count - len(todo) - len(running), count)
+                # Set and not added to: an attempt that is interrupted falls back to its last
+                # checkpoint.
+                bar.n = epochs - sum(cell.epochs for cell in todo)
+                for cell in running.values():
+                    bar.n -= cell.epochs - _status(runtime, name, cell).epochs_done
+                bar.refresh()
         except KeyboardInterrupt:
             for worker in gpu_of:
                 worker.end_job()
-            while any(
-                worker.busy for worker in gpu_of
-            ):  # until they have written their checkpoints and are gone
+            # Until they have written their checkpoints and are gone.
+            while any(worker.busy for worker in gpu_of):
                 Worker.wait(gpu_of, POLL_S)
             raise
 
 
-def _work(
-    todo: deque[Cell],
-    workers: Sequence[Worker],
-    begin: Callable[[Worker, Cell], None],
-    directory: Callable[[Cell], Path],
-    bar: tqdm[Any],
-    announce: Announce,
+def _begin(
+    worker: Worker, cell: Cell, runtime: Runtime, name: str, stages: Sequence[str], gpu: str
 ) -> None:
-    """Give each worker that is free the next cell, and announce each that has ended."""
-    count, epochs, running = len(todo), sum(cell.epochs for cell in todo), dict[Worker, Cell]()
-    while todo or running:
-        for worker in workers:
-            while worker not in running and todo:
-                cell = todo.popleft()
-                try:
-                    begin(worker, cell)
-                    running[worker] = cell
-                except (
-                    OSError
-                ) as error:  # its folder cannot be written to, while those of others can
-                    with bar.external_write_mode(sys.stderr):
-                        which = f"[{count - len(todo) - len(running)}/{count}]"
-                        log.error(
-                            "%s %s seed %d (%s) FAILED: %s",
-                            which,
-                            cell.label,
-                            cell.seed,
-                            cell.id,
-                            error,
-                        )
-        bar.set_description(", ".join(cell.label for cell in running.values()))
-        Worker.wait(running, POLL_S)
-        for worker in list(running):
-            if not worker.busy:
-                cell = running.pop(worker)
-                with bar.external_write_mode(sys.stderr):
-                    announce(
-                        cell_status(directory(cell), plan_of(cell)),
-                        count - len(todo) - len(running),
-                        count,
-                    )
-        # Set and not added to: an attempt that is interrupted falls back to its last checkpoint.
-        bar.n = epochs - sum(cell.epochs for cell in todo)
-        for cell in running.values():
-            bar.n -= cell.epochs - cell_status(directory(cell), plan_of(cell)).epochs_done
-        bar.refresh()
-
-
-def _announce_others(directory: Path, cell: Cell) -> None:
-    """Say that a cell will wait for somebody who is at work on it: a job of a cluster, or
-    another command.
-    """
+    """Begin a cell, which waits for a job of a cluster or another command that is at work on it."""
+    directory = run_directory(runtime, name, cell)
     attempt = last_attempt(directory)
     if attempt is not None and is_running(attempt):
         owner = attempt["owner"]
@@ -240,6 +204,11 @@ def _announce_others(directory: Path, cell: Cell) -> None:
             "%s seed %d (%s): process %s on %s is at work on it; waiting for it",
             *(cell.label, cell.seed, cell.id, owner.get("pid", "?"), owner.get("hostname", "?")),
         )
+    worker.begin(directory / "logs", run_local_job, cell.plain(), runtime, name, stages, gpu)
+
+
+def _status(runtime: Runtime, name: str, cell: Cell) -> CellStatus:
+    return cell_status(run_directory(runtime, name, cell), plan_of(cell))
 
 
 def _announce(status: CellStatus, finished: int, count: int) -> None:

@@ -316,7 +316,7 @@ class Accounts(TorchDispatchMode):
         self._live[self._files.pop(key)] -= size
 
     def all_reduce(self, size: float) -> None:
-        """Count an all-reduce of so many bytes: in a ring, every rank sends 2 (P − 1)/P of them."""
+        """Count an all-reduce of `size` bytes: in a ring, every rank sends 2 (P − 1)/P of them."""
         self.sent_bytes += 2 * (self._world_size - 1) / self._world_size * size
 
     def synchronize_statistics(

@@ -24,7 +24,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,6 +59,60 @@ class Proposed(NamedTuple):
     complete: bool
     search: Mapping[str, Any] | None = None
     repeats: int = 1
+
+    @property
+    def budget(self) -> str:
+        """The budget of a search."""
+        assert self.search is not None
+        each = self.search.get("trials_per_hyperparameter")
+        text = f"each method gets the images of {each or self.search['trials']} trainings"
+        if each:
+            text += " for each hyperparameter that it searches"
+        if self.repeats > 1:
+            text += f" in each of {self.repeats} searches"
+        return text
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """The budget of a tuning's searches, in trainings of full length.
+
+    Attributes:
+        trials: Trainings of each search.
+        trials_per_hyperparameter: The same for each hyperparameter that it searches, in place of
+            `trials`.
+        repeats: Number of times that each search is done; None: once.
+    """
+
+    trials: int | None
+    trials_per_hyperparameter: int | None
+    repeats: int | None
+
+    @classmethod
+    def of(cls, file: SweepFile, trials: int | None, repeats: int) -> _Budget:
+        """Return the budget of a file, or with `trials` of a command."""
+        each = None if trials else file.trials_per_hyperparameter
+        return cls(trials, each, repeats if repeats > 1 else None)
+
+    def trials_of(self, search: Search) -> int:
+        """Return the trainings that a search may take."""
+        return self.trials or (self.trials_per_hyperparameter or 0) * len(search.space)
+
+    def refuse_other(self, folder: Path) -> None:
+        """Refuse to go on with a search that began with another budget."""
+        begun = read_search(folder)
+        if not begun:
+            return
+        for key, value in asdict(self).items():
+            first = begun.get(key)
+            if first == value:
+                continue
+            option = f"{key}:" if key == "trials_per_hyperparameter" else f"--{key}"
+            began = f"without {option}" if first is None else f"with {option} {first}"
+            raise RegbenchError(
+                f"{folder / SEARCH}: this search began {began}; go on with that, or give a search "
+                f"with {value} another name (a copy of the file under another name)"
+            )
 
 
 @dataclass(frozen=True)
@@ -113,24 +167,9 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
     _refuse_unfair(name, searches)
     first = load_rows(file, [fixed_settings(file.rows[0])[0]])
     folder = Path(first.runtime.runs_dir) / file.name
-    begun = read_search(folder)
-    each = None if trials else file.trials_per_hyperparameter
-    asked = {
-        "trials": trials,
-        "trials_per_hyperparameter": each,
-        "repeats": repeats if repeats > 1 else None,
-    }
-    for key, value in asked.items():
-        first_value = begun.get(key) if begun else value
-        if first_value != value:
-            option = f"--{key}" if key != "trials_per_hyperparameter" else f"{key}:"
-            began = f"without {option}" if first_value is None else f"with {option} {first_value}"
-            raise RegbenchError(
-                f"{folder / SEARCH}: this search began {began}; go on with that, or give a search "
-                f"with {value} another name (a copy of the file under another name)"
-            )
-    budget = {key: value for key, value in asked.items() if value is not None}
-    trainings = repeats * sum(trials or (each or 0) * len(search.space) for search in searches)
+    budget = _Budget.of(file, trials, repeats)
+    budget.refuse_other(folder)
+    trainings = repeats * sum(map(budget.trials_of, searches))
     refuse_more(f"{trainings:,} trainings", trainings, most)
     cells: dict[str, tuple[Cell, Cluster]] = {}
     short: dict[str, int] = {}
@@ -138,7 +177,7 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
     complete = True
     for number, first_search in itertools.product(range(repeats), searches):
         search = first_search.again(number)
-        rounds = list(_rounds(search, trials or (each or 0) * len(search.space), folder))
+        rounds = list(_rounds(search, budget.trials_of(search), folder))
         complete = complete and all(trial.score is not None for trial in rounds[-1])
         for round_number, trials_of_round in enumerate(rounds):
             for trial in trials_of_round:
@@ -150,7 +189,8 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
                         short[cell.id] = search.cell.epochs
     chosen, clusters = zip(*cells.values(), strict=True)
     sweep = replace(first, cells=chosen, clusters=clusters)
-    return Proposed(sweep, complete, {**budget, "short": short, "tried": tried}, repeats)
+    content = {key: value for key, value in asdict(budget).items() if value is not None}
+    return Proposed(sweep, complete, {**content, "short": short, "tried": tried}, repeats)
 
 
 def mean_trials(file: SweepFile) -> int | None:

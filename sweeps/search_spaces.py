@@ -46,7 +46,7 @@ class Search:
         return replace(self, number=number, seeds=tuple(seeds))
 
     def at(self, values: Mapping[str, Any], epochs: int) -> Cell:
-        """Return the cell of a configuration, trained for so many epochs, with a warm-up that
+        """Return the cell of a configuration, trained for `epochs`, with a warm-up that
         is as much shorter.
         """
         cell = self.cell
@@ -123,7 +123,7 @@ def fixed_settings(row: Sequence[str]) -> list[list[str]]:
 
 
 def _is_searched(override: Any) -> bool:
-    """Tell whether an override gives several values to search.
+    """Return True if an override gives several values to search.
 
     Of other settings they multiply the searches.
     """

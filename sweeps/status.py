@@ -1,13 +1,12 @@
-"""Tell how the cells of a sweep stand: their run directories say it first, the scheduler second."""
+"""How the cells of a sweep stand: their run directories say it first, the scheduler second."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NotRequired
 from tabulate import tabulate
 from typing_extensions import TypedDict
 
+from regbench.benchmark.rundir.directory import names_in
 from regbench.benchmark.rundir.lease import claim, is_running, last_attempt
 from regbench.benchmark.rundir.record import read_record
 from regbench.errors import RegbenchError
@@ -93,28 +93,55 @@ Announce = Callable[[CellStatus, int, int], None]
 
 @dataclass(frozen=True)
 class Job:
-    """The scheduler's account of a cell's job.
+    """The scheduler's account of a job.
 
     Attributes:
         name: The scheduler's id of it.
         state: The scheduler's word, such as "PENDING"; None if the job is unknown to it; "?" if it
             did not answer.
         reason: Why it waits.
-        queued: All of the cell's jobs that are in the queue or run, and their states: one for each
-            stage that has its own, and others where it was submitted more than once.
-        chain: The jobs that were submitted last, one for each stage that has its own.
     """
 
     name: str
     state: str | None
     reason: str = ""
-    queued: Mapping[str, str] = field(default_factory=dict)
-    chain: tuple[str, ...] = ()
 
     @property
     def is_in_queue(self) -> bool:
         """Whether the scheduler says that it waits or runs."""
         return self.state not in (None, "?")
+
+
+class CellJobs:
+    """The jobs of a cell: one for each stage that has its own, and for each submission.
+
+    Attributes:
+        shown: The job that says how the cell stands.
+        chain: Names of the jobs that were submitted last, one for each stage that has its own.
+    """
+
+    def __init__(self, first: Job) -> None:
+        """Begin with the job that was submitted first."""
+        self.shown = first
+        self.chain = [first.name]
+        self._jobs = [first]
+
+    def add(self, job: Job, *, is_later_stage: bool = False) -> None:
+        """Add the job that was submitted after those that are known."""
+        self._jobs.append(job)
+        if not is_later_stage:
+            self.chain = []
+        self.chain.append(job.name)
+        # The first of several stages in the queue is the one that can run.
+        waits_behind = self.shown.is_in_queue and job.state == "PENDING"
+        is_gone = job.state is None and self.shown.state is not None
+        if not waits_behind and not is_gone:
+            self.shown = job
+
+    @property
+    def queued(self) -> dict[str, str]:
+        """Names and states of all jobs that are in the queue or run."""
+        return {job.name: str(job.state) for job in self._jobs if job.is_in_queue}
 
 
 @contextlib.contextmanager
@@ -190,25 +217,25 @@ def read_plan(folder: Path) -> list[CellPlan]:
     return read_json(folder / "sweep.json", _Plan, remedy)["cells"]
 
 
-def sweep_status(folder: Path, jobs: Mapping[str, Job] | None = None) -> list[CellStatus]:
-    """Tell the state of every cell that a sweep plans, in its order.
+def sweep_status(folder: Path, jobs: Mapping[str, CellJobs] | None = None) -> list[CellStatus]:
+    """Return the state of every cell that a sweep plans, in its order.
 
     `jobs` maps ids of cells to their jobs.
     """
     found = []
     for cell in read_plan(folder):
-        job = jobs.get(cell["id"]) if jobs else None
-        found.append(cell_status(folder / cell["id"], cell, job))
+        own_jobs = jobs.get(cell["id"]) if jobs else None
+        found.append(cell_status(folder / cell["id"], cell, own_jobs))
     return found
 
 
-def cell_status(directory: Path, plan: CellPlan, job: Job | None = None) -> CellStatus:
-    """Tell the state of one cell; one small file of it is read."""
+def cell_status(directory: Path, plan: CellPlan, jobs: CellJobs | None = None) -> CellStatus:
+    """Return the state of one cell; one small file of it is read."""
     progress: Mapping[str, Any] = {}
     try:
-        files = _names_in(directory)
+        files = names_in(directory)
         attempt = last_attempt(directory) if "attempts" in files else None
-        state, detail = _state(directory, files, attempt, job)
+        state, detail = next(_states(directory, files, attempt, jobs))
         progress = attempt["progress"] if attempt else {}
     except (OSError, RegbenchError) as error:
         state, detail = "damaged", str(error)
@@ -223,86 +250,71 @@ def cell_status(directory: Path, plan: CellPlan, job: Job | None = None) -> Cell
         img_per_s=progress.get("img_per_s") if trains else None,
         remaining_s=progress.get("remaining_s") if trains else None,
         detail=" ".join(detail.split()),
-        job=job.name if job else "",
+        job=jobs.shown.name if jobs else "",
         directory=directory,
     )
 
 
-def _names_in(directory: Path) -> Sequence[str]:
-    try:
-        # Ten times as quick as iterdir, for thousands of cells.
-        return os.listdir(directory)  # noqa: PTH208
-    except FileNotFoundError:
-        return ()
-
-
-def _state(
-    directory: Path, files: Sequence[str], attempt: dict[str, Any] | None, job: Job | None
-) -> tuple[str, str]:
-    """Tell state and detail of a cell by what its directory holds, its last attempt and its job."""
+def _states(
+    directory: Path,
+    files: Sequence[str],
+    attempt: dict[str, Any] | None,
+    jobs: CellJobs | None,
+) -> Iterator[tuple[str, str]]:
+    """Yield states and details that a cell may have by its files, its last attempt and its jobs;
+    the first one counts.
+    """
     progress = attempt["progress"] if attempt else {}
+    ended = attempt["ended"] if attempt else None
     detail = progress.get("detail", "")
-    if "record.json" in files:
-        if "outcome" in progress:
-            return progress["outcome"], detail
-        record = read_record(directory)  # a kill came before the attempt noted its outcome
+    job = jobs.shown if jobs else None
+    if "record.json" in files and "outcome" in progress:
+        yield progress["outcome"], detail
+    if "record.json" in files:  # a kill came before the attempt noted its outcome
+        record = read_record(directory)
         assert record is not None
-        return record.status, ""
+        yield record.status, ""
     if attempt is not None and is_running(attempt):
         is_training = progress.get("stage", "pretrain") == "pretrain"
-        return "running", "" if is_training else detail
+        yield "running", "" if is_training else detail
     # While a job of it is in the queue, a tuned cell is about to be tested.
-    is_gone = job is None or job.state is None
-    if is_gone and "tuning.json" in files and attempt is not None and attempt["ended"] == "done":
-        return "tuned", detail
-    if job is not None:
-        found = _state_of_job(directory, job)
-        if found is not None:
-            return found
+    if "tuning.json" in files and ended == "done" and (job is None or job.state is None):
+        yield "tuned", detail
+    if job is not None and job.state == "RUNNING":
+        yield "running", "its job has begun"
+    if job is not None and job.is_in_queue:
+        reason = "" if job.reason in ("", "None") else f" ({job.reason})"
+        yield "queued", f"{str(job.state).lower()}{reason}"
+    if jobs is not None:
+        yield from _noted_ends(directory, jobs)
     # The run's own word comes after the scheduler's: the last attempt may be of an earlier job.
     if attempt is not None and "damaged" in attempt:
-        return "damaged", attempt["damaged"]
-    if attempt is not None and attempt["ended"] == "failed":
-        return "failed", attempt.get("error") or ""
-    if job is None:
-        return "interrupted" if attempt else "pending", ""
-    if job.state == "?":
-        return "queued", "submitted; the scheduler does not answer"
-    return "lost", f"job {job.name} is gone"
+        yield "damaged", attempt["damaged"]
+    if attempt is not None and ended == "failed":
+        yield "failed", attempt.get("error") or ""
+    if job is not None and job.state == "?":
+        yield "queued", "submitted; the scheduler does not answer"
+    if job is not None:
+        yield "lost", f"job {job.name} is gone"
+    yield "interrupted" if attempt else "pending", ""
 
 
-def _state_of_job(directory: Path, job: Job) -> tuple[str, str] | None:
-    """Tell state and detail of a cell whose job is in the queue, or has left a note of its end;
-    None otherwise.
-    """
-    if job.state == "RUNNING":
-        return "running", "its job has begun"
-    if job.is_in_queue:
-        reason = "" if job.reason in ("", "None") else f" ({job.reason})"
-        return "queued", f"{str(job.state).lower()}{reason}"
-    return _how_it_ended(directory, job)
-
-
-def _how_it_ended(directory: Path, job: Job) -> tuple[str, str] | None:
-    """Tell state and reason of a cell whose job has left a note beside its logs.
+def _noted_ends(directory: Path, jobs: CellJobs) -> Iterator[tuple[str, str]]:
+    """Yield how a cell ended by the notes that its jobs have left beside their logs.
 
     See `regbench.slurm.job.SlurmJob`.
     """
     logs = directory.parent / "jobs" / "logs"
     # The jobs of later stages say most: they ran last.
-    for name in reversed(job.chain or (job.name,)):
+    for name in reversed(jobs.chain):
         if (logs / f"{name}_cancelled").exists():
-            return "cancelled", f"job {name} was cancelled"
+            yield "cancelled", f"job {name} was cancelled"
         error = logs / f"{name}_error"
         if error.exists():
-            return "failed", error.read_text(errors="replace")
-        if job.state is None and (logs / f"{name}_missed").exists():
-            return (
-                "failed",
-                f"job {name} did not come to "
-                f"run regbench: {_last_words(log_file(directory, name))}",
-            )
-    return None
+            yield "failed", error.read_text(errors="replace")
+        if jobs.shown.state is None and (logs / f"{name}_missed").exists():
+            said = _last_words(log_file(directory, name))
+            yield "failed", f"job {name} did not come to run regbench: {said}"
 
 
 def _last_words(log: Path | None) -> str:
@@ -312,7 +324,7 @@ def _last_words(log: Path | None) -> str:
 
 
 def failure(status: CellStatus) -> str:
-    """Word how a cell that a command ran has failed, with its log; "" if it has not."""
+    """Describe how a cell that a command ran has failed, with its log; "" if it has not."""
     # Another command may have claimed it since.
     if status.state in (*FINISHED, "running"):
         return ""
@@ -324,8 +336,9 @@ def log_file(directory: Path, job: str = "") -> Path | None:
     """Find the newest log of a run directory, or of a scheduler's job: its errors where there
     are any.
     """
-    folder = directory.parent / "jobs" / "logs" if job else directory / "logs"
-    found = folder.glob(f"{job}_*_log.*" if job else "*_log.*")
+    found = (directory / "logs").glob("*_log.*")
+    if job:
+        found = (directory.parent / "jobs" / "logs").glob(f"{job}_*_log.*")
     logs = [path for path in found if path.is_file() and path.stat().st_size]
     if not logs:
         return None
@@ -337,7 +350,7 @@ def log_file(directory: Path, job: str = "") -> Path | None:
 
 
 def unfinished(statuses: Sequence[CellStatus], sweep: str, stages: Collection[str]) -> str:
-    """Say in one line which cells have not come through the stages, and what to do.
+    """Describe in one line which cells have not come through the stages, and what to do.
 
     Empty if all have.
     """
@@ -354,7 +367,7 @@ def unfinished(statuses: Sequence[CellStatus], sweep: str, stages: Collection[st
 
 
 def counts(statuses: Sequence[CellStatus]) -> str:
-    """Say how many cells are in each state."""
+    """Count the cells in each state."""
     found = Counter(status.state for status in statuses)
     return ", ".join(f"{found[state]} {state}" for state in found)
 
@@ -370,9 +383,10 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
         shown = [status for status in statuses if status.state in _NEED_A_LOOK][:100]
     rows = []
     for status in shown:
-        logs = (
-            log_file(status.directory, status.job) if status.state in ("failed", "lost") else None
-        )
+        detail = status.detail
+        if status.state in ("failed", "lost"):
+            logs = log_file(status.directory, status.job)
+            detail += f" (logs: {logs})" if logs else ""
         rows.append(
             {
                 "cell": status.cell_id,
@@ -383,7 +397,7 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
                 "img/s": f"{status.img_per_s:.0f}" if status.img_per_s else "",
                 "left": "" if status.remaining_s is None else duration(status.remaining_s),
                 "job": status.job,
-                "": f"{status.detail} (logs: {logs})" if logs else status.detail,
+                "": detail,
             }
         )
     # Columns that are empty throughout are left out, but not those that every status has.
@@ -397,7 +411,7 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
 
 
 def duration(seconds: float) -> str:
-    """Say how long something takes, in hours and minutes."""
+    """Format a time in hours and minutes."""
     minutes = round(seconds / 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -52,8 +52,6 @@ def tune(
     run: Callable[[Sweep, Sequence[str]], bool],
     *,
     final_seeds: Sequence[int] | None,
-    leading: int | None,
-    unequal: bool,
 ) -> Sweep | None:
     """Take a tuning to its choice, from wherever an earlier call was stopped.
 
@@ -63,8 +61,6 @@ def tune(
         run: Runs stages of each cell; False if Slurm goes on with that.
         final_seeds: Seeds of the final runs; empty: those of the grid; None: what the sweep's file
             says.
-        leading: See `final_cells`.
-        unequal: See `begin`.
 
     Returns:
         The cells that are left to score on the test split; None if there is no choice yet, as `run`
@@ -81,22 +77,15 @@ def tune(
     ):  # what a search tries follows from its scores, some of which may be gone once it has chosen
         _refuse_more(sweep.cells, folder)
     while not (folder / TUNING_CHOICE).exists():
-        # The plan of a search gives all methods equally much.
         # Each time, because the file closes the test split, and has to name a cell before it runs.
-        begin(
-            sweep.cells,
-            folder,
-            Path(sweep.runtime.data_dir),
-            search,
-            unequal=unequal or search is not None,
-        )
+        begin(sweep.cells, folder, Path(sweep.runtime.data_dir), search)
         # A search that is complete has ended; a grid is complete from the start.
         if (search is None or not complete) and not run(sweep, ("pretrain", "tune")):
             return None
         if complete:
             break
         sweep, complete, search, _ = propose_next()
-    cells = final_cells(choose(folder, repeats), folder, sweep.cells, seeds, leading)
+    cells = final_cells(choose(folder, repeats), folder, sweep.cells, seeds)
     # Final runs have other seeds than what was tried, and go where its configuration went.
     clusters = {}
     for cell, cluster in zip(sweep.cells, sweep.clusters, strict=True):
@@ -142,17 +131,17 @@ def begin(
     folder: Path,
     data_dir: Path,
     search: Mapping[str, Any] | None = None,
-    *,
-    unequal: bool,
 ) -> None:
-    """Write down what is compared and a search has tried, before anything runs; `unequal` lets
-    methods' budgets differ.
+    """Write down what is compared and a search has tried, before anything runs.
 
     Raises:
         RegbenchError: If budgets differ, there is no split to choose on, or the folder holds
             another sweep.
     """
-    _refuse_incomparable(cells, data_dir, unequal=unequal)
+    _refuse_incomparable(cells, data_dir)
+    # The plan of a search gives all methods equally much.
+    if search is None:
+        _refuse_unequal(cells)
     _refuse_more(cells, folder)
     _refuse_tested(folder)
     path = folder / COMPARED
@@ -170,7 +159,7 @@ def _scored(search: Mapping[str, Any]) -> int:
     return sum(entry.get("score") is not None for entry in search.get("tried", ()))
 
 
-def _refuse_incomparable(cells: Sequence[Cell], data_dir: Path, *, unequal: bool) -> None:
+def _refuse_incomparable(cells: Sequence[Cell], data_dir: Path) -> None:
     """Refuse cells among which no fair choice can be made."""
     # Splits are read from files: once for each data set.
     one_each = {(cell.dataset.name, cell.evaluation.select_on): cell for cell in cells}
@@ -183,18 +172,21 @@ def _refuse_incomparable(cells: Sequence[Cell], data_dir: Path, *, unequal: bool
                 "second variant, whose scores are optimistic, chooses on the test split: "
                 "evaluation.select_on=test"
             )
-    budgets = {name: len(configurations) for name, configurations in grouped(cells, {}).items()}
-    if len(set(budgets.values())) > 1 and not unequal:
-        listed = ", ".join(f"{name} {number}" for name, number in budgets.items())
-        raise RegbenchError(
-            "the methods have different numbers of configurations to choose from, which is not a "
-            f"fair comparison: {listed}; give all the same, or say --unequal-budgets, which the "
-            "report will show"
-        )
     for name in ("select_on", "select_by"):
         values = {getattr(cell.evaluation, name) for cell in cells}
         if len(values) > 1:
             raise RegbenchError(f"evaluation.{name} must be the same for all cells of a tuning")
+
+
+def _refuse_unequal(cells: Sequence[Cell]) -> None:
+    """Refuse a grid that gives one method more configurations to choose from than another."""
+    budgets = {name: len(configurations) for name, configurations in grouped(cells, {}).items()}
+    if len(set(budgets.values())) > 1:
+        listed = ", ".join(f"{name} {number}" for name, number in budgets.items())
+        raise RegbenchError(
+            "the methods have different numbers of configurations to choose from, which is not a "
+            f"fair comparison: {listed}; give all the same"
+        )
 
 
 def _refuse_tested(folder: Path) -> None:
@@ -225,8 +217,7 @@ def _refuse_more(cells: Sequence[Cell], folder: Path) -> None:
 
 
 def how_chosen(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:
-    """Tell how a cell's hyperparameters were chosen, and keep the test split closed to a cell that
-    was not.
+    """Return how a cell's hyperparameters were chosen, and keep the test split closed to others.
 
     Returns:
         What its record says: `benchmark.rundir.choice.GIVEN` outside a tuning.
@@ -264,7 +255,6 @@ def final_cells(
     folder: Path,
     tried: Sequence[Cell],
     seeds: Sequence[int],
-    leading: int | None,
 ) -> list[Cell]:
     """List the cells that are scored on the test split: each choice with its seeds.
 
@@ -276,15 +266,12 @@ def final_cells(
         folder: `<runs_dir>/<sweep>`.
         tried: Cells that it chose among; the baselines among them are scored, too.
         seeds: Seeds of the final runs; empty: those of the grid.
-        leading: Number of the best choices that get all seeds, by their score on the tuning split
-            in each search; the others get the grid's. None: all.
 
     Raises:
         RegbenchError: If the run directory of a choice is not there.
     """
     best_first = sorted(choice.choices, key=lambda entry: -(entry.ranking[0].value or 0.0))
     cells = []
-    better: Counter[int | None] = Counter()
     for entry in best_first:
         config = folder / entry.chosen / "config.yaml"
         if not config.exists():
@@ -294,9 +281,8 @@ def final_cells(
             )
         chosen = load_cell(config)
         own_seeds = [seed_in(entry.search or 0, seed) for seed in seeds]
-        if not seeds or (leading is not None and better[entry.search] >= leading):
+        if not seeds:
             own_seeds = [seed for seed in choice.seeds if entry.owns(seed)]
-        better[entry.search] += 1
         cells += [replace(chosen, seed=seed) for seed in own_seeds]
     baselines: dict[Cell, None] = {}
     for cell in tried:

@@ -32,6 +32,7 @@ from regbench.sweeps.choose import choose
 from tests.conftest import TINY
 from tests.damage import damaged, damaged_lines, no_file
 from tests.slurm.standin import Standin
+from tests.sweep_file import write_sweep
 
 SHORT = (
     *TINY,
@@ -81,9 +82,13 @@ class Sweeps:
     own: Sweep
     states: dict[str, str]
 
-    def copy(self, folder: Path) -> Path:
-        shutil.copytree(self.folder / "runs", folder / "runs", copy_function=os.link)
-        return folder / "runs"
+    def copies(self, folder: Path, name: str, seeds: range) -> Iterator[tuple[random.Random, Path]]:
+        """For each seed, a random generator of its own and a copy of the runs to be damaged."""
+        for seed in seeds:
+            runs = folder / str(seed)
+            shutil.copytree(self.folder / "runs", runs, copy_function=os.link)
+            yield random.Random(f"{name} {seed}"), runs
+            shutil.rmtree(runs)
 
 
 @pytest.fixture(scope="module")
@@ -91,21 +96,19 @@ def sweeps(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder = tmp_path_factory.mktemp("sweeps")
     slurm = Standin(folder / "slurm")
     settings = [*SHORT, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={folder / 'runs'}"]
-    common = "".join(f"  - {setting}\n" for setting in settings)
     rows = {
         "own": ("method=vicreg", "method=simclr", "method=auh", "method=rbf"),
         "tuned": ("method=vicreg method.alignment_weight=10,20",),
     }
     for name, cells in rows.items():
-        lines = "".join(f"  - {cell}\n" for cell in cells)
-        (folder / f"{name}.yaml").write_text(f"description: ours\ncommon:\n{common}cells:\n{lines}")
+        write_sweep(folder / f"{name}.yaml", settings, cells)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{slurm.folder}{os.pathsep}{os.environ['PATH']}")
         own, tuned = (load_sweep(str(folder / f"{name}.yaml")) for name in rows)
         submit_sweep(own, STAGES)
         for cell, stages in zip(own.cells, (STAGES, STAGES, ("pretrain",)), strict=False):
             run_cell(cell, own.runtime, "own", stages)
-        tune.begin(tuned.cells, folder / "runs" / "tuned", tiny_data_dir, unequal=False)
+        tune.begin(tuned.cells, folder / "runs" / "tuned", tiny_data_dir)
         submit_sweep(tuned, ("pretrain", "tune"))
         for cell in tuned.cells:
             run_cell(cell, tuned.runtime, "tuned", ("pretrain", "tune"))
@@ -153,9 +156,7 @@ RUN_FILES = (
 def test_status_shows_the_cells_that_are_not_damaged(
     sweeps: Sweeps, tmp_path: Path, seeds: range
 ) -> None:
-    for seed in seeds:
-        rng = random.Random(f"status {seed}")
-        runs = sweeps.copy(tmp_path / str(seed))
+    for rng, runs in sweeps.copies(tmp_path, "status", seeds):
         path = rng.choice(
             [
                 path
@@ -169,34 +170,23 @@ def test_status_shows_the_cells_that_are_not_damaged(
         refused_or_done(result)
         shown = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
         for cell, state in sweeps.states.items():
-            assert cell in path.parts or f" {state} " in shown[cell], (
-                seed,
-                path,
-                how,
-                result.output,
-            )
+            told = (path, how, result.output)
+            assert cell in path.parts or f" {state} " in shown[cell], told
             assert cell in shown
-        shutil.rmtree(tmp_path / str(seed))
 
 
 @rounds(10)
 def test_a_damaged_plan_or_note_is_named(sweeps: Sweeps, tmp_path: Path, seeds: range) -> None:
-    for seed in seeds:
-        rng = random.Random(f"plan {seed}")
-        runs = sweeps.copy(tmp_path / str(seed))
+    for rng, runs in sweeps.copies(tmp_path, "plan", seeds):
         path = rng.choice([runs / "own" / "sweep.json", *sorted(runs.glob("own/jobs/*.json"))])
         how = damage(path, rng)
         for command in (("status", "own"), ("clean", "own", "--dry-run")):
             result = call(*command, "--runs-dir", runs)
             refused_or_done(result)
             if result.exit_code:
-                assert how.startswith("a link") or "sweep.json" in result.output, (
-                    seed,
-                    how,
-                    result.output,
-                )
+                told = (runs, how, result.output)
+                assert how.startswith("a link") or "sweep.json" in result.output, told
                 assert path.name == "sweep.json"
-        shutil.rmtree(tmp_path / str(seed))
 
 
 @rounds(2)
@@ -205,9 +195,7 @@ def test_other_commands_on_a_damaged_sweep(
     sweeps: Sweeps, tmp_path: Path, command: str, seeds: range
 ) -> None:
     name, *options = command.split()
-    for seed in seeds:
-        rng = random.Random(f"{command} {seed}")
-        runs = sweeps.copy(tmp_path / str(seed))
+    for rng, runs in sweeps.copies(tmp_path, command, seeds):
         files = [path for kind in RUN_FILES for path in sorted(runs.glob(f"own/*/{kind}"))]
         damage(
             rng.choice(
@@ -217,16 +205,13 @@ def test_other_commands_on_a_damaged_sweep(
         )
         cell = [sweeps.own.cells[rng.randrange(4)].id] if name == "logs" else []
         refused_or_done(call(name, "own", *cell, *options, "--runs-dir", runs))
-        shutil.rmtree(tmp_path / str(seed))
 
 
 @rounds(1)
 def test_a_report_of_damaged_files_has_the_others(
     sweeps: Sweeps, tmp_path: Path, seeds: range
 ) -> None:
-    for seed in seeds:
-        rng = random.Random(f"report {seed}")
-        runs = sweeps.copy(tmp_path / str(seed))
+    for rng, runs in sweeps.copies(tmp_path, "report", seeds):
         first, second = sweeps.own.cells[:2]
         path = rng.choice(
             [path for name in RUN_FILES for path in sorted((runs / "own" / first.id).glob(name))]
@@ -237,7 +222,6 @@ def test_a_report_of_damaged_files_has_the_others(
         assert result.exit_code == 0, result.output
         assert second.label in result.output
         assert first.label in result.output or path.name in result.output
-        shutil.rmtree(tmp_path / str(seed))
 
 
 @rounds(1)
@@ -247,9 +231,7 @@ def test_a_report_of_damaged_files_has_the_others(
 def test_a_damaged_tuning(
     sweeps: Sweeps, tmp_path: Path, options: tuple[str, ...], seeds: range
 ) -> None:
-    for seed in seeds:
-        rng = random.Random(f"tune {options} {seed}")
-        runs = sweeps.copy(tmp_path / str(seed))
+    for rng, runs in sweeps.copies(tmp_path, f"tune {options}", seeds):
         if options:  # both configurations are tried, which the grid's runs have scored
             (runs / "tuned" / "tuning_choice.json").unlink()
             (runs / "tuned" / "tune.json").unlink()
@@ -264,7 +246,6 @@ def test_a_damaged_tuning(
         refused_or_done(
             call("tune", sweeps.folder / "tuned.yaml", *options, f"runtime.runs_dir={runs}")
         )
-        shutil.rmtree(tmp_path / str(seed))
 
 
 @rounds(12)

@@ -44,7 +44,7 @@ FORKED.set_forkserver_preload(
             "regbench.sweeps.local",
         ),
         *(
-            "regbench.slurm.execute",
+            "regbench.sweeps.run",
             "regbench.reports.bundle.entered",
             "regbench.reports.page.page",
         ),

@@ -35,7 +35,7 @@ from regbench.reports.find.records import read_records
 from regbench.reports.rows.grouping import summarize
 from regbench.reports.rows.significance import MIN_PAIRS
 from regbench.reports.rows.summary import Summary
-from regbench.slurm.execute import Wait, refuse_unfinished, run_grid, run_stages, run_tuning
+from regbench.sweeps.run import Execute, refuse_unfinished, run_grid, run_tuning
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
 from regbench.tracks.smoke import SMOKE, SmokeTest, smoke_test
@@ -87,32 +87,29 @@ class Challenge:
             "minutes."
         )
 
-    def run(self, wait: Wait | None, say: Callable[[str], None] = log.info) -> Placing | None:
+    def run(self, execute: Execute, say: Callable[[str], None] = log.info) -> Placing | None:
         """Go from wherever an earlier call was stopped to the place among the rows.
 
         Args:
-            wait: Waits for cells that Slurm has; None: return when they are in the queue.
+            execute: Runs the cells.
             say: Takes a line on what was done.
 
         Returns:
-            The place; None if Slurm goes on with the cells.
+            The place; None if the cells go on without this process.
 
         Raises:
             Unfinished: If cells have ended without a record.
         """
-        again = run_grid(self.repeated, wait, say, oversized=False)
+        again = run_grid(self.repeated, execute, oversized=False)
         refuse_unfinished(again, self.repeated)
         # The file states them, as it does for the rows: a challenger may not take more.
-        options = {"final_seeds": None, "leading": None, "trials": None, "repeats": None}
         path = self.folder / f"{self.folder.name}.yaml"
-        final = run_tuning(
-            str(path), self.overrides, wait, say, **options, unequal=False, oversized=False
-        )
+        final = run_tuning(str(path), self.overrides, execute, say)
         # Slurm works on both at the same time, so both were begun before this.
         if again is None or final is None:
             return None
         while True:
-            statuses = run_stages(final, STAGES, wait, say)
+            statuses = execute(final, STAGES)
             refuse_unfinished(statuses, final)
             if statuses is None:
                 return None

@@ -17,7 +17,7 @@ from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.settings.sweep import Sweep, load_grid, load_rows, read_rows
 from regbench.instruments.conformance import CHECKS, CheckResult, run_check
 from regbench.methods import METHODS, Regularizer
-from regbench.slurm.execute import Wait, refuse_unfinished, run_grid
+from regbench.sweeps.run import Execute, refuse_unfinished, run_grid
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.stand_in import ask, compute_once, entered
 
@@ -79,8 +79,8 @@ class SmokeTest:
         """Describe what it takes."""
         return f"{len(RULES)} checks and one training of {self.method.label}, a minute or so"
 
-    def run(self, wait: Wait | None, say: Callable[[str], None] = log.info) -> Smoke | None:
-        """Check the loss and train it; None if Slurm goes on with that.
+    def run(self, execute: Execute, say: Callable[[str], None] = log.info) -> Smoke | None:
+        """Check the loss and train it; None if the training goes on without this process.
 
         Raises:
             Unfinished: If the training has ended without a record.
@@ -92,7 +92,7 @@ class SmokeTest:
             findings.append(
                 (result.ok, rule, f"deviation {error:.2g}, {bound:g} is allowed ({where})")
             )
-        statuses = run_grid(self.grid, wait, say, oversized=False)
+        statuses = run_grid(self.grid, execute, oversized=False)
         refuse_unfinished(statuses, self.grid)
         if statuses is None:
             return None

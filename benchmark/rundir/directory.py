@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -67,13 +67,18 @@ def write_config(directory: Path, plain: Mapping[str, Any]) -> None:
         write_there(path, text.encode())
 
 
+def names_in(directory: Path) -> Sequence[str]:
+    """List the names in a folder; none if it is not there."""
+    try:
+        # Ten times as quick as iterdir, for thousands of cells.
+        return os.listdir(directory)  # noqa: PTH208
+    except FileNotFoundError:
+        return ()
+
+
 def attempt_numbers(directory: Path) -> list[int]:
     """List the numbers of all attempts that have a file in the folder `attempts`, in order."""
-    try:
-        names = os.listdir(directory / "attempts")  # noqa: PTH208  # ten times as quick as iterdir
-    except FileNotFoundError:
-        return []
-    matches = [_ATTEMPT.fullmatch(name) for name in names]
+    matches = [_ATTEMPT.fullmatch(name) for name in names_in(directory / "attempts")]
     return sorted(int(match[1]) for match in matches if match)
 
 

@@ -13,9 +13,10 @@ Each function imports what it needs when it is called, so that `import regbench`
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +29,17 @@ if TYPE_CHECKING:
     from regbench.benchmark.rundir.record import Record, Score
     from regbench.benchmark.settings.sweep import Sweep
     from regbench.reports import WrittenReport
+    from regbench.sweeps.run import Execute
+    from regbench.sweeps.status import Announce, CellStatus
     from regbench.tracks.placing import Placing
     from regbench.tracks.smoke import Smoke
     from regbench.tracks.track import Track
 
+    Wait = Callable[[Path], list[CellStatus]]
+
 __all__ = ["challenge", "evaluate", "load_records", "report", "sweep", "train", "tune"]
+
+log = logging.getLogger("regbench")
 
 
 def train(
@@ -159,8 +166,8 @@ def sweep(
         load_sweep,
         of_row,
     )
-    from regbench.slurm.execute import refuse_unfinished, run_grid
     from regbench.slurm.manage import follow
+    from regbench.sweeps.run import refuse_unfinished, run_grid
 
     given = _overrides(overrides, settings)
     if cells is None:
@@ -173,7 +180,7 @@ def sweep(
             rows.append((*line, *of_row(line, given)))
         file = SweepFile(description="from Python", cells=(), name=str(name), rows=tuple(rows))
         grid = load_rows(file, rows)
-    statuses = run_grid(grid, follow, oversized=oversized)
+    statuses = run_grid(grid, executor(follow), oversized=oversized)
     refuse_unfinished(statuses, grid)
     return _rows(grid)
 
@@ -183,10 +190,8 @@ def tune(
     overrides: str | Sequence[str] = (),
     *,
     seeds: Sequence[int] | None = None,
-    leading: int | None = None,
     trials: int | None = None,
     repeats: int | None = None,
-    unequal_budgets: bool = False,
     oversized: bool = False,
     **settings: Any,
 ) -> pd.DataFrame:
@@ -197,12 +202,10 @@ def tune(
         name: A preset or the path of a YAML file.
         overrides: Settings that change every cell.
         seeds: Seeds of the final runs; None: those of the file, or of the grid.
-        leading: Number of methods, the best on the tuning split, that get all seeds.
         trials: Budget of a search instead of a grid: each method may train as many images as this
             many of its cells.
         repeats: Number of times that each search is done, with seeds of its own; None: as the file
             says, or 1.
-        unequal_budgets: Whether methods may choose from different numbers of configurations.
         oversized: Whether to run cells that are predicted not to fit, see `sweep`.
         **settings: Settings by keyword, see the module.
 
@@ -215,22 +218,21 @@ def tune(
             finished.
     """
     from regbench.benchmark.settings.runtime import STAGES
-    from regbench.slurm.execute import refuse_unfinished, run_stages, run_tuning
     from regbench.slurm.manage import follow
+    from regbench.sweeps.run import refuse_unfinished, run_tuning
 
+    execute = executor(follow)
     final = run_tuning(
         str(name),
         _overrides(overrides, settings),
-        follow,
+        execute,
         final_seeds=seeds,
-        leading=leading,
         trials=trials,
         repeats=repeats,
-        unequal=unequal_budgets,
         oversized=oversized,
     )
     assert final is not None  # `follow` waits for Slurm
-    refuse_unfinished(run_stages(final, STAGES, follow), final)
+    refuse_unfinished(execute(final, STAGES), final)
     return _rows(final)
 
 
@@ -263,7 +265,7 @@ def challenge(
     from regbench.tracks.challenge import prepared
 
     with prepared(loss, track, _overrides(overrides, settings)) as begun:
-        outcome = begun.run(follow)
+        outcome = begun.run(executor(follow))
     assert outcome is not None  # `follow` waits for Slurm
     return outcome
 
@@ -318,6 +320,31 @@ def load_records(*folders: str | Path) -> pd.DataFrame:
     from regbench.reports.find.records import load_records as load
 
     return load([Path(folder) for folder in folders])
+
+
+def executor(
+    wait: Wait | None,
+    say: Callable[[str], None] = log.info,
+    announce: Announce | None = None,
+) -> Execute:
+    """Return what runs cells: on this machine, or by Slurm where the grid is for that.
+
+    Args:
+        wait: Waits for cells that Slurm has; None: return when they are in the queue.
+        say: Takes a line on what was submitted.
+        announce: See `regbench.sweeps.local.run_sweep`.
+    """
+
+    def execute(grid: Sweep, stages: Sequence[str]) -> list[CellStatus] | None:
+        if grid.scheduler == "slurm":
+            from regbench.slurm import manage
+
+            return manage.run_sweep(grid, stages, wait, say)
+        from regbench.sweeps import local
+
+        return local.run_sweep(grid, stages, announce)
+
+    return execute
 
 
 def report_folder(runs_dir: Path, sweep: str | Path) -> Path:

@@ -40,7 +40,7 @@ _END_TIMEOUT_S = 10.0
 
 
 def hold_blas(threads: int) -> None:
-    """Let NumPy's and SciPy's linear algebra compute with this many threads, in this process and
+    """Limit NumPy's and SciPy's linear algebra to this many threads, in this process and
     those that it starts.
 
     OpenBLAS has a thread for each core. Idle ones spin, which slows all other work of the machine.
@@ -214,7 +214,7 @@ class Processes:
     def ask(
         self, function: Callable[Concatenate[S, P], T], *arguments: P.args, **named: P.kwargs
     ) -> list[T]:
-        """Let every process call a function on its state, and return what each returned, in the
+        """Call a function on the state of every process, and return what each returned, in the
         order of ranks.
 
         Raises:
@@ -282,9 +282,7 @@ class Processes:
         return [answers[rank] for rank in range(self._world)]
 
     def _failure(self, rank: int, line: str | None) -> str:
-        """Say what went wrong: if a process ended, that, because the others fail only when they
-        miss it.
-        """
+        """Describe what went wrong: first of all a process that ended, as the others miss it."""
         if self._world == 1 and line is not None:
             return line
         # The other processes may wait for the one that is gone.
@@ -353,7 +351,7 @@ def _serve(connection: Connection, said: Path, threads: int, place: Place) -> No
 
 
 def _ending(code: int, said: bytes) -> str:
-    """Say how a process ended, and what it said last."""
+    """Describe how a process ended, and what it said last."""
     how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     lines = said.decode(errors="replace").strip().splitlines()
     return f"{how}: {lines[-1].strip()[:200]}" if lines else how

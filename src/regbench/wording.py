@@ -96,7 +96,7 @@ def quoted(text: str) -> str:
 
 
 def unknown(what: str, name: str, known: Collection[str]) -> str:
-    """Word the refusal of a name: with the nearest known names, or else with all (of settings,
+    """Describe the refusal of a name: with the nearest known names, or else with all (of settings,
     the groups).
     """
     by_letters = {_letters(each): each for each in known}
@@ -129,7 +129,7 @@ _EXAMPLES = {int: "[1,2]", float: "[0.5,1]"}
 
 
 def type_words(hint: Any) -> str:
-    """Word a type and its bounds."""
+    """Describe a type and its bounds."""
     origin, arguments = get_origin(hint), get_args(hint)
     if plug_in := plug_in_of(hint):
         return plug_in.words
@@ -148,7 +148,7 @@ def type_words(hint: Any) -> str:
 
 
 def _list_words(arguments: tuple[Any, ...]) -> str:
-    """Word the type of a list; `arguments` are those of the tuple's type."""
+    """Describe the type of a list; `arguments` are those of the tuple's type."""
     item = first = arguments[0]
     if get_origin(first) is Annotated:
         item = get_args(first)[0]
@@ -161,7 +161,7 @@ def _list_words(arguments: tuple[Any, ...]) -> str:
 
 
 def _bounds(hint: Any) -> str:
-    """Word the bounds, such as ", at least 0 and below 1"; empty without bounds."""
+    """Describe the bounds, such as ", at least 0 and below 1"; empty without bounds."""
     if get_origin(hint) is not Annotated:
         return ""
     words = []

@@ -71,7 +71,7 @@ def test_it_shows_states_and_curves_and_writes_the_report(sweep: Path, runs: Pat
 
 
 def test_a_damaged_history_costs_its_curve_only(tmp_path: Path) -> None:
-    from regbench.sweeps.live import read_history
+    from regbench.sweeps.watch import read_history
 
     assert read_history(tmp_path) == []
     (tmp_path / "metrics-0001.jsonl").write_text('{"epoch": 1, "lo')
@@ -102,7 +102,7 @@ def test_it_ends_with_the_last_cell_and_reports_it(
 
 
 def test_a_curve_is_drawn_from_its_lowest_to_its_highest_value() -> None:
-    from regbench.sweeps.live import sparkline
+    from regbench.sweeps.watch import sparkline
 
     assert sparkline([0.0, 7.0]) == "▁█"
     assert sparkline([1.0, 1.0]) == "▁▁"

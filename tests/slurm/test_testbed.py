@@ -69,86 +69,6 @@ def test_job_sees_its_gpu_and_its_node(slurm: Testbed, tmp_path: Path) -> None:
         assert host == "node2"
 
 
-def test_step_over_two_nodes(slurm: Testbed) -> None:
-    seen = slurm.command(
-        "srun", "--nodes=2", "--ntasks=2", "sh", "-c", "echo $SLURM_PROCID $SLURMD_NODENAME"
-    )
-    assert sorted(seen.splitlines()) == ["0 node1", "1 node2"]
-
-
-def test_node_names_resolve(slurm: Testbed) -> None:
-    if not slurm.named_nodes:
-        pytest.skip("namespaces are not allowed here")
-    assert slurm.command("srun", "getent", "hosts", "node2").split()[0] == "127.0.0.1"
-
-
-def test_requeued_job_counts_its_restarts(slurm: Testbed, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    job = submit(slurm, log, "echo start ${SLURM_RESTART_COUNT:-0}; sleep 300")
-    wait_for_text(log, "start 0")
-    slurm.command("scontrol", "requeue", job)
-    wait_for_text(log, "start 1")
-
-
-def test_preempted_job_is_signalled_and_requeued(slurm: Testbed, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    script = 'trap "echo signalled" USR1; echo start ${SLURM_RESTART_COUNT:-0}; while :; do sleep 0.1; done'
-    whole = ("--nodes=2", "--exclusive")
-    slurm.command("scontrol", "update", "PartitionName=main", "GraceTime=2")
-    try:
-        submit(slurm, log, script, *whole, "--signal=B:USR1@60")
-        wait_for_text(log, "start 0")
-        urgent = submit(slurm, tmp_path / "urgent", "true", *whole, "--partition=high")
-        wait_for_text(log, "start 1")
-    finally:
-        slurm.command("scontrol", "update", "PartitionName=main", "GraceTime=20")
-    assert "start 0\nsignalled\n" in log.read_text()
-    assert state(slurm, urgent) == "COMPLETED"
-
-
-def test_job_of_a_lost_node_runs_elsewhere(slurm: Testbed, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    submit(slurm, log, "echo ${SLURM_RESTART_COUNT:-0} $SLURMD_NODENAME; sleep 300", "--exclusive")
-    wait_for_text(log, "0 node")
-    first = log.read_text().split()[1]
-    slurm.kill(f"slurmd-{first}")
-    slurm.lose(first)
-    wait_for_text(log, "1 node")
-    assert {line.split()[1] for line in log.read_text().splitlines() if line[0] in "01"} == {
-        "node1",
-        "node2",
-    }
-
-
-def test_restarted_controller_keeps_the_queue(slurm: Testbed, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    running = submit(
-        slurm, log, "echo start; until [ -e end ]; do sleep 0.1; done", f"--chdir={tmp_path}"
-    )
-    waiting = submit(slurm, log, "true", "--hold")
-    wait_for_text(log, "start")
-    slurm.kill("slurmctld", signal.SIGTERM)
-    slurm.up("slurmctld")
-    assert (state(slurm, running), state(slurm, waiting)) == ("RUNNING", "PENDING")
-    (tmp_path / "end").touch()
-    wait_for(lambda: state(slurm, running) == "COMPLETED", "the running job's end")
-
-
-def test_accounting_knows_the_job(slurm: Testbed, tmp_path: Path) -> None:
-    if not slurm.accounting:
-        pytest.skip("accounting is not installed")
-    job = submit(slurm, tmp_path / "log", "true")
-    query = (
-        "sacct",
-        "--noheader",
-        "--parsable2",
-        "--allocations",
-        f"--jobs={job}",
-        "--format=State",
-    )
-    wait_for(lambda: slurm.command(*query) == "COMPLETED\n", "the job's end in sacct")
-
-
 def test_cleaning_heals_the_cluster(slurm: Testbed) -> None:
     slurm.command("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=test")
     slurm.kill("slurmd-node2", signal.SIGSTOP)
@@ -160,7 +80,7 @@ def test_cleaning_heals_the_cluster(slurm: Testbed) -> None:
 def test_stop_leaves_no_process(tmp_path: Path) -> None:
     directory = Path(tempfile.mkdtemp(prefix="regbench-slurm-"))
     try:
-        with Testbed(directory, nodes=1, gpus=0, accounting=False) as cluster:
+        with Testbed(directory, nodes=1, gpus=0) as cluster:
             # Its own session and no living parent: nothing in Slurm holds it.
             submit(cluster, tmp_path / "log", "setsid sleep 300 & echo start; exec sleep 300")
             wait_for_text(tmp_path / "log", "start")

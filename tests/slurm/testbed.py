@@ -1,7 +1,6 @@
 """A real Slurm cluster of one's own, on this machine and for as long as a test needs it.
 
-It has its own munge key, its own ports and its own database, and writes nothing outside its
-directory. It needs neither systemd nor cgroups, and root only for what makes the nodes more real:
+It has its own munge key and its own ports, and writes nothing outside its directory. It needs neither systemd nor cgroups, and root only for what makes the nodes more real:
 names of their own and GPUs that are devices.
 """
 
@@ -25,34 +24,15 @@ from pathlib import Path
 from types import TracebackType
 
 COMMANDS = (
-    *(
-        "munged",
-        "munge",
-        "slurmctld",
-        "slurmd",
-        "sbatch",
-        "scancel",
-        "scontrol",
-        "sinfo",
-        "squeue",
-        "srun",
-    ),
-    "setpriv",
+    *("munged", "munge", "slurmctld", "slurmd", "setpriv"),
+    *("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun"),
 )
-ACCOUNTING_COMMANDS = ("mariadbd", "mariadb-install-db", "slurmdbd", "sacct", "sacctmgr")
 # Where distributions keep daemons, which a user's PATH often leaves out.
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 # Variables of Slurm's programs: those of a cluster we run on would change what this one's do.
 CLIENT_VARIABLES = (
-    "SACCT_",
-    "SALLOC_",
-    "SBATCH_",
-    "SCANCEL_",
-    "SCONTROL_",
-    "SINFO_",
-    "SLURM",
-    "SQUEUE_",
-    "SRUN_",
+    *("SACCT_", "SALLOC_", "SBATCH_", "SCANCEL_", "SCONTROL_"),
+    *("SINFO_", "SLURM", "SQUEUE_", "SRUN_"),
 )
 # The first command of a node: /etc/hosts and the host's name become the node's, in its namespaces
 # only.
@@ -78,8 +58,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60) -> N
 
 
 class Testbed:
-    """A cluster: a controller, nodes `node1`, `node2`, … on this machine, and accounting where that
-    is installed.
+    """A cluster: a controller and nodes `node1`, `node2`, … on this machine, without accounting.
 
     Its partitions are `main` and `high`, whose jobs requeue those in `main`, 20 s after sending
     them their `--signal`. CPUs and memory are declared and not enforced, so the nodes may have more
@@ -91,7 +70,6 @@ class Testbed:
         nodes: Names of the nodes.
         daemons: Names of all daemons, in the order in which they are started; a node's is
             `slurmd-<node>`.
-        accounting: Whether there is a database for `sacct`.
         named_nodes: Whether tasks see their node's name as the host's, and can resolve it; that
             needs root.
     """
@@ -105,20 +83,12 @@ class Testbed:
         cpus: int = 8,
         mem_mb: int = 65536,
         gpus: int = 2,
-        accounting: bool | None = None,
     ) -> None:
-        """Describes a cluster; `accounting=None` takes what is installed."""
+        """Describes a cluster."""
         self.directory = directory
         self.nodes = tuple(f"node{i + 1}" for i in range(nodes))
         self.cpus, self.mem_mb, self.gpus = cpus, mem_mb, gpus
-        self.accounting = not missing(ACCOUNTING_COMMANDS) if accounting is None else accounting
-        database = ("mariadbd", "slurmdbd") if self.accounting else ()
-        self.daemons = (
-            "munged",
-            *database,
-            "slurmctld",
-            *(f"slurmd-{node}" for node in self.nodes),
-        )
+        self.daemons = ("munged", "slurmctld", *(f"slurmd-{node}" for node in self.nodes))
         self.named_nodes = False
         self._host = socket.gethostname().partition(".")[0]
         self._user = subprocess.check_output(["id", "-un"], text=True).strip()
@@ -150,11 +120,6 @@ class Testbed:
         try:
             self._configure()
             self.up("munged")
-            if self.accounting:
-                self._install_database()
-                self.up("mariadbd")
-                self.up("slurmdbd")
-                self.command("sacctmgr", "-i", "add", "cluster", "testbed")
             self.up("slurmctld")
             slurmds = [f"slurmd-{node}" for node in self.nodes]
             for slurmd in slurmds:
@@ -279,12 +244,6 @@ class Testbed:
                 ),
                 *(f"--pid-file={directory}/munged.pid", f"--seed-file={directory}/munge.seed"),
             ],
-            "mariadbd": [
-                "mariadbd",
-                f"--defaults-file={directory}/my.cnf",
-                f"--init-file={directory}/init.sql",
-            ],
-            "slurmdbd": ["slurmdbd", "-D"],
             "slurmctld": ["slurmctld", "-D"],
             "slurmd": [
                 *(self._in_node(node) if self.named_nodes else []),
@@ -331,10 +290,6 @@ class Testbed:
             match name:
                 case "munged":
                     self.command("munge", "-n", "-S", f"{self.directory}/munge.sock")
-                case "mariadbd":
-                    socket.create_connection(("127.0.0.1", self._ports["mariadbd"])).close()
-                case "slurmdbd":
-                    self.command("sacctmgr", "-n", "show", "cluster")
                 case "slurmctld":
                     self.command("scontrol", "ping")
                 case "slurmd":
@@ -393,7 +348,9 @@ class Testbed:
         directory.chmod(0o755)
         for folder in ("state", *(f"spool-{node}" for node in self.nodes)):
             (directory / folder).mkdir()
-        write_secret(directory / "munge.key", secrets.token_hex(64))
+        key = directory / "munge.key"
+        key.touch(mode=0o600)  # munge demands of a key that nobody else can read it
+        key.write_text(secrets.token_hex(64))
         (directory / "hosts").write_text(
             f"{Path('/etc/hosts').read_text()}\n127.0.0.1 {' '.join(self.nodes)}\n"
         )
@@ -422,18 +379,9 @@ class Testbed:
 
     def _slurm_conf(self) -> str:
         directory, ports = self.directory, self._ports
-        accounting, gres_types, gres = "", "", ""
+        gres_types, gres = "", ""
         if self.gpus:
             gres_types, gres = "GresTypes=gpu", f"Gres=gpu:{self.gpus}"
-        if self.accounting:
-            # With munge the "password" is a socket.
-            accounting = f"""
-AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=127.0.0.1
-AccountingStoragePort={ports["slurmdbd"]}
-AccountingStoragePass={directory}/munge.sock
-{"AccountingStorageTRES=gres/gpu" if self.gpus else ""}
-"""
         nodes = "\n".join(
             f"NodeName={node} NodeHostname={self._host} NodeAddr=127.0.0.1 "
             f"Port={ports[f'slurmd-{node}']} CPUs={self.cpus} RealMemory={self.mem_mb} {gres}"
@@ -483,60 +431,10 @@ MinJobAge=86400
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
-{accounting}
 {nodes}
 PartitionName=main Nodes=ALL Default=YES PriorityTier=1 GraceTime=20
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF
 """
-
-    def _install_database(self) -> None:
-        directory, password = self.directory, secrets.token_hex(16)
-        # Nothing here has to survive a crash, and all of it is small.
-        (directory / "my.cnf").write_text(f"""
-[mariadbd]
-user={self._user}
-datadir={directory}/mysql
-socket={directory}/mysql.sock
-pid-file={directory}/mysql.pid
-port={self._ports["mariadbd"]}
-bind-address=127.0.0.1
-skip-name-resolve
-skip-log-bin
-innodb-buffer-pool-size=64M
-innodb-log-file-size=16M
-innodb-flush-log-at-trx-commit=0
-innodb-doublewrite=0
-innodb-lock-wait-timeout=900
-performance-schema=0
-""")
-        init = f"""
-CREATE DATABASE IF NOT EXISTS slurm_acct_db;
-CREATE USER IF NOT EXISTS 'slurm'@'127.0.0.1' IDENTIFIED BY '{password}';
-GRANT ALL ON slurm_acct_db.* TO 'slurm'@'127.0.0.1';
-"""
-        write_secret(directory / "init.sql", init)
-        dbd_conf = f"""
-AuthType=auth/munge
-AuthInfo=socket={directory}/munge.sock
-DbdHost={self._host}
-DbdAddr=127.0.0.1
-DbdPort={self._ports["slurmdbd"]}
-SlurmUser={self._user}
-PidFile={directory}/slurmdbd.pid
-LogFile={directory}/slurmdbd.log
-StorageType=accounting_storage/mysql
-StorageHost=127.0.0.1
-StoragePort={self._ports["mariadbd"]}
-StorageUser=slurm
-StoragePass={password}
-StorageLoc=slurm_acct_db
-CommitDelay=1
-"""
-        write_secret(directory / "slurmdbd.conf", dbd_conf)
-        self.command(
-            *("mariadb-install-db", f"--defaults-file={directory}/my.cnf", f"--user={self._user}"),
-            *("--skip-test-db", "--skip-name-resolve", "--auth-root-authentication-method=normal"),
-        )
 
 
 def free_ports(count: int) -> list[int]:
@@ -554,9 +452,3 @@ def free_ports(count: int) -> list[int]:
     return list(
         islice(filter(is_free, random.SystemRandom().sample(range(10000, 20000), 10000)), count)
     )
-
-
-def write_secret(path: Path, text: str) -> None:
-    """Writes a file that nobody else can read, as Slurm and munge demand of keys and passwords."""
-    path.touch(mode=0o600)
-    path.write_text(text)

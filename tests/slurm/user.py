@@ -8,6 +8,7 @@ from pathlib import Path
 
 from regbench.slurm import manage
 from tests.slurm.testbed import Testbed
+from tests.sweep_file import write_sweep
 from tests.waiting import PATIENCE_S
 
 
@@ -21,11 +22,7 @@ class User:
 
     def write(self, *cells: str) -> None:
         """The sweep's file."""
-        common = "".join(f"  - '{override}'\n" for override in self.tiny)
-        rows = "".join(f"  - {cell}\n" for cell in cells)
-        (self.folder / "own.yaml").write_text(
-            f"description: My own\ncommon:\n{common}cells:\n{rows}"
-        )
+        write_sweep(self.folder / "own.yaml", self.tiny, cells)
 
     def call(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
         """A command, with more environment variables."""

@@ -221,16 +221,6 @@ def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) ->
     assert "for the training of 1 cells: an estimate" in summary([own, gpu])
 
 
-def test_cells_of_another_precision_are_not_alike(tiny: list[str], tmp_path: Path) -> None:
-    ran(
-        tmp_path / "runs",
-        [*tiny, "method=vicreg", "precision=fp32"],
-        cost=Cost(train_s=60.0, evaluate_s=0.0),
-    )
-    alike, other = plan(load_grid([*tiny, "method=vicreg", "seed=7", "precision=fp32,bf16"]))
-    assert (alike.gpu_hours is None, other.gpu_hours is None) == (False, True)
-
-
 def test_cells_of_one_shape_are_predicted_once(
     tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

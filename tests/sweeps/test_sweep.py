@@ -21,7 +21,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from click.testing import CliRunner
 
 from regbench import RegbenchError
@@ -38,6 +37,7 @@ from regbench.cli import main
 from regbench.processes import Worker
 from regbench.sweeps.local import run_sweep
 from regbench.sweeps.status import (
+    CellJobs,
     Job,
     duration,
     read_plan,
@@ -48,6 +48,7 @@ from regbench.sweeps.status import (
 )
 from tests.history import untimed
 from tests.records import made
+from tests.sweep_file import write_sweep
 from tests.waiting import PATIENCE_S, wait_for
 
 # ------------------------------------------------------------------ status, from files alone
@@ -129,100 +130,70 @@ ENDED: dict[str, Any] = {"ended": "done", "progress": {"epoch": 2, "detail": "kN
 INTERRUPTED: dict[str, Any] = {"ended": "interrupted"}
 SPEED: dict[str, Any] = {"epoch": 2, "img_per_s": 9.0, "remaining_s": 60.0}
 
-# What a cell has: an attempt, a job, notes beside its logs and the file of its score. Then its
-# state, detail, epochs.
-STATES: list[
-    tuple[dict[str, Any] | None, Job | None, dict[str, str], bool, tuple[str, str, int]]
-] = [
-    (None, None, {}, False, ("pending", "", 0)),
-    (None, None, {}, True, ("pending", "", 0)),
-    ({}, None, {}, False, ("running", "", 2)),
-    ({}, WAITS, {}, True, ("running", "", 2)),
-    ({}, Job("7_1", "RUNNING"), {}, False, ("running", "", 2)),
-    ({"progress": {**SPEED, "detail": "epoch 2"}}, None, {}, False, ("running", "", 2)),
-    (
-        {"progress": {**SPEED, "detail": "knn", "stage": "tune"}},
-        None,
-        {},
-        False,
-        ("running", "knn", 2),
-    ),
-    (ENDED, None, {}, True, ("tuned", "kNN 1 %", 5)),
-    (ENDED, GONE, {}, True, ("tuned", "kNN 1 %", 5)),
-    (ENDED, WAITS, {}, True, ("queued", "pending", 2)),
-    (ENDED, SILENT, {}, True, ("queued", "submitted; the scheduler does not answer", 2)),
-    (ENDED, None, {}, False, ("interrupted", "", 2)),
-    (INTERRUPTED, None, {}, True, ("interrupted", "", 2)),
-    (INTERRUPTED, GONE, {}, False, ("lost", "job 7_1 is gone", 2)),
-    (None, Job("7_1", "RUNNING"), {}, False, ("running", "its job has begun", 0)),
-    (None, Job("7_1", "PENDING", "Priority"), {}, False, ("queued", "pending (Priority)", 0)),
-    (None, Job("7_1", "PENDING"), {"7_1_error": "of before"}, False, ("queued", "pending", 0)),
-    (
-        INTERRUPTED,
-        GONE,
-        {"7_1_cancelled": "", "7_1_error": "no"},
-        False,
-        ("cancelled", "job 7_1 was cancelled", 2),
-    ),
-    (INTERRUPTED, SILENT, {"7_1_error": "no\nmemory"}, False, ("failed", "no memory", 2)),
-    (
-        {"ended": "failed", "error": "of before"},
-        GONE,
-        {"7_1_error": "no"},
-        False,
-        ("failed", "no", 2),
-    ),
-    (
-        {"ended": "failed", "error": "of before"},
-        GONE,
-        {"9_1_error": "no"},
-        False,
-        ("failed", "of before", 2),
-    ),
-    ({"ended": "failed", "error": None}, None, {}, False, ("failed", "", 2)),
-    (
-        None,
-        SILENT,
-        {"7_1_missed": ""},
-        False,
-        ("queued", "submitted; the scheduler does not answer", 0),
-    ),
-    (
-        None,
-        GONE,
-        {"7_1_missed": ""},
-        False,
-        ("failed", "job 7_1 did not come to run regbench: it left no log", 0),
-    ),
-    (
-        *(None, GONE, {"7_1_missed": "", "7_1_0_log.out": "1\n\n2\n3\n4\n \n"}, False),
-        ("failed", "job 7_1 did not come to run regbench: 2 / 3 / 4", 0),
-    ),
+KNN: dict[str, Any] = {"progress": {**SPEED, "detail": "knn", "stage": "tune"}}
+FAILED: dict[str, Any] = {"ended": "failed", "error": "of before"}
+RUNS = Job("7_1", "RUNNING")
+CANCELLED = "job 7_1 was cancelled"
+LOG = "1\n\n2\n3\n4\n \n"
+SILENCE = "submitted; the scheduler does not answer"
+UNBEGUN = "job 7_1 did not come to run regbench: "
+
+# An attempt, a job, and files: tuning.json of the cell, and notes beside the logs. Then the state,
+# its detail and the epochs done.
+STATES: list[tuple[dict[str, Any] | None, Job | None, dict[str, str], str, str, int]] = [
+    (None, None, {}, "pending", "", 0),
+    (None, None, {"tuning.json": ""}, "pending", "", 0),
+    ({}, None, {}, "running", "", 2),
+    ({}, WAITS, {"tuning.json": ""}, "running", "", 2),
+    ({}, RUNS, {}, "running", "", 2),
+    ({}, SILENT, {}, "running", "", 2),
+    ({"progress": {**SPEED, "detail": "epoch 2"}}, None, {}, "running", "", 2),
+    (KNN, None, {}, "running", "knn", 2),
+    (ENDED, None, {"tuning.json": ""}, "tuned", "kNN 1 %", 5),
+    (ENDED, GONE, {"tuning.json": ""}, "tuned", "kNN 1 %", 5),
+    (ENDED, WAITS, {"tuning.json": ""}, "queued", "pending", 2),
+    (ENDED, SILENT, {"tuning.json": ""}, "queued", SILENCE, 2),
+    (ENDED, None, {}, "interrupted", "", 2),
+    (INTERRUPTED, None, {"tuning.json": ""}, "interrupted", "", 2),
+    (INTERRUPTED, GONE, {}, "lost", "job 7_1 is gone", 2),
+    (None, RUNS, {}, "running", "its job has begun", 0),
+    (None, Job("7_1", "PENDING", "Priority"), {}, "queued", "pending (Priority)", 0),
+    (None, Job("7_1", "PENDING"), {"7_1_error": "of before"}, "queued", "pending", 0),
+    (INTERRUPTED, GONE, {"7_1_cancelled": "", "7_1_error": "no"}, "cancelled", CANCELLED, 2),
+    (INTERRUPTED, SILENT, {"7_1_error": "no\nmemory"}, "failed", "no memory", 2),
+    (FAILED, GONE, {"7_1_error": "no"}, "failed", "no", 2),
+    (FAILED, GONE, {"9_1_error": "no"}, "failed", "of before", 2),
+    ({"ended": "failed", "error": None}, None, {}, "failed", "", 2),
+    (None, SILENT, {"7_1_missed": ""}, "queued", SILENCE, 0),
+    (None, GONE, {"7_1_missed": ""}, "failed", f"{UNBEGUN}it left no log", 0),
+    (None, GONE, {"7_1_missed": "", "7_1_0_log.out": LOG}, "failed", f"{UNBEGUN}2 / 3 / 4", 0),
 ]
 
 
-@pytest.mark.parametrize("number", range(len(STATES)))
-def test_the_state_of_a_cell_by_its_files_and_its_job(number: int, tmp_path: Path) -> None:
-    own, job, notes, is_tuned, expected = STATES[number]
+@pytest.mark.parametrize(("own", "job", "files", "state", "detail", "epochs_done"), STATES)
+def test_the_state_of_a_cell_by_its_files_and_its_job(
+    own: dict[str, Any] | None,
+    job: Job | None,
+    files: dict[str, str],
+    state: str,
+    detail: str,
+    epochs_done: int,
+    tmp_path: Path,
+) -> None:
     plan(tmp_path, "cell", "other")
-    (tmp_path / "cell").mkdir()
-    logs = tmp_path / "jobs" / "logs"
+    cell, logs = tmp_path / "cell", tmp_path / "jobs" / "logs"
+    cell.mkdir()
     logs.mkdir(parents=True)
-    for name, text in notes.items():
-        (logs / name).write_text(text)
+    for name, text in files.items():
+        (cell if name == "tuning.json" else logs).joinpath(name).write_text(text)
     if own is not None:
-        attempt(tmp_path / "cell", **own)
-    if is_tuned:
-        (tmp_path / "cell" / "tuning.json").touch()
-    found, other = sweep_status(tmp_path, {"cell": job} if job else None)
-    assert (found.state, found.detail, found.epochs_done) == expected
+        attempt(cell, **own)
+    found, other = sweep_status(tmp_path, {"cell": CellJobs(job)} if job else None)
+    assert (found.state, found.detail, found.epochs_done) == (state, detail, epochs_done)
     is_training = own is not None and "img_per_s" in own.get("progress", {}) and not found.detail
     assert (found.img_per_s, found.remaining_s) == ((9.0, 60.0) if is_training else (None, None))
-    assert (found.job, found.directory, str(found)) == (
-        job.name if job else "",
-        tmp_path / "cell",
-        "cell  CELL seed 3",
-    )
+    names = (found.job, found.directory, str(found))
+    assert names == (job.name if job else "", cell, "cell  CELL seed 3")
     assert (other.state, other.job) == ("pending", "")
 
 
@@ -235,7 +206,7 @@ def test_what_cannot_be_read_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "record").mkdir()
     (tmp_path / "record" / "record.json").write_text("{")
-    found = sweep_status(tmp_path, {"attempt": GONE, "file": GONE})
+    found = sweep_status(tmp_path, {"attempt": CellJobs(GONE), "file": CellJobs(GONE)})
     assert [cell.state for cell in found] == ["damaged"] * 3
     for cell, reason in zip(found, ("0002.json", "Not a directory", "record.json"), strict=True):
         assert reason in cell.detail
@@ -243,10 +214,8 @@ def test_what_cannot_be_read_is_damaged(tmp_path: Path) -> None:
 
 def test_a_plan_keeps_its_cells_and_adds_new_ones(tmp_path: Path, tiny: list[str]) -> None:
     for seeds in ("0,1", "1,2"):
-        (tmp_path / "own.yaml").write_text(
-            yaml.safe_dump({"description": seeds, "common": tiny, "cells": ["seed=0"]})
-        )
-        sweep = load_sweep(str(tmp_path / "own.yaml"), [f"seed={seeds}"])
+        own = write_sweep(tmp_path / "own.yaml", tiny, ["seed=0"], description=seeds)
+        sweep = load_sweep(str(own), [f"seed={seeds}"])
         write_plan(sweep, tmp_path / "own")
     assert json.loads((tmp_path / "own" / "sweep.json").read_text())["description"] == "1,2"
     found = read_plan(tmp_path / "own")
@@ -328,7 +297,10 @@ def test_the_job_of_the_last_stage_says_how_a_cell_ended(tmp_path: Path) -> None
         ("3_0", "RegbenchError: in the evaluation"),
     ):
         (logs / f"{name}_error").write_text(error)
-    (cell,) = sweep_status(tmp_path, {"cell": Job("1_0", None, chain=("1_0", "3_0", "5_0"))})
+    jobs = CellJobs(Job("1_0", None))
+    for name in ("3_0", "5_0"):
+        jobs.add(Job(name, None), is_later_stage=True)
+    (cell,) = sweep_status(tmp_path, {"cell": jobs})
     assert (cell.state, cell.detail) == ("failed", "RegbenchError: in the evaluation")
 
 
@@ -523,11 +495,7 @@ class Sweep:
         self.runs = folder / "runs" / "own"
 
     def write(self, *cells: str) -> None:
-        common = "".join(f"  - '{override}'\n" for override in self.tiny)
-        rows = "".join(f"  - {cell}\n" for cell in cells)
-        (self.folder / "own.yaml").write_text(
-            f"description: My own\ncommon:\n{common}cells:\n{rows}"
-        )
+        write_sweep(self.folder / "own.yaml", self.tiny, cells)
 
     def command(self, *options: str) -> list[str]:
         return [self.program, "sweep", "own.yaml", "runtime.parallel=1", *options]

@@ -34,13 +34,14 @@ from regbench.cli import main
 from regbench.datasets.loading.loaders import EvalLoader
 from regbench.files import verified, write_text
 from regbench.methods.vicreg import VICReg
-from regbench.slurm.execute import proposals
 from regbench.sweeps import tune
 from regbench.sweeps.choose import choice_table, choose, compared_ids, read_search
 from regbench.sweeps.local import run_sweep
+from regbench.sweeps.run import proposals
 from regbench.sweeps.search import Proposed, mean_trials, propose
 from tests.conftest import TINY
 from tests.records import knn_top1, made
+from tests.sweep_file import write_sweep
 
 GRID = (
     "method=vicreg method.alignment_weight=10,20",
@@ -60,11 +61,7 @@ def settings(tiny_data_dir: Path, tmp_path: Path) -> list[str]:
 
 
 def sweep_file(folder: Path, rows: Sequence[str], settings: Sequence[str], **more: Any) -> Path:
-    path = folder / "mine.yaml"
-    path.write_text(
-        yaml.safe_dump({"description": "ours", "common": [*settings], "cells": [*rows], **more})
-    )
-    return path
+    return write_sweep(folder / "mine.yaml", settings, rows, **more)
 
 
 @pytest.fixture
@@ -103,7 +100,7 @@ def scored(tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Pat
         rows: Sequence[str], values: Sequence[float]
     ) -> tuple[tuple[Cell, ...], TuningChoice]:
         cells = load_sweep(str(sweep_file(tmp_path, rows, settings))).cells
-        tune.begin(cells, folder, tiny_data_dir, unequal=False)
+        tune.begin(cells, folder, tiny_data_dir)
         for cell, value in zip(cells, values, strict=True):
             score(folder, cell, value)
         return cells, choose(folder)
@@ -134,7 +131,7 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     monkeypatch.setattr("regbench.benchmark.evaluate.features.EvalLoader", spy)
     runtime = load_run(settings)[1]
     two = cells[:2]
-    tune.begin(two, folder, tiny_data_dir, unequal=False)
+    tune.begin(two, folder, tiny_data_dir)
     for cell in two:
         assert run_cell(cell, runtime, "mine", ("pretrain", "tune")) is None
         record = Record.read(folder / cell.id / "tuning.json")
@@ -156,7 +153,7 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     with pytest.raises(RegbenchError, match="the tuning mine chose other hyperparameters"):
         final_run(other, runtime)
     assert "test" not in opened
-    (same,) = tune.final_cells(choice, folder, two, [], None)
+    (same,) = tune.final_cells(choice, folder, two, [])
     assert same == chosen
     final = final_run(chosen, runtime)
     assert final is not None
@@ -171,18 +168,16 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     }
     assert final.choice["probe_learning_rate"]["selected_on"] == "tuning"
     assert [s.split for s in final.scores if s.name == "knn_top1"] == ["tuning", "test"]
-    tune.begin(
-        two, folder, tiny_data_dir, unequal=False
-    )  # as whoever comes a moment after the choice
+    tune.begin(two, folder, tiny_data_dir)  # as whoever comes a moment after the choice
     # Other seeds of what was chosen may be tested, too.
-    (again,) = tune.final_cells(choice, folder, two, [5], None)
+    (again,) = tune.final_cells(choice, folder, two, [5])
     assert (again.seed, final_run(again, runtime).status) == (5, "done")  # type: ignore[union-attr]
     # Whoever removes the choice gets no second one.
     (folder / TUNING_CHOICE).unlink()
     with pytest.raises(
         RegbenchError, match="holds runs that were scored on the test split already"
     ):
-        tune.begin(two, folder, tiny_data_dir, unequal=False)
+        tune.begin(two, folder, tiny_data_dir)
 
 
 def test_a_search_that_has_got_further_elsewhere_is_not_set_back(
@@ -202,7 +197,7 @@ def test_a_search_that_has_got_further_elsewhere_is_not_set_back(
         (early, late),
         (late, late),
     ):
-        tune.begin(cells[:2], folder, tiny_data_dir, search, unequal=False)
+        tune.begin(cells[:2], folder, tiny_data_dir, search)
         assert read_search(folder)["tried"] == expected["tried"]
 
 
@@ -212,7 +207,7 @@ def test_the_choice_may_be_by_knn_and_linear_probing(
     by = ["evaluation.select_by=[knn,probe]", "evaluation.protocols=[knn]"]
     cells = load_sweep(str(sweep_file(tmp_path, GRID, [*settings, *by]))).cells[:2]
     runtime = load_run(settings)[1]
-    tune.begin(cells, folder, tiny_data_dir, unequal=False)
+    tune.begin(cells, folder, tiny_data_dir)
     names = ["knn_top1", "knn_top5", "linear_top1", "linear_top5", "selection_top1"]
     for number, cell in enumerate(cells):
         if not number:
@@ -238,7 +233,6 @@ def test_the_choice_may_be_by_knn_and_linear_probing(
             [cells[0], load_run([*settings, "seed=7"])[0]],
             tmp_path / "other",
             tiny_data_dir,
-            unequal=False,
         )
 
 
@@ -248,7 +242,7 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
     cells = load_sweep(
         str(sweep_file(tmp_path, GRID, settings)), ["seed=0,1", "optimizer.base_lr=1,2"]
     ).cells
-    tune.begin(cells, folder, tiny_data_dir, unequal=False)
+    tune.begin(cells, folder, tiny_data_dir)
     with pytest.raises(RegbenchError, match=r"config\.yaml cannot be read"):
         choose(folder)
     best = 0
@@ -270,13 +264,13 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
         assert [ranked.status for ranked in entry.ranking] == ["tuned"] * 3 + ["diverged"]
         first = entry.ranking[0].hyperparameters
         assert (first["method.alignment_weight"], first["optimizer.base_lr"]) == (10, 2)
-    finals = tune.final_cells(choice, folder, cells, [7, 8, 9], None)
+    finals = tune.final_cells(choice, folder, cells, [7, 8, 9])
     assert sorted((cell.label, cell.seed) for cell in finals) == [
         (label, seed) for label in ("SFRIK (L=2)", "VICReg") for seed in (7, 8, 9)
     ]
     assert {cell.optimizer.base_lr for cell in finals} == {2}
-    few = tune.final_cells(choice, folder, cells, [7, 8, 9], 1)
-    assert [cell.seed for cell in few] == [7, 8, 9, 0, 1]  # the second has those of the grid
+    few = tune.final_cells(choice, folder, cells, [])
+    assert [cell.seed for cell in few] == [0, 1, 0, 1]  # without any, those of the grid
     score(folder, cells[0], 100.0)
     assert choose(folder).sha256 == choice.sha256
     (folder / TUNING_CHOICE).unlink()
@@ -291,7 +285,7 @@ def test_the_choice_is_by_the_score_of_its_own_split(
     cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path
 ) -> None:
     two = cells[:2]
-    tune.begin(two, folder, tiny_data_dir, unequal=False)
+    tune.begin(two, folder, tiny_data_dir)
     for cell, tuning, test in zip(two, (50.0, 60.0), (99.0, 1.0), strict=True):
         score(folder, cell, tuning, knn_top1(test, "test"))
     (entry,) = choose(folder).choices
@@ -299,7 +293,7 @@ def test_the_choice_is_by_the_score_of_its_own_split(
 
 
 @pytest.mark.parametrize("best", [0, 2])
-def test_only_the_leading_methods_get_all_seeds(
+def test_the_chosen_and_the_baselines_get_all_seeds_the_best_first(
     cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path, best: int
 ) -> None:
     """The first method leads, or the second."""
@@ -307,7 +301,7 @@ def test_only_the_leading_methods_get_all_seeds(
     supervised = load_run([*TINY, "baseline=supervised"])[0]
     tried = [*cells, untrained, supervised]
     # Baselines have one configuration, and that makes no budgets unequal.
-    tune.begin(tried, folder, tiny_data_dir, unequal=False)
+    tune.begin(tried, folder, tiny_data_dir)
     leader, other = cells[best], cells[3 - best]
     for cell in tried:
         score(
@@ -315,8 +309,8 @@ def test_only_the_leading_methods_get_all_seeds(
             cell,
             {leader: 60.0, other: 57.0, untrained: 99.0, supervised: 99.0}.get(cell, 50.0),
         )
-    finals = tune.final_cells(choose(folder), folder, tried, [0, 1], 1)
-    methods = [leader, replace(leader, seed=1), other]
+    finals = tune.final_cells(choose(folder), folder, tried, [0, 1])
+    methods = [leader, replace(leader, seed=1), other, replace(other, seed=1)]
     assert finals == [
         *methods,
         untrained,
@@ -336,7 +330,7 @@ def test_what_is_tuned_on_the_test_split_says_so(
     cell, runtime = load_run(
         [*settings, "evaluation.select_on=test", "evaluation.probe.learning_rates=[0.1,1]"]
     )
-    tune.begin([cell], tmp_path / "runs" / "mine", tiny_data_dir, unequal=False)
+    tune.begin([cell], tmp_path / "runs" / "mine", tiny_data_dir)
     run_cell(cell, runtime, "mine", ("pretrain", "tune"))
     choice = choose(tmp_path / "runs" / "mine")
     assert choice.selected_on == "test"
@@ -357,7 +351,7 @@ def test_refusals(
 ) -> None:
     def refused(match: str, cells: Sequence[Cell]) -> None:
         with pytest.raises(RegbenchError, match=match):
-            tune.begin(cells, folder, tiny_data_dir, unequal=False)
+            tune.begin(cells, folder, tiny_data_dir)
 
     refused(r"not a fair comparison: VICReg 2, SFRIK \(L=2\) 1", cells[:3])
     larger = [replace(cell, embedding_dim=2 * cell.embedding_dim) for cell in cells[:1]]
@@ -365,7 +359,7 @@ def test_refusals(
         r"not a fair comparison: VICReg \(q=16, setting 1\) 2, VICReg \(q=32, setting 2\) 1",
         [*cells[:2], *larger],
     )
-    tune.begin(cells[:3], folder, tiny_data_dir, unequal=True)
+    tune.begin(cells[:3], folder, tiny_data_dir, search={})
     mixed = [cells[0], load_run([*settings, "method=auh", "evaluation.select_on=test"])[0]]
     refused("evaluation.select_on must be the same", mixed)
     for cell in cells[:2]:
@@ -378,13 +372,13 @@ def test_refusals(
     write_text(
         tmp_path / "runs" / "ended" / "0123456789ab" / "record.json", made(status="diverged").text()
     )
-    tune.begin(cells, tmp_path / "runs" / "ended", tiny_data_dir, unequal=False)
+    tune.begin(cells, tmp_path / "runs" / "ended", tiny_data_dir)
     tested = made(scores=(knn_top1(50.0), knn_top1(50.0, "test")))
     write_text(tmp_path / "runs" / "tested" / "0123456789ab" / "record.json", tested.text())
     with pytest.raises(
         RegbenchError, match="holds runs that were scored on the test split already"
     ):
-        tune.begin(cells, tmp_path / "runs" / "tested", tiny_data_dir, unequal=False)
+        tune.begin(cells, tmp_path / "runs" / "tested", tiny_data_dir)
 
 
 def test_a_grid_over_the_optimizer_counts_every_configuration(scored: Scored) -> None:
@@ -431,7 +425,7 @@ def test_the_table_says_of_each_method_what_was_tried(
 
     Both have the same learning rate, which a reader wants to know too.
     """
-    tune.begin(cells[:3], folder, tiny_data_dir, unequal=True)
+    tune.begin(cells[:3], folder, tiny_data_dir, search={})
     for cell, value in zip(cells[:3], (50.0, 60.0, 55.0), strict=True):
         score(folder, cell, value)
     choice = choose(folder)
@@ -446,7 +440,13 @@ def test_the_table_says_of_each_method_what_was_tried(
         assert entry.ranking[0].hyperparameters["optimizer.base_lr"] == cells[0].optimizer.base_lr
 
 
-EDGE = "at the edge of what was tried"
+CHOSEN = """\
+method  q  knn_top1 (%), tuning  runner-up  tried  images  chosen  at the edge of what was tried
+TCR  16  53.70  53.60  2  384  optimizer.base_lr=2.0  largest optimizer.base_lr
+TCR  32  53.60  –  2  352  optimizer.base_lr=1.0  smallest optimizer.base_lr
+VICReg  16  55.50  54.50  2  384  alignment_weight=20.0  largest alignment_weight
+VICReg  32  55.50  54.50  2  384  alignment_weight=20.0  largest alignment_weight
+"""
 
 
 def test_a_choice_holds_all_that_it_was_made_of(
@@ -460,7 +460,7 @@ def test_a_choice_holds_all_that_it_was_made_of(
     grid = load_sweep(
         str(sweep_file(tmp_path, rows, settings)), ["seed=3,4", "embedding_dim=16,32"]
     )
-    tune.begin(grid.cells, folder, tiny_data_dir, unequal=False)
+    tune.begin(grid.cells, folder, tiny_data_dir)
 
     def tuned(cell: Cell) -> float:
         weight: float = cell.plain()["method"]["alignment_weight"]
@@ -511,60 +511,10 @@ def test_a_choice_holds_all_that_it_was_made_of(
     shown = vicreg.ranking[1].hyperparameters
     assert shown == {**weights, "method.epsilon": 0.0001, "optimizer.base_lr": 1.0}
     table = choice_table(choice).split("\n\n")
-    head, _, *lines = (re.split("  +", line) for line in table[0].splitlines())
-    assert head == [
-        "method",
-        "q",
-        "knn_top1 (%), tuning",
-        "runner-up",
-        "tried",
-        "images",
-        "chosen",
-        EDGE,
-    ]
+    head, _, *lines = table[0].splitlines()
     # Three steps of 32 images each, but for the run that diverged in its second.
-    assert sorted(lines) == [
-        [
-            "TCR",
-            "16",
-            "53.70",
-            "53.60",
-            "2",
-            "384",
-            "optimizer.base_lr=2.0",
-            "largest optimizer.base_lr",
-        ],
-        [
-            "TCR",
-            "32",
-            "53.60",
-            "–",
-            "2",
-            "352",
-            "optimizer.base_lr=1.0",
-            "smallest optimizer.base_lr",
-        ],
-        [
-            "VICReg",
-            "16",
-            "55.50",
-            "54.50",
-            "2",
-            "384",
-            "alignment_weight=20.0",
-            "largest alignment_weight",
-        ],
-        [
-            "VICReg",
-            "32",
-            "55.50",
-            "54.50",
-            "2",
-            "384",
-            "alignment_weight=20.0",
-            "largest alignment_weight",
-        ],
-    ]
+    found = [re.split("  +", head), *sorted(re.split("  +", line) for line in lines)]
+    assert found == [re.split("  +", line) for line in CHOSEN.splitlines()]
     assert table[1] == "chosen on the tuning split from at most 2 configurations a method"
 
 
@@ -582,9 +532,7 @@ def tune_grid(path: Path, folder: Path, *overrides: str) -> Sweep | None:
     grid = load_sweep(str(path), overrides)
     run = bring(folder, lambda cell: 50.0 + cell.optimizer.base_lr)
     proposed = Proposed(grid, True)
-    return tune.tune(
-        proposed, lambda: proposed, run, final_seeds=[0, 1], leading=None, unequal=False
-    )
+    return tune.tune(proposed, lambda: proposed, run, final_seeds=[0, 1])
 
 
 def test_no_seeds_at_all_are_those_of_the_grid_and_not_those_of_the_file(
@@ -596,9 +544,7 @@ def test_no_seeds_at_all_are_those_of_the_grid_and_not_those_of_the_file(
     )
     run = bring(folder, lambda cell: 50.0)
     for given, seeds in ((None, {7}), ([], {0})):
-        final = tune.tune(
-            proposed, lambda: proposed, run, final_seeds=given, leading=None, unequal=False
-        )
+        final = tune.tune(proposed, lambda: proposed, run, final_seeds=given)
         assert final is not None and {cell.seed for cell in final.cells} == seeds
 
 
@@ -619,9 +565,7 @@ def test_what_slurm_goes_on_with_has_no_choice_yet(
     def propose_next() -> Proposed:
         pytest.fail("nothing follows from scores that are not there yet")
 
-    assert (
-        tune.tune(proposed, propose_next, run, final_seeds=[0], leading=None, unequal=False) is None
-    )
+    assert tune.tune(proposed, propose_next, run, final_seeds=[0]) is None
     assert asked == [("pretrain", "tune")]
     assert compared_ids(folder) == sorted(cell.id for cell in grid.cells)
     assert (folder / "search.json").exists() == (not complete)
@@ -671,7 +615,7 @@ def test_a_tuning_that_waits_for_a_cell_of_another_grid_says_how_to_go_on(
 ) -> None:
     path = sweep_file(tmp_path, ["method=vicreg"], settings)
     wrong = load_sweep(str(path), ["epochs=500"]).cells
-    tune.begin(wrong, folder, tiny_data_dir, unequal=False)
+    tune.begin(wrong, folder, tiny_data_dir)
     write_text(folder / wrong[0].id / "config.yaml", yaml.safe_dump(wrong[0].plain()))
     with pytest.raises(
         RegbenchError, match=r"has no score to choose by yet; .* remove .*tune\.json and tune again"
@@ -719,7 +663,7 @@ def test_a_data_set_without_a_tuning_split_is_refused(
 def test_a_grid_where_all_diverge_is_told(
     cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path
 ) -> None:
-    tune.begin(cells, folder, tiny_data_dir, unequal=False)
+    tune.begin(cells, folder, tiny_data_dir)
     for cell in cells:
         score(folder, cell, None)
     with pytest.raises(RegbenchError, match=r"every cell of .* diverged"):
@@ -786,8 +730,6 @@ def search(
         propose_next,
         bring(folder, surface, at_most),
         final_seeds=None,
-        leading=None,
-        unequal=False,
     )
     assert final is not None
     return choose(folder)
@@ -906,43 +848,35 @@ def values(folder: Path, name: str = "alignment_weight", *, epochs: int = 1) -> 
 @pytest.mark.parametrize(
     ("row", "name", "best", "brackets"),
     [
-        (  # around 10 half of the range, then around 10.5 a quarter
+        (  # around 10 half of the range, then around 10.5 a quarter; the learning rate varies too
             "method=tcr method.alignment_weight=interval(0,16)",
             "alignment_weight",
             10.4,
             [8, 4, 12, 2, 10, 6, 14, 1, *(10.5, 8.5, 12.5, 7.5), *(11.2, 10.2, 12.2, 8.62)],
         ),
         (  # half of the range from 14 up, then as much from 20.5 up
-            "method=tcr method.alignment_weight=interval(0,16)",
+            "method=tcr method.alignment_weight=interval(0,16) optimizer.base_lr=1",
             "alignment_weight",
             100.0,
             [8, 4, 12, 2, 10, 6, 14, 1, *(18.5, 16.5, 20.5, 15.5), *(26, 24, 28, 20.8)],
         ),
         (  # half of the range from 17 down, then as much from 10.5 down
-            "method=tcr method.alignment_weight=interval(16,32)",
+            "method=tcr method.alignment_weight=interval(16,32) optimizer.base_lr=1",
             "alignment_weight",
             1.0,
             [24, 20, 28, 18, 26, 22, 30, 17, *(13.5, 11.5, 15.5, 10.5), *(8, 6, 10, 2.75)],
         ),
         (  # of 0.1 to 100 times q = 16, on a logarithmic scale
-            "method=koleo",
+            "method=koleo optimizer.base_lr=1",
             "alignment_weight",
             40.0,
             [
-                50.6,
-                9,
-                285,
-                3.79,
-                120,
-                21.3,
-                675,
-                2.46,
-                *(62.8, 26.5, 149, 17.2),
-                *(69.9, 45.4, 108, 22.5),
+                *(50.6, 9, 285, 3.79, 120, 21.3, 675, 2.46),
+                *(62.8, 26.5, 149, 17.2, 69.9, 45.4, 108, 22.5),
             ],
         ),
         (  # there are no values below 0
-            "method=mmcr",
+            "method=mmcr optimizer.base_lr=1",
             "local_weight",
             0.0,
             [
@@ -951,20 +885,12 @@ def values(folder: Path, name: str = "alignment_weight", *, epochs: int = 1) -> 
             ],
         ),
         (  # there are no values above 20
-            "method=auh method.alignment_weight=1",
+            "method=auh method.alignment_weight=1 optimizer.base_lr=1",
             "scale",
             100.0,
             [
-                1.73,
-                0.721,
-                4.16,
-                0.465,
-                2.68,
-                1.12,
-                6.45,
-                0.374,
-                *(12.2, 9.19, 16.2, 7.97),
-                *(18.7, 17.8, 19.7, 16.3),
+                *(1.73, 0.721, 4.16, 0.465, 2.68, 1.12, 6.45, 0.374),
+                *(12.2, 9.19, 16.2, 7.97, 18.7, 17.8, 19.7, 16.3),
             ],
         ),
     ],
@@ -979,32 +905,11 @@ def test_a_search_closes_in_on_the_best_and_goes_beyond_an_end_of_the_space(
     brackets: list[float],
 ) -> None:
     """Brackets of eight, four and four points: those of Halton's sequence in base 2, computed
-    by hand.
+    by hand. Those of the method are spread most evenly.
     """
-    path = sweep_file(tmp_path, [f"{row} optimizer.base_lr=1"], settings)
+    path = sweep_file(tmp_path, [row], settings)
     search(path, folder, 16, lambda cell: 90 - abs(getattr(cell.method, name) - best) / 10)
     assert values(folder, name) == brackets
-
-
-def test_the_first_bracket_is_the_largest_and_spreads_the_methods_own_values_most_evenly(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
-    """Twelve trainings pay for brackets of eight and of four.
-
-    Nobody has stated the learning rate, which varies too.
-    """
-    path = sweep_file(tmp_path, ["method=tcr method.alignment_weight=interval(0,16)"], settings)
-    search(path, folder, 12, peak(10.0))
-    assert values(folder)[:8] == [
-        8,
-        4,
-        12,
-        2,
-        10,
-        6,
-        14,
-        1,
-    ]  # of Halton's sequence, those in base 2
 
 
 def test_a_search_closes_in_on_the_best_of_full_length(
@@ -1072,8 +977,6 @@ def test_a_search_that_has_chosen_needs_the_folders_of_its_choices_alone(
             propose_next,
             bring(folder, peak(30.0)),
             final_seeds=[0, 1],
-            leading=None,
-            unequal=False,
         )
 
     cells = final()
@@ -1149,8 +1052,8 @@ def test_a_grid_whose_best_lies_at_its_end_says_so(
     cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And records say it of their own method; the second was added by a later call."""
-    tune.begin(cells[:2], folder, tiny_data_dir, unequal=False)
-    tune.begin(cells[2:], folder, tiny_data_dir, unequal=False)
+    tune.begin(cells[:2], folder, tiny_data_dir)
+    tune.begin(cells[2:], folder, tiny_data_dir)
     for cell, value in zip(cells, (60.0, 50.0, 50.0, 60.0), strict=True):
         score(folder, cell, value)
     edges = {entry.label: entry.edges for entry in choose(folder).choices}
@@ -1181,68 +1084,61 @@ def test_a_value_that_none_lies_beyond_is_no_edge(
     assert (entry.chosen, entry.edges) == (cells[values.index(max(values))].id, {})
 
 
-def test_a_search_that_cannot_be_made_is_refused(
-    tmp_path: Path, settings: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(match: str, rows: Sequence[str], trials: int, *more: str) -> None:
-        with pytest.raises(RegbenchError, match=match):
-            propose(str(sweep_file(tmp_path, rows, [*settings, *more])), [], trials)
+SIX = " ".join(
+    f"{name}=0.1,0.2"
+    for name in (
+        *("method.alignment_weight", "method.variance_weight", "method.covariance_weight"),
+        *("method.epsilon", "optimizer.weight_decay", "optimizer.momentum"),
+    )
+)
+TWICE = "2 searches for TCR that differ in nothing but epochs or tuned values"
 
-    refused(
-        "has nothing to search", ["method=tcr method.alignment_weight=1 optimizer.base_lr=1"], 6
-    )
-    refused("--trials 2 is too few for a search; give 3 or more", ["method=tcr"], 2, "epochs=5")
-    refused(
-        r"embedding_dim=interval\(16,64\): only settings",
-        ["method=tcr embedding_dim=interval(16,64)"],
-        6,
-    )
-    refused(
-        "a warm-up cannot be searched", ["method=tcr optimizer.warmup_epochs=0,1,2"], 6, "epochs=16"
-    )
-    names = (
-        "method.alignment_weight",
-        "method.variance_weight",
-        "method.covariance_weight",
-        "method.epsilon",
-    )
-    six = " ".join(
-        f"{name}=0.1,0.2" for name in (*names, "optimizer.weight_decay", "optimizer.momentum")
-    )
-    refused(
-        "7 settings are searched at once; give at most 6",
-        [f"method=vicreg {six} optimizer.base_lr=1,2"],
-        6,
-    )
-    assert propose(
-        str(sweep_file(tmp_path, [f"method=vicreg {six} optimizer.base_lr=1"], settings)), [], 6
-    ).sweep
-    twice = "2 searches for TCR that differ in nothing but epochs or tuned values"
-    refused(twice, ["method=tcr epochs=4,8"], 6)
-    refused(
-        twice, ["method=tcr method.alignment_weight=1", "method=tcr method.alignment_weight=2"], 6
-    )
-    refused(
-        "different seeds; give all the same", ["method=tcr seed=0,1", "method=vicreg seed=0"], 6
-    )
-    refused(
-        "--trials 3 is too few for a search; give 6 or more", ["method=tcr seed=0,1"], 3, "epochs=4"
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(VICReg, "space", None)
-        refused(r"VICReg states no search space; .*method\.NAME=tag", ["method=vicreg"], 6)
-        stated = sweep_file(
-            tmp_path, ["method=vicreg method.alignment_weight=interval(1,2)"], settings
-        )
-        assert propose(str(stated), [], 6).sweep.cells
+
+@pytest.mark.parametrize(
+    ("rows", "trials", "refusal"),
+    [
+        (["method=tcr method.alignment_weight=1 optimizer.base_lr=1"], 6, "nothing to search"),
+        (["method=tcr epochs=5"], 2, "--trials 2 is too few for a search; give 3 or more"),
+        (["method=tcr seed=0,1 epochs=4"], 3, "--trials 3 is too few for a search; give 6 or more"),
+        (["method=tcr embedding_dim=interval(16,64)"], 6, r"interval\(16,64\): only settings"),
+        (["method=tcr optimizer.warmup_epochs=0,1,2 epochs=16"], 6, "a warm-up cannot be searched"),
+        (
+            [f"method=vicreg {SIX} optimizer.base_lr=1,2"],
+            6,
+            "7 settings are searched at once; give at most 6",
+        ),
+        (["method=tcr epochs=4,8"], 6, TWICE),
+        ([f"method=tcr method.alignment_weight={weight}" for weight in (1, 2)], 6, TWICE),
+        (["method=tcr seed=0,1", "method=vicreg seed=0"], 6, "different seeds; give all the same"),
+    ],
+)
+def test_a_search_that_cannot_be_made_is_refused(
+    rows: list[str], trials: int, refusal: str, tmp_path: Path, settings: list[str]
+) -> None:
+    with pytest.raises(RegbenchError, match=refusal):
+        propose(str(sweep_file(tmp_path, rows, settings)), [], trials)
+
+
+def test_a_search_needs_a_space_that_somebody_states(
+    tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    six = sweep_file(tmp_path, [f"method=vicreg {SIX} optimizer.base_lr=1"], settings)
+    assert propose(str(six), [], 6).sweep
+    monkeypatch.setattr(VICReg, "space", None)
+    path = sweep_file(tmp_path, ["method=vicreg"], settings)
+    with pytest.raises(RegbenchError, match=r"VICReg states no search space; .*method\.NAME=tag"):
+        propose(str(path), [], 6)
+    row = "method=vicreg method.alignment_weight=interval(1,2)"
+    assert propose(str(sweep_file(tmp_path, [row], settings)), [], 6).sweep.cells
+
+
+def test_a_search_keeps_the_budget_that_it_began_with(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
     path = sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=4"], trials=6)
-    refused_command = CliRunner().invoke(
-        main, ["tune", str(path), "--trials", "2", "--plan"]
-    )  # it comes before the file
-    assert (refused_command.exit_code, "--trials 2 is too few" in refused_command.output) == (
-        2,
-        True,
-    )
+    # The command's budget comes before the file's.
+    refused = CliRunner().invoke(main, ["tune", str(path), "--trials", "2", "--plan"])
+    assert (refused.exit_code, "--trials 2 is too few" in refused.output) == (2, True)
     search(path, folder, 6, peak(100.0))
     for trials in (3, 9):
         with pytest.raises(RegbenchError, match="this search began with --trials 6"):
@@ -1275,7 +1171,7 @@ def test_each_search_of_a_repeated_tuning_has_seeds_and_configurations_of_its_ow
         assert [len(own) for own in weights] == [4, 4, 4]
         assert len(set.union(*weights)) == 12
         assert [entry.search for entry in choice.choices if entry.label == label] == [0, 1, 2]
-    final = tune.final_cells(choice, folder, tried(folder), [0, 1], None)
+    final = tune.final_cells(choice, folder, tried(folder), [0, 1])
     assert Counter((cell.label, cell.seed) for cell in final) == dict.fromkeys(
         itertools.product(("TCR", "VICReg", "untrained"), (0, 1, 1000, 1001, 2000, 2001)), 1
     )
@@ -1288,15 +1184,6 @@ def test_each_search_of_a_repeated_tuning_has_seeds_and_configurations_of_its_ow
         tune.how_chosen(folder / other.id, other, final=True)
     with pytest.raises(RegbenchError, match="this search began with --repeats 3"):
         propose(str(path), [], 3, 2)
-    leading = tune.final_cells(choice, folder, [], [0, 1], 1)
-    assert Counter(cell.seed for cell in leading) == {
-        0: 2,
-        1: 1,
-        1000: 2,
-        1001: 1,
-        2000: 2,
-        2001: 1,
-    }
 
 
 def test_a_repeated_grid_chooses_in_each_repeat(
@@ -1319,8 +1206,6 @@ def test_a_repeated_grid_chooses_in_each_repeat(
         propose_next,
         bring(folder, prefers),
         final_seeds=None,
-        leading=None,
-        unequal=False,
     )
     assert final is not None
     chosen = {(cell.seed, cell.plain()["method"]["alignment_weight"]) for cell in final.cells}
@@ -1371,10 +1256,7 @@ def test_a_repeat_in_which_all_diverge_chooses_nothing(
     assert [(cell.label, cell.seed, cluster.gpus) for cell, cluster in cells] == machines
     proposed = Proposed(grid, True, repeats=2)
     run = bring(folder, lambda cell: None if cell.seed else 50.0)
-    assert (
-        tune.tune(proposed, lambda: proposed, run, final_seeds=[0], leading=None, unequal=False)
-        is not None
-    )
+    assert tune.tune(proposed, lambda: proposed, run, final_seeds=[0]) is not None
     assert [entry.search for entry in choose(folder).choices] == [0, 0, 0]
     with pytest.raises(RegbenchError, match="--seeds names 7 twice"):
         tune.refuse_seeds([7, 8, 7], grid.cells[0])

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -38,6 +38,8 @@ from regbench.reports.bundle.rows_file import rows_beside
 from regbench.reports.find.records import read_records
 from regbench.spaces import Range
 from regbench.sweeps.forecast import plan
+from regbench.sweeps.local import run_sweep
+from regbench.sweeps.status import CellStatus
 from regbench.text import is_name
 from regbench.tracks.challenge import Challenge, prepared
 from regbench.tracks.own_loss import LossFile
@@ -416,7 +418,7 @@ def test_a_copy_of_a_row_is_not_told_from_its_twin_and_its_bundle_is_accepted(
     with prepared(file, track, overrides) as begun:
         assert isinstance(begun, Challenge)
         assert "2 shipped cells again, 2 configurations of Twin, 2 further seeds" in begun.plan()
-        placing = begun.run(None, said.append)
+        placing = begun.run(run_sweep, said.append)
     assert isinstance(placing, Placing)
     twin = next(verdict for verdict in placing.verdicts if verdict.label == "VICReg")
     # On the same machine a copy gives the same scores, and so do the repeated cells.
@@ -516,7 +518,7 @@ def test_a_smoke_test_tells_a_loss_from_none(
     overrides = [f"runtime.runs_dir={tmp_path / 'runs'}"]
 
     def outcome(text: str, linear: float | None, rank: float | None) -> Smoke:
-        def trained(grid: Sweep, *_: object, **__: object) -> list[object]:
+        def trained(grid: Sweep, _: Sequence[str]) -> list[CellStatus]:
             assert [cell.epochs > 0 for cell in grid.cells] == [False, True]
             assert grid.cells[1].label in text
             for cell, value in zip(grid.cells, (15.0, linear), strict=True):
@@ -537,9 +539,8 @@ def test_a_smoke_test_tells_a_loss_from_none(
                 write_text(folder / "record.json", record.text())
             return []
 
-        monkeypatch.setattr("regbench.tracks.smoke.run_grid", trained)
         with prepared(write("my_loss.py", text), "minute", overrides) as begun:
-            found = begun.run(None, print)
+            found = begun.run(trained)
         assert isinstance(found, Smoke)
         return found
 

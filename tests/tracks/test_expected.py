@@ -39,17 +39,35 @@ def test_the_table_comes_first_and_a_log_has_a_line_for_each_cell(
 ) -> None:
     announces = []
 
-    def run_grid(*_: object, announce: object, **__: object) -> None:
+    def run_sweep(_: object, __: object, announce: object) -> None:
         announces.append(announce)
         raise RegbenchError("nothing is run")
 
-    monkeypatch.setattr("regbench.slurm.execute.run_grid", run_grid)
+    monkeypatch.setattr("regbench.sweeps.local.run_sweep", run_sweep)
+    monkeypatch.setattr("regbench.sweeps.run.prepare_all", lambda *_: None)
     done = CliRunner().invoke(main, ["sweep", "quickstart"])
     assert done.output.startswith("What to expect:\n")
     assert "3 seeds on 2 cores of AMD EPYC" in done.output
     assert announces == [None]
-    # Others begin as before.
-    assert "What to expect" not in CliRunner().invoke(main, ["sweep", "minute"]).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["quickstart", "seed=3,4", "runtime.parallel=1"], True),
+        (["quickstart", "epochs=2", "optimizer.warmup_epochs=0"], False),
+        (["minute"], False),
+    ],
+)
+def test_only_cells_of_the_shipped_settings_are_compared_with_them(
+    arguments: list[str], shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_grid(*_: object, **__: object) -> None:
+        raise RegbenchError("nothing is run")
+
+    monkeypatch.setattr("regbench.sweeps.run.run_grid", run_grid)
+    done = CliRunner().invoke(main, ["sweep", *arguments])
+    assert ("What to expect" in done.output, "nothing is run" in done.output) == (shown, True)
 
 
 def test_cells_that_end_fill_a_column_in_place(

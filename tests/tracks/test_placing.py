@@ -20,7 +20,7 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import Sweep, load_grid, load_sweep
 from regbench.files import write_text
 from regbench.reports.rows.deviations import Stat
-from regbench.slurm.execute import Unfinished
+from regbench.sweeps.run import Unfinished
 from regbench.sweeps.status import CellStatus
 from regbench.tracks.challenge import Challenge
 from regbench.tracks.placing import Placing
@@ -192,14 +192,12 @@ class Trainings:
         self.own, self.again = own, dict(zip(("SimCLR", "VICReg"), again, strict=True))
         self.written: list[tuple[Any, ...]] = []
         self.asked: list[tuple[str, list[int]]] = []
-        for module in ("slurm.execute", "tracks.challenge"):
-            patch.setattr(f"regbench.{module}.run_stages", self.run)
         for name in ("write_report", "submit"):
             patch.setattr(
                 f"regbench.tracks.challenge.{name}", lambda *places: self.written.append(places)
             )
 
-    def run(self, sweep: Sweep, stages: Sequence[str], *_: object) -> list[object]:
+    def run(self, sweep: Sweep, stages: Sequence[str]) -> list[CellStatus]:
         assert len(sweep.clusters) == len(sweep.cells)
         folder = Path(sweep.runtime.runs_dir) / sweep.name
         self.asked.append((sweep.name, sorted(cell.seed for cell in sweep.cells)))
@@ -231,7 +229,7 @@ def test_a_challenge_takes_seeds_for_as_long_as_one_more_may_tell(
     challenge: Challenge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainings, said = Trainings(monkeypatch), list[str]()
-    placing = challenge.run(None, said.append)
+    placing = challenge.run(trainings.run, said.append)
     assert placing is not None
     seeds = [[0, 1, 2], [0, 1, 2, 3]]
     assert trainings.asked == [
@@ -273,13 +271,11 @@ def test_a_challenge_is_left_to_slurm_with_both_of_its_parts_begun(
 ) -> None:
     trainings = Trainings(monkeypatch)
 
-    def submitted(*arguments: Any) -> list[object] | None:
-        ended = trainings.run(*arguments)
+    def submitted(sweep: Sweep, stages: Sequence[str]) -> list[CellStatus] | None:
+        ended = trainings.run(sweep, stages)
         return None if len(trainings.asked) == queued else ended
 
-    for module in ("slurm.execute", "tracks.challenge"):
-        monkeypatch.setattr(f"regbench.{module}.run_stages", submitted)
-    assert challenge.run(None) is None
+    assert challenge.run(submitted) is None
     assert [name for name, _ in trainings.asked] == ["repeated", "mine", "mine"][: max(queued, 2)]
     assert trainings.written == []
 
@@ -290,18 +286,16 @@ def test_a_challenge_ends_at_a_cell_without_a_record(
 ) -> None:
     trainings = Trainings(monkeypatch)
 
-    def failed(sweep: Sweep, *arguments: Any) -> list[object]:
-        trainings.run(sweep, *arguments)
-        if (sweep.name, "final" in arguments[0]) != (failing, True):
+    def failed(sweep: Sweep, stages: Sequence[str]) -> list[CellStatus]:
+        trainings.run(sweep, stages)
+        if (sweep.name, "final" in stages) != (failing, True):
             return []
         return [
             CellStatus(sweep.cells[0].id, "KoLeo", 0, "failed", 0, 1, None, None, "", "", Path())
         ]
 
-    for module in ("slurm.execute", "tracks.challenge"):
-        monkeypatch.setattr(f"regbench.{module}.run_stages", failed)
     with pytest.raises(Unfinished):
-        challenge.run(None)
+        challenge.run(failed)
     assert trainings.asked[-1][0] == failing
 
 
@@ -319,16 +313,18 @@ def test_what_diverged_has_no_place(
     challenge: Challenge,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    Trainings(monkeypatch, own, again)
+    trainings = Trainings(monkeypatch, own, again)
     with pytest.raises(RegbenchError, match=refusal):
-        challenge.run(None)
+        challenge.run(trainings.run)
 
 
 def test_rows_of_another_task_are_refused(
     challenge: Challenge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Trainings(monkeypatch)
+    trainings = Trainings(monkeypatch)
     with pytest.raises(
         RegbenchError, match="the shipped rows are not those of this version's track"
     ):
-        replace(challenge, overrides=[*challenge.overrides, "evaluation.knn.k=7"]).run(None)
+        replace(challenge, overrides=[*challenge.overrides, "evaluation.knn.k=7"]).run(
+            trainings.run
+        )

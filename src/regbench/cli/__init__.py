@@ -8,16 +8,13 @@ imports what it needs when it runs, so that `--help` is quick.
 from regbench.cli import (  # noqa: F401
     auditing,
     catalogue,
-    challenging,
     data,
-    doctor,
+    grid,
     jobs,
     measuring,
     reporting,
     sharing,
-    sweeps,
     train,
-    watching,
 )
 from regbench.cli.group import main
 

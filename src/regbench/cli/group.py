@@ -1,4 +1,4 @@
-"""The group of all commands: errors in one line, exit codes, the log."""
+"""The group of all commands: errors in one line, exit codes, the log; and `doctor`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Printable(logging.Formatter):
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether a GPU or this machine has no memory left, without the import of torch."""
+    """Return True if a GPU or this machine has no memory left, without the import of torch."""
     if type(error).__name__ in ("MemoryError", "OutOfMemoryError"):
         return True
     # torch's words on the CPU, in a RuntimeError.
@@ -121,3 +121,17 @@ def main(debug: bool) -> None:
     handler.setFormatter(_Printable())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     signal.signal(signal.SIGTERM, _interrupt)
+
+
+@main.command()
+def doctor() -> None:
+    """Show what this machine has and lacks, and how to get it.
+
+    `make gpu` in a clone compares a GPU with the CPU and measures it.
+    """
+    from tabulate import tabulate
+
+    from regbench.instruments.inventory import inventory
+
+    rows = [(each.what, each.found, each.remedy) for each in inventory()]
+    click.echo(tabulate(rows, ("", "found", "to have it"), disable_numparse=True))

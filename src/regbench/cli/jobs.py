@@ -1,14 +1,18 @@
-"""Commands for a sweep that was started: status, retry, cancel, logs, clean."""
+"""Commands for a sweep that was started: status, watch, retry, cancel, logs, clean."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+import regbench
 from regbench.cli.completion import complete_cell, complete_started
 from regbench.cli.group import main
 from regbench.cli.options import cells_argument, of_started_sweep, runs_dir_option
@@ -16,6 +20,13 @@ from regbench.errors import RegbenchError
 
 if TYPE_CHECKING:
     from regbench.sweeps.status import CellStatus
+
+
+# Each look reads files of every cell, on a cluster over the network.
+_LOOK_S = 2.0
+# A report of thousands of cells takes longer than a look.
+_REPORT_S = 30.0
+_ON_THEIR_WAY = ("running", "queued", "pending", "interrupted", "preempted")
 
 
 @main.command()
@@ -50,7 +61,7 @@ def status(name: str | None, runs_dir: Path, everything: bool) -> None:
     click.echo(status_table(statuses(sweep_folder(runs_dir, name)), everything=everything))
 
 
-def watch(folder: Path) -> list[CellStatus]:
+def show_until_ended(folder: Path) -> list[CellStatus]:
     """Show how a sweep stands until none of its cells runs or waits; return how they stand then."""
     from regbench.slurm.manage import poll
     from regbench.sweeps.status import counts, status_table
@@ -66,6 +77,57 @@ def watch(folder: Path) -> list[CellStatus]:
             click.echo(f"{folder.name}: {counts(found)}")
         last = table
     return found
+
+
+@main.command()
+@of_started_sweep
+@click.option("--once", is_flag=True, help="Show it once, write the report, and return.")
+def watch(folder: Path, once: bool) -> None:
+    """Show states and curves of a sweep's cells as they train.
+
+    Keeps its report up to date. Looks every two seconds until all cells have ended; Ctrl-C leaves
+    them alone. The report is written anew when cells have finished, at most every half a minute.
+    Only what lies in the runs folder is read, so it works on any machine that sees it.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from regbench.slurm.manage import statuses
+    from regbench.sweeps.status import FINISHED
+    from regbench.sweeps.watch import drawn
+
+    # A log has no width, and tables would be cut to 80 columns.
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    reported: set[str] = set()
+    # The first report does not wait.
+    written_s, page = -_REPORT_S, None
+    with contextlib.ExitStack() as stack:
+        live = None
+        if console.is_terminal and not once:
+            live = stack.enter_context(Live(console=console, auto_refresh=False, screen=True))
+        while True:
+            found = statuses(folder)
+            ended = once or all(status.state not in _ON_THEIR_WAY for status in found)
+            finished = {status.cell_id for status in found if status.state in FINISHED}
+            if finished != reported and (ended or time.monotonic() - written_s >= _REPORT_S):
+                page, reported, written_s = _report(folder), finished, time.monotonic()
+            if live is not None:
+                live.update(drawn(found, max(5, console.height - 8)), refresh=True)
+            if ended:
+                break
+            time.sleep(_LOOK_S)
+    console.print(drawn(found, len(found)))
+    if page is not None:
+        console.print(f"report: {page}", soft_wrap=True)
+
+
+def _report(folder: Path) -> Path | None:
+    """Write the report; None where there is nothing to report yet."""
+    with contextlib.redirect_stderr(io.StringIO()):  # its progress bars would run over the table
+        try:
+            return regbench.report(folder).page
+        except RegbenchError:
+            return None
 
 
 @main.command()

@@ -135,9 +135,6 @@ def out_in_runs(name: str, what: str) -> Callable[[Any], Any]:
     )
 
 
-started_sweep = click.argument("name", shell_complete=complete_started)
-
-
 def of_started_sweep(command: Callable[..., Any]) -> Callable[..., Any]:
     """Take the name of a sweep that was started and the folder of runs.
 
@@ -150,7 +147,8 @@ def of_started_sweep(command: Callable[..., Any]) -> Callable[..., Any]:
 
         return command(folder=sweep_folder(runs_dir, name), **others)
 
-    return started_sweep(runs_dir_option(with_folder))
+    name_argument = click.argument("name", shell_complete=complete_started)
+    return name_argument(runs_dir_option(with_folder))
 
 
 cells_argument = click.argument("cells", nargs=-1, shell_complete=complete_cell)

@@ -1,4 +1,4 @@
-"""Commands that run a grid of cells, or say what it will take: sweep, tune, plan."""
+"""Commands that run a grid of cells, or say what it will take: sweep, tune, challenge, plan."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from regbench.api import executor
 from regbench.cli.completion import complete_sweep
 from regbench.cli.group import main
-from regbench.cli.jobs import watch
+from regbench.cli.jobs import show_until_ended
 from regbench.cli.options import OVERRIDES_HELP, overrides_and_runs_dir, positive, whole_numbers
 from regbench.cli.reporting import write_and_show_report
+from regbench.text import printable
 
 if TYPE_CHECKING:
+    from regbench.api import Wait
     from regbench.benchmark.settings.sweep import Sweep
     from regbench.sweeps.forecast import Planned
     from regbench.sweeps.status import Announce, CellStatus
@@ -23,6 +26,12 @@ _report_option = click.option(
     "--report/--no-report",
     default=False,
     help="Write the report at the end and print the leaderboard.",
+)
+_wait_option = click.option(
+    "--wait",
+    is_flag=True,
+    callback=lambda ctx, param, asked: show_until_ended if asked else None,
+    help="With cluster=slurm: stay and show how the cells stand until the end.",
 )
 
 
@@ -35,11 +44,7 @@ def grid_options(command: Callable[..., Any]) -> Callable[..., Any]:
             is_flag=True,
             help="Run cells too that are predicted not to fit cluster.gpu_memory_gib.",
         ),
-        click.option(
-            "--wait",
-            is_flag=True,
-            help="With cluster=slurm: stay and show how the cells stand until the end.",
-        ),
+        _wait_option,
         click.option(
             "--plan", is_flag=True, help="Show the cells and what they will take; run nothing."
         ),
@@ -57,7 +62,7 @@ def sweep(
     overrides: Sequence[str],
     plan: bool,
     report: bool,
-    wait: bool,
+    wait: Wait | None,
     oversized: bool,
 ) -> None:
     r"""Run the grid NAME: a preset, or the path of a YAML file. Without NAME, list the presets.
@@ -78,28 +83,32 @@ def sweep(
         for preset, description in sweep_names().items():
             click.echo(f"{preset:<18} {description}")
         return
-    announce = None if plan else _show_expected(name)
     from regbench.benchmark.settings.sweep import load_sweep
-    from regbench.slurm.execute import run_grid
+    from regbench.sweeps.run import run_grid
 
     grid = load_sweep(name, overrides)
     if plan:
         show_plan(grid)
         return
-    statuses = run_grid(
-        grid, watch if wait else None, click.echo, oversized=oversized, announce=announce
-    )
+    announce = _show_expected(name, grid)
+    execute = executor(wait, click.echo, announce)
+    statuses = run_grid(grid, execute, oversized=oversized)
     _conclude(grid, statuses, report)
 
 
-def _show_expected(name: str) -> Announce | None:
-    """Print the shipped rows of a sweep that has some.
+def _show_expected(name: str, grid: Sweep) -> Announce | None:
+    """Print the shipped rows of a preset that has some, if the grid's cells are the preset's.
 
     Return what shows those of this machine beside them.
     """
+    from regbench.benchmark.settings.sweep import load_sweep
+    from regbench.files import configuration_id
     from regbench.tracks.expected import SHIPPED, ExpectedTable
 
     if name not in SHIPPED:
+        return None
+    shipped = {configuration_id(cell.plain()) for cell in load_sweep(name).cells}
+    if not shipped.issuperset(configuration_id(cell.plain()) for cell in grid.cells):
         return None
     table = ExpectedTable(SHIPPED[name])
     click.echo(f"What to expect:\n\n{table.text()}\n")
@@ -109,7 +118,7 @@ def _show_expected(name: str) -> Announce | None:
 
 def _conclude(grid: Sweep, statuses: Sequence[CellStatus] | None, report: bool) -> None:
     """Write the report if that is asked for, and fail if cells did not finish."""
-    from regbench.slurm.execute import refuse_unfinished
+    from regbench.sweeps.run import refuse_unfinished
 
     ended = [status.state for status in statuses or ()]
     # The report comes first: one cell that failed must not hide the others.
@@ -128,11 +137,6 @@ def _conclude(grid: Sweep, statuses: Sequence[CellStatus] | None, report: bool) 
     "grid's]",
 )
 @click.option(
-    "--leading",
-    type=click.IntRange(1),
-    help="Only so many methods, the best on the tuning split, get all of them.",
-)
-@click.option(
     "--trials",
     type=click.IntRange(1),
     help="Search instead of a grid: each method may train as many images as so many of its cells.",
@@ -143,12 +147,6 @@ def _conclude(grid: Sweep, statuses: Sequence[CellStatus] | None, report: bool) 
     help="Do each search so often, with other seeds and configurations: results then hold for its "
     "outcome too.",
 )
-@click.option(
-    "--unequal-budgets",
-    "unequal",
-    is_flag=True,
-    help="Let methods choose from different numbers of configurations.",
-)
 def tune(
     name: str,
     overrides: Sequence[str],
@@ -157,8 +155,8 @@ def tune(
     repeats: int | None,
     plan: bool,
     report: bool,
-    wait: bool,
-    **how: Any,
+    wait: Wait | None,
+    oversized: bool,
 ) -> None:
     r"""Tune each method, then score the chosen on the test split.
 
@@ -177,7 +175,7 @@ def tune(
       regbench tune mine.yaml evaluation.select_on=test    tuned on the test split, as the paper
     """
     from regbench.benchmark.settings.runtime import STAGES
-    from regbench.slurm.execute import proposals, run_stages, run_tuning
+    from regbench.sweeps.run import proposals, run_tuning
 
     # None, unlike no seeds, leaves it to the sweep's file.
     final_seeds = None if seeds is None else whole_numbers("seeds", seeds)
@@ -185,38 +183,75 @@ def tune(
         proposed = proposals(name, overrides, trials, repeats)()
         show_plan(proposed.sweep)
         if proposed.search is not None:
-            each = proposed.search.get("trials_per_hyperparameter")
-            budget = f"each method gets the images of {each or proposed.search['trials']} trainings"
-            budget += " for each hyperparameter that it searches" * bool(each)
-            budget += f" in each of {proposed.repeats} searches" * (proposed.repeats > 1)
-            click.echo(f"\nThis is what the search tries first; in all, {budget}.")
+            click.echo(f"\nThis is what the search tries first; in all, {proposed.budget}.")
         return
-    wait_for_slurm = watch if wait else None
+    execute = executor(wait, click.echo)
     final = run_tuning(
         name,
         overrides,
-        wait_for_slurm,
+        execute,
         click.echo,
         final_seeds=final_seeds,
         trials=trials,
         repeats=repeats,
-        **how,
+        oversized=oversized,
     )
     if final is None:
         click.echo("when they have ended, the same command goes on")
         return
-    _conclude(final, run_stages(final, STAGES, wait_for_slurm, click.echo), report)
+    _conclude(final, execute(final, STAGES), report)
+
+
+@main.command(epilog=OVERRIDES_HELP)
+@click.argument("loss")
+@overrides_and_runs_dir
+@click.option(
+    "--track",
+    default="scenes",
+    show_default=True,
+    help="Rows to be placed among; minute: a smoke test.",
+)
+@click.option("--plan", is_flag=True, help="Show what it will take; run nothing.")
+@_wait_option
+@click.pass_context
+def challenge(
+    ctx: click.Context,
+    loss: str,
+    overrides: Sequence[str],
+    track: str,
+    plan: bool,
+    wait: Wait | None,
+) -> None:
+    r"""Place a new loss among the rows of a track.
+
+    LOSS is a file with a regularizer, or with a plain function or nn.Module of two embeddings:
+    my_loss.py, or my_loss.py:NAME. Only this loss is trained: as many configurations as the others
+    had, three seeds of the best, and further seeds while a verdict is open. Two shipped cells are
+    trained again, so that what this machine changes is in the intervals. The same command goes on
+    where it was stopped. docs/challenge.md says what a verdict takes.
+
+    \b
+      regbench challenge my_loss.py --track minute    is it sound, and does it learn?
+      regbench challenge my_loss.py --plan
+      regbench challenge my_loss.py
+    """
+    from regbench.tracks.challenge import prepared
+    from regbench.tracks.smoke import Smoke
+
+    with prepared(loss, track, overrides) as begun:
+        execute = executor(wait, click.echo)
+        outcome = str(begun.plan()) if plan else begun.run(execute, click.echo)
+    for line in str(outcome or "when they have ended, the same command goes on").split("\n"):
+        click.echo(printable(line))
+    ctx.exit(1 if isinstance(outcome, Smoke) and not outcome.ok else 0)
 
 
 def show_plan(grid: Sweep) -> list[Planned]:
     """Print the cells of a grid and what they will take; return that."""
-    from tabulate import tabulate
-
     from regbench.sweeps import forecast
 
     planned = forecast.plan(grid)
-    click.echo(tabulate(list(forecast.rows(planned)), headers="keys", disable_numparse=True))
-    click.echo(f"\n{forecast.summary(planned)}")
+    click.echo(forecast.table(planned))
     return planned
 
 

@@ -1,5 +1,6 @@
-"""Run a grid or a tuning, on this machine or by Slurm: what the commands and the Python API
-share.
+"""Run a grid or a tuning to its records: what the commands and the Python API share.
+
+Who runs the cells is handed in: processes of this machine, or Slurm.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from regbench.sweeps import tune
 from regbench.sweeps.choose import choice_table, choose
 from regbench.sweeps.forecast import refuse_oversized
 from regbench.sweeps.search import Proposed, propose
-from regbench.sweeps.status import Announce, CellStatus, ends, unfinished
+from regbench.sweeps.status import CellStatus, unfinished
 
 log = logging.getLogger("regbench")
 
-Wait = Callable[[Path], list[CellStatus]]
-"""Waits for the cells of a sweep's folder that Slurm has, and returns how they stand in the end."""
+Execute = Callable[[Sweep, Sequence[str]], list[CellStatus] | None]
+"""Brings each cell of a grid through stages and returns how the cells stand in the end; None if
+they go on without this process.
+"""
 
 
 class Unfinished(RegbenchError):
@@ -33,52 +36,48 @@ class Unfinished(RegbenchError):
     exit_code = 1
 
 
-def run_grid(
-    grid: Sweep,
-    wait: Wait | None,
-    say: Callable[[str], None] = log.info,
-    *,
-    oversized: bool,
-    announce: Announce | None = None,
-) -> list[CellStatus] | None:
+def run_grid(grid: Sweep, execute: Execute, *, oversized: bool) -> list[CellStatus] | None:
     """Refuse a grid that cannot run, prepare its data sets, and run it to the records.
 
     Args:
         grid: The cells.
-        wait: Waits for cells that Slurm has; None: return when they are in the queue.
-        say: Takes a line on what was submitted.
+        execute: Runs them.
         oversized: Run cells too that are predicted not to fit `cluster.gpu_memory_gib`.
-        announce: See `regbench.sweeps.local.run_sweep`.
 
     Returns:
-        How the cells stand; None if Slurm goes on with them.
+        What `execute` returns.
     """
     tune.refuse_tuning(grid)
     _prepare(grid, oversized=oversized)
-    return run_stages(grid, STAGES, wait, say, announce)
+    return execute(grid, STAGES)
 
 
 def run_tuning(
     name: str,
     overrides: Sequence[str],
-    wait: Wait | None,
+    execute: Execute,
     say: Callable[[str], None] = log.info,
     *,
-    final_seeds: Sequence[int] | None,
-    leading: int | None,
-    trials: int | None,
-    repeats: int | None,
-    unequal: bool,
-    oversized: bool,
+    final_seeds: Sequence[int] | None = None,
+    trials: int | None = None,
+    repeats: int | None = None,
+    oversized: bool = False,
 ) -> Sweep | None:
     """Take a tuning to its choice, from wherever an earlier call was stopped.
 
-    `name` and `overrides` are those of `load_sweep`. `trials` is the budget of a search in place of
-    the grid, and `repeats` says how often all of it is done; None: what the sweep's file says. The
-    other arguments are those of `run_grid` and `regbench.sweeps.tune.tune`.
+    Args:
+        name: A preset of a sweep, or the path of a YAML file.
+        overrides: Settings that change every cell.
+        execute: Runs the cells.
+        say: Takes the table of the choice.
+        final_seeds: See `regbench.sweeps.tune.tune`.
+        trials: Budget of a search in place of the grid; None: what the sweep's file says.
+        repeats: Number of times that all of it is done; None: what the sweep's file says.
+        oversized: See `run_grid`.
 
     Returns:
-        The cells that are left to score on the test split; None if Slurm goes on with the tuning.
+        The cells that are left to score on the test split; None if the tuning goes on without this
+        process.
 
     Raises:
         RegbenchError: If the tuning is refused.
@@ -94,53 +93,15 @@ def run_tuning(
     _prepare(grid, oversized=oversized)
 
     def run(grid: Sweep, stages: Sequence[str]) -> bool:
-        statuses = run_stages(grid, stages, wait, say)
+        statuses = execute(grid, stages)
         refuse_unfinished(statuses, grid, stages)
         return statuses is not None
 
-    final = tune.tune(
-        proposed, propose_next, run, final_seeds=final_seeds, leading=leading, unequal=unequal
-    )
+    final = tune.tune(proposed, propose_next, run, final_seeds=final_seeds)
     if final is not None:
         choice = choose(Path(grid.runtime.runs_dir) / grid.name)
         say(f"\n{choice_table(choice)}\n")
     return final
-
-
-def run_stages(
-    grid: Sweep,
-    stages: Sequence[str],
-    wait: Wait | None,
-    say: Callable[[str], None] = log.info,
-    announce: Announce | None = None,
-) -> list[CellStatus] | None:
-    """Run stages of each cell of a grid whose data sets are prepared; see `run_grid`."""
-    if grid.scheduler != "slurm":
-        from regbench.sweeps.local import run_sweep
-
-        return run_sweep(grid, stages, announce)
-    from regbench.slurm import manage
-    from regbench.sweeps import forecast
-
-    say(forecast.summary(forecast.plan(grid)))
-    count, arrays = manage.submit_sweep(grid, stages)
-    submitted = (
-        f"submitted {count} cells as {', '.join(arrays)}"
-        if count
-        else "all cells are finished, run or wait"
-    )
-    say(f"{submitted}; see: regbench status {grid.name}")
-    look = wait or manage.statuses
-    ids = {cell.id for cell in grid.cells}
-    # The folder may hold cells of earlier calls, with other seeds.
-    statuses = [
-        status for status in look(Path(grid.runtime.runs_dir) / grid.name) if status.cell_id in ids
-    ]
-    # Everything may have been finished before, and then there is nothing to wait for.
-    ended = ends(stages)
-    if wait is None and any(status.state not in ended for status in statuses):
-        return None
-    return statuses
 
 
 def refuse_unfinished(
