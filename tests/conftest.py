@@ -105,7 +105,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compares a text with `golden/NAME` beside the test's file."""
+    """Compare a text with `golden/NAME` beside the test's file."""
 
     def compare(name: str, text: str) -> None:
         path = request.path.parent / "golden" / name

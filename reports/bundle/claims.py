@@ -17,8 +17,9 @@ from typing import Any
 
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.identity import configuration_id
 from regbench.errors import RegbenchError
-from regbench.files import configuration_id, parse_json
+from regbench.files import parse_json
 from regbench.reports.bundle.bundle import Bundle
 from regbench.reports.bundle.tunings import of_choice, of_final_run
 from regbench.reports.find.check import image_misfits

@@ -101,8 +101,8 @@ def _show_expected(name: str, grid: Sweep) -> Announce | None:
 
     Return what shows those of this machine beside them.
     """
+    from regbench.benchmark.settings.identity import configuration_id
     from regbench.benchmark.settings.sweep import load_sweep
-    from regbench.files import configuration_id
     from regbench.tracks.expected import SHIPPED, ExpectedTable
 
     if name not in SHIPPED:
