@@ -117,13 +117,13 @@ def _subject(method: Regularizer) -> Subject:
     """Describe a method to the checks that are asked of every loss."""
 
     def size(views: Views, global_views: int | None = None) -> float:
-        return _size(_evaluate(method, views, global_views=global_views))
+        return max(_size(_evaluate(method, views, global_views=global_views)), TINY)
 
     return Subject(
         value=partial(_total, method),
         draw=lambda n, q, layout: draw_views(n, q, layout[0]),
         mean=lambda views: (_total(method, views).item(), 0.0),
-        size=lambda views, **options: max(size(views, **options), TINY),
+        size=size,
         # More images than dimensions, fewer, the fewest, and views of which not all are global.
         places=((4, 3, (2, 2)), (3, 5, (2, 2)), (2, 2, (2, 2)), (4, 3, (3, 1))),
         step=3e-5,

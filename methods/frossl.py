@@ -63,19 +63,18 @@ class FroSSL(Native):
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute alignment and entropy."""
-        # The column as it was tells what of the centred one is rounding.
-        z_VNQ = torch.stack([normalize_columns(self._center(z_NQ), z_NQ) for z_NQ in views_NQ])
+        normal_NQ = []
+        for z_NQ in views_NQ:
+            shifted_NQ = z_NQ - z_NQ.mean(dim=0) if self.centered else z_NQ
+            # The column as it was tells what of the centred one is rounding.
+            normal_NQ.append(normalize_columns(shifted_NQ, z_NQ))
+        z_VNQ = torch.stack(normal_NQ)
         count, n, _ = z_VNQ.shape
+        scale = self.alignment_weight * count / n
         return {
-            "alignment": self.alignment_weight
-            * count
-            / n
-            * (z_VNQ - z_VNQ.mean(dim=0)).square().sum(),
+            "alignment": scale * (z_VNQ - z_VNQ.mean(dim=0)).square().sum(),
             "entropy": torch.stack([_log_purity(z_NQ) for z_NQ in z_VNQ]).sum(),
         }
-
-    def _center(self, z_NQ: Tensor) -> Tensor:
-        return z_NQ - z_NQ.mean(dim=0) if self.centered else z_NQ
 
 
 def _log_purity(z_NQ: Tensor) -> Tensor:

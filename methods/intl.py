@@ -65,7 +65,9 @@ class INTL(Native):
         pair.
         """
         w_NQ = [self._normalize_spectrum(z_NQ) for z_NQ in views_NQ]
-        unit_NQ, traces = [normalize(w) for w in w_NQ], [_trace_loss(w) for w in w_NQ]
+        unit_NQ = [normalize(w) for w in w_NQ]
+        # Every variance would be 1 if Newton's steps had converged.
+        traces = [(w.var(dim=1) - 1).square().sum() for w in w_NQ]
         alignment, trace = [], []
         for g, v, share in pairs(len(views_NQ), global_views):
             alignment.append(share * (2 - 2 * (unit_NQ[g] * unit_NQ[v]).sum(dim=1).mean()))
@@ -83,8 +85,3 @@ class INTL(Native):
             # Newton's steps from I converge because no eigenvalue of Σ/tr Σ exceeds 1.
             root_NN = 1.5 * root_NN - 0.5 * (root_NN @ root_NN @ root_NN @ (sigma_NN / trace))
         return root_NN @ (centred_NQ / trace.sqrt())
-
-
-def _trace_loss(w_NQ: Tensor) -> Tensor:
-    # Every variance would be 1 if Newton's steps had converged.
-    return (w_NQ.var(dim=1) - 1).square().sum()

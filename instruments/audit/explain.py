@@ -92,9 +92,8 @@ def explain(target: Target, method: Regularizer) -> Finding | None:
     """
     samples = _sample(target)
     if not samples.values.isfinite().all():
-        return Finding(
-            "not finite", "defect", math.nan, "the value of ordinary embeddings is NaN or infinite"
-        )
+        text = "the value of ordinary embeddings is NaN or infinite"
+        return Finding("not finite", "defect", math.nan, text)
     exact = _SINGLE if samples.single else _EXACT
     claimed, *others = hypotheses(method)
     columns = _columns(claimed.terms, samples, method, len(samples.sizes))
@@ -233,13 +232,8 @@ def _fit(
     # The rest counts by how much the values differ among draws, or by their size where that is
     # small.
     spread = (values - values.mean(dim=1, keepdim=True)).abs().amax(dim=1)
-    scale = (
-        torch.maximum(values.abs(), total.abs())
-        .amax(dim=1)
-        .mul(1e-3)
-        .maximum(spread)
-        .clamp_min(1e-12)
-    )
+    size = torch.maximum(values.abs(), total.abs()).amax(dim=1)
+    scale = (1e-3 * size).maximum(spread).clamp_min(1e-12)
     # Fewer unknowns first: with more of them, more fits by chance.
     for kind, factored, constant in tries:
         varying = {}
@@ -261,9 +255,8 @@ def _describe(hypothesis: Hypothesis, fit: _Fit) -> Finding:
     """Describe an explanation."""
     finding = _fitted(fit)
     finding = replace(finding, text=f"equals {hypothesis.text}{finding.text}")
-    if (
-        hypothesis.name and finding.severity != "defect"
-    ):  # a wrong sign is worse than another convention
+    # A wrong sign is worse than another convention.
+    if hypothesis.name and finding.severity != "defect":
         return Finding(hypothesis.name, hypothesis.severity, hypothesis.size, finding.text)
     return finding
 

@@ -183,9 +183,8 @@ def views(target: Target) -> list[Finding]:
         found += left_out(target, layout)
     if not found and method is not None:
         found = values(target, method)
-    if not any(
-        finding.severity == "defect" for finding in found
-    ):  # it would show in the order and gradient again
+    # A defect would show in the order and gradient again.
+    if not any(finding.severity == "defect" for finding in found):
         for layout in layouts:
             found += order(target, layout) + gradient(target, layout)
     first_by_name: dict[str, Finding] = {}
@@ -256,10 +255,7 @@ def precision(target: Target) -> list[Finding]:
     findings: list[Finding] = []
     # The numbers of float32 are 1e-7 apart, those of half precision 1e-3.
     if not target.single and (jump := _jump(target)) > 1e-10:
-        text = (
-            f"the value jumps by {jump:.1g} of itself between embeddings that are equal to ten "
-            "digits"
-        )
+        text = f"the value jumps by {jump:.1g} of itself between embeddings equal to ten digits"
         findings.append(Finding("rounds within", "defect" if jump > 1e-6 else "note", jump, text))
     single = cast(target.draw(seed=0, size=(16, 8)), torch.float32)
     if target.claimed is not None and target.claimed.metadata.scale_invariant:

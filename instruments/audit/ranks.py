@@ -266,30 +266,22 @@ class _Split:
     def _judge_alone(self) -> list[Finding]:
         for value, own in zip(self.values, self._own_values(), strict=True):
             if not self.same(value, own):
-                why = (
-                    "no rank's value depends on another's rows, although it changes with the "
-                    "number of ranks"
+                text = (
+                    f"{self.where} no rank's value depends on another's rows, although it changes "
+                    "with the number of ranks"
                 )
-                return [
-                    Finding(
-                        "dropped collective result", "defect", value / own, f"{self.where} {why}"
-                    )
-                ]
+                return [Finding("dropped collective result", "defect", value / own, text)]
         if self.target.gathers:
             values = f"({self.mean:.4g} in the mean, {self.whole:.4g} of the batch)"
             text = f"{self.where} each value is that of the rank's own rows {values}"
             return [Finding("does not gather", "defect", self.error, text)]
         if self.same(self.mean, self.whole) or len(set(self.rows)) > 1:
             return []
-        values = f"{self.mean:.4g} in the mean {self.where}, {self.whole:.4g} of the whole batch"
-        return [
-            Finding(
-                "own rows",
-                "convention",
-                self.error,
-                f"each rank's loss is that of its own rows: {values}",
-            )
-        ]
+        text = (
+            f"each rank's loss is that of its own rows: {self.mean:.4g} in the mean {self.where}, "
+            f"{self.whole:.4g} of the whole batch"
+        )
+        return [Finding("own rows", "convention", self.error, text)]
 
     def _judge_value(self) -> list[Finding]:
         # If only the mean is right, each rank has its share of it.
@@ -307,11 +299,8 @@ class _Split:
             return [Finding("unequal shares change the value", "convention", self.error, text)]
         for factor, words in ((self.world, "times"), (1 / self.world, "divided by")):
             if self.world > 1 and self.same(self.mean, factor * self.whole):
-                return [
-                    Finding(
-                        "value's factor", "defect", factor, f"{text}: {words} the number of ranks"
-                    )
-                ]
+                text += f": {words} the number of ranks"
+                return [Finding("value's factor", "defect", factor, text)]
         text += ": some statistics are each rank's own"
         return [Finding("statistics of own rows", "convention", self.error, text)]
 
@@ -347,9 +336,8 @@ class _Split:
         found = [answer.gradient for answer in self.answers]
 
         def are(wanted: Sequence[float], allowed: float = loose) -> bool:
-            return all(
-                abs(a - b) <= allowed for a, b in zip(found, wanted, strict=True)
-            )  # not so for NaN
+            # Not so for NaN.
+            return all(abs(a - b) <= allowed for a, b in zip(found, wanted, strict=True))
 
         if are(needed):
             return []
@@ -366,20 +354,10 @@ class _Split:
             return [Finding(name, "defect", ratio, f"{ddp} {words} the gradient of the value")]
         error = math.dist(found, needed) / max(math.hypot(*needed), 1e-300)
         if are([answer.slopes[rank] for rank, answer in enumerate(self.answers)]):
-            why = (
-                f"rows reach other ranks' values, but no gradient comes back: {error:.2g} of it is "
-                "missing"
+            text = (
+                f"{self.where} rows reach other ranks' values, but no gradient comes back: "
+                f"{error:.2g} of it is missing"
             )
-            return [
-                Finding(
-                    "not differentiated through the gather", "defect", error, f"{self.where} {why}"
-                )
-            ]
-        return [
-            Finding(
-                "gradient off on ranks",
-                "defect",
-                error,
-                f"{ddp} off the value's gradient by {error:.2g}",
-            )
-        ]
+            return [Finding("not differentiated through the gather", "defect", error, text)]
+        text = f"{ddp} off the value's gradient by {error:.2g}"
+        return [Finding("gradient off on ranks", "defect", error, text)]

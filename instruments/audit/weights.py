@@ -9,7 +9,7 @@ constants, do not matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -89,16 +89,15 @@ def _factor(target: Target, method: Regularizer, argument: str, size: Size) -> f
 
     gradients = not target.detaches
     wanted = _change(of_loss, weight, views, gradients)
-    solved: Any = optimize.least_squares(
-        lambda factors: (
-            _change(of_textbook, factors[0] * weight, exact, gradients) - wanted
-        ).numpy(),
-        [1.0],
-    )
-    close = (
-        np.linalg.norm(solved.fun) <= (_SINGLE if target.single else _CLOSE) * wanted.norm().item()
-    )
-    return float(solved.x[0]) if close else math.nan
+
+    def rest(factors: Sequence[float]) -> np.ndarray[Any, Any]:
+        return (_change(of_textbook, factors[0] * weight, exact, gradients) - wanted).numpy()
+
+    solved: Any = optimize.least_squares(rest, [1.0])
+    tolerance = _SINGLE if target.single else _CLOSE
+    if np.linalg.norm(solved.fun) <= tolerance * wanted.norm().item():  # not so for NaN
+        return float(solved.x[0])
+    return math.nan
 
 
 def _of_unit(loss: LossOfViews, views: Views, seed: int = 0) -> Tensor:

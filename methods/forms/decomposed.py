@@ -141,7 +141,8 @@ class Decomposed(Regularizer):
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> Addends:
         """Compute alignment and the mean of the regularizer's addends."""
-        views_NQ = [self._unit(z_NQ) for z_NQ in views_NQ]
+        if self.unit:
+            views_NQ = list(map(normalize, views_NQ))
         regularizer = self.regularizer_of_step(views_NQ[0])
         alignment = mean_squared_spread(views_NQ, global_views, to_center=self.to_center)
         scale = self.alignment_scale(views_NQ[0].shape[1])
@@ -202,9 +203,6 @@ class Decomposed(Regularizer):
             ):
                 to_embedding_gradient(gradient_NQ, z_NQ, inverse_N)
         return {"alignment": scale * shard.sum(alignment)} | _mean(addends), gradients_NQ
-
-    def _unit(self, z_NQ: Tensor) -> Tensor:
-        return normalize(z_NQ) if self.unit else z_NQ
 
 
 def _mean(addends: Sequence[Addends]) -> Addends:

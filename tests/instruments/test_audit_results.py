@@ -27,30 +27,23 @@ def numbers(phrase: str, processes: int = 1) -> list[float]:
         for block in re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
         if phrase in block
     )
-    program = [sys.executable, "-W", "ignore", "-c", script]
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(processes),
-    ]
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    if processes > 1:
+        launcher = f"-m torch.distributed.run --standalone --no-python --nproc-per-node {processes}"
+        command = [sys.executable, *launcher.split(), *command]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        [*launcher, "--no-python", *program] if processes > 1 else program,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment
     )
     missing = re.search(r"^(ModuleNotFoundError|ImportError): .*$", result.stderr, re.M)
     if missing:
         pytest.skip(missing[0])
     assert result.returncode == 0, result.stderr
-    printed = [
-        line for line in result.stdout.splitlines() if " | " not in line
-    ]  # a library's own log is not the script's
-    return [float(number) for line in printed for number in NUMBER.findall(line)]
+    found: list[float] = []
+    for line in result.stdout.splitlines():
+        if " | " not in line:  # a library's own log is not the script's
+            found += map(float, NUMBER.findall(line))
+    return found
 
 
 @pytest.mark.slow
@@ -146,17 +139,14 @@ def test_weights_are_what_the_page_says(name: str) -> None:
     except RegbenchError as error:
         pytest.skip(str(error))
     (finding,) = run_probe(loss, "weights")
-    told = re.sub(r" \(\d[^)]*\)", "", finding.text).split(
-        "; "
-    )  # without the numbers behind a form of n and q
+    # Without the numbers behind a form of n and q.
+    told = re.sub(r" \(\d[^)]*\)", "", finding.text).split("; ")
     wanted = []
     for argument, (_, setting) in loss.weights.items():
         ours, published = FACTORS.get((name, argument), ("1", "1"))
-        theirs = (
-            "the publication has none"
-            if published == "none"
-            else f"× {published} = the publication's"
-        )
+        theirs = f"× {published} = the publication's"
+        if published == "none":
+            theirs = "the publication has none"
         wanted.append(f"{argument} × {ours} = {setting}, {theirs}")
         if ours == "no multiple":
             wanted[-1] = f"{argument} is no multiple of {setting}"

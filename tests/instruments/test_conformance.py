@@ -134,6 +134,13 @@ class Fails(Plain):
         raise ValueError("not written yet")
 
 
+def checked(method: Regularizer, check: str) -> CheckResult:
+    """The result of a check that applies."""
+    result = run_check(method, check)
+    assert result is not None
+    return result
+
+
 @pytest.mark.parametrize(
     ("broken", "check"),
     [
@@ -156,24 +163,20 @@ class Fails(Plain):
     ],
 )
 def test_a_broken_method_fails(broken: type[Broken | Plain], check: str) -> None:
-    finding = run_check(broken(), check)
-    assert finding is not None
+    finding = checked(broken(), check)
     assert not finding.ok
     assert finding.where
-    sound = run_check(Plain() if issubclass(broken, Plain) else Broken(), check)
-    assert sound is not None
-    assert sound.ok
+    sound = Plain() if issubclass(broken, Plain) else Broken()
+    assert checked(sound, check).ok
 
 
 def test_what_broke_is_said() -> None:
-    finding = run_check(Fails(), "float32")
-    assert finding is not None
+    finding = checked(Fails(), "float32")
     assert (finding.error, finding.where) == (math.inf, "ValueError: not written yet")
 
 
 def test_the_size_of_the_error_is_said() -> None:
-    finding = run_check(WrongGradient(alignment_weight=0.0), "gradient")
-    assert finding is not None
+    finding = checked(WrongGradient(alignment_weight=0.0), "gradient")
     assert finding.error == pytest.approx(1e-3, rel=1e-3)
 
 
@@ -219,8 +222,7 @@ def undocumented() -> Iterator[str]:
 
 
 def test_missing_documentation_is_named(undocumented: str) -> None:
-    finding = run_check(methods.build(undocumented), "documentation")
-    assert finding is not None
+    finding = checked(methods.build(undocumented), "documentation")
     assert finding.error == 5
     named = ("metadata.published", "metadata.url with https://", "its year in the docstring")
     for missing in (*named, "strength under", "word under"):
@@ -237,25 +239,20 @@ class Unpublished(Broken):
 
 
 def test_an_unpublished_method_needs_no_year() -> None:
-    finding = run_check(Unpublished(), "documentation")
-    assert finding is not None
+    finding = checked(Unpublished(), "documentation")
     assert finding.ok, finding.where
 
 
 def test_a_published_method_needs_its_year(undocumented: str) -> None:
     method = methods.build(undocumented)
     object.__setattr__(method, "metadata", replace(METADATA, reference="Somebody"))
-    finding = run_check(method, "documentation")
-    assert finding is not None
+    finding = checked(method, "documentation")
     assert 'a year, or "unpublished", in metadata.reference' in finding.where
 
 
 def test_hyperparameters_that_do_not_come_back_are_named(undocumented: str) -> None:
-    finding = run_check(methods.build(undocumented, strength=2.5), "configuration")
-    assert finding is not None
-    assert finding.ok
-    finding = run_check(methods.build(undocumented, word=" with spaces "), "configuration")
-    assert finding is not None
+    assert checked(methods.build(undocumented, strength=2.5), "configuration").ok
+    finding = checked(methods.build(undocumented, word=" with spaces "), "configuration")
     assert finding.error == 2
     assert "word=' with spaces ' came back as 'with spaces'" in finding.where
 

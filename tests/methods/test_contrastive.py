@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 import torch
 
 from regbench import methods
-from tests.methods.forms import evaluate
-
-Rows = list[list[float]]
-
-
-def draw(n: int, q: int, seed: int) -> tuple[Rows, Rows]:
-    source = random.Random(seed)
-    z1 = [[source.gauss(0, 1) for _ in range(q)] for _ in range(n)]
-    return z1, [[x + source.gauss(0, 0.5) for x in row] for row in z1]
-
-
-def unit(rows: Rows) -> Rows:
-    return [[x / math.hypot(*row) for x in row] for row in rows]
-
-
-def dot(a: list[float], b: list[float]) -> float:
-    return math.fsum(x * y for x, y in zip(a, b, strict=True))
+from tests.methods.test_formulas import dot, draw, loss_of, unit
 
 
 def mean(values: list[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def loss_of(name: str, z1: Rows, z2: Rows, **hyperparameters: object) -> float:
-    z1_NQ, z2_NQ = (torch.tensor(z, dtype=torch.float64) for z in (z1, z2))
-    return evaluate(name, z1_NQ, z2_NQ, **hyperparameters)[0]
 
 
 SIZES = [(2, 2), (5, 3), (4, 7)]

@@ -19,7 +19,8 @@ from regbench.methods import w_mse as whitening
 from regbench.methods.forms.logdet import log_det_identity_plus
 from regbench.methods.forms.pairwise import normalize
 from regbench.processes import Place, Processes
-from tests.methods.forms import evaluate
+from tests.methods.forms import evaluate, unit
+from tests.methods.forms import terms_of as terms
 from tests.methods.test_engine import joined
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -37,14 +38,6 @@ def draw(n: int, q: int, seed: int = 3) -> tuple[Array, Array]:
 
 def loss(name: str, z1: Array, z2: Array, **hyperparameters: Any) -> float:
     return evaluate(name, torch.from_numpy(z1), torch.from_numpy(z2), **hyperparameters)[0]
-
-
-def terms(name: str, z1: Array, z2: Array, **hyperparameters: Any) -> dict[str, float]:
-    return evaluate(name, torch.from_numpy(z1), torch.from_numpy(z2), **hyperparameters)[1]
-
-
-def unit(z: Array) -> Array:
-    return np.stack([row / math.sqrt(sum(x * x for x in row)) for row in z])
 
 
 def covariance(z: Array, divisor: int) -> Array:

@@ -29,21 +29,18 @@ def methods(names: Sequence[str]) -> None:
     hyperparameters, search space.
     """
     if not names:
-        _list_methods()
+        from tabulate import tabulate
+
+        headers = ["method=", "label", "reference", "time", "memory"]
+        click.echo(tabulate(_listed_methods(), headers=headers))
+        click.echo(
+            "\nn = batch, q = embedding dimension. One method in full: regbench methods NAME"
+        )
         return
     from regbench import methods as registry
 
     for name in names:
         _show_method(registry.build(name), registry.defaults(name))
-
-
-def _list_methods() -> None:
-    from tabulate import tabulate
-
-    click.echo(
-        tabulate(_listed_methods(), headers=["method=", "label", "reference", "time", "memory"])
-    )
-    click.echo("\nn = batch, q = embedding dimension. One method in full: regbench methods NAME")
 
 
 def _listed_methods() -> list[list[str]]:
@@ -121,9 +118,8 @@ def _show_space(method: Regularizer) -> None:
     click.echo("Search space (regbench tune --trials):")
     space = method.space or {}
     if not space:
-        click.echo(
-            f"    {'not stated' if method.space is None else 'no hyperparameter of the method'}"
-        )
+        stated = "not stated" if method.space is None else "no hyperparameter of the method"
+        click.echo(f"    {stated}")
     for key, values in space.items():
         click.echo(f"    method.{key}: {values}")
     # The learning rate is searched for every method alike.
@@ -172,16 +168,13 @@ def check(names: Sequence[str]) -> None:
             # Passed checks of many methods would hide those that failed.
             rows = []
             for f in bad if len(chosen) > 1 else findings:
-                rows.append(
-                    [f.check, "" if f.ok else "FAILED", f"{f.error:.1e}", f"{f.bound:.0e}", f.where]
-                )
+                verdict = "" if f.ok else "FAILED"
+                rows.append([f.check, verdict, f"{f.error:.1e}", f"{f.bound:.0e}", f.where])
             others = [f"{check} (not {claim})" for check, claim in left_out(method).items()]
             if others and len(chosen) == 1:
-                why = (
-                    f"; {' and '.join(method.needs)} keep the network from collapsing"
-                    if method.needs
-                    else ""
-                )
+                why = ""
+                if method.needs:
+                    why = f"; {' and '.join(method.needs)} keep the network from collapsing"
                 bar.write(f"does not apply: {', '.join(others)}{why}")
             if rows:
                 headers = ["check", "", "error", "allowed", "largest at"]
@@ -216,11 +209,8 @@ def settings(prefix: str) -> None:
         for setting in chosen:
             default = "" if setting.default is None else f" = {setting.default}"
             click.echo(f"  {setting.name}{default}   ({setting.kind})")
-            click.echo(
-                textwrap.fill(
-                    setting.meaning, 100, initial_indent=" " * 6, subsequent_indent=" " * 6
-                )
-            )
+            text = textwrap.fill(setting.meaning, 94)
+            click.echo(textwrap.indent(text, " " * 6))
             shown += 1
         if chosen:
             click.echo()
