@@ -111,7 +111,7 @@ def read_bundle(path: Path, folder: Path | None = None) -> Bundle:
         RegbenchError: If it is none, or holds something else than it states.
     """
     with tempfile.TemporaryDirectory() as temporary:
-        place = Path(temporary) if folder is None else folder
+        place = folder or Path(temporary)
         try:
             sha256 = _unpack(path, place)
             return _read(path, sha256, place)

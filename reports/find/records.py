@@ -52,9 +52,9 @@ class Records:
         """One line on what is left out and what tells more; empty if nothing is."""
         if not self.skipped:
             return ""
-        one = len(self.skipped) == 1
-        counted = "1 file is" if one else f"{len(self.skipped)} files are"
-        first = f"{self.skipped[0]}" if one else f"{self.skipped[0]} and others"
+        counted, first = "1 file is", str(self.skipped[0])
+        if len(self.skipped) > 1:
+            counted, first = f"{len(self.skipped)} files are", f"{first} and others"
         return (
             f"{counted} not what was written, and left out of the report: {first}; `{self.remedy}` "
             "tells all"
@@ -152,7 +152,7 @@ def _nothing_good(folders: Sequence[Path], skipped: Sequence[Misfit], missing: i
             f"no record that fits in {places}: {len(skipped)} damaged or changed, the first is "
             f"{skipped[0]}; delete the folder of such a run and run the cell again"
         )
-    waiting = f", {missing} cells have none yet" if missing else ""
+    waiting = f", {missing} cells have none yet" * (missing > 0)
     return f"no finished run in {places}{waiting}; make some with `regbench sweep quickstart`"
 
 
@@ -214,7 +214,12 @@ def _array(values: list[Any]) -> pyarrow.Array:
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        texts = [None if value is None else str(value) for value in values]
+        texts: list[str | None] = []
+        for value in values:
+            text = None
+            if value is not None:
+                text = str(value)
+            texts.append(text)
         return pa.array(texts)
 
 

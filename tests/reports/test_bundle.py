@@ -92,6 +92,7 @@ def test_nothing_is_submitted_that_does_not_check_out(tmp_path: Path) -> None:
     runs, out = tmp_path / "runs", tmp_path / "lab.tar.xz"
     sweep = tuned_sweep(runs)
     command = ("submit", "mine", "--runs-dir", runs, "--out", out)
+    assert "give an --out that ends in .tar.xz" in run(*command[:-1], tmp_path / "lab.zip").stderr
     record = next(sweep.glob("*/record.json"))
     text = record.read_text()
     record.write_text(text.replace("70.0", "80.0").replace("71.0", "81.0"))

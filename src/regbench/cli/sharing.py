@@ -124,7 +124,9 @@ def verify(
         read = read_bundle(bundle, unpacked)
         misfits = claim_misfits(read)
     # A bundle that does not fit itself need not be computed again.
-    for record in [] if misfits else drawn_cells(read, recompute):
+    if misfits:
+        recompute = 0
+    for record in drawn_cells(read, recompute):
         saved = record.checkpoint
         # Weights of others are never kept.
         with tempfile.TemporaryDirectory() as temporary:
@@ -139,16 +141,21 @@ def verify(
             done = compute(record, Path(temporary), weights=weights, overrides=runtime)
         found = differences(read, record, done.scores, trained=done.trained, alike=done.alike)
         misfits += found
-        how = "trained again" if done.trained else "evaluated again from its weights"
-        verdict = "equal to the last bit" if done.alike else "as near as other seeds come"
+        how, verdict = "evaluated again from its weights", "as near as other seeds come"
+        if done.trained:
+            how = "trained again"
+        if done.alike:
+            verdict = "equal to the last bit"
         if found:
             verdict = "not the same"
         click.echo(
             printable(f"{record.cell_id} ({record.label}, seed {record.seed}): {how}, {verdict}")
         )
-    checked = Check(len(read.records), tuple(misfits), "cell")
-    click.echo(checked if misfits else f"{checked}; sha256 {read.sha256}")
-    ctx.exit(1 if misfits else 0)
+    checked = str(Check(len(read.records), tuple(misfits), "cell"))
+    if misfits:
+        click.echo(checked)
+        ctx.exit(1)
+    click.echo(f"{checked}; sha256 {read.sha256}")
 
 
 @main.command()
