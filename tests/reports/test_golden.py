@@ -122,9 +122,16 @@ def halfway(record: Make) -> None:
     cells = [{"id": name, "label": "MMCR", "seed": i} for i, name in enumerate(failed)]
     cells += [{"id": "e" * 12, "label": "VICReg", "seed": 3}]
     # The seed is finished, so another cell of it is not missing.
-    plan("quickstart", *cells, {"id": "f" * 12, "label": "VICReg", "seed": 1})
+    cells += [{"id": "f" * 12, "label": "VICReg", "seed": 1}]
+    # Whatever settings of a training the plan of an untrained network states.
+    cells += [{"id": "a" * 12, "label": "untrained", "seed": 9, "epochs": 0, "embedding_dim": 16}]
+    # Of another task.
+    cells += [{"id": "b" * 12, "label": "AUH", "seed": 9, "dataset": "stl10"}]
+    cells += [{"id": "c" * 12, "label": "AUH", "seed": 9, "backbone": "resnet50"}]
+    plan("quickstart", *cells)
     for i, name in enumerate(failed):
-        fail("quickstart", name, f"reason {min(i, 5)}")
+        fail("quickstart", name, f"reason\n{min(i, 5)}")
+    fail("quickstart", "d" * 12, "no plan names it")
 
 
 def tuning(record: Make) -> None:
@@ -187,7 +194,9 @@ def tasks(record: Make) -> None:
     shorter = {**sizes, "epochs": 100}
     record("SimCLR", 0, knn=80.0, linear=None, sweep="lightly_cifar10", cell=shorter)
     record("VICReg", 0, knn=83.0, linear=None, sweep="lightly_cifar10", cell=sizes)
-    record("Barlow Twins", 0, knn=60.0, linear=None, sweep="mine", cell=sizes)
+    # Another sweep is not the recipe's, whatever it trains.
+    own = {**sizes, "method": {"name": "barlow_twins"}}
+    record("Barlow Twins", 0, knn=60.0, linear=None, sweep="mine", cell=own)
     paper(record)
 
 

@@ -17,7 +17,6 @@ from scipy import stats
 
 from regbench.benchmark.settings.sweep import load_run
 from regbench.reports import write_report
-from regbench.reports.find.records import read_records
 from regbench.reports.rows.tasks import compare_over
 from regbench.reports.tables import details
 from regbench.reports.tables.details import (
@@ -25,7 +24,7 @@ from regbench.reports.tables.details import (
     significance_table,
 )
 from regbench.reports.tables.hyperparameters import hyperparameters_table
-from regbench.reports.tables.leaderboard import leaderboard, leaderboard_frame
+from regbench.reports.tables.leaderboard import leaderboard
 from regbench.reports.tables.over_tasks import over_tasks_table
 from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
 from tests.records import chosen, ranked, tuning_choice
@@ -353,31 +352,6 @@ def test_a_planned_cell_that_another_sweep_has_finished_is_not_missing(
     assert row["n"] == "1"
 
 
-def test_missing_cells_show_as_missing(runs: Path, record: Make) -> None:
-    finished = record("VICReg", 0).parent.name
-    record("AUH", 0)
-    waiting = [{"id": f"{i:012x}", "label": "VICReg", "seed": i} for i in (1, 2)]
-    waiting += [{"id": f"{i:012x}", "label": "SimCLR", "seed": i} for i in (3, 4, 5)]
-    elsewhere = [{"id": "f" * 12, "label": "AUH", "seed": 9, "dataset": "stl10"}]  # of another task
-    elsewhere += [{"id": "e" * 12, "label": "AUH", "seed": 9, "backbone": "resnet50"}]
-    planned(runs, {"id": finished, "label": "VICReg", "seed": 0}, *waiting, *elsewhere)
-    for number, ended in enumerate(("interrupted", "failed"), 1):
-        failed(runs, f"{3:012x}", "OSError: no\nspace", number, ended)
-    table = leaderboard(task(runs))
-    cells = grid(table)
-    assert {label: row["n"] for label, row in cells.items()} == {
-        "VICReg": "1 of 3",
-        "AUH": "1",
-        "SimCLR": "0 of 3",
-    }
-    assert cells["SimCLR"][LINEAR] == "–"
-    assert any("Planned and not finished: 5 cells" in note for note in table.notes)
-    assert any("SimCLR, 1 cell (OSError: no space)" in note for note in table.notes)
-    assert read_records(runs).unfinished == {"quickstart": 7}
-    frame = leaderboard_frame(task(runs)).set_index("label")
-    assert frame["n_missing"].to_dict() == {"VICReg": 2, "AUH": 0, "SimCLR": 3}
-
-
 @pytest.mark.parametrize(
     ("key", "head"), [("embedding_dim", "q"), ("batch_size", "batch"), ("epochs", "epochs")]
 )
@@ -394,25 +368,6 @@ def test_a_missing_cell_counts_in_the_row_that_its_plan_fits_alone(
     heads, *rows = texts(leaderboard(task(runs)))
     shown = {row[heads.index(head)]: row[heads.index("n")] for row in rows}
     assert shown == {"2": "1", "4": "1 of 2", "8": "0 of 1"}
-
-
-def test_a_planned_seed_of_the_untrained_network_is_in_its_row(runs: Path, record: Make) -> None:
-    """Whatever settings of a training its plan states."""
-    record("untrained")
-    planned(
-        runs, {"id": "a" * 12, "label": "untrained", "seed": 1, "epochs": 0, "embedding_dim": 16}
-    )
-    table = leaderboard(task(runs))
-    assert {label: row["n"] for label, row in grid(table).items()} == {"untrained": "1 of 2"}
-    assert "Planned and not finished: 1 cell; n says of how many." in table.notes
-
-
-def test_a_run_that_no_plan_names_is_in_no_row(runs: Path, record: Make) -> None:
-    record("VICReg")
-    failed(runs, "a" * 12, "no space")
-    table = leaderboard(task(runs))
-    assert list(grid(table)) == ["VICReg"]
-    assert f"Failed, 1 in all, and to be tried again: {'a' * 12}, 1 cell (no space)." in table.notes
 
 
 def test_where_nothing_has_final_scores_what_is_planned_has_rows(runs: Path, record: Make) -> None:
