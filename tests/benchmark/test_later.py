@@ -54,8 +54,11 @@ MEASURES = (
 NAMES = ["alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_spread"]
 
 
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["evaluate", *arguments], prog_name="regbench")
+def call(*arguments: str, code: int = 0) -> Result:
+    """Evaluate by the command line, which ends with this exit code."""
+    result = CliRunner().invoke(main, ["evaluate", *arguments], prog_name="regbench")
+    assert result.exit_code == code, result.output
+    return result
 
 
 def own(tiny: list[str]) -> list[str]:
@@ -126,7 +129,6 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
     before = (finished / "record.json").read_bytes(), (finished / "choice-0001.json").read_bytes()
     with caplog.at_level(logging.INFO, "regbench"):
         result = call(str(finished), *own(tiny), *VOC, *MEASURES, "--only", "voc07,knn,measures")
-    assert result.exit_code == 0, result.output
     record = read_record(finished)
     assert record is not None
     folder = finished / "evaluations"
@@ -167,15 +169,14 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
     caplog.clear()
     with caplog.at_level(logging.INFO, "regbench"):
         again = call(str(finished), *own(tiny), "--only", "voc07,measures")
-    assert again.exit_code == 0, again.output
     assert f"{folder / 'voc07.json'} is there already; remove it to evaluate again" in caplog.text
     assert (folder / "voc07.json").read_bytes() == written
     for score in (*voc07.scores, *unlabelled.scores):
         assert score.name in again.output
     assert LaterEvaluation.read(folder / "measures.json").cell_id == record.cell_id
     (folder / "voc07.json").write_bytes(written[:-9])
-    damaged = call(str(finished), *own(tiny), "--only", "voc07")
-    assert damaged.exit_code == 2 and "remove it to evaluate voc07 again" in damaged.stderr
+    damaged = call(str(finished), *own(tiny), "--only", "voc07", code=2)
+    assert "remove it to evaluate voc07 again" in damaged.stderr
     (folder / "voc07.json").write_bytes(written)
     other = call(str(finished), *own(tiny), *VOC, "evaluation.voc07.folds=2", "--only", "voc07")
     assert "2-fold" in other.output
@@ -184,14 +185,12 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
 
 def test_a_later_evaluation_of_features_in_bf16_says_so(tiny: list[str], finished: Path) -> None:
     given = ("evaluation.precision=bf16", *MEASURES, "--only", "measures")
-    result = call(str(finished), *own(tiny), *given)
-    assert result.exit_code == 0, result.output
+    call(str(finished), *own(tiny), *given)
     assert (
         "evaluation.precision=bf16"
         in LaterEvaluation.read(finished / "evaluations" / "measures.json").command
     )
-    refused = call(str(finished), *own(tiny), "evaluation.precision=half")
-    assert refused.exit_code == 2
+    refused = call(str(finished), *own(tiny), "evaluation.precision=half", code=2)
     assert "evaluation.precision" in refused.stderr.splitlines()[0]
 
 
@@ -212,8 +211,7 @@ def test_no_weights_but_the_final_ones_are_evaluated(
 
     def refused(directory: Path) -> str:
         before = all_files(directory)
-        result = call(str(directory), *evaluate)
-        assert result.exit_code == 2, result.output
+        result = call(str(directory), *evaluate, code=2)
         assert set(all_files(directory).values()) == set(before.values())
         return result.stderr.splitlines()[-1]
 
@@ -230,13 +228,12 @@ def test_no_weights_but_the_final_ones_are_evaluated(
     again = CliRunner().invoke(main, [*remedy.split(), *own(tiny)])
     assert again.exit_code == 0, again.output
     (directory,) = (tmp_path / "runs" / "again").iterdir()
-    assert call(str(directory), *evaluate).exit_code == 0
+    call(str(directory), *evaluate)
 
 
 def test_a_run_without_a_record_gets_none_beside_it(tiny: list[str], finished: Path) -> None:
     (finished / "record.json").unlink()
     result = call(str(finished), *own(tiny), *MEASURES, "--only", "measures")
-    assert result.exit_code == 0, result.output
     assert "alignment" in result.output
     assert not (finished / "evaluations").exists()
 
@@ -245,16 +242,14 @@ def test_a_cell_that_its_tuning_did_not_choose_gets_no_test_score(
     tiny: list[str], finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (finished.parent / "tune.json").write_text("{}")
-    refused = call(str(finished), *own(tiny), "evaluation.knn.k=3")
-    assert (refused.exit_code, "has not chosen yet" in refused.stderr) == (2, True)
+    refused = call(str(finished), *own(tiny), "evaluation.knn.k=3", code=2)
+    assert "has not chosen yet" in refused.stderr
     tuning_choice(finished.parent)
     monkeypatch.chdir(finished)
-    refused = call(".", *own(tiny), "evaluation.knn.k=3")
-    assert (refused.exit_code, "chose other hyperparameters" in refused.stderr) == (2, True)
+    refused = call(".", *own(tiny), "evaluation.knn.k=3", code=2)
+    assert "chose other hyperparameters" in refused.stderr
     tuning_choice(finished.parent, chosen("VICReg", ranked(finished.name), ranked("0" * 12)))
-    assert (
-        call(".", *own(tiny), "evaluation.knn.k=3", *MEASURES, "--only", "measures").exit_code == 0
-    )
+    call(".", *own(tiny), "evaluation.knn.k=3", *MEASURES, "--only", "measures")
     noted = signed(finished / "evaluations" / "measures.json")["choice"]["hyperparameters"]
     assert (noted["selected_on"], noted["budget"]) == ("tuning", 2)
 
@@ -273,8 +268,7 @@ def test_measures_of_a_cell_that_the_test_split_chose_say_so(
     assert run_cell(cell, runtime, "here")
     directory = run_directory(runtime, "here", cell)
     overrides = [*own(tiny), *MEASURES, f"evaluation.select_on={later_on}"]
-    result = call(str(directory), *overrides, "--only", "measures")
-    assert result.exit_code == 0, result.output
+    call(str(directory), *overrides, "--only", "measures")
     found = LaterEvaluation.read(directory / "evaluations" / "measures.json")
     assert found.choice["hyperparameters"]["selected_on"] == "test"
 
@@ -299,8 +293,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ]
     for arguments, part in wrong:
-        result = call(*arguments)
-        assert result.exit_code == 2, result.output
+        result = call(*arguments, code=2)
         (line,) = result.stderr.splitlines()
         assert part in line
 
@@ -468,7 +461,6 @@ def test_published_weights_get_the_record_of_a_finished_run(
     arguments = ["--backbone", str(weights), *published(tiny), *VOC, *MEASURES]
     arguments += ["--label", "VICReg (published)", "--only", "knn,probe,voc07,measures"]
     result = call(*arguments)
-    assert result.exit_code == 0, result.output
     (directory,) = (tmp_path / "runs" / "published").iterdir()
     assert f"run directory: {directory}" in result.output
     record = Record.read(directory / "record.json")
@@ -516,10 +508,9 @@ def test_published_weights_get_the_record_of_a_finished_run(
 
     written_ns = (directory / "record.json").stat().st_mtime_ns
     again = call(*arguments)
-    assert (again.exit_code, again.stdout) == (0, result.stdout)
+    assert again.stdout == result.stdout
     assert (directory / "record.json").stat().st_mtime_ns == written_ns
-    refused = call(str(directory), *own(tiny), "--only", "measures")
-    assert refused.exit_code == 2
+    refused = call(str(directory), *own(tiny), "--only", "measures", code=2)
     assert "scores of published" in refused.stderr
     assert "regbench evaluate --backbone" in refused.stderr
 
@@ -527,10 +518,7 @@ def test_published_weights_get_the_record_of_a_finished_run(
 def test_published_weights_stand_in_a_table_with_runs(
     tiny: list[str], weights: Path, tmp_path: Path, finished: Path
 ) -> None:
-    result = call(
-        "--backbone", str(weights), *published(tiny), "--label", "theirs", "--only", "knn,probe"
-    )
-    assert result.exit_code == 0, result.output
+    call("--backbone", str(weights), *published(tiny), "--label", "theirs", "--only", "knn,probe")
     runs_dir = ["--runs-dir", str(tmp_path / "runs")]
     names = [finished.parent.name, "published"]
     checked = CliRunner().invoke(main, ["report", *names, *runs_dir, "--check"])
@@ -547,10 +535,7 @@ def test_the_id_of_published_weights_is_of_what_decides_the_scores(
     tiny: list[str], weights: Path, tmp_path: Path
 ) -> None:
     def directories(*more: str) -> set[str]:
-        result = call(
-            "--backbone", str(weights), *published(tiny), *more, "--name", "p", "--only", "knn"
-        )
-        assert result.exit_code == 0, result.output
+        call("--backbone", str(weights), *published(tiny), *more, "--name", "p", "--only", "knn")
         return {path.name for path in (tmp_path / "runs" / "p").iterdir()}
 
     first = directories()
@@ -574,11 +559,10 @@ def test_an_interrupted_evaluation_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(LinearProbe, "run", interrupt)
-        assert call(*arguments).exit_code == 130
+        call(*arguments, code=130)
     with monkeypatch.context() as patch:
         patch.setattr(KNN, "run", interrupt)  # is done
         result = call(*arguments)
-    assert result.exit_code == 0, result.output
     assert "linear_top1" in result.output
 
 
@@ -591,8 +575,7 @@ def test_librarys_weights_see_images_as_they_were_trained_on(
     torch.save(resnet18(weights=None).state_dict(), folder / "resnet18-f37072fd.pth")
     source = "torchvision:resnet18@IMAGENET1K_V1"
     settings = [*published(tiny), "dataset.mean=[0.1,0.1,0.1]"]
-    result = call("--backbone", source, *settings, "--only", "knn")
-    assert result.exit_code == 0, result.output
+    call("--backbone", source, *settings, "--only", "knn")
     (path,) = (tmp_path / "runs" / "published").glob("*/record.json")
     record = Record.read(path)
     assert record.label == record.cell["external"]["source"] == source
