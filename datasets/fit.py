@@ -62,7 +62,9 @@ def fitting(
     if source.get("held_out") and any(source.get(name) is not None for name in divided_by):
         fitted["dataset.source.held_out"] = None
     if any(dataset.get(name) is None for name in _OPEN):
-        manifest = _manifest(dataset, data_dir)
+        name, manifest = str(dataset["name"]), None
+        if data_dir is not None and (data_dir / name / FILE_NAME).exists():
+            manifest = Manifest.load(data_dir, name)
         fitted |= _fitting_images(dataset, manifest)
         if manifest and isinstance(batch_size, int) and isinstance(epochs, int):
             images = manifest.splits["train"]["num_samples"]
@@ -101,10 +103,3 @@ def _fitting_images(dataset: Mapping[str, Any], manifest: Manifest | None) -> di
         "dataset.mean": [0.449] if grey else [0.485, 0.456, 0.406],
         "dataset.std": [0.226] if grey else [0.229, 0.224, 0.225],
     }
-
-
-def _manifest(dataset: Mapping[str, Any], data_dir: Path | None) -> Manifest | None:
-    """Read the manifest of one's own images, if they are prepared."""
-    if data_dir is None or not (data_dir / str(dataset["name"]) / FILE_NAME).exists():
-        return None
-    return Manifest.load(data_dir, str(dataset["name"]))
