@@ -21,7 +21,7 @@ from torchvision.transforms.v2 import functional as F
 
 from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
-from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig, ViewsConfig
+from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewsConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import boxes_of, center_boxes
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
@@ -480,66 +480,66 @@ def test_a_flaw_that_pillow_reads_past_is_read_past(tmp_path: Path, folder_confi
     assert (levels(got[0], config) - levels(got[1], config)).abs().max() <= 3.01
 
 
-def test_refusals(
+def test_refusals_of_loaders(
     two_views: Open,
     evaluation: Callable[..., EvalLoader],
     folder_config: Config,
     fashion_config: Config,
     tmp_path: Path,
 ) -> None:
-    def refused(
-        reason: str, function: Callable[..., object], *args: object, **options: object
-    ) -> None:
+    few, many = folder_config(train_per_class=5), fashion_config(train_per_class=11)
+    cases: tuple[tuple[str, Callable[..., object], dict[str, object]], ...] = (
+        ("batch size 25 is larger than the 24 .* at most 24", two_views, {"batch_size": 25}),
+        ("batch size 9 x 3 .* at most 8", two_views, {"batch_size": 9, "world_size": 3}),
+        (
+            "'insects' is not prepared in .*; run: regbench prepare imagefolder .* dataset.name="
+            "insects",
+            two_views,
+            {"data_dir": tmp_path},
+        ),
+        ("unknown loader 'dali'; choose one of auto, ffcv, torch", two_views, {"backend": "dali"}),
+        ("at least 1", two_views, {"workers": 0}),
+        ("train_per_class 8.* not .*train_per_class 5", two_views, {"config": few}),
+        ("train_per_class is 11, but class 0 has 10", two_views, {"config": many}),
+        ("has no split 'val'; it has train, ", evaluation, {"split": "val"}),
+        ("unknown transform 'x'", evaluation, {"transform": "x"}),
+        ("interpolation=x must be bicubic, bilinear or area", evaluation, {"interpolation": "x"}),
+    )
+    for reason, function, options in cases:
         with pytest.raises(RegbenchError, match=reason):
-            function(*args, **options)
+            function(**options)
 
-    refused(
-        "batch size 25 is larger than the 24 training images; choose at most 24",
-        two_views,
-        batch_size=25,
-    )
-    refused(
-        "batch size 9 x 3 processes is larger .* at most 8",
-        two_views,
-        batch_size=9,
-        rank=0,
-        world_size=3,
-    )
-    unprepared = (
-        "data set 'insects' is not prepared in .*; run: regbench prepare imagefolder .* "
-        "dataset.name=insects"
-    )
-    refused(unprepared, two_views, data_dir=tmp_path)
-    refused(
-        "unknown loader 'dali'; choose one of auto, ffcv, torchvision", two_views, backend="dali"
-    )
-    refused("at least 1", two_views, workers=0)
-    refused(
-        "train_per_class 8.* not .*train_per_class 5", two_views, folder_config(train_per_class=5)
-    )
-    refused(
-        "train_per_class is 11, but class 0 has 10", two_views, fashion_config(train_per_class=11)
-    )
-    refused("has no split 'val'; it has train, ", evaluation, "val")
-    refused("unknown transform 'x'", evaluation, transform="x")
-    for of in (evaluation, AugmentationConfig):
-        refused("interpolation=x must be bicubic, bilinear or area", of, interpolation="x")
-    refused("count is 10; there are 9 patches", preset, name="obow", patches__count=10)
-    refused(
-        "resize is 256; patches of 240 px needs at least 264",
-        preset,
-        name="obow",
-        patches__size=240,
-    )
-    refused("cut=x must be random, center or patches", ViewsConfig, size=8, cut="x")
-    refused("count=0 must be a whole number, at least 1", preset, name="swav", local__count=0)
-    refused("two or more, the global ones before the local ones", AugmentationConfig, views={})
-    for first, second in ((True, False), (True, True)):
-        views = {"a": ViewsConfig(local=first), "b": ViewsConfig(local=second)}
-        refused("a: 1 local, b: 1", AugmentationConfig, views=views)
-    refused("crop_scale is", ViewConfig, crop_scale=(0.5, 0.1))
-    refused("blur_p=1.5 must be a number, at least 0 and at most 1", ViewConfig, blur_p=1.5)
-    refused("hue=0.6 must be a number, at least 0 and at most 0.5", ViewConfig, hue=0.6)
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("obow", {"patches__count": 10}, "count is 10; there are 9 patches"),
+        ("obow", {"patches__size": 240}, "resize is 256; patches of 240 px needs at least 264"),
+        ("swav", {"local__cut": "x"}, "cut=x must be random, center or patches"),
+        ("swav", {"local__count": 0}, "count=0 must be a whole number, at least 1"),
+        ("swav", {"local__count": 2, "global__count": 1, "global__local": True}, "global: 1 local"),
+        (
+            "swav",
+            {"global__local": True, "local__local": False},
+            "the global ones before the local",
+        ),
+        ("imagenet", {"view1__crop_scale": "[0.5,0.1]"}, "crop_scale is"),
+        ("imagenet", {"view1__blur_p": 1.5}, "blur_p=1.5 must be a number, at least 0 and at most"),
+        ("imagenet", {"view1__hue": 0.6}, "hue=0.6 must be a number, at least 0 and at most 0.5"),
+        ("imagenet", {"view1__count": 0}, "count=0 must be a whole number"),
+    ],
+)
+def test_refusals_of_views(name: str, changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(RegbenchError, match=reason):
+        preset(name, **changes).kinds(224)
+
+
+def test_views_are_two_or_more() -> None:
+    for views in ({}, {"a": ViewsConfig()}):
+        with pytest.raises(RegbenchError, match="give two or more, the global ones before"):
+            AugmentationConfig(views=views)
+    with pytest.raises(RegbenchError, match="interpolation=x must be bicubic, bilinear or area"):
+        AugmentationConfig(interpolation="x")  # type: ignore[arg-type]
 
 
 def test_a_label_of_no_class_is_refused(tmp_path: Path, data_dir: Path, two_views: Open) -> None:
