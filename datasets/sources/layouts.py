@@ -141,7 +141,9 @@ def _no_image(entry: os.DirEntry[str]) -> str:
     if dot + suffix not in _suffixes():
         return dot + suffix if dot else "without an ending"
     # Reading a pipe or a device may never end. A link to nothing is an image that is missing.
-    return "" if entry.is_file() or not Path(entry).exists() else "no regular files"
+    if Path(entry).exists() and not entry.is_file():
+        return "no regular files"
+    return ""
 
 
 def train_and_val(source_dir: Path, seen: Listing) -> dict[str, Files]:
