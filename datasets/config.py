@@ -154,9 +154,9 @@ class AugmentationConfig:
         # False comes before True, so that sorted kinds have the global ones first.
         local = [kind.local for kind in self.views.values()]
         if self.count < 2 or local != sorted(local) or all(local):
-            stated = [
-                f"{name}: {kind.count}{' local' * kind.local}" for name, kind in self.views.items()
-            ]
+            stated = []
+            for name, kind in self.views.items():
+                stated.append(f"{name}: {kind.count}{' local' * kind.local}")
             raise RegbenchError(
                 f"augmentation.views are {', '.join(stated) or 'none'}; "
                 "give two or more, the global ones before the local ones"
@@ -279,9 +279,9 @@ def decisive(dataset: Mapping[str, Any]) -> dict[str, Any]:
     source = SOURCES.of(dataset["source"]["name"])
 
     left_out = {each.name for each in dataclasses.fields(source) if not each.compare}  # type: ignore[arg-type]
-    source_settings = {
-        key: value for key, value in dataset["source"].items() if key not in left_out
-    }
+    source_settings = dict(dataset["source"])
+    for name in left_out:
+        source_settings.pop(name, None)
     found = {**dataset, "source": source_settings}
     # Cells from before there were these settings keep their ids.
     for group, name in ((found, "shared_bits"), (source_settings, "levels")):

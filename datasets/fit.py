@@ -62,7 +62,9 @@ def fitting(
     if source.get("held_out") and any(source.get(name) is not None for name in divided_by):
         fitted["dataset.source.held_out"] = None
     if any(dataset.get(name) is None for name in _OPEN):
-        manifest = _manifest(dataset, data_dir)
+        name, manifest = str(dataset["name"]), None
+        if data_dir is not None and (data_dir / name / FILE_NAME).exists():
+            manifest = Manifest.load(data_dir, name)
         fitted |= _fitting_images(dataset, manifest)
         if manifest and isinstance(batch_size, int) and isinstance(epochs, int):
             images = manifest.splits["train"]["num_samples"]
@@ -82,29 +84,31 @@ def _fitting_images(dataset: Mapping[str, Any], manifest: Manifest | None) -> di
     """Choose sizes, channels, augmentation and network by the images of the train split, if
     they are prepared.
     """
-    train = manifest.splits["train"] if manifest else None
-    image_px, grey = (train["image_px"], train["grey"]) if train else (_UNKNOWN_PX, False)
-    given_px, given_channels = dataset.get("image_size"), dataset.get("channels")
-    size_px = given_px if isinstance(given_px, int) else min(image_px, 224)
-    if given_channels:
+    image_px, grey, num_classes = _UNKNOWN_PX, False, 0
+    if manifest:
+        train = manifest.splits["train"]
+        image_px, grey = train["image_px"], train["grey"]
+        num_classes = len(manifest.class_names)
+    given_px, size_px = dataset.get("image_size"), min(image_px, 224)
+    if isinstance(given_px, int):
+        size_px = given_px
+    if given_channels := dataset.get("channels"):
         grey = given_channels == 1
-    small = "small_grey" if grey else "small_color"
+    # Mean and standard deviation of ImageNet, and of the mean over its channels.
+    channels, mean, std = 3, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    augmentation, network = "small_color", "resnet_tiny"
+    if grey:
+        channels, mean, std, augmentation = 1, [0.449], [0.226], "small_grey"
+    if size_px >= 100:
+        augmentation, network = "imagenet", "resnet18"
     return {
-        "augmentation": "imagenet" if size_px >= 100 else small,
-        "network": "resnet18" if size_px >= 100 else "resnet_tiny",
-        "dataset.num_classes": len(manifest.class_names) if manifest else 0,
+        "augmentation": augmentation,
+        "network": network,
+        "dataset.num_classes": num_classes,
         "dataset.image_size": size_px,
         # 256 px for 224, as is usual with ImageNet, and no more than the images have.
         "dataset.eval_resize": max(size_px, min(image_px, size_px * 8 // 7)),
-        "dataset.channels": 1 if grey else 3,
-        # Mean and standard deviation of ImageNet, and of the mean over its channels.
-        "dataset.mean": [0.449] if grey else [0.485, 0.456, 0.406],
-        "dataset.std": [0.226] if grey else [0.229, 0.224, 0.225],
+        "dataset.channels": channels,
+        "dataset.mean": mean,
+        "dataset.std": std,
     }
-
-
-def _manifest(dataset: Mapping[str, Any], data_dir: Path | None) -> Manifest | None:
-    """Read the manifest of one's own images, if they are prepared."""
-    if data_dir is None or not (data_dir / str(dataset["name"]) / FILE_NAME).exists():
-        return None
-    return Manifest.load(data_dir, str(dataset["name"]))

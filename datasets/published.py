@@ -90,10 +90,10 @@ SIMCLR_LISTS = "https://raw.githubusercontent.com/google-research/simclr/master/
 
 def few(names: Sequence[object]) -> str:
     """Join the first names, and say how many more there are."""
-    more = len(names) - _LISTED
-    return ", ".join(str(name) for name in names[:_LISTED]) + (
-        f" and {more:,} more" if more > 0 else ""
-    )
+    listed = ", ".join(map(str, names[:_LISTED]))
+    if len(names) > _LISTED:
+        listed += f" and {len(names) - _LISTED:,} more"
+    return listed
 
 
 class Faults(list[str]):
@@ -113,7 +113,8 @@ def refuse_if(wrong: Sequence[str], what: str, remedy: str) -> None:
     """
     # All is told at once, as a source of a terabyte is not mended fault by fault.
     if wrong:
-        more = len(wrong) - _LISTED
-        faults = "; ".join(wrong[:_LISTED]) + (f"; and {more:,} more faults" if more > 0 else "")
+        faults = "; ".join(wrong[:_LISTED])
+        if len(wrong) > _LISTED:
+            faults += f"; and {len(wrong) - _LISTED:,} more faults"
         # A library's words about a damaged file can have several lines.
         raise RegbenchError(" ".join(f"{what}: {faults}; {remedy}".split()))

@@ -42,12 +42,11 @@ def inventory() -> Iterator[Item]:
     yield Item("processor", hardware(torch.device("cpu")))
     yield _gpus()
     yield _ffcv()
-    slurm = shutil.which("sbatch")
-    yield Item(
-        "Slurm",
-        slurm or "none",
-        "" if slurm else "sbatch is not on the PATH; sweeps run as local processes",
-    )
+    if slurm := shutil.which("sbatch"):
+        yield Item("Slurm", slurm)
+    else:
+        remedy = "sbatch is not on the PATH; sweeps run as local processes"
+        yield Item("Slurm", "none", remedy)
     yield _prepared(runtime.data_dir)
     yield _space("data", Path(runtime.data_dir))
     yield _space("runs", Path(runtime.runs_dir))
@@ -58,16 +57,10 @@ def _gpus() -> Item:
     if names:
         return Item("GPUs", ", ".join(names))
     if torch.version.cuda is None:
-        return Item(
-            "GPUs",
-            "none that this build of PyTorch can use",
-            "install a CUDA build: https://pytorch.org",
-        )
-    return Item(
-        "GPUs",
-        "none",
-        "nvidia-smi tells whether the driver sees one; trainings run on the CPU meanwhile",
-    )
+        remedy = "install a CUDA build: https://pytorch.org"
+        return Item("GPUs", "none that this build of PyTorch can use", remedy)
+    remedy = "nvidia-smi tells whether the driver sees one; trainings run on the CPU meanwhile"
+    return Item("GPUs", "none", remedy)
 
 
 def _ffcv() -> Item:
@@ -93,12 +86,10 @@ def _space(what: str, folder: Path) -> Item:
     # The folder itself may not be there yet.
     place = folder.absolute()
     there = next(each for each in (place, *place.parents) if each.exists())
+    title, remedy = f"space for {what}", f"choose another folder: runtime.{what}_dir=FOLDER"
     if not os.access(there, os.W_OK):
-        return Item(
-            f"space for {what}", f"{there} cannot be written to", f"runtime.{what}_dir=FOLDER"
-        )
-    free = shutil.disk_usage(there).free
-    remedy = (
-        f"choose another folder: runtime.{what}_dir=FOLDER" if free < _LITTLE_SPACE_BYTES else ""
-    )
-    return Item(f"space for {what}", f"{free / 1e9:.0f} GB free at {there}", remedy)
+        return Item(title, f"{there} cannot be written to", remedy)
+    free_bytes = shutil.disk_usage(there).free
+    if free_bytes >= _LITTLE_SPACE_BYTES:
+        remedy = ""
+    return Item(title, f"{free_bytes / 1e9:.0f} GB free at {there}", remedy)

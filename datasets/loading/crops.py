@@ -17,8 +17,9 @@ from regbench.datasets.loading.draws import Ints as Ints
 from regbench.datasets.loading.draws import Keys
 from regbench.datasets.loading.photometric import Chain
 
-# Called with the indices of N images, gives what to cut out of them: (N, views, 9), each a box as
-# in `BOX`.
+# Called with the indices of N images, gives what to cut out of them: (N, views, 9). A box is top,
+# left, height and width in the image (px), whether that is flipped (0 or 1), the height and width
+# that it is resized to, and the first row and column of the square that is kept of the result.
 Boxes = Callable[[Ints], Ints]
 # Called with the indices of N images, gives what to do with their views: (N, views), see
 # `photometric.CHAIN`.
@@ -27,19 +28,6 @@ Chains = Callable[[Ints], Chain]
 # are uint8, finished views float32; the receiver may keep both. Closing the generator stops the
 # work behind it.
 CropStream = Generator[tuple[Ints, Tensor]]
-# A box of the image (px), whether it is flipped after that (0 or 1), the size it is resized to, and
-# the first row and column of the square that is kept of the result.
-BOX = (
-    "top",
-    "left",
-    "height",
-    "width",
-    "flip",
-    "to_height",
-    "to_width",
-    "first_row",
-    "first_column",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +61,7 @@ class CropShape:
 
 def boxes_of(kind: ViewsConfig, number: int, key: Keys, heights: Ints, widths: Ints) -> Ints:
     """Draw what to cut out of N images, of these sides in px, for one view: (N, 9), each a box as
-    in `BOX`.
+    of `Boxes`.
 
     `number` is which of the kind's `count` it is. Patches of an image have the same `key`, of
     `draws.keys`.

@@ -230,7 +230,7 @@ class EpochLoader:
         return epoch
 
     def _boxes(self, e: int, indices: Ints) -> Ints:
-        """Draw what is cut out of images in epoch `e`: (N, views, 9), see `crops.BOX`."""
+        """Draw what is cut out of images in epoch `e`: (N, views, 9), see `crops.Boxes`."""
         sides = self._beton.heights[indices], self._beton.widths[indices]
         found = []
         for view in self._views:

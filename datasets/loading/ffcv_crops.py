@@ -180,9 +180,8 @@ class FfcvCrops:
         with ThreadPoolExecutor(_AT_WORK) as at_work, ThreadPoolExecutor(self._workers) as pool:
             try:
                 for ((indices, file),) in batches:
-                    ahead.append(
-                        (indices, at_work.submit(self._make, indices, file, boxes, chains, pool))
-                    )
+                    made = at_work.submit(self._make, indices, file, boxes, chains, pool)
+                    ahead.append((indices, made))
                     if len(ahead) > _AHEAD:
                         indices, batch = ahead.popleft()
                         yield indices, _result(batch)
@@ -206,8 +205,8 @@ class FfcvCrops:
         count = len(indices)
         numbers = count * self._shape.numbers_per_image
         # Each batch has new memory, so that the receiver may keep it.
-        crops = np.empty(0 if self.finishes else numbers, np.uint8)
-        finished = np.empty(numbers if self.finishes else 0, np.float32)
+        crops = np.empty(numbers * (not self.finishes), np.uint8)
+        finished = np.empty(numbers * self.finishes, np.float32)
         out = (crops, finished)
         where = (file, self._beton.start, self._beton.size, self._image_shapes)
         box = boxes(indices)
@@ -223,11 +222,8 @@ class FfcvCrops:
             )
 
         # A batch may have fewer images than there would be parts.
-        edges = (
-            np.linspace(0, count, min(count, _PARTS_PER_THREAD * self._workers) + 1)
-            .astype(int)
-            .tolist()
-        )
+        parts = min(count, _PARTS_PER_THREAD * self._workers)
+        edges = np.linspace(0, count, parts + 1).astype(int).tolist()
         list(pool.map(part, edges[:-1], edges[1:]))
         for n in np.flatnonzero(failed).tolist():
             # FFCV's decoder gives up on flaws that Pillow reads past with a warning, as some

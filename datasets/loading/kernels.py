@@ -63,7 +63,7 @@ def show(
         image: (H, W, 3) uint8.
         number: Place of the image in the batch.
         count: Images in the batch.
-        boxes: (views, 9), see `crops.BOX`.
+        boxes: (views, 9), see `crops.Boxes`.
         shape: The filter, from `FILTERS`; (views,) the sizes of the crops, px; the channels, 1 (the
             first) or 3.
         chains: (views,), see `photometric.CHAIN`.

@@ -138,7 +138,7 @@ def cut(image: Array, box: Array, kind: int, out: Array) -> None:
 
     Args:
         image: (H, W, 3) uint8.
-        box: (9,), see `crops.BOX`.
+        box: (9,), see `crops.Boxes`.
         kind: Kind of the filter, from `FILTERS`.
         out: (size, size, channels) uint8, written; channels is 1 (the first) or 3.
     """

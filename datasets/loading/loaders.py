@@ -65,7 +65,9 @@ class PretrainingLoader(EpochLoader):
         beton, self._indices = open_pretraining_split(dataset, data_dir)
         self.num_samples = len(self._indices)
         if batch_size * world_size > self.num_samples:
-            whole = f"{batch_size}" if world_size == 1 else f"{batch_size} x {world_size} processes"
+            whole = f"{batch_size}"
+            if world_size > 1:
+                whole += f" x {world_size} processes"
             raise RegbenchError(
                 f"batch size {whole} is larger than the {self.num_samples:,} training images; "
                 f"choose at most {self.num_samples // world_size}"

@@ -75,15 +75,16 @@ def _first_of_each_class(labels: Ints, dataset: DatasetConfig, split: str) -> In
             f"{counts.argmin()} has {counts.min()} training images; choose at most {counts.min()}"
         )
     # Images stay in the file's order, as all of them would be.
-    rows = [
-        np.flatnonzero(labels == label)[: dataset.train_per_class]
-        for label in range(dataset.num_classes)
-    ]
+    rows = []
+    for label in range(dataset.num_classes):
+        rows.append(np.flatnonzero(labels == label)[: dataset.train_per_class])
     return np.sort(np.concatenate(rows))
 
 
 def evenly(indices: Ints, count: int) -> Ints:
-    """Take so many of the indices at even distances, or all of them if there are no more."""
+    """Take `count` of the indices at even distances, or all of them if there are no more."""
     # Whole numbers are used throughout: a step of floats could miss the last image or take one
     # twice.
-    return indices[np.arange(count) * len(indices) // count] if count < len(indices) else indices
+    if count < len(indices):
+        return indices[np.arange(count) * len(indices) // count]
+    return indices

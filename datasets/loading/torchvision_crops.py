@@ -33,9 +33,8 @@ def _area_weights(n_in: int, n_out: int) -> npt.NDArray[np.float32]:
     else:
         weights = 1 - np.abs(pixel + 0.5 - center)
     weights = np.maximum(weights, 0)
-    normalised: npt.NDArray[np.float32] = (weights / weights.sum(axis=1, keepdims=True)).astype(
-        np.float32
-    )
+    weights /= weights.sum(axis=1, keepdims=True)
+    normalised: npt.NDArray[np.float32] = weights.astype(np.float32)
     return normalised
 
 
@@ -45,14 +44,12 @@ def resize(
     """Resize (H, W, C) uint8; the horizontal pass first, each rounded to whole grey levels."""
     if interpolation == "area":
         pixels: npt.NDArray[Any] = image.astype(np.float32)
-        pixels = np.einsum(
-            "xw,hwc->hxc", _area_weights(image.shape[1], width), pixels, optimize=True
-        )
-        pixels = np.floor(pixels + 0.5)
-        pixels = np.einsum(
-            "yh,hxc->yxc", _area_weights(image.shape[0], height), pixels, optimize=True
-        )
-        return np.floor(pixels + 0.5).astype(np.uint8)
+        for sums, weights in (
+            ("xw,hwc->hxc", _area_weights(image.shape[1], width)),
+            ("yh,hxc->yxc", _area_weights(image.shape[0], height)),
+        ):
+            pixels = np.floor(np.einsum(sums, weights, pixels, optimize=True) + 0.5)
+        return pixels.astype(np.uint8)
     resample = _RESAMPLE[interpolation]
     grey = image.shape[2] == 1
     picture = Image.fromarray(image[:, :, 0] if grey else image)
@@ -90,9 +87,8 @@ class _Batches(Dataset[Any]):
             for view, size, box in zip(views, shape.sizes, boxes[n].tolist(), strict=True):
                 top, left, height, width, flip, to_height, to_width, row, column = box
                 part = np.ascontiguousarray(image[top : top + height, left : left + width])
-                crop = resize(part, to_height, to_width, shape.interpolation)[
-                    row : row + size, column : column + size
-                ]
+                resized = resize(part, to_height, to_width, shape.interpolation)
+                crop = resized[row : row + size, column : column + size]
                 view[n] = crop[:, ::-1] if flip else crop
         return indices, crops
 

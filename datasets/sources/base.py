@@ -122,16 +122,11 @@ class Source(ABC):
             expected = self.expected.get(part, count)
             if count != expected:
                 miscounted.append(f"{part} has {count:,} images, not {expected:,}")
+        what = f"{where} cannot be used"
+        remedy = f"mend it, or give another folder, with {self.layout}"
         if self.about:
-            what, remedy = (
-                f"{where} is not the complete {self.about.title}",
-                f"get it from {self.about.address}",
-            )
-        else:
-            what, remedy = (
-                f"{where} cannot be used",
-                f"mend it, or give another folder, with {self.layout}",
-            )
+            what = f"{where} is not the complete {self.about.title}"
+            remedy = f"get it from {self.about.address}"
         # A part is welcome as long as it does not pass for the whole.
         if miscounted:
             remedy += f", or say that it is a part or a set of your own: {self.partial}"
@@ -210,31 +205,30 @@ class DividedFiles(ImageFiles):
         A class with too few is refused; messages call the images `where`.
         """
         keep, tune = self.train_per_class, self.tuning_per_class
-        needed = (keep or 1) + (0 if tune is None else 1 + tune)
+        needed = keep or 1
+        if tune is not None:
+            needed += 1 + tune
         too_few = []
+        chosen: dict[str, dict[str, Sequence[T]]] = {"train": {}}
+        if tune is not None:
+            chosen["tuning"] = {}
         for name, images in train.items():
             if len(images) < needed:
-                too_few.append(
-                    f"{name} has {len(images):,} images; train_per_class and tuning_per_class need "
-                    f"{needed}"
-                )
+                asked = f"train_per_class and tuning_per_class need {needed}"
+                too_few.append(f"{name} has {len(images):,} images; {asked}")
+            chosen["train"][name] = images[:keep]
+            if keep is not None and tune is not None:
+                # One image is skipped in the published code of SFRIK, whose subsets of ImageNet
+                # these are.
+                chosen["tuning"][name] = images[keep + 1 : keep + 1 + tune]
         refuse_if(too_few, f"{where} is too small", "choose other numbers, or add images")
-        chosen = {"train": {name: images[:keep] for name, images in train.items()}}
-        if keep is not None and tune is not None:
-            # One image is skipped in the published code of SFRIK, whose subsets of ImageNet these
-            # are.
-            first = keep + 1
-            chosen["tuning"] = {
-                name: images[first : first + tune] for name, images in train.items()
-            }
         return chosen
 
 
 def named(path: Path, root: Path) -> str:
     """Name a file relative to `root`, in UTF-8 and in one line, as its name need not be."""
-    return (
-        os.fsencode(path.relative_to(root)).decode(errors="backslashreplace").replace("\n", "\\n")
-    )
+    name = os.fsencode(path.relative_to(root)).decode(errors="backslashreplace")
+    return name.replace("\n", "\\n")
 
 
 def split_of_files(classes: Mapping[str, Sequence[Path]], root: Path) -> Split:

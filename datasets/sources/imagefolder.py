@@ -107,8 +107,10 @@ class ImageFolder(DividedFiles):
         seen = Listing(folder, self.allow_empty)
         if self.labels is not None:
             parts = of_labels(find_list(self.labels, folder, "labels"), folder, seen)
+        elif self.held_out is None:
+            parts = train_and_val(folder, seen)
         else:
-            parts = train_and_val(folder, seen) if self.held_out is None else parts_of(folder, seen)
+            parts = parts_of(folder, seen)
         note = ""
         if self.class_list is not None:
             path = find_list(self.class_list, folder, "class_list")
@@ -153,16 +155,17 @@ class ImageFolder(DividedFiles):
         listed = of_listed_images(path, train, folder / "train")
         chosen: Chosen = {"train": listed}
         if (tune := self.tuning_per_class) is not None:
-            others = {name: sorted(set(files) - set(listed[name])) for name, files in train.items()}
-            too_few = [
-                f"{name} has {len(files):,}" for name, files in others.items() if len(files) < tune
-            ]
-            what = (
-                f"{folder}: tuning_per_class needs {tune} images of each class of train/ that "
-                f"{path.name} does not name"
-            )
+            tuning: Files = {}
+            too_few = []
+            for name, files in train.items():
+                others = sorted(set(files) - set(listed[name]))
+                tuning[name] = others[:tune]
+                if len(others) < tune:
+                    too_few.append(f"{name} has {len(others):,}")
+            what = f"tuning_per_class needs {tune} images of each class of train/"
+            what = f"{folder}: {what} that {path.name} does not name"
             refuse_if(too_few, what, "choose a smaller dataset.source.tuning_per_class")
-            chosen["tuning"] = {name: files[:tune] for name, files in others.items()}
+            chosen["tuning"] = tuning
         note = f"train/, those that {path.name} names (SHA-256 {file_sha256(path)})"
         return {**chosen, "test": parts["val"]}, {"train": note}
 
@@ -185,9 +188,8 @@ class ImageFolder(DividedFiles):
             if other_split != split:
                 both.append(f"{path} ({split}) and {other} ({other_split}) are one file")
         if missing:
-            self.refuse(
-                folder, [f"{len(missing):,} of {len(files):,} images are not there: {few(missing)}"]
-            )
+            lost = f"{len(missing):,} of {len(files):,} images are not there: {few(missing)}"
+            self.refuse(folder, [lost])
         refuse_if(both, f"{folder}: the splits overlap", "keep each file in one")
 
 
@@ -205,18 +207,16 @@ def _divide_by_hash(
         chosen[role] = files
         taken_from[role] = part
     missing = [split for split in ("test", "tuning") if split not in chosen]
-    too_few = [
-        f"{name} has {len(files)}" for name, files in train.items() if len(files) <= len(missing)
-    ]
-    refuse_if(
-        too_few,
-        f"{seen.folder}: each class needs at least {len(missing) + 1} images to be divided",
-        "add some, or leave out the class",
-    )
+    too_few = []
+    for label, images in train.items():
+        if len(images) <= len(missing):
+            too_few.append(f"{label} has {len(images)}")
+    what = f"{seen.folder}: each class needs at least {len(missing) + 1} images to be divided"
+    refuse_if(too_few, what, "add some, or leave out the class")
     for split in missing:
-        chosen[split] = {}
         taken_from[split] = f"{first}, {share:.3g} of each class by the hash of CLASS/NAME"
-    rest: dict[str, list[Path]] = {}
+    held_out: dict[str, Files] = {split: {} for split in missing}
+    rest: Files = {}
     for label, images in train.items():
         # Neighbours by name are often alike, such as the frames of one film, so they are ranked by
         # a hash.
@@ -229,10 +229,8 @@ def _divide_by_hash(
         # At least one image in each split.
         count = min(max(1, round(share * len(images))), (len(images) - 1) // max(1, len(missing)))
         for number, split in enumerate(missing):
-            chosen[split] = {
-                **chosen[split],
-                label: sorted(ranked[number * count : (number + 1) * count]),
-            }
+            held_out[split][label] = sorted(ranked[number * count : (number + 1) * count])
         rest[label] = sorted(ranked[len(missing) * count :])
-    taken_from["train"] = first + (", the rest" if missing else "")
+    taken_from["train"] = f"{first}, the rest" if missing else first
+    chosen |= held_out
     return {"train": rest, "tuning": chosen["tuning"], "test": chosen["test"]}, taken_from

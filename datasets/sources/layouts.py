@@ -73,14 +73,17 @@ class Listing(Faults):
 
         All else is left out.
         """
-        folders, images = [], []
+        folders: list[Path] = []
+        images: list[Path] = []
         try:
             with os.scandir(folder) as entries:
                 # The order decides which images are for tuning, and a disk has none.
                 found = sorted(entries, key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return folders, images  # which is said where a folder must be there
         except OSError as error:
             self.append(f"{folder} cannot be listed ({error.strerror})")
-            found = []
+            return folders, images
         for entry in found:
             if entry.name.startswith(".") or entry.name in _OF_SYSTEMS:
                 self.left_out[Path(entry)] = "hidden"
@@ -115,11 +118,10 @@ class Listing(Faults):
         of_kind: dict[str, list[Path]] = {}
         for path, kind in self.left_out.items():
             of_kind.setdefault(kind, []).append(path)
-        words = [
-            f"{len(paths):,} {kind} ({named(paths[0], self.folder)})"
-            for kind, paths in of_kind.items()
-        ]
-        return [f"not read: {', '.join(words)}"] if words else []
+        words = []
+        for kind, paths in of_kind.items():
+            words.append(f"{len(paths):,} {kind} ({named(paths[0], self.folder)})")
+        return [f"not read: {', '.join(words)}"] * bool(words)
 
 
 @functools.cache
@@ -139,7 +141,9 @@ def _no_image(entry: os.DirEntry[str]) -> str:
     if dot + suffix not in _suffixes():
         return dot + suffix if dot else "without an ending"
     # Reading a pipe or a device may never end. A link to nothing is an image that is missing.
-    return "" if entry.is_file() or not Path(entry).exists() else "no regular files"
+    if Path(entry).exists() and not entry.is_file():
+        return "no regular files"
+    return ""
 
 
 def train_and_val(source_dir: Path, seen: Listing) -> dict[str, Files]:
@@ -178,14 +182,11 @@ def _unwrapped(source_dir: Path, seen: Listing) -> Path:
     part.
     """
     base = source_dir
-    while base.is_dir() and not (base / _KAGGLE).is_dir():
+    while not (base / _KAGGLE).is_dir():
         folders, images = seen.listed(base)
-        if (
-            images
-            or len(folders) != 1
-            or folders[0].name.lower() in PARTS
-            or not seen.listed(folders[0])[0]
-        ):
+        if images or len(folders) != 1 or folders[0].name.lower() in PARTS:
+            break
+        if not seen.listed(folders[0])[0]:
             break
         base = folders[0]
     if base != source_dir:
@@ -200,27 +201,28 @@ def _part_folders(parts: tuple[str, ...], seen: Listing) -> dict[str, Path]:
     """Find the folders of parts by their names, in the order of `parts`."""
     found: dict[str, Path] = {}
     others = []
-    folders, images = seen.listed(seen.root) if seen.root.is_dir() else ([], [])
+    folders, images = seen.listed(seen.root)
     for folder in folders:
         part = PARTS.get(folder.name.lower(), "")
         if part in found:
-            seen.append(
-                f"{found[part].name}/ and {folder.name}/ both mean {part}/: leave one of them"
-            )
+            both = f"{found[part].name}/ and {folder.name}/"
+            seen.append(f"{both} both mean {part}/: leave one of them")
         elif part in parts:
             found[part] = folder
         elif folder.name != _DEVKIT.parts[0]:
             others.append(f"{named(folder, seen.root)}/")
     found = {part: found[part] for part in parts if part in found}
-    if renamed := [
-        f"{folder.name}/ as {part}/" for part, folder in found.items() if folder.name != part
-    ]:
+    read, renamed = [], []
+    for part, folder in found.items():
+        read.append(f"{folder.name}/")
+        if folder.name != part:
+            renamed.append(f"{folder.name}/ as {part}/")
+    if renamed:
         seen.notes.append(f"read {', '.join(renamed)}")
     if images:
         others.append(f"{len(images):,} images")
     if found and others:
-        beside = ", ".join(f"{folder.name}/" for folder in found.values())
-        seen.notes.append(f"beside {beside} not read: {few(others)}")
+        seen.notes.append(f"beside {', '.join(read)} not read: {few(others)}")
     return found
 
 
@@ -231,7 +233,7 @@ def _parts(base: Path, folders: dict[str, Path], seen: Listing) -> dict[str, Fil
     train = _class_files(folders["train"], seen)
     parts = {"train": train}
     for part, folder in list(folders.items())[1:]:
-        classes, images = seen.listed(folder) if folder.is_dir() else ([], [])
+        classes, images = seen.listed(folder)
         if part == "val" and images and not classes:
             parts[part] = _flat_files(folder, base, train, seen)
         else:
@@ -253,24 +255,25 @@ def _class_files(folder: Path, seen: Listing) -> Files:
     if nested:
         what = f"{len(nested):,} images are read from folders inside those of their classes"
         seen.notes.append(f"{what}, such as {named(nested[0], seen.folder)}")
-    if not classes:
-        unlabelled = (
-            f", and the {len(loose):,} images in it have no labels: give them with --labels "
-            "FILE.csv"
-        )
-        seen.append(f"{folder.name}/ has no class folders{unlabelled if loose else ''}")
+    what = f"{len(loose):,} images"
+    if loose and not classes:
+        unlabelled = f"the {what} in it have no labels: give them with --labels FILE.csv"
+        seen.append(f"{folder.name}/ has no class folders, and {unlabelled}")
+    elif not classes:
+        seen.append(f"{folder.name}/ has no class folders")
     elif loose:
-        seen.append(
-            f"{len(loose):,} images lie in {folder.name}/ itself, the first is {loose[0].name}"
-        )
+        seen.append(f"{what} lie in {folder.name}/ itself, the first is {loose[0].name}")
     if not (empty := _empty(classes)):
         return classes
     what = f"{len(empty):,} class folders of {folder.name}/ have no images: {few(empty)}"
-    if not seen.allow_empty or len(empty) == len(classes):
-        seen.append(f"{what}{'' if seen.allow_empty else ' (--allow-empty leaves them out)'}")
-        return classes
-    seen.notes.append(f"{what}; they are left out")
-    return {name: files for name, files in classes.items() if files}
+    if not seen.allow_empty:
+        seen.append(f"{what} (--allow-empty leaves them out)")
+    elif len(empty) == len(classes):
+        seen.append(what)
+    else:
+        seen.notes.append(f"{what}; they are left out")
+        return {name: files for name, files in classes.items() if files}
+    return classes
 
 
 def like_train(train: Files, files: Files, where: str, seen: Listing) -> Files:
@@ -299,10 +302,8 @@ def _flat_files(val: Path, source_dir: Path, train: Files, seen: Listing) -> Fil
         labels, origin = _kaggle_labels(source_dir, seen), _KAGGLE_LABELS
         seen.left_out.pop(source_dir / _KAGGLE_LABELS, None)
     else:
-        seen.append(
-            f"val/ has no class folders, and neither {_DEVKIT}/ nor {_KAGGLE_LABELS}, which tell "
-            "its labels, is beside it"
-        )
+        lists = f"neither {_DEVKIT}/ nor {_KAGGLE_LABELS}, which tell its labels,"
+        seen.append(f"val/ has no class folders, and {lists} is beside it")
         return {}
     if not labels:
         return {}
@@ -337,15 +338,14 @@ def _devkit_labels(source_dir: Path, seen: Listing) -> tuple[dict[str, str], Pat
         synsets = loadmat(source_dir / meta, squeeze_me=True)["synsets"]
         # The devkit numbers the classes in an order of its own, and inner nodes of the hierarchy
         # after them.
-        classes = dict(
-            zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True)
-        )
-        numbers = (source_dir / truth).read_text().split()
+        numbers, names = synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist()
+        classes = dict(zip(numbers, names, strict=True))
+        labels = {}
         # The list has no names: its lines are in the order of the images' numbers, which begin with
         # 1.
-        return {
-            f"ILSVRC2012_val_{i:08d}": classes[int(number)] for i, number in enumerate(numbers, 1)
-        }, truth
+        for i, number in enumerate((source_dir / truth).read_text().split(), start=1):
+            labels[f"ILSVRC2012_val_{i:08d}"] = classes[int(number)]
+        return labels, truth
     except (
         OSError,
         LookupError,
@@ -365,9 +365,8 @@ def _kaggle_labels(source_dir: Path, seen: Listing) -> dict[str, str]:
     try:
         with (source_dir / _KAGGLE_LABELS).open(newline="") as file:
             # The class stands before the boxes of the objects.
-            return {
-                row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(file)
-            }
+            rows = csv.DictReader(file)
+            return {row["ImageId"]: row["PredictionString"].split()[0] for row in rows}
     except (OSError, LookupError, ValueError, AttributeError, csv.Error) as error:
         seen.append(f"{_KAGGLE_LABELS} cannot be read ({error})")
         return {}
@@ -392,9 +391,8 @@ def _places205(source_dir: Path, seen: Listing) -> dict[str, Files]:
         # A class is named by its folder without the letter before it: abbey of a/abbey.
         name = listed["train"][label][0].rpartition("/")[0].partition("/")[2]
         for part, images in listed.items():
-            parts[part].setdefault(name, []).extend(
-                folder / image for image in sorted(images[label])
-            )
+            files = [folder / image for image in sorted(images[label])]
+            parts[part].setdefault(name, []).extend(files)
     return parts
 
 
@@ -411,12 +409,8 @@ def _places205_list(source_dir: Path, part: str, seen: Listing) -> dict[int, lis
     for number, line in enumerate(lines, start=1):
         image, _, label = line.rpartition(" ")
         # A list must not lead to files outside the folder.
-        if (
-            image
-            and label.isdecimal()
-            and not image.startswith("/")
-            and ".." not in image.split("/")
-        ):
+        leads_out = image.startswith("/") or ".." in image.split("/")
+        if image and label.isdecimal() and not leads_out:
             images.setdefault(int(label), []).append(image)
         elif line.strip():
             bad.append(number)

@@ -26,16 +26,13 @@ def find_list(name: str, folder: Path, setting: str) -> Path:
     for path in (folder / name, Path(name), Path(__file__).parent / name):
         if path.is_file():
             return path
-    where = "" if Path(name).is_absolute() else f": it is neither in {folder} nor in {Path.cwd()}"
-    address = (
-        f" (it is to be had from {SIMCLR_LISTS}{name})"
-        if name in ("1percent.txt", "10percent.txt")
-        else ""
-    )
-    raise RegbenchError(
-        f"the list of {_WHAT[setting]} {name} is missing{where}; "
-        f"put it there, or give its path: dataset.source.{setting}=PATH{address}"
-    )
+    missing = f"the list of {_WHAT[setting]} {name} is missing"
+    if not Path(name).is_absolute():
+        missing += f": it is neither in {folder} nor in {Path.cwd()}"
+    remedy = f"put it there, or give its path: dataset.source.{setting}=PATH"
+    if name in ("1percent.txt", "10percent.txt"):
+        remedy += f" (it is to be had from {SIMCLR_LISTS}{name})"
+    raise RegbenchError(f"{missing}; {remedy}")
 
 
 def _read_lines(path: Path, what: str) -> list[str]:
@@ -56,17 +53,11 @@ def of_listed_classes(path: Path, files: Files, folder: Path) -> Files:
     names = [line for line in lines if line and not line.startswith("#")]
     missing = [name for name in names if name not in files]
     wrong = Faults()
-    if missing:
-        wrong.append(
-            f"{len(missing):,} of its {len(names):,} classes are not in {folder}: {few(missing)}"
-        )
+    wrong.add(missing, f"of its {len(names):,} classes are not in {folder}")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         wrong.append(f"it names {len(twice):,} classes twice: {few(twice)}")
-    refuse_if(
-        wrong,
-        f"the list of classes {path} cannot be used",
-        "mend it, or give another dataset.source.class_list",
-    )
+    what = f"the list of classes {path} cannot be used"
+    refuse_if(wrong, what, "mend it, or give another dataset.source.class_list")
     return {name: paths for name, paths in files.items() if name in set(names)}
 
 
@@ -87,22 +78,20 @@ def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
     for number, name in enumerate(_read_lines(path, _WHAT["train_list"]), start=1):
         if not name:
             continue
+        line = f"line {number}: {name}"
         label, _, file_name = name.rpartition("/")
         classes = classes_of.get(name, [])
-        if not classes:
-            missing = f"its class {label}" if label and label not in files else "it"
-            wrong.append(f"line {number}: {name}: {missing} is not in {folder.name}/")
-        elif len(classes) > 1:
-            wrong.append(
-                f"line {number}: {name} is in {len(classes)} classes ({few(classes)}); write "
-                "CLASS/NAME"
-            )
-        elif (classes[0], file_name) in first_line:
-            wrong.append(
-                f"line {number}: {name} is already in line {first_line[classes[0], file_name]}"
-            )
+        if len(classes) > 1:
+            where = f"{len(classes)} classes ({few(classes)})"
+            wrong.append(f"{line} is in {where}; write CLASS/NAME")
+        elif classes:
+            first = first_line.setdefault((classes[0], file_name), number)
+            if first != number:
+                wrong.append(f"{line} is already in line {first}")
+        elif label and label not in files:
+            wrong.append(f"{line}: its class {label} is not in {folder.name}/")
         else:
-            first_line[classes[0], file_name] = number
+            wrong.append(f"{line}: it is not in {folder.name}/")
     chosen: Files = {}
     for label, paths in files.items():
         chosen[label] = [file for file in paths if (label, file.name) in first_line]
@@ -110,13 +99,10 @@ def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
     # A list that does not fit at all would leave classes empty, too: its lines are what is to be
     # looked at.
     if empty and not wrong:
-        wrong.append(
-            f"it names {len(first_line):,} images and none of {len(empty)} of the {len(files)} "
-            f"classes ({few(empty)}); is it cut short?"
-        )
-    refuse_if(
-        wrong, f"{path} does not fit {folder}", "get the list again, or mend it or the folder"
-    )
+        lacks = f"none of {len(empty)} of the {len(files)} classes ({few(empty)})"
+        wrong.append(f"it names {len(first_line):,} images and {lacks}; is it cut short?")
+    what = f"{path} does not fit {folder}"
+    refuse_if(wrong, what, "get the list again, or mend it or the folder")
     return chosen
 
 
@@ -136,44 +122,40 @@ def of_labels(path: Path, folder: Path, seen: Listing) -> dict[str, Files]:
         seen.append(f"the labels {path} cannot be read ({error})")
         return {}
     if not {"file", "label"} <= {*columns}:
-        seen.append(
-            f"{path.name} has the columns {few(columns)}; it needs file and label, and may have "
-            "split"
-        )
+        needed = "it needs file and label, and may have split"
+        seen.append(f"{path.name} has the columns {few(columns)}; {needed}")
         return {}
     images = set(seen.images_below(folder))
     seen.left_out.pop(path, None)
+    first = "train" if "split" in columns else ""
     lines: dict[Path, int] = {}
     parts: dict[str, Files] = {}
     for number, row in rows:
-        name, label, split = (
-            (row.get(column) or "").strip() for column in ("file", "label", "split")
-        )
-        image = folder / name
-        part = PARTS.get(split.lower()) if "split" in columns else ""
-        fault = ""
+        name, label = (row["file"] or "").strip(), (row["label"] or "").strip()
+        split = (row.get("split") or "").strip()
+        image, part, fault = folder / name, first, ""
+        if "split" in columns:
+            part = PARTS.get(split.lower(), "no part")
         if image in lines:
             fault = f"is already in line {lines[image]}"
         elif image not in images:
             fault = f"is no image in {folder}"
         elif not label:
             fault = "has no label"
-        elif part is None:
+        elif part == "no part":
             fault = f"has the split '{split}', which is none of train, val and test"
         else:
             lines[image] = number
             parts.setdefault(part, {}).setdefault(label, []).append(image)
         if fault:
             seen.append(f"line {number} of {path.name}: {name} {fault}")
-    first = "train" if "split" in columns else ""
     if not parts.get(first) and not seen:
-        seen.append(f"{path.name} names no images{' of the split train' if first else ''}")
+        of_train = " of the split train" if first else ""
+        seen.append(f"{path.name} names no images{of_train}")
     seen.notes.append(f"labels are those of {path.name} (SHA-256 {file_sha256(path)})")
     if others := sorted(images - lines.keys()):
-        seen.notes.append(
-            f"{len(others):,} images without a label are not read, such as "
-            f"{named(others[0], folder)}"
-        )
+        what = f"{len(others):,} images without a label are not read"
+        seen.notes.append(f"{what}, such as {named(others[0], folder)}")
     found: dict[str, Files] = {}
     for part in (first, "val", "test"):
         if part in parts:

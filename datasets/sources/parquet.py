@@ -82,34 +82,28 @@ class Parquet(DividedFiles):
         """Read the labels of each split; see `Source.open`."""
         assert folder is not None  # a source of one's own images has one
         wrong = Faults()
-        shards = {
-            split: _examine(split, paths, wrong)
-            for split, paths in _find_files(folder, wrong).items()
-        }
+        shards = {}
+        for split, paths in _find_files(folder, wrong).items():
+            shards[split] = _examine(split, paths, wrong)
         everything = list(chain.from_iterable(shards.values()))
         for shard in everything:
             if shard.columns != everything[0].columns:
-                wrong.append(
-                    f"{shard.path.name} has other columns or classes than the files before it"
-                )
+                name = shard.path.name
+                wrong.append(f"{name} has other columns or classes than the files before it")
         self.refuse(folder, wrong)
         labels, class_names = _number_labels(shards)
         roles = _roles(labels, tuned=self.tuning_per_class is not None)
         for split in dict.fromkeys(roles.values()):
             if without := int((labels[split] < 0).sum()):
-                wrong.append(
-                    f"{without:,} images of {split} have no label, or one that is no class"
-                )
-        rows = {
-            name: np.flatnonzero(labels["train"] == label).tolist()
-            for label, name in enumerate(class_names)
-        }
-        wrong.add(
-            [name for name, images in rows.items() if not images], "classes have no images in train"
-        )
-        self.refuse(
-            folder, wrong, {"train": len(labels["train"]), "val": len(labels[roles["test"]])}
-        )
+                what = f"{without:,} images of {split}"
+                wrong.append(f"{what} have no label, or one that is no class")
+        rows = {}
+        for label, name in enumerate(class_names):
+            rows[name] = np.flatnonzero(labels["train"] == label).tolist()
+        empty = [name for name, images in rows.items() if not images]
+        wrong.add(empty, "classes have no images in train")
+        counts = {"train": len(labels["train"]), "val": len(labels[roles["test"]])}
+        self.refuse(folder, wrong, counts)
         # Only train can be divided. Of another split all images are taken.
         chosen = self.divided(rows, f"{folder}: train")
         splits = {}
@@ -146,10 +140,8 @@ def _find_files(source_dir: Path, wrong: Faults) -> dict[str, list[Path]]:
                 expected = max(expected, int(match[3]))
                 numbers.add(int(match[2]))
         if lacking := sorted(set(range(expected)) - numbers):
-            wrong.append(
-                f"{len(lacking):,} of the {expected:,} files of {split} are missing: numbers "
-                f"{few(lacking)}"
-            )
+            what = f"of the {expected:,} files of {split} are missing"
+            wrong.append(f"{len(lacking):,} {what}: numbers {few(lacking)}")
     if "train" not in files:
         wrong.append("it has no files of train")
     if not files.keys() & {"validation", "test"}:
@@ -168,11 +160,10 @@ def _examine(split: str, paths: Sequence[Path], wrong: Faults) -> list[_Shard]:
             with ParquetFile(regular(path)) as file:
                 columns = _find_columns(file.schema_arrow)
                 if columns is None:
-                    wrong.append(
-                        f"{path.name} has no column of image files ({', '.join(_IMAGE_COLUMNS)}) "
-                        f"or none of labels ({', '.join(_LABEL_COLUMNS)}); it has "
-                        f"{', '.join(file.schema_arrow.names)}"
-                    )
+                    images, of_labels = ", ".join(_IMAGE_COLUMNS), ", ".join(_LABEL_COLUMNS)
+                    needed = f"image files ({images}) or none of labels ({of_labels})"
+                    names = ", ".join(file.schema_arrow.names)
+                    wrong.append(f"{path.name} has no column of {needed}; it has {names}")
                     continue
                 labels = file.read([columns.label]).column(0).to_pylist()
                 shards.append(_Shard(path, columns, labels))
@@ -189,11 +180,10 @@ def _find_columns(schema: Any) -> _Columns | None:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError):
         features = {}
-    kinds = {
-        name: feature.get("_type")
-        for name, feature in features.items()
-        if isinstance(feature, dict)
-    }
+    kinds = {}
+    for name, feature in features.items():
+        if isinstance(feature, dict):
+            kinds[name] = feature.get("_type")
 
     def column(usual: Sequence[str], kind: str) -> str | None:
         for name in (*usual, *kinds):
@@ -211,9 +201,10 @@ def _find_columns(schema: Any) -> _Columns | None:
         return None
     if not (types.is_integer(label_type) or types.is_string(label_type)):
         return None
-    return _Columns(
-        image, label, features[label].get("names") if kinds.get(label) == "ClassLabel" else None
-    )
+    class_names = None
+    if kinds.get(label) == "ClassLabel":
+        class_names = features[label].get("names")
+    return _Columns(image, label, class_names)
 
 
 def _number_labels(shards: dict[str, list[_Shard]]) -> tuple[dict[str, Labels], list[str]]:

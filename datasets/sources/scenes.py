@@ -110,20 +110,18 @@ class Scenes(Source):
         contents = SOURCES.build(self.foreground).open(folder, downloads)
         names = contents.class_names
         splits = {}
-        for split, count in self._counts().items():
+        counts = {"train": self.train_images, "tuning": self.tuning_images}
+        counts["test"] = self.test_images
+        for split, count in counts.items():
             foreground = _Foreground.read(contents.splits[split])
             imbalance = self.imbalance if split == "train" else 0.0
             labels = self._labels(count, len(names) * self.patterns, imbalance)
             self._refuse_too_few(split, labels, foreground, names)
             splits[split] = self._split(split, labels, foreground)
         if self.patterns > 1:
-            names = [
-                f"{name}, {pattern}" for name, pattern in product(names, PATTERNS[: self.patterns])
-            ]
+            pairs = product(names, PATTERNS[: self.patterns])
+            names = [f"{name}, {pattern}" for name, pattern in pairs]
         return Contents(splits, names)
-
-    def _counts(self) -> dict[str, int]:
-        return {"train": self.train_images, "tuning": self.tuning_images, "test": self.test_images}
 
     def _labels(self, count: int, classes: int, imbalance: float) -> Labels:
         """Return the class of each scene, which depends on its number alone."""

@@ -157,11 +157,9 @@ def _write(file: IO[bytes], samples: Iterable[Sample], max_samples: int, page_by
 
 def _fields() -> Array:
     fields = np.zeros(2, _FIELD)
-    for row, (name, type_id) in zip(
-        fields, (("image", _IMAGE_FIELD), ("label", _INT_FIELD)), strict=True
-    ):
-        row["type_id"] = type_id
-        row["name"][: len(name)] = np.frombuffer(name.encode(), np.uint8)
+    for row, name, type_id in ((0, b"image", _IMAGE_FIELD), (1, b"label", _INT_FIELD)):
+        fields[row]["type_id"] = type_id
+        fields[row]["name"][: len(name)] = np.frombuffer(name, np.uint8)
     return fields
 
 
@@ -201,10 +199,8 @@ class Beton:
         self.heights: npt.NDArray[np.int64] = image["height"].astype(np.int64)
         self.widths: npt.NDArray[np.int64] = image["width"].astype(np.int64)
         known = allocations["ptr"][place] == image["data_ptr"]
-        inside = (
-            (self.start >= data_start) & (self.start + self.size <= table_start) & (self.size > 0)
-        )
-        self._require((known & inside).all(), "an image's bytes lie outside")
+        inside = (self.start >= data_start) & (self.start + self.size <= table_start)
+        self._require((known & inside & (self.size > 0)).all(), "an image's bytes lie outside")
         pixels = self.heights * self.widths
         whole = (self.modes == JPEG) | ((self.modes == RAW) & (self.size == 3 * pixels))
         self._require((whole & (pixels > 0)).all(), "an image has no sensible size")
@@ -215,10 +211,8 @@ class Beton:
         """
         file_bytes = self.path.stat().st_size
         header = np.fromfile(self.path, _HEADER, 1)
-        self._require(
-            len(header) == 1 and header[0]["version"] == _VERSION,
-            "it has no .beton header of version 2",
-        )
+        is_header = len(header) == 1 and header[0]["version"] == _VERSION
+        self._require(is_header, "it has no .beton header of version 2")
         num_samples, table_start = int(header[0]["num_samples"]), int(header[0]["alloc_table_ptr"])
         self._require(table_start != 0, "its writing was never finished")
         data_start = _METADATA_START + num_samples * _SAMPLE.itemsize
@@ -230,10 +224,8 @@ class Beton:
         self._require(expected, "its fields are not an image and an integer")
         metadata = np.fromfile(self.path, _SAMPLE, num_samples, offset=_METADATA_START)
         table = np.fromfile(self.path, np.uint8, offset=table_start)
-        table_bytes = num_samples * _ALLOCATION.itemsize
-        self._require(
-            num_samples > 0 and table.nbytes == table_bytes, "its allocation table is cut short"
-        )
+        is_whole = num_samples > 0 and table.nbytes == num_samples * _ALLOCATION.itemsize
+        self._require(is_whole, "its allocation table is cut short")
         return metadata["f0"], metadata["f1"], table.view(_ALLOCATION), data_start, table_start
 
     def _require(self, condition: bool | np.bool_, reason: str) -> None:

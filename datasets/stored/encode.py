@@ -34,7 +34,7 @@ import numpy as np
 from PIL import Image as PIL_Image
 from PIL import TiffImagePlugin, UnidentifiedImageError
 
-from regbench.datasets.sources.base import Image, ImageFiles, Source, Split
+from regbench.datasets.sources.base import Image, ImageFiles, Pixels, Source, Split
 from regbench.datasets.stored.beton import JPEG, RAW, Sample
 from regbench.files import regular
 
@@ -74,10 +74,8 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
             picture.load()
             width, height = shrunk_size(*picture.size, source)
             if max(width, height) > MAX_SIDE_PX:
-                raise ValueError(
-                    f"it is {width} x {height} px, and {MAX_SIDE_PX} is the most; set "
-                    "dataset.source.resize_px"
-                )
+                size = f"it is {width} x {height} px, and {MAX_SIDE_PX} is the most"
+                raise ValueError(f"{size}; set dataset.source.resize_px")
             shrunk = (width, height) != picture.size
             if picture.format == "JPEG" and picture.mode == "RGB" and not shrunk:
                 return Sample(JPEG, height, width, label, data, origin)
@@ -98,9 +96,7 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
             )
         return Unreadable(origin, "it is no image of a known format" if data else "it is empty")
     except Exception as error:  # a damaged file can lead Pillow's decoders to raise anything
-        reason = (
-            (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-        )
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return Unreadable(origin, " ".join(reason.split()))
     if shrunk:
         rgb = rgb.resize((width, height), PIL_Image.Resampling.BICUBIC)
@@ -153,10 +149,10 @@ def _remarks(picture: PIL_Image.Image) -> tuple[str, ...]:
     """Say what of a decoded image is not kept."""
     said = []
     bands = picture.getbands()
-    more = isinstance(picture, TiffImagePlugin.TiffImageFile) and picture.tag_v2.get(
-        _TIFF_BANDS, 1
-    ) > len(bands)
-    if more or "A" in bands or "a" in bands or "transparency" in picture.info:
+    stored = len(bands)
+    if isinstance(picture, TiffImagePlugin.TiffImageFile):
+        stored = picture.tag_v2.get(_TIFF_BANDS, 1)
+    if stored > len(bands) or {"A", "a"} & {*bands} or "transparency" in picture.info:
         said.append(_BANDS)
     # What is damaged in later frames does not matter.
     with suppress(Exception):
@@ -170,23 +166,22 @@ def samples_of(split: Split, source: Source) -> Iterator[Sample | Unreadable]:
 
     Image files are read in several threads.
     """
-    # Threads will do: Pillow releases Python's lock while it decodes, shrinks and encodes.
-    images = zip(split.images(), split.labels.tolist(), strict=True)
-    if not isinstance(source, ImageFiles):
-        return (_raw(pixels, label, origin) for (pixels, origin), label in images)
 
-    def encoded(
-        item: tuple[tuple[Image, str], int], files: ImageFiles = source
-    ) -> Sample | Unreadable:
+    def sample(item: tuple[tuple[Image, str], int]) -> Sample | Unreadable:
         (image, origin), label = item
-        assert not isinstance(image, np.ndarray), "a source of image files gives files"
-        return encode(image, label, origin, files)
+        if isinstance(image, np.ndarray):
+            return _raw(image, label, origin)
+        assert isinstance(source, ImageFiles), "image files come from subclasses of ImageFiles"
+        return encode(image, label, origin, source)
 
-    return in_order(encoded, images)
+    images = zip(split.images(), split.labels.tolist(), strict=True)
+    if isinstance(source, ImageFiles):
+        # Threads will do: Pillow releases Python's lock while it decodes, shrinks and encodes.
+        return in_order(sample, images)
+    return map(sample, images)
 
 
-def _raw(pixels: Image, label: int, origin: str) -> Sample:
-    assert isinstance(pixels, np.ndarray), "image files come from subclasses of ImageFiles"
+def _raw(pixels: Pixels, label: int, origin: str) -> Sample:
     if grey := pixels.ndim == 2:
         pixels = np.repeat(pixels[:, :, None], 3, axis=2)
     height, width, _ = pixels.shape

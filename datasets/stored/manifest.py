@@ -101,9 +101,9 @@ class Manifest:
         While another process prepares the data set there is none, so that one is waited for.
         """
         name = dataset if isinstance(dataset, str) else dataset.name
-        command = (
-            f"regbench prepare {name}" if isinstance(dataset, str) else dataset.prepare_command
-        )
+        command = f"regbench prepare {name}"
+        if not isinstance(dataset, str):
+            command = dataset.prepare_command
         folder = data_dir / name
         with suppress(OSError):
             if not (folder / FILE_NAME).exists():
@@ -120,24 +120,19 @@ class Manifest:
         """Refuse a prepared data set that has another source, other settings or another number
         of classes.
         """
-        wanted = {
-            **prepared_from(dataset),
-            "num_classes": dataset.num_classes or len(self.class_names),
-        }
-        found = {**self.source, "num_classes": len(self.class_names)}
-        if wanted != found:
+        classes = len(self.class_names)
+        wanted = {**prepared_from(dataset), "num_classes": dataset.num_classes or classes}
+        found = {**self.source, "num_classes": classes}
+        there, asked = [], []
+        for key in {**wanted, **found}:
             # A setting that one of the two lacks differs: another version has it.
-            differ = [
-                key
-                for key in {**wanted, **found}
-                if wanted.get(key, wanted) != found.get(key, found)
-            ]
-            there = ", ".join(_stated(found, key) for key in differ)
-            asked = ", ".join(_stated(wanted, key) for key in differ)
-            raise RegbenchError(
-                f"{data_dir / dataset.name} was prepared with {there}, not {asked}; "
-                f"choose another dataset.name, or: {dataset.prepare_command} --force"
-            )
+            if wanted.get(key, wanted) != found.get(key, found):
+                there.append(_stated(found, key))
+                asked.append(_stated(wanted, key))
+        if there:
+            what = f"was prepared with {', '.join(there)}, not {', '.join(asked)}"
+            remedy = f"choose another dataset.name, or: {dataset.prepare_command} --force"
+            raise RegbenchError(f"{data_dir / dataset.name} {what}; {remedy}")
 
     def save(self, data_dir: Path) -> None:
         """Write the manifest atomically to its place in `data_dir`."""
@@ -154,13 +149,13 @@ class Manifest:
             found = path.stat().st_size if path.is_file() else -1
         except OSError:  # no name that a file may have, in a manifest that was damaged
             found = -1
-        if found != self.splits[split]["bytes"]:
-            state = (
-                "missing" if found < 0 else f"{found} bytes long, not {self.splits[split]['bytes']}"
-            )
-            raise RegbenchError(
-                f"{path} is {state}; write it again: regbench prepare {self.name} --force"
-            )
+        expected = self.splits[split]["bytes"]
+        if found != expected:
+            state = f"{found} bytes long, not {expected}"
+            if found < 0:
+                state = "missing"
+            remedy = f"write it again: regbench prepare {self.name} --force"
+            raise RegbenchError(f"{path} is {state}; {remedy}")
         return path
 
 

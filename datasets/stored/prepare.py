@@ -52,13 +52,11 @@ def prepare(
     """
     folder = data_dir / config.name
     # The first look is without the lock, which those who may only read cannot take.
-    done = None if force else _prepared(config, data_dir)
-    if done is not None:
+    if not force and (done := _prepared(config, data_dir)):
         return done
     with locked(folder):
         # Another process may have prepared it while this one waited.
-        done = None if force else _prepared(config, data_dir)
-        if done is not None:
+        if not force and (done := _prepared(config, data_dir)):
             return done
         contents = open_source(config, source_dir, data_dir / ".downloads")
         splits, notes = write_splits(config, contents, folder, progress)
@@ -66,10 +64,9 @@ def prepare(
         for entry in splits.values():
             left_out |= entry["left_out"]
         if left_out and not skip_unreadable:
-            raise RegbenchError(
-                f"data set '{config.name}': {listed_unreadable(folder, left_out)}; mend them and "
-                "prepare again, or leave them out with --skip-unreadable"
-            )
+            remedy = "mend them and prepare again, or leave them out with --skip-unreadable"
+            unreadable = listed_unreadable(folder, left_out)
+            raise RegbenchError(f"data set '{config.name}': {unreadable}; {remedy}")
         if left_out:
             notes.append(listed_unreadable(Path(), left_out))
         manifest = Manifest(
@@ -102,33 +99,24 @@ def open_source(config: DatasetConfig, source_dir: Path | None, downloads: Path)
     is listed, with the address where it is to be had.
     """
     source = config.source
+    where = f"data set '{config.name}'"
     if source.own and source_dir is None:
-        about = (
-            f"; {source.about.title} is to be had from {source.about.address}"
-            if source.about
-            else ""
-        )
-        raise RegbenchError(
-            f"data set '{config.name}' is made from {source.title}; give the folder that holds "
-            f"{source.layout}: {config.prepare_command}{about}"
-        )
+        remedy = f"give the folder that holds {source.layout}: {config.prepare_command}"
+        if source.about:
+            remedy += f"; {source.about.title} is to be had from {source.about.address}"
+        raise RegbenchError(f"{where} is made from {source.title}; {remedy}")
     contents = source.open(source_dir, downloads)
-    # What is not UTF-8 could be written to the manifest and not be read from it.
-    odd = [
-        os.fsencode(name)
-        for name in contents.class_names
-        if name.encode(errors="ignore").decode() != name
-    ]
-    names = [name.decode(errors="backslashreplace") for name in odd]
-    refuse_if(
-        names,
-        f"data set '{config.name}': the names of {len(names):,} classes are not UTF-8",
-        "rename them",
-    )
+    odd = []
+    for name in contents.class_names:
+        # What is not UTF-8 could be written to the manifest and not be read from it.
+        if name.encode(errors="ignore").decode() != name:
+            odd.append(os.fsencode(name).decode(errors="backslashreplace"))
+    what = f"{where}: the names of {len(odd):,} classes are not UTF-8"
+    refuse_if(odd, what, "rename them")
     found = len(contents.class_names)
     if config.num_classes and found != config.num_classes:
         raise RegbenchError(
-            f"data set '{config.name}': the source has {found} classes, not {config.num_classes}; "
+            f"{where}: the source has {found} classes, not {config.num_classes}; "
             f"set dataset.num_classes={found}, or mend the source"
         )
     return contents

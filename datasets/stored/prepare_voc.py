@@ -69,9 +69,8 @@ def _bring(source_dir: Path, new: Path, progress: bool) -> None:
         try:
             with tarfile.open(source_dir / name) as archive:
                 members = archive.getmembers()
-                for member in tracked(
-                    members, len(members), f"unpacking {name}", progress, "files"
-                ):
+                title, count = f"unpacking {name}", len(members)
+                for member in tracked(members, count, title, progress, "files"):
                     _extract(archive, member, new)
         except (tarfile.TarError, EOFError) as error:
             raise RegbenchError(

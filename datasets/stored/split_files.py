@@ -54,22 +54,17 @@ def write_splits(
     try:
         for name, split in contents.splits.items():
             left_out[name] = {}
+            path, names = folder / f"{name}.beton", contents.class_names
             entries[name], stored[name] = _write_split(
-                config,
-                folder / f"{name}.beton",
-                split,
-                contents.class_names,
-                left_out[name],
-                progress,
+                config, path, split, names, left_out[name], progress
             )
     finally:
         lines: list[str] = []
         for of_split in left_out.values():
             lines += [f"{origin}: {reason}\n" for origin, reason in of_split.items()]
+        (folder / UNREADABLE).unlink(missing_ok=True)
         if lines:
             save_text(folder / UNREADABLE, "".join(lines))
-        else:
-            (folder / UNREADABLE).unlink(missing_ok=True)
     return entries, [*_notes(stored.values(), config.source), *_shared(stored)]
 
 
@@ -118,22 +113,16 @@ def _write_split(
     """
 
     def images(stored: _Stored) -> Iterator[Sample]:
-        found = tracked(
-            samples_of(split, config.source),
-            len(split.labels),
-            f"{config.name}/{path.stem}",
-            progress,
-        )
-        yield from stored.readable(found, left_out)
+        samples, title = samples_of(split, config.source), f"{config.name}/{path.stem}"
+        yield from stored.readable(tracked(samples, len(split.labels), title, progress), left_out)
         # A refusal here comes before the end of the writing, which then leaves no file.
         emptied = sorted(set(split.labels.tolist()) - set(split.labels[stored.rows].tolist()))
         if emptied:
             # Class -1, of images without labels, is the last of these.
             names = ", ".join([*class_names, "(no class)"][label] for label in emptied[:5])
-            raise RegbenchError(
-                f"{path}: {len(emptied)} classes ({names}) would have no image, as "
-                f"{listed_unreadable(path.parent, left_out)}; mend them"
-            )
+            lost = f"{len(emptied)} classes ({names}) would have no image"
+            unreadable = listed_unreadable(path.parent, left_out)
+            raise RegbenchError(f"{path}: {lost}, as {unreadable}; mend them")
 
     largest_bytes = split.largest_bytes
     # The size of a page is in the header, and few sources know their largest image.
@@ -185,10 +174,8 @@ def _notes(stored: Iterable[_Stored], source: Source) -> list[str]:
     if peaks:
         assert isinstance(source, ImageFiles)  # other sources give 8 bits
         levels, peak = source.levels or 65536, max(peaks)
-        note = (
-            f"{len(peaks):,} images have more than 8 bits: value * 256 // {levels} is kept; the "
-            f"highest is {peak}"
-        )
+        note = f"{len(peaks):,} images have more than 8 bits: value * 256 // {levels} is kept"
+        note += f"; the highest is {peak}"
         if peak < levels // 4:
             fitting = max(2, 1 << peak.bit_length())
             note = f"warning: {note}, so they are nearly black; set dataset.source.levels={fitting}"
@@ -208,27 +195,24 @@ def _shared(stored: Mapping[str, _Stored]) -> list[str]:
             if digest in origins:
                 both.append(f"{line[9:-1]} ({origins[digest][9:-1]})")
         if both:
-            notes.append(
-                f"warning: {len(both):,} images of {other} are in {one} too, byte for byte: "
-                f"{few(both)}"
-            )
+            what = f"warning: {len(both):,} images of {other} are in {one} too"
+            notes.append(f"{what}, byte for byte: {few(both)}")
     return notes
 
 
 def counts_per_class(labels: Labels, num_classes: int) -> list[int]:
     """Count the images of each class; an empty list if there are no labels."""
     labelled = labels[labels >= 0]
-    counts: list[int] = (
-        np.bincount(labelled, minlength=num_classes).tolist() if len(labelled) else []
-    )
+    if len(labelled) == 0:
+        return []
+    counts: list[int] = np.bincount(labelled, minlength=num_classes).tolist()
     return counts
 
 
 def listed_unreadable(folder: Path, left_out: dict[str, str]) -> str:
     """Word how many images cannot be read, and the first of them."""
-    first = ", ".join(f"{origin} ({reason})" for origin, reason in list(left_out.items())[:3])
-    more = f" and {len(left_out) - 3:,} more" if len(left_out) > 3 else ""
-    return (
-        f"{len(left_out):,} images cannot be read: {first}{more}; all are listed in "
-        f"{folder / UNREADABLE}"
-    )
+    listed = ", ".join(f"{origin} ({reason})" for origin, reason in list(left_out.items())[:3])
+    if len(left_out) > 3:
+        listed += f" and {len(left_out) - 3:,} more"
+    where = f"all are listed in {folder / UNREADABLE}"
+    return f"{len(left_out):,} images cannot be read: {listed}; {where}"

@@ -39,19 +39,17 @@ def verify(name: str, data_dir: Path, *, progress: bool = True) -> tuple[int, li
                 problems.append(f"{table} is missing or has not the hash in the manifest")
         wrong, content_sha256 = _read_back(beton, origins, f"verify {name}/{split}", progress)
         problems += wrong
-        if not -1 <= beton.labels.min() <= beton.labels.max() < len(manifest.class_names):
-            problems.append(
-                f"{beton.path}: labels from {beton.labels.min()} to {beton.labels.max()} are no "
-                "classes"
-            )
-        elif counts_per_class(beton.labels, len(manifest.class_names)) != entry["counts_per_class"]:
-            problems.append(
-                f"{beton.path}: the images of each class are not as many as in the manifest"
-            )
+        classes = len(manifest.class_names)
+        low, high = beton.labels.min(), beton.labels.max()
+        fault = ""
+        if not -1 <= low <= high < classes:
+            fault = f"labels from {low} to {high} are no classes"
+        elif counts_per_class(beton.labels, classes) != entry["counts_per_class"]:
+            fault = "the images of each class are not as many as in the manifest"
         elif not wrong and content_sha256 != entry["content_sha256"]:
-            problems.append(
-                f"{beton.path}: its labels and images have not the hash in the manifest"
-            )
+            fault = "its labels and images have not the hash in the manifest"
+        if fault:
+            problems.append(f"{beton.path}: {fault}")
     return images, problems
 
 

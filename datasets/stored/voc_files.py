@@ -73,9 +73,8 @@ def read_voc07(folder: Path, num_images: tuple[int, int], where: str = "") -> di
     for split, expected in zip(SPLITS, num_images, strict=True):
         # A row for each image that any class names. A fault can leave gaps, filled so that all
         # faults are found.
-        table = pd.DataFrame(
-            {name: _presence(folder, name, split, wrong) for name in CLASSES}
-        ).sort_index()
+        presence = {name: _presence(folder, name, split, wrong) for name in CLASSES}
+        table = pd.DataFrame(presence).sort_index()
         if len(table) != expected:
             wrong.append(f"{split} has {len(table):,} images, not {expected:,}")
         for name, count in table.notna().sum().items():
@@ -84,20 +83,15 @@ def read_voc07(folder: Path, num_images: tuple[int, int], where: str = "") -> di
         paths = tuple(folder / "JPEGImages" / f"{image}.jpg" for image in table.index)
         missing = [path.name for path in paths if not path.is_file()]
         if missing:
-            wrong.append(
-                f"{len(missing):,} images of {split} are not in JPEGImages/, the first is "
-                f"{missing[0]}"
-            )
+            lost = f"{len(missing):,} images of {split} are not in JPEGImages/"
+            wrong.append(f"{lost}, the first is {missing[0]}")
         splits[split] = VOCSplit(paths, table.fillna(-1).to_numpy(np.int8))
     if both := set(splits["trainval"].paths) & set(splits["test"].paths):
         wrong.append(f"{len(both):,} images are in both splits, the first is {min(both).name}")
-    refuse_if(
-        wrong,
-        f"{where} is not the complete VOC2007",
-        f"get both archives again from {address}: regbench prepare voc07 --source-dir FOLDER "
-        "--force; or state the size of a folder of your own: "
-        "evaluation.voc07.num_images=[TRAINVAL,TEST]",
-    )
+    again = f"get both archives again from {address}"
+    remedy = f"{again}: regbench prepare voc07 --source-dir FOLDER --force; or state the size of "
+    remedy += "a folder of your own: evaluation.voc07.num_images=[TRAINVAL,TEST]"
+    refuse_if(wrong, f"{where} is not the complete VOC2007", remedy)
     return splits
 
 
@@ -150,9 +144,8 @@ def whole_images(
         height, width, _ = pixels.shape
         short = min(height, width)
         pixels = resize(pixels, shorter * height // short, shorter * width // short, interpolation)
-        return torch.from_numpy(np.array(resize(pixels, size, size, interpolation))).permute(
-            2, 0, 1
-        )
+        square_SSC = np.array(resize(pixels, size, size, interpolation))
+        return torch.from_numpy(square_SSC).permute(2, 0, 1)
 
     with ThreadPoolExecutor(workers) as pool:
         for start in range(0, len(paths), batch_size):

@@ -87,9 +87,8 @@ class Grid:
             raise RegbenchError("no CUDA device is here; give device cpu or auto")
         # The class is frozen; what is resolved here is what the table names.
         object.__setattr__(self, "device", "cuda" if cuda and self.device != "cpu" else "cpu")
-        object.__setattr__(
-            self, "methods", tuple(dict.fromkeys(self.methods)) or tuple(methods.names())
-        )
+        names = tuple(dict.fromkeys(self.methods)) or tuple(methods.names())
+        object.__setattr__(self, "methods", names)
         for what in ("n", "q", "views", "ranks"):
             object.__setattr__(self, what, tuple(sorted(set(getattr(self, what)))))
 
@@ -180,14 +179,9 @@ def _measure(
 ) -> list[LossCost]:
     try:
         return pool.ask(measure_rows, rows, getattr(torch, grid.dtype), grid.repeats, left_s)[0]
-    except (
-        WorkFailed
-    ) as error:  # the process ended, for want of memory say, and took the others' results along
+    except WorkFailed as error:
+        # The process ended, for want of memory say, and took the others' results along.
         return [replace(row, note=f"failed: {error}") for row in rows]
-
-
-def _mib(size: float | None) -> str:
-    return number(None if size is None else size / _MIB)
 
 
 LEGEND = """\
@@ -212,12 +206,8 @@ def table(rows: Sequence[LossCost], style: str = "simple") -> str:
         sizes = (row.n, row.q, row.views, row.ranks)
         range_ms = None if row.low_ms is None or row.high_ms is None else (row.low_ms, row.high_ms)
         compared = (row.vs_textbook, row.vs_one_rank, row.vs_two_views)
-        line = [
-            row.method,
-            row.form + "*" * row.auto,
-            *sizes,
-            number(row.median_ms),
-            span(range_ms),
-        ]
-        cells.append([*line, *map(number, compared), _mib(row.extra_bytes), row.note])
+        times = number(row.median_ms), span(range_ms), *map(number, compared)
+        extra_mib = None if row.extra_bytes is None else row.extra_bytes / _MIB
+        form = row.form + "*" * row.auto
+        cells.append([row.method, form, *sizes, *times, number(extra_mib), row.note])
     return tabulate(cells, _HEADS, style, disable_numparse=True, colalign=_ALIGN if rows else None)

@@ -95,9 +95,8 @@ def join(place: Place, device: str, limit_bytes: int) -> torch.device:
         own_bytes = limit_bytes // place.world + _RUNTIME_BYTES
         resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + own_bytes, hard))
     if place.world > 1:
-        warnings.filterwarnings(
-            "ignore", LOCAL_ROWS
-        )  # one process alone is what several are compared with
+        # One process alone is what several are compared with.
+        warnings.filterwarnings("ignore", LOCAL_ROWS)
         place.join("nccl" if here.type == "cuda" else "gloo")
     return here
 
@@ -140,9 +139,8 @@ def value_and_gradient(method: methods.Regularizer, views: Sequence[Tensor], eng
     def run() -> Sequence[Tensor]:
         # The leaves keep no gradients, which would count as memory that was there before the next
         # call.
-        return torch.autograd.grad(
-            method.loss(*leaves_NQ, engine=engine, global_views=2), leaves_NQ
-        )
+        loss = method.loss(*leaves_NQ, engine=engine, global_views=2)
+        return torch.autograd.grad(loss, leaves_NQ)
 
     return run
 
@@ -195,15 +193,11 @@ def measure_rows(
         except Exception as error:
             if ranks > 1:  # the other ranks may be waiting for this one
                 raise
+            note = f"failed: {one_line(error)}"
+            is_full = isinstance(error, MemoryError | torch.OutOfMemoryError)
             # torch says no more than "allocate memory" of it on a CPU.
-            full = isinstance(
-                error, MemoryError | torch.OutOfMemoryError
-            ) or "allocate memory" in str(error)
-            note = (
-                "left out: it needs more memory than the limit"
-                if full
-                else f"failed: {one_line(error)}"
-            )
+            if is_full or "allocate memory" in str(error):
+                note = "left out: it needs more memory than the limit"
             done[row] = replace(row, note=note)
             continue
         # All ranks have to decide alike, so they decide by the slowest.
@@ -217,9 +211,8 @@ def measure_rows(
         # The rounds and the warm-up; with several ranks twice, shared and alone.
         rounds_s = first_s[row] * (repeats + 1) * (1 if ranks == 1 else 1 + ranks)
         if repeats and rounds_s > left_s:
-            done[row] = replace(
-                done[row], note=f"left out: about {rounds_s:.2g} s, over what is left of the budget"
-            )
+            note = f"left out: about {rounds_s:.2g} s, over what is left of the budget"
+            done[row] = replace(done[row], note=note)
             del calls["shared", row.form, row.views]
             continue
         left_s -= rounds_s
@@ -234,12 +227,10 @@ def measure_rows(
         turns = {}
         # Fifty calls tell the shortest ones well enough; a clock may give them 0.
         for (key, run), ms in zip(calls.items(), warm_ms, strict=True):
-            turns[key] = partial(
-                _milliseconds, here, run, max(1, min(50, int(round_ms / max(ms, 1e-3))))
-            )
-        times_ms = {
-            key: _largest(own_ms, here) for key, own_ms in take_turns(turns, repeats).items()
-        }
+            times = max(1, min(50, int(round_ms / max(ms, 1e-3))))
+            turns[key] = partial(_milliseconds, here, run, times)
+        found_ms = take_turns(turns, repeats)
+        times_ms = {key: _largest(own_ms, here) for key, own_ms in found_ms.items()}
         done = {row: with_times(found, times_ms) for row, found in done.items()}
     return [done[row] for row in rows]
 

@@ -49,7 +49,6 @@ BACKENDS = [
     pytest.param("ffcv", marks=pytest.mark.skipif(not FFCV, reason="needs FFCV")),
     "torchvision",
 ]
-KINDS = ("beton", "origins.txt")
 SETTINGS = {"train_per_class": None, "tuning_per_class": None}
 
 
@@ -66,20 +65,9 @@ def config(folder_config: Config) -> DatasetConfig:
 
 def regbench_prepare(data: Path, source: Path, *options: str) -> Result:
     """The command, on the data set `config` in `data`."""
-    settings = [
-        "name=insects",
-        "num_classes=3",
-        "image_size=32",
-        "eval_resize=40",
-        "source.held_out=null",
-    ]
-    arguments = [
-        "prepare",
-        "imagefolder",
-        "--source-dir",
-        str(source),
-        *(f"dataset.{name}" for name in settings),
-    ]
+    settings = "dataset.name=insects dataset.num_classes=3 dataset.image_size=32"
+    settings += " dataset.eval_resize=40 dataset.source.held_out=null"
+    arguments = ["prepare", "imagefolder", "--source-dir", str(source), *settings.split()]
     return CliRunner().invoke(main, [*arguments, f"runtime.data_dir={data}", *options])
 
 
@@ -87,14 +75,9 @@ def evaluated(
     config: DatasetConfig, data: Path, backend: str, choice: Path
 ) -> npt.NDArray[np.float32]:
     """Every image of the test split as a loader delivers it, in grey levels."""
+    cpu = torch.device("cpu")
     loader = EvalLoader(
-        config,
-        "test",
-        data_dir=data,
-        batch_size=4,
-        device=torch.device("cpu"),
-        backend=backend,
-        choice=choice,
+        config, "test", data_dir=data, batch_size=4, device=cpu, backend=backend, choice=choice
     )
     with loader, loader.epoch() as batches:
         images = torch.cat([images for images, _ in batches]).permute(0, 2, 3, 1).numpy()
@@ -138,28 +121,23 @@ def test_unreadable_images_are_listed_and_refused_and_left_out_on_request(
     result = regbench_prepare(tmp_path, root)
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
-    assert (
-        f"{len(UNREADABLE)} images cannot be read: train/bee/cut short.jpg (image file is truncated"
-        in line
-    )
-    assert (
-        f"and {len(UNREADABLE) - 3} more; all are listed in "
-        f"{tmp_path / 'insects' / 'unreadable.txt'}" in line
-    )
+    path = tmp_path / "insects" / "unreadable.txt"
+    count = len(UNREADABLE)
+    first = "train/bee/cut short.jpg (image file is truncated"
+    assert f"{count} images cannot be read: {first}" in line
+    assert f"and {count - 3} more; all are listed in {path}" in line
     assert "--skip-unreadable" in line
-    listed = (tmp_path / "insects" / "unreadable.txt").read_text().splitlines()
-    assert len(listed) == len(UNREADABLE)
+    listed = dict(entry.split(": ", 1) for entry in path.read_text().splitlines())
+    assert len(listed) == count
     for name, (_, reason) in UNREADABLE.items():
-        assert [
-            entry for entry in listed if entry.startswith(f"train/bee/{name}: ") and reason in entry
-        ], name
+        assert reason in listed[f"train/bee/{name}"]
     with pytest.raises(RegbenchError, match="is not prepared"):
         Manifest.load(tmp_path, "insects")
 
     result = regbench_prepare(tmp_path, root, "--skip-unreadable")
     assert result.exit_code == 0, result.output
-    assert f"({len(UNREADABLE)} left out)" in result.stdout
-    assert "train/bee/cut short.jpg (image file is truncated" in result.stdout
+    assert f"({count} left out)" in result.stdout
+    assert first in result.stdout
     manifest = Manifest.load(tmp_path, "insects")
     assert set(manifest.splits["train"]["left_out"]) == {f"train/bee/{name}" for name in UNREADABLE}
     assert not manifest.splits["test"]["left_out"]
@@ -205,11 +183,8 @@ def test_a_class_that_would_be_empty_is_refused_all_the_same(
 ) -> None:
     for path in (root / "val" / "bee").iterdir():
         path.write_bytes(b"none")
-    with pytest.raises(
-        RegbenchError,
-        match=r"test\.beton: 1 classes \(bee\) would have no image, .* val/bee/bee_000\.jpg .*; "
-        r"mend them",
-    ):
+    reason = r"beton: 1 classes \(bee\) would have no image, .* val/bee/bee_000\.jpg .*; mend them"
+    with pytest.raises(RegbenchError, match=reason):
         prepare(config, tmp_path, source_dir=root, progress=False, skip_unreadable=True)
     assert len((tmp_path / "insects" / "unreadable.txt").read_text().splitlines()) == 2
     assert not (tmp_path / "insects" / "test.beton").exists()
@@ -243,13 +218,8 @@ def test_odd_images_come_the_same_out_of_both_loaders(
 
 
 def test_names_in_any_script(tmp_path: Path, root: Path, config: DatasetConfig) -> None:
-    names = [
-        "日本語.jpg",
-        "naïve café.jpg",
-        "two\nlines.jpg",
-        os.fsdecode(b"latin \xe9.jpg"),
-        "a, (b); c.jpg",
-    ]
+    names = ["日本語.jpg", "naïve café.jpg", "two\nlines.jpg", "a, (b); c.jpg"]
+    names.append(os.fsdecode(b"latin \xe9.jpg"))
     for part in ("train", "val"):
         (root / part / "cat").rename(root / part / "猫")
         for name in names:
@@ -289,33 +259,23 @@ def test_no_permission_is_one_line(
 ) -> None:
     root = make_imagefolder(as_nobody / "source", 2, 1)
     secret = root / "train" / "ant" / "ant_001.jpg"
-    secret.chmod(0)
-    with pytest.raises(
-        RegbenchError,
-        match=r"1 images cannot be read: train/ant/ant_001\.jpg \(Permission denied\)",
-    ):
-        prepare(config, as_nobody / "data", source_dir=root, progress=False)
-    secret.chmod(0o600)
-    secret.parent.chmod(0)
-    with pytest.raises(
-        RegbenchError, match=r"source/train/ant cannot be listed \(Permission denied\)"
-    ):
-        prepare(config, as_nobody / "data", source_dir=root, progress=False)
-    secret.parent.chmod(0o700)
-    closed = as_nobody / "closed"
+    data, closed = as_nobody / "data", as_nobody / "closed"
     closed.mkdir(mode=0o500)
-    with pytest.raises(
-        RegbenchError,
-        match=r"cannot write in the folder .*closed/insects: Permission denied; choose",
+    for path, mode, into, reason in (
+        (secret, 0, data, r"cannot be read: train/ant/ant_001\.jpg \(Permission denied\)"),
+        (secret.parent, 0, data, r"source/train/ant cannot be listed \(Permission denied\)"),
+        (root, 0o700, closed, "cannot write in the folder .*closed/insects: Permission denied; ch"),
     ):
-        prepare(config, closed, source_dir=root, progress=False)
-    prepare(config, as_nobody / "data", source_dir=root, progress=False)
-    beton = as_nobody / "data" / "insects" / "train.beton"
+        before = path.stat().st_mode
+        path.chmod(mode)
+        with pytest.raises(RegbenchError, match=reason):
+            prepare(config, into, source_dir=root, progress=False)
+        path.chmod(before)
+    prepare(config, data, source_dir=root, progress=False)
+    beton = data / "insects" / "train.beton"
     beton.chmod(0)
-    assert verify("insects", as_nobody / "data", progress=False) == (
-        3,
-        [f"cannot read {beton}: Permission denied"],
-    )
+    problem = f"cannot read {beton}: Permission denied"
+    assert verify("insects", data, progress=False) == (3, [problem])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -359,10 +319,9 @@ def test_a_flipped_bit_anywhere_but_in_the_images_is_refused_or_found(insects: P
             assert "test.beton" in str(error) and "\n" not in str(error)
             refused += 1
         else:
-            changed = any(
-                not np.array_equal(getattr(beton, name), getattr(before, name))
-                for name in ("labels", "start", "size", "modes", "heights", "widths")
-            )
+            changed = False
+            for name in ("labels", "start", "size", "modes", "heights", "widths"):
+                changed |= not np.array_equal(getattr(beton, name), getattr(before, name))
             if changed:
                 assert verify("insects", insects.parent, progress=False)[1]
             unseen += changed
@@ -394,14 +353,8 @@ def test_a_loader_bears_flipped_bits_or_names_the_image(
     start, size = int(beton.start[3]), int(beton.size[3])
     borne = named = 0
     width = METADATA_START + 3 * ROW_BYTES + 1
-    for offset in (
-        start,
-        start + 1,
-        start + 3,
-        *range(start + 20, start + size, size // 12),
-        width,
-        width + 2,
-    ):
+    offsets = [start, start + 1, start + 3, width, width + 2]
+    for offset in [*offsets, *range(start + 20, start + size, size // 12)]:
         flip(path, offset, 4)
         try:
             images = evaluated(config, insects.parent, backend, choice)
@@ -470,11 +423,8 @@ prepare.prepare(config, Path(sys.argv[1]), source_dir=Path(sys.argv[2]))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes()
-        for path in folder.iterdir()
-        if path.name not in (".lock", "manifest.json")
-    }
+    paths = [path for path in folder.iterdir() if path.name not in (".lock", "manifest.json")]
+    return {path.name: path.read_bytes() for path in paths}
 
 
 def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing_half_written(
@@ -491,18 +441,16 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing_half_written(
             prepare(config, tmp_path, source_dir=root, progress=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (
-        str(refusal.value) == f"cannot write {tmp_path / 'insects' / 'test.beton'}: File too large"
-    )
+    path = tmp_path / "insects" / "test.beton"
+    assert str(refusal.value) == f"cannot write {path}: File too large"
     names = {path.name for path in (tmp_path / "insects").iterdir()}
     assert names == {".lock", "train.beton", "train.origins.txt"}
 
 
 def test_a_killed_writer(tmp_path: Path, root: Path, config: DatasetConfig) -> None:
     folder = tmp_path / "insects"
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), str(root)], stderr=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(root)]
+    killed = subprocess.run(command, stderr=subprocess.DEVNULL)
     assert killed.returncode == -signal.SIGKILL
     assert list(folder.glob(".test.beton.*"))
     with pytest.raises(RegbenchError, match="is not prepared"):
@@ -511,9 +459,8 @@ def test_a_killed_writer(tmp_path: Path, root: Path, config: DatasetConfig) -> N
     prepare(config, tmp_path, source_dir=root, progress=False)
     prepare(config, tmp_path / "undisturbed", source_dir=root, progress=False)
     assert contents(folder) == contents(tmp_path / "undisturbed" / "insects")
-    assert set(contents(folder)) == {
-        f"{name}.{kind}" for name in ("train", "test") for kind in KINDS
-    }
+    names = {"train.beton", "train.origins.txt", "test.beton", "test.origins.txt"}
+    assert set(contents(folder)) == names
 
 
 def test_it_may_end_between_any_two_files(
@@ -562,16 +509,13 @@ def test_what_was_prepared_with_other_settings_is_refused(
     manifest = prepare(shrunk, tmp_path, source_dir=root, progress=False)
     assert max(Beton(tmp_path / "insects" / "train.beton").heights) < 50
     assert manifest.source["resize_px"] == 20
-    with pytest.raises(
-        RegbenchError,
-        match=r"was prepared with .*resize_px 20.*, not .*; choose another dataset\.name",
-    ):
+    reason = r"was prepared with .*resize_px 20.*, not .*; choose another dataset\.name"
+    with pytest.raises(RegbenchError, match=reason):
         prepare(config, tmp_path, source_dir=root, progress=False)
     older = {key: value for key, value in manifest.source.items() if key != "held_out"}
     replace(manifest, source=older).save(tmp_path)
-    with pytest.raises(
-        RegbenchError, match=r"was prepared with no held_out, not held_out .*; choose another"
-    ):
+    reason = "was prepared with no held_out, not held_out .*; choose another"
+    with pytest.raises(RegbenchError, match=reason):
         prepare(shrunk, tmp_path, source_dir=root, progress=False)
 
 
@@ -589,13 +533,10 @@ def test_a_second_writer_and_readers_wait_and_the_second_writes_nothing(
         assert go_on.wait(PATIENCE_S)
         return encode(image, label, origin, source)
 
+    waiting = f"waiting for another process that prepares {tmp_path / 'insects'}"
+
     def told(times: int) -> bool:
-        return (
-            caplog.messages.count(
-                f"waiting for another process that prepares {tmp_path / 'insects'}"
-            )
-            == times
-        )
+        return caplog.messages.count(waiting) == times
 
     prepare(config, tmp_path, source_dir=root, progress=False)
     monkeypatch.setattr(encoding, "encode", held)

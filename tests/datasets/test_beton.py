@@ -13,6 +13,9 @@ from PIL import Image
 from regbench import RegbenchError
 from regbench.datasets.stored.beton import JPEG, MIN_PAGE_BYTES, RAW, Beton, Sample, write_beton
 
+# Imports FFCV, the quick way.
+OURS = "regbench.datasets.loading.ffcv_crops"
+
 
 def samples() -> list[Sample]:
     """Raw and JPEG images of several sizes."""
@@ -43,11 +46,8 @@ def test_what_is_written_is_read_back(file: Path) -> None:
     assert beton.labels.tolist() == [-1, 10, 1, 30, 3]
     for i, sample in enumerate(samples()):
         assert beton.stored_bytes(i).tobytes() == sample.data
-        assert (beton.modes[i], beton.heights[i], beton.widths[i]) == (
-            sample.mode,
-            sample.height,
-            sample.width,
-        )
+        found = beton.modes[i], beton.heights[i], beton.widths[i]
+        assert found == (sample.mode, sample.height, sample.width)
         if sample.mode == RAW:
             expected = np.frombuffer(sample.data, np.uint8).reshape(sample.height, sample.width, 3)
         else:
@@ -61,9 +61,8 @@ def test_the_digest_is_over_labels_and_bytes(tmp_path: Path) -> None:
         expected.update(np.int64(sample.label).astype("<i8").tobytes() + sample.data)
     assert write_beton(tmp_path / "a.beton", samples(), 5) == expected.hexdigest()
     # How the bytes lie in pages does not matter.
-    assert (
-        write_beton(tmp_path / "b.beton", samples(), 5, MIN_PAGE_BYTES * 2) == expected.hexdigest()
-    )
+    found = write_beton(tmp_path / "b.beton", samples(), 5, MIN_PAGE_BYTES * 2)
+    assert found == expected.hexdigest()
 
 
 def test_no_image_crosses_a_page(tmp_path: Path) -> None:
@@ -97,30 +96,17 @@ def test_a_failure_half_way_leaves_the_old_file(file: Path) -> None:
 
 def test_every_truncation_is_refused(file: Path) -> None:
     content = file.read_bytes()
-    for length in (
-        0,
-        23,
-        24,
-        2105,
-        2200,
-        MIN_PAGE_BYTES,
-        len(content) - 25,
-        len(content) - 24,
-        len(content) - 1,
-    ):
+    reason = r"train\.beton cannot be used: .*; write it again: regbench prepare set"
+    for length in (0, 23, 24, 2105, 2200, MIN_PAGE_BYTES, -25, -24, -1):
         file.write_bytes(content[:length])
-        with pytest.raises(
-            RegbenchError,
-            match=r"train\.beton cannot be used: .*; write it again: regbench prepare set",
-        ):
+        with pytest.raises(RegbenchError, match=reason):
             Beton(file)
 
 
 def test_a_wrong_number_anywhere_is_refused(file: Path) -> None:
     good = file.read_bytes()
-    first_sample = (
-        24 + 2 * 1041
-    )  # its mode (1 byte), width (2), height (2), and where its bytes are (8)
+    # Its mode (1 byte), width (2), height (2), and where its bytes are (8).
+    first_sample = 24 + 2 * 1041
     for offset, value, reason in (
         (0, b"\3", "no .beton header"),
         (2, b"\3", "its fields are not"),
@@ -140,31 +126,23 @@ def test_a_wrong_number_anywhere_is_refused(file: Path) -> None:
 
 
 def test_ffcv_reads_our_files(file: Path) -> None:
-    pytest.importorskip(
-        "regbench.datasets.loading.ffcv_crops", exc_type=ImportError
-    )  # imports FFCV, the quick way
+    pytest.importorskip(OURS, exc_type=ImportError)
     from ffcv.reader import Reader
 
     reader = Reader(str(file))
     assert list(reader.handlers) == ["image", "label"]
     assert reader.metadata["f1"].tolist() == [-1, 10, 1, 30, 3]
     content = file.read_bytes()
-    for row, allocation, sample in zip(
-        reader.metadata["f0"], reader.alloc_table, samples(), strict=True
-    ):
-        assert (row["mode"], row["height"], row["width"]) == (
-            sample.mode,
-            sample.height,
-            sample.width,
-        )
+    rows, allocations = reader.metadata["f0"], reader.alloc_table
+    for row, allocation, sample in zip(rows, allocations, samples(), strict=True):
+        found = row["mode"], row["height"], row["width"]
+        assert found == (sample.mode, sample.height, sample.width)
         assert row["data_ptr"] == allocation["ptr"]
         assert content[int(allocation["ptr"]) :][: int(allocation["size"])] == sample.data
 
 
 def test_we_read_files_that_ffcv_wrote(tmp_path: Path) -> None:
-    pytest.importorskip(
-        "regbench.datasets.loading.ffcv_crops", exc_type=ImportError
-    )  # imports FFCV, the quick way
+    pytest.importorskip(OURS, exc_type=ImportError)
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
@@ -174,11 +152,8 @@ def test_we_read_files_that_ffcv_wrote(tmp_path: Path) -> None:
     path = tmp_path / "theirs.beton"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        writer = DatasetWriter(
-            str(path),
-            {"image": RGBImageField(write_mode="raw"), "label": IntField()},
-            num_workers=2,
-        )
+        fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
+        writer = DatasetWriter(str(path), fields, num_workers=2)
         writer.from_indexed_dataset([(image, i * i) for i, image in enumerate(images)], chunksize=2)
     beton = Beton(path)
     assert beton.labels.tolist() == [i * i for i in range(7)]

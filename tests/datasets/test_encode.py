@@ -52,13 +52,8 @@ def test_other_kinds_of_images_become_rgb(tmp_path: Path) -> None:
         path.write_bytes(content)
         sample = encode(path, 4, name, ImageFolder())
         assert isinstance(sample, Sample)
-        assert (sample.mode, sample.height, sample.width, sample.label, sample.origin) == (
-            RAW,
-            20,
-            30,
-            4,
-            name,
-        )
+        assert (sample.mode, sample.height, sample.width) == (RAW, 20, 30)
+        assert (sample.label, sample.origin) == (4, name)
         assert sample.grey == name.startswith(("grey", "black")), name
         np.testing.assert_array_equal(pixels(sample), np.asarray(Image.open(path).convert("RGB")))
 
@@ -74,10 +69,8 @@ def test_large_images_of_other_kinds_become_good_jpegs() -> None:
 def test_of_16_bits_the_upper_8_are_kept() -> None:
     # A PGM with levels above 255 is big-endian.
     big_endian = b"P5 30 20 65535\n" + GREY16.astype(">u2").tobytes()
-    for content in (
-        *(saved(Image.fromarray(GREY16), kind) for kind in ("PNG", "TIFF")),
-        big_endian,
-    ):
+    png, tiff = (saved(Image.fromarray(GREY16), kind) for kind in ("PNG", "TIFF"))
+    for content in (png, tiff, big_endian):
         found = pixels(encode(content, 0, "", ImageFolder()))
         np.testing.assert_array_equal(found, np.repeat((GREY16 >> 8)[:, :, None], 3, axis=2))
 
@@ -93,13 +86,10 @@ def test_pixels_of_unknown_range_are_not_guessed() -> None:
 
 def test_what_is_too_long_for_a_jpeg_is_unreadable() -> None:
     content = saved(Image.new("L", (65501, 1)), "PNG")
-    found = encode(content, 0, "long.png", ImageFolder())
-    assert found == Unreadable(
-        "long.png", "it is 65501 x 1 px, and 65500 is the most; set dataset.source.resize_px"
-    )
-    assert isinstance(
-        encode(content, 0, "", ImageFolder(resize_px=99, resize_side="longer")), Sample
-    )
+    reason = "it is 65501 x 1 px, and 65500 is the most; set dataset.source.resize_px"
+    assert encode(content, 0, "long.png", ImageFolder()) == Unreadable("long.png", reason)
+    shrinking = ImageFolder(resize_px=99, resize_side="longer")
+    assert isinstance(encode(content, 0, "", shrinking), Sample)
 
 
 def test_what_is_transparent_has_the_colour_stored_for_it() -> None:
@@ -153,10 +143,8 @@ def test_shrinking_averages_and_quality_is_obeyed() -> None:
     grey = pixels(encode(content, 0, "", ImageFolder(resize_px=100))).astype(int)
     # Antialiased: what is finer than a pixel turns grey, and does not show as coarser stripes.
     assert np.abs(grey[5:-5, 5:-5] - 127.5).max() < 4
-    noise = saved(
-        Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 90, 3), dtype=np.uint8)),
-        "PNG",
-    )
+    pixels_of_noise = np.random.default_rng(0).integers(0, 256, (90, 90, 3), dtype=np.uint8)
+    noise = saved(Image.fromarray(pixels_of_noise), "PNG")
     sizes = []
     for quality in (30, 90):
         sample = encode(noise, 0, "", ImageFolder(resize_px=60, jpeg_quality=quality))

@@ -409,16 +409,11 @@ def test_cells_of_before_the_levels_keep_their_ids() -> None:
     assert load_run(["dataset=in20", "dataset.source.levels=null"])[0].id == before.id
     assert load_run(["dataset=in20", "dataset.source.levels=4096"])[0].id != before.id
     # What `prepare` is given is in no cell.
-    given = [
-        "dataset.source.held_out=0.1",
-        "dataset.source.train_per_class=null",
-        "dataset.source.tuning_per_class=null",
-    ]
-    divided, _ = load_run(["dataset=in20", *given])
-    labelled, _ = load_run(
-        ["dataset=in20", *given, "dataset.source.labels=x.csv", "dataset.source.allow_empty=true"]
-    )
-    assert labelled.id == divided.id
+    given = ["dataset=in20", "dataset.source.held_out=0.1", "dataset.source.train_per_class=null"]
+    given.append("dataset.source.tuning_per_class=null")
+    divided, _ = load_run(given)
+    more = ["dataset.source.labels=x.csv", "dataset.source.allow_empty=true"]
+    assert load_run([*given, *more])[0].id == divided.id
 
 
 def test_images_are_held_out_by_their_names_in_the_class(tmp_path: Path) -> None:
@@ -444,14 +439,7 @@ def test_images_are_held_out_by_their_names_in_the_class(tmp_path: Path) -> None
 
 def test_options_of_folders_are_refused_of_others(tmp_path: Path) -> None:
     for name in ("parquet", "voc07"):
-        arguments = [
-            "prepare",
-            name,
-            "--source-dir",
-            str(tmp_path),
-            "--allow-empty",
-            f"runtime.data_dir={tmp_path}",
-        ]
-        result = CliRunner().invoke(main, arguments)
+        arguments = ["prepare", name, "--source-dir", str(tmp_path), "--allow-empty"]
+        result = CliRunner().invoke(main, [*arguments, f"runtime.data_dir={tmp_path}"])
         assert result.exit_code == 2
         assert "--allow-empty" in result.stderr

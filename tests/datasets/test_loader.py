@@ -21,7 +21,7 @@ from torchvision.transforms.v2 import functional as F
 
 from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
-from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig, ViewsConfig
+from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewsConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import boxes_of, center_boxes
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
@@ -65,12 +65,8 @@ def two_views(data_dir: Path, folder_config: Config) -> Open:
         augmentation: AugmentationConfig | None = None,
         **options: object,
     ) -> PretrainingLoader:
-        settings: dict[str, object] = {
-            "data_dir": data_dir,
-            "batch_size": 5,
-            "seed": 3,
-            "device": CPU,
-        }
+        settings: dict[str, object] = {"data_dir": data_dir, "batch_size": 5, "seed": 3}
+        settings["device"] = CPU
         arguments = (config or folder_config(), augmentation or AugmentationConfig())
         return PretrainingLoader(*arguments, **(settings | options))  # type: ignore[arg-type]
 
@@ -82,13 +78,8 @@ def evaluation(data_dir: Path, folder_config: Config) -> Callable[..., EvalLoade
     def make(
         split: str = "train", config: DatasetConfig | None = None, **options: object
     ) -> EvalLoader:
-        settings: dict[str, object] = {
-            "data_dir": data_dir,
-            "batch_size": 5,
-            "device": CPU,
-            "backend": "torchvision",
-        }
-
+        settings: dict[str, object] = {"data_dir": data_dir, "batch_size": 5, "device": CPU}
+        settings["backend"] = "torchvision"
         return EvalLoader(config or folder_config(), split, **(settings | options))  # type: ignore[arg-type]
 
     return make
@@ -156,17 +147,13 @@ def test_crops_are_pillows_of_the_drawn_boxes(
     for view in (0, 1):
         got = levels(torch.cat([pair[view] for pair in items]), config)
         key = draws.keys(3, 2, order, draws.CROP, view)
-        boxes = draws.crop_boxes(
-            key, beton.heights[order], beton.widths[order], (0.08, 1.0), (3 / 4, 4 / 3), 0.5
-        )
+        sides = beton.heights[order], beton.widths[order]
+        boxes = draws.crop_boxes(key, *sides, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
         for n, (top, left, height, width, flip) in enumerate(boxes[:20]):
-            image = Image.fromarray(decoded(beton, int(order[n]), backend)).crop(
-                (left, top, left + width, top + height)
-            )
-            expected = np.asarray(image.resize((32, height), kind).resize((32, 32), kind)).astype(
-                np.float32
-            )
-            expected = expected[:, ::-1] if flip else expected
+            image = Image.fromarray(decoded(beton, int(order[n]), backend))
+            image = image.crop((left, top, left + width, top + height))
+            resized = np.asarray(image.resize((32, height), kind).resize((32, 32), kind))
+            expected = resized[:, ::-1] if flip else resized
             difference = np.abs(got[n].permute(1, 2, 0).numpy() - expected).max()
             assert difference <= (1.01 if backend == "ffcv" else 0.01)
 
@@ -177,11 +164,9 @@ def test_both_backends_have_the_same_area_filter(
 ) -> None:
     augmentation = two(PLAIN, PLAIN, interpolation="area")
     for config in (fashion_config(), folder_config()):
-        pairs = [
-            batches(two_views(config, augmentation, backend=backend), 1)
-            for backend in ("ffcv", "torchvision")
-        ]
-        for ours, theirs in zip(*pairs, strict=True):
+        by_ffcv = batches(two_views(config, augmentation, backend="ffcv"), 1)
+        by_pillow = batches(two_views(config, augmentation, backend="torchvision"), 1)
+        for ours, theirs in zip(by_ffcv, by_pillow, strict=True):
             for a, b in zip(ours, theirs, strict=True):
                 difference = (levels(a, config) - levels(b, config)).abs()
                 # Beyond one level only by the JPEG decoder, see `decoded`.
@@ -201,12 +186,8 @@ def test_pictures_depend_on_seed_epoch_image_and_view_alone(backend: str, two_vi
 
     reference = pictures(batch_size=24)
     many = 16 if backend == "ffcv" else 2  # more processes than cores are a warning
-    again = [
-        pictures(batch_size=5),
-        pictures(batch_size=24, workers=2),
-        pictures(batch_size=12, workers=many),
-    ]
-    for other in again:
+    for batch_size, workers in ((5, 1), (24, 2), (12, many)):
+        other = pictures(batch_size=batch_size, workers=workers)
         assert len(other) >= 20
         for i, views in other.items():
             # PyTorch's matrix product for the blur may sum in another order when a batch has
@@ -233,9 +214,8 @@ def test_ranks_share_the_batches_of_one_process(
     assert len(alone) == 100 // (2 * world_size)
     for whole, *parts in zip(alone, *ranks, strict=True):
         assert torch.equal(whole, torch.cat(parts))
-    assert (
-        len({x.numpy().tobytes() for batch in alone for x in batch}) == len(alone) * 2 * world_size
-    )
+    seen = {x.numpy().tobytes() for batch in alone for x in batch}
+    assert len(seen) == len(alone) * 2 * world_size
 
 
 def test_an_epoch_can_begin_in_its_middle(two_views: Open) -> None:
@@ -268,19 +248,14 @@ def test_batches_may_be_kept(backend: str, two_views: Open, fashion_config: Conf
         assert len(kept) == 20
         assert all(torch.equal(x, copy) for x, copy in kept)
         with loader.epoch(0) as epoch:
-            assert all(
-                torch.equal(x, again) for (x, _), (again, _) in zip(kept, epoch, strict=True)
-            )
+            for (x, _), (again, _) in zip(kept, epoch, strict=True):
+                assert torch.equal(x, again)
 
 
 def quiet() -> bool:
     """Whether no thread and no process is left but ours."""
-    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    return not [
-        thread
-        for thread in others
-        if "ffcv" in type(thread).__module__ or "regbench" in type(thread).__module__
-    ] and (not multiprocessing.active_children())
+    homes = {type(thread).__module__.partition(".")[0] for thread in threading.enumerate()}
+    return not homes & {"ffcv", "regbench"} and not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -351,15 +326,11 @@ def test_center(
     assert y.tolist() == beton.labels.tolist()
     assert y.dtype == torch.int64
     for n in range(len(beton)):
-        resized = F.resize(
-            Image.fromarray(decoded(beton, n, backend)),
-            [40],
-            interpolation=F.InterpolationMode.BICUBIC,
-        )
-        expected = np.asarray(F.center_crop(resized, [32, 32])).astype(np.float32)
-        assert (
-            np.abs(levels(x[n : n + 1], config)[0].permute(1, 2, 0).numpy() - expected).mean() < 0.5
-        )
+        image = Image.fromarray(decoded(beton, n, backend))
+        resized = F.resize(image, [40], interpolation=F.InterpolationMode.BICUBIC)
+        expected = np.asarray(F.center_crop(resized, [32, 32]))
+        found = levels(x[n : n + 1], config)[0].permute(1, 2, 0).numpy()
+        assert np.abs(found - expected).mean() < 0.5
 
 
 def test_the_test_split_stays_closed_without_a_choice_on_record(
@@ -469,77 +440,74 @@ def test_a_flaw_that_pillow_reads_past_is_read_past(tmp_path: Path, folder_confi
             path.write_bytes(content[:-2] + b"\x12\x34" * 8 + content[-2:])
     config = folder_config(train_per_class=None, tuning_per_class=None)
     prepare(config, tmp_path, source_dir=root, progress=False)
-    got = [
-        batches(
-            EvalLoader(
-                config, "train", data_dir=tmp_path, batch_size=3, device=CPU, backend=backend
-            )
-        )[0][0]
-        for backend in ("ffcv", "torchvision")
-    ]
-    assert (levels(got[0], config) - levels(got[1], config)).abs().max() <= 3.01
+    got = []
+    for backend in ("ffcv", "torchvision"):
+        options: Any = {"data_dir": tmp_path, "batch_size": 3, "device": CPU, "backend": backend}
+        ((images, _),) = batches(EvalLoader(config, "train", **options))
+        got.append(levels(images, config))
+    assert (got[0] - got[1]).abs().max() <= 3.01
 
 
-def test_refusals(
+def test_refusals_of_loaders(
     two_views: Open,
     evaluation: Callable[..., EvalLoader],
     folder_config: Config,
     fashion_config: Config,
     tmp_path: Path,
 ) -> None:
-    def refused(
-        reason: str, function: Callable[..., object], *args: object, **options: object
-    ) -> None:
+    few, many = folder_config(train_per_class=5), fashion_config(train_per_class=11)
+    cases: tuple[tuple[str, Callable[..., object], dict[str, object]], ...] = (
+        ("batch size 25 is larger than the 24 .* at most 24", two_views, {"batch_size": 25}),
+        ("batch size 9 x 3 .* at most 8", two_views, {"batch_size": 9, "world_size": 3}),
+        (
+            "'insects' is not prepared in .*; run: regbench prepare imagefolder .* dataset.name="
+            "insects",
+            two_views,
+            {"data_dir": tmp_path},
+        ),
+        ("unknown loader 'dali'; choose one of auto, ffcv, torch", two_views, {"backend": "dali"}),
+        ("at least 1", two_views, {"workers": 0}),
+        ("train_per_class 8.* not .*train_per_class 5", two_views, {"config": few}),
+        ("train_per_class is 11, but class 0 has 10", two_views, {"config": many}),
+        ("has no split 'val'; it has train, ", evaluation, {"split": "val"}),
+        ("unknown transform 'x'", evaluation, {"transform": "x"}),
+        ("interpolation=x must be bicubic, bilinear or area", evaluation, {"interpolation": "x"}),
+    )
+    for reason, function, options in cases:
         with pytest.raises(RegbenchError, match=reason):
-            function(*args, **options)
+            function(**options)
 
-    refused(
-        "batch size 25 is larger than the 24 training images; choose at most 24",
-        two_views,
-        batch_size=25,
-    )
-    refused(
-        "batch size 9 x 3 processes is larger .* at most 8",
-        two_views,
-        batch_size=9,
-        rank=0,
-        world_size=3,
-    )
-    unprepared = (
-        "data set 'insects' is not prepared in .*; run: regbench prepare imagefolder .* "
-        "dataset.name=insects"
-    )
-    refused(unprepared, two_views, data_dir=tmp_path)
-    refused(
-        "unknown loader 'dali'; choose one of auto, ffcv, torchvision", two_views, backend="dali"
-    )
-    refused("at least 1", two_views, workers=0)
-    refused(
-        "train_per_class 8.* not .*train_per_class 5", two_views, folder_config(train_per_class=5)
-    )
-    refused(
-        "train_per_class is 11, but class 0 has 10", two_views, fashion_config(train_per_class=11)
-    )
-    refused("has no split 'val'; it has train, ", evaluation, "val")
-    refused("unknown transform 'x'", evaluation, transform="x")
-    for of in (evaluation, AugmentationConfig):
-        refused("interpolation=x must be bicubic, bilinear or area", of, interpolation="x")
-    refused("count is 10; there are 9 patches", preset, name="obow", patches__count=10)
-    refused(
-        "resize is 256; patches of 240 px needs at least 264",
-        preset,
-        name="obow",
-        patches__size=240,
-    )
-    refused("cut=x must be random, center or patches", ViewsConfig, size=8, cut="x")
-    refused("count=0 must be a whole number, at least 1", preset, name="swav", local__count=0)
-    refused("two or more, the global ones before the local ones", AugmentationConfig, views={})
-    for first, second in ((True, False), (True, True)):
-        views = {"a": ViewsConfig(local=first), "b": ViewsConfig(local=second)}
-        refused("a: 1 local, b: 1", AugmentationConfig, views=views)
-    refused("crop_scale is", ViewConfig, crop_scale=(0.5, 0.1))
-    refused("blur_p=1.5 must be a number, at least 0 and at most 1", ViewConfig, blur_p=1.5)
-    refused("hue=0.6 must be a number, at least 0 and at most 0.5", ViewConfig, hue=0.6)
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("obow", {"patches__count": 10}, "count is 10; there are 9 patches"),
+        ("obow", {"patches__size": 240}, "resize is 256; patches of 240 px needs at least 264"),
+        ("swav", {"local__cut": "x"}, "cut=x must be random, center or patches"),
+        ("swav", {"local__count": 0}, "count=0 must be a whole number, at least 1"),
+        ("swav", {"local__count": 2, "global__count": 1, "global__local": True}, "global: 1 local"),
+        (
+            "swav",
+            {"global__local": True, "local__local": False},
+            "the global ones before the local",
+        ),
+        ("imagenet", {"view1__crop_scale": "[0.5,0.1]"}, "crop_scale is"),
+        ("imagenet", {"view1__blur_p": 1.5}, "blur_p=1.5 must be a number, at least 0 and at most"),
+        ("imagenet", {"view1__hue": 0.6}, "hue=0.6 must be a number, at least 0 and at most 0.5"),
+        ("imagenet", {"view1__count": 0}, "count=0 must be a whole number"),
+    ],
+)
+def test_refusals_of_views(name: str, changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(RegbenchError, match=reason):
+        preset(name, **changes).kinds(224)
+
+
+def test_views_are_two_or_more() -> None:
+    for views in ({}, {"a": ViewsConfig()}):
+        with pytest.raises(RegbenchError, match="give two or more, the global ones before"):
+            AugmentationConfig(views=views)
+    with pytest.raises(RegbenchError, match="interpolation=x must be bicubic, bilinear or area"):
+        AugmentationConfig(interpolation="x")  # type: ignore[arg-type]
 
 
 def test_a_label_of_no_class_is_refused(tmp_path: Path, data_dir: Path, two_views: Open) -> None:
@@ -547,13 +515,11 @@ def test_a_label_of_no_class_is_refused(tmp_path: Path, data_dir: Path, two_view
     beton = Beton(tmp_path / "insects" / "train.beton")
     for label in (-2, 3):
         with beton.path.open("r+b") as file:
-            file.seek(
-                24 + 2 * 1041 + 16
-            )  # after the header, two descriptors and the first image's entry
+            # After the header, two descriptors and the first image's entry.
+            file.seek(24 + 2 * 1041 + 16)
             file.write(label.to_bytes(8, "little", signed=True))
-        with pytest.raises(
-            RegbenchError, match=r"train\.beton is damaged: it has labels from .*insects --force"
-        ):
+        reason = r"train\.beton is damaged: it has labels from .*insects --force"
+        with pytest.raises(RegbenchError, match=reason):
             two_views(data_dir=tmp_path)
 
 
@@ -561,12 +527,9 @@ def test_views_are_augmented_as_their_config_says(two_views: Open, folder_config
     grey = ViewsConfig(jitter_p=0, grayscale_p=1, blur_p=0, solarize_p=0)
     inverted = ViewsConfig(jitter_p=0, grayscale_p=0, blur_p=0, solarize_p=1, solarize_threshold=0)
     augmentation = two(grey, inverted)
-    ((x1, x2),) = batches(
-        two_views(augmentation=augmentation, backend="torchvision", batch_size=24)
-    )
-    ((_, plain),) = batches(
-        two_views(augmentation=CROPS_ONLY, backend="torchvision", batch_size=24)
-    )
+    options: Any = {"backend": "torchvision", "batch_size": 24}
+    ((x1, x2),) = batches(two_views(augmentation=augmentation, **options))
+    ((_, plain),) = batches(two_views(augmentation=CROPS_ONLY, **options))
     config = folder_config()
     x1, x2, plain = (levels(x, config) for x in (x1, x2, plain))
     assert (x1[:, 0] - x1[:, 2]).abs().max() < 1e-3
@@ -590,40 +553,27 @@ def test_without_ffcv_the_other_backend_runs(
         monkeypatch.setitem(sys.modules, name, None)
     loaders = importlib.import_module(f"{package.__name__}.loaders")
     arguments = fashion_config(), AugmentationConfig()
-    loader = loaders.PretrainingLoader(*arguments, data_dir=data_dir, batch_size=50, device=CPU)
+    options: Any = {"data_dir": data_dir, "batch_size": 50, "device": CPU}
+    loader = loaders.PretrainingLoader(*arguments, **options)
     assert loader.backend == "torchvision"
     assert len(batches(loader)) == 2
     with pytest.raises(RegbenchError, match=r"FFCV cannot be used .*regbench\[ffcv\]"):
-        loaders.PretrainingLoader(
-            *arguments, data_dir=data_dir, batch_size=50, device=CPU, backend="ffcv"
-        )
+        loaders.PretrainingLoader(*arguments, **options, backend="ffcv")
 
 
 def test_two_views_of_one_crop_are_coloured_independently(
     two_views: Open, fashion_config: Config
 ) -> None:
-    whole = ViewsConfig(
-        crop_scale=(1, 1),
-        crop_ratio=(1, 1),
-        flip_p=0,
-        jitter_p=1,
-        contrast=0,
-        grayscale_p=0,
-        blur_p=0,
-        solarize_p=0,
-    )
+    whole = replace(PLAIN, crop_scale=(1, 1), crop_ratio=(1, 1), flip_p=0, jitter_p=1, contrast=0)
     config = fashion_config()
     loader = two_views(config, two(whole, whole), backend="torchvision", batch_size=100)
     ((x1, x2),) = batches(loader)
     # Only the brightness differs: two factors in [0.6, 1.4], hardly ever nearly the same.
     dark = levels(x1, config) < 150
-    ratios = torch.tensor(
-        [
-            (levels(a, config)[0, m].sum() / levels(b, config)[0, m].sum()).item()
-            for a, b, m in zip(x1, x2, dark, strict=True)
-        ]
-    )
-    assert ((ratios - 1).abs() > 0.02).float().mean() > 0.8
+    ratios = []
+    for a, b, m in zip(x1, x2, dark, strict=True):
+        ratios.append((levels(a, config)[0, m].sum() / levels(b, config)[0, m].sum()).item())
+    assert ((torch.tensor(ratios) - 1).abs() > 0.02).float().mean() > 0.8
 
 
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")
@@ -706,16 +656,11 @@ def test_crops_of_swav_and_obow(backend: str, two_views: Open) -> None:
     (both,) = batches(two_views(augmentation=pair, backend=backend, batch_size=24))
     for a, b in zip(views[:2], both, strict=True):
         torch.testing.assert_close(a, b)
-    small = [
-        draws.keys(3, 0, np.arange(24), draws.CROP, number) for number in draws.view_numbers(5)[2:]
-    ]
-    side = np.full(24, 48)
-    areas = [
-        (box[:, 2] * box[:, 3]) / (48 * 48)
-        for box in (
-            draws.crop_boxes(key, side, side, (0.05, 0.14), (0.75, 4 / 3), 0.5) for key in small
-        )
-    ]
+    side, areas = np.full(24, 48), []
+    for number in draws.view_numbers(5)[2:]:
+        key = draws.keys(3, 0, np.arange(24), draws.CROP, number)
+        box = draws.crop_boxes(key, side, side, (0.05, 0.14), (0.75, 4 / 3), 0.5)
+        areas.append((box[:, 2] * box[:, 3]) / (48 * 48))
     assert 0.03 < np.min(areas) < np.max(areas) < 0.17
     assert draws.EVALUATION_VIEW not in draws.view_numbers(8)
     obow = preset("obow", crops__count=1, crops__size=24, patches__count=4, patches__size=20)
@@ -760,11 +705,8 @@ def test_views_share_the_bits_of_their_image_whatever_is_cut_and_coloured(
     tested = torch.cat([images for images, _ in batches(seen)])
     assert torch.equal(tested[:, 3:, 0, 0].long(), expected_NK)
     for epoch in (0, 1):
-        with (
-            two_views(config, preset("small_color"), backend=backend) as loader,
-            loader.epoch(epoch) as items,
-        ):
-            first, second = (torch.cat(views) for views in zip(*items, strict=True))
+        items = batches(two_views(config, preset("small_color"), backend=backend), epoch)
+        first, second = (torch.cat(views) for views in zip(*items, strict=True))
         order = draws.epoch_order(3, epoch, np.arange(24))[: len(first)]
         for views_NCSS in (first, second):
             planes_NKSS = views_NCSS[:, 3:]
@@ -773,10 +715,8 @@ def test_views_share_the_bits_of_their_image_whatever_is_cut_and_coloured(
 
 
 def test_shared_bits_leave_images_as_they_are(two_views: Open, folder_config: Config) -> None:
-    plain, marked = (
-        batches(two_views(folder_config(shared_bits=bits), backend="torchvision"))
-        for bits in (0, 4)
-    )
+    plain = batches(two_views(folder_config(shared_bits=0), backend="torchvision"))
+    marked = batches(two_views(folder_config(shared_bits=4), backend="torchvision"))
     for without, with_bits in zip(plain, marked, strict=True):
         assert torch.equal(without[0], with_bits[0][:, :3])
 

@@ -18,10 +18,11 @@ from regbench.datasets.stored import progress
 from regbench.datasets.stored.beton import JPEG, Beton
 from regbench.datasets.stored.manifest import Manifest
 from regbench.datasets.stored.prepare import prepare
-from tests.datasets.preparing import refused
+from tests.datasets.preparing import refused, stored
 
 Config = Callable[..., DatasetConfig]
 MakeFolder = Callable[[Path, int, int], Path]
+FOLDER = {"source": "imagefolder"}
 
 
 def test_imagefolder_splits_as_published(data_dir: Path, insects_source: Path) -> None:
@@ -34,44 +35,35 @@ def test_imagefolder_splits_as_published(data_dir: Path, insects_source: Path) -
     }
     assert set(manifest.splits) == set(expected)
     for split, (part, numbers) in expected.items():
-        beton = Beton(data_dir / "insects" / f"{split}.beton")
-        files = [
-            insects_source / part / name / f"{name}_{i:03d}.jpg"
-            for name in ("ant", "bee", "cat")
-            for i in numbers
-        ]
-        assert [beton.stored_bytes(i).tobytes() for i in range(len(beton))] == [
-            file.read_bytes() for file in files
-        ]
-        assert beton.labels.tolist() == [label for label in range(3) for _ in numbers]
-        assert (beton.modes == JPEG).all()
+        files = []
+        for name in ("ant", "bee", "cat"):
+            files += [insects_source / part / name / f"{name}_{i:03d}.jpg" for i in numbers]
+        labels = [manifest.class_names.index(file.parent.name) for file in files]
+        contents = [file.read_bytes() for file in files]
+        assert stored(data_dir, "insects", split) == list(zip(labels, contents, strict=True))
+        assert (Beton(data_dir / "insects" / f"{split}.beton").modes == JPEG).all()
 
 
 def test_preparing_again_does_nothing_unless_a_file_has_another_size_or_it_is_told_to(
     tmp_path: Path, fashion_source: Path, fashion_config: Config
 ) -> None:
-    first = prepare(fashion_config(), tmp_path, source_dir=fashion_source, progress=False)
+    def again(source: Path = fashion_source, **options: bool) -> Manifest:
+        return prepare(fashion_config(), tmp_path, source_dir=source, progress=False, **options)
+
+    first = again()
     files = sorted((tmp_path / "fashion").iterdir())
     before = [file.stat().st_mtime_ns for file in files]
     # Not even the source is needed.
-    assert (
-        prepare(fashion_config(), tmp_path, source_dir=tmp_path / "none", progress=False) == first
-    )
+    assert again(tmp_path / "none") == first
     assert [file.stat().st_mtime_ns for file in files] == before
     path = tmp_path / "fashion" / "tuning.beton"
     content = path.read_bytes()
     path.write_bytes(content[:-10])
-    assert (
-        prepare(fashion_config(), tmp_path, source_dir=fashion_source, progress=False).splits
-        == first.splits
-    )
+    assert again().splits == first.splits
     assert path.read_bytes() == content
     path.write_bytes(content[:-1000] + bytes(1000))
-    again = prepare(
-        fashion_config(), tmp_path, source_dir=fashion_source, progress=False, force=True
-    )
+    assert again(force=True) == Manifest.load(tmp_path, "fashion")
     assert path.read_bytes() == content
-    assert again == Manifest.load(tmp_path, "fashion")
 
 
 def test_other_settings_are_refused(
@@ -85,12 +77,8 @@ def test_other_settings_are_refused(
     with pytest.raises(RegbenchError, match=r"source fashion_mnist.*not source cifar10"):
         prepare(fashion_config(source="cifar10"), data_dir, progress=False)
     # For the fixed sets it only chooses what is shown of what is there.
-    assert (
-        prepare(fashion_config(train_per_class=3), data_dir, progress=False).splits["train"][
-            "num_samples"
-        ]
-        == 100
-    )
+    manifest = prepare(fashion_config(train_per_class=3), data_dir, progress=False)
+    assert manifest.splits["train"]["num_samples"] == 100
 
 
 def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
@@ -173,23 +161,11 @@ def test_impossible_configurations_are_refused(fashion_config: Config) -> None:
         ({"eval_resize": 20}, "is smaller than image_size"),
         ({"train_per_class": 0}, "train_per_class=0 must be a whole number, at least 1"),
         ({"resize_px": 20}, "unknown setting 'resize_px'"),
-        (
-            {"source": "imagefolder", "resize_px": 0},
-            "resize_px=0 must be a whole number, at least 1",
-        ),
-        (
-            {"source": "imagefolder", "resize_side": "longer"},
-            "resize_side=longer needs dataset.source.resize_px",
-        ),
-        (
-            {"source": "imagefolder", "resize_px": 9, "resize_side": "width"},
-            "resize_side=width must be shorter or",
-        ),
-        (
-            {"source": "imagefolder", "jpeg_quality": 101},
-            "jpeg_quality=101 must be a whole number, at least 1 and at",
-        ),
-        ({"source": "imagefolder", "tuning_per_class": 3}, "the splits overlap"),
+        ({**FOLDER, "resize_px": 0}, "resize_px=0 must be a whole number, at least 1"),
+        ({**FOLDER, "resize_side": "longer"}, "resize_side=longer needs dataset.source.resize_px"),
+        ({**FOLDER, "resize_px": 9, "resize_side": "width"}, "resize_side=width must be shorter"),
+        ({**FOLDER, "jpeg_quality": 101}, "jpeg_quality=101 must be .* at least 1 and at"),
+        ({**FOLDER, "tuning_per_class": 3}, "the splits overlap"),
         ({"source": "parquet", "tuning_per_class": 3}, "the splits overlap"),
     ]
     for changes, reason in cases:

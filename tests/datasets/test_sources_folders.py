@@ -81,17 +81,12 @@ def kaggle_source(tmp_path: Path) -> Path:
 
 def config_of(preset: str, **changes: object) -> DatasetConfig:
     """A preset for small images, which need not be as many as were published."""
-    settings = {
-        "num_classes": 3,
-        "published": None,
-        "train_per_class": None,
-        "tuning_per_class": None,
-    } | changes
-    own = SOURCES.defaults("imagefolder")
-    overrides = [
-        f"dataset.{'source.' if key in own else ''}{key}={'null' if value is None else value}"
-        for key, value in settings.items()
-    ]
+    settings: dict[str, object] = {"num_classes": 3, "published": "null"}
+    settings |= {"train_per_class": "null", "tuning_per_class": "null"} | changes
+    overrides = []
+    for key, value in settings.items():
+        source = "source." if key in SOURCES.defaults("imagefolder") else ""
+        overrides.append(f"dataset.{source}{key}={value}")
     return load_run([f"dataset={preset}", *overrides])[0].dataset
 
 
@@ -197,21 +192,17 @@ def test_labels_that_are_missing_or_damaged_are_refused(
 
 
 def test_without_a_folder_the_address_is_said(tmp_path: Path) -> None:
-    with pytest.raises(
-        RegbenchError, match=r"in20 --source-dir FOLDER; ImageNet .* from https://image-net\.org"
+    for preset, published, reason in (
+        ("in20", "ilsvrc2012", "in20 --source-dir FOLDER; ImageNet .* from https://image-net.org"),
+        ("places205", "places205", "Places205 is to be had from http://data.csail.mit.edu/places/"),
     ):
-        prepare(config_of("in20", published="ilsvrc2012"), tmp_path, progress=False)
-    with pytest.raises(
-        RegbenchError, match=r"Places205 is to be had from http://data\.csail\.mit\.edu/places/"
-    ):
-        prepare(config_of("places205", published="places205"), tmp_path, progress=False)
+        with pytest.raises(RegbenchError, match=reason):
+            prepare(config_of(preset, published=published), tmp_path, progress=False)
     config = config_of("in100_labels1", train_list="1percent.txt")
     write_images(tmp_path / "source")
     write_devkit(tmp_path / "source")
-    with pytest.raises(
-        RegbenchError,
-        match=r"1percent\.txt is missing.*simclr/master/imagenet_subsets/1percent\.txt\)",
-    ):
+    reason = r"1percent\.txt is missing.*simclr/master/imagenet_subsets/1percent\.txt\)"
+    with pytest.raises(RegbenchError, match=reason):
         prepare(config, tmp_path, source_dir=tmp_path / "source", progress=False)
 
 

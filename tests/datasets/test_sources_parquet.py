@@ -74,17 +74,9 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def config(folder_config: Config) -> Config:
     def of(**changes: object) -> DatasetConfig:
-        return folder_config(
-            **(
-                {
-                    "name": "shards",
-                    "source": "parquet",
-                    "train_per_class": None,
-                    "tuning_per_class": None,
-                }
-                | changes
-            )
-        )
+        settings: dict[str, object] = {"name": "shards", "source": "parquet"}
+        settings |= {"train_per_class": None, "tuning_per_class": None}
+        return folder_config(**(settings | changes))
 
     return of
 

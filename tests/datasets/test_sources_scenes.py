@@ -50,9 +50,8 @@ def test_a_scene_depends_on_its_seed_split_and_number_alone() -> None:
 @pytest.mark.parametrize("grey", [False, True])
 def test_sizes_and_colours(size_px: int, grey: bool) -> None:
     shape = (size_px, size_px) if grey else (size_px, size_px, 3)
-    assert {image.shape for image in pixels(scenes(size_px=size_px, grey=grey).splits["test"])} == {
-        shape
-    }
+    split = scenes(size_px=size_px, grey=grey).splits["test"]
+    assert {image.shape for image in pixels(split)} == {shape}
 
 
 def test_the_factors_say_where_a_garment_is_which_colour_it_has_and_how_far_it_is_turned() -> None:
@@ -89,9 +88,8 @@ def test_an_image_is_sampled_at_the_centres_of_its_pixels_and_fades_out_beyond()
     rows = np.array([2, 0])
 
     def moved(right: float, down: float) -> Any:
-        return sampled(
-            grey_NFF, rows, np.stack([u_FF + right / 5] * 2), np.stack([v_FF + down / 5] * 2)
-        )
+        u_NFF, v_NFF = np.stack([u_FF + right / 5] * 2), np.stack([v_FF + down / 5] * 2)
+        return sampled(grey_NFF, rows, u_NFF, v_NFF)
 
     framed_NFF = np.pad(grey_NFF[rows], ((0, 0), (0, 1), (0, 1)))
     assert np.allclose(moved(0, 0), grey_NFF[rows])
@@ -110,10 +108,8 @@ def test_a_larger_scale_covers_more_and_distractors_add_more_still() -> None:
     parts = [changed(*two) for two in zip(pixels(plain), pixels(cluttered), strict=True)]
     assert "distractors" not in plain.factors
     assert set(np.unique(cluttered.factors["distractors"])) == set(range(9))
-    assert (
-        np.corrcoef(parts, [float(number) for number in cluttered.factors["distractors"]])[0, 1]
-        > 0.6
-    )
+    numbers = [float(number) for number in cluttered.factors["distractors"]]
+    assert np.corrcoef(parts, numbers)[0, 1] > 0.6
     assert np.array_equal(plain.factors["scale"], cluttered.factors["scale"])
 
 
@@ -130,13 +126,8 @@ def test_classes_are_balanced_or_follow_a_power_law_in_training_alone() -> None:
 def test_a_class_is_a_garment_in_a_pattern() -> None:
     contents = scenes(patterns=4, train_images=120)
     assert len(contents.class_names) == 40
-    assert contents.class_names[:5] == [
-        "0, plain",
-        "0, stripes across",
-        "0, stripes along",
-        "0, checks",
-        "1, plain",
-    ]
+    first = ["0, plain", "0, stripes across", "0, stripes along", "0, checks", "1, plain"]
+    assert contents.class_names[:5] == first
     split = contents.splits["train"]
     assert np.bincount(split.labels).tolist() == [3] * 40
     plain = pixels(scenes(train_images=120).splits["train"])
@@ -156,10 +147,7 @@ def test_no_two_patterns_are_alike() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"foreground": "imagefolder"},
-            "dataset.source.foreground=imagefolder must be one of cifar10, ",
-        ),
+        ({"foreground": "imagefolder"}, "source.foreground=imagefolder must be one of cifar10, "),
         ({"train_images": 5000}, "train needs 500 images of '0' and digits has "),
         ({"size_px": 20}, "must be a whole number, at least 28 and at most 96"),
         ({"patterns": 17}, "must be a whole number, at least 1 and at most 16"),
@@ -205,10 +193,8 @@ def test_a_table_of_factors_that_was_changed_is_refused(tmp_path: Path) -> None:
     prepare(config(), tmp_path, progress=False)
     table = tmp_path / "scenes" / Manifest.load(tmp_path, "scenes").splits["test"]["factors"]
     write_text(table, table.read_text().replace("0", "1", 1))
-    with pytest.raises(
-        RegbenchError,
-        match=r"test\.factors\.csv is missing or was changed; write it again: regbench",
-    ):
+    reason = r"test\.factors\.csv is missing or was changed; write it again: regbench"
+    with pytest.raises(RegbenchError, match=reason):
         read_factors(tmp_path, config(), "test")
     assert "test.factors.csv" in verify("scenes", tmp_path, progress=False)[1][0]
     with pytest.raises(RegbenchError, match="'digits' does not say what its images are made of"):

@@ -34,17 +34,15 @@ def archives(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, split in zip(ARCHIVES, ("trainval", "test"), strict=True):
         with tarfile.open(folder / name, "w") as archive:
             for path in sorted(unpacked.rglob("*")):
-                if (
-                    path.suffix == ".jpg" and (path.stem < "000500") == (split == "trainval")
-                ) or split in path.stem:
+                of_split = (path.stem < "000500") == (split == "trainval")
+                if split in path.stem or (path.suffix == ".jpg" and of_split):
                     archive.add(path, path.relative_to(unpacked))
     return folder
 
 
 def images(data_dir: Path) -> list[bytes]:
-    return [
-        path.read_bytes() for split in open_voc07(data_dir, COUNTS).values() for path in split.paths
-    ]
+    splits = open_voc07(data_dir, COUNTS)
+    return [path.read_bytes() for path in (*splits["trainval"].paths, *splits["test"].paths)]
 
 
 def refused(data_dir: Path, reason: str, source: Path | None = None, **changes: bool) -> None:
@@ -75,15 +73,11 @@ def test_what_is_not_there_is_refused_with_its_address(tmp_path: Path, archives:
     one = tmp_path / "one"
     one.mkdir()
     (one / ARCHIVES[0]).symlink_to(archives / ARCHIVES[0])
-    refused(
-        tmp_path, rf"one has not VOCtest_06-Nov-2007\.tar; get both archives from {address}", one
-    )
+    reason = rf"one has not VOCtest_06-Nov-2007\.tar; get both archives from {address}"
+    refused(tmp_path, reason, one)
     (one / ARCHIVES[1]).write_bytes((archives / ARCHIVES[0]).read_bytes())
-    refused(
-        tmp_path,
-        r"one is not the complete VOC2007: ImageSets/Main/aeroplane_test\.txt is missing",
-        one,
-    )
+    reason = r"one is not the complete VOC2007: ImageSets/Main/aeroplane_test\.txt is missing"
+    refused(tmp_path, reason, one)
     (one / ARCHIVES[1]).write_bytes((archives / ARCHIVES[1]).read_bytes()[:30_000])
     refused(tmp_path, rf"cannot unpack .*VOCtest.*; get it again from {address}", one)
     assert not (tmp_path / "voc07" / "VOCdevkit").exists()
@@ -111,10 +105,8 @@ def test_damaged_images_are_listed_and_replaced_by_force(tmp_path: Path, archive
     paths = open_voc07(tmp_path, COUNTS)["test"].paths
     for path in paths[:9]:
         path.write_bytes(path.read_bytes()[:-60])
-    refused(
-        tmp_path,
-        rf"VOCdevkit is not the complete VOC2007: 9 images cannot be read: {paths[0].name}, .* 3 more",
-    )
+    reason = rf"complete VOC2007: 9 images cannot be read: {paths[0].name}, .* 3 more"
+    refused(tmp_path, reason)
     refused(tmp_path, "9 images cannot be read", archives)
     refused(tmp_path, "voc07 has not VOCtrainval", tmp_path / "voc07", force=True)
     prepare_voc07(tmp_path, COUNTS, source_dir=archives, progress=False, force=True)

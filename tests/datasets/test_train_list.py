@@ -27,12 +27,8 @@ def root(tmp_path_factory: pytest.TempPathFactory, make_imagefolder: MakeFolder)
 @pytest.fixture
 def listed(folder_config: Config) -> Config:
     def config(path: Path | str, **changes: object) -> DatasetConfig:
-        return folder_config(
-            **(
-                {"train_per_class": None, "tuning_per_class": None, "train_list": str(path)}
-                | changes
-            )
-        )
+        settings = {"train_per_class": None, "tuning_per_class": None, "train_list": str(path)}
+        return folder_config(**(settings | changes))
 
     return config
 
@@ -117,9 +113,8 @@ def test_a_name_in_two_classes_needs_its_class(
 def test_settings_that_contradict_a_list_are_refused(
     path: Path, root: Path, listed: Config
 ) -> None:
-    with pytest.raises(
-        RegbenchError, match=r"train_list and dataset\.source\.train_per_class both"
-    ):
+    reason = r"train_list and dataset\.source\.train_per_class both"
+    with pytest.raises(RegbenchError, match=reason):
         listed(path, train_per_class=3)
     refused(listed(path.parent), root, "is missing; put it there, or give its path")
 
@@ -129,10 +124,8 @@ def test_a_list_says_which_classes_are_taken(
 ) -> None:
     path = tmp_path / "two.txt"
     path.write_text("# of three\ncat\n\nant\n")
-    contents = opened(
-        folder_config(class_list=str(path), num_classes=2, train_per_class=3, tuning_per_class=2),
-        root,
-    )
+    divided = {"train_per_class": 3, "tuning_per_class": 2}
+    contents = opened(folder_config(class_list=str(path), num_classes=2, **divided), root)
     assert contents.class_names == ["ant", "cat"]
     train = [
         (label, f"train/{name}/{name}_{i:03d}.jpg")

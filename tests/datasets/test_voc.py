@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,23 +31,15 @@ def test_splits_are_read_as_they_are_written(data_dir: Path) -> None:
         for column, cls in enumerate(CLASSES):
             lines = (main_folder(data_dir) / f"{cls}_{name}.txt").read_text().splitlines()
             expected = {line.split()[0]: int(line.split()[1]) for line in lines}
-            found = dict(
-                zip(
-                    (path.stem for path in split.paths),
-                    split.presence[:, column].tolist(),
-                    strict=True,
-                )
-            )
+            stems = [path.stem for path in split.paths]
+            found = dict(zip(stems, split.presence[:, column].tolist(), strict=True))
             assert found == expected
         assert {-1, 0, 1} == set(split.presence.flatten().tolist())
 
 
 def test_a_folder_that_is_not_there_is_refused_with_the_way_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(
-        RegbenchError,
-        match=r"VOC2007 is missing.*VOCtrainval_06-Nov-2007\.tar.*regbench prepare voc07 "
-        r"--source-dir FOLDER",
-    ):
+    reason = r"VOC2007 is missing.*VOCtrainval_06-Nov-2007\.tar.*prepare voc07 --source-dir FOLDER"
+    with pytest.raises(RegbenchError, match=reason):
         open_voc07(tmp_path, (5011, 4952))
 
 
@@ -103,26 +96,16 @@ def test_images_are_resized_whole(tmp_path: Path, height: int, width: int) -> No
 
 def test_batches_come_in_order(data_dir: Path) -> None:
     paths = open_voc07(data_dir, (TRAINVAL, TEST))["test"].paths
-    one = list(
-        whole_images(paths, shorter=10, size=8, interpolation="bicubic", batch_size=100, workers=1)
-    )
-    many = list(
-        whole_images(paths, shorter=10, size=8, interpolation="bicubic", batch_size=7, workers=3)
-    )
+    options: Any = {"shorter": 10, "size": 8, "interpolation": "bicubic"}
+    one = list(whole_images(paths, **options, batch_size=100, workers=1))
+    many = list(whole_images(paths, **options, batch_size=7, workers=3))
     assert [len(x) for x in many] == [7] * (TEST // 7) + [TEST % 7] * (TEST % 7 > 0)
     assert torch.equal(torch.cat(many), torch.cat(one))
 
 
 def test_a_damaged_image_is_named(tmp_path: Path) -> None:
-    (tmp_path / "bad.jpg").write_bytes(b"no picture")
+    path = tmp_path / "bad.jpg"
+    path.write_bytes(b"no picture")
+    options: Any = {"shorter": 8, "size": 8, "interpolation": "area"}
     with pytest.raises(RegbenchError, match=r"bad\.jpg"):
-        list(
-            whole_images(
-                (tmp_path / "bad.jpg",),
-                shorter=8,
-                size=8,
-                interpolation="area",
-                batch_size=1,
-                workers=1,
-            )
-        )
+        list(whole_images((path,), **options, batch_size=1, workers=1))
