@@ -217,6 +217,19 @@ def read_plan(folder: Path) -> list[CellPlan]:
     return read_json(folder / "sweep.json", _Plan, remedy)["cells"]
 
 
+def sweep_folders(runs_dir: Path) -> list[Path]:
+    """List the folders of the sweeps that were started in `runs_dir`."""
+    return sorted(path.parent for path in runs_dir.glob("*/sweep.json"))
+
+
+def sweep_folder(runs_dir: Path, name: str) -> Path:
+    """Return the folder of a sweep, and refuse one that was not started."""
+    if not (runs_dir / name / "sweep.json").exists():
+        started = ", ".join(folder.name for folder in sweep_folders(runs_dir))
+        raise RegbenchError(f"no sweep {name!r} in {runs_dir}; started: {started or 'none'}")
+    return runs_dir / name
+
+
 def sweep_status(folder: Path, jobs: Mapping[str, CellJobs] | None = None) -> list[CellStatus]:
     """Return the state of every cell that a sweep plans, in its order.
 
