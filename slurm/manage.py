@@ -1,4 +1,4 @@
-"""Manage a sweep that was started: try cells again, cancel them, show their logs, clean up."""
+"""Manage a sweep that Slurm has: submit its cells, wait for them, try them again, cancel them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regbench.benchmark.rundir.directory import superfluous_files
 from regbench.errors import RegbenchError
 from regbench.settings import from_plain
 from regbench.slurm.queue import (
@@ -24,7 +23,6 @@ from regbench.slurm.queue import (
     was_submitted,
 )
 from regbench.sweeps.status import (
-    FINISHED,
     CellJobs,
     CellStatus,
     ends,
@@ -115,19 +113,6 @@ def follow(folder: Path) -> list[CellStatus]:
     """Wait until none of the cells of a sweep runs or waits; return how they stand then."""
     (found,) = deque(poll(folder), maxlen=1)
     return found
-
-
-def sweep_folders(runs_dir: Path) -> list[Path]:
-    """List the folders of the sweeps that were started in `runs_dir`."""
-    return sorted(path.parent for path in runs_dir.glob("*/sweep.json"))
-
-
-def sweep_folder(runs_dir: Path, name: str) -> Path:
-    """Return the folder of a sweep, and refuse one that was not started."""
-    if not (runs_dir / name / "sweep.json").exists():
-        started = ", ".join(folder.name for folder in sweep_folders(runs_dir))
-        raise RegbenchError(f"no sweep {name!r} in {runs_dir}; started: {started or 'none'}")
-    return runs_dir / name
 
 
 def run_sweep(
@@ -324,27 +309,3 @@ def find_log(folder: Path, cell: str) -> Path:
     if path is None:
         raise RegbenchError(f"{status.directory} has no log yet; it is {status.state}")
     return path
-
-
-def clean_folder(folder: Path, *, checkpoints: bool, dry_run: bool) -> tuple[int, int]:
-    """Remove what finished cells no longer need: all checkpoints but the last, damaged ones,
-    leftovers of attempts.
-
-    `checkpoints` removes the last ones too, which are the trained weights; `dry_run` only counts.
-
-    Returns:
-        The number of files, and their bytes in all.
-    """
-    found: list[Path] = []
-    for status in sweep_status(folder):
-        if status.state not in FINISHED:
-            continue
-        try:
-            found += superfluous_files(status.directory, checkpoints=checkpoints)
-        except RegbenchError as error:  # a damaged record does not say what is needed
-            log.warning("%s", error)
-    size_bytes = sum(path.stat().st_size for path in found)
-    if not dry_run:
-        for path in found:
-            path.unlink(missing_ok=True)
-    return len(found), size_bytes

@@ -86,6 +86,18 @@ class CellStatus:
         """Name the cell."""
         return f"{self.cell_id}  {self.label} seed {self.seed}"
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The cell in a table: what is in its columns, by their heads."""
+        speed = f"{self.img_per_s:.0f}" if self.img_per_s else ""
+        left = duration(self.remaining_s) if self.remaining_s is not None else ""
+        row = {"cell": self.cell_id, "method": self.label, "seed": self.seed, "state": self.state}
+        return row | {
+            "epochs": f"{self.epochs_done}/{self.epochs}",
+            "img/s": speed,
+            "left": left,
+        }
+
 
 Announce = Callable[[CellStatus, int, int], None]
 """Shows how a cell has ended, how many have, and how many there are."""
@@ -215,6 +227,19 @@ def read_plan(folder: Path) -> list[CellPlan]:
     """
     remedy = "remove it; the command that began the sweep writes it again"
     return read_json(folder / "sweep.json", _Plan, remedy)["cells"]
+
+
+def sweep_folders(runs_dir: Path) -> list[Path]:
+    """List the folders of the sweeps that were started in `runs_dir`."""
+    return sorted(path.parent for path in runs_dir.glob("*/sweep.json"))
+
+
+def sweep_folder(runs_dir: Path, name: str) -> Path:
+    """Return the folder of a sweep, and refuse one that was not started."""
+    if not (runs_dir / name / "sweep.json").exists():
+        started = ", ".join(folder.name for folder in sweep_folders(runs_dir))
+        raise RegbenchError(f"no sweep {name!r} in {runs_dir}; started: {started or 'none'}")
+    return runs_dir / name
 
 
 def sweep_status(folder: Path, jobs: Mapping[str, CellJobs] | None = None) -> list[CellStatus]:
@@ -387,19 +412,7 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
         if status.state in ("failed", "lost"):
             logs = log_file(status.directory, status.job)
             detail += f" (logs: {logs})" if logs else ""
-        rows.append(
-            {
-                "cell": status.cell_id,
-                "method": status.label,
-                "seed": status.seed,
-                "state": status.state,
-                "epochs": f"{status.epochs_done}/{status.epochs}",
-                "img/s": f"{status.img_per_s:.0f}" if status.img_per_s else "",
-                "left": "" if status.remaining_s is None else duration(status.remaining_s),
-                "job": status.job,
-                "": detail,
-            }
-        )
+        rows.append({**status.columns, "job": status.job, "": detail})
     # Columns that are empty throughout are left out, but not those that every status has.
     heads = [
         head for head in _HEADS if head in ("cell", "state", "") or any(map(itemgetter(head), rows))

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from regbench.benchmark.rundir.directory import numbered_files
-from regbench.sweeps.status import CellStatus, counts, duration
+from regbench.sweeps.status import CellStatus, counts
 
 # The states in the order of the rows, and how each is coloured.
 _STATES = {
@@ -33,6 +33,10 @@ _STATES = {
     "tuned": "blue",
     "done": "blue",
 }
+_HEADS = (
+    *("cell", "method", "seed", "state", "epochs", "", "img/s", "left"),
+    *("loss", "", "score", "", ""),
+)
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 16
 
@@ -48,37 +52,23 @@ def drawn(statuses: Sequence[CellStatus], rows: int) -> Group:
     # Running cells come first, as a terminal may not have a row for each cell.
     shown = sorted(statuses, key=lambda status: order.index(status.state))[:rows]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in (
-        "cell",
-        "method",
-        "seed",
-        "state",
-        "epochs",
-        "",
-        "img/s",
-        "left",
-        "loss",
-        "",
-        "score",
-        "",
-        "",
-    ):
+    for head in _HEADS:
         table.add_column(head, no_wrap=True)
     for status in shown:
         history = read_history(status.directory)
         losses = [row["loss"] for row in history if "loss" in row]
         title, scores = scores_of(history)
-        colour = _STATES[status.state]
+        row, colour = status.columns, _STATES[status.state]
         table.add_row(
-            status.cell_id,
+            row["cell"],
             # A label or an error may hold brackets, which rich takes for its markup.
-            escape(status.label),
-            str(status.seed),
-            f"[{colour}]{status.state}[/{colour}]",
-            f"{status.epochs_done}/{status.epochs}",
+            escape(row["method"]),
+            str(row["seed"]),
+            f"[{colour}]{row['state']}[/{colour}]",
+            row["epochs"],
             ProgressBar(total=max(1, status.epochs), completed=status.epochs_done, width=10),
-            f"{status.img_per_s:.0f}" if status.img_per_s else "",
-            duration(status.remaining_s) if status.remaining_s is not None else "",
+            row["img/s"],
+            row["left"],
             sparkline(losses),
             f"{losses[-1]:.4g}" if losses else "",
             sparkline(scores),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -12,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +33,6 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.cli import main
-from regbench.processes import Worker
 from regbench.sweeps.local import run_sweep
 from regbench.sweeps.status import (
     CellJobs,
@@ -619,23 +617,6 @@ def test_a_sweep_of_which_all_diverged_has_a_report(
     (own.runs / cell.id / "record.json").write_text(made(cell.plain(), status="diverged").text())
     done = CliRunner().invoke(main, ["sweep", "own.yaml", "--report"])
     assert (done.exit_code, "VICReg †" in done.stdout) == (0, True), done.stderr
-
-
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets a sweep call its jobs in this process, one after another."""
-
-    class Here(Worker):
-        def begin(self, folder: Path, job: Callable[..., None], *arguments: Any) -> None:
-            with monkeypatch.context() as patch:
-                patch.setenv("CUDA_VISIBLE_DEVICES", "")
-                job(*arguments)
-
-    monkeypatch.setattr(
-        logging, "basicConfig", lambda **_: None
-    )  # the job's, which is this process here
-    monkeypatch.setattr("regbench.sweeps.local.Worker", Here)
-    monkeypatch.setattr("regbench.sweeps.local.POLL_S", 0.0)
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -625,6 +625,7 @@ def test_a_tuning_that_waits_for_a_cell_of_another_grid_says_how_to_go_on(
     assert tune_grid(path, folder) is not None
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_tuned_cell_whose_end_nobody_noted_is_taken_up_again(
     tmp_path: Path, settings: list[str], folder: Path
 ) -> None:

@@ -45,8 +45,8 @@ def status(name: str | None, runs_dir: Path, everything: bool) -> None:
     says of the jobs after that: it works on any machine that sees the folder, also without Slurm.
     `regbench watch NAME` follows it.
     """
-    from regbench.slurm.manage import statuses, sweep_folder, sweep_folders
-    from regbench.sweeps.status import counts, status_table
+    from regbench.slurm.manage import statuses
+    from regbench.sweeps.status import counts, status_table, sweep_folder, sweep_folders
 
     if name is None:
         folders = sweep_folders(runs_dir)
@@ -193,7 +193,7 @@ def clean(folder: Path, checkpoints: bool, dry_run: bool) -> None:
     Older and damaged checkpoints, and leftovers of kills, of the sweep NAME. Records, curves, logs
     and the last checkpoints stay.
     """
-    from regbench.slurm.manage import clean_folder
+    from regbench.sweeps.clean import clean_folder
 
     files, size_bytes = clean_folder(folder, checkpoints=checkpoints, dry_run=dry_run)
     click.echo(

@@ -143,7 +143,7 @@ def of_started_sweep(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_folder(*, name: str, runs_dir: Path, **others: Any) -> Any:
-        from regbench.slurm.manage import sweep_folder
+        from regbench.sweeps.status import sweep_folder
 
         return command(folder=sweep_folder(runs_dir, name), **others)
 

@@ -1,0 +1,36 @@
+"""Remove what the finished cells of a sweep no longer need."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from regbench.benchmark.rundir.directory import superfluous_files
+from regbench.errors import RegbenchError
+from regbench.sweeps.status import FINISHED, sweep_status
+
+log = logging.getLogger("regbench")
+
+
+def clean_folder(folder: Path, *, checkpoints: bool, dry_run: bool) -> tuple[int, int]:
+    """Remove what finished cells no longer need: all checkpoints but the last, damaged ones,
+    leftovers of attempts.
+
+    `checkpoints` removes the last ones too, which are the trained weights; `dry_run` only counts.
+
+    Returns:
+        The number of files, and their bytes in all.
+    """
+    found: list[Path] = []
+    for status in sweep_status(folder):
+        if status.state not in FINISHED:
+            continue
+        try:
+            found += superfluous_files(status.directory, checkpoints=checkpoints)
+        except RegbenchError as error:  # a damaged record does not say what is needed
+            log.warning("%s", error)
+    size_bytes = sum(path.stat().st_size for path in found)
+    if not dry_run:
+        for path in found:
+            path.unlink(missing_ok=True)
+    return len(found), size_bytes
