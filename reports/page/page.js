@@ -135,12 +135,11 @@ dialog.addEventListener("close", () => {
 });
 dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
 
-// --- the cells: their runs by id, of which those of one cell that several labs ran lie beside each other ---
+// --- the cells ---
 
 const packed = await fetch("data:application/gzip;base64," + document.getElementById("data").textContent);
-const { cells: runs, scores: SCORE_NAMES, probes: PROBES } = await new Response(packed.body.pipeThrough(new DecompressionStream("gzip"))).json();
-const identifiers = Map.groupBy(runs, (run) => run.id);
-const cells = runs.filter((run) => !run.again);
+const { cells, scores: SCORE_NAMES, probes: PROBES } = await new Response(packed.body.pipeThrough(new DecompressionStream("gzip"))).json();
+const cellOf = new Map(cells.map((cell) => [cell.id, cell]));
 const scoreOf = (cell, name) => cell.scores.find((s) => s.name === name && s.split === "test")?.value;
 
 // --- tables ---
@@ -224,8 +223,6 @@ class Cells {
       ...measured.map((name) => ({ name: SCORE_NAMES[name], numeric: true, digits: 2, value: (cell) => scoreOf(cell, name) })),
       { name: "training (s)", numeric: true, digits: 1, value: (cell) => cell.cost.train_s },
       { name: "git", value: (cell) => cell.environment.git },
-      ...(this.cells.some((cell) => cell.bundles) ? [{ name: "bundles", value: (cell) => cell.bundles.join(", ") }] : []),
-      ...(this.cells.some((cell) => cell.differs != null) ? [{ name: "runs differ by", numeric: true, digits: 2, value: (cell) => cell.differs }] : []),
     ];
     this.box = h("input", { type: "search", placeholder: "Filter cells", "aria-label": "Filter the cells" });
     this.count = h("output");
@@ -309,13 +306,12 @@ function about(run) {
   const { git, ...environment } = run.environment ?? {};
   const others = cells.filter((other) => other.section === run.section && other.group === run.group).sort((a, b) => a.seed - b.seed);
   const seeds = h("span", {}, others.flatMap((other, k) => [k ? ", " : "", other.id === run.id ? h("b", {}, String(run.seed)) : h("a", { href: `#cell-${other.id}` }, String(other.seed))]));
-  const from = run.bundles ? ["bundle", run.bundles.join(", ")] : ["record", h("code", {}, run.path)];
   const part = (title, content) => (content ? [h("h3", {}, title), content] : []);
   return [
     run.on_test ? h("div", { class: "warn" }, h("p", {}, "Selected on the test set: these scores are optimistic and stand in no ranking with the others.")) : null,
     ...part("Run it again", run.command && block(run.command)),
     ...part("Where it comes from", facts([
-      from, ["record's sha256", run.sha256], ["code (git)", git ?? "unknown"], ["sweep", run.sweep], ["seeds of this configuration", seeds],
+      ["record", h("code", {}, run.path)], ["record's sha256", run.sha256], ["code (git)", git ?? "unknown"], ["sweep", run.sweep], ["seeds of this configuration", seeds],
       ...flat(run.data).map(([name, value]) => [`data: ${name}`, value])])),
     ...part("Scores", run.scores?.length && grid(["score", "value", "unit", "split", "protocol"], run.scores.map((s) => [SCORE_NAMES[s.name] ?? s.name, s.value, s.unit, s.split, s.protocol]))),
     ...part("Choices", run.choice && facts(choices(run.choice, SCORE_NAMES))),
@@ -325,32 +321,16 @@ function about(run) {
     ...part("Attempts", attempts.length && grid(names, attempts.map((a) => names.map((name) => (typeof a[name] === "object" && a[name] ? JSON.stringify(a[name]) : a[name])))))];
 }
 
-/** The scores of several runs of a cell beside each other. */
-function difference(several) {
-  const value = (run, score) => run.scores.find((other) => other.name === score.name && other.split === score.split)?.value ?? null;
-  const rows = several[0].scores.map((score) => {
-    const values = several.map((run) => value(run, score));
-    const known = values.filter((each) => each != null);
-    return [`${SCORE_NAMES[score.name] ?? score.name}, ${score.split}`, ...values, Math.max(...known) - Math.min(...known)];
-  });
-  return grid(["score", ...several.map(origin), "largest difference"], rows);
-}
-
-const origin = (run) => (run.bundles ?? [run.sweep]).join(", ");
-
-function open(several) {
-  const [first] = several;
+function open(cell) {
   const close = h("button", { type: "button", "aria-label": "Close", autofocus: true }, "✕");
   close.addEventListener("click", () => dialog.close());
-  const method = document.getElementById(`method-${first.key}`) ? h("a", { href: `#method-${first.key}` }, "about the method") : null;
+  const method = document.getElementById(`method-${cell.key}`) ? h("a", { href: `#method-${cell.key}` }, "about the method") : null;
   method?.addEventListener("click", () => dialog.close());
-  const beside = several.length > 1 ? h("div", { class: "warn" }, h("p", {}, `There are ${several.length} runs of this cell.`), difference(several)) : null;
-  const parts = several.flatMap((run) => [several.length > 1 ? h("h2", {}, origin(run)) : null, ...about(run)]);
   dialog.replaceChildren(
     h("header", {},
-      h("div", {}, h("h2", { id: "cell-title" }, first.label), h("p", {}, h("span", { class: "id" }, first.id), `, seed ${first.seed}, ${first.status}, sweep ${first.sweep} `, method)),
+      h("div", {}, h("h2", { id: "cell-title" }, cell.label), h("p", {}, h("span", { class: "id" }, cell.id), `, seed ${cell.seed}, ${cell.status}, sweep ${cell.sweep} `, method)),
       close),
-    h("div", { class: "inside" }, beside, parts));
+    h("div", { class: "inside" }, about(cell)));
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
 }
@@ -360,7 +340,7 @@ function open(several) {
 function route() {
   const cell = location.hash.match(/^#cell-(.+)$/);
   const row = location.hash.match(/^#(s\d+)-row(\d+)$/);
-  if (cell && identifiers.has(cell[1])) return open(identifiers.get(cell[1]));
+  if (cell && cellOf.has(cell[1])) return open(cellOf.get(cell[1]));
   if (dialog.open) dialog.close();
   if (row && tables.has(row[1])) {
     tables.get(row[1]).only(Number(row[2]));

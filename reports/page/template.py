@@ -9,7 +9,7 @@ import functools
 import gzip
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ import orjson
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from regbench.reports.page.drawing import Drawing, unique_ids
-from regbench.reports.rows.summary import DASH, Row
-from regbench.reports.tables.table import Column, Entry, Line, Table, entries
+from regbench.reports.rows.summary import Row
+from regbench.reports.tables.table import Table
 from regbench.text import printable
 
 # A marker of matplotlib as an SVG's path around (0, 0), about ten units wide.
@@ -35,13 +35,6 @@ _SEARCHED_ROWS = 10  # a table with more has a box to filter it
 _HERE = Path(__file__).parent
 
 
-@dataclass(frozen=True)
-class Linked(Entry):
-    """The text in one place of a table that leads to another page."""
-
-    address: str = ""
-
-
 def render(
     template: str,
     cells: Sequence[Mapping[str, Any]] = (),
@@ -51,7 +44,7 @@ def render(
     """Make a page that needs no other file and no network.
 
     Args:
-        template: Name of the file, here or in `board`.
+        template: Name of the file.
         cells: Facts about each cell that the page shows.
         heads: The titles of their scores, by name.
         content: Further content of the template.
@@ -71,7 +64,7 @@ def _templates() -> Environment:
         return printable(value) if type(value) is str else value
 
     # A value that is not given is an error rather than a hole in the page.
-    loader = FileSystemLoader([_HERE, _HERE.parent / "board"])
+    loader = FileSystemLoader(_HERE)
     environment = Environment(
         loader=loader, autoescape=True, finalize=shown, undefined=StrictUndefined, trim_blocks=True
     )
@@ -107,29 +100,6 @@ def table_for_page(
         "rows": rows,
         "searched": searched,
     }
-
-
-def simple_table(
-    slug: str,
-    title: str,
-    heads: Mapping[str, bool],
-    lines: Sequence[Mapping[str, Entry | str]],
-    *notes: str,
-) -> dict[str, object]:
-    """Prepare a table of texts.
-
-    Args:
-        slug: Id on the page.
-        title: Title of the table.
-        heads: The columns, and whether each has numbers.
-        lines: Entries of each line, with a dash where a column has nothing.
-        notes: Below the table.
-    """
-    columns = list(map(Column, heads.keys(), heads.values()))
-    set_lines = []
-    for line in lines:
-        set_lines.append(Line(entries(*(line.get(head, DASH) for head in heads))))
-    return table_for_page(Table(slug, title, columns, set_lines, list(notes)))
 
 
 def with_own_ids(drawings: Iterable[Drawing], prefix: str) -> list[Drawing]:
