@@ -110,7 +110,6 @@ def main(debug: bool) -> None:
       regbench watch quickstart            its curves as they grow
       regbench report quickstart           tables and page from what is finished
       regbench cost                        what the losses take, in time and memory
-      regbench loader-bench                what the loaders deliver a second, beside torchvision's
 
     \b
     Shell completion (bash; zsh and fish likewise), in ~/.bashrc:
