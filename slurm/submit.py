@@ -29,13 +29,14 @@ log = logging.getLogger("regbench")
 
 # What the batch script does when a job ends:
 # - One of its processes was killed, as by the kernel for want of memory or with its node: the job
-# is queued again, and   goes on from its checkpoint.
+#   is queued again, and goes on from its checkpoint.
 # - It ended with an error of its own (`_error` is there): that is left to the user.
 # - It never came to run our code (`_missed` is there): it is queued again once, as its node may be
-# at fault, or a   controller that has just come back and takes a job that it queued again for one
-# that has completed. After a second   time in a row it is not: then the container or its Python is
-# missing. Only Slurm knows whether the job was cancelled, and it may be away for a while: the
-# script asks it until it answers.
+#   at fault, or a controller that has just come back and takes a job that it queued again for one
+#   that has completed. After a second time in a row it is not: then the container or its Python is
+#   missing.
+# Only Slurm knows whether the job was cancelled, and it may be away for a while: the script asks it
+# until it answers.
 _RESTARTS = 20
 _OWN = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 _TEARDOWN = f"""\

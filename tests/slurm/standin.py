@@ -1,18 +1,13 @@
 """Stand-ins for Slurm's commands, for tests on machines without it.
 
-A folder of JSON files, one for each task of an array, takes the place of the controller, and
-`Standin.run` that of the nodes: it runs a job's batch script once, from its start to its end or
-until it is queued again.
+A folder of JSON files, one for each task of an array, takes the place of the controller. Nothing
+runs: the nodes are those of a real Slurm, see `tests.slurm.testbed`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +17,7 @@ COMMANDS = ("sacct", "sbatch", "scancel", "scontrol", "squeue", "srun")
 SCRIPT = (
     f"#!{sys.executable} -IS"
     + r"""
-import json, os, signal, subprocess, sys, time
+import json, os, sys, time
 from pathlib import Path
 
 here = Path(__file__).parent
@@ -58,7 +53,7 @@ def named(names):
     return chosen or fail("Invalid job id specified")
 
 
-if command != "srun" and words[:2] != ["show", "hostnames"]:
+if words[:2] != ["show", "hostnames"]:
     away = here / "away"  # how many more commands the controller does not answer
     if away.exists() and (left := int(away.read_text())):
         away.write_text(str(left - 1))
@@ -80,8 +75,8 @@ if command == "sbatch":
         script.write_text(text)
         name = f"{first}_{index}" if "array" in asked else str(first)
         write(here / "tasks" / f"{name}.json", {
-            "name": name, "raw": str(first + index), "array": str(first), "index": index, "asked": asked, "restarts": 0,
-            "script": str(script), "cwd": os.getcwd(), "state": "PENDING", "reason": "Priority", "told": "",
+            "name": name, "raw": str(first + index), "array": str(first), "index": index, "asked": asked,
+            "script": str(script), "state": "PENDING", "reason": "Priority", "told": "",
         })
     if (here / "late").exists():
         fail("Batch job submission failed: Socket timed out on send/recv operation")
@@ -112,48 +107,10 @@ elif command == "scontrol" and words[0] == "show":
             print("MaxArraySize            = " + (here / "longest").read_text())
         case "hostnames":
             print("node1\nnode2" if words[2] == "node[1-2]" else "localhost")
-        case "job":
-            print("   JobState=" + named(words[2:])[0]["state"] + " Reason=None")
 
 elif command == "scontrol":
     for task in named(words[1:]):
         change(task, **({"told": "requeue"} if words[0] == "requeue" else {"reason": "Priority"}))
-
-else:
-    files = ("--output", "--error")
-    at = next(i for i, word in enumerate(words) if not word.startswith("-") and words[i - 1] not in files)
-    count, nodes = int(os.environ["SLURM_NTASKS"]), int(os.environ["SLURM_NNODES"])
-    ranks = []
-    for rank in range(count):
-        environment = {**os.environ, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % (count // nodes))}
-        files = []
-        for option in ("--output", "--error"):
-            path = words[words.index(option) + 1].replace("%t", str(rank)).replace("%j", os.environ["SLURM_JOB_ID"])
-            path = path.replace("%A", os.environ.get("SLURM_ARRAY_JOB_ID", ""))
-            files.append(open(path.replace("%a", os.environ.get("SLURM_ARRAY_TASK_ID", "")), "ab"))
-        try:
-            ranks.append(subprocess.Popen(words[at:], env=environment, stdout=files[0], stderr=files[1]))
-        except OSError as error:
-            files[1].write(f"slurmstepd: error: execve(): {words[at]}: {error.strerror}\n".encode())
-            fail(f"task {rank}: Exited with exit code 2", 2)
-    codes = [None] * count
-    while None in codes:
-        time.sleep(0.01)
-        codes = [task.poll() for task in ranks]
-        if any(codes):  # --kill-on-bad-exit, as Slurm does it: the others are asked, and killed a little later
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                for task in ranks:
-                    if task.poll() is None:
-                        task.send_signal(number)
-                end = time.monotonic() + 1
-                while time.monotonic() < end and any(task.poll() is None for task in ranks):
-                    time.sleep(0.01)
-            codes = [task.wait() for task in ranks]
-    codes = [code if code >= 0 else 128 - code for code in codes]
-    for rank, code in enumerate(codes):
-        if code:
-            print(f"srun: error: localhost: task {rank}: Exited with exit code {code}", file=sys.stderr)
-    sys.exit(max(codes))
 """
 )
 
@@ -200,57 +157,3 @@ class Standin:
         """The tasks are gone, and nothing says why."""
         for name in names:
             self.change(name, state="ENDED")
-
-    def run(self, name: str) -> int | None:
-        """One life of a task: the exit code of its batch script; None if it is in the queue
-        again.
-        """
-        task = self.tasks()[name]
-        asked = task["asked"]
-        nodes = int(asked["nodes"])
-        environment = {
-            key: value for key, value in os.environ.items() if not key.startswith("SLURM")
-        } | {
-            "SLURM_JOB_ID": task["raw"],
-            "SLURM_NTASKS": str(nodes * int(asked["ntasks-per-node"])),
-            "SLURM_NNODES": str(nodes),
-            "SLURM_JOB_NUM_NODES": str(nodes),
-            "SLURM_JOB_NODELIST": "localhost",
-        }
-        if "array" in asked:
-            environment |= {
-                "SLURM_ARRAY_JOB_ID": task["array"],
-                "SLURM_ARRAY_TASK_ID": str(task["index"]),
-            }
-        if task["restarts"]:
-            environment["SLURM_RESTART_COUNT"] = str(task["restarts"])
-        self.change(name, state="RUNNING", told="")
-        paths = [
-            asked[kind]
-            .replace("%A", task["array"])
-            .replace("%a", str(task["index"]))
-            .replace("%j", task["raw"])
-            for kind in ("output", "error")
-        ]
-        with Path(paths[0]).open("ab") as out, Path(paths[1]).open("ab") as errors:
-            script = subprocess.Popen(
-                ["bash", task["script"]],
-                cwd=task["cwd"],
-                env=environment,
-                stdout=out,
-                stderr=errors,
-                start_new_session=True,
-            )
-            try:
-                while script.poll() is None and not self.tasks()[name]["told"]:
-                    time.sleep(0.02)
-            finally:
-                told = self.tasks()[name]["told"]
-                if script.poll() is None:
-                    os.killpg(script.pid, signal.SIGKILL)
-                code = script.wait()
-        if told == "requeue":
-            self.change(name, state="PENDING", restarts=task["restarts"] + 1)
-            return None
-        self.change(name, state="ENDED")
-        return code

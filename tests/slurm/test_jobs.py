@@ -8,8 +8,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +35,6 @@ from regbench.slurm import manage
 from regbench.slurm.job import SlurmJob
 from regbench.slurm.queue import call_for_jobs, submissions
 from regbench.sweeps.status import CellStatus
-from tests.plugin import install
 from tests.records import knn_top1, made
 from tests.slurm.standin import Standin
 from tests.sweep_file import write_sweep
@@ -536,105 +535,6 @@ def test_only_what_went_to_slurm_can_be_tried_again(user: User) -> None:
 
 # ------------------------------------------------------------------ what jobs do
 
-# In every process of a job: a file `<rank>-<life>` beside this module tells what happens to it in
-# its fourth step.
-FAULTS = """
-import os
-import signal
-from pathlib import Path
-
-from regbench.methods.vicreg import VICReg
-
-whole = VICReg.value_and_gradient
-steps = 0 if int(os.environ.get("SLURM_RESTART_COUNT", 0)) else -1  # at first the loss's memory is measured
-
-def faulty(*arguments):
-    global steps
-    steps += 1
-    life = os.environ.get("SLURM_PROCID", "") + "-" + os.environ.get("SLURM_RESTART_COUNT", "0")
-    if steps == 4 and (fault := Path(__file__).with_name(life)).exists():
-        if fault.read_text() == "raise":
-            raise ValueError("the true error")
-        os.kill(os.getpid(), getattr(signal, fault.read_text()))
-    return whole(*arguments)
-
-VICReg.value_and_gradient = faulty
-"""
-
-
-@pytest.fixture
-def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PYTHONPATH", install(tmp_path / "faults", "faults", FAULTS))
-    return tmp_path / "faults"
-
-
-@pytest.mark.slow
-def test_a_job_from_a_relative_folder_through_a_lost_controller_to_its_record(
-    user: User, faults: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its time is up while Slurm's controller is away.
-
-    It is lost then, and tried again from elsewhere.
-    """
-    monkeypatch.chdir(user.folder)
-    user.write("method=vicreg epochs=3")
-    (data_dir,) = (
-        word.partition("=")[2] for word in user.tiny if word.startswith("runtime.data_dir=")
-    )
-    user.submit("runtime.runs_dir=runs", f"runtime.data_dir={os.path.relpath(data_dir)}")
-    (faults / "0-0").write_text("SIGUSR2")
-    (directory,) = (status.directory for status in user.statuses())
-
-    threading.Thread(target=_leave_when_trained, args=(user.slurm, directory)).start()
-    assert user.slurm.run("1") is None  # in the queue again
-    assert [attempt["ended"] for attempt in read_attempts(directory)] == ["interrupted"]
-    assert "trying again" in "".join(
-        path.read_text() for path in (user.sweep / "jobs" / "logs").glob("1_0_log.*")
-    )
-    user.slurm.lose("1")
-    (faults / "0-0").unlink()
-
-    (user.folder / "elsewhere").mkdir()
-    monkeypatch.chdir(user.folder / "elsewhere")
-    assert "was lost" in user.run("retry", "own")
-    (name,) = user.slurm.queued()
-    assert user.slurm.run(name) == 0
-    record = read_record(directory)
-    assert record is not None
-    assert [attempt.from_step for attempt in record.attempts] == [None, 4]
-    assert user.states() == ["done"]
-    assert not list((user.folder / "elsewhere").iterdir())
-
-
-def _leave_when_trained(slurm: Standin, directory: Path) -> None:
-    wait_for(lambda: list((directory / "attempts").glob("*.json")))
-    slurm.away(2)
-
-
-@pytest.mark.slow
-def test_an_error_of_one_rank_ends_the_job_and_a_kill_does_not(user: User, faults: Path) -> None:
-    user.write("method=vicreg epochs=4")
-    user.submit("cluster.nodes=2")
-    (directory,) = (status.directory for status in user.statuses())
-    (faults / "1-0").write_text("SIGKILL")
-    assert user.slurm.run("1") is None
-    (faults / "1-1").write_text("raise")
-    code = user.slurm.run("1")
-    assert code is not None
-    assert code > 0
-    first, second = read_attempts(directory)
-    # Slurm may end the first rank before it has heard of what befell the other; the job's own note
-    # says it in any case.
-    assert first["ended"] in ("failed", "interrupted", None)
-    assert second["progress"]["began"]["step"] == 3
-    assert second["ended"] in ("failed", "interrupted", None)
-    if second["ended"] == "failed":
-        assert "rank 1: ValueError: the true error" in second["error"]
-    user.slurm.lose("2")  # Slurm drops the evaluations, which depend on it
-    (status,) = user.statuses()
-    assert status.state == "failed"
-    assert "ValueError: the true error" in status.detail
-
 
 @pytest.fixture
 def process(
@@ -748,18 +648,52 @@ def test_lives_that_end_before_they_come_to_work_are_not_for_ever(
         (tmp_path / "7_error").unlink()
 
 
-def test_the_batch_script_queues_a_killed_job_again_and_no_other(user: User) -> None:
+# Slurm does not answer at first. What it sends back into the queue does not run any more.
+SCONTROL = """\
+[ -e answers ] || { touch answers; exit 1; }
+case $1 in
+show) echo JobState=$(cat state) ;;
+requeue) echo PENDING >state ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("begun", "error", "code", "restarts", "state", "requeued"),
+    [
+        (True, False, 137, 0, "RUNNING", True),
+        (True, False, 137, 19, "RUNNING", True),
+        (True, False, 137, 20, "RUNNING", False),  # by nodes that were lost, say
+        (True, False, 137, 0, "CANCELLED", False),
+        (True, False, 1, 0, "RUNNING", False),
+        (True, False, 0, 0, "RUNNING", False),
+        (True, True, 137, 0, "RUNNING", False),
+        (False, False, 2, 0, "RUNNING", True),  # it never came to run regbench
+        (False, False, 2, 1, "RUNNING", False),  # nor the second time
+    ],
+)
+def test_the_batch_script_queues_a_killed_job_again_and_no_other(
+    begun: bool, error: bool, code: int, restarts: int, state: str, requeued: bool, user: User
+) -> None:
     user.write("method=vicreg")
-    instead = (
-        user.folder / "instead"
-    )  # of Python: what a job leaves, and the code that it ends with
-    user.submit(f"cluster.container={instead}")
+    user.submit()
+    script = user.slurm.tasks()["1"]["script"]
     note = user.sweep / "jobs" / "logs" / "1"
-    for error, code, requeued in ((False, 137, True), (False, 1, False), (True, 137, False)):
-        lines = [f"rm {note}_missed", f"touch {note}_error" if error else "", f"exit {code}"]
-        instead.write_text("\n".join(["#!/bin/sh", *lines]))
-        instead.chmod(0o755)
-        assert user.slurm.run("1") == (None if requeued else code)
+    Path(f"{note}_missed").write_text(restarts * "\n")
+    lines = [f"rm {note}_missed" if begun else "", f"touch {note}_error" if error else ""]
+    programs = {"srun": "\n".join([*lines, f"exit {code}"]), "scontrol": SCONTROL, "sleep": ""}
+    for name, text in programs.items():
+        (user.folder / name).write_text(f"#!/bin/sh\n{text}")
+        (user.folder / name).chmod(0o755)
+    (user.folder / "state").write_text(state)
+    environment = {
+        "PATH": f"{user.folder}{os.pathsep}{os.environ['PATH']}",
+        "SLURM_JOB_ID": "1",
+        "SLURM_RESTART_COUNT": str(restarts),
+    }
+    done = subprocess.run(["bash", script], cwd=user.folder, env=environment, check=False)
+    assert done.returncode == code
+    assert ((user.folder / "state").read_text() == "PENDING\n") == requeued
 
 
 def test_what_a_job_leaves_for_its_batch_script(
@@ -832,22 +766,6 @@ def test_a_job_opens_the_test_split_to_no_cell_that_its_tuning_has_not_chosen(
 def test_a_job_that_is_told_to_stop_before_it_listens_does_the_same_again() -> None:
     again = SlurmJob().checkpoint("cell", "runtime")
     assert (type(again.function), again.args) == (SlurmJob, ("cell", "runtime"))
-
-
-def test_a_job_that_cannot_begin_is_tried_twice_and_says_why(user: User) -> None:
-    user.write("method=vicreg")
-    user.submit("cluster.container=/nowhere/apptainer exec image.sif")
-    assert user.slurm.run("1") is None
-    assert user.states() == ["queued"]
-    assert user.slurm.run("1") == 2
-    (status,) = user.statuses()
-    assert status.state == "failed"
-    assert "job 1 did not come to run regbench" in status.detail
-    assert "/nowhere/apptainer: No such file or directory" in status.detail
-    assert "was failed" in user.run("retry", "own")
-    assert user.states() == ["queued"]
-    user.slurm.change("2", restarts=20)  # by nodes that were lost, say
-    assert user.slurm.run("2") == 2
 
 
 class Lives:

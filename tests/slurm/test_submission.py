@@ -144,6 +144,18 @@ def test_cancelled_cells_are_interrupted_until_they_are_tried_again(user: User) 
     )
 
 
+def test_a_container_that_is_missing_is_tried_twice_and_told(user: User) -> None:
+    user.write("method=vicreg")
+    user.run("sweep", "own.yaml", *OPTIONS, "cluster.container=/nowhere/apptainer exec image.sif")
+    wait_for(lambda: user.states() == {"failed"}, "two lives", 240)
+    (status,) = manage.statuses(user.sweep)
+    assert f"job {status.job} did not come to run regbench" in status.detail
+    assert "/nowhere/apptainer" in status.detail and "No such file" in status.detail
+    missed = user.sweep / "jobs" / "logs" / f"{status.job}_missed"
+    assert len(missed.read_text().splitlines()) == 2
+    assert "was failed" in user.run("retry", "own")
+
+
 def test_a_partition_that_slurm_does_not_have_is_refused_in_its_words(user: User) -> None:
     user.write("method=vicreg")
     refused = user.call("sweep", "own.yaml", *OPTIONS, "cluster.partition=none")
