@@ -43,6 +43,7 @@ def test_a_probe_that_is_blind_for_a_mistake_misses_it() -> None:
     assert len(missed(blind)) == len(blind) - 2 > 0
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_mistakes_in_all_methods_are_found() -> None:
     """The table of docs/results/audit.md: eleven of 1,091 were missed, and no alarm was false."""
