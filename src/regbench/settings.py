@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import marshal
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
@@ -118,6 +119,26 @@ def from_plain(cls: type[T], data: object, prefix: str = "") -> T:
         )
     except ValidationError as error:
         _refuse(cls, values, error, prefix)
+    return made
+
+
+def from_answer(cls: type[T], data: object, source: str) -> T:
+    """Make an instance of a frozen dataclass from what another process answered.
+
+    Args:
+        cls: The class; its fields may be other dataclasses and unions of them.
+        data: Data of JSON.
+        source: Who answered, for the message.
+
+    Raises:
+        RegbenchError: If the answer is no such instance.
+    """
+    if not isinstance(data, Mapping):
+        raise RegbenchError(f"{source}: its answer must be a group of values, not {shown(data)}")
+    try:
+        made: T = adapter(cast("Any", cls)).validate_json(json.dumps(data))
+    except ValidationError as error:
+        _refuse(cls, data, error, f"{source}: ")
     return made
 
 
