@@ -5,8 +5,7 @@ generated images.
 from __future__ import annotations
 
 import copy
-import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from regbench.benchmark.settings.recipes import PublishedNumber, published_numbe
 from regbench.benchmark.settings.sweep import load_sweep
 from regbench.datasets.sources import imagefolder
 from regbench.datasets.stored.prepare import prepare
+from tests.cifar import cifar_files
 
 RECIPES = sorted({number.preset for number in published_numbers()})
 
@@ -269,40 +269,6 @@ def test_the_weights_of_eb_jepas_sigreg() -> None:
 # ------------------------------------------------------------------ a few steps
 
 
-def write_cifar10(root: Path) -> None:
-    """An image a class in each of CIFAR-10's six pickles."""
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
-        content = {
-            b"data": rng.integers(0, 256, (10, 3072), dtype=np.uint8),
-            b"labels": [*range(10)],
-        }
-        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
-
-
-def write_cifar100(root: Path) -> None:
-    """Two training images of each class and a test image, in CIFAR-100's pickles."""
-    folder = root / "cifar-100-python"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for name, number in (("train", 2), ("test", 1)):
-        labels = [*range(100)] * number
-        data = rng.integers(0, 256, (len(labels), 3072), dtype=np.uint8)
-        content = {
-            b"data": data,
-            b"fine_labels": labels,
-            b"coarse_labels": [label // 5 for label in labels],
-        }
-        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
-    names = {
-        b"fine_label_names": [f"class {i}".encode() for i in range(100)],
-        b"coarse_label_names": [],
-    }
-    (folder / "meta").write_bytes(pickle.dumps(names, protocol=2))
-
-
 def write_folders(root: Path, classes: Iterable[str]) -> None:
     """Two JPEGs of each class in train/ and one in val/."""
     rng = np.random.default_rng(0)
@@ -330,12 +296,9 @@ def write_imagenet100(root: Path) -> None:
 
 
 WRITERS = {
-    **{
-        "cifar10_full": write_cifar10,
-        "cifar100_full": write_cifar100,
-        "imagenette": write_imagenette,
-    },
-    **{"in100": write_imagenet, "imagenet100": write_imagenet100},
+    "imagenette": write_imagenette,
+    "in100": write_imagenet,
+    "imagenet100": write_imagenet100,
 }
 SHRUNK = (
     *("epochs=1", "optimizer.warmup_epochs=0", "evaluation.probe.epochs=1", "evaluation.knn.k=5"),
@@ -380,20 +343,24 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[str, ...]]]:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, ...]]:
     """Each data set of a recipe, generated in its published layout and prepared: name ->
     overrides.
     """
     root = tmp_path_factory.mktemp("recipes")
     found: dict[str, tuple[str, ...]] = {}
-    for name, write in WRITERS.items():
-        (source := root / f"source-{name}").mkdir()
-        write(source)
-        overrides = (*SHRUNK, *SMALL[name], f"runtime.data_dir={root / 'data'}")
-        recipe = next(recipe for recipe in RECIPES if cells_of(recipe)[0].dataset.name == name)
-        prepare(cells_of(recipe, *overrides)[0].dataset, root / "data", source_dir=source)
-        found[name] = overrides
-    yield found
+    (cifar := root / "cifar").mkdir()
+    with cifar_files(cifar):
+        for name, small in SMALL.items():
+            source = cifar
+            if name in WRITERS:
+                (source := root / f"source-{name}").mkdir()
+                WRITERS[name](source)
+            overrides = (*SHRUNK, *small, f"runtime.data_dir={root / 'data'}")
+            recipe = next(recipe for recipe in RECIPES if cells_of(recipe)[0].dataset.name == name)
+            prepare(cells_of(recipe, *overrides)[0].dataset, root / "data", source_dir=source)
+            found[name] = overrides
+    return found
 
 
 @pytest.mark.slow
