@@ -14,11 +14,12 @@ What lies in `track/` is too deep to be found as cells of the challenge.
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -225,9 +226,16 @@ def prepared(
     rows.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=rows.parent) as temporary:
         bundle = read_bundle(track.bundle, Path(temporary) / "rows")
-        # They are there whole or not at all; an earlier call may have put them there.
-        with suppress(OSError):
+        # They are there whole or not at all. An earlier call may have put them there, or an earlier
+        # version, with other cells.
+        ids = {record.cell_id for record in bundle.records}
+        if rows.exists() and {path.name for path in rows.glob("*/*/")} != ids:
+            rows.rename(Path(temporary) / "earlier")
+        try:
             (Path(temporary) / "rows").rename(rows)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
     plug_in = folder / "plug_in"
     with file.on_path(plug_in), entered(file, plug_in) as method:
         # Rows of one label would be put together, and their seeds taken for those of one method.

@@ -49,10 +49,10 @@ AddRegularizer = Callable[[StreamedView], Addends]
 class Decomposed(Regularizer):
     """Alignment of the views plus the mean over views of a regularizer of one view.
 
-    A subclass states the two parts, `alignment_scale` and `regularizer`, for any number of views;
-    time and memory are those of V views, however many pairs they form. One with a cheaper way to
-    the numbers of its regularizer also implements `add_regularizer` and names the forms that it
-    has.
+    A subclass states the two parts for any number of views: the weight of the alignment, as its
+    field `alignment_weight` or by `alignment_scale`, and `regularizer`. Time and memory are those
+    of V views, however many pairs they form. One with a cheaper way to the numbers of its
+    regularizer also implements `add_regularizer` and names the forms that it has.
     """
 
     kind = "decomposed"
@@ -74,8 +74,8 @@ class Decomposed(Regularizer):
         super().__init_subclass__()
         if "terms" in vars(cls):
             raise RegbenchError(
-                f"{cls.__name__}: a Decomposed loss states alignment_scale and regularizer; to "
-                "state terms, derive from Regularizer"
+                f"{cls.__name__}: a Decomposed loss states its alignment_weight and regularizer; "
+                "to state terms, derive from Regularizer"
             )
 
     def alignment_scale(self, q: int) -> float:

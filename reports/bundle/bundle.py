@@ -14,6 +14,7 @@ files and of their SHA-256, so it does not depend on how the file is compressed.
 from __future__ import annotations
 
 import lzma
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Mapping
@@ -161,9 +162,16 @@ def _unpack(path: Path, folder: Path) -> str:
                 left -= member.size
                 _refuse_member(member, found, left)
                 decoder.allowed = member.size + _AROUND_A_FILE
-                archive.extract(member, folder, set_attrs=False, filter="data")
-                found[member.name] = file_sha256(folder / member.name)
+                place = folder / member.name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                content = cast("IO[bytes]", archive.extractfile(member))
+                # Anew, as on some disks two names that differ by case are one file.
+                with place.open("xb") as file:
+                    shutil.copyfileobj(content, file)
+                found[member.name] = file_sha256(place)
                 decoder.allowed = _AROUND_A_FILE
+                # The archive would keep the facts of all its members.
+                archive.members = []  # type: ignore[attr-defined]
         # The decoder compares what it has read with a checksum at the end.
         while decoder.read(_CHUNK_BYTES):
             pass
@@ -173,16 +181,19 @@ def _unpack(path: Path, folder: Path) -> str:
 def _refuse_member(member: tarfile.TarInfo, known: Mapping[str, str], left: int) -> None:
     """Refuse what is no file of a run, or would fill a memory or a disk."""
     name, parts = brief(member.name), member.name.split("/")
+    is_weights = member.name.endswith(".pt")
     # A sparse file takes no room in the archive, however large it is.
     if member.type != tarfile.REGTYPE or member.issparse():
         raise ValueError(f"{name} is no regular file")
+    if set(member.pax_headers) - {"path", "size"}:
+        raise ValueError(f"{name} has headers that no bundle has")
     if len(parts) > 4 or not all(map(is_name, parts)):
         raise ValueError(f"{name} does not belong into a bundle")
     if member.name in known:
         raise ValueError(f"{name} is in it twice")
     if len(known) >= MOST_FILES:
         raise ValueError(f"it holds more than {MOST_FILES:,} files")
-    if left < 0 or member.size < 0 or (member.size > TEXT_BYTES and not name.endswith(".pt")):
+    if left < 0 or member.size < 0 or (member.size > TEXT_BYTES and not is_weights):
         raise ValueError(f"{name} unpacks to {member.size:,} bytes, which are too many")
 
 
@@ -197,9 +208,13 @@ def _read(path: Path, sha256: str, folder: Path) -> Bundle:
     belong: set[Path] = set()
     for sweep in found.sweeps:
         choice = choices.read(sweep / TUNING_CHOICE)
-        belong.add(sweep / TUNING_CHOICE)
         if isinstance(choice, Misfit):
             misfits.append(choice)
+        elif choice is not None:
+            records_beside = [(sweep / entry.chosen / "record.json") for entry in choice.choices]
+            # Of a sweep elsewhere, it would say nothing of the cells beside it.
+            if any(map(Path.exists, records_beside)):
+                belong.add(sweep / TUNING_CHOICE)
     for run in found.runs:
         if run.record is None:
             continue
@@ -210,8 +225,11 @@ def _read(path: Path, sha256: str, folder: Path) -> Bundle:
             continue
         belong |= {run.record, run.path / "config.yaml", *run.evaluations}
         if record.metrics is not None:
-            belong.add(record.place(record.metrics))
-            histories[record.cell_id] = record.place(record.metrics).read_bytes()
+            history = record.place(record.metrics)
+            belong.add(history)
+            if history.stat().st_size > TEXT_BYTES:
+                raise ValueError(f"{history} is too large for a history")
+            histories[record.cell_id] = history.read_bytes()
         if record.checkpoint is not None and record.place(record.checkpoint).exists():
             belong.add(record.place(record.checkpoint))
             weights.add(record.checkpoint.sha256)

@@ -19,7 +19,7 @@ def entered_rows(bundle: Bundle) -> tuple[EnteredRow, ...]:
     """Make the rows of the methods in a bundle that has checked out, as a leaderboard of it
     alone shows them.
     """
-    short = steps_of_searches(bundle.records, bundle.choices.values())
+    short = steps_of_searches(bundle.records, bundle.choices.values(), in_bundle=True)
     records = [record for record in bundle.records if record not in short]
     # Their order decides that of rows with equal scores.
     records.sort(key=lambda r: (r.is_reference, r.label, r.seed, r.cell_id))

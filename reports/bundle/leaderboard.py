@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from tqdm import tqdm
 from regbench.benchmark.rundir.record import Record
 from regbench.errors import RegbenchError
 from regbench.reports import write_records
-from regbench.reports.bundle.bundle import SUFFIX, read_bundle
+from regbench.reports.bundle.bundle import SUFFIX, Bundle, read_bundle
 from regbench.reports.bundle.claims import claim_misfits
 from regbench.reports.bundle.rows_file import ROWS_SUFFIX, bundle_beside, read_entered
 from regbench.reports.find.check import first_of, image_misfits
@@ -55,6 +58,8 @@ def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
     taken: list[Path] = []
     left_out: list[Misfit] = []
     known: list[Record] = []
+    # Cell id -> the record that counts, and the bundle that it is of.
+    counted: dict[str, tuple[Record, Path]] = {}
     with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(temporary):
         # In the order of names, so that the same folder gives the same page.
         paths = sorted(filter(Path.is_file, (*folder.rglob(f"*{SUFFIX}"), *alone)))
@@ -68,13 +73,18 @@ def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
                     _, bundle = read_entered(path, name)
             except RegbenchError as error:
                 left_out.append(Misfit(name, str(error)))
+                shutil.rmtree(name, ignore_errors=True)
                 continue
             misfits = claim_misfits(bundle) or list(image_misfits([*known, *bundle.records]))
             if misfits:
                 left_out.append(Misfit(name, first_of(misfits)))
-            else:
-                taken.append(name)
-                known += bundle.records
+                shutil.rmtree(name)
+                continue
+            taken.append(name)
+            known += bundle.records
+            left_out += _leave_out_known(bundle, name, counted)
+            for weights in name.rglob("*.pt"):
+                weights.unlink()
         if not taken:
             why = f"; the first of {len(left_out)} was refused: {left_out[0]}" if left_out else ""
             raise RegbenchError(f"no bundle in {folder}{why}; make one with `regbench submit`")
@@ -84,3 +94,28 @@ def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
         )
         written = write_records(found, out)
     return Leaderboard(written.page, len(taken), written.skipped)
+
+
+def _leave_out_known(
+    bundle: Bundle, folder: Path, counted: dict[str, tuple[Record, Path]]
+) -> Iterator[Misfit]:
+    """Remove the cells that an earlier bundle has from the folder of a later one.
+
+    Yields:
+        A line for each earlier bundle that has some of them, unless they are copies.
+    """
+    others: Counter[Path] = Counter()
+    for record in bundle.records:
+        first, place = counted.setdefault(record.cell_id, (record, folder))
+        if first is record:
+            continue
+        # A final run has all that the tuning of the same cell has, and more.
+        if first.status == "tuned" and record.status != "tuned":
+            counted[record.cell_id] = (record, folder)
+            continue
+        if first.sha256 != record.sha256:
+            others[place] += 1
+        shutil.rmtree(folder / record.path.parent)
+    for place, number in others.items():
+        cells = "1 cell is" if number == 1 else f"{number} cells are"
+        yield Misfit(folder, f"{cells} in {place} already, of other runs, which count")

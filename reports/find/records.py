@@ -55,10 +55,7 @@ class Records:
         counted, first = "1 file is", str(self.skipped[0])
         if len(self.skipped) > 1:
             counted, first = f"{len(self.skipped)} files are", f"{first} and others"
-        return (
-            f"{counted} not what was written, and left out of the report: {first}; `{self.remedy}` "
-            "tells all"
-        )
+        return f"{counted} left out of the report: {first}; `{self.remedy}` tells all"
 
     @property
     def unfinished(self) -> dict[str, int]:
@@ -118,16 +115,21 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
 
 
 def steps_of_searches(
-    records: Sequence[Record], choices: Iterable[TuningChoice]
+    records: Sequence[Record], choices: Iterable[TuningChoice], *, in_bundle: bool = False
 ) -> dict[Record, None]:
     """Find the steps of searches in bundles: trainings shorter than any that their tuning chose of
     their method.
+
+    Args:
+        records: Good records.
+        choices: Choices of their tunings.
+        in_bundle: Whether their paths are those in a bundle, and not on the disk.
     """
     lengths: dict[tuple[Any, ...], set[int]] = {}
     for choice in choices:
         folder = choice.path.absolute().parent
         # A bundle has neither the plan nor the search's own list, so lengths have to tell.
-        if (folder / "sweep.json").exists():
+        if not in_bundle and (folder / "sweep.json").exists():
             continue
         for entry in choice.choices:
             place = (folder, entry.label, *map(entry.setting.get, _SIZES))

@@ -240,7 +240,7 @@ HOSTILE: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes]], str]] = {
     "a member twice": ([member(), member()], "record.json is in it twice"),
     "a file and a folder of one name": (
         [member("mine/a.json"), member("mine/a.json/b")],
-        "Not a directory",
+        "File exists",
     ),
     "no member": ([], "it holds no record"),
     "no run": ([member("mine/words.txt")], "mine/words.txt does not belong"),
@@ -254,6 +254,7 @@ HOSTILE: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes]], str]] = {
         [member(size=2**40)],
         "record.json unpacks to 1,099,511,627,776 bytes, which are too many",
     ),
+    "headers of its own": ([member(pax_headers={"note": "x"})], "has headers that no bundle has"),
     "a size below zero": ([member(pax_headers={"size": "-5"})], "which are too many"),
     "a name without end": (
         [member(pax_headers={"comment": "x" * 2**20})],
@@ -271,6 +272,21 @@ def test_a_hostile_archive_is_refused_in_a_line(what: str, tmp_path: Path) -> No
     assert "is no bundle as `regbench submit` writes it: " in done.stderr
     assert reason in done.stderr
     assert [*tmp_path.iterdir()] == [hostile]
+
+
+@pytest.mark.parametrize("place", ["other/tuning_choice.json", "tuning_choice.json"])
+def test_a_choice_lies_beside_the_cells_that_it_chose(
+    place: str, honest: Path, tmp_path: Path
+) -> None:
+    members = []
+    with tarfile.open(honest) as archive:
+        for found in archive:
+            content = archive.extractfile(found)
+            assert content is not None
+            name = place if found.name.endswith("tuning_choice.json") else found.name
+            members.append(member(name, content=content.read()))
+    done = run("verify", write_tar(tmp_path / "moved.tar.xz", *members))
+    assert (done.exit_code, f"{place} does not belong" in done.stderr) == (2, True), done.output
 
 
 def test_no_more_is_unpacked_than_is_allowed(

@@ -189,7 +189,7 @@ def test_the_page_stands_alone(site: tuple[WrittenReport, Page]) -> None:
     assert (
         "<dt><code>epochs</code></dt><dd>3</dd>" in text
     )  # of all that are trained, as the untrained are not
-    assert "1 file is not what was written" in page.text
+    assert "1 file is left out of this report" in page.text
     assert "1 cell of quickstart" in page.text
     assert page.tags.count("script") == 3  # the page's own
     assert "<script>alert(1)</script>" in page.text
@@ -301,9 +301,7 @@ def test_what_does_not_fit_is_in_no_table(runs: Path, record: Make) -> None:
     done = CliRunner().invoke(main, ["report", "quickstart", "--runs-dir", str(runs)])
     assert done.exit_code == 0
     (warning,) = done.stderr.splitlines()
-    assert warning.startswith(
-        f"warning: {len(SPOILED)} files are not what was written, and left out of the report: "
-    )
+    assert warning.startswith(f"warning: {len(SPOILED)} files are left out of the report: ")
     assert warning.endswith("`regbench report quickstart --check` tells all")
     assert "80.00*" in done.stdout
     for path in (runs / "quickstart" / "report").iterdir():
@@ -311,7 +309,7 @@ def test_what_does_not_fit_is_in_no_table(runs: Path, record: Make) -> None:
             assert "VICReg" not in path.read_text()
     page = Page((runs / "quickstart" / "report" / "index.html").read_text())
     assert "regbench report quickstart --check tells all" in page.text
-    assert f"{len(SPOILED)} files are not what was written" in page.text
+    assert f"{len(SPOILED)} files are left out of this report" in page.text
     assert f"and {len(SPOILED) - 20} more" in page.text  # they do not fill it
     assert "VICReg" not in page.text
 
@@ -336,7 +334,7 @@ def test_an_evaluation_or_choice_that_does_not_fit_is_left_out_alone(
     assert "VICReg" in shown()
     assert not re.search("81.25|91.25|configurations for each method, chosen by", shown())
     found = read_records(runs)
-    assert "2 files are not what was written" in found.warning
+    assert "2 files are left out of the report" in found.warning
     assert {misfit.path for misfit in found.skipped} == {evaluation, choice}
 
 
