@@ -102,7 +102,7 @@ def _leave_out_known(
     """Remove the cells that an earlier bundle has from the folder of a later one.
 
     Yields:
-        A line for each earlier bundle that has some of them, unless they are copies.
+        A line for each earlier bundle that has other scores of some of them.
     """
     others: Counter[Path] = Counter()
     for record in bundle.records:
@@ -113,9 +113,13 @@ def _leave_out_known(
         if first.status == "tuned" and record.status != "tuned":
             counted[record.cell_id] = (record, folder)
             continue
-        if first.sha256 != record.sha256:
+        if _scores(first) != _scores(record):
             others[place] += 1
         shutil.rmtree(folder / record.path.parent)
     for place, number in others.items():
         cells = "1 cell is" if number == 1 else f"{number} cells are"
-        yield Misfit(folder, f"{cells} in {place} already, of other runs, which count")
+        yield Misfit(folder, f"{cells} in {place} already, with other scores, which count")
+
+
+def _scores(record: Record) -> dict[tuple[str, str], float]:
+    return {(score.name, score.split): score.value for score in record.scores}

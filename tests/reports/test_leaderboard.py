@@ -64,7 +64,7 @@ def test_the_cells_of_all_bundles_are_in_one_report(lab: Path, tmp_path: Path) -
     page = board_of(
         tmp_path,
         "left out: forged.tar.xz: .* more than its top-5",
-        "left out: other/lab-b.tar.xz: 1 cell is in copy.tar.xz already, of other runs, which count",
+        "left out: other/lab-b.tar.xz: 1 cell is in copy.tar.xz already, with other scores, which count",
     )
     rows = {row["method"]: row for row in tables_in(page)["Leaderboard"]}
     assert rows["VICReg"]["knn_top1 (%)"] == "70.00 ± 0.00"
