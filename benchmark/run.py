@@ -267,7 +267,8 @@ def evaluate_directory(
             path, before = directory / "evaluations" / f"{name}.json", choices.entries
             if name not in new or (path.exists() and changed):
                 scores += evaluated(subject, name).scores
-                log.info("%s: shown only, nothing is written", name)
+                if name != SELECTION:
+                    log.info("%s: shown only, nothing is written", name)
                 continue
             if path.exists():  # of an earlier call, which may have been killed after it
                 log.info("%s is there already; remove it to evaluate again", path)

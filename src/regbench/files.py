@@ -293,11 +293,6 @@ def signed(data: Mapping[str, Any]) -> str:
     return json.dumps({**plain, "sha256": digest(plain)}, indent=1, sort_keys=True)
 
 
-def signed_line(data: Mapping[str, Any]) -> str:
-    """Write the data of a signed file, its digest included, in one line."""
-    return _compact(data)
-
-
 def verified(content: bytes) -> dict[str, Any]:
     """Return the data in the content of a file that `signed` made.
 

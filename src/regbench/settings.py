@@ -15,19 +15,20 @@ import marshal
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
-from types import NoneType
+from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
     NoReturn,
     TypeVar,
+    Union,
     cast,
     dataclass_transform,
     get_args,
     get_origin,
 )
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated
 from pydantic_core import ArgsKwargs
 
@@ -135,6 +136,8 @@ def from_answer(cls: type[T], data: object, source: str) -> T:
     """
     if not isinstance(data, Mapping):
         raise RegbenchError(f"{source}: its answer must be a group of values, not {shown(data)}")
+    # pydantic would take them from JSON.
+    _refuse_long(data, f"{source}: ")
     try:
         made: T = adapter(cast("Any", cls)).validate_json(json.dumps(data))
     except ValidationError as error:
@@ -147,13 +150,21 @@ def setting(cls: Any, name: str, data: Any, prefix: str = "") -> Any:
 
     A plug-in or a group is made and checked. Any other value stays: the class checks it.
     """
-    content = None
-    if isinstance(data, dict):
-        with contextlib.suppress(ValueError):  # it holds what is no plain data
-            content = marshal.dumps(data, _NO_REFERENCES)
-    if content is None:
+    if type(data) is not dict or not _is_plain(data):
         return _made(cls, name, data, prefix)
+    content = marshal.dumps(data, _NO_REFERENCES)
     return group_of_settings(cls, name, content, prefix)
+
+
+def _is_plain(data: Any) -> bool:
+    """Return True if data are those of JSON to the last value, which marshal keeps as they are."""
+    kind: Any = type(data)
+    if kind is dict:
+        data = [*data, *data.values()]
+    elif kind is not list and kind is not tuple:
+        return kind in _SCALARS
+    # Most groups hold scalars only, and this is faster than one by one.
+    return _SCALARS.issuperset(map(type, data)) or all(map(_is_plain, data))
 
 
 # Cells of a sweep have most groups in common: without this, 10,000 cells take three seconds longer.
@@ -168,20 +179,40 @@ def _made(cls: Any, name: str, data: Any, prefix: str) -> Any:
     hint, path = hints(cls).get(name), f"{prefix}{name}"
     if plug_in := plug_in_of(hint):
         return plug_in.read(data)
-    _refuse_long(data, path)
+    _refuse_long(data, f"{path}.")
     group = _group_of(hint)
-    if get_origin(hint) is not dict:
-        if group is not None and isinstance(data, Mapping):
-            return from_plain(group, data, f"{path}.")
-        return _as_tuples(data)
     if group is None or not isinstance(data, Mapping):
-        return data
+        return _read(cls, name, data)
+    if get_origin(hint) is not dict:
+        return from_plain(group, data, f"{path}.")
     found = {}
     for key, value in data.items():
-        found[key] = value
+        found[str(key)] = value
         if isinstance(value, Mapping):
-            found[key] = from_plain(group, value, f"{path}.{key}.")
+            found[str(key)] = from_plain(group, value, f"{path}.{key}.")
     return found
+
+
+def _read(cls: Any, name: str, data: Any) -> Any:
+    """Read a value that is neither a plug-in nor a group as pydantic reads it from JSON.
+
+    What cannot be read stays: the class refuses it.
+    """
+    value, reader = _as_tuples(data), _reader(cls, name)
+    if reader is None:  # there is no such setting
+        return value
+    # It takes all but what only JSON gives: paths, sets, members, groups in lists, keys of text.
+    if not _is_plain(data) or not reader.validator.isinstance_python(value):
+        with contextlib.suppress(TypeError, ValueError):  # no data of JSON, or of another type
+            return reader.validate_json(json.dumps(data))
+    return value
+
+
+@functools.cache
+def _reader(cls: Any, name: str) -> TypeAdapter[Any] | None:
+    """Return the reader of a field of a class, if there is one of this name."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    return adapter(hints(cls)[name]) if name in names else None
 
 
 def _as_tuples(value: Any) -> Any:
@@ -211,7 +242,7 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         return {name: turn(getattr(value, name)) for name, turn in _turns(kind)}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
@@ -247,14 +278,20 @@ def defaults(cls: Any) -> dict[str, Any]:
 def _refuse(cls: Any, data: Any, error: ValidationError, prefix: str) -> NoReturn:
     """Raise the first of pydantic's refusals in our words."""
     first = error.errors(include_url=False)[0]
+    if not first["loc"]:  # it is of the whole: the class refuses it, or it is not JSON
+        name, value = prefix.rstrip(". :") or cls.__name__, brief(shown(plain(data)))
+        words = " ".join(str(first.get("ctx", {}).get("error", "")).split())
+        raise RegbenchError(f"{name}={value} {words or 'must be a group of settings'}") from error
     part, *inner = map(str, first["loc"])
     path = f"{prefix}{part}"
     if first["type"] == "unexpected_keyword_argument":
+        if inner:
+            raise RegbenchError(f"{path}: unexpected {brief(inner[-1])}") from error
         names = [f"{prefix}{field.name}" for field in dataclasses.fields(cls)]
         raise RegbenchError(unknown("setting", path, names)) from error
     if part not in data:
         raise RegbenchError(f"the setting {path} is missing") from error
-    hint, value = hints(cls)[part], data[part]
+    hint, value = hints(cls)[part], plain(data[part])
     if get_origin(hint) is dict and isinstance(value, Mapping) and inner and inner[0] in value:
         hint, value, path = get_args(hint)[1], value[inner[0]], f"{path}.{inner[0]}"
     if first["type"] == "value_error":  # a validator of ours has worded it
@@ -269,7 +306,10 @@ def _group_of(hint: Any) -> Any:
     """Return the class of settings of a group, which may be optional or one of a dictionary's; None
     for other annotations.
     """
-    for arm in (hint, *get_args(hint)):
+    arms = (hint,)
+    if get_origin(hint) in (dict, Union, UnionType):
+        arms = get_args(hint)
+    for arm in arms:
         if isinstance(arm, type) and is_dataclass(arm):
             return arm
     return None

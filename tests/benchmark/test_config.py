@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import enum
 import functools
 import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -23,6 +25,7 @@ from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.settings.architecture import needed_settings
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.compose import Composer
 from regbench.benchmark.settings.preset_tree import config_folder
 from regbench.benchmark.settings.presets import sweep_names
 from regbench.benchmark.settings.runtime import STAGES
@@ -30,6 +33,7 @@ from regbench.benchmark.settings.stored import load_config
 from regbench.benchmark.settings.sweep import load_grid, load_run, load_sweep
 from regbench.benchmark.training.optimizers.lars import LARSConfig
 from regbench.datasets.sources.imagefolder import ImageFolder
+from regbench.settings import from_answer, from_plain, settings
 
 
 @functools.cache
@@ -346,6 +350,10 @@ REFUSALS = {
     "seed=": "seed='' must be a whole number",
     "seed=99999999999999999999": "seed=99999999999999999999 must be below 9223372036854775808, to fit "
     "into 64 bits",
+    "dataset.train_per_class=99999999999999999999": "dataset.train_per_class=99999999999999999999 "
+    "must be below",
+    "cluster.extra={a: 99999999999999999999}": "cluster.extra.a=99999999999999999999 must be below",
+    "augmentation.views={1:{count: 2.5}}": "augmentation.views.1.count=2.5 must be a whole number",
     "evaluation.knn.k=9223372036854775808": "evaluation.knn.k=9223372036854775808 must "
     "be below 9223372036854775808",
     "seed=0,1": "the overrides give 2 cells; for a grid use: regbench sweep",
@@ -448,6 +456,81 @@ def test_refusals_say_in_one_line_what_is_wanted() -> None:
         ),
     ):
         assert message in refusal(*several.split())
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@settings
+class Member:
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise ValueError("size must not be\nnegative")
+
+
+@settings
+class Varied:
+    """Fields of every kind that a plug-in may have."""
+
+    scale: float = 1.0
+    powers: list[float] = field(default_factory=list)
+    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    members: tuple[Member, ...] = ()
+    names: frozenset[str] = frozenset()
+    path: Path | None = None
+    colour: Colour = Colour.RED
+    member: Member | None = None
+    table: ClassVar[dict[str, int]] = {}
+
+
+def test_settings_of_every_type_are_made_of_plain_data() -> None:
+    values: dict[str, tuple[Any, Any]] = {
+        "scale": (np.float64(0.3), 0.3),
+        "powers": ([1.0, 2.0], [1.0, 2.0]),
+        "sizes": ({1: [1, 2]}, {"1": (1, 2)}),
+        "members": ([{"size": 2}], (Member(size=2),)),
+        "names": (["a", "b"], frozenset("ab")),
+        "path": ("/a", Path("/a")),
+        "colour": ("red", Colour.RED),
+        "member": ({"size": 2}, Member(size=2)),
+    }
+    for name, (data, expected) in values.items():
+        for given in (data, expected):
+            made = getattr(from_plain(Varied, {name: given}), name)
+            assert (made, type(made)) == (expected, type(expected)), name
+    composed = Composer(prepared=False).compose(["cluster.extra={1: 2}"])
+    assert composed.cluster.extra == {"1": 2}
+
+
+def test_refusals_of_classes_and_answers_are_one_line() -> None:
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"member": {"size": -1}}, "p.member={size: -1} size must not be negative"),
+        ({"powers": [1, "x"]}, "p.powers=[1,x] must be "),
+        ({"members": {"size": 1}}, "p.members={size: 1} must be a list of "),
+        ({"table": {}}, "unknown setting 'p.table'"),
+    )
+    for data, message in refused:
+        with pytest.raises(RegbenchError, match=f"^{re.escape(message)}"):
+            from_plain(Varied, data, "p.")
+    with pytest.raises(RegbenchError, match=r"^Member=\{size: -1\} size must not be negative$"):
+        Member(size=-1)
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
+    answers: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"scale": "\ud800"}, r"own=\{scale: \\ud800\} "),
+        ({"powers": deep}, r"own=\{powers: \[+…"),
+        ({"scale": 2**64}, f"own: scale={2**64} must be below"),
+        ({"member": {"size": 1, "extra": 2}}, "own: member: unexpected extra$"),
+        ({"extra": 2}, "unknown setting 'own: extra'"),
+    )
+    for data, pattern in answers:
+        with pytest.raises(RegbenchError, match=f"^{pattern}") as caught:
+            from_answer(Varied, data, "own")
+        assert "\n" not in str(caught.value)
 
 
 def numbers(cell: Cell) -> list[tuple[tuple[str, ...], Any]]:

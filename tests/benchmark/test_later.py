@@ -134,6 +134,7 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
     folder = finished / "evaluations"
     assert {path.name for path in folder.iterdir()} == {"voc07.json", "measures.json"}
     assert "knn: shown only, nothing is written" in caplog.text
+    assert "selection" not in caplog.text
     assert f"voc07: written to {folder / 'voc07.json'}" in caplog.text
     for protocol in ("voc07", "measures"):
         found = LaterEvaluation.read(folder / f"{protocol}.json")
