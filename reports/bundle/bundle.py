@@ -210,11 +210,9 @@ def _read(path: Path, sha256: str, folder: Path) -> Bundle:
         choice = choices.read(sweep / TUNING_CHOICE)
         if isinstance(choice, Misfit):
             misfits.append(choice)
-        elif choice is not None:
-            records_beside = [(sweep / entry.chosen / "record.json") for entry in choice.choices]
-            # Of a sweep elsewhere, it would say nothing of the cells beside it.
-            if any(map(Path.exists, records_beside)):
-                belong.add(sweep / TUNING_CHOICE)
+        # Of a sweep elsewhere, it would say nothing of the cells beside it.
+        elif choice and any((sweep / entry.chosen).is_dir() for entry in choice.choices):
+            belong.add(sweep / TUNING_CHOICE)
     for run in found.runs:
         if run.record is None:
             continue

@@ -289,6 +289,14 @@ def test_a_choice_lies_beside_the_cells_that_it_chose(
     assert (done.exit_code, f"{place} does not belong" in done.stderr) == (2, True), done.output
 
 
+def test_a_choice_may_stand_beside_cells_that_were_only_tuned(honest: Path, tmp_path: Path) -> None:
+    parts = Parts(honest)
+    for record in parts.final:
+        record["status"] = "tuned"
+    done = run("verify", parts.write(tmp_path / "tuned.tar.xz"))
+    assert "does not belong" not in done.output, done.output
+
+
 def test_no_more_is_unpacked_than_is_allowed(
     honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
