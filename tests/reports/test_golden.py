@@ -404,18 +404,16 @@ def test_a_report_is_the_one_that_was_read(
     recorder: Callable[[Path], Make],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    golden: Callable[[str, str], None],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     CASES[name](recorder(RUNS))
     written = write_report(RUNS, Path("report"))
-    text, path = written.leaderboard + "\n", GOLDEN / f"{name}.txt"
+    text = written.leaderboard + "\n"
     # All that is told of pairs is in the notes.
     if name != "pairs":
         text = whole_text(written.page.parent, written.leaderboard)
-    if request.config.getoption("--update-golden"):
-        path.write_text(text)
-    assert text == path.read_text()
+    golden(f"{name}.txt", text)
 
 
 def test_golden_files_are_those_of_the_cases() -> None:
