@@ -1,24 +1,228 @@
 """Trivial baselines: representations that nothing was trained for, which a method has to beat.
 
 A task on which no method beats them measures no representation learning.
+
+Shapes: N = images, D = base features, K = chosen features, C = channels, S = side of an image,
+P = random patches, F = values of a patch, L = places of a patch in an image.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regbench.benchmark.evaluate.base import Evaluation
 from regbench.benchmark.evaluate.features import Encoder, Features
 from regbench.benchmark.evaluate.knn import KNN
+from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.evaluate.subject import Subject
 
 COMPONENTS = (16, 32, 64, 128, 256)
 """Numbers of principal components that the selection split chooses from."""
 
+PATCHES = (200, 400, 800)
+"""Numbers of random patches that it chooses from."""
+
+_PATCH_PX = 6
+# Added to a patch's variance and to the eigenvalues of the whitening, in units of the normalised
+# pixels: what is flatter than this is noise.
+_CONTRAST_FLOOR = 0.01
+_WHITENING_FLOOR = 0.1
+_WHITENED_PATCHES = 100_000
+# Distances of this many images at a time take 75 MB at 32 px.
+_IMAGES_AT_A_TIME = 32
+
 
 def pixels(channels: int, image_size: int) -> Encoder:
     """Return the images themselves as a representation."""
     return Encoder(nn.Flatten(), channels * image_size**2)
+
+
+def untrained(subject: Subject, baseline: str) -> Subject:
+    """Return a subject whose encoder is a trivial baseline's.
+
+    Args:
+        subject: The images, with their pixels as the representation.
+        baseline: "raw_pixels"; "pca", their whitened principal components, whose number is chosen
+            by kNN; "hog", histograms of oriented gradients (Dalal and Triggs, CVPR 2005), as they
+            are or whitened; "random_patches", similarities to whitened patches of training images,
+            pooled in quadrants (Coates, Lee and Ng, AISTATS 2011; with random patches: Coates and
+            Ng, ICML 2011), of which the number is chosen, or whitened. The choice of the last two
+            is made for each way to read them out: a strong baseline has both.
+    """
+    if baseline == "raw_pixels":
+        return subject
+    if baseline == "pca":
+        return subject.of(chosen_pca(subject))
+    if baseline == "hog":
+        base = _hog(subject)
+        forms = _Forms(base, baseline, ())
+    else:
+        base = _random_patches(subject)
+        forms = _Forms(base, baseline, PATCHES)
+    base.form_for = forms.chosen_for
+    return base
+
+
+class _Forms:
+    """The forms of a baseline's features, of which the selection split chooses one for kNN and one
+    for all that is linear.
+    """
+
+    def __init__(self, base: Subject, name: str, sizes: Sequence[int]) -> None:
+        """Take the features `base`, of which a part can be had: the first `sizes`, in patches."""
+        self._base, self._name, self._sizes = base, name, sizes
+        self._candidates: dict[str, Subject] = {}
+        self._chosen: dict[str, Subject] = {}
+
+    def chosen_for(self, evaluation: str) -> Subject:
+        """Return the form that an evaluation sees; the choice is made once and written down."""
+        by = "knn" if evaluation == "knn" else "probe"
+        if by not in self._chosen:
+            self._chosen[by] = self._choice(by)
+        return self._chosen[by]
+
+    def _choice(self, by: str) -> Subject:
+        candidates = self._candidates = self._candidates or self._made()
+        what = f"{self._name}_for_{by}"
+        noted = self._base.choices.entries.get(what)
+        if noted is not None:  # by an attempt before this one
+            self._base.note(what, **noted)
+            return candidates[noted["chosen"]]
+        judge: Evaluation = KNN()
+        if by == "probe":
+            judge = self._base.config.evaluations.get("probe", LinearProbe())
+        top1 = {}
+        for label, subject in candidates.items():
+            for score in judge.select(by, subject)[:1]:
+                top1[label] = score.value
+        # Without a split to choose on, the first: all features as they are.
+        chosen = max(top1 or candidates, key=lambda label: top1.get(label, 0))
+        selected_on = self._base.task.select_on if top1 else "given"
+        self._base.note(what, selected_on=selected_on, chosen=chosen, candidates=top1)
+        return candidates[chosen]
+
+    def _made(self) -> dict[str, Subject]:
+        """Return the candidates: all features, the first of them, and whitened components of
+        all.
+        """
+        base, dim = self._base, self._base.encoder.dim
+        candidates = {"all features": base.projected(nn.Identity(), dim)}
+        for size in self._sizes[:-1]:
+            first = dim // self._sizes[-1] * size
+            candidates[f"{size} patches"] = base.projected(_First(first), first)
+        largest = _fitted(base.features("train", KNN().interpolation), COMPONENTS[-1])
+        for components in COMPONENTS:
+            if components <= len(largest.weight_KD):
+                label = f"{components} whitened components"
+                candidates[label] = base.projected(largest.first(components), components)
+        return candidates
+
+
+def _hog(subject: Subject) -> Subject:
+    """Return the subject under histograms of oriented gradients."""
+    side = subject.dataset.image_size
+    # Eight cells along a side, as 4 px make of 32 px.
+    module = _Hog(cell_px=max(side // 8, 2))
+    blank = torch.zeros(1, subject.dataset.input_channels, side, side)
+    return subject.of(Encoder(module, module(blank).shape[1]))
+
+
+class _Hog(nn.Module):
+    """Histograms of oriented gradients of each image, by scikit-image."""
+
+    def __init__(self, cell_px: int) -> None:
+        super().__init__()
+        self._cell_px = cell_px
+
+    def forward(self, x_NCHW: Tensor) -> Tensor:
+        # Scikit-image takes long to import, and few runs need it.
+        from skimage.feature import hog
+
+        cell = (self._cell_px, self._cell_px)
+        found = []
+        for image_HWC in x_NCHW.permute(0, 2, 3, 1).cpu().numpy():
+            # Of the channels of a pixel, the one with the steepest gradient counts.
+            found.append(hog(image_HWC, 9, cell, cells_per_block=(2, 2), channel_axis=-1))
+        return torch.from_numpy(np.stack(found)).to(x_NCHW)
+
+
+def _random_patches(subject: Subject) -> Subject:
+    """Return the subject under similarities to patches of its training images, drawn by its
+    seed.
+    """
+    side, channels = subject.dataset.image_size, subject.dataset.input_channels
+    x_ND = subject.features("train", KNN().interpolation).x_ND.cpu()
+    x_NCSS = x_ND.unflatten(1, (channels, side, side)).numpy()
+    patch_px = min(_PATCH_PX, side)
+    random = np.random.default_rng(subject.seed)
+    images = random.integers(len(x_NCSS), size=_WHITENED_PATCHES)
+    corners = random.integers(side - patch_px + 1, size=(2, _WHITENED_PATCHES))
+    windows = np.lib.stride_tricks.sliding_window_view(x_NCSS, (patch_px, patch_px), axis=(2, 3))
+    drawn = windows[images, :, corners[0], corners[1]].reshape(_WHITENED_PATCHES, -1)
+    module = _Patches(torch.from_numpy(drawn), PATCHES[-1], patch_px, max(side // 32, 1))
+    return subject.of(Encoder(module.to(subject.compute.device), 4 * PATCHES[-1]))
+
+
+class _Patches(nn.Module):
+    """A layer of whitened patches with triangle activations, pooled in quadrants.
+
+    Coates, Lee and Ng, AISTATS 2011, section 3; the patches are drawn in place of learned.
+    """
+
+    mean_F: Tensor
+    whitening_FF: Tensor
+    patch_PF: Tensor
+
+    def __init__(self, drawn_NF: Tensor, patches: int, patch_px: int, stride_px: int) -> None:
+        super().__init__()
+        self._patch_px, self._stride_px = patch_px, stride_px
+        level_NF = _level(drawn_NF.double())
+        mean_F = level_NF.mean(dim=0)
+        eigenvalues_F, vectors_FF = torch.linalg.eigh(level_NF.T.cov())
+        whitening_FF = vectors_FF / (eigenvalues_F + _WHITENING_FLOOR).sqrt() @ vectors_FF.T
+        patch_PF = (level_NF[:patches] - mean_F) @ whitening_FF
+        self.register_buffer("mean_F", mean_F.float())
+        self.register_buffer("whitening_FF", whitening_FF.float())
+        self.register_buffer("patch_PF", patch_PF.float())
+
+    def forward(self, x_NCHW: Tensor) -> Tensor:
+        found = []
+        for x_BCHW in x_NCHW.split(_IMAGES_AT_A_TIME):
+            columns_BFL = F.unfold(x_BCHW, self._patch_px, stride=self._stride_px)
+            white_BLF = (_level(columns_BFL.mT) - self.mean_F) @ self.whitening_FF
+            distance_BLP = torch.cdist(white_BLF, self.patch_PF.expand(len(x_BCHW), -1, -1))
+            active_BLP = (distance_BLP.mean(dim=2, keepdim=True) - distance_BLP).relu()
+            side = math.isqrt(active_BLP.shape[1])
+            quadrants = F.adaptive_avg_pool2d(active_BLP.mT.unflatten(2, (side, side)), 2)
+            # The features of a patch lie together, so that the first patches can be taken.
+            found.append(quadrants.flatten(1))
+        return torch.cat(found)
+
+
+def _level(patches_NF: Tensor) -> Tensor:
+    """Give each patch mean 0 and, unless it is flat, deviation 1."""
+    centred_NF = patches_NF - patches_NF.mean(dim=-1, keepdim=True)
+    return centred_NF / (centred_NF.square().mean(dim=-1, keepdim=True) + _CONTRAST_FLOOR).sqrt()
+
+
+class _First(nn.Module):
+    """Takes the first features."""
+
+    count: Tensor
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        # A buffer, by which a kept state of an evaluation knows its features.
+        self.register_buffer("count", torch.tensor(count))
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        return x_ND[:, : int(self.count)]
 
 
 def chosen_pca(subject: Subject) -> Encoder:

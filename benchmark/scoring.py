@@ -86,7 +86,9 @@ def subject_of(
         cell.seed,
         embedder,
     )
-    return subject.of(baselines.chosen_pca(subject)) if cell.baseline == "pca" else subject
+    if encoder is network or cell.baseline is None or cell.is_supervised:
+        return subject
+    return baselines.untrained(subject, cell.baseline)
 
 
 def evaluated(subject: Subject, name: str) -> Evaluated:

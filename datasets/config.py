@@ -284,7 +284,8 @@ def decisive(dataset: Mapping[str, Any]) -> dict[str, Any]:
         source_settings.pop(name, None)
     found = {**dataset, "source": source_settings}
     # Cells from before there were these settings keep their ids.
-    for group, name in ((found, "shared_bits"), (source_settings, "levels")):
-        if not group.get(name):
-            group.pop(name, None)
+    for group, names in ((found, ("shared_bits",)), (source_settings, ("levels", "backgrounds"))):
+        for name in names:
+            if not group.get(name):
+                group.pop(name, None)
     return found

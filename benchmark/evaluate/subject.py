@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from regbench.benchmark.evaluate.base import Scores, Task
 from regbench.benchmark.evaluate.features import Encoder, Features, Images
@@ -43,6 +43,8 @@ class Subject:
         seed: Seed of all random numbers that evaluations draw.
         embedder: Function from images to embeddings; None where there is no projector, as with raw
             pixels.
+        form_for: Function from the name of an evaluation to the subject that it sees in the place
+            of this one; None: each sees this one.
         backend: Loader that read the images ("ffcv" or "torchvision"), once some were
             read.
     """
@@ -55,7 +57,9 @@ class Subject:
     choices: Choices
     seed: int
     embedder: Encoder | None = None
+    form_for: Callable[[str], Subject] | None = None
     backend: str = field(init=False)
+    _projected_from: tuple[Subject, nn.Module] | None = field(init=False, default=None)
     _kept: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,6 +97,15 @@ class Subject:
         other._kept = {}  # features of this encoder are none of the other's
         return other
 
+    def projected(self, projection: nn.Module, dim: int) -> Subject:
+        """Return the same images and choices with a projection to `dim` features after the encoder.
+
+        It projects the features of this subject, which are computed once for all projections.
+        """
+        other = self.of(Encoder(nn.Sequential(self.encoder.module, projection), dim))
+        other._projected_from = (self, projection)
+        return other
+
     def select(self) -> Scores:
         """Return what hyperparameters are chosen by, if there is a split to choose on.
 
@@ -108,7 +121,7 @@ class Subject:
             return []
         scores, firsts = [], []
         for name in names:
-            found = self.config[name].select(name, self)
+            found = self.config[name].select(name, self._seen_by(name))
             scores += found
             firsts.append(found[0])
         if len(names) > 1:
@@ -119,7 +132,13 @@ class Subject:
         """Return the scores of one evaluation, on the test split and on the one that it chose
         on.
         """
-        return self.config[name].run(name, self)
+        seen = self._seen_by(name)
+        scores = self.config[name].run(name, seen)
+        self.backend = seen.backend
+        return scores
+
+    def _seen_by(self, name: str) -> Subject:
+        return self.form_for(name) if self.form_for else self
 
     def images(self, dataset: DatasetConfig | None = None) -> Images:
         """Return the images of a data set; None: the cell's own."""
@@ -136,7 +155,12 @@ class Subject:
         if dataset:  # a single evaluation looks at it, and its features may fill the memory
             return self._extract(self.images(dataset), split, interpolation)
         key = f"features of {split}, {interpolation}"
-        return self.once(key, lambda: self._extract(self.images(), split, interpolation))
+        if self._projected_from is None:
+            return self.once(key, lambda: self._extract(self.images(), split, interpolation))
+        base, projection = self._projected_from
+        found = base.features(split, interpolation)
+        self.backend = base.backend
+        return self.once(key, lambda: Features(projection(found.x_ND), found.y_N))
 
     def views(self, split: str, *, images: int, views: int) -> Tensor:
         """Return the representations (n, views, d) of augmented views of images of a split."""

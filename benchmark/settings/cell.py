@@ -26,6 +26,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 BASELINES = {
     "raw_pixels": "raw pixels",
     "pca": "PCA of pixels",
+    "hog": "HOG",
+    "random_patches": "random patches",
     "supervised": "supervised",
     "supcon": "SupCon",
 }
@@ -168,8 +170,10 @@ class Cell:
         network: Backbone and projector, and what else may keep them from collapsing.
         optimizer: The optimizer and its schedule.
         evaluation: Measurements of the representation, and their settings.
-        baseline: Baseline in the place of a method: "raw_pixels" and "pca" (their whitened
-            principal components) are evaluated in place of the network; "supervised" trains the
+        baseline: Baseline in the place of a method: "raw_pixels", "pca" (their whitened principal
+            components), "hog" (histograms of oriented gradients) and "random_patches" (similarities
+            to patches of training images) are evaluated in place of the network, and nothing is
+            trained for them; "supervised" trains the
             backbone and one linear layer by cross-entropy with the labels, "supcon" the network by
             the supervised contrastive loss; null: a method.
     """
@@ -190,7 +194,9 @@ class Cell:
     evaluation: Annotated[EvaluationConfig, PlugIn(_read_evaluation, _plain_evaluation)] = field(
         default_factory=lambda: _read_evaluation({})
     )
-    baseline: Literal["raw_pixels", "pca", "supervised", "supcon"] | None = None
+    baseline: (
+        Literal["raw_pixels", "pca", "hog", "random_patches", "supervised", "supcon"] | None
+    ) = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that do not fit each other."""
@@ -198,7 +204,7 @@ class Cell:
             raise RegbenchError(
                 f"micro_batch_size={self.micro_batch_size} must divide batch_size={self.batch_size}"
             )
-        if self.baseline in ("raw_pixels", "pca") and self.epochs:
+        if self.baseline is not None and not self.is_supervised and self.epochs:
             raise RegbenchError(f"baseline={self.baseline} is not trained; set epochs=0 with it")
         if self.is_supervised and not self.epochs:
             raise RegbenchError(

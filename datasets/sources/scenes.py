@@ -41,7 +41,7 @@ from regbench.datasets.sources.scene_pixels import (
     to_levels,
 )
 from regbench.errors import RegbenchError
-from regbench.settings import AtLeastOne, NonNegative, settings
+from regbench.settings import AtLeastOne, AtLeastZero, NonNegative, settings
 from regbench.wording import shown
 
 # A block of this size keeps all its arrays below 100 MB at 96 px.
@@ -77,6 +77,8 @@ class Scenes(Source):
         test_images: Number of test scenes.
         patterns: Number of patterns; a class is a garment in one pattern.
         distractors: Largest number of pieces of other garments that lie about in a scene.
+        backgrounds: Number of backgrounds that scenes share, so that only the garment tells two of
+            them apart; 0: each scene has its own.
         imbalance: Exponent a of the class frequencies in training: class c has a share that is
             proportional to (c + 1)^-a. Tuning and test stay balanced.
         scene_seed: Seed of all random numbers.
@@ -90,6 +92,7 @@ class Scenes(Source):
     test_images: AtLeastOne = 3000
     patterns: Annotated[int, Field(ge=1, le=len(PATTERNS))] = 1
     distractors: Annotated[int, Field(ge=0, le=8)] = 0
+    backgrounds: AtLeastZero = 0
     imbalance: NonNegative = 0.0
     scene_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
@@ -176,6 +179,14 @@ def _drawn(seed: int, split: str, count: int, distractors: int) -> Floats:
     return np.stack([_random(seed, split, scene).random(numbers) for scene in range(count)])
 
 
+def _shared(source: Scenes, split: str, count: int) -> npt.NDArray[np.intp]:
+    """Draw which of the shared backgrounds each scene has."""
+    drawn = np.empty(count)
+    for scene in range(count):
+        drawn[scene] = _random(source.scene_seed, split, scene, stream=2).random()
+    return (drawn * source.backgrounds).astype(np.intp)
+
+
 @dataclass(frozen=True)
 class _Foreground:
     """The foreground images of a split.
@@ -218,8 +229,14 @@ class _Scenes:
         self.y = 0.2 + 0.6 * drawn[:, 2]
         self.scale = 0.6 + 0.4 * drawn[:, 3]
         self.angle_deg = 40 * drawn[:, 4] - 20
-        self.background_hue = drawn[:, 5]
-        self.grain = 1 + 5 * drawn[:, 6]
+        # A background is that of a scene, by its split and number.
+        self.behind_split, self.behind, self.behind_drawn = split, np.arange(len(labels)), drawn
+        if source.backgrounds:
+            self.behind_split, self.behind = "train", _shared(source, split, len(labels))
+            first = _drawn(source.scene_seed, "train", source.backgrounds, 0)
+            self.behind_drawn = first[self.behind]
+        self.background_hue = self.behind_drawn[:, 5]
+        self.grain = 1 + 5 * self.behind_drawn[:, 6]
         self.pieces = (drawn[:, 7] * (source.distractors + 1)).astype(np.int64)
 
     def factors(self) -> dict[str, npt.NDArray[np.generic]]:
@@ -266,7 +283,7 @@ class _Scenes:
 
     def _background(self, scenes: npt.NDArray[np.intp]) -> Floats:
         """Return two colours that two gratings mix, (N, S, S, 3)."""
-        drawn = self.drawn[scenes]
+        drawn = self.behind_drawn[scenes]
         x_SS, y_SS = self._grid()
         mix_NSS = np.full((len(scenes), *x_SS.shape), 0.5)
         for direction, phase in ((10, 11), (12, 13)):
@@ -293,8 +310,9 @@ class _Scenes:
         """
         side = self.source.size_px
         white_NSS = np.empty((len(scenes), side, side))
-        for row, scene in enumerate(scenes):
-            generator = _random(self.source.scene_seed, self.split, int(scene), stream=1)
+        seed = self.source.scene_seed
+        for row, number in enumerate(self.behind[scenes]):
+            generator = _random(seed, self.behind_split, int(number), stream=1)
             generator.standard_normal(out=white_NSS[row])
         return pink(white_NSS)
 

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from skimage.feature import hog
 
 from regbench import RegbenchError
-from regbench.benchmark.baselines import COMPONENTS, chosen_pca
+from regbench.benchmark.baselines import COMPONENTS, chosen_pca, untrained
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.factors import FactorProbes
-from regbench.benchmark.evaluate.features import Encoder, Features
+from regbench.benchmark.evaluate.features import Encoder, Features, Images
 from regbench.benchmark.evaluate.knn import KNN, accuracies, weighted_knn
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.machine.compute import resolve
@@ -44,6 +45,8 @@ SCENES = (
     *("augmentation=small_color", "network=resnet_mini", "embedding_dim=16", "epochs=0"),
     *("evaluation.protocols=[knn]", "runtime.loader=torchvision", "runtime.device=cpu"),
 )
+
+WHITENED = {f"{components} whitened components" for components in COMPONENTS}
 
 
 @pytest.fixture(scope="module")
@@ -142,9 +145,134 @@ def test_an_attempt_after_a_kill_does_not_choose_components_again(
     assert again.choices.path.exists(), "the test split opens for choices of its own attempt"
 
 
-def test_a_baseline_is_not_trained() -> None:
-    with pytest.raises(RegbenchError, match="baseline=pca is not trained; set epochs=0 with it"):
-        load_run([*SCENES, "baseline=pca", "epochs=5"])
+@pytest.mark.parametrize(
+    ("baseline", "candidates"),
+    [
+        ("hog", {"all features", *WHITENED}),
+        ("random_patches", {"all features", "200 patches", "400 patches", *WHITENED}),
+    ],
+)
+def test_the_form_of_untrained_features_is_chosen_for_each_read_out(
+    baseline: str, candidates: set[str], run: Callable[..., Record]
+) -> None:
+    record = run(
+        f"baseline={baseline}",
+        "evaluation.protocols=[knn,probe]",
+        "evaluation.probe.epochs=3",
+        "evaluation.probe.learning_rates=[0.02,0.5]",
+    )
+    for by, score in (("knn", "knn_top1"), ("probe", "linear_top1")):
+        noted = record.choice[f"{baseline}_for_{by}"]
+        assert noted["selected_on"] == "tuning"
+        assert {*noted["candidates"]} == candidates
+        assert len({*noted["candidates"].values()}) > 1
+        best = max(noted["candidates"].values())
+        assert noted["candidates"][noted["chosen"]] == best == record.score(score, "tuning")
+        assert record.score(score, "test") is not None
+
+
+def test_histograms_of_gradients_are_those_of_scikit_image(subject: Subject) -> None:
+    base = untrained(subject, "hog")
+    x_NCHW = torch.randn(3, 3, 28, 28)
+    expected = []
+    for image in x_NCHW.permute(0, 2, 3, 1).numpy():
+        expected.append(hog(image, 9, (3, 3), (2, 2), channel_axis=2))
+    torch.testing.assert_close(
+        base.encoder.module(x_NCHW), torch.from_numpy(np.stack(expected)).float()
+    )
+    assert base.encoder.dim == len(expected[0])
+
+
+def test_a_patch_counts_where_it_is_nearer_than_patches_are_on_average(subject: Subject) -> None:
+    """The formulas of Coates, Lee and Ng (2011), place by place."""
+    module: Any = untrained(subject, "random_patches").encoder.module
+    mean_F, whitening_FF, patch_PF = module.mean_F, module.whitening_FF, module.patch_PF
+    x_CHW = torch.randn(3, 28, 28)
+    sums_2P2 = torch.zeros(2, len(patch_PF), 2)
+    # 23 places along a side: the quadrants share the one in the middle.
+    halves = ((0, range(12)), (1, range(11, 23)))
+    for row, tops in halves:
+        for column, lefts in halves:
+            for top in tops:
+                for left in lefts:
+                    patch_F = x_CHW[:, top : top + 6, left : left + 6].flatten()
+                    patch_F = (patch_F - patch_F.mean()) / (patch_F.var(correction=0) + 0.01).sqrt()
+                    distance_P = ((patch_F - mean_F) @ whitening_FF - patch_PF).norm(dim=1)
+                    sums_2P2[row, :, column] += (distance_P.mean() - distance_P).clamp(min=0)
+    found_P22 = module(x_CHW[None]).unflatten(1, (len(patch_PF), 2, 2))[0]
+    torch.testing.assert_close(found_P22, (sums_2P2 / 12**2).transpose(0, 1), rtol=1e-3, atol=1e-4)
+
+
+def test_patches_are_of_training_images_and_drawn_by_the_seed(subject: Subject) -> None:
+    first: Any = untrained(subject, "random_patches").encoder.module
+    same: Any = untrained(subject, "random_patches").encoder.module
+    other: Any = untrained(replace(subject, seed=1), "random_patches").encoder.module
+    assert torch.equal(first.patch_PF, same.patch_PF)
+    assert not torch.equal(first.patch_PF, other.patch_PF)
+    # White noise of 108 dimensions has a largest variance of 1.9 among 800 draws; patches that are
+    # not whitened have 30.
+    assert torch.linalg.eigvalsh(first.patch_PF.T.cov())[-1] < 2
+    x_NCHW = raw("train").x_ND.unflatten(1, (3, 28, 28))
+    patches_NFL = F.unfold(x_NCHW, 6)
+    level_NLF = patches_NFL.mT - patches_NFL.mT.mean(dim=2, keepdim=True)
+    level_NLF /= (level_NLF.square().mean(dim=2, keepdim=True) + 0.01).sqrt()
+    white_NLF = (level_NLF - first.mean_F) @ first.whitening_FF
+    nearest = torch.cdist(first.patch_PF[:5][None], white_NLF.flatten(0, 1)[None]).min()
+    assert nearest < 1e-2
+
+
+@pytest.mark.parametrize("baseline", ["hog", "random_patches"])
+def test_an_attempt_after_a_kill_keeps_the_form_that_was_chosen(
+    baseline: str,
+    subject: Subject,
+    tmp_path: Path,
+    claimed: Callable[[Path], Attempt],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = untrained(subject, baseline).select()
+    again = replace(subject, choices=Choices(claimed(tmp_path)))
+    called, select = [], KNN.select
+
+    def counted(*given: Any) -> Any:
+        called.append(given)
+        return select(*given)
+
+    monkeypatch.setattr(KNN, "select", counted)
+    assert untrained(again, baseline).select() == first
+    assert len(called) == 1, "each candidate was looked at again"
+    assert again.choices.entries == subject.choices.entries
+
+
+def test_without_a_split_to_choose_on_all_features_are_taken_as_they_are(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KNN, "select", lambda *_: [])
+    untrained(subject, "hog").run("knn")
+    noted = subject.choices.entries["hog_for_knn"]
+    assert (noted["chosen"], noted["selected_on"]) == ("all features", "given")
+
+
+def test_base_features_are_computed_once_for_all_their_forms(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[str] = []
+    features = Images.features
+
+    def counted(images: Images, encoder: Encoder, split: str, *rest: Any) -> Any:
+        passes.append(split)
+        return features(images, encoder, split, *rest)
+
+    monkeypatch.setattr(Images, "features", counted)
+    untrained(subject, "hog").run("knn")
+    assert sorted(passes) == ["test", "train", "tuning"]
+
+
+@pytest.mark.parametrize("baseline", ["raw_pixels", "pca", "hog", "random_patches"])
+def test_a_baseline_is_not_trained(baseline: str) -> None:
+    with pytest.raises(
+        RegbenchError, match=f"baseline={baseline} is not trained; set epochs=0 with it"
+    ):
+        load_run([*SCENES, f"baseline={baseline}", "epochs=5"])
 
 
 def test_factors_are_probed_from_representation_and_embedding(run: Callable[..., Record]) -> None:
