@@ -13,13 +13,18 @@ from statistics import fmean
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.rows.deviations import components, nested_deviations
 from regbench.reports.rows.significance import LEVEL, POWER, images_for
-from regbench.reports.rows.summary import Summary
+from regbench.reports.rows.summary import Summary, mean_of
 
 # A note is one paragraph below a table: of what is listed in it, a reader sees the first few and
 # how many more.
 _LISTED = 5
 
 UNITS = {"seed": "seeds", "search": "searches"}
+
+GATE_POINTS = 30
+"""Points of accuracy by which labels must lead the best untrained row: below it a task measures
+little.
+"""
 
 
 def task_notes(summary: Summary) -> list[str]:
@@ -159,28 +164,72 @@ def _origins(summary: Summary) -> str:
     return f"The cells come from unequal {', '.join(texts)}: compare times and memory within one."
 
 
-def no_better_than_trivial(summary: Summary) -> str:
-    """Name the rows that learned nothing by the score that orders them."""
-    if summary.headline is None:
+def way_notes(summary: Summary) -> list[str]:
+    """Describe where the share of the way begins and ends, by each score that has one."""
+    ends = []
+    for name in summary.leading:
+        trivial, supervised = summary.best_trivial(name), summary.supervised(name)
+        if trivial is not None and supervised is not None:
+            way = mean_of(supervised, name) - mean_of(trivial, name)
+            ends.append(f"{summary.scores[name].title} {trivial.label} ({way:.1f} below)")
+    if not ends:
+        return []
+    notes = [
+        "The share of the way: 100 is the same network supervised, and 0 the best of the rows that "
+        f"nothing was trained for: by {', by '.join(ends)}."
+    ]
+    named = {row.first.cell.get("baseline") for row in summary.rows}
+    if not {"hog", "random_patches"} <= named:
+        notes.append(
+            "Without baseline=hog and baseline=random_patches among the rows the 0 may be too low."
+        )
+    return notes
+
+
+def task_gate(summary: Summary) -> str:
+    """Warn of a task on which labels lead the best untrained row by less than `GATE_POINTS`."""
+    narrow = []
+    for name in summary.leading:
+        trivial, supervised = summary.best_trivial(name), summary.supervised(name)
+        if trivial is None or supervised is None or summary.scores[name].unit != "%":
+            continue
+        lead = mean_of(supervised, name) - mean_of(trivial, name)
+        if lead < GATE_POINTS:
+            narrow.append(f"{lead:.1f} points of {summary.scores[name].title} ({trivial.label})")
+    if not narrow:
         return ""
-    score, trivial = summary.scores[summary.headline], summary.best_trivial(summary.headline)
-    below, compared = [], 0
-    for row in summary.rows:
-        gain = summary.gain(row, summary.headline)
-        if gain is not None:
-            compared += 1
-            if (gain <= 0) if score.higher_is_better else (gain >= 0):
-                below.append(row.name)
-    if trivial is None or not below:
-        return ""
-    named = trivial.label if "baseline" in trivial.first.cell else "the untrained network"
-    if len(below) < compared:
-        return f"Not better than {named} by {score.title}: {', '.join(below)}."
     return (
-        f"No row is better than {named} by {score.title}: training has gained nothing here. Train "
-        "for more steps, choose another learning rate, or take images on which pixels alone tell "
-        "little, such as dataset=scenes."
+        f"This task measures little: labels lead the best untrained row by {' and '.join(narrow)}; "
+        f"a comparison of methods needs {GATE_POINTS} by each."
     )
+
+
+def no_better_than_trivial(summary: Summary) -> str:
+    """Name the rows that learned nothing, by each score of the leaderboard."""
+    texts = []
+    gained_nothing = False
+    for name in summary.leading:
+        score, trivial = summary.scores[name], summary.best_trivial(name)
+        gains = {row.name: summary.gain(row, name) for row in summary.rows}
+        compared = {row: gain for row, gain in gains.items() if gain is not None}
+        sign = 1 if score.higher_is_better else -1
+        below = [row for row, gain in compared.items() if sign * gain <= 0]
+        if trivial is None or not below:
+            continue
+        named = "the untrained network"
+        if "baseline" in trivial.first.cell:
+            named = trivial.label
+        if len(below) < len(compared):
+            texts.append(f"Not better than {named} by {score.title}: {', '.join(below)}.")
+        else:
+            texts.append(f"No row is better than {named} by {score.title}.")
+            gained_nothing = True
+    if gained_nothing:
+        texts.append(
+            "Training has gained nothing there: train for more steps, choose another learning rate "
+            "or other images."
+        )
+    return " ".join(texts)
 
 
 def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:

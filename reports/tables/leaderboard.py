@@ -9,7 +9,14 @@ from functools import partial
 import pandas as pd
 
 from regbench.reports.rows.deviations import Stat
-from regbench.reports.rows.notes import best_notes, no_better_than_trivial, power_notes, task_notes
+from regbench.reports.rows.notes import (
+    best_notes,
+    no_better_than_trivial,
+    power_notes,
+    task_gate,
+    task_notes,
+    way_notes,
+)
 from regbench.reports.rows.same_loss import same_loss_notes
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.paper import published, published_columns, published_notes
@@ -64,10 +71,10 @@ def leaderboard(summary: Summary) -> Table:
         if any(row.at_end(name) for row in summary.rows):
             measured.append(name)
     columns = [*accuracies(summary, summary.leading), (Column("n", spare=1), _seeds)]
-    headline = summary.headline
-    trivial = summary.best_trivial(headline) if headline else None
-    if headline and trivial is not None:
-        columns.append(_gain_column(summary, headline, trivial))
+    for name in summary.leading:
+        trivial = summary.best_trivial(name)
+        if trivial is not None:
+            columns.append(_gain_column(summary, name, trivial))
     for spare, name in enumerate(measured, start=2):
         # A narrow terminal keeps accuracies, time and memory of the loss, and does without these.
         columns.append((Column(name.replace("_", " "), spare=spare), partial(_at_end, name)))
@@ -82,22 +89,25 @@ def leaderboard(summary: Summary) -> Table:
     notes += same_loss_notes(summary)
     title = "Leaderboard: chosen on the test set" if summary.on_test else "Leaderboard"
     table = table_of_rows(summary, "leaderboard", title, columns, notes, whole=True)
-    return replace(table, warning=no_better_than_trivial(summary))
+    warnings = [task_gate(summary), no_better_than_trivial(summary)]
+    return replace(table, warning=" ".join(filter(None, warnings)))
 
 
-def _gain_column(summary: Summary, headline: str, trivial: Row) -> Filled:
-    """Show how far rows are above the best trivial row: as a share of the way to the supervised
-    row, if there is one.
+def _gain_column(summary: Summary, name: str, trivial: Row) -> Filled:
+    """Show how far rows are above the best trivial row by a score: as a share of the way to the
+    supervised row, if there is one.
     """
-    if summary.supervised(headline) is None:
-        title = f"{summary.scores[headline].title.removesuffix(' top-1')} − {trivial.label}"
-        return Column(title, spare=4), lambda row: signed(summary.gain(row, headline))
+    title = summary.scores[name].title.removesuffix(" top-1")
+    if summary.supervised(name) is None:
+        return Column(f"{title} − {trivial.label}", spare=4), lambda row: signed(
+            summary.gain(row, name)
+        )
 
     def share(row: Row) -> str:
-        value = summary.share(row, headline)
+        value = summary.share(row, name)
         return DASH if value is None else f"{value:.0f}".replace("-", "−")
 
-    return Column("share of the way (%)", spare=4), share
+    return Column(f"share of the way, {title} (%)", spare=4), share
 
 
 def _cost_columns(rows: Sequence[Row]) -> list[Filled]:
@@ -127,15 +137,7 @@ def _notes(summary: Summary, *, at_end: bool) -> list[str]:
         "no ±."
     ]
     notes += best_notes(summary, summary.leading)
-    headline = summary.headline
-    if headline and summary.supervised(headline) is not None:
-        trivial = summary.best_trivial(headline)
-        if trivial is not None:
-            notes.append(
-                f"The share of the way by {summary.scores[headline].title}: 0 is {trivial.label}, "
-                "the best of the rows that nothing was trained for, and 100 the same network "
-                "supervised."
-            )
+    notes += way_notes(summary)
     if at_end:
         notes.append(
             "Effective rank (exp of the entropy of the singular values) and alignment (mean ‖u − "
