@@ -569,6 +569,37 @@ def test_where_labels_do_no_better_than_a_trivial_row_there_is_no_way_to_go(
     assert one.share(one.rows[0], "linear_top1") is None  # 61 is no better than 50
 
 
+@pytest.mark.parametrize(
+    ("knn", "linear", "narrow"),
+    [
+        (61.0, 45.9, []),
+        (60.9, 45.9, ["29.9 points of kNN top-1 (HOG)"]),
+        (
+            50.0,
+            30.0,
+            ["19.0 points of kNN top-1 (HOG)", "14.1 points of linear top-1 (random patches)"],
+        ),
+    ],
+)
+def test_a_task_on_which_labels_lead_the_best_untrained_row_by_little_says_so_first(
+    knn: float, linear: float, narrow: list[str], runs: Path, record: Make
+) -> None:
+    record("HOG", knn=31.0, linear=10.0, cell={"epochs": 0, "baseline": "hog"})
+    patches = {"epochs": 0, "baseline": "random_patches"}
+    record("random patches", knn=20.0, linear=15.9, cell=patches)
+    record("supervised", knn=knn, linear=linear, cell={"baseline": "supervised"})
+    record("VICReg", knn=40.0, linear=40.0)
+    table = leaderboard(task(runs))
+    expected = ""
+    if narrow:
+        expected = (
+            f"This task measures little: labels lead the best untrained row by "
+            f"{' and '.join(narrow)}; a comparison of methods needs 30 by each."
+        )
+    assert table.warning == expected
+    assert not any("may be too low" in note for note in table.notes)
+
+
 def test_rows_that_are_no_methods_are_in_no_figure_of_training(runs: Path, record: Make) -> None:
     measured = {"name": "knn_top1", "split": "tuning", "protocol": "", "title": "kNN top-1"}
     record("untrained", linear=50.0)
