@@ -272,6 +272,10 @@ class DatasetConfig:
         return " ".join(["regbench prepare", *words, *name])
 
 
+# Settings of sources that came later, with the value that cells from before have.
+_BEFORE = {"levels": None, "backgrounds": 0, "scenes_per_image": 1}
+
+
 def decisive(dataset: Mapping[str, Any]) -> dict[str, Any]:
     """Return a data set's plain data without what decides nothing about a run, such as what
     `prepare` accepts.
@@ -284,8 +288,8 @@ def decisive(dataset: Mapping[str, Any]) -> dict[str, Any]:
         source_settings.pop(name, None)
     found = {**dataset, "source": source_settings}
     # Cells from before there were these settings keep their ids.
-    for group, names in ((found, ("shared_bits",)), (source_settings, ("levels", "backgrounds"))):
-        for name in names:
-            if not group.get(name):
-                group.pop(name, None)
+    for group, before in ((found, {"shared_bits": 0}), (source_settings, _BEFORE)):
+        for name, value in before.items():
+            if name in group and group[name] == value:
+                del group[name]
     return found

@@ -77,6 +77,7 @@ class Scenes(Source):
         test_images: Number of test scenes.
         patterns: Number of patterns; a class is a garment in one pattern.
         distractors: Largest number of pieces of other garments that lie about in a scene.
+        scenes_per_image: Number of scenes of a split that may show the same foreground image.
         backgrounds: Number of backgrounds that scenes share, so that only the garment tells two of
             them apart; 0: each scene has its own.
         imbalance: Exponent a of the class frequencies in training: class c has a share that is
@@ -92,6 +93,7 @@ class Scenes(Source):
     test_images: AtLeastOne = 3000
     patterns: Annotated[int, Field(ge=1, le=len(PATTERNS))] = 1
     distractors: Annotated[int, Field(ge=0, le=8)] = 0
+    scenes_per_image: AtLeastOne = 1
     backgrounds: AtLeastZero = 0
     imbalance: NonNegative = 0.0
     scene_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -141,16 +143,17 @@ class Scenes(Source):
     def _refuse_too_few(
         self, split: str, labels: Labels, foreground: _Foreground, names: Sequence[str]
     ) -> None:
-        """Refuse more scenes of a class than the foreground has images: each shows one of its
-        own.
+        """Refuse more scenes of a class than `scenes_per_image` lets the foreground's images
+        show.
         """
         needed = np.bincount(labels // self.patterns, minlength=len(names))
         for label, name in enumerate(names):
             found = len(foreground.rows_by_class[label])
-            if needed[label] > found:
+            if needed[label] > found * self.scenes_per_image:
                 raise RegbenchError(
                     f"scenes: {split} needs {needed[label]:,} images of {name!r} and "
-                    f"{self.foreground} has {found:,}; give a smaller dataset.source.{split}_images"
+                    f"{self.foreground} has {found:,}; give a smaller "
+                    f"dataset.source.{split}_images or a larger dataset.source.scenes_per_image"
                 )
 
     def _split(self, split: str, labels: Labels, foreground: _Foreground) -> Split:
@@ -222,7 +225,7 @@ class _Scenes:
         self.rows = np.empty(len(labels), np.intp)
         for label, rows in foreground.rows_by_class.items():
             scenes = np.flatnonzero(garments == label)
-            self.rows[scenes] = rows[: len(scenes)]
+            self.rows[scenes] = rows[np.arange(len(scenes)) % len(rows)]
         self.hue = drawn[:, 0]
         # A centre near the border would cut its garment off.
         self.x = 0.2 + 0.6 * drawn[:, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -231,3 +232,40 @@ def test_no_two_scenes_share_the_texture_of_their_background() -> None:
     alike = np.corrcoef(np.stack(corners))
     np.fill_diagonal(alike, 0)
     assert alike.max() < 0.999
+
+
+def test_scenes_of_all_splits_share_a_few_backgrounds() -> None:
+    """Most garments leave the corner of a scene free."""
+    contents = scenes(train_images=200, backgrounds=3)
+    seen = []
+    for split in ("train", "tuning", "test"):
+        corners: dict[float, Counter[bytes]] = {}
+        hues = contents.splits[split].factors["background_hue_turns"].tolist()
+        for image, hue in zip(pixels(contents.splits[split]), hues, strict=True):
+            corners.setdefault(hue, Counter())[image[:3, :3].tobytes()] += 1
+        commonest = {hue: found.most_common(1)[0][0] for hue, found in corners.items()}
+        assert len(commonest) == 3
+        seen.append(commonest)
+    assert seen[0] == seen[1] == seen[2]
+    # The garments stay those of scenes with backgrounds of their own.
+    own, shared = scenes().splits["train"].factors, scenes(backgrounds=3).splits["train"].factors
+    for name in ("class", "hue_turns", "x_share", "scale", "angle_deg"):
+        assert np.array_equal(own[name], shared[name])
+
+
+def test_a_foreground_image_may_be_in_several_scenes_where_that_is_asked() -> None:
+    first = scenes(train_images=60)
+    # There are 79 training images of a zero and more, and 1,000 scenes need 100 of each digit.
+    many = scenes(train_images=1000, scenes_per_image=2)
+    assert np.array_equal(pixels(many.splits["train"])[:60], pixels(first.splits["train"]))
+    assert len({image.tobytes() for image in pixels(many.splits["train"])}) == 1000
+    with pytest.raises(RegbenchError, match=r"or a larger dataset\.source\.scenes_per_image"):
+        scenes(train_images=2000, scenes_per_image=2)
+
+
+def test_a_cell_of_scenes_without_the_later_settings_keeps_its_id() -> None:
+    assert load_run(["dataset=scenes"])[0].id == "b054f49878cc"
+    changed = {"b054f49878cc"}
+    for name in ("backgrounds", "scenes_per_image"):
+        changed.add(load_run(["dataset=scenes", f"dataset.source.{name}=2"])[0].id)
+    assert len(changed) == 3
