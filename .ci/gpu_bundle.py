@@ -28,6 +28,7 @@ THERE = {
     "pandas",
     "pillow",
     "pyarrow",
+    "scikit-image",
     "scikit-learn",
     "scipy",
     "timm",
