@@ -28,7 +28,6 @@ THERE = {
     "pandas",
     "pillow",
     "pyarrow",
-    "scikit-image",
     "scikit-learn",
     "scipy",
     "timm",
