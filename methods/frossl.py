@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,11 +10,12 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
 from regbench.methods.forms.pairwise import normalize_columns
+from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 
 
 @register("frossl")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class FroSSL(Native):
     """Σ_v log ‖C_v‖_F² + λ V (1/n) Σ_v ‖Ẑ_v − Z̄‖_F² (Skean et al., ECCV 2024), with V views.
 
@@ -37,7 +37,7 @@ class FroSSL(Native):
             for those of more.
     """
 
-    alignment_weight: float = 1.0
+    alignment_weight: NonNegative = 1.0
     centered: bool = True
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -56,10 +56,6 @@ class FroSSL(Native):
         views="the authors' code: every view against the mean of all, sums over views",
     )
     space: ClassVar[Space] = {"alignment_weight": Range(0.01, 10, balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse a negative weight."""
-        self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute alignment and entropy."""

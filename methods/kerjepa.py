@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from regbench.methods.base import Metadata, register
 from regbench.methods.forms.chebyshev import chebyshev_series
 from regbench.methods.forms.decomposed import Addends, Decomposed, StreamedView
 from regbench.methods.forms.pairwise import blocks, off_diagonal_mask, panels, squared_distances
+from regbench.settings import NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 
 
@@ -29,7 +29,7 @@ from regbench.spaces import Range, Space
     kerjepa_ksd_gaussian={"statistic": "ksd", "kernel": "gaussian"},
     kerjepa_ksd_imq={"statistic": "ksd", "kernel": "imq"},
 )
-@dataclass(frozen=True, kw_only=True)
+@settings
 class KerJEPA(Decomposed):
     """mean (Z₁ − Z₂)² + λ ½ Σ_v D(Z_v, N(0, I)) (Zimmermann et al., arXiv 2512.19605, 2025),
     without slices.
@@ -69,10 +69,10 @@ class KerJEPA(Decomposed):
         bandwidth: b > 0: the squared bandwidth in units of q; for `sliced_mmd` in one dimension.
     """
 
-    statistic: str = "ksd"
-    kernel: str = "imq"
-    regularization_weight: float = 10.0
-    bandwidth: float = 1.0
+    statistic: Literal["mmd", "sliced_mmd", "ksd"] = "ksd"
+    kernel: Literal["gaussian", "imq"] = "imq"
+    regularization_weight: NonNegative = 10.0
+    bandwidth: Positive = 1.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="KerJEPA",
@@ -92,22 +92,17 @@ class KerJEPA(Decomposed):
     # The paper prints no bandwidth. Eight searches on small images at q = 512, begun from 0.03 to
     # 3, chose 0.007 to 0.084, the geometric mean of which is 0.03.
     revision: ClassVar[int] = 2
+    # `gram`, streamed over the Gram matrix.
+    forms = ("textbook", "gram")
     space: ClassVar[Space] = {
         "regularization_weight": Range(0.1, 1000, balances=True),
         "bandwidth": Range(0.001, 1),
     }
 
     def __post_init__(self) -> None:
-        """Refuse unknown names and numbers out of range."""
-        self.require(
-            self.statistic in ("mmd", "sliced_mmd", "ksd"),
-            "statistic must be mmd, sliced_mmd or ksd",
-        )
-        self.require(self.kernel in ("gaussian", "imq"), "kernel must be gaussian or imq")
+        """Refuse an MMD without a formula."""
         alone = f"statistic {self.statistic} goes with kernel gaussian only"
         self.require(self.statistic == "ksd" or self.kernel == "gaussian", alone)
-        self.require(self.regularization_weight >= 0, "regularization_weight must be >= 0")
-        self.require(self.bandwidth > 0, "bandwidth must be > 0")
 
     @property
     def label(self) -> str:
@@ -172,11 +167,6 @@ class KerJEPA(Decomposed):
         }
         discrepancy = pairs - 2 * crossed + between.get(self.statistic, 0.0)
         return {"normality": self.regularization_weight * discrepancy}
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """The textbook form, and `gram`, streamed over the Gram matrix."""
-        return ("textbook", "gram")
 
     def add_regularizer(self, view: StreamedView) -> Addends:
         """Compute it in Gram form, see `Decomposed.add_regularizer`."""

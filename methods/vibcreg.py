@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -11,10 +10,11 @@ from regbench.methods.base import Metadata, register
 from regbench.methods.forms.decomposed import Addends
 from regbench.methods.forms.pairwise import normalize_columns
 from regbench.methods.vicreg import VarianceCovariance
+from regbench.settings import NonNegative, settings
 
 
 @register("vibcreg")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class VIbCReg(VarianceCovariance):
     """λ mse(Z₁, Z₂) + μ (v(Z₁) + v(Z₂)) + ν (c(Z₁) + c(Z₂)) (Lee and Aune, 2021).
 
@@ -31,7 +31,7 @@ class VIbCReg(VarianceCovariance):
         epsilon: ε, added to the variance under the root.
     """
 
-    covariance_weight: float = 200.0
+    covariance_weight: NonNegative = 200.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="VIbCReg",

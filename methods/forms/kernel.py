@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -16,10 +15,11 @@ from torch import Tensor
 
 from regbench.methods.forms.decomposed import Addends, Decomposed, StreamedView
 from regbench.methods.forms.pairwise import energy, fused, off_diagonal_energy, quadratic_energy
+from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class KernelEnergy(Decomposed):
     """λ ℓ_a + ½ (ℓ_u(Z₁) + ℓ_u(Z₂)), Eqs. (2), (3) and (7) of Zheng et al. (ICLR 2023), for K(u, v)
     = φ(u·v).
@@ -85,7 +85,7 @@ class KernelEnergy(Decomposed):
         return {"uniformity": uniformity, "diagonal": self.at_one(uniformity, q) / n}
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class KernelRegularizer(KernelEnergy):
     """A kernel's energy beside the paper's alignment.
 
@@ -94,13 +94,9 @@ class KernelRegularizer(KernelEnergy):
             (z₁ − z₂)², which is q times the λ of Eq. (2).
     """
 
-    alignment_weight: float
+    alignment_weight: NonNegative
     # λ/q is the weight of the squared distance of two views, which does not depend on q.
     space: ClassVar[Space] = {"alignment_weight": Range(0.01, 10, times="q", balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse a negative alignment weight."""
-        self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
 
 
 def legendre(order: int, t: Tensor, q: int) -> list[Tensor]:
