@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regbench.methods.base import Metadata, PrototypeWeights, Regularizer, register
+from regbench.methods.forms.engine import mean_over_ranks
 from regbench.methods.forms.pairwise import infinite_as_nan
 from regbench.settings import AtLeastTwo, Fraction, Momentum, Positive, settings
 from regbench.spaces import Range, Space
@@ -122,9 +123,6 @@ class Centering(nn.Module):
         scale = last / (first + (last - first) * risen)
         centred = [(view_NQ - self.center) * scale for view_NQ in views_NQ]
         mean_Q = torch.stack([view_NQ.mean(dim=0) for view_NQ in views_NQ]).mean(dim=0)
-        if group is not None:
-            dist.all_reduce(mean_Q, group=group)
-            mean_Q /= dist.get_world_size(group)
         # The scores of a step count from the next step on, as in the authors' code.
-        self.center.lerp_(mean_Q, 1 - method.center_momentum)
+        self.center.lerp_(mean_over_ranks(mean_Q, group), 1 - method.center_momentum)
         return method, centred

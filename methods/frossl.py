@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
-from regbench.methods.forms.pairwise import normalize_columns
+from regbench.methods.forms.pairwise import normalize_columns, smaller_gram
 from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 
@@ -74,11 +74,8 @@ class FroSSL(Native):
 
 
 def _log_purity(z_NQ: Tensor) -> Tensor:
-    """Compute log (‖ZᵀZ‖_F² / tr(ZᵀZ)²), by the smaller of ZᵀZ and ZZᵀ, which have one norm and
-    one trace.
-    """
-    n, q = z_NQ.shape
-    gram = z_NQ.T @ z_NQ if q < n else z_NQ @ z_NQ.T
+    """Compute log (‖ZᵀZ‖_F² / tr(ZᵀZ)²)."""
+    gram = smaller_gram(z_NQ)
     tiny = torch.finfo(z_NQ.dtype).tiny
     # The derivative of `trace` makes a GPU's host wait.
     return (gram.square().sum() + tiny).log() - 2 * (gram.diagonal().sum() + tiny).log()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
-from regbench.methods.forms.pairwise import normalize
+from regbench.methods.forms.pairwise import normalize, smaller_gram
 from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 
@@ -76,7 +76,5 @@ def _entropy(z_NQ: Tensor) -> Tensor:
     and in single precision these are rounding.
     """
     z_NQ = z_NQ.double()
-    n, q = z_NQ.shape
-    gram = z_NQ.T @ z_NQ if q < n else z_NQ @ z_NQ.T
-    eigenvalues: Tensor = torch.linalg.eigvalsh(gram / n)
+    eigenvalues: Tensor = torch.linalg.eigvalsh(smaller_gram(z_NQ) / len(z_NQ))
     return -(eigenvalues * eigenvalues.clamp_min(torch.finfo(z_NQ.dtype).tiny).log()).sum()

@@ -5,7 +5,6 @@ many slices.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import ClassVar, Literal
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.chebyshev import chebyshev_series
 from regbench.methods.forms.decomposed import Addends, Decomposed, StreamedView
+from regbench.methods.forms.gradients import with_slopes
 from regbench.methods.forms.pairwise import blocks, off_diagonal_mask, panels, squared_distances
 from regbench.settings import NonNegative, Positive, settings
 from regbench.spaces import Range, Space
@@ -89,6 +89,7 @@ class KerJEPA(Decomposed):
         "priors are left out",
         rotation_invariant=True,
     )
+    alignment_weight = 1.0
     # The paper prints no bandwidth. Eight searches on small images at q = 512, begun from 0.03 to
     # 3, chose 0.007 to 0.084, the geometric mean of which is 0.03.
     revision: ClassVar[int] = 2
@@ -108,10 +109,6 @@ class KerJEPA(Decomposed):
     def label(self) -> str:
         """Statistic and kernel: another one is another method."""
         return f"KerJEPA ({self.statistic.upper().replace('SLICED_', 'sliced ')}, {self.kernel})"
-
-    def alignment_scale(self, q: int) -> float:
-        """Return 1, whatever q is."""
-        return 1.0
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute λ D of one view."""
@@ -173,7 +170,7 @@ class KerJEPA(Decomposed):
         z_NQ, _, gradient_NQ, share, shard, _ = view
         n, q = shard.n, z_NQ.shape[1]
         squared_N = z_NQ.square().sum(dim=1)
-        crossed_N, slope_N = _with_slopes(partial(self.of_embeddings, q=q), squared_N)
+        crossed_N, slope_N = with_slopes(partial(self.of_embeddings, q=q), squared_N)
         # The factor n − 1 makes 1/(n (n − 1)) right for single embeddings too.
         gradient_NQ.addcmul_(z_NQ, slope_N[:, None], value=-4 * (n - 1))
         # With z = x + m, m being the mean, ‖zᵢ − zⱼ‖² is taken of x, whose squares cancel less, and
@@ -189,7 +186,7 @@ class KerJEPA(Decomposed):
                 gram_PM = x_NQ[rows] @ other_MQ.T
                 r2_PM = (squared_N[rows, None] + squared_M).sub_(gram_PM, alpha=2).clamp_min_(0.0)
                 gram_PM.add_(offset_N[rows, None]).add_(offset_M)
-                value_PM, by_gram_PM, by_r2_PM = _with_slopes(
+                value_PM, by_gram_PM, by_r2_PM = with_slopes(
                     partial(self.of_pairs, q=q), gram_PM, r2_PM
                 )
                 by_r2_PM.masked_fill_(r2_PM == 0, 0.0)
@@ -208,15 +205,6 @@ class KerJEPA(Decomposed):
         return self._addends(
             shard.sum(pairs) / (n * (n - 1)), shard.sum(crossed_N.double().sum()) / n, q
         )
-
-
-def _with_slopes(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[Tensor, ...]:
-    """Compute an elementwise function and its derivatives with respect to each argument."""
-    with torch.enable_grad():
-        leaves = [argument.detach().requires_grad_() for argument in arguments]
-        value = function(*leaves)
-        slopes = torch.autograd.grad(value.sum(), leaves, materialize_grads=True)
-    return value.detach(), *slopes
 
 
 def sliced_gaussian(x: Tensor, q: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.gradients import with_slopes
 from regbench.methods.forms.pairwise import (
     energy,
     fused,
@@ -123,11 +124,8 @@ class KernelContrastive(Regularizer):
 
     def _energy_and_slope(self, t: Tensor) -> tuple[Tensor, Tensor]:
         # By autograd, or each of the four kernels would bring a derivative to get wrong.
-        with torch.enable_grad():
-            leaf = t.detach().requires_grad_()
-            value = self._of_products(leaf)
-            (slope,) = torch.autograd.grad(value.sum(), leaf)
-        return value.detach(), slope
+        value, slope = with_slopes(self._of_products, t)
+        return value, slope
 
     def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str

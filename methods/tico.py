@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.forms.decomposed import Addends, StreamedView
+from regbench.methods.forms.engine import mean_over_ranks
 from regbench.methods.forms.kernel import KernelEnergy
 from regbench.methods.forms.pairwise import normalize
 from regbench.settings import Momentum, NonNegative, settings
@@ -145,11 +146,8 @@ class RunningCovariance(nn.Module):
         See `Regularizer.target_transform`.
         """
         u_NQ = normalize(torch.cat(list(predictions_NQ)))
-        moment_QQ = u_NQ.T @ u_NQ / len(u_NQ)
         # C is that of the whole batch, the same on every rank.
-        if group is not None:
-            dist.all_reduce(moment_QQ, group=group)
-            moment_QQ /= dist.get_world_size(group)
+        moment_QQ = mean_over_ranks(u_NQ.T @ u_NQ / len(u_NQ), group)
         self.covariance.lerp_(moment_QQ, 1 - self._method.covariance_momentum)
         weight = self._method.covariance_weight
         return CovarianceContrast(

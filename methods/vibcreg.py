@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.decomposed import Addends
-from regbench.methods.forms.pairwise import normalize_columns
+from regbench.methods.forms.pairwise import normalize_columns, smaller_gram
 from regbench.methods.vicreg import VarianceCovariance
 from regbench.settings import NonNegative, settings
 
@@ -51,13 +51,12 @@ class VIbCReg(VarianceCovariance):
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute 2 μ v and 2 ν c of one view."""
-        n, q = u_NQ.shape
+        q = u_NQ.shape[1]
         hinge = self.hinge(u_NQ.var(dim=0))
         unit_NQ = normalize_columns(u_NQ - u_NQ.mean(dim=0), u_NQ)
-        # The correlations' norm, by the smaller of two matrices that have it.
-        correlation = unit_NQ.T @ unit_NQ if q < n else unit_NQ @ unit_NQ.T
+        gram = smaller_gram(unit_NQ)  # of the same norm as the correlations
         diagonal_Q = unit_NQ.square().sum(dim=0)
-        covariance = (correlation.square().sum() - diagonal_Q.square().sum()) / q**2
+        covariance = (gram.square().sum() - diagonal_Q.square().sum()) / q**2
         # The factor 2 turns the mean over views, which is taken of this, into the publication's
         # sum.
         return {

@@ -36,6 +36,7 @@ class WeakSIGReg(Decomposed):
     regularization_weight: NonNegative = 1.0
     sketch_dim: AtLeastOne = 64
     random: ClassVar[bool] = True
+    alignment_weight = 1.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="Weak-SIGReg",
@@ -54,10 +55,6 @@ class WeakSIGReg(Decomposed):
         "benchmark's",
     )
     space: ClassVar[Space] = {"regularization_weight": Range(0.01, 10, balances=True)}
-
-    def alignment_scale(self, q: int) -> float:
-        """Return 1, whatever q is."""
-        return 1.0
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute the distance of one view with a sketch of its own."""

@@ -49,6 +49,15 @@ def differentiate(
     ]
 
 
+def with_slopes(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[Tensor, ...]:
+    """Compute an elementwise function and its derivatives with respect to each argument."""
+    with torch.enable_grad():
+        leaves = [argument.detach().requires_grad_() for argument in arguments]
+        value = function(*leaves)
+        slopes = torch.autograd.grad(value.sum(), leaves, materialize_grads=True)
+    return value.detach(), *slopes
+
+
 class WithGradients(torch.autograd.Function):
     """A value whose gradients are known."""
 

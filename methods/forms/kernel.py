@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from regbench.methods.forms.decomposed import Addends, Decomposed, StreamedView
+from regbench.methods.forms.gradients import with_slopes
 from regbench.methods.forms.pairwise import energy, fused, off_diagonal_energy, quadratic_energy
 from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
@@ -37,11 +39,8 @@ class KernelEnergy(Decomposed):
 
     def kernel_and_derivative(self, t: Tensor, q: int) -> tuple[Tensor, Tensor]:
         """Compute φ(t) and φ′(t), same shape as t; by autograd unless a kernel knows better."""
-        with torch.enable_grad():
-            leaf = t.detach().requires_grad_()
-            phi = self.kernel(leaf, q)
-            (derivative,) = torch.autograd.grad(phi.sum(), leaf, materialize_grads=True)
-        return phi.detach(), derivative
+        phi, derivative = with_slopes(partial(self.kernel, q=q), t)
+        return phi, derivative
 
     def at_one(self, like: Tensor, q: int) -> Tensor:
         """Compute φ(1), a scalar of the dtype and on the device of `like`."""
