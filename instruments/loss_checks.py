@@ -9,7 +9,7 @@ Shapes: N = batch (n), Q = embedding dimension (q).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -143,12 +143,22 @@ def evaluate(loss: LossOfViews, views: Views, seed: int = 0) -> tuple[Tensor, li
     return value.detach(), list(gradients)
 
 
-def not_finite(loss: LossOfViews, views: Views) -> str:
-    """Return what is NaN or infinite, `value` or `gradient`; empty if nothing is."""
-    value, gradients = evaluate(loss, views)
-    if not value.isfinite():
-        return "value"
-    return "" if all(gradient.isfinite().all() for gradient in gradients) else "gradient"
+def failures(loss: LossOfViews, cases: Mapping[str, Views]) -> dict[str, str | Exception]:
+    """Return what goes wrong, by case: what is NaN or infinite, `value` or `gradient`, or the error
+    that the loss raises.
+    """
+    found: dict[str, str | Exception] = {}
+    for name, views in cases.items():
+        try:
+            value, gradients = evaluate(loss, views)
+        except Exception as error:
+            found[name] = error
+            continue
+        if not value.isfinite():
+            found[name] = "value"
+        elif not torch.cat(gradients).isfinite().all():
+            found[name] = "gradient"
+    return found
 
 
 def slope(loss: LossOfViews, views: Views, directions: Views, step: float) -> float:

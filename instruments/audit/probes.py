@@ -31,8 +31,8 @@ from regbench.instruments.loss_checks import (
     cast,
     corner_cases,
     evaluate,
+    failures,
     mean_value,
-    not_finite,
     of_views,
     relative,
     slopes,
@@ -217,28 +217,24 @@ def finite(target: Target) -> list[Finding]:
     """Try batches that training can meet and formulas forget: collapse, duplicates, two images,
     zero vectors.
     """
-    broken: list[str] = []
-    hopeless: list[str] = []
-    refused: list[str] = []
     cases = corner_cases()
     if target.claimed is not None and target.claimed.prototypes:
         del cases["large"]  # scores of prototypes are cosines
-    for name, pair in cases.items():
-        try:
-            what = not_finite(target.value, pair * 2 if target.has_targets else pair)
-        except Exception as error:
-            refused.append(f"{name} ({type(error).__name__})")
-            continue
-        if what:
-            # Nothing brings back a batch that is one point; of two images some statistics do not
-            # exist.
-            expected = name.startswith(("collapsed", "two ", "all zero"))
-            (hopeless if expected else broken).append(f"{name} ({what})")
+    if target.has_targets:
+        cases = {name: pair * 2 for name, pair in cases.items()}
+    broken, hopeless, refused = [], [], []
+    for name, what in failures(target.value, cases).items():
+        # Nothing brings back a batch that is one point; of two images some statistics do not exist.
+        if isinstance(what, Exception):
+            refused.append(f"{name} ({type(what).__name__})")
+        elif name.startswith(("collapsed", "two ", "all zero")):
+            hopeless.append(f"{name} ({what})")
+        else:
+            broken.append(f"{name} ({what})")
     findings = []
     if broken:
-        findings.append(
-            Finding("not finite", "defect", len(broken), f"NaN or infinite: {', '.join(broken)}")
-        )
+        text = f"NaN or infinite: {', '.join(broken)}"
+        findings.append(Finding("not finite", "defect", len(broken), text))
     if hopeless:
         text = f"NaN or infinite: {', '.join(hopeless)}"
         findings.append(Finding("not finite at collapse", "note", len(hopeless), text))

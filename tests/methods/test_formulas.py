@@ -109,7 +109,7 @@ def rbf(scale: float, u: Sequence[float], v: Sequence[float]) -> float:
 
 
 def distance(exponent: float, u: Sequence[float], v: Sequence[float]) -> float:
-    return -(math.sqrt(squared_distance(u, v)) ** exponent)
+    return -math.pow(math.sqrt(squared_distance(u, v)), exponent)
 
 
 @pytest.mark.parametrize(("n", "q"), SHAPES)
