@@ -310,25 +310,24 @@ class Check:
         measure: Gives the largest deviation and its place.
         bound: Largest deviation that is allowed of our methods.
         claim: The claim in a method's metadata that it is about; empty if it holds for all.
-        allowed: Largest deviation that is allowed of other losses.
-        allowed_single: The same of losses that take float32 only.
+        allowed: Largest deviations that are allowed of other losses, in float64 and of those that
+            take float32 only.
         words: What is done to other losses, in the audit's words.
     """
 
     measure: Callable[[Any], Outcome | None]
     bound: float
     claim: str = ""
-    allowed: float = math.nan
-    allowed_single: float = math.nan
+    allowed: tuple[float, float] = (math.nan, math.nan)
     words: str = ""
 
 
 CHECKS = {
-    "gradient": Check(gradient, 1e-6, "exact_gradient", 1e-5, 0.02),
+    "gradient": Check(gradient, 1e-6, "exact_gradient", (1e-5, 0.02)),
     "order of images": Check(
-        order_of_images, 1e-10, "", 1e-8, 1e-3, "the images of the batch are permuted"
+        order_of_images, 1e-10, "", (1e-8, 1e-3), "the images of the batch are permuted"
     ),
     "order of views": Check(
-        order_of_views, 1e-10, "symmetric", 1e-8, 1e-3, "the views are exchanged"
+        order_of_views, 1e-10, "symmetric", (1e-8, 1e-3), "the views are exchanged"
     ),
 }

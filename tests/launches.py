@@ -35,7 +35,7 @@ class LaunchCounter(TorchDispatchMode):
 
     def __init__(self) -> None:
         """Begin at 0."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -235,6 +235,10 @@ class Target:
         """Whether the loss takes float32 only, so that tolerances have to be wider."""
         return self.dtype == torch.float32
 
+    def tolerance(self, double: float, single: float) -> float:
+        """Return the number for losses that take float64, or that for those of float32 only."""
+        return single if self.single else double
+
     def draw(
         self,
         count: int = 2,

@@ -94,7 +94,7 @@ def _factor(target: Target, method: Regularizer, argument: str, size: Size) -> f
         return (_change(of_textbook, factors[0] * weight, exact, gradients) - wanted).numpy()
 
     solved: Any = optimize.least_squares(rest, [1.0])
-    tolerance = _SINGLE if target.single else _CLOSE
+    tolerance = target.tolerance(_CLOSE, _SINGLE)
     if np.linalg.norm(solved.fun) <= tolerance * wanted.norm().item():  # not so for NaN
         return float(solved.x[0])
     return math.nan
