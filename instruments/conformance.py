@@ -47,8 +47,6 @@ from regbench.spaces import Range, spread
 
 # Rows of each rank in the sharded checks: as uneven as a last batch can be.
 SHARDS = {1: (11,), 2: (7, 4), 3: (6, 4, 1), 4: (5, 3, 2, 1)}
-# Numbers of views, and how many of them are global.
-VIEWS = ((2, 2), (3, 3), (8, 2))
 AUTO = Engine()
 TEXTBOOK = Engine(form="textbook")
 
@@ -276,26 +274,25 @@ def forms(method: Regularizer) -> Outcome:
     gradients; 2, 3 and 8 views.
     """
     outcomes: list[Outcome] = []
-    for n, q, (count, global_views) in (
-        (300, 20, (2, 2)),
-        (20, 300, (2, 2)),
-        *((5, 3, views) for views in VIEWS),
+    for n, q, count, global_views in (
+        (300, 20, 2, 2),
+        (20, 300, 2, 2),
+        (5, 3, 2, 2),
+        (5, 3, 3, 3),
+        (5, 3, 8, 2),
     ):
         views = draw_views(n, q, count)
         wanted, size = value_and_gradients(method, views, TEXTBOOK, global_views)
         addends = _evaluate(method, views, TEXTBOOK, global_views).terms
         floor = max(gradient.norm().item() for gradient in wanted[1:])
         for form in method.forms[1:] or ("auto",):
-            engine, where = (
-                Engine(form=form),
-                f", {form} at n={n}, q={q}, {count} views, {global_views} global",
-            )
+            engine = Engine(form=form)
+            where = f", {form} at n={n}, q={q}, {count} views, {global_views} global"
             found, _ = value_and_gradients(method, views, engine, global_views)
             outcomes += errors(found, wanted, where, size, floor)
             own = _evaluate(method, views, engine, global_views).terms
-            outcomes += [
-                (relative(own[name], term, size), name + where) for name, term in addends.items()
-            ]
+            for name, term in addends.items():
+                outcomes.append((relative(own[name], term, size), name + where))
     return worst(outcomes)
 
 

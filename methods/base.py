@@ -8,7 +8,6 @@ global, are the usual case.
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -124,7 +123,8 @@ class Regularizer(ABC):
     """A loss on the embeddings of an image's views: alignment plus what keeps the network from
     collapsing.
 
-    A subclass is a frozen keyword-only dataclass of its hyperparameters, decorated by `register`.
+    A subclass is made a frozen dataclass of its hyperparameters by `regbench.settings.settings`,
+    which refuses what their annotations do not allow, and is decorated by `register`.
     It states `metadata` and implements `terms` for two views; everything else (more views, fp32,
     checks, many ranks, configuration, tests, cost, table rows) is done for it. With more views the
     loss is the mean of the two-view loss over the pairs of a global view and another one. A method
@@ -420,17 +420,13 @@ class Regularizer(ABC):
         return streamed[0] if streamed else "textbook"
 
     def require(self, condition: bool, what: str) -> None:
-        """Refuse a hyperparameter.
+        """Refuse hyperparameters that do not fit together, which `__post_init__` looks for.
 
         Raises:
             RegbenchError: Unless `condition` holds, naming the method and `what` must hold.
         """
         if not condition:
-            values = ", ".join(
-                f"{f.name}={getattr(self, f.name)!r}"
-                for f in dataclasses.fields(self)  # type: ignore[arg-type]
-            )
-            raise RegbenchError(f"{self.metadata.title}: {what} (got {values})")
+            raise RegbenchError(f"{self.metadata.title}: {what} (got {self})")
 
 
 class Native(Regularizer):

@@ -143,7 +143,8 @@ def explain_random(
         f"is {ratio:.4g} times {method.label}'s textbook in the mean over {MEAN_SEEDS} draws, ± "
         f"{spread:.1g}"
     )
-    text += f", with {count} views" if count > 2 else ""
+    if count > 2:
+        text += f", with {count} views"
     return Finding("another value in the mean", "defect", ratio, text)
 
 

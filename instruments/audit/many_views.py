@@ -212,7 +212,7 @@ def _parts(method: Regularizer, views: Views, global_views: int) -> dict[tuple[s
                     terms = step.terms(predictions[v], targets[g])
                     parts["loss", (v, g)] = torch.stack(list(terms.values())).sum()
         elif isinstance(method, Decomposed):
-            units = [normalize(z_NQ) if method.unit else z_NQ for z_NQ in views]
+            units = method.seen(views)
             regularizer = method.regularizer_of_step(units[0])
             scale = method.alignment_scale(units[0].shape[1])
             for i, j in pairs:

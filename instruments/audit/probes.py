@@ -117,17 +117,18 @@ def _wrong_gradient(target: Target, subject: Subject, error: float) -> Finding:
     drawn = subject.draw(n, q, (count, global_views))
     views, loss = drawn[:count], of_views(subject.value, drawn[count:], global_views)
     tried = slopes(loss, views, subject.step)
-    scale = max(abs(slope.wanted) for slope in tried)
+    view_of, found, wanted = torch.tensor(tried, dtype=torch.float64).T
+    scale = wanted.abs().max().item()
     _, gradients = evaluate(loss, views)
     stopped = [view for view, gradient_NQ in enumerate(gradients) if not gradient_NQ.any()]
     if stopped:
-        missing = [abs(slope.wanted) for slope in tried if slope.view in stopped]
+        missing = wanted[torch.isin(view_of, torch.tensor(stopped))].abs().max().item()
         text = (
             f"view {stopped[0] + 1} gets no gradient, although the value depends on it: it is "
             "detached"
         )
-        return Finding("detached view", "defect", max(missing) / scale, text)
-    ratios = [slope.found / slope.wanted for slope in tried if abs(slope.wanted) > 1e-2 * scale]
+        return Finding("detached view", "defect", missing / scale, text)
+    ratios = (found / wanted)[wanted.abs() > 1e-2 * scale].tolist()
     if ratios and max(ratios) - min(ratios) < 1e-3 * abs(ratios[0]):
         text = f"the gradient is {ratios[0]:.4g} times that of the value"
         return Finding("gradient's factor", "defect", ratios[0], text)

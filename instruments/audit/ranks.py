@@ -178,11 +178,11 @@ def ranks(target: Target, group: Ranks) -> list[Finding]:
             except WorkFailed as error:
                 answers = [Answer(refused=str(error))]
             refusal = _refusal(rows, answers)
-            found = [refusal] if refusal else _Split(target, rows, answers).judge()
-            for finding in found:
-                findings.setdefault(finding.name, finding)
             if refusal:
+                findings.setdefault(refusal.name, refusal)
                 break
+            for finding in _Split(target, rows, answers).judge():
+                findings.setdefault(finding.name, finding)
     return list(findings.values())
 
 

@@ -66,7 +66,9 @@ def weights(target: Target) -> list[Finding]:
             plain = False
             continue
         words = [in_n_and_q(factors, _CLOSE) for factors in (ours, published)]
-        theirs = f"× {words[1]} = the publication's" if words[1] else "the publication has none"
+        theirs = "the publication has none"
+        if words[1]:
+            theirs = f"× {words[1]} = the publication's"
         told.append(f"{argument} × {words[0]} = {setting}, {theirs}")
         plain = plain and words[0] == "1" and words[1] in ("1", "")
     return [Finding("weights", "note" if plain else "convention", len(told), "; ".join(told))]
