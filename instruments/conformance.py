@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ from regbench.instruments.loss_checks import (
     corner_cases,
     draw_views,
     errors,
-    not_finite,
+    failures,
     relative,
     seeded,
     worst,
@@ -47,8 +47,6 @@ from regbench.spaces import Range, spread
 
 # Rows of each rank in the sharded checks: as uneven as a last batch can be.
 SHARDS = {1: (11,), 2: (7, 4), 3: (6, 4, 1), 4: (5, 3, 2, 1)}
-# Numbers of views, and how many of them are global.
-VIEWS = ((2, 2), (3, 3), (8, 2))
 AUTO = Engine()
 TEXTBOOK = Engine(form="textbook")
 
@@ -218,9 +216,10 @@ def half_precision(method: Regularizer) -> Outcome:
 def finite(method: Regularizer) -> Outcome:
     """Return the number of corner cases in which the value or a gradient is not finite."""
     broken = []
-    for (name, views), form in itertools.product(corner_cases().items(), ("auto", *method.forms)):
-        if not_finite(partial(_total, method, engine=Engine(form=form)), views):
-            broken.append(f"{name} ({form})")
+    for form in ("auto", *method.forms):
+        loss = partial(_total, method, engine=Engine(form=form))
+        for case, what in failures(loss, corner_cases()).items():
+            broken.append(f"{case} ({form}): {what}")
     return len(broken), ", ".join(broken)
 
 
@@ -250,24 +249,23 @@ def search_space(method: Regularizer) -> Outcome | None:
         return None
     space = {name: each.at(n=6, q=4) for name, each in method.space.items()}
     for name, each in space.items():
-        for position in (-1.0, 2.0) if isinstance(each, Range) else ():
-            replace(method, **{name: each.value(position)})  # type: ignore[type-var]
+        if isinstance(each, Range):
+            for position in (-1.0, 2.0):
+                replace(method, **{name: each.value(position)})  # type: ignore[type-var]
     ordinary = {"ordinary": draw_views(6, 4, 2)}
-    tried = [
-        (positions, corner_cases())
-        for positions in itertools.product((0.0, 1.0), repeat=len(space))
-    ]
-    tried += [(tuple(spread(index, len(space))), ordinary) for index in range(3)]
+    tried: list[tuple[Sequence[float], Mapping[str, Views]]] = []
+    for corner in itertools.product((0.0, 1.0), repeat=len(space)):
+        tried.append((corner, corner_cases()))
+    for index in range(3):
+        tried.append((spread(index, len(space)), ordinary))
     broken = []
     for positions, cases in tried:
-        values = {
-            name: each.value(at) for (name, each), at in zip(space.items(), positions, strict=True)
-        }
+        values = {}
+        for (name, each), position in zip(space.items(), positions, strict=True):
+            values[name] = each.value(position)
         there = replace(method, **values)  # type: ignore[type-var]
-        settings = ", ".join(f"{name}={value}" for name, value in values.items())
-        for case, views in cases.items():
-            if not_finite(partial(_total, there), views):
-                broken.append(f"{case} at {settings}")
+        for case, what in failures(partial(_total, there), cases).items():
+            broken.append(f"{case} at {values}: {what}")
     return len(broken), "; ".join(broken)
 
 
@@ -276,26 +274,25 @@ def forms(method: Regularizer) -> Outcome:
     gradients; 2, 3 and 8 views.
     """
     outcomes: list[Outcome] = []
-    for n, q, (count, global_views) in (
-        (300, 20, (2, 2)),
-        (20, 300, (2, 2)),
-        *((5, 3, views) for views in VIEWS),
+    for n, q, count, global_views in (
+        (300, 20, 2, 2),
+        (20, 300, 2, 2),
+        (5, 3, 2, 2),
+        (5, 3, 3, 3),
+        (5, 3, 8, 2),
     ):
         views = draw_views(n, q, count)
         wanted, size = value_and_gradients(method, views, TEXTBOOK, global_views)
         addends = _evaluate(method, views, TEXTBOOK, global_views).terms
         floor = max(gradient.norm().item() for gradient in wanted[1:])
         for form in method.forms[1:] or ("auto",):
-            engine, where = (
-                Engine(form=form),
-                f", {form} at n={n}, q={q}, {count} views, {global_views} global",
-            )
+            engine = Engine(form=form)
+            where = f", {form} at n={n}, q={q}, {count} views, {global_views} global"
             found, _ = value_and_gradients(method, views, engine, global_views)
             outcomes += errors(found, wanted, where, size, floor)
             own = _evaluate(method, views, engine, global_views).terms
-            outcomes += [
-                (relative(own[name], term, size), name + where) for name, term in addends.items()
-            ]
+            for name, term in addends.items():
+                outcomes.append((relative(own[name], term, size), name + where))
     return worst(outcomes)
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from pydantic import Field
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.decomposed import Addends, Decomposed, StreamedView
 from regbench.methods.forms.pairwise import energy, fused, mask_diagonal
+from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 
 
 @register("auh")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class AUH(Decomposed):
     """λ ℓ_a + ½ Σ_v log mean_{i≠j} exp(−t ‖zᵢ − zⱼ‖²) on unit embeddings (Wang & Isola, ICML 2020).
 
@@ -30,8 +31,10 @@ class AUH(Decomposed):
             (z₁ − z₂)².
     """
 
-    scale: float = 2.5
-    alignment_weight: float = 3000.0
+    # exp(−4 scale) of opposite embeddings must not vanish in float32, or so would the sum under
+    # the logarithm.
+    scale: Annotated[float, Field(gt=0, le=20)] = 2.5
+    alignment_weight: NonNegative = 3000.0
     unit: ClassVar[bool] = True
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -48,18 +51,13 @@ class AUH(Decomposed):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    # `gram`: the logarithm of a streamed energy.
+    forms = ("textbook", "gram")
     space: ClassVar[Space] = {
         # The paper's λ is 0.37 to 0.49 q at q from 1024 to 8192.
         "alignment_weight": Range(0.03, 30, times="q", balances=True),
         "scale": Range(0.3, 10, most=20),
     }
-
-    def __post_init__(self) -> None:
-        """Refuse a negative weight and a scale that is not positive."""
-        self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
-        # exp(−4 scale) of opposite embeddings must not vanish in float32, or so would the sum under
-        # the logarithm.
-        self.require(0 < self.scale <= 20, "scale must be in (0, 20]")
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute the logarithm of the mean energy."""
@@ -67,11 +65,6 @@ class AUH(Decomposed):
         # The constant factor of exp(−t d²) = exp(−2t) exp(2t cos) is taken out of the sum.
         log_sum = mask_diagonal(2 * self.scale * (u_NQ @ u_NQ.T)).logsumexp(dim=(0, 1))
         return {"uniformity": log_sum - 2 * self.scale - math.log(n * (n - 1))}
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """The textbook form, and `gram`: the logarithm of a streamed energy."""
-        return ("textbook", "gram")
 
     def add_regularizer(self, view: StreamedView) -> Addends:
         """Compute it in Gram form, see `Decomposed.add_regularizer`."""

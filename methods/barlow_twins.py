@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -12,11 +11,12 @@ from torch import Tensor
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.forms.engine import Shard
 from regbench.methods.forms.pairwise import chunks, frobenius_norm, panels
+from regbench.settings import NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 
 
 @register("barlow_twins")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class BarlowTwins(Regularizer):
     """s [ Σⱼ (1 − Cⱼⱼ)² + λ Σ_{j≠k} Cⱼₖ² ] with C = Ẑ₁ᵀẐ₂/n (Zbontar et al., ICML 2021, Eqs. (1)
     and (2)).
@@ -32,10 +32,10 @@ class BarlowTwins(Regularizer):
         epsilon: ε > 0, added to the variance under the root.
     """
 
-    redundancy_weight: float = 0.0051
-    scale: float = 0.024
+    redundancy_weight: NonNegative = 0.0051
+    scale: Positive = 0.024
     # torch's batch normalisation, which the authors' code applies, has this ε.
-    epsilon: float = 1e-5
+    epsilon: Positive = 1e-5
 
     metadata: ClassVar[Metadata] = Metadata(
         title="Barlow Twins",
@@ -48,14 +48,11 @@ class BarlowTwins(Regularizer):
         memory="O(n q) or O(q²)",
         published="λ = 0.0051, s = 0.024 on ImageNet, ResNet-50, q = 8192, batch 2048",
     )
+    # As ‖Ẑ₁ᵀẐ₂‖² = ⟨Ẑ₁Ẑ₁ᵀ, Ẑ₂Ẑ₂ᵀ⟩, the redundancy does not need the correlation.
+    forms = ("textbook", "gram", "covariance")
     # The q² − q squares are weighed against q others, so λ moves as 1/q; the published one is 42/q
     # at q = 8192.
     space: ClassVar[Space] = {"redundancy_weight": Range(1, 1000, times="1/q", balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse a negative weight, a scale or an epsilon that is not positive."""
-        self.require(self.redundancy_weight >= 0, "redundancy_weight must be >= 0")
-        self.require(self.scale > 0 and self.epsilon > 0, "scale and epsilon must be > 0")
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute invariance (the diagonal) and redundancy (the rest of the correlation)."""
@@ -70,11 +67,6 @@ class BarlowTwins(Regularizer):
     def _normalize(self, z_NQ: Tensor) -> Tensor:
         variance_Q, mean_Q = torch.var_mean(z_NQ, dim=0, correction=0)
         return (z_NQ - mean_Q) * (variance_Q + self.epsilon).rsqrt()
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """All three: as ‖Ẑ₁ᵀẐ₂‖² = ⟨Ẑ₁Ẑ₁ᵀ, Ẑ₂Ẑ₂ᵀ⟩, the redundancy does not need the correlation."""
-        return ("textbook", "gram", "covariance")
 
     def form_at(self, form: str, n: int, q: int) -> str:
         """Take the covariance form for `auto` at n = q too: both have 6 n³ FLOP, but panels cut

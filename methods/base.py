@@ -8,7 +8,6 @@ global, are the usual case.
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,7 +20,8 @@ from torch import Tensor, nn
 
 from regbench.errors import RegbenchError
 from regbench.methods.forms.engine import Engine, Shard, drawing, warn_of_local_rows
-from regbench.methods.forms.gradients import ValueWithGradient, differentiate
+from regbench.methods.forms.gradients import WithGradients, differentiate
+from regbench.methods.forms.pairwise import fusing
 from regbench.methods.forms.views import pairs
 from regbench.plugins import Registry
 from regbench.spaces import Space
@@ -123,7 +123,8 @@ class Regularizer(ABC):
     """A loss on the embeddings of an image's views: alignment plus what keeps the network from
     collapsing.
 
-    A subclass is a frozen keyword-only dataclass of its hyperparameters, decorated by `register`.
+    A subclass is made a frozen dataclass of its hyperparameters by `regbench.settings.settings`,
+    which refuses what their annotations do not allow, and is decorated by `register`.
     It states `metadata` and implements `terms` for two views; everything else (more views, fp32,
     checks, many ranks, configuration, tests, cost, table rows) is done for it. With more views the
     loss is the mean of the two-view loss over the pairs of a global view and another one. A method
@@ -392,10 +393,18 @@ class Regularizer(ABC):
             # not allow.
             with torch.inference_mode(False), torch.no_grad():
                 return self._eager([z_NQ.clone() for z_NQ in views_NQ], engine, global_views, dtype)
-        # An autograd function returns tensors only, so the addends come back in this dictionary.
-        terms: dict[str, Tensor] = {}
-        total: Tensor = ValueWithGradient.apply(self, engine, global_views, dtype, terms, *views_NQ)
-        return Loss(total, terms)
+        shard = Shard.of_loss(views_NQ[0], engine, self.label)
+        form = self.form_at(engine.form, shard.n, views_NQ[0].shape[1])
+        own_NQ = [z_NQ.detach().to(dtype) for z_NQ in views_NQ]
+        draws = drawing(self.random, shard, engine, views_NQ[0].device)
+        with torch.no_grad(), draws, fusing(engine.compile):
+            terms, gradients_NQ = self.value_and_gradient(own_NQ, global_views, shard, form)
+        if shard.world > 1:
+            for gradient_NQ in gradients_NQ:
+                gradient_NQ.mul_(shard.world)  # DistributedDataParallel takes the mean over ranks
+        total = torch.stack(list(terms.values())).sum().to(dtype)
+        kept: Tensor = WithGradients.apply(total, gradients_NQ, self.label, *views_NQ)
+        return Loss(kept, {name: term.to(dtype) for name, term in terms.items()})
 
     def form_at(self, form: str, n: int, q: int) -> str:
         """Return what a form stands for at a batch of n and q dimensions: `auto` for the cheapest
@@ -411,17 +420,13 @@ class Regularizer(ABC):
         return streamed[0] if streamed else "textbook"
 
     def require(self, condition: bool, what: str) -> None:
-        """Refuse a hyperparameter.
+        """Refuse hyperparameters that do not fit together, which `__post_init__` looks for.
 
         Raises:
             RegbenchError: Unless `condition` holds, naming the method and `what` must hold.
         """
         if not condition:
-            values = ", ".join(
-                f"{f.name}={getattr(self, f.name)!r}"
-                for f in dataclasses.fields(self)  # type: ignore[arg-type]
-            )
-            raise RegbenchError(f"{self.metadata.title}: {what} (got {values})")
+            raise RegbenchError(f"{self.metadata.title}: {what} (got {self})")
 
 
 class Native(Regularizer):

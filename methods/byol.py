@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.forms.pairwise import normalize
+from regbench.settings import settings
 from regbench.spaces import Space
 
 
 @register("byol")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class BYOL(Regularizer):
     """Mean ‖p̄₁ᵢ − t̄₂ᵢ‖² + mean ‖p̄₂ᵢ − t̄₁ᵢ‖² on unit vectors (Grill et al., NeurIPS 2020, Eq.
     (2)).

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.decomposed import Addends, Decomposed
 from regbench.methods.forms.logdet import log_det_identity_plus
+from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 
 
 @register("corinfomax")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class CorInfoMax(Decomposed):
     """α mse(Z₁, Z₂) − (1/q) Σ_v log det(R_v + ε I) over unit embeddings (Ozsoy et al., NeurIPS
     2022).
@@ -38,8 +39,8 @@ class CorInfoMax(Decomposed):
         epsilon: ε.
     """
 
-    alignment_weight: float = 500.0
-    epsilon: float = 1e-8
+    alignment_weight: NonNegative = 500.0
+    epsilon: Annotated[float, Field(ge=1e-12)] = 1e-8
     unit: ClassVar[bool] = True
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -61,11 +62,6 @@ class CorInfoMax(Decomposed):
     )
     # The published α is 3.9 q, and 7.8 q on CIFAR-100.
     space: ClassVar[Space] = {"alignment_weight": Range(0.1, 100, times="q", balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse a negative weight and an epsilon that float64 cannot resolve."""
-        self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
-        self.require(self.epsilon >= 1e-12, "epsilon must be >= 1e-12")
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute −(2/q) log det(R + ε I) of one view."""

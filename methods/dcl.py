@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.contrastive import Contrastive
+from regbench.settings import Positive, settings
 
 
 @register("dcl")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class DCL(Contrastive):
     """Decoupled contrastive learning (Yeh et al., ECCV 2022, Eq. (6)).
 
@@ -24,7 +24,7 @@ class DCL(Contrastive):
         temperature: τ > 0.
     """
 
-    temperature: float = 0.1
+    temperature: Positive = 0.1
     cross_view: ClassVar[str] = "others"  # which leaves out the positive pair: the decoupling
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -43,7 +43,7 @@ class DCL(Contrastive):
 
 
 @register("dclw")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class DCLW(DCL):
     """DCL with weighted positive pairs (Yeh et al., ECCV 2022, Section 3.2).
 
@@ -56,7 +56,7 @@ class DCLW(DCL):
         sigma: σ > 0.
     """
 
-    sigma: float = 0.5
+    sigma: Positive = 0.5
 
     metadata: ClassVar[Metadata] = Metadata(
         title="DCLW",
@@ -73,11 +73,6 @@ class DCLW(DCL):
         scale_invariant=True,
         rotation_invariant=True,
     )
-
-    def __post_init__(self) -> None:
-        """Refuse a temperature or sigma that is not positive."""
-        super().__post_init__()
-        self.require(self.sigma > 0, "sigma must be > 0")
 
     def alignment(self, similarity_N: Tensor) -> Tensor:
         """Compute −mean w sim/τ."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.contrastive import Contrastive
+from regbench.settings import Positive, settings
 
 
 @register("dhel")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class DHEL(Contrastive):
     """Decoupled hyperspherical energy loss (Koromilas et al., ICML 2024).
 
@@ -22,7 +22,7 @@ class DHEL(Contrastive):
         temperature: τ > 0; 0.3 is the default of the authors' code.
     """
 
-    temperature: float = 0.3
+    temperature: Positive = 0.3
     cross_view: ClassVar[str] = "none"
     # The energies of both views are added up; `Contrastive` takes their mean.
     uniformity_weight: ClassVar[float] = 2.0

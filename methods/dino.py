@@ -6,20 +6,21 @@ Shapes: N = batch (n), Q = prototypes, whose scores stand in the place of embedd
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from regbench.methods.base import Metadata, PrototypeWeights, Regularizer, register
+from regbench.methods.forms.engine import mean_over_ranks
 from regbench.methods.forms.pairwise import infinite_as_nan
+from regbench.settings import AtLeastTwo, Fraction, Momentum, Positive, settings
 from regbench.spaces import Range, Space
 
 
 @register("dino")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class DINO(Regularizer):
     """−mean Σ_k softmax((t₂ᵢ − c)/τ_t)_k log softmax(s₁ᵢ/τ_s)_k of scores s, t (Caron et al., ICCV
     2021, Eq. (1)).
@@ -40,12 +41,12 @@ class DINO(Regularizer):
             each step; or `normal`, of a length of √q, as in cells without the setting.
     """
 
-    prototypes: int = 65536
-    student_temperature: float = 0.1
-    teacher_temperature: float = 0.07
-    first_teacher_temperature: float = 0.04
-    warmup: float = 0.1
-    center_momentum: float = 0.9
+    prototypes: AtLeastTwo = 65536
+    student_temperature: Positive = 0.1
+    teacher_temperature: Positive = 0.07
+    first_teacher_temperature: Positive = 0.04
+    warmup: Fraction = 0.1
+    center_momentum: Momentum = 0.9
     prototype_weights: PrototypeWeights = "uniform"
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -70,22 +71,6 @@ class DINO(Regularizer):
     needs: ClassVar[tuple[str, ...]] = ("ema",)
     absent: ClassVar[Mapping[str, Any]] = {"prototype_weights": "normal"}
     space: ClassVar[Space] = {"teacher_temperature": Range(0.02, 0.2)}
-
-    def __post_init__(self) -> None:
-        """Refuse numbers out of bounds."""
-        temperatures = (
-            self.student_temperature,
-            self.teacher_temperature,
-            self.first_teacher_temperature,
-        )
-        self.require(min(temperatures) > 0, "temperatures must be > 0")
-        self.require(self.prototypes >= 2, "prototypes must be >= 2")
-        weights = get_args(PrototypeWeights)
-        self.require(
-            self.prototype_weights in weights, f"prototype_weights must be of {', '.join(weights)}"
-        )
-        self.require(0 <= self.warmup <= 1, "warmup must be from 0 to 1")
-        self.require(0 <= self.center_momentum < 1, "center_momentum must be from 0 to below 1")
 
     def target_transform(self, q: int) -> nn.Module:
         """Center the teacher's scores, see `Centering`."""
@@ -138,9 +123,6 @@ class Centering(nn.Module):
         scale = last / (first + (last - first) * risen)
         centred = [(view_NQ - self.center) * scale for view_NQ in views_NQ]
         mean_Q = torch.stack([view_NQ.mean(dim=0) for view_NQ in views_NQ]).mean(dim=0)
-        if group is not None:
-            dist.all_reduce(mean_Q, group=group)
-            mean_Q /= dist.get_world_size(group)
         # The scores of a step count from the next step on, as in the authors' code.
-        self.center.lerp_(mean_Q, 1 - method.center_momentum)
+        self.center.lerp_(mean_over_ranks(mean_Q, group), 1 - method.center_momentum)
         return method, centred

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
-from regbench.methods.forms.pairwise import normalize_columns
+from regbench.methods.forms.pairwise import normalize_columns, smaller_gram
+from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 
 
 @register("frossl")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class FroSSL(Native):
     """Σ_v log ‖C_v‖_F² + λ V (1/n) Σ_v ‖Ẑ_v − Z̄‖_F² (Skean et al., ECCV 2024), with V views.
 
@@ -37,7 +37,7 @@ class FroSSL(Native):
             for those of more.
     """
 
-    alignment_weight: float = 1.0
+    alignment_weight: NonNegative = 1.0
     centered: bool = True
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -57,10 +57,6 @@ class FroSSL(Native):
     )
     space: ClassVar[Space] = {"alignment_weight": Range(0.01, 10, balances=True)}
 
-    def __post_init__(self) -> None:
-        """Refuse a negative weight."""
-        self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
-
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute alignment and entropy."""
         normal_NQ = []
@@ -78,11 +74,8 @@ class FroSSL(Native):
 
 
 def _log_purity(z_NQ: Tensor) -> Tensor:
-    """Compute log (‖ZᵀZ‖_F² / tr(ZᵀZ)²), by the smaller of ZᵀZ and ZZᵀ, which have one norm and
-    one trace.
-    """
-    n, q = z_NQ.shape
-    gram = z_NQ.T @ z_NQ if q < n else z_NQ @ z_NQ.T
+    """Compute log (‖ZᵀZ‖_F² / tr(ZᵀZ)²)."""
+    gram = smaller_gram(z_NQ)
     tiny = torch.finfo(z_NQ.dtype).tiny
     # The derivative of `trace` makes a GPU's host wait.
     return (gram.square().sum() + tiny).log() - 2 * (gram.diagonal().sum() + tiny).log()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.kernel import KernelRegularizer
+from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 
 
 @register("generalized_distance")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class GeneralizedDistance(KernelRegularizer):
     """K(u, v) = −‖u − v‖ᵖ = −(2 − 2 u·v)^{p/2}, Example 2 of Zheng et al. (ICLR 2023) with the
     constant C = 0.
@@ -29,8 +30,8 @@ class GeneralizedDistance(KernelRegularizer):
         alignment_weight: λ as in the paper's tables, see `KernelRegularizer`; 10000 at q = 8192.
     """
 
-    exponent: float = 2.0
-    alignment_weight: float = 10000.0
+    exponent: Annotated[float, Field(gt=0, le=2)] = 2.0
+    alignment_weight: NonNegative = 10000.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="generalized distance",
@@ -47,11 +48,6 @@ class GeneralizedDistance(KernelRegularizer):
     )
     # The paper's λ is 1.2 q at q = 8192.
     space: ClassVar[Space] = {"alignment_weight": Range(0.03, 30, times="q", balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse an exponent outside (0, 2]."""
-        super().__post_init__()
-        self.require(0 < self.exponent <= 2, "exponent must be in (0, 2]")
 
     def kernel(self, t: Tensor, q: int) -> Tensor:
         """Compute −(2 − 2t)^{p/2}, same shape as t."""

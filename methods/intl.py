@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
 from regbench.methods.forms.pairwise import normalize
 from regbench.methods.forms.views import pairs
+from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 
 
 @register("intl")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class INTL(Native):
     """Mean over the images of 2 − 2 cos(w₁ᵢ, w₂ᵢ), plus β (t(W₁) + t(W₂)) (Weng et al., ICLR 2024).
 
@@ -33,8 +34,10 @@ class INTL(Native):
         iterations: T, the Newton steps, 6 at most.
     """
 
-    trace_weight: float = 0.05
-    iterations: int = 4
+    trace_weight: NonNegative = 0.05
+    # Rounding grows with each step: in float32, near a point, the gradient is off by 3 % after
+    # 6 and lost after 8.
+    iterations: Annotated[int, Field(ge=0, le=6)] = 4
     least_dim: ClassVar[int] = 2
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -52,13 +55,6 @@ class INTL(Native):
         limitation="no momentum encoder (a variant of the original)",
     )
     space: ClassVar[Space] = {"trace_weight": Range(0.001, 1, balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse a negative weight, and steps beyond those that rounding allows."""
-        self.require(self.trace_weight >= 0, "trace_weight must be >= 0")
-        # Rounding grows with each step: in float32, near a point, the gradient is off by 3 % after
-        # 6 and lost after 8.
-        self.require(0 <= self.iterations <= 6, "iterations must be from 0 to 6")
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute alignment of the normalised views, and the trace loss of both views of each

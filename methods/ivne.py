@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
-from regbench.methods.forms.pairwise import normalize
+from regbench.methods.forms.pairwise import normalize, smaller_gram
+from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 
 
 @register("ivne")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class IVNE(Native):
     """−α₁ mean_{g<v} mean_i cos(z_gᵢ, z_vᵢ) − α₂ mean_v S(Z_v) (Kim et al., CVPR 2023), g a global
     view.
@@ -31,8 +31,8 @@ class IVNE(Native):
         entropy_weight: α₂.
     """
 
-    alignment_weight: float = 4.16
-    entropy_weight: float = 1.0
+    alignment_weight: NonNegative = 4.16
+    entropy_weight: NonNegative = 1.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="I-VNE+",
@@ -50,10 +50,6 @@ class IVNE(Native):
     )
     # The entropy grows as the logarithm of the batch; the published 4.16 is log 64.
     space: ClassVar[Space] = {"alignment_weight": Range(0.03, 30, times="log(n)", balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse negative weights."""
-        self.require(min(self.alignment_weight, self.entropy_weight) >= 0, "weights must be >= 0")
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute alignment and entropy."""
@@ -80,7 +76,5 @@ def _entropy(z_NQ: Tensor) -> Tensor:
     and in single precision these are rounding.
     """
     z_NQ = z_NQ.double()
-    n, q = z_NQ.shape
-    gram = z_NQ.T @ z_NQ if q < n else z_NQ @ z_NQ.T
-    eigenvalues: Tensor = torch.linalg.eigvalsh(gram / n)
+    eigenvalues: Tensor = torch.linalg.eigvalsh(smaller_gram(z_NQ) / len(z_NQ))
     return -(eigenvalues * eigenvalues.clamp_min(torch.finfo(z_NQ.dtype).tiny).log()).sum()

@@ -5,10 +5,8 @@ many slices.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,7 +16,9 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.chebyshev import chebyshev_series
 from regbench.methods.forms.decomposed import Addends, Decomposed, StreamedView
+from regbench.methods.forms.gradients import with_slopes
 from regbench.methods.forms.pairwise import blocks, off_diagonal_mask, panels, squared_distances
+from regbench.settings import NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 
 
@@ -29,7 +29,7 @@ from regbench.spaces import Range, Space
     kerjepa_ksd_gaussian={"statistic": "ksd", "kernel": "gaussian"},
     kerjepa_ksd_imq={"statistic": "ksd", "kernel": "imq"},
 )
-@dataclass(frozen=True, kw_only=True)
+@settings
 class KerJEPA(Decomposed):
     """mean (Z₁ − Z₂)² + λ ½ Σ_v D(Z_v, N(0, I)) (Zimmermann et al., arXiv 2512.19605, 2025),
     without slices.
@@ -69,10 +69,10 @@ class KerJEPA(Decomposed):
         bandwidth: b > 0: the squared bandwidth in units of q; for `sliced_mmd` in one dimension.
     """
 
-    statistic: str = "ksd"
-    kernel: str = "imq"
-    regularization_weight: float = 10.0
-    bandwidth: float = 1.0
+    statistic: Literal["mmd", "sliced_mmd", "ksd"] = "ksd"
+    kernel: Literal["gaussian", "imq"] = "imq"
+    regularization_weight: NonNegative = 10.0
+    bandwidth: Positive = 1.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="KerJEPA",
@@ -89,34 +89,26 @@ class KerJEPA(Decomposed):
         "priors are left out",
         rotation_invariant=True,
     )
+    alignment_weight = 1.0
     # The paper prints no bandwidth. Eight searches on small images at q = 512, begun from 0.03 to
     # 3, chose 0.007 to 0.084, the geometric mean of which is 0.03.
     revision: ClassVar[int] = 2
+    # `gram`, streamed over the Gram matrix.
+    forms = ("textbook", "gram")
     space: ClassVar[Space] = {
         "regularization_weight": Range(0.1, 1000, balances=True),
         "bandwidth": Range(0.001, 1),
     }
 
     def __post_init__(self) -> None:
-        """Refuse unknown names and numbers out of range."""
-        self.require(
-            self.statistic in ("mmd", "sliced_mmd", "ksd"),
-            "statistic must be mmd, sliced_mmd or ksd",
-        )
-        self.require(self.kernel in ("gaussian", "imq"), "kernel must be gaussian or imq")
+        """Refuse an MMD without a formula."""
         alone = f"statistic {self.statistic} goes with kernel gaussian only"
         self.require(self.statistic == "ksd" or self.kernel == "gaussian", alone)
-        self.require(self.regularization_weight >= 0, "regularization_weight must be >= 0")
-        self.require(self.bandwidth > 0, "bandwidth must be > 0")
 
     @property
     def label(self) -> str:
         """Statistic and kernel: another one is another method."""
         return f"KerJEPA ({self.statistic.upper().replace('SLICED_', 'sliced ')}, {self.kernel})"
-
-    def alignment_scale(self, q: int) -> float:
-        """Return 1, whatever q is."""
-        return 1.0
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute λ D of one view."""
@@ -173,17 +165,12 @@ class KerJEPA(Decomposed):
         discrepancy = pairs - 2 * crossed + between.get(self.statistic, 0.0)
         return {"normality": self.regularization_weight * discrepancy}
 
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """The textbook form, and `gram`, streamed over the Gram matrix."""
-        return ("textbook", "gram")
-
     def add_regularizer(self, view: StreamedView) -> Addends:
         """Compute it in Gram form, see `Decomposed.add_regularizer`."""
         z_NQ, _, gradient_NQ, share, shard, _ = view
         n, q = shard.n, z_NQ.shape[1]
         squared_N = z_NQ.square().sum(dim=1)
-        crossed_N, slope_N = _with_slopes(partial(self.of_embeddings, q=q), squared_N)
+        crossed_N, slope_N = with_slopes(partial(self.of_embeddings, q=q), squared_N)
         # The factor n − 1 makes 1/(n (n − 1)) right for single embeddings too.
         gradient_NQ.addcmul_(z_NQ, slope_N[:, None], value=-4 * (n - 1))
         # With z = x + m, m being the mean, ‖zᵢ − zⱼ‖² is taken of x, whose squares cancel less, and
@@ -199,7 +186,7 @@ class KerJEPA(Decomposed):
                 gram_PM = x_NQ[rows] @ other_MQ.T
                 r2_PM = (squared_N[rows, None] + squared_M).sub_(gram_PM, alpha=2).clamp_min_(0.0)
                 gram_PM.add_(offset_N[rows, None]).add_(offset_M)
-                value_PM, by_gram_PM, by_r2_PM = _with_slopes(
+                value_PM, by_gram_PM, by_r2_PM = with_slopes(
                     partial(self.of_pairs, q=q), gram_PM, r2_PM
                 )
                 by_r2_PM.masked_fill_(r2_PM == 0, 0.0)
@@ -218,15 +205,6 @@ class KerJEPA(Decomposed):
         return self._addends(
             shard.sum(pairs) / (n * (n - 1)), shard.sum(crossed_N.double().sum()) / n, q
         )
-
-
-def _with_slopes(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[Tensor, ...]:
-    """Compute an elementwise function and its derivatives with respect to each argument."""
-    with torch.enable_grad():
-        leaves = [argument.detach().requires_grad_() for argument in arguments]
-        value = function(*leaves)
-        slopes = torch.autograd.grad(value.sum(), leaves, materialize_grads=True)
-    return value.detach(), *slopes
 
 
 def sliced_gaussian(x: Tensor, q: int) -> Tensor:

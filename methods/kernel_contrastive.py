@@ -4,14 +4,14 @@ views.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.forms.engine import Shard
+from regbench.methods.forms.gradients import with_slopes
 from regbench.methods.forms.pairwise import (
     energy,
     fused,
@@ -20,6 +20,7 @@ from regbench.methods.forms.pairwise import (
     off_diagonal_energy,
     to_embedding_gradient,
 )
+from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 
 
@@ -30,7 +31,7 @@ from regbench.spaces import Range, Space
     kcl_imq={"kernel": "imq"},
     kcl_riesz={"kernel": "riesz", "scale": -1.0},
 )
-@dataclass(frozen=True, kw_only=True)
+@settings
 class KernelContrastive(Regularizer):
     """−2 mean_i k(z1ᵢ, z2ᵢ) + γ Σ_v mean_{i≠j} K(zvᵢ, zvⱼ) on unit embeddings (Koromilas et al.,
     ICML 2024).
@@ -53,9 +54,9 @@ class KernelContrastive(Regularizer):
         energy_weight: γ >= 0.
     """
 
-    kernel: str = "gaussian"
+    kernel: Literal["gaussian", "log", "imq", "riesz"] = "gaussian"
     scale: float = 2.0
-    energy_weight: float = 16.0
+    energy_weight: NonNegative = 16.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="KCL",
@@ -71,19 +72,16 @@ class KernelContrastive(Regularizer):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    # `gram`, streamed over panels of the Gram matrices of the views.
+    forms = ("textbook", "gram")
     space: ClassVar[Space] = {"energy_weight": Range(0.3, 300, balances=True)}
 
     def __post_init__(self) -> None:
-        """Refuse unknown kernels and numbers out of range."""
-        self.require(
-            self.kernel in ("gaussian", "log", "imq", "riesz"),
-            "kernel must be gaussian, log, imq or riesz",
-        )
+        """Refuse a scale that the kernel cannot have."""
         if self.kernel == "riesz":
             self.require(-2 < self.scale < 0, "scale of riesz must be between -2 and 0")
         else:
             self.require(self.scale > 0, "scale must be > 0")
-        self.require(self.energy_weight >= 0, "energy_weight must be >= 0")
 
     @property
     def label(self) -> str:
@@ -126,16 +124,8 @@ class KernelContrastive(Regularizer):
 
     def _energy_and_slope(self, t: Tensor) -> tuple[Tensor, Tensor]:
         # By autograd, or each of the four kernels would bring a derivative to get wrong.
-        with torch.enable_grad():
-            leaf = t.detach().requires_grad_()
-            value = self._of_products(leaf)
-            (slope,) = torch.autograd.grad(value.sum(), leaf)
-        return value.detach(), slope
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """The textbook form, and `gram`, streamed over panels of the Gram matrices of the views."""
-        return ("textbook", "gram")
+        value, slope = with_slopes(self._of_products, t)
+        return value, slope
 
     def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,11 +10,12 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.decomposed import Addends, Decomposed
 from regbench.methods.forms.pairwise import panels
+from regbench.settings import NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 
 
 @register("koleo")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class KoLeo(Decomposed):
     """λ mean (Z₁ − Z₂)² − μ ½ Σ_v (1/n) Σᵢ log( min_{j≠i} ‖zvᵢ − zvⱼ‖ + ε ) (Sablayrolles et al.,
     ICLR 2019).
@@ -33,9 +33,9 @@ class KoLeo(Decomposed):
         epsilon: ε > 0, which keeps equal embeddings finite.
     """
 
-    alignment_weight: float = 1000.0
-    uniformity_weight: float = 0.2
-    epsilon: float = 1e-8
+    alignment_weight: NonNegative = 1000.0
+    uniformity_weight: NonNegative = 0.2
+    epsilon: Positive = 1e-8
     unit: ClassVar[bool] = True
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -55,13 +55,6 @@ class KoLeo(Decomposed):
         rotation_invariant=True,
     )
     space: ClassVar[Space] = {"alignment_weight": Range(0.1, 100, times="q", balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse negative weights."""
-        self.require(
-            min(self.alignment_weight, self.uniformity_weight) >= 0, "weights must be >= 0"
-        )
-        self.require(self.epsilon > 0, "epsilon must be > 0")
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute −μ times the mean logarithm of the distance to the nearest embedding."""

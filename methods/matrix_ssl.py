@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -10,11 +9,12 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.forms.pairwise import normalize
+from regbench.settings import AtLeastOne, NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 
 
 @register("matrix_ssl")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class MatrixSSL(Regularizer):
     """U + γ A over unit embeddings, matrix uniformity and alignment (Zhang et al., ICML 2024), as
     in their code.
@@ -34,10 +34,10 @@ class MatrixSSL(Regularizer):
         order: Terms of the Taylor series.
     """
 
-    alignment_weight: float = 1.0
-    identity_weight: float = 1.0
-    shift: float = 1.0
-    order: int = 4
+    alignment_weight: NonNegative = 1.0
+    identity_weight: NonNegative = 1.0
+    shift: Positive = 1.0
+    order: AtLeastOne = 4
 
     metadata: ClassVar[Metadata] = Metadata(
         title="Matrix-SSL",
@@ -59,11 +59,6 @@ class MatrixSSL(Regularizer):
         ordered=False,
     )
     space: ClassVar[Space] = {"alignment_weight": Range(0.01, 10, balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse negative weights and an order below 1."""
-        self.require(min(self.alignment_weight, self.identity_weight) >= 0, "weights must be >= 0")
-        self.require(self.order >= 1 and self.shift > 0, "order must be >= 1 and shift > 0")
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute uniformity (which aligns the views too, by the cross-covariance) and

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.forms.pairwise import normalize
+from regbench.settings import AtLeastOne, Fraction, Positive, settings
 from regbench.spaces import Range, Space
 
 
 @register("mec")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class MaximumEntropyCoding(Regularizer):
     """−(1/(nλ)) tr Σ_{k=1}^{K} (−1)^{k+1} (λ Z₁Z₂ᵀ)ᵏ/k with λ = q/(n ε²) (Liu et al., NeurIPS
     2022).
@@ -34,9 +35,9 @@ class MaximumEntropyCoding(Regularizer):
             series converges before the embeddings have spread; 0: none.
     """
 
-    distortion: float = 64.0
-    order: int = 4
-    warmup: float = 0.0
+    distortion: Positive = 64.0
+    order: AtLeastOne = 4
+    warmup: Fraction = 0.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="MEC",
@@ -59,15 +60,6 @@ class MaximumEntropyCoding(Regularizer):
     of_training: ClassVar[tuple[str, ...]] = ("warmup",)
     absent: ClassVar[Mapping[str, Any]] = {"warmup": 0.0}
     space: ClassVar[Space] = {"distortion": Range(6, 600)}
-
-    def __post_init__(self) -> None:
-        """Refuse a distortion that is not positive, an empty series, and a warm-up beyond the
-        training.
-        """
-        self.require(
-            self.distortion > 0 and self.order >= 1, "distortion must be > 0 and order >= 1"
-        )
-        self.require(0 <= self.warmup <= 1, "warmup must be from 0 to 1")
 
     def target_transform(self, q: int) -> nn.Module | None:
         """Let λ rise, see `RisingScale`."""

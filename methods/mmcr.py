@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -13,11 +12,12 @@ from regbench.methods.base import Metadata, Native, register
 from regbench.methods.forms.engine import Shard
 from regbench.methods.forms.gradients import differentiate
 from regbench.methods.forms.pairwise import normalize
+from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 
 
 @register("mmcr")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class MMCR(Native):
     """λ (1/n) Σᵢ ‖[z₁ᵢ, …, z_{V,i}]‖_* − ‖C‖_* (Yerxa et al., NeurIPS 2023), ‖·‖_* the nuclear
     norm.
@@ -40,7 +40,7 @@ class MMCR(Native):
         local_weight: λ.
     """
 
-    local_weight: float = 0.0
+    local_weight: NonNegative = 0.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="MMCR",
@@ -57,12 +57,9 @@ class MMCR(Native):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    forms = ("textbook", "covariance")
     # The range holds the 0 of the paper's experiments, which no logarithmic one could.
     space: ClassVar[Space] = {"local_weight": Range(0, 0.2, "linear", balances=True, least=0)}
-
-    def __post_init__(self) -> None:
-        """Refuse a negative weight."""
-        self.require(self.local_weight >= 0, "local_weight must be >= 0")
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute the nuclear norm of the centroids, and with λ > 0 the mean one of the views
@@ -74,11 +71,6 @@ class MMCR(Native):
         if self.local_weight:
             terms["views"] = self.local_weight * torch.linalg.svdvals(z_NQV).sum() / len(z_NQV)
         return terms
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """The forms that the loss can be computed in."""
-        return ("textbook", "covariance")
 
     def value_and_gradient(
         self, views_NQ: Sequence[Tensor], global_views: int, shard: Shard, form: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -10,10 +9,11 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.contrastive import Contrastive
 from regbench.methods.forms.engine import Shard
+from regbench.settings import Positive, settings
 
 
 @register("moco_v3")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class MoCoV3(Contrastive):
     """2τ (ℓ(q₁, k₂) + ℓ(q₂, k₁)) with ℓ InfoNCE without a queue (Chen, Xie and He, ICCV 2021,
     Algorithm 1).
@@ -26,7 +26,7 @@ class MoCoV3(Contrastive):
         temperature: τ > 0.
     """
 
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     own_view: ClassVar[bool] = False  # the candidates are the targets alone
     anchors: ClassVar[int] = 1  # a prediction looks for its target, never the reverse
 

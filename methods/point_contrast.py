@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.forms.contrastive import Contrastive
 from regbench.methods.forms.pairwise import centred_units
+from regbench.settings import NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 
 _REFERENCE = "Xie, Gu, Guo, Qi, Guibas, Litany, ECCV 2020"
@@ -18,7 +18,7 @@ _URL = "https://arxiv.org/abs/2007.10985"
 
 
 @register("info_nce")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class InfoNCE(Contrastive):
     """InfoNCE across views (PointInfoNCE of Xie et al., ECCV 2020; van den Oord et al., 2018).
 
@@ -29,7 +29,7 @@ class InfoNCE(Contrastive):
         temperature: τ > 0; 0.4 in PointContrast's training script.
     """
 
-    temperature: float = 0.4
+    temperature: Positive = 0.4
     own_view: ClassVar[bool] = False
     anchors: ClassVar[int] = 1
 
@@ -51,7 +51,7 @@ class InfoNCE(Contrastive):
 
 
 @register("hardest_contrastive")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class HardestContrastive(Regularizer):
     """The hardest-contrastive loss (Choy et al., ICCV 2019; Xie et al., ECCV 2020, Section 3.2).
 
@@ -68,9 +68,9 @@ class HardestContrastive(Regularizer):
         negative_weight: μ >= 0.
     """
 
-    positive_margin: float = 0.1
-    negative_margin: float = 1.4
-    negative_weight: float = 1.0
+    positive_margin: NonNegative = 0.1
+    negative_margin: Positive = 1.4
+    negative_weight: NonNegative = 1.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="hardest-contrastive",
@@ -91,13 +91,6 @@ class HardestContrastive(Regularizer):
     )
     revision: ClassVar[int] = 2
     space: ClassVar[Space] = {"negative_weight": Range(0.1, 100, balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse margins and weights below their bounds."""
-        self.require(
-            self.positive_margin >= 0 and self.negative_margin > 0 and self.negative_weight >= 0,
-            "positive_margin and negative_weight must be >= 0, negative_margin > 0",
-        )
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute the alignment above its margin, and the distance to the nearest other image

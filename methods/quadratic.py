@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.kernel import KernelRegularizer
+from regbench.settings import NonNegative, settings
 
 
 @register("quadratic")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Quadratic(KernelRegularizer):
     """K(u, v) = (u·v)², Table 1 and the appendix on the sample-contrastive criterion of Zheng et
     al. (ICLR 2023).
@@ -24,7 +24,7 @@ class Quadratic(KernelRegularizer):
         alignment_weight: λ as in the paper's tables, see `KernelRegularizer`.
     """
 
-    alignment_weight: float = 2000.0
+    alignment_weight: NonNegative = 2000.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="quadratic kernel",

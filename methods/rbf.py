@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.kernel import KernelRegularizer
+from regbench.settings import NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 
 
 @register("rbf")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class RBF(KernelRegularizer):
     """K(u, v) = exp(−t ‖u − v‖²) = exp(−2t (1 − u·v)), Example 1 of Zheng et al. (ICLR 2023).
 
@@ -22,8 +22,8 @@ class RBF(KernelRegularizer):
         alignment_weight: λ as in the paper's tables, see `KernelRegularizer`; 100 at q = 8192.
     """
 
-    scale: float = 2.0
-    alignment_weight: float = 100.0
+    scale: Positive = 2.0
+    alignment_weight: NonNegative = 100.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="RBF kernel",
@@ -43,11 +43,6 @@ class RBF(KernelRegularizer):
         "alignment_weight": Range(0.003, 3, times="q", balances=True),
         "scale": Range(0.3, 10),
     }
-
-    def __post_init__(self) -> None:
-        """Refuse a scale that is not positive."""
-        super().__post_init__()
-        self.require(self.scale > 0, "scale must be > 0")
 
     def kernel(self, t: Tensor, q: int) -> Tensor:
         """Compute exp(−2 scale (1 − t)), same shape as t."""

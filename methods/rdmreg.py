@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -14,11 +13,12 @@ from regbench.methods.base import Metadata, Native, register
 from regbench.methods.forms.pairwise import infinite_as_nan
 from regbench.methods.forms.slicing import random_directions
 from regbench.methods.forms.views import mean_squared_spread
+from regbench.settings import AtLeastOne, NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 
 
 @register("rdmreg")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class RDMReg(Native):
     """λ mse(X₁, X₂) + μ ½ Σ_v E_a W₂²(X_v a, Y_v a) of rectified embeddings X = max(0, Z) (Kuang et
     al., 2026).
@@ -39,10 +39,10 @@ class RDMReg(Native):
         shift: m: the smaller, the sparser.
     """
 
-    alignment_weight: float = 25.0
-    regularization_weight: float = 125.0
-    directions: int = 8192
-    power: float = 1.0
+    alignment_weight: NonNegative = 25.0
+    regularization_weight: NonNegative = 125.0
+    directions: AtLeastOne = 8192
+    power: Positive = 1.0
     shift: float = 0.0
     random: ClassVar[bool] = True
 
@@ -66,15 +66,6 @@ class RDMReg(Native):
         exact_gradient=False,
     )
     space: ClassVar[Space] = {"regularization_weight": Range(3, 3000, balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        self.require(
-            min(self.alignment_weight, self.regularization_weight) >= 0, "weights must be >= 0"
-        )
-        self.require(
-            self.directions >= 1 and self.power > 0, "directions must be >= 1 and power > 0"
-        )
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute the alignment of the rectified views, and their distances to the rectified

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,6 +14,7 @@ from regbench.methods.forms.kernel import (
     legendre_series,
     series_derivative,
 )
+from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 
 
@@ -24,7 +24,7 @@ from regbench.spaces import Range, Space
     sfrik_l2={"weights": (1.0, 20.0), "alignment_weight": 2000.0},
     sfrik_l3={"weights": (1.0, 40.0, 40.0), "alignment_weight": 4000.0},
 )
-@dataclass(frozen=True, kw_only=True)
+@settings
 class SFRIK(KernelRegularizer):
     """Truncated kernel φ(t) = Σ_{ℓ=1}^{L} b_ℓ P_ℓ(q; t), Eq. (8) of Zheng et al. (ICLR 2023).
 
@@ -40,8 +40,8 @@ class SFRIK(KernelRegularizer):
             ones, which is the option `reg_small` of the authors' code. Two views are both global.
     """
 
-    weights: tuple[float, ...] = (1.0, 40.0, 40.0)
-    alignment_weight: float = 4000.0
+    weights: tuple[NonNegative, ...] = (1.0, 40.0, 40.0)
+    alignment_weight: NonNegative = 4000.0
     regularize_local: bool = True
     least_dim: ClassVar[int] = 2
 
@@ -65,13 +65,9 @@ class SFRIK(KernelRegularizer):
     space: ClassVar[Space] = {"alignment_weight": Range(0.03, 30, times="q", balances=True)}
 
     def __post_init__(self) -> None:
-        """Refuse negative or all-zero weights, and drop zeros after the last order with a
-        weight.
-        """
-        super().__post_init__()
+        """Refuse weights that are all zero, and drop zeros after the last order with a weight."""
         self.require(
-            any(self.weights) and min(self.weights) >= 0,
-            "weights must be >= 0 and not all zero, such as [1,40,40]",
+            any(self.weights), "weights must not be all zero; give some, such as [1,40,40]"
         )
         # The paper writes (1, 20, 0) for L = 2: the same kernel is the same method.
         object.__setattr__(self, "weights", self.weights[: self.order])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,11 +10,12 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.decomposed import Addends
 from regbench.methods.forms.slicing import SlicedCharacteristic, epps_pulley
+from regbench.settings import AtLeastOne, AtLeastTwo, Fraction, Positive, settings
 from regbench.spaces import Range, Space
 
 
 @register("sigreg")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class SIGReg(SlicedCharacteristic):
     """s [ (1 − λ) ¼ mean (Z₁ − Z₂)² + λ ½ Σ_v mean over directions of n EP(Z_v a) ] (Balestriero,
     LeCun, arXiv 2025).
@@ -38,11 +38,11 @@ class SIGReg(SlicedCharacteristic):
         scale: s > 0.
     """
 
-    regularization_weight: float = 0.05
-    directions: int = 1024
-    knots: int = 17
-    largest_frequency: float = 3.0
-    scale: float = 1.0
+    regularization_weight: Fraction = 0.05
+    directions: AtLeastOne = 1024
+    knots: AtLeastTwo = 17
+    largest_frequency: Positive = 3.0
+    scale: Positive = 1.0
     to_center: ClassVar[bool] = True
     addend: ClassVar[str] = "normality"
 
@@ -63,18 +63,6 @@ class SIGReg(SlicedCharacteristic):
         "view",
     )
     space: ClassVar[Space] = {"regularization_weight": Range(0.001, 0.5, "logit", balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        self.require(
-            0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]"
-        )
-        self.require(
-            self.directions >= 1 and self.knots >= 2, "directions must be >= 1 and knots >= 2"
-        )
-        self.require(
-            self.largest_frequency > 0 and self.scale > 0, "largest_frequency and scale must be > 0"
-        )
 
     def alignment_scale(self, q: int) -> float:
         """Return s (1 − λ), whatever q is."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.contrastive import Contrastive
+from regbench.settings import Positive, settings
 
 
 @register("simclr")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class SimCLR(Contrastive):
     """NT-Xent over the 2n unit embeddings of both views (Chen et al., ICML 2020, Eq. (1)).
 
@@ -22,7 +22,7 @@ class SimCLR(Contrastive):
         temperature: τ > 0; the paper's tuned value is 0.15.
     """
 
-    temperature: float = 0.15
+    temperature: Positive = 0.15
 
     metadata: ClassVar[Metadata] = Metadata(
         title="SimCLR",

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.forms.pairwise import normalize
+from regbench.settings import settings
 from regbench.spaces import Space
 
 
 @register("simsiam")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class SimSiam(Regularizer):
     """−½ mean cos(p₁ᵢ, z₂ᵢ) − ½ mean cos(p₂ᵢ, z₁ᵢ), z without a gradient (Chen and He, CVPR 2021,
     Eq. (2)).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,11 +10,12 @@ from torch import Tensor
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.forms.engine import Shard
 from regbench.methods.forms.pairwise import chunks, cross_energy, square
+from regbench.settings import Positive, settings
 from regbench.spaces import Range, Space
 
 
 @register("spectral_contrastive")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class SpectralContrastive(Regularizer):
     """(1/μ) [ −2/n Σᵢ uᵢ·vᵢ + 1/(n(n − 1)) Σ_{i≠j} (uᵢ·vⱼ)² ] (HaoChen et al., NeurIPS 2021).
 
@@ -31,7 +31,7 @@ class SpectralContrastive(Regularizer):
             configurations.
     """
 
-    mu: float = 10.0
+    mu: Positive = 10.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="spectral contrastive",
@@ -48,11 +48,9 @@ class SpectralContrastive(Regularizer):
         "loss is here",
         rotation_invariant=True,
     )
+    # `gram`, streamed over panels of the Gram matrix of the two views.
+    forms = ("textbook", "gram")
     space: ClassVar[Space] = {"mu": Range(0.3, 300, balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse a ball without inside, or of infinite radius."""
-        self.require(0 < self.mu < float("inf"), "mu must be > 0 and finite")
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute the attraction of the two views of an image, and the repulsion of the views
@@ -75,13 +73,6 @@ class SpectralContrastive(Regularizer):
         # Embeddings within the ball keep their length: their factor is 1.
         factor_N: Tensor = radius / torch.linalg.vector_norm(z_NQ, dim=1).clamp_min(radius)
         return factor_N
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """The textbook form, and `gram`, streamed over panels of the Gram matrix of the two
-        views.
-        """
-        return ("textbook", "gram")
 
     def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str

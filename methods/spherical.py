@@ -5,13 +5,13 @@ and SUSReg's kernel.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.polynomial import Chebyshev
+from pydantic import Field
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
@@ -19,6 +19,7 @@ from regbench.methods.forms.chebyshev import chebyshev_series
 from regbench.methods.forms.kernel import KernelEnergy, legendre_series
 from regbench.methods.forms.spectrum import Array, log_harmonics, quadrature
 from regbench.methods.spherical_kl import log_heat_kernel
+from regbench.settings import AtLeastOne, Fraction, settings
 from regbench.spaces import Range, Space
 
 # Weights below this share of the largest are lost in a float64 sum, whose rounding is 1e-16.
@@ -33,7 +34,7 @@ _PRECISION = 1e-17
     spherical_ksd_heat={"statistic": "ksd", "spectrum": "heat"},
     spherical_ksd_bandlimited={"statistic": "ksd", "spectrum": "bandlimited"},
 )
-@dataclass(frozen=True, kw_only=True)
+@settings
 class SphericalDiscrepancy(KernelEnergy):
     """(1 − λ) ℓ_inv + λ ½ Σ_v D(Z_v) (Nicollier et al., arXiv 2606.17603, 2026).
 
@@ -60,11 +61,12 @@ class SphericalDiscrepancy(KernelEnergy):
         order: L >= 1; for `bandlimited`.
     """
 
-    statistic: str = "mmd"
-    spectrum: str = "heat"
-    regularization_weight: float = 0.05
-    diffusion_time: float = 5.0
-    order: int = 2
+    statistic: Literal["mmd", "ksd"] = "mmd"
+    spectrum: Literal["heat", "bandlimited", "susreg"] = "heat"
+    regularization_weight: Fraction = 0.05
+    # From about 40 on nothing but the first order is left in double precision.
+    diffusion_time: Annotated[float, Field(gt=0, le=1000)] = 5.0
+    order: AtLeastOne = 2
     to_center: ClassVar[bool] = True
     least_dim: ClassVar[int] = 2
 
@@ -88,22 +90,11 @@ class SphericalDiscrepancy(KernelEnergy):
     space: ClassVar[Space] = {"regularization_weight": Range(0.01, 0.99, "logit", balances=True)}
 
     def __post_init__(self) -> None:
-        """Refuse unknown names and numbers out of range."""
-        self.require(self.statistic in ("mmd", "ksd"), "statistic must be mmd or ksd")
-        self.require(
-            self.spectrum in ("heat", "bandlimited", "susreg"),
-            "spectrum must be heat, bandlimited or susreg",
-        )
-        self.require(
-            0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]"
-        )
+        """Refuse a discrepancy that there is no formula for."""
         self.require(
             (self.statistic, self.spectrum) != ("ksd", "susreg"),
             "spectrum susreg goes with statistic mmd only",
         )
-        # From about 40 on nothing but the first order is left in double precision.
-        self.require(0 < self.diffusion_time <= 1000, "diffusion_time must be in (0, 1000]")
-        self.require(self.order >= 1, "order must be >= 1")
 
     @property
     def label(self) -> str:

@@ -5,13 +5,13 @@ estimate.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import lru_cache
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
@@ -19,6 +19,7 @@ from regbench.methods.forms.chebyshev import chebyshev_series, series_derivative
 from regbench.methods.forms.decomposed import Addends, Decomposed, StreamedView
 from regbench.methods.forms.pairwise import blocks, mask_diagonal, panels
 from regbench.methods.forms.spectrum import log_harmonics
+from regbench.settings import Fraction, settings
 from regbench.spaces import Range, Space
 
 # The degree of the Chebyshev series of log φ.
@@ -30,7 +31,7 @@ _DIGITS = 20
 
 
 @register("spherical_kl")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class SphericalKL(Decomposed):
     """(1 − λ) ℓ_inv + λ ½ Σ_v D(Z_v), the KL (heat) of Nicollier et al. (arXiv 2606.17603, 2026).
 
@@ -55,8 +56,8 @@ class SphericalKL(Decomposed):
             too short, to 1000.
     """
 
-    regularization_weight: float = 0.5
-    diffusion_time: float = 2.0
+    regularization_weight: Fraction = 0.5
+    diffusion_time: Annotated[float, Field(ge=1, le=1000)] = 2.0
     unit: ClassVar[bool] = True
     to_center: ClassVar[bool] = True
     least_dim: ClassVar[int] = 2
@@ -79,14 +80,9 @@ class SphericalKL(Decomposed):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    # `gram`: densities, then gradients, in two passes over the Gram matrix.
+    forms = ("textbook", "gram")
     space: ClassVar[Space] = {"regularization_weight": Range(0.01, 0.99, "logit", balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        self.require(
-            0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]"
-        )
-        self.require(1 <= self.diffusion_time <= 1000, "diffusion_time must be in [1, 1000]")
 
     def alignment_scale(self, q: int) -> float:
         """Return (1 − λ) q: the squared distance to the global views' mean is a sum over
@@ -109,13 +105,6 @@ class SphericalKL(Decomposed):
             "entropy": self.regularization_weight / abs(area) * log_density,
             "constant": constant,
         }
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """The textbook form, and `gram`: densities, then gradients, in two passes over the Gram
-        matrix.
-        """
-        return ("textbook", "gram")
 
     def add_regularizer(self, view: StreamedView) -> Addends:
         """Compute it in Gram form, see `Decomposed.add_regularizer`: 6 n² q FLOP."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,11 +10,12 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
 from regbench.methods.forms.pairwise import centred_units, frobenius_norm, squared_distances
+from regbench.settings import NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 
 
 @register("ssl_hsic")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class SSLHSIC(Native):
     """−HSIC(Z, Y) + γ √HSIC(Z, Z) (Li et al., NeurIPS 2021), with the inverse multiquadric kernel
     on the sphere.
@@ -39,8 +39,8 @@ class SSLHSIC(Native):
         scale: c > 0 of the kernel. The original starts at 1 and adapts it while it trains.
     """
 
-    gamma: float = 3.0
-    scale: float = 1.0
+    gamma: NonNegative = 3.0
+    scale: Positive = 1.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="SSL-HSIC",
@@ -65,10 +65,6 @@ class SSLHSIC(Native):
     )
     revision: ClassVar[int] = 2
     space: ClassVar[Space] = {"gamma": Range(0.03, 30, balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse a negative weight or a kernel without width."""
-        self.require(self.gamma >= 0 and self.scale > 0, "gamma must be >= 0 and scale > 0")
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute the two parts of −HSIC(Z, Y), and the regularizer; M = Vn embeddings."""

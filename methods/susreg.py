@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,11 +10,12 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.decomposed import Addends
 from regbench.methods.forms.slicing import SlicedCharacteristic, epps_pulley
+from regbench.settings import AtLeastOne, AtLeastTwo, Fraction, Positive, settings
 from regbench.spaces import Range, Space
 
 
 @register("susreg")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class SUSReg(SlicedCharacteristic):
     """(1 − λ) ¼ mean_i ‖z₁ᵢ − z₂ᵢ‖² + λ ½ Σ_v E_a EP(Z_v a) on unit embeddings (Nicollier et al.,
     arXiv 2605.26900).
@@ -38,11 +38,11 @@ class SUSReg(SlicedCharacteristic):
         largest_frequency: T > 0.
     """
 
-    regularization_weight: float = 0.05
-    directions: int = 1024
-    knots: int = 17
+    regularization_weight: Fraction = 0.05
+    directions: AtLeastOne = 1024
+    knots: AtLeastTwo = 17
     # The weight e^{−t²/2} is below 4e-6 beyond it.
-    largest_frequency: float = 5.0
+    largest_frequency: Positive = 5.0
     unit: ClassVar[bool] = True
     to_center: ClassVar[bool] = True
     addend: ClassVar[str] = "uniformity"
@@ -64,16 +64,6 @@ class SUSReg(SlicedCharacteristic):
         scale_invariant=True,
     )
     space: ClassVar[Space] = {"regularization_weight": Range(0.01, 0.99, "logit", balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        self.require(
-            0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]"
-        )
-        self.require(
-            self.directions >= 1 and self.knots >= 2, "directions must be >= 1 and knots >= 2"
-        )
-        self.require(self.largest_frequency > 0, "largest_frequency must be > 0")
 
     def alignment_scale(self, q: int) -> float:
         """Return (1 − λ) q: the squared distance to the global views' mean is a sum over

@@ -7,19 +7,19 @@ Shapes: N = batch (n), Q = prototypes, whose scores stand in the place of embedd
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, PrototypeWeights, Regularizer, register
 from regbench.methods.forms.pairwise import infinite_as_nan
+from regbench.settings import AtLeastOne, AtLeastTwo, Positive, settings
 from regbench.spaces import Range, Space
 
 
 @register("swav")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class SwAV(Regularizer):
     """−mean Σ_k code(z₂)ᵢ_k log softmax(z₁ᵢ/τ)_k of scores z (Caron et al., NeurIPS 2020, Eqs. (2)
     and (3)).
@@ -38,10 +38,10 @@ class SwAV(Regularizer):
             about 0.58; or `normal`, of a length of √q, as in cells without the setting.
     """
 
-    prototypes: int = 3000
-    temperature: float = 0.1
-    epsilon: float = 0.05
-    iterations: int = 3
+    prototypes: AtLeastTwo = 3000
+    temperature: Positive = 0.1
+    epsilon: Positive = 0.05
+    iterations: AtLeastOne = 3
     prototype_weights: PrototypeWeights = "unit"
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -66,18 +66,6 @@ class SwAV(Regularizer):
     needs: ClassVar[tuple[str, ...]] = ("stop_gradient",)
     absent: ClassVar[Mapping[str, Any]] = {"prototype_weights": "normal"}
     space: ClassVar[Space] = {"epsilon": Range(0.01, 0.3), "temperature": Range(0.02, 1)}
-
-    def __post_init__(self) -> None:
-        """Refuse numbers out of bounds."""
-        self.require(min(self.temperature, self.epsilon) > 0, "temperature and epsilon must be > 0")
-        self.require(
-            self.prototypes >= 2 and self.iterations >= 1,
-            "prototypes must be >= 2, iterations >= 1",
-        )
-        weights = get_args(PrototypeWeights)
-        self.require(
-            self.prototype_weights in weights, f"prototype_weights must be of {', '.join(weights)}"
-        )
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute the cross-entropy of scores z1 with the codes of scores z2."""

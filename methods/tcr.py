@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -12,11 +11,12 @@ from torch import Tensor
 from regbench.methods.base import Metadata, Native, register
 from regbench.methods.forms.logdet import log_det_identity_plus
 from regbench.methods.forms.pairwise import normalize
+from regbench.settings import NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 
 
 @register("tcr")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class TotalCodingRate(Native):
     """−λ mean_v mean_i cos(z_{v,i}, z̄ᵢ) − mean_v R(Z_v), the loss of EMP-SSL (Tong et al., 2023).
 
@@ -30,8 +30,8 @@ class TotalCodingRate(Native):
         distortion: ε², the squared coding error.
     """
 
-    alignment_weight: float = 200.0
-    distortion: float = 0.2
+    alignment_weight: NonNegative = 200.0
+    distortion: Positive = 0.2
 
     metadata: ClassVar[Metadata] = Metadata(
         title="TCR",
@@ -50,11 +50,6 @@ class TotalCodingRate(Native):
     )
     # The log-determinant is a sum over min(n, q) eigenvalues; the published λ is 2 min(n, q).
     space: ClassVar[Space] = {"alignment_weight": Range(0.1, 100, times="min(n, q)", balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse a negative weight and a distortion that is not positive."""
-        self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
-        self.require(self.distortion > 0, "distortion must be > 0")
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute alignment with the mean of the views, and the coding rate."""

@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.forms.decomposed import Addends, StreamedView
+from regbench.methods.forms.engine import mean_over_ranks
 from regbench.methods.forms.kernel import KernelEnergy
 from regbench.methods.forms.pairwise import normalize
+from regbench.settings import Momentum, NonNegative, settings
 from regbench.spaces import Range, Space
 
 
 @register("tico")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class TiCo(KernelEnergy):
     """1 − mean z₁ᵢ·z₂ᵢ + ρ ½ Σ_v (1/n) Σᵢ zᵢᵀ C_v zᵢ on unit embeddings (Zhu et al., 2022).
 
@@ -38,8 +40,8 @@ class TiCo(KernelEnergy):
         covariance_momentum: β, the share of C that stays in each step, below 1.
     """
 
-    covariance_weight: float = 8.0
-    covariance_momentum: float = 0.0
+    covariance_weight: NonNegative = 8.0
+    covariance_momentum: Momentum = 0.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="TiCo",
@@ -61,13 +63,6 @@ class TiCo(KernelEnergy):
     of_training: ClassVar[tuple[str, ...]] = ("covariance_momentum",)
     absent: ClassVar[Mapping[str, Any]] = {"covariance_momentum": 0.0}
     space: ClassVar[Space] = {"covariance_weight": Range(0.3, 300, balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse a negative weight and a momentum out of bounds."""
-        self.require(self.covariance_weight >= 0, "covariance_weight must be >= 0")
-        self.require(
-            0 <= self.covariance_momentum < 1, "covariance_momentum must be from 0 to below 1"
-        )
 
     def target_transform(self, q: int) -> nn.Module | None:
         """Follow the covariance over the steps, see `RunningCovariance`."""
@@ -108,7 +103,7 @@ class CovarianceContrast(Regularizer):
         covariance_QQ: C.
     """
 
-    covariance_weight: float
+    covariance_weight: NonNegative
     covariance_QQ: Tensor
     metadata: ClassVar[Metadata] = TiCo.metadata
 
@@ -151,11 +146,8 @@ class RunningCovariance(nn.Module):
         See `Regularizer.target_transform`.
         """
         u_NQ = normalize(torch.cat(list(predictions_NQ)))
-        moment_QQ = u_NQ.T @ u_NQ / len(u_NQ)
         # C is that of the whole batch, the same on every rank.
-        if group is not None:
-            dist.all_reduce(moment_QQ, group=group)
-            moment_QQ /= dist.get_world_size(group)
+        moment_QQ = mean_over_ranks(u_NQ.T @ u_NQ / len(u_NQ), group)
         self.covariance.lerp_(moment_QQ, 1 - self._method.covariance_momentum)
         weight = self._method.covariance_weight
         return CovarianceContrast(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,11 +10,12 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.decomposed import Addends, Decomposed
 from regbench.methods.forms.pairwise import panels
+from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 
 
 @register("tregs")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class TREGS(Decomposed):
     """β (1/n) Σᵢ ‖z₁ᵢ − z₂ᵢ‖² + Σ_v [ −γ (1/n) E(MST(Z_v)) + λ (1/n) Σᵢ (‖z_vᵢ‖ − 1)² ] (Mordacq et
     al., 2025).
@@ -33,9 +33,9 @@ class TREGS(Decomposed):
         sphere_weight: λ >= 0.
     """
 
-    alignment_weight: float = 10.0
-    length_weight: float = 0.2
-    sphere_weight: float = 8e-4
+    alignment_weight: NonNegative = 10.0
+    length_weight: NonNegative = 0.2
+    sphere_weight: NonNegative = 8e-4
 
     metadata: ClassVar[Metadata] = Metadata(
         title="T-REGS",
@@ -54,11 +54,6 @@ class TREGS(Decomposed):
     )
     # The range holds 10/q, which served small trainings better, and the published 10.
     space: ClassVar[Space] = {"alignment_weight": Range(0.003, 30, balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse negative weights."""
-        weights = (self.alignment_weight, self.length_weight, self.sphere_weight)
-        self.require(min(weights) >= 0, "weights must be >= 0")
 
     def alignment_scale(self, q: int) -> float:
         """Return β q: the published alignment is not divided by q."""

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,11 +14,12 @@ from torch import Tensor
 from regbench.methods.base import Metadata, Native, register
 from regbench.methods.forms.pairwise import squared_distances
 from regbench.methods.forms.views import mean_squared_spread
+from regbench.settings import AtLeastOne, Fraction, NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 
 
 @register("ur_jepa", ur_jepa_derivative={"statistic": "derivative"})
-@dataclass(frozen=True, kw_only=True)
+@settings
 class URJEPA(Native):
     """(1 − λ) mean_v (Z_v − Z̄)² + λ s U(Z) (Le, arXiv 2606.01443, 2026), Z the M embeddings of all
     views.
@@ -49,12 +49,12 @@ class URJEPA(Native):
         regularity_weight: a >= 0.
     """
 
-    statistic: str = "cglt"
-    regularization_weight: float = 0.02
-    scale: float = 1000.0
-    dimension: int = 7
-    scales: int = 5
-    regularity_weight: float = 0.1
+    statistic: Literal["cglt", "derivative"] = "cglt"
+    regularization_weight: Fraction = 0.02
+    scale: Positive = 1000.0
+    dimension: AtLeastOne = 7
+    scales: AtLeastOne = 5
+    regularity_weight: NonNegative = 0.1
 
     metadata: ClassVar[Metadata] = Metadata(
         title="UR-JEPA",
@@ -82,18 +82,6 @@ class URJEPA(Native):
         ordered=False,
     )
     space: ClassVar[Space] = {"regularization_weight": Range(0.001, 0.5, "logit", balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse unknown names and numbers out of range."""
-        self.require(
-            self.statistic in ("cglt", "derivative"), "statistic must be cglt or derivative"
-        )
-        self.require(
-            0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]"
-        )
-        self.require(self.scale > 0, "scale must be > 0")
-        self.require(self.dimension >= 1 and self.scales >= 1, "dimension and scales must be >= 1")
-        self.require(self.regularity_weight >= 0, "regularity_weight must be >= 0")
 
     @property
     def label(self) -> str:

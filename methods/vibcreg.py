@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.decomposed import Addends
-from regbench.methods.forms.pairwise import normalize_columns
+from regbench.methods.forms.pairwise import normalize_columns, smaller_gram
 from regbench.methods.vicreg import VarianceCovariance
+from regbench.settings import NonNegative, settings
 
 
 @register("vibcreg")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class VIbCReg(VarianceCovariance):
     """λ mse(Z₁, Z₂) + μ (v(Z₁) + v(Z₂)) + ν (c(Z₁) + c(Z₂)) (Lee and Aune, 2021).
 
@@ -31,7 +31,7 @@ class VIbCReg(VarianceCovariance):
         epsilon: ε, added to the variance under the root.
     """
 
-    covariance_weight: float = 200.0
+    covariance_weight: NonNegative = 200.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="VIbCReg",
@@ -51,13 +51,12 @@ class VIbCReg(VarianceCovariance):
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute 2 μ v and 2 ν c of one view."""
-        n, q = u_NQ.shape
+        q = u_NQ.shape[1]
         hinge = self.hinge(u_NQ.var(dim=0))
         unit_NQ = normalize_columns(u_NQ - u_NQ.mean(dim=0), u_NQ)
-        # The correlations' norm, by the smaller of two matrices that have it.
-        correlation = unit_NQ.T @ unit_NQ if q < n else unit_NQ @ unit_NQ.T
+        gram = smaller_gram(unit_NQ)  # of the same norm as the correlations
         diagonal_Q = unit_NQ.square().sum(dim=0)
-        covariance = (correlation.square().sum() - diagonal_Q.square().sum()) / q**2
+        covariance = (gram.square().sum() - diagonal_Q.square().sum()) / q**2
         # The factor 2 turns the mean over views, which is taken of this, into the publication's
         # sum.
         return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,10 +10,11 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.decomposed import Addends, Decomposed, StreamedView
 from regbench.methods.forms.pairwise import chunks, energy, frobenius_norm, second_moment, square
+from regbench.settings import NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class VarianceCovariance(Decomposed):
     """VICReg and its kin: alignment, a hinge on the deviation of each coordinate, a penalty on what
     they share.
@@ -26,18 +26,13 @@ class VarianceCovariance(Decomposed):
         epsilon: ε, added to the variance under the root.
     """
 
-    alignment_weight: float = 25.0
-    variance_weight: float = 25.0
-    covariance_weight: float = 1.0
+    alignment_weight: NonNegative = 25.0
+    variance_weight: NonNegative = 25.0
+    covariance_weight: NonNegative = 1.0
     # The official code has this number.
-    epsilon: float = 1e-4
+    epsilon: Positive = 1e-4
 
     space: ClassVar[Space] = {"alignment_weight": Range(0.5, 500, balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse negative weights."""
-        weights = (self.alignment_weight, self.variance_weight, self.covariance_weight)
-        self.require(min(weights) >= 0 and self.epsilon > 0, "weights must be >= 0 and epsilon > 0")
 
     def hinge(self, variance_Q: Tensor) -> Tensor:
         """Compute v = mean over coordinates of max(0, 1 − √(var + ε))."""
@@ -45,7 +40,7 @@ class VarianceCovariance(Decomposed):
 
 
 @register("vicreg")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class VICReg(VarianceCovariance):
     """λ mse(Z₁, Z₂) + μ ½ (v(Z₁) + v(Z₂)) + ν (c(Z₁) + c(Z₂)) (Bardes et al., ICLR 2022).
 
@@ -77,6 +72,8 @@ class VICReg(VarianceCovariance):
         published="(25, 25, 1) on ImageNet, ResNet-50, q = 8192, batch 2048; Zheng et al. tune "
         "(10, 10, 1) on IN20 %",
     )
+    # As ‖ZᵀZ‖ = ‖ZZᵀ‖, the covariance term does not need the covariance.
+    forms = ("textbook", "gram", "covariance")
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute μ v and 2 ν c of one view."""
@@ -92,11 +89,6 @@ class VICReg(VarianceCovariance):
             "variance": self.variance_weight * hinge,
             "covariance": 2 * self.covariance_weight * covariance,
         }
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """All three: as ‖ZᵀZ‖ = ‖ZZᵀ‖, the covariance term does not need the covariance."""
-        return ("textbook", "gram", "covariance")
 
     def add_regularizer(self, view: StreamedView) -> Addends:
         """Compute it in Gram or covariance form, see `Decomposed.add_regularizer`."""

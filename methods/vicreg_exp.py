@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -11,6 +10,7 @@ from regbench.methods.base import Metadata, register
 from regbench.methods.forms.decomposed import Addends
 from regbench.methods.forms.pairwise import mask_diagonal
 from regbench.methods.vicreg import VarianceCovariance
+from regbench.settings import Positive, settings
 
 _PUBLISHED = (
     "the weights are in the paper's Table S6 (ImageNet, ResNet-50, 100 epochs), which the defaults "
@@ -20,7 +20,7 @@ _PUBLISHED = (
 
 
 @register("vicreg_exp")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class VICRegExp(VarianceCovariance):
     """λ mse(Z₁, Z₂) + μ ½ (v(Z₁) + v(Z₂)) + ν (c_exp(Z₁) + c_exp(Z₂)), Eqs. (11), (12) of Garrido
     et al. (ICLR 2023).
@@ -38,7 +38,7 @@ class VICRegExp(VarianceCovariance):
         epsilon: ε, added to the variance under the root.
     """
 
-    temperature: float = 0.15
+    temperature: Positive = 0.15
     least_dim: ClassVar[int] = 2
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -54,11 +54,6 @@ class VICRegExp(VarianceCovariance):
         memory="O(q²)",
         published=_PUBLISHED,
     )
-
-    def __post_init__(self) -> None:
-        """Refuse negative weights and a temperature that is not positive."""
-        super().__post_init__()
-        self.require(self.temperature > 0, "temperature must be > 0")
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute μ v and 2 ν c_exp of one view."""
@@ -80,7 +75,7 @@ class VICRegExp(VarianceCovariance):
 
 
 @register("vicreg_ctr")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class VICRegCtr(VICRegExp):
     """VICReg-exp with v and c_exp of the transposed embeddings, Eq. (13) of Garrido et al. (ICLR
     2023).
@@ -105,7 +100,7 @@ class VICRegCtr(VICRegExp):
         centering: Axis that G is centred over: `batch` or `coordinates`.
     """
 
-    centering: str = "batch"
+    centering: Literal["batch", "coordinates"] = "batch"
 
     metadata: ClassVar[Metadata] = Metadata(
         title="VICReg-ctr",
@@ -120,13 +115,6 @@ class VICRegCtr(VICRegExp):
         memory="O(n²)",
         published=_PUBLISHED,
     )
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown centring too."""
-        super().__post_init__()
-        self.require(
-            self.centering in ("batch", "coordinates"), "centering must be batch or coordinates"
-        )
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute μ v and 2 ν c_exp of the transposed view."""

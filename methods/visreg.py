@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -12,11 +11,12 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.decomposed import Addends
 from regbench.methods.forms.slicing import Sliced
+from regbench.settings import AtLeastOne, Fraction, NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 
 
 @register("visreg")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class VISReg(Sliced):
     """(1 − λ) ¼ mean (Z₁ − Z₂)² + λ ½ Σ_v (centre + scale + shape) (Wu et al., arXiv 2606.02572,
     2026).
@@ -36,12 +36,12 @@ class VISReg(Sliced):
         epsilon: ε > 0.
     """
 
-    regularization_weight: float = 0.9
-    directions: int = 4096
-    center_weight: float = 1.0
-    scale_weight: float = 1.0
-    shape_weight: float = 1.0
-    epsilon: float = 1e-6
+    regularization_weight: Fraction = 0.9
+    directions: AtLeastOne = 4096
+    center_weight: NonNegative = 1.0
+    scale_weight: NonNegative = 1.0
+    shape_weight: NonNegative = 1.0
+    epsilon: Positive = 1e-6
     to_center: ClassVar[bool] = True
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -62,19 +62,6 @@ class VISReg(Sliced):
         exact_gradient=False,
     )
     space: ClassVar[Space] = {"regularization_weight": Range(0.01, 0.99, "logit", balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        self.require(
-            0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]"
-        )
-        self.require(
-            self.directions >= 1 and self.epsilon > 0, "directions must be >= 1 and epsilon > 0"
-        )
-        self.require(
-            min(self.center_weight, self.scale_weight, self.shape_weight) >= 0,
-            "weights must be >= 0",
-        )
 
     def alignment_scale(self, q: int) -> float:
         """Return 1 − λ, whatever q is."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,11 +14,12 @@ from torch import Tensor
 from regbench.methods.base import Metadata, Native, register
 from regbench.methods.forms.pairwise import normalize
 from regbench.methods.forms.views import mean_squared_spread
+from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 
 
 @register("wasserstein_uniformity")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class WassersteinUniformity(Native):
     """λ mean (Z_g − Z_v)² + μ W₂( N(m, Σ), N(0, I/q) ) (Fang et al., ICLR 2024).
 
@@ -40,8 +40,8 @@ class WassersteinUniformity(Native):
         uniformity_weight: μ >= 0.
     """
 
-    alignment_weight: float = 1000.0
-    uniformity_weight: float = 1.0
+    alignment_weight: NonNegative = 1000.0
+    uniformity_weight: NonNegative = 1.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="Wasserstein uniformity",
@@ -59,12 +59,6 @@ class WassersteinUniformity(Native):
         rotation_invariant=True,
     )
     space: ClassVar[Space] = {"alignment_weight": Range(0.01, 10, times="q", balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse negative weights."""
-        self.require(
-            min(self.alignment_weight, self.uniformity_weight) >= 0, "weights must be >= 0"
-        )
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute alignment and the distance."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -14,11 +13,12 @@ from regbench.methods.base import Metadata, register
 from regbench.methods.forms.decomposed import Addends, Decomposed
 from regbench.methods.forms.pairwise import frobenius_norm
 from regbench.methods.forms.slicing import standard_normal
+from regbench.settings import AtLeastOne, NonNegative, settings
 from regbench.spaces import Range, Space
 
 
 @register("weak_sigreg")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class WeakSIGReg(Decomposed):
     """mean (Z₁ − Z₂)² + λ ½ Σ_v ‖Cov(Z_v Sᵀ) − I‖_F (Akbar, arXiv 2603.05924, 2026).
 
@@ -33,9 +33,10 @@ class WeakSIGReg(Decomposed):
         sketch_dim: K >= 1.
     """
 
-    regularization_weight: float = 1.0
-    sketch_dim: int = 64
+    regularization_weight: NonNegative = 1.0
+    sketch_dim: AtLeastOne = 64
     random: ClassVar[bool] = True
+    alignment_weight = 1.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="Weak-SIGReg",
@@ -54,15 +55,6 @@ class WeakSIGReg(Decomposed):
         "benchmark's",
     )
     space: ClassVar[Space] = {"regularization_weight": Range(0.01, 10, balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        self.require(self.regularization_weight >= 0, "regularization_weight must be >= 0")
-        self.require(self.sketch_dim >= 1, "sketch_dim must be >= 1")
-
-    def alignment_scale(self, q: int) -> float:
-        """Return 1, whatever q is."""
-        return 1.0
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute the distance of one view with a sketch of its own."""

@@ -128,8 +128,13 @@ def find_losses(
                 name=name, expression=name, claims=claims, call=call, gathers=gathers, views=counts
             )
             losses.append(own)
-    options = f"--claims '{claims}' " if claims else ""
-    options += f"--call {call} " if call != "arguments" else ""
-    options += "--gathers " if gathers else ""
-    options += f"--views {views} " if views > 2 else ""
-    return losses, options.strip()
+    options = []
+    if claims:
+        options.append(f"--claims '{claims}'")
+    if call != "arguments":
+        options.append(f"--call {call}")
+    if gathers:
+        options.append("--gathers")
+    if views > 2:
+        options.append(f"--views {views}")
+    return losses, " ".join(options)

@@ -82,7 +82,8 @@ def _sample(target: Target) -> _Samples:
         unit_values.append(unit_found)
     if refusal is not None and not sizes:
         raise refusal
-    found_SD, unit_SD = (torch.tensor(each, dtype=torch.float64) for each in (values, unit_values))
+    found_SD = torch.tensor(values, dtype=torch.float64)
+    unit_SD = torch.tensor(unit_values, dtype=torch.float64)
     return _Samples(sizes, drawn, found_SD, unit_SD, target.single)
 
 
@@ -94,7 +95,7 @@ def explain(target: Target, method: Regularizer) -> Finding | None:
     if not samples.values.isfinite().all():
         text = "the value of ordinary embeddings is NaN or infinite"
         return Finding("not finite", "defect", math.nan, text)
-    exact = _SINGLE if samples.single else _EXACT
+    exact = target.tolerance(_EXACT, _SINGLE)
     claimed, *others = hypotheses(method)
     columns = _columns(claimed.terms, samples, method, len(samples.sizes))
     total = sum(columns.values(), torch.zeros_like(samples.values))
@@ -142,7 +143,8 @@ def explain_random(
         f"is {ratio:.4g} times {method.label}'s textbook in the mean over {MEAN_SEEDS} draws, ± "
         f"{spread:.1g}"
     )
-    text += f", with {count} views" if count > 2 else ""
+    if count > 2:
+        text += f", with {count} views"
     return Finding("another value in the mean", "defect", ratio, text)
 
 
@@ -179,7 +181,9 @@ def _columns(terms: Terms, samples: _Samples, method: Regularizer, count: int) -
     found = {}
     for name in rows[0]:
         found[name] = torch.stack([row[name] for row in rows]).double().view(count, -1)
-    return found if all(column.isfinite().all() for column in found.values()) else {}
+    if torch.stack(list(found.values())).isfinite().all():
+        return found
+    return {}
 
 
 @dataclass(frozen=True)
@@ -193,12 +197,11 @@ class _Fit:
     @property
     def is_plain(self) -> bool:
         """Whether no factor is needed, and no constant."""
-        factors: list[float] = []
         for by_size in self.factors.values():
-            factors += by_size.values()
-        return not any(self.constants.values()) and not any(
-            abs(factor - 1) > 1e-5 for factor in factors
-        )
+            for factor in by_size.values():
+                if abs(factor - 1) > 1e-5:
+                    return False
+        return not any(self.constants.values())
 
 
 def _fit_of(
@@ -263,9 +266,9 @@ def _describe(hypothesis: Hypothesis, fit: _Fit) -> Finding:
 
 def _fitted(fit: _Fit) -> Finding:
     """Name the factors and the constant; the text goes on after what the loss equals."""
-    constant = (
-        f", plus a constant ({in_n_and_q(fit.constants)})" if any(fit.constants.values()) else ""
-    )
+    constant = ""
+    if any(fit.constants.values()):
+        constant = f", plus a constant ({in_n_and_q(fit.constants)})"
     if fit.kind == "equal":
         return Finding("", "note", math.nan, "")
     if fit.kind == "shift":

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,12 +51,12 @@ def left_out(target: Target, layout: Layout) -> list[Finding]:
     value = target.value(views, global_views=global_views).item()
     changes = []
     # No target but its own is there for the prediction of a global view that is alone.
-    unused = 1 if target.has_targets and global_views == 1 else 0
+    unused = int(target.has_targets and global_views == 1)
     for view in range(unused, len(views)):
         changed = list(views)
         changed[view] = other_NQ
         changes.append(abs(target.value(changed, global_views=global_views).item() - value))
-    least = (1e-5 if target.single else 1e-9) * max(abs(value), *changes)
+    least = target.tolerance(1e-9, 1e-5) * max(abs(value), *changes)
     forgotten = [str(view + 1) for view, change in enumerate(changes, unused) if change <= least]
     if not forgotten:
         return []
@@ -72,7 +73,7 @@ def order(target: Target, layout: Layout) -> list[Finding]:
     value, other = mean_value(loss, views), mean_value(loss, turned)
     scale = max(abs(value[0]), 1e-12)
     size = abs(other[0] - value[0]) / scale
-    if size <= (1e-3 if target.single else 1e-8) + chance(value, other) / scale:
+    if size <= target.tolerance(1e-8, 1e-3) + chance(value, other) / scale:
         return []
     method = target.claimed
     if method is not None:
@@ -101,9 +102,9 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
     usual = {term.name: term.factor for term in two if abs(term.factor) > term.tolerance}
     # A loss of pairs of whose publication nothing is known but two views may be continued to more
     # as one likes.
-    severity: Severity = (
-        "convention" if method.kind == "pairwise" and not method.metadata.views else "defect"
-    )
+    severity: Severity = "defect"
+    if method.kind == "pairwise" and not method.metadata.views:
+        severity = "convention"
     findings: list[Finding] = []
     grown: dict[str, dict[int, float]] = {}
     for layout in target.layouts:
@@ -159,11 +160,9 @@ class _Term:
 
     def is_times(self, factor: float) -> bool:
         """Return True if all weights are that multiple of the textbook's."""
-        scale = max(abs(factor * weight) for weight in self.wanted.values())
-        return all(
-            abs(self.found[part] - factor * x) <= self.tolerance * scale
-            for part, x in self.wanted.items()
-        )
+        found, wanted = np.array([*self.found.values()]), np.array([*self.wanted.values()])
+        allowed = self.tolerance * abs(factor * wanted).max()
+        return bool(np.all(abs(found - factor * wanted) <= allowed))
 
 
 def _weights(target: Target, method: Regularizer, layout: Layout) -> list[_Term] | None:
@@ -180,7 +179,7 @@ def _weights(target: Target, method: Regularizer, layout: Layout) -> list[_Term]
         for key, value in _parts(method, views, global_views).items():
             columns.setdefault(key, []).append(value.item())
     varying = {key: values for key, values in columns.items() if max(values) - min(values) > 1e-9}
-    tolerance = 2e-3 if target.single else 1e-4  # constants of single precision too
+    tolerance = target.tolerance(1e-4, 2e-3)  # constants of single precision too
     basis = [_centred(values) for values in varying.values()]
     terms: dict[str, _Term] = {}
     fits = []
@@ -213,7 +212,7 @@ def _parts(method: Regularizer, views: Views, global_views: int) -> dict[tuple[s
                     terms = step.terms(predictions[v], targets[g])
                     parts["loss", (v, g)] = torch.stack(list(terms.values())).sum()
         elif isinstance(method, Decomposed):
-            units = [normalize(z_NQ) if method.unit else z_NQ for z_NQ in views]
+            units = method.seen(views)
             regularizer = method.regularizer_of_step(units[0])
             scale = method.alignment_scale(units[0].shape[1])
             for i, j in pairs:
@@ -249,6 +248,6 @@ def _uneven(term: _Term, severity: Severity, usual: float, layout: Layout) -> Fi
 
 def _with(layout: Layout) -> str:
     count, global_views = layout
-    return f"with {count} views" + (
-        f", {global_views} of them global," if global_views < count else ""
-    )
+    if global_views == count:
+        return f"with {count} views"
+    return f"with {count} views, {global_views} of them global,"

@@ -24,15 +24,14 @@ from regbench.instruments.loss_checks import (
     CHECKS,
     KEEPS_STATE,
     TWO_VIEWS,
-    Check,
     Layout,
     Subject,
     Views,
     cast,
     corner_cases,
     evaluate,
+    failures,
     mean_value,
-    not_finite,
     of_views,
     relative,
     slopes,
@@ -56,7 +55,9 @@ def value(target: Target) -> list[Finding]:
     finding = explain(target, method)
     if by_chance is not None and finding is not None and finding.name == "another value":
         finding = by_chance
-    findings = [finding] if finding else []
+    findings = []
+    if finding is not None:
+        findings.append(finding)
     if target.single:
         findings.append(
             Finding("float32 only", "note", math.nan, "refuses float64; all was done in float32")
@@ -74,7 +75,7 @@ def gradient(target: Target, layout: Layout = TWO_VIEWS) -> list[Finding]:
             return _against_textbook(target, layout)
         check, subject = CHECKS["gradient"], _subject(target, layout)
         error, where = gradient_error(subject)
-        if error <= _allowed(target, check):  # not so for NaN
+        if error <= target.tolerance(*check.allowed):  # not so for NaN
             return []
         if where == KEEPS_STATE:
             severity: Severity = "defect" if method else "note"
@@ -94,8 +95,8 @@ def _subject(target: Target, layout: Layout = TWO_VIEWS) -> Subject:
     def size(views: Views, **options: Any) -> float:
         # A value near 0 may be the difference of large ones, as other pairs of the views show.
         others = [views[0], views[1].roll(1, dims=0), *views[2:]]
-        values = [target.value(given, **options).item() for given in (views, others)]
-        return max(*map(abs, values), 1e-12)
+        value, other = target.value(views, **options), target.value(others, **options)
+        return max(abs(value.item()), abs(other.item()), 1e-12)
 
     return Subject(
         value=target.value,
@@ -104,14 +105,10 @@ def _subject(target: Target, layout: Layout = TWO_VIEWS) -> Subject:
         size=size,
         places=((*SIZE, layout),),
         # In single precision, differences over a smaller step would be rounding.
-        step=1e-2 if target.single else 1e-4,
+        step=target.tolerance(1e-4, 1e-2),
         # A constant has a gradient of rounding alone.
         floor=1e-9,
     )
-
-
-def _allowed(target: Target, check: Check) -> float:
-    return check.allowed_single if target.single else check.allowed
 
 
 def _wrong_gradient(target: Target, subject: Subject, error: float) -> Finding:
@@ -120,17 +117,18 @@ def _wrong_gradient(target: Target, subject: Subject, error: float) -> Finding:
     drawn = subject.draw(n, q, (count, global_views))
     views, loss = drawn[:count], of_views(subject.value, drawn[count:], global_views)
     tried = slopes(loss, views, subject.step)
-    scale = max(abs(slope.wanted) for slope in tried)
+    view_of, found, wanted = torch.tensor(tried, dtype=torch.float64).T
+    scale = wanted.abs().max().item()
     _, gradients = evaluate(loss, views)
     stopped = [view for view, gradient_NQ in enumerate(gradients) if not gradient_NQ.any()]
     if stopped:
-        missing = [abs(slope.wanted) for slope in tried if slope.view in stopped]
+        missing = wanted[torch.isin(view_of, torch.tensor(stopped))].abs().max().item()
         text = (
             f"view {stopped[0] + 1} gets no gradient, although the value depends on it: it is "
             "detached"
         )
-        return Finding("detached view", "defect", max(missing) / scale, text)
-    ratios = [slope.found / slope.wanted for slope in tried if abs(slope.wanted) > 1e-2 * scale]
+        return Finding("detached view", "defect", missing / scale, text)
+    ratios = (found / wanted)[wanted.abs() > 1e-2 * scale].tolist()
     if ratios and max(ratios) - min(ratios) < 1e-3 * abs(ratios[0]):
         text = f"the gradient is {ratios[0]:.4g} times that of the value"
         return Finding("gradient's factor", "defect", ratios[0], text)
@@ -149,7 +147,7 @@ def _against_textbook(target: Target, layout: Layout) -> list[Finding]:
     views = target.draw(count, global_views=global_views)
     value, found = evaluate(partial(target.value, global_views=global_views), views)
     wanted_value, wanted = evaluate(partial(textbook, method, global_views=global_views), views)
-    tolerance = 1e-2 if target.single else 1e-5
+    tolerance = target.tolerance(1e-5, 1e-2)
     if abs(value.item() - wanted_value.item()) > tolerance * abs(wanted_value.item()):
         return []  # the gradient of another value is another, and `value` says so
     # Gradients of targets are judged apart.
@@ -206,7 +204,7 @@ def symmetry(target: Target) -> list[Finding]:
         assert outcome is not None
         size = outcome[0]
         # Sums in another order round otherwise.
-        if not size <= _allowed(target, CHECKS[name]):  # NaN is found too
+        if not size <= target.tolerance(*CHECKS[name].allowed):  # NaN is found too
             noted = method is None and name == "order of views"
             text = f"the value changes by {size:.2g} when {CHECKS[name].words}"
             findings.append(Finding(name, "note" if noted else "defect", size, text))
@@ -217,28 +215,24 @@ def finite(target: Target) -> list[Finding]:
     """Try batches that training can meet and formulas forget: collapse, duplicates, two images,
     zero vectors.
     """
-    broken: list[str] = []
-    hopeless: list[str] = []
-    refused: list[str] = []
     cases = corner_cases()
     if target.claimed is not None and target.claimed.prototypes:
         del cases["large"]  # scores of prototypes are cosines
-    for name, pair in cases.items():
-        try:
-            what = not_finite(target.value, pair * 2 if target.has_targets else pair)
-        except Exception as error:
-            refused.append(f"{name} ({type(error).__name__})")
-            continue
-        if what:
-            # Nothing brings back a batch that is one point; of two images some statistics do not
-            # exist.
-            expected = name.startswith(("collapsed", "two ", "all zero"))
-            (hopeless if expected else broken).append(f"{name} ({what})")
+    if target.has_targets:
+        cases = {name: pair * 2 for name, pair in cases.items()}
+    broken, hopeless, refused = [], [], []
+    for name, what in failures(target.value, cases).items():
+        # Nothing brings back a batch that is one point; of two images some statistics do not exist.
+        if isinstance(what, Exception):
+            refused.append(f"{name} ({type(what).__name__})")
+        elif name.startswith(("collapsed", "two ", "all zero")):
+            hopeless.append(f"{name} ({what})")
+        else:
+            broken.append(f"{name} ({what})")
     findings = []
     if broken:
-        findings.append(
-            Finding("not finite", "defect", len(broken), f"NaN or infinite: {', '.join(broken)}")
-        )
+        text = f"NaN or infinite: {', '.join(broken)}"
+        findings.append(Finding("not finite", "defect", len(broken), text))
     if hopeless:
         text = f"NaN or infinite: {', '.join(hopeless)}"
         findings.append(Finding("not finite at collapse", "note", len(hopeless), text))
@@ -309,10 +303,12 @@ def _jump(target: Target) -> float:
         high = low + 4
         for _ in range(30):
             middle = (low + high) / 2
-            first, second = (
-                abs(at(b) - at(a) - slope * (b - a)) for a, b in ((low, middle), (middle, high))
-            )
-            low, high = (low, middle) if first > second else (middle, high)
+            first = abs(at(middle) - at(low) - slope * (middle - low))
+            second = abs(at(high) - at(middle) - slope * (high - middle))
+            if first > second:
+                high = middle
+            else:
+                low = middle
         largest = max(largest, abs(at(high) - at(low)) / scale)
     return largest
 
@@ -320,7 +316,7 @@ def _jump(target: Target) -> float:
 def _gradients(target: Target, views: Views) -> Tensor | Exception:
     try:
         _, gradients = evaluate(target.value, views)
-        return torch.cat([gradient_NQ.double().flatten() for gradient_NQ in gradients])
+        return torch.cat(gradients).double()
     except Exception as error:
         return error
 
@@ -342,7 +338,7 @@ def memory(target: Target) -> list[Finding]:
     growth = math.log2(kept[64, 48] / max(kept[32, 24], 1))
     if growth < 2.5:  # n q and n² grow by 2, n² q by 3
         return []
-    by_n, by_q = (math.log2(kept[size] / kept[32, 24]) for size in ((64, 24), (32, 48)))
+    by_n, by_q = math.log2(kept[64, 24] / kept[32, 24]), math.log2(kept[32, 48] / kept[32, 24])
     text = (
         f"keeps {kept[64, 48] / 2**20:.2g} MiB at n = 64, q = 48 for backward, growing as "
         f"n^{by_n:.1f} q^{by_q:.1f}"
@@ -372,7 +368,8 @@ def state(target: Target) -> list[Finding]:
     if target.claimed is not None and keeps_state(target.claimed):
         return []
     loss = target.make(*SIZE, target.dtype)
-    first, second = (target.value(target.draw(), loss=loss).item() for _ in range(2))
+    first = target.value(target.draw(), loss=loss).item()
+    second = target.value(target.draw(), loss=loss).item()
     if first == second:
         return []
     size = abs(second - first) / max(abs(first), 1e-12)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import math
 import os
 import sys
@@ -16,6 +17,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -33,6 +36,8 @@ from regbench.processes import Place, Processes, WorkFailed, one_line
 EVEN = {1: (16,), 2: (8, 8), 3: (8, 8, 8), 4: (8, 8, 8, 8)}
 UNEVEN = {2: (10, 8), 3: (12, 10, 8), 4: (12, 10, 9, 8)}
 _Q = 4
+Array = npt.NDArray[np.float64]
+Numbers = float | Array
 _PATIENCE_S = 60.0  # a rank waits no longer for one that failed
 
 
@@ -128,7 +133,7 @@ def _look(target: Target, rows: Sequence[int], rank: int) -> Answer:
         return target.value(views, seed=seed, first=first)
 
     value, gradients = evaluate(loss, shares)
-    gradient = sum((g * d).sum().item() for g, d in zip(gradients, directions, strict=True))
+    gradient = (torch.stack(gradients) * torch.stack(directions)).sum().item()
     slopes = []
     for other in range(len(rows)):
         # Every rank evaluates as often, or the others would wait.
@@ -140,7 +145,7 @@ def _look(target: Target, rows: Sequence[int], rank: int) -> Answer:
 
 def step_of(target: Target) -> float:
     """Choose the step of differences: at one too small the dtype's rounding would be measured."""
-    return 3e-2 if target.single else 1e-3
+    return target.tolerance(1e-3, 3e-2)
 
 
 def whole_batch(target: Target, rows: Sequence[int]) -> list[Tensor]:
@@ -173,11 +178,11 @@ def ranks(target: Target, group: Ranks) -> list[Finding]:
             except WorkFailed as error:
                 answers = [Answer(refused=str(error))]
             refusal = _refusal(rows, answers)
-            found = [refusal] if refusal else _Split(target, rows, answers).judge()
-            for finding in found:
-                findings.setdefault(finding.name, finding)
             if refusal:
+                findings.setdefault(refusal.name, refusal)
                 break
+            for finding in _Split(target, rows, answers).judge():
+                findings.setdefault(finding.name, finding)
     return list(findings.values())
 
 
@@ -203,24 +208,26 @@ class _Split:
     """The answers of ranks that share a batch, beside that of one process with the whole batch."""
 
     def __init__(self, target: Target, rows: Sequence[int], answers: Sequence[Answer]) -> None:
-        self.target, self.rows, self.answers = target, rows, answers
+        self.target, self.rows = target, rows
         self.world, self.where = len(rows), f"on {_where(rows)}"
-        self.tolerance = 2e-2 if target.single else 1e-6
+        self.tolerance = target.tolerance(1e-6, 2e-2)
         self.views = whole_batch(target, rows)
-        self.parts = [slice(sum(rows[:rank]), sum(rows[: rank + 1])) for rank in range(self.world)]
+        self.parts: list[slice] = []
+        for first, last in itertools.pairwise(itertools.accumulate(rows, initial=0)):
+            self.parts.append(slice(first, last))
         self.whole = target.value(self.views).item()
-        self.values = [answer.value for answer in answers]
-        self.mean = sum(self.values) / self.world
+        self.values = np.array([answer.value for answer in answers])
+        self.drawn = np.array([answer.drawn for answer in answers])
+        self.gradients = np.array([answer.gradient for answer in answers])
+        self.slopes = np.array([answer.slopes for answer in answers])
+        self.mean = float(self.values.mean())
         self.error = abs(self.mean - self.whole) / max(abs(self.whole), 1e-12)
-        self.floor = max(abs(self.whole), *map(abs, self.values), 1e-12)
-        slopes: list[float] = []
-        for answer in answers:
-            slopes += answer.slopes
-        self.slope = max(map(abs, slopes)) or 1.0
+        self.floor = max(abs(self.whole), *abs(self.values).tolist(), 1e-12)
+        self.slope = float(abs(self.slopes).max()) or 1.0
 
-    def same(self, one: float, other: float) -> bool:
-        """Return True if two values are the same up to rounding."""
-        return abs(one - other) <= self.tolerance * self.floor
+    def same(self, one: Numbers, other: Numbers) -> bool:
+        """Return True if values are the same up to rounding."""
+        return bool(np.all(abs(one - other) <= self.tolerance * self.floor))
 
     def judge(self) -> list[Finding]:
         """Find what is wrong with values, gradients and draws."""
@@ -229,11 +236,9 @@ class _Split:
         findings = self._judge_value()
         if self.world > 1:
             findings += self._judge_gradient()
-        drawn = [answer.drawn for answer in self.answers]
-        distinct = {round(value / self.floor, 9) for value in self.values}
-        one_value = len(distinct) == 1
-        if one_value and not all(self.same(x, drawn[0]) for x in drawn):
-            spread = (max(drawn) - min(drawn)) / self.floor
+        one_value = len({*(self.values / self.floor).round(9)}) == 1
+        if one_value and not self.same(self.drawn, self.drawn[0]):
+            spread = float(np.ptp(self.drawn)) / self.floor
             text = (
                 f"{self.where} each rank draws numbers of its own, and their values differ by "
                 f"{spread:.2g}"
@@ -243,25 +248,22 @@ class _Split:
 
     def _are_alone(self) -> bool:
         """Return True if no rank's value depends on another's rows."""
-        for rank, answer in enumerate(self.answers):
-            others = [*answer.slopes[:rank], *answer.slopes[rank + 1 :]]
-            if not all(abs(slope) <= self.tolerance * self.slope for slope in others):
-                return False
-        return True
+        others = self.slopes[~np.eye(self.world, dtype=bool)]
+        return bool(np.all(abs(others) <= self.tolerance * self.slope))
 
-    def _own_values(self) -> list[float]:
+    def _own_values(self) -> Array:
         """Compute what one process finds of each rank's rows."""
         values = []
         for part in self.parts:
             share = [z[part] for z in self.views]
             values.append(self.target.value(share, first=part.start).item())
-        return values
+        return np.array(values)
 
     def _share_targets(self) -> bool:
         """Return True if other ranks' targets count, now or in a state, which slopes along
         predictions do not show.
         """
-        return self.target.has_targets and not all(map(self.same, self.values, self._own_values()))
+        return self.target.has_targets and not self.same(self.values, self._own_values())
 
     def _judge_alone(self) -> list[Finding]:
         for value, own in zip(self.values, self._own_values(), strict=True):
@@ -270,7 +272,7 @@ class _Split:
                     f"{self.where} no rank's value depends on another's rows, although it changes "
                     "with the number of ranks"
                 )
-                return [Finding("dropped collective result", "defect", value / own, text)]
+                return [Finding("dropped collective result", "defect", float(value / own), text)]
         if self.target.gathers:
             values = f"({self.mean:.4g} in the mean, {self.whole:.4g} of the batch)"
             text = f"{self.where} each value is that of the rank's own rows {values}"
@@ -285,16 +287,12 @@ class _Split:
 
     def _judge_value(self) -> list[Finding]:
         # If only the mean is right, each rank has its share of it.
-        if all(self.same(value, self.whole) for value in self.values) or self.same(
-            self.mean, self.whole
-        ):
+        if self.same(self.values, self.whole) or self.same(self.mean, self.whole):
             return []
         values = ", ".join(f"{value:.4g}" for value in self.values)
         text = f"{self.where} the ranks' values are {values}, and {self.whole:.4g} of one"
         if len(set(self.rows)) > 1:
-            sums = [n * value for n, value in zip(self.rows, self.values, strict=True)]
-            weighted = sum(sums) / sum(self.rows)
-            if self.same(weighted, self.whole):
+            if self.same(np.average(self.values, weights=self.rows), self.whole):
                 text += ": ranks count equally, whatever their rows"
             return [Finding("unequal shares change the value", "convention", self.error, text)]
         for factor, words in ((self.world, "times"), (1 / self.world, "divided by")):
@@ -304,7 +302,7 @@ class _Split:
         text += ": some statistics are each rank's own"
         return [Finding("statistics of own rows", "convention", self.error, text)]
 
-    def _needed_gradients(self) -> list[float] | None:
+    def _needed_gradients(self) -> Array | None:
         """Find each rank's gradient along the direction of which DistributedDataParallel's mean is
         right.
 
@@ -314,46 +312,41 @@ class _Split:
         """
         directions = directions_of(self.target, self.views)
         _, gradients = evaluate(self.target.value, self.views)
-        products = [g * d for g, d in zip(gradients, directions, strict=True)]
-        found = sum(product.sum().item() for product in products)
+        along_N = (torch.stack(gradients) * torch.stack(directions)).sum(dim=(0, 2))
+        found = along_N.sum().item()
         wanted = slope(self.target.value, self.views, directions, step_of(self.target))
         if abs(wanted - found) <= 10 * self.tolerance * max(abs(wanted), abs(found)):
-            return list(map(sum, zip(*(answer.slopes for answer in self.answers), strict=True)))
+            total: Array = self.slopes.sum(axis=0)
+            return total
         if abs(self.mean - self.whole) > self.tolerance * abs(self.whole):
             return None
-        shares = []
-        for part in self.parts:
-            shares.append(sum(product[part].sum().item() for product in products))
-        return [self.world * share for share in shares]
+        shares = [along_N[part].sum().item() for part in self.parts]
+        return self.world * np.array(shares)
 
     def _judge_gradient(self) -> list[Finding]:
         needed = self._needed_gradients()
         if needed is None:
             return []
-        scale = max(*map(abs, needed), self.slope)
+        scale = max(*abs(needed).tolist(), self.slope)
         # Differences are exact to some 1e-6, so that a gradient is never held to less.
         loose = max(self.tolerance, 1e-5) * scale
-        found = [answer.gradient for answer in self.answers]
 
-        def are(wanted: Sequence[float], allowed: float = loose) -> bool:
-            # Not so for NaN.
-            return all(abs(a - b) <= allowed for a, b in zip(found, wanted, strict=True))
+        def are(wanted: Array, allowed: float = loose) -> bool:
+            return bool(np.all(abs(self.gradients - wanted) <= allowed))  # not so for NaN
 
         if are(needed):
             return []
         ddp = f"{self.where} the mean that DistributedDataParallel takes is"
-        ratio = sum(a * b for a, b in zip(found, needed, strict=True)) / max(
-            math.hypot(*needed) ** 2, 1e-300
-        )
-        if are([ratio * slope for slope in needed], 10 * loose):
+        ratio = float(self.gradients @ needed / max(float(needed @ needed), 1e-300))
+        if are(ratio * needed, 10 * loose):
             words, name = f"{ratio:.4g} times", "gradient's factor on ranks"
             if math.isclose(ratio, 1 / self.world, rel_tol=1e-3):
                 words, name = f"1/{self.world} of", "gradient short by the ranks"
             elif math.isclose(ratio, self.world, rel_tol=1e-3):
                 words, name = f"{self.world} times", "gradient large by the ranks"
             return [Finding(name, "defect", ratio, f"{ddp} {words} the gradient of the value")]
-        error = math.dist(found, needed) / max(math.hypot(*needed), 1e-300)
-        if are([answer.slopes[rank] for rank, answer in enumerate(self.answers)]):
+        error = math.dist(self.gradients, needed) / max(math.hypot(*needed.tolist()), 1e-300)
+        if are(self.slopes.diagonal()):
             text = (
                 f"{self.where} rows reach other ranks' values, but no gradient comes back: "
                 f"{error:.2g} of it is missing"

@@ -235,6 +235,10 @@ class Target:
         """Whether the loss takes float32 only, so that tolerances have to be wider."""
         return self.dtype == torch.float32
 
+    def tolerance(self, double: float, single: float) -> float:
+        """Return the number for losses that take float64, or that for those of float32 only."""
+        return single if self.single else double
+
     def draw(
         self,
         count: int = 2,
@@ -290,13 +294,15 @@ def _load(target: str) -> tuple[ModuleType, str]:
         raise RegbenchError(
             f"{target!r} is no target; give package.module:Class(args) or path/file.py:Class(args)"
         )
-    file = Path(where).resolve() if where.endswith(".py") else None
+    file = Path(where).resolve()
     try:
-        return _import_file(file) if file else importlib.import_module(where), expression
+        if where.endswith(".py"):
+            return _import_file(file), expression
+        return importlib.import_module(where), expression
     except RegbenchError:
         raise
     except (Exception, SystemExit) as error:  # whatever a file of somebody else raises
-        if file is None and isinstance(error, ImportError):
+        if isinstance(error, ImportError) and not where.endswith(".py"):
             hint = "install it, or give its folder: --source DIR"
             raise RegbenchError(f"{where} cannot be imported ({error}); {hint}") from error
         raise CodeFailed(f"{where} cannot be loaded: {one_line(error, str(file))}") from error
@@ -334,9 +340,11 @@ def scalar(output: Any, only: str = "") -> Tensor:
     if isinstance(output, tuple | list) and output:
         return scalar(output[0], only)
     if isinstance(output, Mapping):
-        names = [name for name in ("loss", "total") if name in output]
-        if names or len(output) == 1:
-            return scalar(output[names[0]] if names else next(iter(output.values())), only)
+        for name in ("loss", "total"):
+            if name in output:
+                return scalar(output[name], only)
+        if len(output) == 1:
+            return scalar(next(iter(output.values())), only)
     what = f"{only or 'a loss'} must return a tensor, not {type(output).__name__}"
     raise NotScalar(f"{what}; write an adapter that takes it out")
 

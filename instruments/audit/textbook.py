@@ -66,14 +66,15 @@ def step_of(
     method: Regularizer, views_NQ: Views, global_views: int
 ) -> tuple[Regularizer, Sequence[Tensor], Sequence[Tensor]]:
     """Return the loss of one step at the end of a training, its predictions and its targets."""
-    count = len(views_NQ)
+    count, q = len(views_NQ), views_NQ[0].shape[1]
+    if method.prototypes:
+        method = replace(method, prototypes=q)  # type: ignore[type-var]
     if has_targets(method):
         count -= global_views
+        targets, transform = views_NQ[count:], method.target_transform(q)
+    else:
+        targets, transform = views_NQ[:global_views], None
     predictions = views_NQ[:count]
-    targets = views_NQ[count:] if has_targets(method) else views_NQ[:global_views]
-    if method.prototypes:
-        method = replace(method, prototypes=views_NQ[0].shape[1])  # type: ignore[type-var]
-    transform = method.target_transform(views_NQ[0].shape[1]) if has_targets(method) else None
     if transform is None:
         return method, predictions, [t_NQ.detach() for t_NQ in targets]
     transform = transform.to(views_NQ[0])

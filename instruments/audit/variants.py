@@ -178,10 +178,10 @@ def _begun_with_a_batch(method: DINO, views: Views) -> Addends:
 
 
 def _pooled(method: Decomposed, views: Views) -> Addends:
-    units = [normalize(z_NQ) if method.unit else z_NQ for z_NQ in views]
+    units = method.seen(views)
     regularizer = method.regularizer_of_step(units[0])
     alignment = mean_squared_spread(units, len(units), to_center=method.to_center)
     return {
         "alignment": method.alignment_scale(units[0].shape[1]) * alignment,
-        **regularizer(torch.cat(units)),
+        **regularizer(torch.cat(list(units))),
     }

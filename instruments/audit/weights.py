@@ -66,7 +66,9 @@ def weights(target: Target) -> list[Finding]:
             plain = False
             continue
         words = [in_n_and_q(factors, _CLOSE) for factors in (ours, published)]
-        theirs = f"× {words[1]} = the publication's" if words[1] else "the publication has none"
+        theirs = "the publication has none"
+        if words[1]:
+            theirs = f"× {words[1]} = the publication's"
         told.append(f"{argument} × {words[0]} = {setting}, {theirs}")
         plain = plain and words[0] == "1" and words[1] in ("1", "")
     return [Finding("weights", "note" if plain else "convention", len(told), "; ".join(told))]
@@ -94,7 +96,7 @@ def _factor(target: Target, method: Regularizer, argument: str, size: Size) -> f
         return (_change(of_textbook, factors[0] * weight, exact, gradients) - wanted).numpy()
 
     solved: Any = optimize.least_squares(rest, [1.0])
-    tolerance = _SINGLE if target.single else _CLOSE
+    tolerance = target.tolerance(_CLOSE, _SINGLE)
     if np.linalg.norm(solved.fun) <= tolerance * wanted.norm().item():  # not so for NaN
         return float(solved.x[0])
     return math.nan

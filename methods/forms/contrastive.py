@@ -6,7 +6,6 @@ Shapes: N = batch (n), Q = embedding dimension (q), P = rows of a panel, M = its
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ from regbench.methods.forms.pairwise import (
     panels,
     to_embedding_gradient,
 )
+from regbench.settings import Positive, settings
 from regbench.spaces import Range, Space
 
 
@@ -51,7 +51,7 @@ class Panel(NamedTuple):
     log_sums: tuple[Tensor, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Contrastive(Regularizer):
     """f(sim(zᵢ, z⁺ᵢ)) + mean over anchors of log Σ exp(sim/τ) over a set of pairs, on unit
     embeddings.
@@ -60,7 +60,7 @@ class Contrastive(Regularizer):
         temperature: τ > 0.
     """
 
-    temperature: float
+    temperature: Positive
 
     own_view: ClassVar[bool] = True
     """Whether pairs j ≠ i within the anchor's view are in the set."""
@@ -71,13 +71,11 @@ class Contrastive(Regularizer):
     """
     anchors: ClassVar[int] = 2
     """2: the embeddings of both views are anchors; 1: those of the first view only."""
+    # `gram`: log-sums, then gradients, in two passes over one half of the Gram matrix.
+    forms = ("textbook", "gram")
     space: ClassVar[Space] = {"temperature": Range(0.02, 2, balances=True)}
     uniformity_weight: ClassVar[float] = 1.0
     """Factor of the mean over anchors."""
-
-    def __post_init__(self) -> None:
-        """Refuse a temperature that is not positive."""
-        self.require(self.temperature > 0, "temperature must be > 0")
 
     def alignment(self, similarity_N: Tensor) -> Tensor:
         """Compute the positives' addend of their cosines, shape (n,): −mean sim(zᵢ, z⁺ᵢ)/τ
@@ -103,13 +101,6 @@ class Contrastive(Regularizer):
             cross_NN = anchor_NQ @ other_NQ.T / self.temperature
             logits.append(cross_NN if self.cross_view == "all" else mask_diagonal(cross_NN))
         return torch.cat(logits, dim=1).logsumexp(dim=1)
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """The textbook form, and `gram`: log-sums, then gradients, in two passes over one half
-        of the Gram matrix.
-        """
-        return ("textbook", "gram")
 
     def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str

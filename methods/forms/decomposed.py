@@ -90,6 +90,10 @@ class Decomposed(Regularizer):
         """
         return self.alignment_weight
 
+    def seen(self, views_NQ: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the embeddings that both parts see: of unit length if `unit`."""
+        return list(map(normalize, views_NQ)) if self.unit else views_NQ
+
     @abstractmethod
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute the weighted addends of one view, in plain differentiable torch; they count by
@@ -141,8 +145,7 @@ class Decomposed(Regularizer):
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> Addends:
         """Compute alignment and the mean of the regularizer's addends."""
-        if self.unit:
-            views_NQ = list(map(normalize, views_NQ))
+        views_NQ = self.seen(views_NQ)
         regularizer = self.regularizer_of_step(views_NQ[0])
         alignment = mean_squared_spread(views_NQ, global_views, to_center=self.to_center)
         scale = self.alignment_scale(views_NQ[0].shape[1])

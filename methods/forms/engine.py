@@ -197,6 +197,14 @@ class Shard:
         return gathered
 
 
+def mean_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Take the mean over ranks, in place."""
+    if group is not None:
+        dist.all_reduce(tensor, group=group)
+        tensor /= dist.get_world_size(group)
+    return tensor
+
+
 @contextmanager
 def drawing(random: bool, shard: Shard, engine: Engine, device: torch.device) -> Iterator[None]:
     """Let a random method draw the same numbers on every rank; the caller's generators stay as they

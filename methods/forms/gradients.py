@@ -5,32 +5,13 @@ until backward.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regbench.errors import RegbenchError
-from regbench.methods.forms.engine import Engine, Shard, drawing
-from regbench.methods.forms.pairwise import fusing
-
-
-class StreamedLoss(Protocol):
-    """What is asked of a regularizer here, see `regbench.methods.base.Regularizer`."""
-
-    random: ClassVar[bool]
-
-    @property
-    def label(self) -> str:
-        """The name in tables."""
-
-    def form_at(self, form: str, n: int, q: int) -> str:
-        """Return what a form stands for at a batch of n and q dimensions."""
-
-    def value_and_gradient(
-        self, views_NQ: Sequence[Tensor], global_views: int, shard: Shard, form: str
-    ) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Compute the addends and their sum's gradients, without a graph."""
+from regbench.methods.forms.engine import Shard
 
 
 def differentiate(
@@ -50,7 +31,7 @@ def differentiate(
     """
     # Autograd stops at these leaves of the gathered batch, so no gradient travels between ranks.
     whole_NQ = [shard.gather(z_NQ.detach()).requires_grad_() for z_NQ in views_NQ]
-    # torch records no graph by itself in the forward of an autograd function, where this runs.
+    # The caller records no graph: it wants these gradients at once.
     with torch.enable_grad():
         terms = terms_of(whole_NQ)
         total = torch.stack(list(terms.values())).sum()
@@ -68,36 +49,26 @@ def differentiate(
     ]
 
 
-class ValueWithGradient(torch.autograd.Function):
-    """A loss whose gradient is computed with its value."""
+def with_slopes(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[Tensor, ...]:
+    """Compute an elementwise function and its derivatives with respect to each argument."""
+    with torch.enable_grad():
+        leaves = [argument.detach().requires_grad_() for argument in arguments]
+        value = function(*leaves)
+        slopes = torch.autograd.grad(value.sum(), leaves, materialize_grads=True)
+    return value.detach(), *slopes
+
+
+class WithGradients(torch.autograd.Function):
+    """A value whose gradients are known."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        method: StreamedLoss,
-        engine: Engine,
-        global_views: int,
-        dtype: torch.dtype,
-        out: dict[str, Tensor],
-        *views_NQ: Tensor,
+        ctx: Any, total: Tensor, gradients_NQ: Sequence[Tensor], label: str, *views_NQ: Tensor
     ) -> Tensor:
-        """Compute the loss, keep its gradients for backward and fill `out` with the addends.
-
-        Raises:
-            RegbenchError: If n < 2 over all ranks.
-        """
-        shard = Shard.of_loss(views_NQ[0], engine, method.label)
-        form = method.form_at(engine.form, shard.n, views_NQ[0].shape[1])
-        own_NQ = [z_NQ.detach().to(dtype) for z_NQ in views_NQ]
-        with drawing(method.random, shard, engine, views_NQ[0].device), fusing(engine.compile):
-            terms, gradients_NQ = method.value_and_gradient(own_NQ, global_views, shard, form)
-        out.update({name: term.to(dtype) for name, term in terms.items()})
-        if shard.world > 1:
-            for gradient_NQ in gradients_NQ:
-                gradient_NQ.mul_(shard.world)  # DistributedDataParallel takes the mean over ranks
+        """Return the value, and keep its gradients with respect to the views for backward."""
         ctx.save_for_backward(*gradients_NQ)
-        ctx.dtype, ctx.label = views_NQ[0].dtype, method.label
-        return torch.stack(list(terms.values())).sum().to(dtype)
+        ctx.dtype, ctx.label = views_NQ[0].dtype, label
+        return total.clone()
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -117,12 +88,8 @@ class ValueWithGradient(torch.autograd.Function):
         # Gradients are scaled in place unless backward may come again: a scaled copy would be the
         # largest scratch.
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        gradients_NQ = [g_NQ * scale if keep else g_NQ.mul_(scale) for g_NQ in ctx.saved_tensors]
-        return (
-            None,
-            None,
-            None,
-            None,
-            None,
-            *(gradient_NQ.to(ctx.dtype) for gradient_NQ in gradients_NQ),
-        )
+        scaled_NQ = []
+        for gradient_NQ in ctx.saved_tensors:
+            gradient_NQ = gradient_NQ * scale if keep else gradient_NQ.mul_(scale)
+            scaled_NQ.append(gradient_NQ.to(ctx.dtype))
+        return None, None, None, *scaled_NQ

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from regbench.methods.forms.decomposed import Addends, Decomposed, StreamedView
+from regbench.methods.forms.gradients import with_slopes
 from regbench.methods.forms.pairwise import energy, fused, off_diagonal_energy, quadratic_energy
+from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class KernelEnergy(Decomposed):
     """λ ℓ_a + ½ (ℓ_u(Z₁) + ℓ_u(Z₂)), Eqs. (2), (3) and (7) of Zheng et al. (ICLR 2023), for K(u, v)
     = φ(u·v).
@@ -37,11 +39,8 @@ class KernelEnergy(Decomposed):
 
     def kernel_and_derivative(self, t: Tensor, q: int) -> tuple[Tensor, Tensor]:
         """Compute φ(t) and φ′(t), same shape as t; by autograd unless a kernel knows better."""
-        with torch.enable_grad():
-            leaf = t.detach().requires_grad_()
-            phi = self.kernel(leaf, q)
-            (derivative,) = torch.autograd.grad(phi.sum(), leaf, materialize_grads=True)
-        return phi.detach(), derivative
+        phi, derivative = with_slopes(partial(self.kernel, q=q), t)
+        return phi, derivative
 
     def at_one(self, like: Tensor, q: int) -> Tensor:
         """Compute φ(1), a scalar of the dtype and on the device of `like`."""
@@ -85,7 +84,7 @@ class KernelEnergy(Decomposed):
         return {"uniformity": uniformity, "diagonal": self.at_one(uniformity, q) / n}
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class KernelRegularizer(KernelEnergy):
     """A kernel's energy beside the paper's alignment.
 
@@ -94,13 +93,9 @@ class KernelRegularizer(KernelEnergy):
             (z₁ − z₂)², which is q times the λ of Eq. (2).
     """
 
-    alignment_weight: float
+    alignment_weight: NonNegative
     # λ/q is the weight of the squared distance of two views, which does not depend on q.
     space: ClassVar[Space] = {"alignment_weight": Range(0.01, 10, times="q", balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse a negative alignment weight."""
-        self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
 
 
 def legendre(order: int, t: Tensor, q: int) -> list[Tensor]:

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from regbench.methods.base import Loss
-from regbench.methods.forms.engine import Engine, Shard
+from regbench.methods.forms.engine import Engine, Shard, mean_over_ranks
 from regbench.methods.forms.pairwise import mask_diagonal, normalize
 
 TEMPERATURE = 0.1
@@ -37,10 +36,7 @@ def cross_entropy(views_NQ: Sequence[Tensor], labels_N: Tensor, engine: Engine) 
     """
     total = torch.stack([F.cross_entropy(view_NQ, labels_N) for view_NQ in views_NQ]).mean()
     # A copy, as the all-reduce would write into the total of this rank.
-    mean = total.detach().clone()
-    if engine.group is not None:
-        dist.all_reduce(mean, group=engine.group)
-        mean /= dist.get_world_size(engine.group)
+    mean = mean_over_ranks(total.detach().clone(), engine.group)
     return Loss(total, {"cross_entropy": mean})
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regbench.methods.forms.pairwise import smaller_gram
+
 
 def log_det_identity_plus(z_NQ: Tensor, scale: float) -> Tensor:
     """Compute log det(I + scale · ZᵀZ) = log det(I + scale · ZZᵀ) in float64, by a Cholesky factor
@@ -18,8 +20,7 @@ def log_det_identity_plus(z_NQ: Tensor, scale: float) -> Tensor:
     float64: scale · ‖Z‖² may be 10¹⁴.
     """
     z_NQ = z_NQ.double()
-    n, q = z_NQ.shape
-    gram = z_NQ.T @ z_NQ if q < n else z_NQ @ z_NQ.T
+    gram = smaller_gram(z_NQ)
     shifted = torch.eye(len(gram), dtype=z_NQ.dtype, device=z_NQ.device) + scale * gram
     factor: Tensor = torch.linalg.cholesky(shifted)
     return 2 * factor.diagonal().log().sum()

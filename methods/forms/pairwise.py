@@ -157,6 +157,12 @@ def frobenius_norm(matrix: Tensor) -> Tensor:
     return norm
 
 
+def smaller_gram(z_NQ: Tensor) -> Tensor:
+    """Compute the smaller of ZᵀZ and ZZᵀ, which have the same eigenvalues but for zeros."""
+    n, q = z_NQ.shape
+    return z_NQ.T @ z_NQ if q < n else z_NQ @ z_NQ.T
+
+
 def off_diagonal_mask(n: int, like: Tensor) -> Tensor:
     """Mark the pairs with i ≠ j, shape (n, n), on the device of `like`."""
     return ~torch.eye(n, dtype=torch.bool, device=like.device)

@@ -59,6 +59,8 @@ class SlicedCharacteristic(Sliced):
     """
 
     revision: ClassVar[int] = 2
+    # `powers`, which needs one sine and one cosine of each projection.
+    forms = ("textbook", "powers")
     addend: ClassVar[str]
     knots: int
     largest_frequency: float
@@ -73,13 +75,6 @@ class SlicedCharacteristic(Sliced):
         """Compute the characteristic function that is aimed at, of projections in q dimensions:
         real, shape (T,).
         """
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """The textbook form, and `powers`, which needs one sine and one cosine of each
-        projection.
-        """
-        return ("textbook", "powers")
 
     def add_regularizer_of_step(self, like_NQ: Tensor) -> AddRegularizer:
         """Draw the directions of a step."""

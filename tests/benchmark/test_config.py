@@ -366,10 +366,10 @@ REFUSALS = {
     "network.projector.hidden_dim=wide": "network.projector.hidden_dim=wide must be a whole number, at least "
     "1 or null",
     "method.alignment_weight=heavy": "method.alignment_weight=heavy must be a number",
-    "method.weights=3": "method.weights=3 must be a list of numbers, such as [0.5,1]",
-    "method.weights=[1,x]": "method.weights=[1,x] must be a list of numbers, such as [0.5,1]",
+    "method.weights=3": "method.weights=3 must be a list of numbers, each at least 0, such as [0.5,1]",
+    "method.weights=[1,x]": "method.weights=[1,x] must be a list of numbers, each at least 0",
     "method.weights=[1,inf]": "method.weights=[1,inf] must be a list of finite numbers",
-    "method.weights=[1,-2]": "SFRIK: weights",
+    "method.weights=[1,-2]": "method.weights=[1,-2] must be a list of numbers, each at least 0",
     "evaluation.protocols=7": "evaluation.protocols=7 must be a list of words, such as [a,b]",
     "evaluation.knn=3": "evaluation.knn must be a group of settings, not 3",
     "evaluation.while_training=[measures]": "evaluation.while_training=[measures] must be of knn, ",

@@ -16,7 +16,7 @@ from regbench.benchmark.training.optimizers.adamw import AdamWConfig
 from regbench.benchmark.training.optimizers.base import OPTIMIZERS, OptimizerConfig
 from regbench.benchmark.training.optimizers.lars import LARS, LARSConfig
 from regbench.benchmark.training.optimizers.sgd import SGDConfig
-from regbench.instruments.cost.operations import LaunchCounter
+from tests.launches import LaunchCounter
 
 SHAPES = [(5, 3), (4,), (2, 3, 2, 2), (7,), (1, 1), ()]
 

@@ -57,9 +57,8 @@ REFUSED = {
     "effect with network.tea",
     f"method=mec method.warmup=0.1 {PREDICTOR}": "method.warmup=0.1 is without effect "
     "with network.teacher=none; set",
-    "method=mec method.warmup=1.5 network.teacher=ema": "warmup must be from 0 to 1",
-    "method=tico method.covariance_momentum=1.0 network.teacher=ema": "covariance_momentum must be from 0 "
-    "to below 1",
+    "method=mec method.warmup=1.5 network.teacher=ema": "must be a number, at least 0 and at most 1",
+    "method=tico method.covariance_momentum=1.0 network.teacher=ema": "at least 0 and below 1",
     "method=vicreg network.teacher=mean": "network.teacher=mean must be",
     "method=dino network.teacher=ema method.prototype_weights=long": "must be uniform, "
     "unit or normal",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
 from click.testing import CliRunner
+from pydantic import Field
 from torch import Tensor
 
 from regbench import methods
@@ -21,12 +22,13 @@ from regbench.methods import Metadata, Regularizer
 from regbench.methods.forms.decomposed import StreamedView
 from regbench.methods.forms.engine import Shard
 from regbench.methods.rbf import RBF
+from regbench.settings import settings
 from regbench.spaces import Range, Space
 
 METADATA = replace(RBF.metadata, title="broken")
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Broken(RBF):
     """A kernel, published in 2023, with something wrong."""
 
@@ -45,7 +47,7 @@ class WrongStreamedValue(Broken):
         return phi + 1e-6, slope
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Plain(Regularizer):
     """The same kernel, published in 2023, by the formula of two views alone."""
 
@@ -122,11 +124,10 @@ class OverflowsForAWideKernel(Plain):
         return {name: term * self.scale**2 for name, term in super().terms(z1_NQ, z2_NQ).items()}
 
 
+@settings
 class RefusesWhatLiesBeyondItsSpace(Broken):
+    scale: Annotated[float, Field(le=20)] = 2.0
     space: ClassVar[Space] = {"scale": Range(1, 10)}  # a tuning may go on to 100
-
-    def __post_init__(self) -> None:
-        self.require(self.scale <= 20, "scale must be at most 20")
 
 
 class Fails(Plain):
@@ -204,7 +205,7 @@ def test_a_method_that_breaks_over_ranks_fails() -> None:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Undocumented(Broken):
     """A kernel."""
 
@@ -229,7 +230,7 @@ def test_missing_documentation_is_named(undocumented: str) -> None:
         assert missing in finding.where
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Unpublished(Broken):
     """A kernel of ours."""
 

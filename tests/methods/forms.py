@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regbench import methods
 from regbench.methods import Engine, Regularizer
@@ -48,6 +51,29 @@ def evaluate(
         assert other == pytest.approx(total, abs=1e-10 * size), form
         assert addends == pytest.approx(terms, abs=1e-10 * size), form
     return total, terms
+
+
+class Operations(TorchDispatchMode):
+    """Lists the operations of torch: name, elements of the result and of its memory, and the
+    device that is asked for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[str, int, int, str]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            stored = out.untyped_storage().nbytes() // out.element_size()
+            device = str((kwargs or {}).get("device"))
+            self.made.append((func.overloadpacket.__name__, out.numel(), stored, device))
+        return out
+
+    @property
+    def largest(self) -> int:
+        """Elements of the largest tensor's memory."""
+        return max(stored for _, _, stored, _ in self.made)
 
 
 def draw(n: int, q: int, seed: int = 0) -> tuple[Array, Array]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from regbench import methods
 from regbench.methods import Engine
 from regbench.methods.forms.slicing import random_directions, standard_normal
-from tests.methods.forms import Array, draw, terms_of, unit
+from tests.methods.forms import Array, Operations, draw, terms_of, unit
 
 SIZES = [(2, 2), (7, 3), (4, 9)]
 sizes = pytest.mark.parametrize(("n", "q"), SIZES)
@@ -172,32 +170,20 @@ def test_sigreg_in_the_weights_of_other_codes() -> None:
     assert terms["normality"] == pytest.approx(weight * plain["normality"] / n, rel=1e-10)
 
 
-class Elements(TorchDispatchMode):
-    """Counts the elements that sines and cosines are taken of, and the elements of the largest
-    tensor.
-    """
-
-    waves = largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor):
-            self.largest = max(self.largest, out.numel())
-            if func.overloadpacket.__name__ in ("sin", "cos", "polar"):
-                self.waves += out.numel()
-        return out
-
-
 @pytest.mark.parametrize("name", ["sigreg", "susreg"])
 def test_a_sliced_test_takes_one_wave_of_each_projection_and_keeps_no_others(name: str) -> None:
     views = [torch.from_numpy(z).float().requires_grad_() for z in draw(40, 8, seed=11)]
     projections = 2 * 40 * 1024
     for form, waves in (("textbook", 16 * 2), ("auto", 1)):
-        with Elements() as counted:
+        with Operations() as operations:
             methods.build(name).loss(*views, engine=Engine(form=form))
+        counted = 0
+        for operation, elements, _, _ in operations.made:
+            if operation in ("sin", "cos", "polar"):
+                counted += elements
         # Box and Muller's draw has some too.
-        assert waves * projections <= counted.waves <= waves * projections + 8 * 1024
-        assert counted.largest <= 40 * 1024
+        assert waves * projections <= counted <= waves * projections + 8 * 1024
+        assert operations.largest <= 40 * 1024
 
 
 @pytest.mark.parametrize("name", ["sigreg", "susreg"])
@@ -297,28 +283,16 @@ def test_no_gradient_of_visregs_shape_flows_through_the_deviation() -> None:
     assert (found - flowing).norm() > 0.1 * found.norm()
 
 
-class Draws(TorchDispatchMode):
-    """Notes the devices that random numbers are drawn on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.devices: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__.startswith("randn"):
-            self.devices.append(str((kwargs or {}).get("device")))
-        return func(*args, **(kwargs or {}))
-
-
 def test_directions_are_drawn_where_the_embeddings_are() -> None:
     """A draw on a CPU takes longer than all else of a step on a GPU.
 
     Here one of tensors without data.
     """
-    with FakeTensorMode(), Draws() as draws:
+    with FakeTensorMode(), Operations() as operations:
         directions = random_directions(8, 3, torch.empty(5, 8, device="cuda:0"))
     assert (str(directions.device), directions.shape) == ("cuda:0", (8, 3))
-    assert draws.devices == ["cuda:0"]
+    draws = [device for name, *_, device in operations.made if name.startswith("randn")]
+    assert draws == ["cuda:0"]
 
 
 @pytest.mark.parametrize("name", ["sigreg", "visreg"])

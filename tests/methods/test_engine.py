@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from regbench import RegbenchError, methods
 from regbench.methods import Engine
 from regbench.methods.forms import pairwise
 from regbench.processes import Place, Processes
+from tests.methods.forms import Operations
 
 STREAMED = [name for name in methods.names() if len(methods.build(name).forms) > 1]
 
@@ -38,16 +38,6 @@ def gradients(name: str, z1: Tensor, z2: Tensor, form: str) -> tuple[Tensor, ...
     )
 
 
-class Products(TorchDispatchMode):
-    """Counts matrix products."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func.overloadpacket.__name__ in ("mm", "addmm", "addmm_")
-        return func(*args, **(kwargs or {}))
-
-
 def test_a_gpu_gets_few_large_panels_and_a_plan_counts_those() -> None:
     """On tensors without data: a GPU needs as long to start the work on a small panel as for
     the work.
@@ -56,10 +46,9 @@ def test_a_gpu_gets_few_large_panels_and_a_plan_counts_those() -> None:
     def products(device: str, n: int = 8192) -> int:
         with FakeTensorMode():
             views = [torch.empty(n, 2048, device=device, requires_grad=True) for _ in range(2)]
-            with Products() as counted:
+            with Operations() as operations:
                 methods.build("sfrik_l3")(*views, engine=Engine(form="gram"))
-        count: int = counted.count
-        return count
+        return [name in ("mm", "addmm", "addmm_") for name, *_ in operations.made].count(True)
 
     on_gpu, on_cpu = products("cuda:0"), products("cpu")
     assert on_gpu <= 48 and on_cpu >= 8 * on_gpu
@@ -69,20 +58,6 @@ def test_a_gpu_gets_few_large_panels_and_a_plan_counts_those() -> None:
     # Of 512 rows one panel for each view: the inner products and the gradient, in two parts, of
     # which one is empty.
     assert products("cuda:0", 512) == 6
-
-
-class LargestTensor(TorchDispatchMode):
-    """The largest tensor that an operation makes, in elements."""
-
-    elements = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        out = function(*args, **(kwargs or {}))
-        if isinstance(out, Tensor):
-            self.elements = max(self.elements, out.untyped_storage().nbytes() // out.element_size())
-        return out
 
 
 @pytest.mark.parametrize("name", STREAMED)
@@ -107,9 +82,9 @@ def test_gram_form_keeps_nothing_of_size_n_by_n(monkeypatch: pytest.MonkeyPatch,
     z1, z2 = draw(n, q, torch.float32)
     sizes = {}
     for form in ("textbook", "gram"):
-        with LargestTensor() as largest:
+        with Operations() as operations:
             gradients(name, z1, z2, form)
-        sizes[form] = largest.elements
+        sizes[form] = operations.largest
     assert sizes["gram"] <= 2**16 // 4 < n * n
     covariance = name.startswith("vicreg") or name == "barlow_twins"
     assert sizes["textbook"] >= (n * q if covariance else n * n)
@@ -125,9 +100,9 @@ def test_gram_form_keeps_nothing_of_size_n_by_n(monkeypatch: pytest.MonkeyPatch,
 )
 def test_a_form_makes_no_matrix_of_dimensions(name: str, form: str) -> None:
     z1, z2 = draw(20, 1000, torch.float32)
-    with LargestTensor() as largest:
+    with Operations() as operations:
         gradients(name, z1, z2, form)
-    assert largest.elements == 20 * 1000
+    assert operations.largest == 20 * 1000
 
 
 @pytest.mark.parametrize(("n", "q", "largest_form"), [(20, 60, "gram"), (60, 20, "covariance")])

@@ -179,6 +179,12 @@ def test_sfrik_weighs_the_orders_that_it_sets() -> None:
 # Spherical MMD and KSD.
 
 
+def directions(n: int, q: int, generator: torch.Generator) -> torch.Tensor:
+    """Unit vectors."""
+    drawn = torch.randn(n, q, dtype=torch.float64, generator=generator)
+    return torch.nn.functional.normalize(drawn)
+
+
 def value_of(name: str, u: torch.Tensor, **hyperparameters: object) -> float:
     terms = methods.build(name, regularization_weight=1.0, **hyperparameters)(u, u).terms
     return (terms["uniformity"] + terms["diagonal"]).item()
@@ -212,9 +218,7 @@ def test_heat_kernel_on_the_sphere(q: int) -> None:
     b_0)/(1 − b_0).
     """
     t, orders = 0.7 / q, range(60)
-    u = torch.nn.functional.normalize(
-        torch.randn(6, q, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    )
+    u = directions(6, q, torch.Generator().manual_seed(1))
     weights = [math.exp(-t * k * (k + q - 2)) * harmonics(q, k) for k in orders]
     gram = (u @ u.T).clamp(-1, 1)
     polynomials = legendre(59, gram, q)
@@ -235,14 +239,12 @@ def test_heat_kernels_keep_their_digits_however_long_the_time(
     """With the orders' shares as the equations have them, relative to the first, in which
     nothing can cancel.
     """
-    u = torch.randn(8, q, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    u = directions(8, q, torch.Generator().manual_seed(0))
     orders = range(1, 40)
     shares = [math.exp(-time / q * (k - 1) * (k + q - 1)) * harmonics(q, k) / q for k in orders]
     if name == "spherical_ksd_heat":
         shares = [share * k * (k + q - 2) for share, k in zip(shares, orders, strict=True)]
-    polynomials = legendre(
-        39, torch.nn.functional.normalize(u) @ torch.nn.functional.normalize(u).T, q
-    )[1:]
+    polynomials = legendre(39, u @ u.T, q)[1:]
     wanted = sum(
         share * p.mean().item() for share, p in zip(shares, polynomials, strict=True)
     ) / sum(shares)
@@ -255,9 +257,7 @@ def test_kernel_stein_discrepancy_by_derivatives(q: int) -> None:
     """Eq. (12): ½ ((c² − 1) φ″ + (q − 1) c φ′), divided by (q − 1) φ′(1)/2, with φ the
     band-limited kernel.
     """
-    u = torch.nn.functional.normalize(
-        torch.randn(5, q, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    )
+    u = directions(5, q, torch.Generator().manual_seed(2))
     numbers = [float(harmonics(q, k)) for k in range(4)]
 
     def phi(c: torch.Tensor) -> torch.Tensor:
@@ -279,11 +279,8 @@ def test_susreg_kernel_is_the_mean_over_slices() -> None:
     """Eq. (4): φ(t) = E exp(−(a·(x − y))²/2) over uniform directions a, here with many of them."""
     q = 4
     generator = torch.Generator().manual_seed(3)
-    u = torch.nn.functional.normalize(torch.randn(4, q, dtype=torch.float64, generator=generator))
-    directions = torch.nn.functional.normalize(
-        torch.randn(400_000, q, dtype=torch.float64, generator=generator)
-    )
-    projections = u @ directions.T
+    u = directions(4, q, generator)
+    projections = u @ directions(400_000, q, generator).T
     mean = np.mean(
         [(-((a - b) ** 2) / 2).exp().mean().item() for a in projections for b in projections]
     )

@@ -1,4 +1,4 @@
-"""Measures what settings cost: `python instruments/speed/step.py`, processor time of a training
+"""Measures what settings cost: `python results/speed/step.py`, processor time of a training
 step.
 
 The setting is the quickstart's, with VICReg. A teacher's pass has no backward pass, so a step with

@@ -1,25 +1,16 @@
-"""Count the operations that a loss gives a GPU, without one: `python -m
-regbench.instruments.cost.operations [METHODS]`.
+"""Operations that a GPU's host starts, counted without a GPU, on tensors without data.
 
-A GPU's host takes some microseconds to start each of them, which small losses wait for.
+Each start takes some microseconds, which small losses wait for.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-import torch
-from tabulate import tabulate
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from regbench import methods
-from regbench.methods import Engine
-from regbench.methods.forms.pairwise import panels_of
-
-SIZES = ((256, 8192), (4096, 2048), (2048, 32768))
 # Operations that only describe memory, or take it.
 _WITHOUT_WORK = {
     "detach",
@@ -44,7 +35,7 @@ class LaunchCounter(TorchDispatchMode):
 
     def __init__(self) -> None:
         """Begin at 0."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,25 +63,3 @@ def _shapes_differ(args: tuple[Any, ...]) -> bool:
             if isinstance(b, Tensor) and a.shape != b.shape:
                 return True
     return False
-
-
-def count_operations(name: str, n: int, q: int) -> int:
-    """Count those of a loss's value and gradient for two views, on tensors that have a shape
-    but no data.
-    """
-    z1, z2 = (torch.empty(n, q, device="meta", requires_grad=True) for _ in range(2))
-    with panels_of("cuda"), LaunchCounter() as operations:
-        methods.build(name).loss(z1, z2, engine=Engine(draw_seed=lambda: 0)).backward()
-    return int(operations.count)
-
-
-def main() -> None:
-    """Print a table of the losses that are named, or of all."""
-    rows = []
-    for name in sys.argv[1:] or methods.names():
-        rows.append([name, *(count_operations(name, n, q) for n, q in SIZES)])
-    print(tabulate(rows, ["loss", *(f"{n} × {q}" for n, q in SIZES)], "github"))
-
-
-if __name__ == "__main__":
-    main()

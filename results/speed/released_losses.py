@@ -1,4 +1,4 @@
-"""Measures losses beside released code: `python instruments/speed/released_losses.py FOLDER [N Q]`.
+"""Measures losses beside released code: `python results/speed/released_losses.py FOLDER [N Q]`.
 
 FOLDER holds clones of github.com/rbalestr-lab/lejepa and github.com/facebookresearch/barlowtwins,
 by these names. Each side computes value and gradient of two views in float32 on one thread, and all

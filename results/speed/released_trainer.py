@@ -1,5 +1,5 @@
 """Trains as the authors of SFRIK released it, and by regbench: `python
-instruments/speed/released_trainer.py [IMAGES]`.
+results/speed/released_trainer.py [IMAGES]`.
 
 A ResNet-18 at 64 px on JPEGs of 341 x 256 px, with loading, on a CPU. The other side is written in
 the manner of the released trainer (github.com/valeoai/sfrik): torchvision's transforms on Pillow
