@@ -21,7 +21,7 @@ import regbench
 from regbench import RegbenchError, methods
 from regbench.benchmark.settings.listing import listing
 from regbench.benchmark.settings.presets import sweep_names
-from regbench.benchmark.settings.sweep import load_run, load_sweep, read_rows
+from regbench.benchmark.settings.sweep import load_rows, load_run, load_sweep, read_rows
 from regbench.cli import main
 from regbench.instruments.conformance import CHECKS, run_check
 from regbench.settings import plain
@@ -399,7 +399,10 @@ def understand(text: str) -> None:
     overrides += ["epochs=100"] * ("…" in rest)
     if name in ("sweep", "tune") and parameters["name"] in sweep_names():
         if not any(override.endswith(f"={one}") for override in overrides for one in IMAGINED):
-            load_sweep(parameters["name"], overrides)
+            file = read_rows(parameters["name"], overrides)
+            # The ranges of a search are no cells.
+            if not (name == "tune" and (file.trials or file.trials_per_hyperparameter)):
+                load_rows(file, file.rows)
     elif name in ("train", "evaluate") and not any(one in text for one in IMAGINED):
         load_run(overrides)
 
