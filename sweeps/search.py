@@ -29,14 +29,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regbench.benchmark.rundir.record import read_tuned
-from regbench.benchmark.rundir.tuning_choice import SEARCH
+from regbench.benchmark.rundir.tuning_choice import SEARCH, read_search
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.overrides import max_cells, refuse_more
 from regbench.benchmark.settings.runtime import Cluster
 from regbench.benchmark.settings.sweep import Sweep, SweepFile, load_rows, read_rows
 from regbench.errors import RegbenchError
 from regbench.spaces import Choice, Range, spread
-from regbench.sweeps.choose import grouped, read_search, selection_score
+from regbench.sweeps.choose import grouped, selection_score
 from regbench.sweeps.search_spaces import Search, cells_to_compose, fixed_settings, searches_of
 from regbench.wording import shown
 

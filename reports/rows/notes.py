@@ -14,6 +14,7 @@ from regbench.benchmark.rundir.record import Record
 from regbench.reports.rows.deviations import components, nested_deviations
 from regbench.reports.rows.significance import LEVEL, POWER, images_for
 from regbench.reports.rows.summary import Summary
+from regbench.text import counted
 
 # A note is one paragraph below a table: of what is listed in it, a reader sees the first few and
 # how many more.
@@ -88,7 +89,7 @@ def _diverged(summary: Summary) -> list[str]:
     listed = []
     for row in summary.rows:
         if row.diverged:
-            listed.append(f"{row.name} ({row.diverged} of {len(row.records)} cells)")
+            listed.append(f"{row.name} ({row.diverged} of {counted(len(row.records), 'cell')})")
     return listed
 
 
@@ -122,17 +123,15 @@ def _missing(summary: Summary) -> str:
     # Rows of the table lack seeds; of other rows no cell has ended yet.
     absent = sum(row.missing for row in summary.rows) + sum(row.seeds for row in summary.missing)
     if absent:
-        texts.append(f"Planned and not finished: {_cells(absent)}; n says of how many.")
+        texts.append(f"Planned and not finished: {counted(absent, 'cell')}; n says of how many.")
     if summary.failures:
         kinds = Counter((cell.label or cell.cell_id, cell.failure) for cell in summary.failures)
-        counts = [f"{label}, {_cells(n)} ({why})" for (label, why), n in kinds.most_common()]
+        counts = [
+            f"{label}, {counted(n, 'cell')} ({why})" for (label, why), n in kinds.most_common()
+        ]
         number = len(summary.failures)
         texts.append(f"Failed, {number} in all, and to be tried again: {_few(counts, '; ')}.")
     return " ".join(texts)
-
-
-def _cells(number: int) -> str:
-    return f"{number} {'cell' if number == 1 else 'cells'}"
 
 
 def _origins(summary: Summary) -> str:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -11,10 +10,9 @@ import pytest
 
 from regbench import RegbenchError
 from regbench.reports.find.check import check_records
-from regbench.reports.find.records import load_records, read_records
+from regbench.reports.find.records import load_records, read_records, steps_of_searches
 from regbench.reports.find.runs import Missing
-from regbench.reports.rows.grouping import summarize
-from tests.records import tuning_choice
+from tests.records import attempted, chosen, plan, ranked, search, tuning_choice
 from tests.reports.conftest import GIVEN, RATE, backbone, later, resign, score
 
 Make = Callable[..., Path]
@@ -133,39 +131,25 @@ def test_what_is_missing_is_told_in_the_order_of_the_plan(
     names = {name: name[0] * 12 for name in ("begun", "failed", "early", "deserted")}
     done, waiting = record("AUH").parent.name, "0" * 12
     sweep = runs / "quickstart"
-    for name in names.values():
-        (sweep / name / "attempts").mkdir(parents=True)
-        (sweep / name / "config.yaml").touch()
-    ends = {
-        **{"0001.json": "failed", "0002.json": "interrupted"},
-        **{".0003.json": "failed", "0003.txt": "failed"},
-    }
-    for name, end in ends.items():
-        (sweep / names["begun"] / "attempts" / name).write_text(
-            json.dumps({"ended": end, "error": "no\nmemory"})
-        )
-    for name in ("failed", "deserted"):
-        (sweep / names[name] / "attempts" / "0001.json").write_text(
-            json.dumps({"ended": "interrupted"})
-        )
-    (sweep / names["failed"] / "attempts" / "0002.json").write_text(
-        json.dumps({"ended": "failed", "error": "no\nmemory"})
-    )
-    (sweep / names["deserted"] / "attempts" / "0002.json").write_text(
-        json.dumps({"ended": "failed"})
-    )
-    plan = [names["failed"], waiting, done, names["begun"], names["early"]]
-    cells = [{"id": name, "label": "DCL", "seed": i, "rate": 0.5} for i, name in enumerate(plan)]
-    (sweep / "sweep.json").write_text(json.dumps({"cells": cells}))
-    (sweep / "search.json").write_text(json.dumps({"short": [names["early"]]}))
-    assert names["early"] in [
-        cell.cell_id for cell in read_records(runs).missing
-    ]  # that was no search
-    (sweep / "search.json").write_text(json.dumps({"short": {names["early"]: 1}}))
+    attempted(sweep / names["begun"], "failed", "no\nmemory")
+    attempted(sweep / names["begun"], "interrupted", number=2)
+    attempts = sweep / names["begun"] / "attempts"
+    for other in (".0003.json", "0003.txt"):
+        shutil.copy(attempts / "0001.json", attempts / other)
+    for name, error in (("failed", "no\nmemory"), ("deserted", None)):
+        attempted(sweep / names[name], "interrupted")
+        attempted(sweep / names[name], "failed", error, number=2)
+    attempted(sweep / names["early"], "done")
+    ids = [names["failed"], waiting, done, names["begun"], names["early"]]
+    plan(sweep, *({"id": name, "label": "DCL", "seed": i} for i, name in enumerate(ids)))
+    (sweep / "search.json").write_text("{")
+    # A damaged search says nothing.
+    assert names["early"] in [cell.cell_id for cell in read_records(runs).missing]
+    search(sweep, names["early"])
     missing = (
-        Missing("quickstart", names["failed"], "DCL", 0, {"rate": 0.5}, "no memory"),
-        Missing("quickstart", waiting, "DCL", 1, {"rate": 0.5}, ""),
-        Missing("quickstart", names["begun"], "DCL", 3, {"rate": 0.5}, ""),
+        Missing("quickstart", names["failed"], "DCL", 0, {"epochs": 3}, "no memory"),
+        Missing("quickstart", waiting, "DCL", 1, {"epochs": 3}, ""),
+        Missing("quickstart", names["begun"], "DCL", 3, {"epochs": 3}, ""),
         Missing("quickstart", names["deserted"], "", None, {}, "no reason noted"),
     )
     monkeypatch.chdir(runs)
@@ -182,7 +166,7 @@ def test_what_is_missing_is_told_in_the_order_of_the_plan(
     }
     shutil.rmtree(sweep / done)
     with pytest.raises(
-        RegbenchError, match=f"no finished run in {runs}, 3 cells have none yet; make some"
+        RegbenchError, match=f"no finished run in {runs}, 3 cells without one yet; make some"
     ):
         read_records(runs)
 
@@ -192,7 +176,7 @@ def test_a_run_that_a_search_stopped_is_no_result(
 ) -> None:
     path = record("AUH", status="tuned", knn=None, linear=None, tuning=60.0)
     tuning_choice(runs / "quickstart")
-    (runs / "quickstart" / "search.json").write_text(json.dumps({"short": {path.parent.name: 1}}))
+    search(runs / "quickstart", path.parent.name)
     monkeypatch.chdir(path.parent)
     for folder in (runs, path.parent, Path()):
         with pytest.raises(RegbenchError, match="no finished run in"):
@@ -203,6 +187,24 @@ def test_a_run_that_a_search_stopped_is_no_result(
         ["VICReg"],
         ["AUH"],
     ]
+
+
+def test_in_a_bundle_their_length_tells_the_steps_of_a_search(runs: Path, record: Make) -> None:
+    tuned: dict[str, Any] = {"status": "tuned", "knn": None, "linear": None, "tuning": 50.0}
+    step = record("VICReg", **tuned, cell={"epochs": 1})
+    record("VICReg", **tuned)  # as long as the choice
+    record("VICReg", 1, cell={"epochs": 1})  # a final run
+    record("AUH", **tuned, cell={"epochs": 1})  # of which the tuning chose nothing
+    other_q = {"embedding_dim": 64, "epochs": 1}
+    record("VICReg", **tuned, cell=other_q)  # of another setting
+    tuning_choice(runs / "quickstart", chosen("VICReg", ranked("a" * 12)))
+    plan(runs / "quickstart")
+    found = read_records(runs)
+    choices = found.choices.values()
+    assert len(found.records) == 5  # beside a plan, the search itself says what its steps are
+    assert steps_of_searches(found.records, choices) == {}
+    steps = steps_of_searches(found.records, choices, in_bundle=True)
+    assert [each.path for each in steps] == [step]
 
 
 def test_records_are_in_the_order_of_sweep_label_and_seed(runs: Path, record: Make) -> None:
@@ -297,20 +299,12 @@ def test_what_is_left_out_is_counted_in_a_line(runs: Path, record: Make) -> None
         read_records(runs)
 
 
-def test_a_plan_that_holds_something_else_is_no_plan_of_it(runs: Path, record: Make) -> None:
+def test_a_plan_that_holds_something_else_is_none(runs: Path, record: Make) -> None:
     record()
-    plan = [
-        {"id": "a" * 12, "label": "DCL", "seed": [1], "epochs": {"a": 1}},
-        3,
-        {"id": ["b"], "seed": 1},
-    ]
-    (runs / "quickstart" / "sweep.json").write_text(json.dumps({"cells": plan}))
-    found = read_records(runs)
-    assert [(cell.label, cell.seed, cell.plan) for cell in found.missing] == [
-        ("DCL", None, {}),
-        ("None", 1, {}),
-    ]
-    assert summarize(found.records, found.missing)[0].missing
+    plan(runs / "quickstart", {"id": "a" * 12, "label": "DCL"})
+    assert [cell.label for cell in read_records(runs).missing] == ["DCL"]
+    plan(runs / "quickstart", {"id": "a" * 12, "label": "DCL", "seed": [1]})
+    assert read_records(runs).missing == ()
 
 
 def test_a_cell_of_a_tuning_is_read_until_it_is_final(runs: Path, record: Make) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable
@@ -27,26 +26,12 @@ from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.leaderboard import leaderboard
 from regbench.reports.tables.over_tasks import over_tasks_table
 from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
-from tests.records import chosen, ranked, tuning_choice
+from tests.records import attempted, chosen, plan, ranked, search, tuning_choice
 from tests.reports.conftest import METHODS, dataset, score, settings
 from tests.reports.reading import Make, grid, task, tasks, texts
 
 KNN, LINEAR = "kNN top-1 (%)", "linear top-1 (%)"
 DIVERGED: dict[str, Any] = {"status": "diverged", "knn": None, "linear": None}
-
-
-def planned(runs: Path, *cells: dict[str, Any]) -> None:
-    (runs / "quickstart" / "sweep.json").write_text(
-        json.dumps({"cells": [{"epochs": 3, **cell} for cell in cells]})
-    )
-
-
-def failed(runs: Path, name: str, error: str, number: int = 1, ended: str = "failed") -> None:
-    """Write an attempt at a cell that has no record."""
-    path = runs / "quickstart" / name / "attempts" / f"{number:04}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"ended": ended, "error": error}))
-    (path.parents[1] / "config.yaml").touch()
 
 
 def weight(value: float, name: str = "vicreg") -> dict[str, Any]:
@@ -347,7 +332,10 @@ def test_a_planned_cell_that_another_sweep_has_finished_is_not_missing(
         "AUH", status="tuned", knn=None, linear=None, tuning=60.0, sweep="other"
     ).parent.name
     cells = ((elsewhere, "VICReg", 1), (tuned, "AUH", 0))
-    planned(runs, *({"id": name, "label": label, "seed": seed} for name, label, seed in cells))
+    plan(
+        runs / "quickstart",
+        *({"id": name, "label": label, "seed": seed} for name, label, seed in cells),
+    )
     (row,) = grid(leaderboard(task(runs))).values()
     assert row["n"] == "1"
 
@@ -360,11 +348,16 @@ def test_a_missing_cell_counts_in_the_row_that_its_plan_fits_alone(
 ) -> None:
     for size in (2, 4):
         record("VICReg", cell={key: size})
-    sizes: tuple[dict[str, int], ...] = ({key: 4}, {key: 8}, {})
+    # Each plan states the epochs; one that does not state the size may be of any row.
+    sizes: tuple[dict[str, int], ...] = (
+        {key: 4},
+        {key: 8},
+        {"epochs": 4} if key == "epochs" else {},
+    )
     cells = [
         {"id": f"{i:012x}", "label": "VICReg", "seed": 1, **size} for i, size in enumerate(sizes)
     ]
-    (runs / "quickstart" / "sweep.json").write_text(json.dumps({"cells": cells}))
+    plan(runs / "quickstart", *cells)
     heads, *rows = texts(leaderboard(task(runs)))
     shown = {row[heads.index(head)]: row[heads.index("n")] for row in rows}
     assert shown == {"2": "1", "4": "1 of 2", "8": "0 of 1"}
@@ -375,7 +368,7 @@ def test_where_nothing_has_final_scores_what_is_planned_has_rows(runs: Path, rec
         record(
             "VICReg", status="tuned", knn=None, linear=None, tuning=60.0, cell={"embedding_dim": q}
         )
-    planned(runs, {"id": "a" * 12, "label": "SimCLR", "seed": 0, "embedding_dim": 512})
+    plan(runs / "quickstart", {"id": "a" * 12, "label": "SimCLR", "seed": 0, "embedding_dim": 512})
     head, *rows = texts(leaderboard(task(runs)))
     assert (head[:2], [row[:2] for row in rows]) == (["method", "q"], [["SimCLR", "512"]])
 
@@ -384,8 +377,8 @@ def test_a_cell_whose_plan_fits_two_tasks_is_in_neither(runs: Path, record: Make
     evaluation = settings("VICReg")["evaluation"]
     for k in (5, 200):
         record("VICReg", cell={"evaluation": evaluation | {"knn": {"k": k}}})
-    planned(runs, {"id": "a" * 12, "label": "SimCLR", "seed": 0})
-    failed(runs, "a" * 12, "no space")
+    plan(runs / "quickstart", {"id": "a" * 12, "label": "SimCLR", "seed": 0})
+    attempted(runs / "quickstart" / ("a" * 12), "failed", "no space")
     assert [list(grid(leaderboard(each))) for each in tasks(runs)] == [["VICReg"], ["VICReg"]]
     assert all(
         "SimCLR, 1 cell (no space)" in " ".join(leaderboard(each).notes) for each in tasks(runs)
@@ -396,7 +389,7 @@ def test_a_planned_cell_stands_in_the_task_of_its_sweep(runs: Path, record: Make
     evaluation = settings("VICReg")["evaluation"]
     record("VICReg")
     record("VICReg", cell={"evaluation": evaluation | {"knn": {"k": 5}}}, sweep="other")
-    planned(runs, {"id": "a" * 12, "label": "VICReg", "seed": 1})
+    plan(runs / "quickstart", {"id": "a" * 12, "label": "VICReg", "seed": 1})
     shown = {each.name: grid(leaderboard(each))["VICReg"]["n"] for each in tasks(runs)}
     assert shown == {"quickstart": "1 of 2", "other": "1"}
 
@@ -407,8 +400,7 @@ def test_a_cell_that_two_sweeps_plan_is_missing_once(runs: Path, record: Make) -
     cells.append({"label": "VICReg", "seed": 7, "epochs": 3})
     for sweep, count in (("first", 2), ("second", 3)):
         record("VICReg", sweep=sweep)
-        plan = [{"id": f"{i:012x}", **cell} for i, cell in enumerate(cells[:count])]
-        (runs / sweep / "sweep.json").write_text(json.dumps({"cells": plan}))
+        plan(runs / sweep, *({"id": f"{i:012x}", **cell} for i, cell in enumerate(cells[:count])))
     table = leaderboard(task(runs))
     place = [column.name for column in table.columns].index("n")
     assert [(line.label, line.entries[place].text) for line in table.lines] == [
@@ -478,8 +470,8 @@ def test_what_a_search_stopped_early_is_no_result(runs: Path, record: Make) -> N
         "VICReg", status="diverged", knn=None, linear=None, cell={"epochs": 1}
     ).parent.name
     waiting = "c" * 12
-    planned(
-        runs,
+    plan(
+        runs / "quickstart",
         *({"id": name, "label": "VICReg", "seed": 0, "epochs": 1} for name in (short, waiting)),
     )
     assert any(row["epochs"] == "1" for row in grid(leaderboard(task(runs))).values())
@@ -487,8 +479,7 @@ def test_what_a_search_stopped_early_is_no_result(runs: Path, record: Make) -> N
     begun = record(
         "VICReg", **DIVERGED, cell={"epochs": 1, "dataset": dataset("stl10")}
     ).parent.name
-    search = {"short": dict.fromkeys((short, waiting, begun), 3)}
-    (runs / "quickstart" / "search.json").write_text(json.dumps(search))
+    search(runs / "quickstart", short, waiting, begun)
     table = leaderboard(task(runs))
     assert [row["n"] for row in grid(table).values()] == ["1"]
     assert not any("diverged" in note or "not finished" in note for note in table.notes)

@@ -127,10 +127,10 @@ def test_a_plan_is_a_row_of_each_cell_and_a_line(tiny: list[str]) -> None:
     assert summary(planned) == (
         "6 cells, 1 done, 5 to run; 4.25 GPU hours by the time of like cells; ≈ 48 GPU hours for "
         "the training of 2 cells: an estimate from FLOP, as no like cell has run yet, at 50 "
-        "TFLOP/s a GPU; GPU hours of 1 cells unknown: no like cell has run yet; at most 7.02 GB a "
+        "TFLOP/s a GPU; GPU hours of 1 cell unknown: no like cell has run yet; at most 7.02 GB a "
         "GPU (predicted), 0.73 GB of disk; 1 do not fit"
     )
-    assert summary(planned[:1]) == "1 cells, 1 done, 0 to run"
+    assert summary(planned[:1]) == "1 cell, 1 done, 0 to run"
 
 
 def test_gpu_hours_from_flop_on_a_new_cluster(tmp_path: Path) -> None:
@@ -217,8 +217,8 @@ def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) ->
         (entry,) = plan(load_grid([*unknown, per_class]))
         assert entry.gpu_hours == pytest.approx(gpu.gpu_hours * 9 / 3)
     assert "; GPU hours unknown: no like cell has run yet; " in summary([own])
-    assert "GPU hours of 1 cells unknown" in summary([own, gpu])
-    assert "for the training of 1 cells: an estimate" in summary([own, gpu])
+    assert "GPU hours of 1 cell unknown" in summary([own, gpu])
+    assert "for the training of 1 cell: an estimate" in summary([own, gpu])
 
 
 def test_cells_of_one_shape_are_predicted_once(
@@ -309,7 +309,7 @@ def test_a_finished_cell_may_be_too_large(tiny: list[str], tmp_path: Path) -> No
     assert entry.needs is not None
     needed = rf"VICReg with q=16 and 16 images a GPU: {entry.needs.peak_bytes / 1e9:.1f} GB\."
     with pytest.raises(
-        RegbenchError, match=f"1 cells are predicted not to fit a GPU, such as {needed}"
+        RegbenchError, match=f"predicted not to fit a GPU: 1 cell, such as {needed}"
     ):
         refuse_oversized(two_gpus)
     write_text(tmp_path / "runs" / sweep.name / cell.id / "record.json", made(cell.plain()).text())

@@ -29,6 +29,7 @@ from regbench.benchmark.rundir.directory import run_directory, write_config
 from regbench.benchmark.rundir.lease import claim, is_running, last_attempt
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.rundir.record_parts import NamedFile, Saved
+from regbench.benchmark.rundir.run_folder import read_plan
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.settings.sweep import load_run, load_sweep
@@ -38,7 +39,6 @@ from regbench.sweeps.status import (
     CellJobs,
     Job,
     duration,
-    read_plan,
     status_table,
     sweep_status,
     unfinished,
@@ -243,14 +243,12 @@ def test_what_is_not_finished_is_said_in_a_line(tmp_path: Path) -> None:
     )
     line = unfinished(found, "own", ("pretrain",))
     assert (
-        line.startswith("9 of 12 cells are not finished: C03 seed 3 pending; ")
+        line.startswith("9 of 12 cells not finished: C03 seed 3 pending; ")
         and "C11" in line
         and "…" not in line
     )
     line = unfinished([*found, found[-1]], "own", ("final",))
-    assert line.startswith(
-        "11 of 13 cells are not finished: C02 seed 3 tuned; C03 seed 3 pending; "
-    )
+    assert line.startswith("11 of 13 cells not finished: C02 seed 3 tuned; C03 seed 3 pending; ")
     assert line.endswith(
         "C11 seed 3 pending; …. Details: regbench status own; the same command tries them again"
     )
@@ -576,7 +574,7 @@ def test_a_sweep_from_end_to_end(
     first = CliRunner().invoke(main, command)
     assert first.exit_code == 1
     assert own.states() == ["failed", "done"]  # the failure did not stop the other
-    assert "1 of 2 cells are not finished: VICReg seed 0 failed" in first.stderr
+    assert "1 of 2 cells not finished: VICReg seed 0 failed" in first.stderr
     assert "evaluation.knn.k=5000 is larger than the 120 training images" in caplog.text
     assert f"{own.directory(*bad.split()).name}/logs/" in caplog.text
     before_ns = written_ns(own.directory(*good.split()))
@@ -587,7 +585,7 @@ def test_a_sweep_from_end_to_end(
     own.write(good)  # the bad cell is taken out of the file
     second = CliRunner().invoke(main, [*command, "--report"])
     assert second.exit_code == 0, second.stderr
-    assert "sweep own: 1 cells, 1 done, 0 to run, 1 at a time" in caplog.text
+    assert "sweep own: 1 cell, 1 done, 0 to run, 1 at a time" in caplog.text
     assert "VICReg" in second.stdout
     page = Path(re.findall(r"report: (\S+)", second.stdout)[0])
     assert "VICReg" in page.read_text()
@@ -873,7 +871,7 @@ def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
     finally:
         process.kill()
     assert process.returncode == 130, errors
-    assert "sweep own: 1 cells, 0 done, 1 to run" in errors
+    assert "sweep own: 1 cell, 0 done, 1 to run" in errors
     assert errors.splitlines()[-1] == "regbench: interrupted; the same command goes on from here"
     assert "Traceback" not in errors
     assert not is_running(last_attempt(directory))

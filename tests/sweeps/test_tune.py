@@ -25,7 +25,7 @@ from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import claim
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.record_parts import Saved
-from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
+from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice, read_search
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.stored import load_cell
@@ -35,7 +35,7 @@ from regbench.datasets.loading.loaders import EvalLoader
 from regbench.files import verified, write_text
 from regbench.methods.vicreg import VICReg
 from regbench.sweeps import tune
-from regbench.sweeps.choose import choice_table, choose, compared_ids, read_search
+from regbench.sweeps.choose import choice_table, choose, compared_ids
 from regbench.sweeps.local import run_sweep
 from regbench.sweeps.run import proposals
 from regbench.sweeps.search import Proposed, mean_trials, propose
