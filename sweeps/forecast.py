@@ -22,7 +22,7 @@ from regbench.datasets.config import DatasetConfig
 from regbench.datasets.sources.base import DividedFiles
 from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
-from regbench.sweeps.predict import Needs, largest, predict
+from regbench.sweeps.predict import Needs, predict
 from regbench.text import counted
 
 log = logging.getLogger("regbench")
@@ -129,20 +129,6 @@ def _images(data_dir: Path, dataset: DatasetConfig) -> int | None:
         return per_class * dataset.num_classes
     # A pretraining takes the images without labels where there are any.
     return source.expected.get("unlabeled", source.expected.get("train"))
-
-
-def largest_fitting(sweep: Sweep, gpu_memory_gib: float) -> dict[str, int | None]:
-    """Find the largest "batch_size" and "embedding_dim", powers of two, with which a sweep's first
-    cell fits a GPU.
-
-    None: not even the smallest fits. A prediction may take `GPU_SHARE` of the memory.
-    """
-    limit_bytes = int(GPU_SHARE * gpu_memory_gib * 2**30)
-    switches = _switches(sweep.runtime, sweep.clusters[0].at("pretrain"))
-    found = {}
-    for what in ("batch_size", "embedding_dim"):
-        found[what] = largest(sweep.cells[0], limit_bytes, what, **switches)
-    return found
 
 
 def refuse_oversized(sweep: Sweep) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from regbench.benchmark.rundir.record import Record
-from regbench.reports.rows.deviations import components, nested_deviations
+from regbench.reports.rows.deviations import nested_deviations
 from regbench.reports.rows.significance import LEVEL, POWER, images_for
 from regbench.reports.rows.summary import Summary
 from regbench.text import counted
@@ -250,12 +250,14 @@ def _repeated(summary: Summary) -> str:
         "not for one set of hyperparameters. n: final runs, and in how many searches."
     ]
     for name in summary.leading:
-        found = components(row.samples(name) for row in methods)
+        found = nested_deviations(row.samples(name) for row in methods)
         if found is not None:
+            seed, search = found
+            share = search**2 / (seed**2 + search**2) if seed or search else 0.0
             texts.append(
                 f"Standard deviation of {summary.scores[name].title} within a method: "
-                f"{found.seed:.2f} points from the final seed and {found.search:.2f} from the "
-                f"search, which has {100 * found.share:.0f} % of the variance of a single run "
+                f"{seed:.2f} points from the final seed and {search:.2f} from the "
+                f"search, which has {100 * share:.0f} % of the variance of a single run "
                 "(estimated over all rows)."
             )
     return " ".join(texts)
