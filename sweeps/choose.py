@@ -247,12 +247,8 @@ def _ranked(
                 hyperparameters={key: tunable[configuration].get(key) for key in shown},
             )
         )
-    return sorted(ranking, key=_rank_key)
-
-
-def _rank_key(entry: RankedConfiguration) -> tuple[int, bool, float]:
-    """Sort the longest trained first, of these those that diverged last, and the best first."""
-    return -entry.epochs, entry.value is None, -(entry.value or 0.0)
+    # The longest trained first, of these those that diverged last, and the best first.
+    return sorted(ranking, key=lambda each: (-each.epochs, each.value is None, -(each.value or 0)))
 
 
 def _tunable(cell: Cell) -> dict[str, Any]:

@@ -234,7 +234,8 @@ def cell_status(directory: Path, plan: CellPlan, jobs: CellJobs | None = None) -
         progress = run.progress
     except (OSError, RegbenchError) as error:
         state, detail = "damaged", str(error)
-    trains = state == "running" and not detail  # what evaluates has a detail
+    if state != "running" or detail:  # what evaluates has a detail, and no speed of a training
+        progress = {"epoch": progress.get("epoch", 0)}
     return CellStatus(
         cell_id=plan["id"],
         label=plan["label"],
@@ -242,8 +243,8 @@ def cell_status(directory: Path, plan: CellPlan, jobs: CellJobs | None = None) -
         state=state,
         epochs_done=plan["epochs"] if state in ("done", "tuned") else progress.get("epoch", 0),
         epochs=plan["epochs"],
-        img_per_s=progress.get("img_per_s") if trains else None,
-        remaining_s=progress.get("remaining_s") if trains else None,
+        img_per_s=progress.get("img_per_s"),
+        remaining_s=progress.get("remaining_s"),
         detail=" ".join(detail.split()),
         job=jobs.shown.name if jobs else "",
         directory=directory,

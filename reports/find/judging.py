@@ -37,7 +37,7 @@ class Misfit:
     reason: str
 
     def __str__(self) -> str:
-        """Say it in one line, which texts of a stranger do not make endless."""
+        """Describe it in one line of limited length."""
         return f"{self.path}: {self.reason:.500}"
 
 

@@ -25,7 +25,14 @@ UNITS = {"seed": "seeds", "search": "searches"}
 
 def task_notes(summary: Summary) -> list[str]:
     """List what a reader must know of a task beside its numbers."""
-    notes = [_on_test(summary), _budget(summary)]
+    notes = []
+    if summary.on_test:
+        notes.append(
+            "Chosen on the test set: hyperparameters or the probe's learning rate were picked by "
+            "scores on the split that the table reports, so its numbers are optimistic. Compare "
+            "them with each other only."
+        )
+    notes.append(_budget(summary))
     for listed, beginning in _LISTS:
         names = listed(summary)
         if names:
@@ -40,16 +47,6 @@ def _few(names: Sequence[str], separator: str = ", ") -> str:
     if len(names) > _LISTED:
         shown.append(f"and {len(names) - _LISTED} more")
     return separator.join(shown)
-
-
-def _on_test(summary: Summary) -> str:
-    if not summary.on_test:
-        return ""
-    return (
-        "Chosen on the test set: hyperparameters or the probe's learning rate were picked by "
-        "scores on the split that the table reports, so its numbers are optimistic. Compare them "
-        "with each other only."
-    )
 
 
 def _budget(summary: Summary) -> str:

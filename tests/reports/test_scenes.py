@@ -230,7 +230,7 @@ def stopped_early(record: Make) -> None:
 
 def not_of_the_paper(record: Make) -> None:
     """The paper's number stands beside its own experiment alone, the first of these tasks."""
-    own = {"dataset": dataset("in20"), "network": backbone("resnet18")}
+    own: dict[str, Any] = {"dataset": dataset("in20"), "network": backbone("resnet18")}
     own |= {"embedding_dim": 8192, "batch_size": 2048, "epochs": 100}
     others: list[dict[str, Any]] = [{}, {"dataset": dataset("imagefolder")}]
     others += [{"network": backbone("resnet50")}, {"epochs": 101}]
