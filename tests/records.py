@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -105,10 +106,13 @@ def search(folder: Path, *short: str) -> None:
     (folder / "search.json").write_text(signed({"short": dict.fromkeys(short, 3)}))
 
 
-def attempted(directory: Path, ended: str, error: str | None = None, number: int = 1) -> None:
-    """Write an attempt at a cell that has no record, and how it ended."""
-    path = directory / "attempts" / f"{number:04d}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    state = {"heartbeat": 0.0, "beat": 1, "lease_s": 60.0, "ended": ended, "error": error}
-    path.write_text(json.dumps(state))
+def attempted(
+    directory: Path, ended: str | None, error: str | None = None, number: int = 0, **more: Any
+) -> None:
+    """Write an attempt at a cell, the next one without a number: how it ended, and more of it."""
+    folder = directory / "attempts"
+    folder.mkdir(parents=True, exist_ok=True)
+    number = number or len(list(folder.iterdir())) + 1
+    state = {"heartbeat": time.time(), "beat": 1, "lease_s": 60, "ended": ended, "error": error}
+    (folder / f"{number:04d}.json").write_text(json.dumps(state | more))
     (directory / "config.yaml").touch()

@@ -18,38 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from regbench.benchmark.rundir.record import Record
-from regbench.cli import main
 from regbench.errors import RegbenchError
 from regbench.reports.bundle import bundle
 from regbench.reports.bundle.again import differences, drawn_cells
 from regbench.reports.bundle.bundle import Bundle, read_bundle
 from regbench.reports.bundle.pack import submit
+from tests.command import run
 from tests.records import CELL, made, plan
-from tests.reports.conftest import later, resign, score
+from tests.reports.conftest import resign, score
 from tests.reports.forging import Parts, tuned_sweep, write_tar
 from tests.waiting import PATIENCE_S, wait_for
 
 LEADERBOARD = Path(__file__).parents[2] / "docs" / "leaderboard.md"
-
-
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of a tuning, with weights and a later evaluation."""
-    folder = tmp_path_factory.mktemp("honest")
-    sweep = tuned_sweep(folder / "runs")
-    later(next(sweep.glob("*/record.json")), score("voc07_map", 50.0))
-    done = run(
-        "submit", "mine", "--runs-dir", folder / "runs", "--out", folder / "lab.tar.xz", "--weights"
-    )
-    assert done.exit_code == 0, done.stderr
-    return folder / "lab.tar.xz"
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, list(map(str, arguments)))
 
 
 def test_an_honest_bundle_checks_out(honest: Path) -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from regbench.benchmark.rundir.record_parts import ImageSource, Saved
-from regbench.cli import main
 from regbench.errors import RegbenchError
 from regbench.reports.find.check import check_records
 from regbench.reports.find.records import read_records
+from tests.command import run
 from tests.records import chosen, plan, ranked, tuning_choice
 from tests.reports.conftest import dataset, resign, settings
 from tests.reports.test_report import SPOILED
@@ -194,10 +193,10 @@ def test_a_tunings_choice(runs: Path, record: Make) -> None:
 def test_on_the_command_line(runs: Path, record: Make) -> None:
     path = record("VICReg")
     command = ["report", "quickstart", "--check", "--runs-dir", str(runs)]
-    done = CliRunner().invoke(main, command)
+    done = run(*command)
     assert (done.exit_code, done.output) == (0, "1 record checks out\n")
     path.write_text("{")
-    done = CliRunner().invoke(main, command)
+    done = run(*command)
     assert done.exit_code == 1
     assert done.output.splitlines()[-1] == "1 misfit in 1 record"
     assert not (runs / "quickstart" / "report").exists()

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.run_folder import RunFolder, read_plan
-from regbench.cli import main
+from tests.command import run
 from tests.records import plan
 from tests.reports.conftest import score
 from tests.reports.reading import Make
@@ -22,7 +22,7 @@ RUNNING = "0123456789ab"
 
 
 def watch(runs: Path, *arguments: str) -> Result:
-    result = CliRunner().invoke(main, ["watch", "quick", "--runs-dir", str(runs), *arguments])
+    result = run("watch", "quick", "--runs-dir", runs, *arguments)
     assert result.exit_code == 0, result.output
     return result
 

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,7 +34,7 @@ from regbench.slurm import manage
 from regbench.slurm.job import SlurmJob
 from regbench.slurm.queue import call_for_jobs, submissions
 from regbench.sweeps.status import CellStatus
-from tests.records import knn_top1, made
+from tests.records import attempted, knn_top1, made
 from tests.slurm.standin import Standin
 from tests.sweep_file import write_sweep
 from tests.waiting import wait_for
@@ -148,10 +147,8 @@ def test_what_is_in_the_queue_or_finished_is_not_submitted_again(user: User) -> 
     assert "all cells are finished" in user.submit(
         "seed=0", "--wait"
     )  # whatever becomes of the others
-    attempt = {"heartbeat": time.time(), "beat": 1, "lease_s": 60}
-    for directory, how in ((tuned, "done"), (running, None)):
-        (directory / "attempts").mkdir()
-        (directory / "attempts" / "0001.json").write_text(json.dumps({**attempt, "ended": how}))
+    attempted(tuned, "done")
+    attempted(running, None)
     assert user.states() == ["done", "tuned", "running", "lost"]
     output = user.run("retry", "own")
     assert f"{tuned.name}  VICReg seed 1: was tuned" in output
@@ -177,9 +174,7 @@ def test_a_tuning_submits_what_its_cells_need(user: User) -> None:
         cell = load_run([*user.tiny, "method=vicreg"])[0].plain()
         record = made(cell, status="tuned", scores=(knn_top1(50.0 + len(status.cell_id)),))
         (status.directory / "tuning.json").write_text(record.text())
-        (status.directory / "attempts").mkdir()
-        attempt = {"heartbeat": time.time(), "beat": 1, "lease_s": 60, "ended": "done"}
-        (status.directory / "attempts" / "0001.json").write_text(json.dumps(attempt))
+        attempted(status.directory, "done")
     assert "nothing to try again" in user.run("retry", "own")
     assert "submitted 1 cell" in user.run(*words)
     stages = [
@@ -598,19 +593,11 @@ def test_lives_that_come_no_farther_are_not_for_ever(
     process: Process, tiny: list[str], tmp_path: Path
 ) -> None:
     """Ten in a row, of this job, that began where the one before began."""
-    attempts = tmp_path / "runs" / "own" / load_run([*tiny, "method=vicreg"])[0].id / "attempts"
-    attempts.mkdir(parents=True)
-    life = {
-        "heartbeat": 0.0,
-        "beat": 1,
-        "lease_s": 60,
-        "ended": "interrupted",
-        "owner": {"slurm_job_id": "7"},
-    }
+    directory = tmp_path / "runs" / "own" / load_run([*tiny, "method=vicreg"])[0].id
 
-    def write(number: int, **more: Any) -> None:
-        entry = {**life, "progress": {"began": {"step": 4}}, **more}
-        (attempts / f"{number:04d}.json").write_text(json.dumps(entry))
+    def write(number: int, ended: str = "interrupted", **more: Any) -> None:
+        life = {"owner": {"slurm_job_id": "7"}, "progress": {"began": {"step": 4}}, **more}
+        attempted(directory, ended, number=number, **life)
 
     for number in range(1, 11):
         write(number)
@@ -640,14 +627,12 @@ def test_lives_that_end_before_they_come_to_work_are_not_for_ever(
     """As where the time is up while code is loaded, on a busy machine: they leave no attempt."""
     job = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1"}
     assert process(**job, RESTART_COUNT="9")
-    attempts = tmp_path / "runs" / "own" / load_run([*tiny, "method=vicreg"])[0].id / "attempts"
-    attempts.mkdir(parents=True)
-    life = {"heartbeat": 0.0, "beat": 1, "lease_s": 60, "ended": "interrupted"}
+    directory = tmp_path / "runs" / "own" / load_run([*tiny, "method=vicreg"])[0].id
     for restarts, owner in (
         ("10", {"slurm_job_id": "6", "slurm_restarts": 3}),
         ("14", {"slurm_job_id": "7", "slurm_restarts": 3}),
     ):
-        (attempts / "0001.json").write_text(json.dumps({**life, "owner": owner}))
+        attempted(directory, "interrupted", number=1, owner=owner)
         assert process(**job, RESTART_COUNT=str(int(restarts) - 1))
         with (
             monkeypatch.context() as patch,

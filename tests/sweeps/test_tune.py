@@ -39,6 +39,7 @@ from regbench.sweeps.choose import choice_table, choose, compared_ids
 from regbench.sweeps.local import run_sweep
 from regbench.sweeps.run import proposals
 from regbench.sweeps.search import Proposed, mean_trials, propose
+from tests.command import run as command_line
 from tests.conftest import TINY
 from tests.records import knn_top1, made
 from tests.sweep_file import write_sweep
@@ -1077,7 +1078,7 @@ def test_a_search_keeps_the_budget_that_it_began_with(
 ) -> None:
     path = sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=4"], trials=6)
     # The command's budget comes before the file's.
-    refused = CliRunner().invoke(main, ["tune", str(path), "--trials", "2", "--plan"])
+    refused = command_line("tune", path, "--trials", "2", "--plan")
     assert (refused.exit_code, "--trials 2 is too few" in refused.output) == (2, True)
     search(path, folder, 6, peak(100.0))
     for trials in (3, 9):
@@ -1132,7 +1133,7 @@ def test_a_repeated_grid_chooses_in_each_repeat(
     """Each search has a seed that prefers another weight."""
     row = "method=vicreg method.alignment_weight=10,20,30"
     path = sweep_file(tmp_path, [row], settings, repeats=2, final_seeds=[0, 1000])
-    refused = CliRunner().invoke(main, ["tune", str(path)])
+    refused = command_line("tune", path)
     assert "seed 1000 is too large" in refused.output and not folder.exists()  # before any training
     path = sweep_file(tmp_path, [row], settings, repeats=2, final_seeds=[0])
     propose_next = proposals(str(path), [], None, None)
@@ -1150,10 +1151,10 @@ def test_a_repeated_grid_chooses_in_each_repeat(
     assert final is not None
     chosen = {(cell.seed, cell.plain()["method"]["alignment_weight"]) for cell in final.cells}
     assert chosen == {(0, 10.0), (1000, 20.0)}
-    planned = CliRunner().invoke(main, ["tune", str(path), "--repeats", "3", "--plan"])
+    planned = command_line("tune", path, "--repeats", "3", "--plan")
     assert (planned.exit_code, "9 cells" in planned.output) == (0, True)
     for option, more in (("--seeds", "0,1000"), ("seed=1000", "--plan")):
-        refused = CliRunner().invoke(main, ["tune", str(path), option, more])
+        refused = command_line("tune", path, option, more)
         assert (refused.exit_code, "seed 1000 is too large" in refused.output) == (2, True), (
             refused.output
         )
@@ -1175,7 +1176,7 @@ def test_more_trainings_than_anybody_can_mean_are_counted_and_refused(
     row: str, more: dict[str, Any], refused: str, tmp_path: Path, settings: list[str], folder: Path
 ) -> None:
     path = sweep_file(tmp_path, [f"method=vicreg {row}"], settings, **more)
-    result = CliRunner().invoke(main, ["tune", str(path)])
+    result = command_line("tune", path)
     line = (
         f"regbench: {refused}: more cells than runtime.max_cells=10000; ask for fewer, or raise "
         "it\n"
@@ -1220,9 +1221,9 @@ def test_a_budget_may_be_in_proportion_to_the_searched_hyperparameters(
     assert epochs == {"TCR": 6 * 4, "RBF kernel": 9 * 4, "AUH": 6 * 4}
     with pytest.raises(RegbenchError, match="this search began without --trials; go on with that"):
         propose(str(path), [], 6)
-    planned = CliRunner().invoke(main, ["tune", str(path), "--plan"])
+    planned = command_line("tune", path, "--plan")
     assert "the images of 3 trainings for each hyperparameter that it searches" in planned.output
-    told = CliRunner().invoke(main, ["plan", str(path), "--tell", "1"])
+    told = command_line("plan", path, "--tell", "1")
     assert (
         "tuned by 7 trainings a search" in told.output
     )  # 3 times 7/3, the mean over the three methods
