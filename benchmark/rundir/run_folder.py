@@ -86,7 +86,7 @@ class RunFolder:
         """Why the last attempt failed; empty if it did not."""
         with contextlib.suppress(OSError):  # the folder is being removed
             if self.attempt is not None and self.attempt["ended"] == "failed":
-                return " ".join(str(self.attempt["error"] or "no reason noted").split())
+                return " ".join(str(self.attempt.get("error") or "no reason noted").split())
         return ""
 
     def history(self) -> list[dict[str, Any]]:

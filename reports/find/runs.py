@@ -90,7 +90,7 @@ def find_runs(folders: Sequence[Path]) -> Found:
             sweeps[around] = None
     short: set[Path] = set()
     for folder in sweeps:
-        with contextlib.suppress(RegbenchError):  # a damaged search says nothing
+        with contextlib.suppress(OSError, RegbenchError):  # a damaged search says nothing
             steps = read_search(folder).get("short", {})
             short.update(folder.absolute() / cell_id for cell_id in steps)
     # In the order of paths, whatever the order in which folders were given.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from regbench import RegbenchError
+from regbench.benchmark.rundir.run_folder import RunFolder
 from regbench.reports.find.check import check_records
 from regbench.reports.find.records import load_records, read_records, steps_of_searches
 from regbench.reports.find.runs import Missing
@@ -150,6 +151,14 @@ def test_what_is_missing_is_told_in_the_order_of_the_plan(
         RegbenchError, match=f"no finished run in {runs}, 3 cells without one yet; make some"
     ):
         read_records(runs)
+
+
+def test_an_attempt_that_names_no_error_has_failed_all_the_same(tmp_path: Path) -> None:
+    attempted(tmp_path, "failed")
+    note = tmp_path / "attempts" / "0001.json"
+    note.write_text(note.read_text().replace(', "error": null', ""))
+    assert "error" not in note.read_text()
+    assert RunFolder(tmp_path).failure == "no reason noted"
 
 
 def test_a_run_that_a_search_stopped_is_no_result(
