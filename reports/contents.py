@@ -24,6 +24,7 @@ from regbench.reports.tables.leaderboard import leaderboard_frame
 from regbench.reports.tables.over_tasks import over_tasks_frame, over_tasks_table
 from regbench.reports.tables.paper import beside_paper
 from regbench.reports.tables.table import Table, to_latex, to_markdown, to_terminal
+from regbench.text import counted
 
 ReportFiles = dict[str, str | bytes | Callable[[IO[bytes]], Any]]
 """File name -> its content, or a function that writes it to an open file."""
@@ -110,7 +111,7 @@ def _suffixes(summaries: Sequence[Summary]) -> Iterator[str]:
 def _terminal_text(summary: Summary, tables: Mapping[str, Table]) -> str:
     """Format the leaderboard of a task and what is kept of factors, with their notes."""
     leaderboard = tables["leaderboard"]
-    lines = [f"{summary.name}: {len(summary.records)} cells"]
+    lines = [f"{summary.name}: {counted(len(summary.records), 'cell')}"]
     if leaderboard.warning:
         lines.append(leaderboard.warning)
     lines += [to_terminal(leaderboard), *map(_note, ["* stands for bold.", *leaderboard.notes])]

@@ -31,6 +31,7 @@ from regbench.sweeps.status import (
     sweep_status,
     write_plan,
 )
+from regbench.text import counted
 
 if TYPE_CHECKING:
     from regbench.benchmark.settings.cell import Cell
@@ -138,7 +139,7 @@ def run_sweep(
     count, arrays = submit_sweep(sweep, stages)
     submitted = "all cells are finished, run or wait"
     if count:
-        submitted = f"submitted {count} cells as {', '.join(arrays)}"
+        submitted = f"submitted {counted(count, 'cell')} as {', '.join(arrays)}"
     say(f"{submitted}; see: regbench status {sweep.name}")
     look = wait or statuses
     ids = {cell.id for cell in sweep.cells}
@@ -223,7 +224,7 @@ def retry(folder: Path, cells: Sequence[str]) -> list[str]:
     if dropped:
         lines.append(f"cancelled {', '.join(dropped)}: the cells are finished")
     if todo:
-        lines.append(f"submitted {len(todo)} cells as {', '.join(arrays)}")
+        lines.append(f"submitted {counted(len(todo), 'cell')} as {', '.join(arrays)}")
     return lines or ["nothing to try again"]
 
 
@@ -249,7 +250,8 @@ def _as_submitted(folder: Path) -> dict[str, _Submitted]:
             runtime = from_plain(Runtime, entry["runtime"], "runtime.")
         except RegbenchError as error:
             raise RegbenchError(
-                f"{folder / 'jobs'}: the note of {next(iter(entry['cells']))}: {error}"
+                f"{folder / 'jobs'}: the note of {next(iter(entry['cells']))}: {error}; give the "
+                "sweep's own command again, which submits by the settings of this version"
             ) from error
         for cell in entry["cells"].values():
             before = found[cell].stages if cell in found else set()

@@ -24,6 +24,7 @@ from regbench.errors import RegbenchError
 from regbench.files import write_text
 from regbench.slurm.job import SlurmJob
 from regbench.slurm.queue import call, note_submitted
+from regbench.text import counted
 
 log = logging.getLogger("regbench")
 
@@ -140,7 +141,9 @@ def _submit_array(
         before = jobs[0].job_id.partition("_")[0]
         arrays.append(before)
         note_submitted(intent, before)
-        log.info("submitted job %s: %s of %d cells", before, ", ".join(names), len(cells))
+        log.info(
+            "submitted job %s: %s of %s", before, ", ".join(names), counted(len(cells), "cell")
+        )
     return arrays
 
 

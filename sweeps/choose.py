@@ -21,18 +21,18 @@ from regbench.benchmark.evaluate.base import selection_name
 from regbench.benchmark.rundir.record import Record, read_tuned
 from regbench.benchmark.rundir.tuning_choice import (
     APART,
-    SEARCH,
     TUNING_CHOICE,
     ChosenConfiguration,
     RankedConfiguration,
     TuningChoice,
     read_choice,
+    read_search,
 )
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.identity import configuration_id
 from regbench.benchmark.settings.stored import load_cell
 from regbench.errors import RegbenchError
-from regbench.files import Name, read_json, read_signed, write_new
+from regbench.files import Name, read_json, write_new
 from regbench.spaces import Range
 
 COMPARED = "tune.json"
@@ -46,15 +46,6 @@ def compared_ids(folder: Path) -> list[str]:
     """Read the ids of the cells that the tuning in a sweep's folder compares."""
     remedy = "remove it; the same `regbench tune` command writes it again"
     return read_json(folder / COMPARED, list[Name], remedy)
-
-
-def read_search(folder: Path) -> dict[str, Any]:
-    """Read what a search has tried so far, see `regbench.sweeps.search.Proposed`.
-
-    Empty where there is none.
-    """
-    path = folder / SEARCH
-    return read_signed(path, "remove it; the same command writes it again") if path.exists() else {}
 
 
 def grouped(
@@ -256,12 +247,8 @@ def _ranked(
                 hyperparameters={key: tunable[configuration].get(key) for key in shown},
             )
         )
-    return sorted(ranking, key=_rank_key)
-
-
-def _rank_key(entry: RankedConfiguration) -> tuple[int, bool, float]:
-    """Sort the longest trained first, of these those that diverged last, and the best first."""
-    return -entry.epochs, entry.value is None, -(entry.value or 0.0)
+    # The longest trained first, of these those that diverged last, and the best first.
+    return sorted(ranking, key=lambda each: (-each.epochs, each.value is None, -(each.value or 0)))
 
 
 def _tunable(cell: Cell) -> dict[str, Any]:

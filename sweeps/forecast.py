@@ -22,7 +22,8 @@ from regbench.datasets.config import DatasetConfig
 from regbench.datasets.sources.base import DividedFiles
 from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
-from regbench.sweeps.predict import Needs, largest, predict
+from regbench.sweeps.predict import Needs, predict
+from regbench.text import counted
 
 log = logging.getLogger("regbench")
 
@@ -130,20 +131,6 @@ def _images(data_dir: Path, dataset: DatasetConfig) -> int | None:
     return source.expected.get("unlabeled", source.expected.get("train"))
 
 
-def largest_fitting(sweep: Sweep, gpu_memory_gib: float) -> dict[str, int | None]:
-    """Find the largest "batch_size" and "embedding_dim", powers of two, with which a sweep's first
-    cell fits a GPU.
-
-    None: not even the smallest fits. A prediction may take `GPU_SHARE` of the memory.
-    """
-    limit_bytes = int(GPU_SHARE * gpu_memory_gib * 2**30)
-    switches = _switches(sweep.runtime, sweep.clusters[0].at("pretrain"))
-    found = {}
-    for what in ("batch_size", "embedding_dim"):
-        found[what] = largest(sweep.cells[0], limit_bytes, what, **switches)
-    return found
-
-
 def refuse_oversized(sweep: Sweep) -> None:
     """Refuse a sweep with cells that are predicted not to fit the memory that its clusters'
     GPUs are said to have.
@@ -153,12 +140,13 @@ def refuse_oversized(sweep: Sweep) -> None:
     misfits = [entry for entry in plan(sweep) if entry.fits is False and not entry.done]
     if misfits:
         first = misfits[0]
-        assert first.needs is not None
+        cell, needs = first.cell, first.needs
+        assert needs is not None
         raise RegbenchError(
-            f"{len(misfits)} cells are predicted not to fit a GPU, such as {first.cell.label} with "
-            f"q={first.cell.embedding_dim} and {first.cell.batch_size // first.gpus} images a GPU: "
-            f"{first.needs.peak_bytes / 1e9:.1f} GB. See them with --plan; run them all the same "
-            "with --oversized"
+            f"predicted not to fit a GPU: {counted(len(misfits), 'cell')}, such as {cell.label} "
+            f"with q={cell.embedding_dim} and {cell.batch_size // first.gpus} images a GPU: "
+            f"{needs.peak_bytes / 1e9:.1f} GB. See them with --plan; run them all the same with "
+            "--oversized"
         )
 
 
@@ -289,17 +277,19 @@ def summary(planned: Sequence[Planned]) -> str:
             peaks.append(entry.needs.peak_bytes)
             # Two checkpoints lie side by side while a cell trains.
             disk_bytes += 2 * entry.needs.checkpoint_bytes
-    parts = [f"{len(planned)} cells, {len(planned) - len(todo)} done, {len(todo)} to run"]
+    parts = [
+        f"{counted(len(planned), 'cell')}, {len(planned) - len(todo)} done, {len(todo)} to run"
+    ]
     if timed:
         parts.append(f"{sum(timed):.3g} GPU hours by the time of like cells")
     if estimated:
-        of = f" of {len(estimated)} cells" if len(estimated) < len(todo) else ""
+        of = f" of {counted(len(estimated), 'cell')}" if len(estimated) < len(todo) else ""
         parts.append(
             f"≈ {sum(estimated):.3g} GPU hours for the training{of}: an estimate from FLOP, as no "
             f"like cell has run yet, at {ASSUMED_FLOP_PER_S / 1e12:g} TFLOP/s a GPU"
         )
     if unknown:
-        of = f" of {unknown} cells" if unknown < len(todo) else ""
+        of = f" of {counted(unknown, 'cell')}" if unknown < len(todo) else ""
         parts.append(f"GPU hours{of} unknown: no like cell has run yet")
     if peaks:
         parts.append(

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from regbench.benchmark.machine.compute import default_threads, default_workers, usable_cpus
 from regbench.benchmark.rundir.directory import run_directory
-from regbench.benchmark.rundir.lease import is_running, last_attempt
+from regbench.benchmark.rundir.run_folder import RunFolder
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.settings.sweep import Sweep
@@ -32,6 +32,7 @@ from regbench.sweeps.status import (
     plan_of,
     write_plan,
 )
+from regbench.text import counted
 
 log = logging.getLogger("regbench")
 
@@ -72,9 +73,10 @@ def run_sweep(
             continue
         if cell_status(directory, plan_of(cell)).state not in ends(stages):
             todo.append(cell)
-    done, plural = len(sweep.cells) - len(todo), "s" * (threads > 1)
-    message = "sweep %s: %d cells, %d done, %d to run, %d at a time with %d thread%s each"
-    log.info(message, sweep.name, len(sweep.cells), done, len(todo), parallel, threads, plural)
+    done = len(sweep.cells) - len(todo)
+    message = "sweep %s: %s, %d done, %d to run, %d at a time with %s each"
+    cells, each = counted(len(sweep.cells), "cell"), counted(threads, "thread")
+    log.info(message, sweep.name, cells, done, len(todo), parallel, each)
     if todo:
         _drain(todo, runtime, sweep.name, stages, parallel, gpus, announce or _announce)
     return [_settled(folder, cell, stages) for cell in sweep.cells]
@@ -197,9 +199,9 @@ def _begin(
 ) -> None:
     """Begin a cell, which waits for a job of a cluster or another command that is at work on it."""
     directory = run_directory(runtime, name, cell)
-    attempt = last_attempt(directory)
-    if attempt is not None and is_running(attempt):
-        owner = attempt["owner"]
+    run = RunFolder(directory)
+    if run.attempt is not None and run.is_running:
+        owner = run.attempt["owner"]
         log.info(
             "%s seed %d (%s): process %s on %s is at work on it; waiting for it",
             *(cell.label, cell.seed, cell.id, owner.get("pid", "?"), owner.get("hostname", "?")),

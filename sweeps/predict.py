@@ -25,7 +25,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -191,35 +191,6 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
-
-
-def largest(
-    cell: Cell, limit_bytes: int, what: str, *, world_size: int = 1, **switches: Any
-) -> int | None:
-    """Find the largest batch size or embedding dimension that needs at most `limit_bytes` on a GPU;
-    None if none does.
-
-    Args:
-        cell: The run, but for what is sought.
-        limit_bytes: Memory of a GPU.
-        what: "batch_size", of which world_size · 2, · 4, · 8, … are tried, or "embedding_dim": 2,
-            4, 8, ….
-        world_size: GPUs that share the batch.
-        **switches: Other arguments of `predict`.
-
-    Raises:
-        RegbenchError: If `what` is none of these.
-    """
-    if what not in ("batch_size", "embedding_dim"):
-        raise RegbenchError(f"cannot seek the largest {what!r}; choose batch_size or embedding_dim")
-    size = 2 * world_size if what == "batch_size" else 2
-    best = None
-    # Powers of two are what anyone would set, and each step of a finer search costs a prediction.
-    while True:
-        sized: Cell = replace(cell, **{what: size})  # type: ignore[arg-type]  # both are integers
-        if predict(sized, world_size=world_size, **switches).peak_bytes > limit_bytes:
-            return best
-        best, size = size, 2 * size
 
 
 def savings(cell: Cell, *, world_size: int) -> dict[str, Needs]:

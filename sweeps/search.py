@@ -29,14 +29,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regbench.benchmark.rundir.record import read_tuned
-from regbench.benchmark.rundir.tuning_choice import SEARCH
+from regbench.benchmark.rundir.tuning_choice import SEARCH, read_search
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.overrides import max_cells, refuse_more
 from regbench.benchmark.settings.runtime import Cluster
 from regbench.benchmark.settings.sweep import Sweep, SweepFile, load_rows, read_rows
 from regbench.errors import RegbenchError
 from regbench.spaces import Choice, Range, spread
-from regbench.sweeps.choose import grouped, read_search, selection_score
+from regbench.sweeps.choose import grouped, selection_score
 from regbench.sweeps.search_spaces import Search, cells_to_compose, fixed_settings, searches_of
 from regbench.wording import shown
 
@@ -247,7 +247,12 @@ def _rounds(search: Search, trials: int, folder: Path) -> Iterator[list[_Trial]]
     for size in _brackets(search, trials):
         alive: list[Mapping[str, Any]] = []
         for index in range(drawn, drawn + _FIRST * size):
-            alive.append(_values(search.space, box, spread(index, len(box), search.number)))
+            drawn_values = {}
+            point = spread(index, len(box), search.number)
+            for (key, each), at in zip(search.space.items(), point, strict=True):
+                low, high = box[key]
+                drawn_values[key] = each.value(low + at * (high - low))
+            alive.append(drawn_values)
         # Points are counted through all brackets, so that none is drawn twice from the sequence.
         drawn += _FIRST * size
         for epochs, number in _lengths(search.cell.epochs):
@@ -303,19 +308,6 @@ def _brackets(search: Search, trials: int) -> list[int]:
     # time.
     first = (count + 1) // 2
     return [first] + [1] * (count - first)
-
-
-def _values(
-    space: Mapping[str, Range | Choice],
-    box: Mapping[str, tuple[float, float]],
-    point: Sequence[float],
-) -> dict[str, Any]:
-    """Return the values of a configuration at a point of the box."""
-    values = {}
-    for (key, each), at in zip(space.items(), point, strict=True):
-        low, high = box[key]
-        values[key] = each.value(low + at * (high - low))
-    return values
 
 
 def _next_range(

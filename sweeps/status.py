@@ -9,16 +9,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
-from typing_extensions import TypedDict
 
-from regbench.benchmark.rundir.directory import names_in
-from regbench.benchmark.rundir.lease import claim, is_running, last_attempt
+from regbench.benchmark.rundir.lease import claim
 from regbench.benchmark.rundir.record import read_record
+from regbench.benchmark.rundir.run_folder import PLAN, CellPlan, RunFolder, read_plan
 from regbench.errors import RegbenchError
-from regbench.files import Name, read_json, write_text
+from regbench.files import write_text
+from regbench.text import counted
 
 if TYPE_CHECKING:
     from regbench.benchmark.settings.cell import Cell
@@ -172,27 +172,9 @@ def locked(folder: Path) -> Iterator[None]:
         attempt.end("done")
 
 
-class CellPlan(TypedDict):
-    """The entry of `sweep.json` for a cell; see `plan_of`."""
-
-    id: Name
-    label: str
-    seed: int
-    epochs: int
-    embedding_dim: NotRequired[int]
-    batch_size: NotRequired[int]
-    dataset: NotRequired[str]
-    backbone: NotRequired[str]
-
-
-class _Plan(TypedDict):
-    description: str
-    cells: list[CellPlan]
-
-
 def write_plan(sweep: Sweep, folder: Path) -> None:
     """Add the sweep's cells to those that its folder already plans (say, of other seeds)."""
-    path = folder / "sweep.json"
+    path = folder / PLAN
     with locked(folder):
         # Under the lock, because two commands that read the same plan would each leave out the
         # other's cells.
@@ -218,25 +200,14 @@ def plan_of(cell: Cell) -> CellPlan:
     )
 
 
-def read_plan(folder: Path) -> list[CellPlan]:
-    """Read the cells that `<runs_dir>/<sweep>` plans, in order.
-
-    Raises:
-        FileNotFoundError: If the sweep was never started.
-        RegbenchError: If its plan is damaged.
-    """
-    remedy = "remove it; the command that began the sweep writes it again"
-    return read_json(folder / "sweep.json", _Plan, remedy)["cells"]
-
-
 def sweep_folders(runs_dir: Path) -> list[Path]:
     """List the folders of the sweeps that were started in `runs_dir`."""
-    return sorted(path.parent for path in runs_dir.glob("*/sweep.json"))
+    return sorted(path.parent for path in runs_dir.glob(f"*/{PLAN}"))
 
 
 def sweep_folder(runs_dir: Path, name: str) -> Path:
     """Return the folder of a sweep, and refuse one that was not started."""
-    if not (runs_dir / name / "sweep.json").exists():
+    if not (runs_dir / name / PLAN).exists():
         started = ", ".join(folder.name for folder in sweep_folders(runs_dir))
         raise RegbenchError(f"no sweep {name!r} in {runs_dir}; started: {started or 'none'}")
     return runs_dir / name
@@ -258,13 +229,13 @@ def cell_status(directory: Path, plan: CellPlan, jobs: CellJobs | None = None) -
     """Return the state of one cell; one small file of it is read."""
     progress: Mapping[str, Any] = {}
     try:
-        files = names_in(directory)
-        attempt = last_attempt(directory) if "attempts" in files else None
-        state, detail = next(_states(directory, files, attempt, jobs))
-        progress = attempt["progress"] if attempt else {}
+        run = RunFolder(directory)
+        state, detail = next(_states(run, jobs))
+        progress = run.progress
     except (OSError, RegbenchError) as error:
         state, detail = "damaged", str(error)
-    trains = state == "running" and not detail  # what evaluates has a detail
+    if state != "running" or detail:  # what evaluates has a detail, and no speed of a training
+        progress = {"epoch": progress.get("epoch", 0)}
     return CellStatus(
         cell_id=plan["id"],
         label=plan["label"],
@@ -272,38 +243,32 @@ def cell_status(directory: Path, plan: CellPlan, jobs: CellJobs | None = None) -
         state=state,
         epochs_done=plan["epochs"] if state in ("done", "tuned") else progress.get("epoch", 0),
         epochs=plan["epochs"],
-        img_per_s=progress.get("img_per_s") if trains else None,
-        remaining_s=progress.get("remaining_s") if trains else None,
+        img_per_s=progress.get("img_per_s"),
+        remaining_s=progress.get("remaining_s"),
         detail=" ".join(detail.split()),
         job=jobs.shown.name if jobs else "",
         directory=directory,
     )
 
 
-def _states(
-    directory: Path,
-    files: Sequence[str],
-    attempt: dict[str, Any] | None,
-    jobs: CellJobs | None,
-) -> Iterator[tuple[str, str]]:
+def _states(run: RunFolder, jobs: CellJobs | None) -> Iterator[tuple[str, str]]:
     """Yield states and details that a cell may have by its files, its last attempt and its jobs;
     the first one counts.
     """
-    progress = attempt["progress"] if attempt else {}
-    ended = attempt["ended"] if attempt else None
-    detail = progress.get("detail", "")
+    attempt, progress = run.attempt or {}, run.progress
+    ended, detail = attempt.get("ended"), progress.get("detail", "")
     job = jobs.shown if jobs else None
-    if "record.json" in files and "outcome" in progress:
+    if "record.json" in run.names and "outcome" in progress:
         yield progress["outcome"], detail
-    if "record.json" in files:  # a kill came before the attempt noted its outcome
-        record = read_record(directory)
+    if "record.json" in run.names:  # a kill came before the attempt noted its outcome
+        record = read_record(run.path)
         assert record is not None
         yield record.status, ""
-    if attempt is not None and is_running(attempt):
+    if run.is_running:
         is_training = progress.get("stage", "pretrain") == "pretrain"
         yield "running", "" if is_training else detail
     # While a job of it is in the queue, a tuned cell is about to be tested.
-    if "tuning.json" in files and ended == "done" and (job is None or job.state is None):
+    if "tuning.json" in run.names and ended == "done" and (job is None or job.state is None):
         yield "tuned", detail
     if job is not None and job.state == "RUNNING":
         yield "running", "its job has begun"
@@ -311,11 +276,11 @@ def _states(
         reason = "" if job.reason in ("", "None") else f" ({job.reason})"
         yield "queued", f"{str(job.state).lower()}{reason}"
     if jobs is not None:
-        yield from _noted_ends(directory, jobs)
+        yield from _noted_ends(run.path, jobs)
     # The run's own word comes after the scheduler's: the last attempt may be of an earlier job.
-    if attempt is not None and "damaged" in attempt:
+    if "damaged" in attempt:
         yield "damaged", attempt["damaged"]
-    if attempt is not None and ended == "failed":
+    if ended == "failed":
         yield "failed", attempt.get("error") or ""
     if job is not None and job.state == "?":
         yield "queued", "submitted; the scheduler does not answer"
@@ -386,7 +351,7 @@ def unfinished(statuses: Sequence[CellStatus], sweep: str, stages: Collection[st
     if len(missing) > 10:
         named.append("…")
     return (
-        f"{len(missing)} of {len(statuses)} cells are not finished: {'; '.join(named)}. "
+        f"{len(missing)} of {counted(len(statuses), 'cell')} not finished: {'; '.join(named)}. "
         f"Details: regbench status {sweep}; the same command tries them again"
     )
 
@@ -420,7 +385,7 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
     table = tabulate(map(itemgetter(*heads), rows), heads, disable_numparse=True)
     hidden = len(statuses) - len(shown)
     more = f"; {hidden} not listed (--all)" if hidden else ""
-    return f"{table}\n\n{len(statuses)} cells: {counts(statuses)}{more}"
+    return f"{table}\n\n{counted(len(statuses), 'cell')}: {counts(statuses)}{more}"
 
 
 def duration(seconds: float) -> str:

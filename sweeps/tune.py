@@ -33,6 +33,7 @@ from regbench.benchmark.rundir.tuning_choice import (
     TUNING_CHOICE,
     TuningChoice,
     read_choice,
+    read_search,
     seed_in,
 )
 from regbench.benchmark.settings.cell import Cell
@@ -41,7 +42,7 @@ from regbench.benchmark.settings.stored import load_cell
 from regbench.benchmark.settings.sweep import Sweep
 from regbench.errors import RegbenchError
 from regbench.files import signed, write_text
-from regbench.sweeps.choose import COMPARED, choose, compared_ids, grouped, read_search
+from regbench.sweeps.choose import COMPARED, choose, compared_ids, grouped
 from regbench.sweeps.search import Proposed
 from regbench.sweeps.status import locked
 

@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import orjson
 from rich.console import Group
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from regbench.benchmark.rundir.directory import numbered_files
+from regbench.benchmark.rundir.run_folder import RunFolder
 from regbench.sweeps.status import CellStatus, counts
+from regbench.text import counted
 
 # The states in the order of the rows, and how each is coloured.
 _STATES = {
@@ -55,7 +54,7 @@ def drawn(statuses: Sequence[CellStatus], rows: int) -> Group:
     for head in _HEADS:
         table.add_column(head, no_wrap=True)
     for status in shown:
-        history = read_history(status.directory)
+        history = RunFolder(status.directory, ()).history()
         losses = [row["loss"] for row in history if "loss" in row]
         title, scores = scores_of(history)
         row, colour = status.columns, _STATES[status.state]
@@ -77,19 +76,7 @@ def drawn(statuses: Sequence[CellStatus], rows: int) -> Group:
         )
     hidden = len(statuses) - len(shown)
     more = f"; {hidden} not shown" if hidden else ""
-    return Group(table, "", f"{len(statuses)} cells: {counts(statuses)}{more}")
-
-
-def read_history(directory: Path) -> list[dict[str, Any]]:
-    """Read the epochs that a run has written down so far; what is damaged is left out."""
-    files = numbered_files(directory, "metrics.jsonl")
-    if not files:
-        return []
-    try:
-        rows = map(orjson.loads, files[0].read_bytes().splitlines())
-        return [row for row in rows if isinstance(row, dict)]
-    except (OSError, ValueError):
-        return []
+    return Group(table, "", f"{counted(len(statuses), 'cell')}: {counts(statuses)}{more}")
 
 
 def scores_of(history: Sequence[dict[str, Any]]) -> tuple[str, list[float]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from regbench.benchmark.rundir.tuning_choice import (
     TuningChoice,
 )
 from regbench.benchmark.settings.identity import cell_id
+from regbench.files import signed
 
 CELL = {
     "dataset": {"name": "made_up"},
@@ -90,3 +93,26 @@ def tuning_choice(folder: Path, *choices: ChosenConfiguration) -> str:
         TuningChoice(choices=choices, created="2026-11-22T05:30:00+00:00", **how).text()
     )
     return TuningChoice.read(path).sha256
+
+
+def plan(folder: Path, *cells: Mapping[str, Any]) -> None:
+    """Write the plan of a sweep; a cell is of seed 0 and three epochs, unless it says otherwise."""
+    planned = [{"seed": 0, "epochs": 3, **cell} for cell in cells]
+    (folder / "sweep.json").write_text(json.dumps({"description": "", "cells": planned}))
+
+
+def search(folder: Path, *short: str) -> None:
+    """Write what a search says of the cells that it has trained for fewer epochs than its choice."""
+    (folder / "search.json").write_text(signed({"short": dict.fromkeys(short, 3)}))
+
+
+def attempted(
+    directory: Path, ended: str | None, error: str | None = None, number: int = 0, **more: Any
+) -> None:
+    """Write an attempt at a cell, the next one without a number: how it ended, and more of it."""
+    folder = directory / "attempts"
+    folder.mkdir(parents=True, exist_ok=True)
+    number = number or len(list(folder.iterdir())) + 1
+    state = {"heartbeat": time.time(), "beat": 1, "lease_s": 60, "ended": ended, "error": error}
+    (folder / f"{number:04d}.json").write_text(json.dumps(state | more))
+    (directory / "config.yaml").touch()

@@ -188,9 +188,7 @@ def test_a_sweep_says_which_cells_did_not_end(
         ]
 
     monkeypatch.setattr("regbench.sweeps.local.run_sweep", fails)
-    with pytest.raises(
-        RegbenchError, match="1 of 1 cells are not finished: untrained seed 0 pending"
-    ):
+    with pytest.raises(RegbenchError, match="1 of 1 cell not finished: untrained seed 0 pending"):
         regbench.sweep("none", tiny, cells=["method=vicreg"], **SHORT)
 
 

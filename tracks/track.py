@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,9 +51,9 @@ def write_sweep(track: Track, method: Regularizer, budget: int, path: Path) -> N
         budget: The number of configurations.
         path: The file.
     """
-    file = read_rows(track.sweep, ())
+    file, first = read_rows(track.sweep, ()), load_sweep(track.sweep).cells[0]
     lines = []
-    for values in configurations(method, budget, *_sizes(track)):
+    for values in configurations(method, budget, first.batch_size, first.embedding_dim):
         settings = [f"method.{key}={written(value)}" for key, value in values.items()]
         lines.append(" ".join([f"method={METHODS.name(method)}", *settings]))
     description = f"{method.label} on the track {track.name}"
@@ -102,8 +101,3 @@ def around_default(method: Regularizer) -> Space:
         if isinstance(value, float) and value > 0:
             return {each.name: Range(value / _AROUND, value * _AROUND)}
     return {}
-
-
-def _sizes(track: Track) -> Sequence[int]:
-    first = load_sweep(track.sweep).cells[0]
-    return first.batch_size, first.embedding_dim

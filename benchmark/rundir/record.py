@@ -31,6 +31,9 @@ from regbench.benchmark.rundir.signed_file import SignedFile
 from regbench.files import Name, parse_json
 from regbench.text import A_NAME, brief, is_name
 
+RECORDS = ("record.json", "tuning.json")
+"""Names of the files of a record; the final one counts where there are both."""
+
 _AGAIN = "remove it, and the command that wrote it makes it again from the last checkpoint"
 
 # The name of a score that is a linear probe of a factor of the images.

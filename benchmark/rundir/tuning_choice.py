@@ -12,7 +12,7 @@ from pydantic import FiniteFloat
 
 from regbench.benchmark.rundir.signed_file import SignedFile
 from regbench.errors import RegbenchError
-from regbench.files import Name
+from regbench.files import Name, read_signed
 
 TUNING_CHOICE = "tuning_choice.json"
 """The file's name; a run's own choices are in `choice-<attempt>.json`."""
@@ -136,3 +136,12 @@ def read_choice(folder: Path) -> TuningChoice | None:
     """Read the choices of the tuning in a sweep's folder; None before they are made."""
     remedy = f"remove it, and choose again: regbench tune {folder.name}"
     return TuningChoice.read_if_there(folder / TUNING_CHOICE, remedy)
+
+
+def read_search(folder: Path) -> dict[str, Any]:
+    """Read what a search has tried so far, see `regbench.sweeps.search.Proposed`.
+
+    Empty where there is none.
+    """
+    path = folder / SEARCH
+    return read_signed(path, "remove it; the same command writes it again") if path.exists() else {}

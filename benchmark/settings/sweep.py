@@ -37,7 +37,6 @@ class Sweep:
         runtime: Runtime of all cells.
         clusters: Place where each cell runs.
         final_seeds: Seeds of the final runs of a tuning; empty: those of the cells.
-        deviations: Differences from a published recipe, a line each.
     """
 
     name: str
@@ -46,7 +45,6 @@ class Sweep:
     runtime: Runtime
     clusters: tuple[Cluster, ...]
     final_seeds: tuple[int, ...] = ()
-    deviations: tuple[str, ...] = ()
 
     @property
     def scheduler(self) -> str:
@@ -100,7 +98,6 @@ class SweepSettings:
         repeats: Number of times that a tuning is done, with other seeds each.
         equal: Quantity that cells of the same `epochs` share: "images", or "passes" through the
             network: then a cell of V views gets 2/V as many epochs.
-        deviations: Differences from a published recipe, a line each.
     """
 
     description: str
@@ -111,7 +108,6 @@ class SweepSettings:
     trials_per_hyperparameter: AtLeastOne | None = None
     repeats: AtLeastOne = 1
     equal: Literal["images", "passes"] = "images"
-    deviations: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a seed that is given twice, and two budgets."""
@@ -150,7 +146,7 @@ def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
 def load_rows(file: SweepFile, rows: Sequence[Sequence[str]]) -> Sweep:
     """Return the cells that rows of overrides give, under the name of a sweep's file."""
     sweep = _expand(file.name, file.description, rows, passes=file.equal == "passes")
-    return replace(sweep, final_seeds=file.final_seeds, deviations=file.deviations)
+    return replace(sweep, final_seeds=file.final_seeds)
 
 
 def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:

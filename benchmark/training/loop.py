@@ -240,6 +240,9 @@ class _Training:
             stop = self._evaluate()
         if not progress.is_unscored(self.cell):
             self.sinks.write(progress.history[-1])
+        elif self.checkpoints.saved is not None and self.checkpoints.saved.step == progress.step:
+            # The evaluation was resumed and stopped again: the checkpoint that it began with holds.
+            self._stop_if(stop)
         is_due = is_due or epochs % self.compute.runtime.checkpoint_epochs == 0
         if stop or is_due or epochs == self.cell.epochs:
             self._save()

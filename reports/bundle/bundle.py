@@ -13,6 +13,7 @@ files and of their SHA-256, so it does not depend on how the file is compressed.
 
 from __future__ import annotations
 
+import errno
 import lzma
 import shutil
 import tarfile
@@ -118,6 +119,11 @@ def read_bundle(path: Path, folder: Path | None = None) -> Bundle:
             return _read(path, sha256, place)
         # Whatever the tar, the decoder or the disk makes of the file of a stranger.
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise RegbenchError(
+                    f"{path} cannot be unpacked into {place.parent}: {error.strerror}; make room, "
+                    "or set TMPDIR to a folder that has some"
+                ) from error
             why = " ".join(str(error).replace(f"{place}/", "").split())
             if isinstance(error, OSError) and error.strerror:
                 why = error.strerror

@@ -151,7 +151,7 @@ def _of_settings(record: Record) -> Iterator[str]:
 
 
 def _is_time(text: str) -> bool:
-    """Tell whether a time is in UTC and spelled as runs spell it, so that texts are in the
+    """Return True if a time is in UTC and spelled as runs spell it, so that texts are in the
     order of times.
     """
     try:
@@ -164,7 +164,7 @@ def _is_time(text: str) -> bool:
 
 
 def _is_command(text: str) -> bool:
-    """Tell whether a shell would read a command as its words, of which the first is regbench."""
+    """Return True if a shell would read a command as its words, of which the first is regbench."""
     try:
         words = shlex.split(text)
     except ValueError:

@@ -22,7 +22,7 @@ from regbench.reports.bundle.rows_file import ROWS_SUFFIX, bundle_beside, read_e
 from regbench.reports.find.check import first_of, image_misfits
 from regbench.reports.find.judging import Misfit
 from regbench.reports.find.records import read_records
-from regbench.text import printable
+from regbench.text import counted, printable
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,10 @@ def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
     alone = [path for path in folder.rglob(f"*{ROWS_SUFFIX}") if not bundle_beside(path).exists()]
     taken: list[Path] = []
     left_out: list[Misfit] = []
-    known: list[Record] = []
+    # A record of each data set: those that were taken saw the same images of it.
+    known: dict[str, Record] = {}
     # Cell id -> the record that counts, and the bundle that it is of.
-    counted: dict[str, tuple[Record, Path]] = {}
+    of_cell: dict[str, tuple[Record, Path]] = {}
     with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(temporary):
         # In the order of names, so that the same folder gives the same page.
         paths = sorted(filter(Path.is_file, (*folder.rglob(f"*{SUFFIX}"), *alone)))
@@ -75,14 +76,16 @@ def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
                 left_out.append(Misfit(name, str(error)))
                 shutil.rmtree(name, ignore_errors=True)
                 continue
-            misfits = claim_misfits(bundle) or list(image_misfits([*known, *bundle.records]))
+            misfits = claim_misfits(bundle) or list(
+                image_misfits([*known.values(), *bundle.records])
+            )
             if misfits:
                 left_out.append(Misfit(name, first_of(misfits)))
                 shutil.rmtree(name)
                 continue
             taken.append(name)
-            known += bundle.records
-            left_out += _leave_out_known(bundle, name, counted)
+            known |= {record.cell["dataset"]["name"]: record for record in bundle.records}
+            left_out += _leave_out_known(bundle, name, of_cell)
             for weights in name.rglob("*.pt"):
                 weights.unlink()
         if not taken:
@@ -97,7 +100,7 @@ def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
 
 
 def _leave_out_known(
-    bundle: Bundle, folder: Path, counted: dict[str, tuple[Record, Path]]
+    bundle: Bundle, folder: Path, known: dict[str, tuple[Record, Path]]
 ) -> Iterator[Misfit]:
     """Remove the cells that an earlier bundle has from the folder of a later one.
 
@@ -106,18 +109,19 @@ def _leave_out_known(
     """
     others: Counter[Path] = Counter()
     for record in bundle.records:
-        first, place = counted.setdefault(record.cell_id, (record, folder))
+        first, place = known.setdefault(record.cell_id, (record, folder))
         if first is record:
             continue
         # A final run has all that the tuning of the same cell has, and more.
         if first.status == "tuned" and record.status != "tuned":
-            counted[record.cell_id] = (record, folder)
+            known[record.cell_id] = (record, folder)
             continue
         if _scores(first) != _scores(record):
             others[place] += 1
         shutil.rmtree(folder / record.path.parent)
     for place, number in others.items():
-        cells = "1 cell is" if number == 1 else f"{number} cells are"
+        verb = "is" if number == 1 else "are"
+        cells = f"{counted(number, 'cell')} {verb}"
         yield Misfit(folder, f"{cells} in {place} already, with other scores, which count")
 
 

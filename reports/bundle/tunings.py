@@ -76,9 +76,13 @@ def _of_ranking(
     choice: TuningChoice, entry: ChosenConfiguration, configurations: Mapping[str, Sequence[Record]]
 ) -> Iterator[str]:
     """Check that a tuning has chosen the best, by values that are those of its records."""
-    whole = [ranked for ranked in entry.ranking if ranked.status == "tuned"]
-    best = max(whole, key=lambda ranked: _value(ranked.value), default=None)
-    if best is None or best.value is None:
+    whole = []
+    for ranked in entry.ranking:
+        # A configuration of which a seed diverged has no value.
+        if ranked.status == "tuned" and ranked.value is not None:
+            whole.append(ranked)
+    best = max(whole, key=lambda ranked: ranked.value or 0.0, default=None)
+    if best is None:
         yield f"nothing was tried to the end for {entry.label}"
         return
     first = entry.ranking[0]
@@ -124,24 +128,16 @@ def _of_place(
     tuned = [record for record in records if record.status == "tuned"]
     if not all(_before(record.finished, choice.created) for record in tuned):
         yield f"{name}, was finished after the choice"
-    value = _mean([record.score(choice.score, choice.selected_on) for record in records])
+    scores = [record.score(choice.score, choice.selected_on) for record in records]
+    known = [score for score in scores if score is not None]
+    value = None
+    # A configuration of which a seed diverged has no value.
+    if len(known) == len(scores):
+        value = sum(known) / len(known)
     # The last bits of a mean depend on the order of the sum.
     close = value is not None and ranked.value is not None and math.isclose(value, ranked.value)
     if not close and value != ranked.value:
         yield f"{name} with {ranked.value}, has {value} in its records"
-
-
-def _value(value: float | None) -> float:
-    """Return a value to rank by; that of a seed that diverged comes last."""
-    if value is None:
-        return -math.inf
-    return value
-
-
-def _mean(scores: Sequence[float | None]) -> float | None:
-    """Return the mean; None where a seed has no score, as that of a configuration that diverged."""
-    known = [score for score in scores if score is not None]
-    return sum(known) / len(known) if len(known) == len(scores) else None
 
 
 def _of_budgets(choice: TuningChoice) -> Iterator[str]:
@@ -173,7 +169,7 @@ def _of_budgets(choice: TuningChoice) -> Iterator[str]:
 
 
 def _before(first: str, second: str) -> bool:
-    """Tell whether a time is not later than another, as far as clocks agree.
+    """Return True if a time is not later than another, as far as clocks agree.
 
     Not where one is none.
     """

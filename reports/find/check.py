@@ -14,7 +14,7 @@ from regbench.errors import RegbenchError
 from regbench.reports.find.judging import Misfit, TuningChoices, judge, weights_misfits
 from regbench.reports.find.runs import Found, find_runs
 from regbench.reports.garbage import without_garbage_collection
-from regbench.text import printable
+from regbench.text import counted, printable
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,11 @@ class Check:
 
     def __str__(self) -> str:
         """List the misfits for a terminal, or say that there are none."""
-        counted = f"{self.count} {self.noun}{'s' * (self.count != 1)}"
+        looked_at = counted(self.count, self.noun)
         if not self.misfits:
-            return f"{counted} check{'s' * (self.count == 1)} out"
-        number = len(self.misfits)
-        return "\n".join(
-            [*map(printable, self.misfits), f"{number} misfit{'s' * (number != 1)} in {counted}"]
-        )
+            return f"{looked_at} check{'s' * (self.count == 1)} out"
+        number = counted(len(self.misfits), "misfit")
+        return "\n".join([*map(printable, self.misfits), f"{number} in {looked_at}"])
 
 
 def first_of(misfits: Sequence[str]) -> str:
@@ -125,7 +123,7 @@ def image_misfits(records: Sequence[Record]) -> Iterator[str]:
             listed = []
             for sha256, paths in sorted(contents.items()):
                 # Twelve digits are enough to tell a few contents apart.
-                listed.append(f"{sha256:.12} in {len(paths)} records, first {paths[0]}")
+                listed.append(f"{sha256:.12} in {counted(len(paths), 'record')}, first {paths[0]}")
             if len(listed) > 1:
                 yield (
                     f"data set {dataset}: the {split} split has {len(listed)} contents: "

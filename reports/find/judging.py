@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 from regbench.benchmark.rundir.record import LaterEvaluation, Record, on_test
 from regbench.benchmark.rundir.record_parts import NamedFile
+from regbench.benchmark.rundir.run_folder import RunFolder
 from regbench.benchmark.rundir.tuning_choice import TuningChoice
 from regbench.benchmark.settings.identity import cell_id
 from regbench.files import file_sha256, parse_yaml
-from regbench.reports.find.runs import Run
 
 _NOTHING = object()
 _BLOCK = re.compile(
@@ -37,7 +37,7 @@ class Misfit:
     reason: str
 
     def __str__(self) -> str:
-        """Say it in one line, which texts of a stranger do not make endless."""
+        """Describe it in one line of limited length."""
         return f"{self.path}: {self.reason:.500}"
 
 
@@ -85,7 +85,7 @@ class TuningChoices:
         return self._read[key]
 
 
-def judge(run: Run, choices: TuningChoices) -> Judged:
+def judge(run: RunFolder, choices: TuningChoices) -> Judged:
     """Read a finished run directory and compare it with the digests, ids and configurations that it
     states of itself.
 

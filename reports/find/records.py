@@ -13,10 +13,12 @@ import numpy as np
 from tqdm import tqdm
 
 from regbench.benchmark.rundir.record import Record, Score
+from regbench.benchmark.rundir.run_folder import PLAN
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.errors import RegbenchError
 from regbench.reports.find.judging import Misfit, TuningChoices, judge
 from regbench.reports.find.runs import Missing, find_missing, find_runs
+from regbench.text import counted
 
 _SIZES = ("dataset", "backbone", "embedding_dim", "batch_size")
 
@@ -129,7 +131,7 @@ def steps_of_searches(
     for choice in choices:
         folder = choice.path.absolute().parent
         # A bundle has neither the plan nor the search's own list, so lengths have to tell.
-        if not in_bundle and (folder / "sweep.json").exists():
+        if not in_bundle and (folder / PLAN).exists():
             continue
         for entry in choice.choices:
             place = (folder, entry.label, *map(entry.setting.get, _SIZES))
@@ -154,7 +156,7 @@ def _nothing_good(folders: Sequence[Path], skipped: Sequence[Misfit], missing: i
             f"no record that fits in {places}: {len(skipped)} damaged or changed, the first is "
             f"{skipped[0]}; delete the folder of such a run and run the cell again"
         )
-    waiting = f", {missing} cells have none yet" * (missing > 0)
+    waiting = f", {counted(missing, 'cell')} without one yet" * (missing > 0)
     return f"no finished run in {places}{waiting}; make some with `regbench sweep quickstart`"
 
 

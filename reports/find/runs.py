@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regbench.benchmark.rundir.directory import attempt_numbers
-from regbench.benchmark.rundir.tuning_choice import SEARCH, TUNING_CHOICE
+from regbench.benchmark.rundir.run_folder import PLAN, RunFolder, readable_plan
+from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, read_search
 from regbench.errors import RegbenchError
-from regbench.files import parse_json
 
-_CELL_ID = re.compile(r"[0-9a-f]{12}")
 _DEEPEST = 2  # a run in a sweep in a folder of sweeps
 
-
-@dataclass(frozen=True)
-class Run:
-    """A run directory: its record, if it has one, and its later evaluations."""
-
-    path: Path
-    record: Path | None
-    evaluations: tuple[Path, ...]
+# Settings that the plan of a sweep states of a cell.
+_PLANNED = ("epochs", "embedding_dim", "batch_size", "dataset", "backbone")
 
 
 @dataclass(frozen=True)
@@ -32,13 +24,13 @@ class Found:
     """Run directories, and the folders of sweeps (those with a plan or a choice) around them.
 
     Attributes:
-        runs: All of them.
+        runs: All of them, in the order of their paths.
         sweeps: The folders.
         short: Absolute paths of the runs that a search trained for fewer epochs than what it chose:
             steps on the way to a choice, and no results.
     """
 
-    runs: list[Run]
+    runs: list[RunFolder]
     sweeps: list[Path]
     short: frozenset[Path]
 
@@ -83,56 +75,41 @@ def find_runs(folders: Sequence[Path]) -> Found:
     Raises:
         RegbenchError: If a folder does not exist.
     """
-    found = _Walk()
+    runs: dict[Path, RunFolder] = {}
+    sweeps: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():
             raise RegbenchError(
                 f"{folder} is not a folder of runs; `regbench status` lists those of sweeps"
             )
-        found.walk(folder, 0)
+        _walk(folder, 0, runs, sweeps)
         # The tuning that a single run directory belongs to says whether its training was a short
         # one.
         around = folder.absolute().parent
-        if folder in found.runs and (around / TUNING_CHOICE).exists():
-            found.add_sweep(around)
+        if folder in runs and (around / TUNING_CHOICE).exists():
+            sweeps[around] = None
+    short: set[Path] = set()
+    for folder in sweeps:
+        with contextlib.suppress(OSError, RegbenchError):  # a damaged search says nothing
+            steps = read_search(folder).get("short", {})
+            short.update(folder.absolute() / cell_id for cell_id in steps)
     # In the order of paths, whatever the order in which folders were given.
-    runs = [found.runs[path] for path in sorted(found.runs)]
-    return Found(runs, list(found.sweeps), frozenset(found.short))
+    return Found([runs[path] for path in sorted(runs)], list(sweeps), frozenset(short))
 
 
-class _Walk:
-    """Run directories, sweeps (as an ordered set) and short runs that were met so far."""
-
-    def __init__(self) -> None:
-        self.runs: dict[Path, Run] = {}
-        self.sweeps: dict[Path, None] = {}
-        self.short: set[Path] = set()
-
-    def add_sweep(self, folder: Path) -> None:
-        self.sweeps[folder] = None
-        short = _object(folder / SEARCH).get("short", {})
-        if isinstance(short, dict):
-            self.short.update(folder.absolute() / cell_id for cell_id in short)
-
-    def walk(self, folder: Path, depth: int) -> None:
-        names = set(os.listdir(folder))  # noqa: PTH208  # ten times as quick as iterdir
-        # Other folders may hold such a file.
-        started = "config.yaml" in names and _CELL_ID.fullmatch(folder.absolute().name)
-        record = None
-        for name in ("tuning.json", "record.json"):  # the final one counts where there are both
-            if name in names:
-                record = folder / name
-        if started or record:
-            # A hidden file is none of a run: macOS, for one, leaves such beside what it copies.
-            evaluations = sorted(folder.glob("evaluations/[!.]*.json"))
-            self.runs[folder] = Run(folder, record, tuple(evaluations))
-            return
-        if not names.isdisjoint(("sweep.json", TUNING_CHOICE)):
-            self.add_sweep(folder)
-        if depth < _DEEPEST:
-            for name in sorted(names):
-                if (folder / name).is_dir():
-                    self.walk(folder / name, depth + 1)
+def _walk(folder: Path, depth: int, runs: dict[Path, RunFolder], sweeps: dict[Path, None]) -> None:
+    """Add the runs and sweeps (an ordered set) in and below a folder."""
+    names = set(os.listdir(folder))  # noqa: PTH208  # ten times as quick as iterdir
+    run = RunFolder(folder, names)
+    if run.is_run:
+        runs[folder] = run
+        return
+    if not names.isdisjoint((PLAN, TUNING_CHOICE)):
+        sweeps[folder] = None
+    if depth < _DEEPEST:
+        for name in sorted(names):
+            if (folder / name).is_dir():
+                _walk(folder / name, depth + 1, runs, sweeps)
 
 
 def find_missing(found: Found) -> list[Missing]:
@@ -140,66 +117,30 @@ def find_missing(found: Found) -> list[Missing]:
     being planned.
     """
     done: set[Path] = set()
-    begun: dict[Path, None] = {}
+    begun: dict[Path, RunFolder] = {}
     for run in found.runs:
-        place = run.path.absolute()
         if run.record is None:
-            begun[place] = None
+            begun[run.path.absolute()] = run
         else:
-            done.add(place)
+            done.add(run.path.absolute())
     missing = []
     for folder in found.sweeps:
-        for plan in _planned(folder / "sweep.json"):
-            # Only the settings that it states are left in the plan then.
-            cell_id, label, seed = (plan.pop(name, None) for name in ("id", "label", "seed"))
-            place = folder.absolute() / str(cell_id)
+        for cell in readable_plan(folder):
+            place = folder.absolute() / cell["id"]
+            run = begun.pop(place) if place in begun else RunFolder(place)
             if place not in done and place not in found.short:
-                failure = _failure(place)
+                plan = {name: cell.get(name) for name in _PLANNED if name in cell}
                 missing.append(
-                    Missing(folder.absolute().name, str(cell_id), str(label), seed, plan, failure)
+                    Missing(
+                        folder.absolute().name,
+                        cell["id"],
+                        cell["label"],
+                        cell["seed"],
+                        plan,
+                        run.failure,
+                    )
                 )
-            begun.pop(place, None)
-    for place in begun:
+    for place, run in begun.items():
         if place not in found.short:
-            missing.append(Missing(place.parent.name, place.name, "", None, {}, _failure(place)))
+            missing.append(Missing(place.parent.name, place.name, "", None, {}, run.failure))
     return missing
-
-
-def _planned(path: Path) -> list[dict[str, Any]]:
-    """Read the cells of a plan. It holds plain settings.
-
-    What is something else was not written by a sweep.
-    """
-    planned = []
-    cells = _object(path).get("cells")
-    if isinstance(cells, list):
-        for cell in cells:
-            if isinstance(cell, dict):
-                plain = [item for item in cell.items() if isinstance(item[1], str | int | float)]
-                planned.append(dict(plain))
-    return planned
-
-
-def _failure(directory: Path) -> str:
-    """Say why the last attempt failed; empty if it did not."""
-    numbers = attempt_numbers(directory)
-    if not numbers:
-        return ""
-    last = _object(directory / "attempts" / f"{numbers[-1]:04d}.json")
-    if last.get("ended") != "failed":
-        return ""
-    return " ".join(str(last.get("error") or "no reason noted").split())
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file beside the records.
-
-    It is empty where the file is missing or damaged.
-    """
-    try:
-        data = parse_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(data, dict):
-        return {}
-    return data

@@ -69,12 +69,11 @@ def render_page(
     for number, (summary, made) in enumerate(pairs, start=1):
         sections.append(section(summary, made, number, style))
         cells += cells_of(summary, number, style)
-        heads |= heads_of(summary)
+        heads |= {name: score.head for name, score in summary.scores.items()}
     names = ", ".join(summary.name for summary in summaries)
     if len(summaries) > 3:  # more names would fill the screen
         names = f"{len(summaries)} sweeps"
     return render(
-        "page.html",
         cells,
         heads,
         title=f"regbench: {names}",
@@ -208,29 +207,15 @@ def cells_of(summary: Summary, number: int, style: Styles) -> list[dict[str, Any
         places |= dict.fromkeys(row.records, place)
     for group, configuration in enumerate([*summary.configurations, *summary.short]):
         groups |= dict.fromkeys(configuration.records, group)
-    for record in all_records(summary):
-        cell = about(record) | {"section": number, "key": _key(record, style)}
-        cells.append(cell | {"row": places.get(record, -1), "group": groups.get(record, -1)})
-    return cells
-
-
-def about(record: Record) -> dict[str, Any]:
-    """Collect what the page says of one run."""
-    cell = {name: getattr(record, name) for name in _OF_RECORD}
-    return cell | {"id": record.cell_id, "config": record.cell, "path": str(record.path)}
-
-
-def all_records(summary: Summary) -> list[Record]:
-    """Return the records of a task and those of the short trainings of its searches."""
     records = list(summary.records)
     for configuration in summary.short:
         records += configuration.records
-    return records
-
-
-def heads_of(summary: Summary) -> dict[str, str]:
-    """Return the titles of a task's scores, by name."""
-    return {name: score.head for name, score in summary.scores.items()}
+    for record in records:
+        cell = {name: getattr(record, name) for name in _OF_RECORD}
+        cell |= {"id": record.cell_id, "config": record.cell, "path": str(record.path)}
+        cell |= {"section": number, "key": _key(record, style)}
+        cells.append(cell | {"row": places.get(record, -1), "group": groups.get(record, -1)})
+    return cells
 
 
 def protocols_of(records: Iterable[Record]) -> list[str]:

@@ -35,16 +35,10 @@ _SEARCHED_ROWS = 10  # a table with more has a box to filter it
 _HERE = Path(__file__).parent
 
 
-def render(
-    template: str,
-    cells: Sequence[Mapping[str, Any]] = (),
-    heads: Mapping[str, str] | None = None,
-    **content: Any,
-) -> str:
+def render(cells: Sequence[Mapping[str, Any]], heads: Mapping[str, str], **content: Any) -> str:
     """Make a page that needs no other file and no network.
 
     Args:
-        template: Name of the file.
         cells: Facts about each cell that the page shows.
         heads: The titles of their scores, by name.
         content: Further content of the template.
@@ -52,9 +46,9 @@ def render(
     probes = set()
     for cell in cells:
         probes |= {score.name for score in cell["scores"] if score.probe is not None}
-    data = _packed({"cells": cells, "scores": heads or {}, "probes": sorted(probes)})
+    data = _packed({"cells": cells, "scores": heads, "probes": sorted(probes)})
     css, js = _HERE.joinpath("page.css").read_text(), _HERE.joinpath("page.js").read_text()
-    return _templates().get_template(template).render(**content, data=data, css=css, js=js)
+    return _templates().get_template("page.html").render(**content, data=data, css=css, js=js)
 
 
 @functools.cache

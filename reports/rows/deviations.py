@@ -44,33 +44,6 @@ def stat(values: Iterable[float | None]) -> Stat | None:
     return Stat(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (n - 1)), n)
 
 
-@dataclass(frozen=True)
-class Components:
-    """Standard deviations of a score within a method.
-
-    Attributes:
-        seed: Deviation by the seed of the final run.
-        search: Deviation by the search.
-    """
-
-    seed: float
-    search: float
-
-    @property
-    def share(self) -> float:
-        """The search's part of the variance of a single run."""
-        total = self.seed**2 + self.search**2
-        return self.search**2 / total if total else 0.0
-
-
-def components(rows: Iterable[Mapping[int, Sequence[float]]]) -> Components | None:
-    """Estimate both components from rows given as search -> scores of its final seeds; None as
-    `nested_deviations`.
-    """
-    found = nested_deviations(rows)
-    return None if found is None else Components(*found)
-
-
 def nested_deviations(rows: Iterable[Mapping[Any, Sequence[float]]]) -> tuple[float, float] | None:
     """Estimate how far scores scatter within the groups of a row, and how far its groups do.
 

@@ -141,7 +141,11 @@ def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
         summary.configurations += configurations
         described = f"{configurations[0].label} ({len(configurations)})"
         chosen = _choose(configurations, summary.selection, summary.selection_split)
-        if _waits(configurations):
+        statuses: set[str] = set()
+        for configuration_of in configurations:
+            statuses.update(record.status for record in configuration_of.records)
+        # The method was tuned, and none of its configurations has its final scores yet.
+        if "tuned" in statuses and "done" not in statuses:
             summary.waiting.append(described)
         elif chosen is None:
             summary.unchosen.append(described)
@@ -150,16 +154,6 @@ def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
             summary.rows.append(_row(whole, summary.varying, len(configurations)))
     headline = summary.scores[summary.headline] if summary.headline else None
     summary.rows.sort(key=lambda row: _order(row, headline))
-
-
-def _waits(configurations: Sequence[Configuration]) -> bool:
-    """Return True if the method was tuned, and none of its configurations has its final scores
-    yet.
-    """
-    statuses: set[str] = set()
-    for configuration in configurations:
-        statuses.update(record.status for record in configuration.records)
-    return "tuned" in statuses and "done" not in statuses
 
 
 def _choose(

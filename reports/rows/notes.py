@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from regbench.benchmark.rundir.record import Record
-from regbench.reports.rows.deviations import components, nested_deviations
+from regbench.reports.rows.deviations import nested_deviations
 from regbench.reports.rows.significance import LEVEL, POWER, images_for
 from regbench.reports.rows.summary import Summary, mean_of
+from regbench.text import counted
 
 # A note is one paragraph below a table: of what is listed in it, a reader sees the first few and
 # how many more.
@@ -29,7 +30,14 @@ little.
 
 def task_notes(summary: Summary) -> list[str]:
     """List what a reader must know of a task beside its numbers."""
-    notes = [_on_test(summary), _budget(summary)]
+    notes = []
+    if summary.on_test:
+        notes.append(
+            "Chosen on the test set: hyperparameters or the probe's learning rate were picked by "
+            "scores on the split that the table reports, so its numbers are optimistic. Compare "
+            "them with each other only."
+        )
+    notes.append(_budget(summary))
     for listed, beginning in _LISTS:
         names = listed(summary)
         if names:
@@ -44,16 +52,6 @@ def _few(names: Sequence[str], separator: str = ", ") -> str:
     if len(names) > _LISTED:
         shown.append(f"and {len(names) - _LISTED} more")
     return separator.join(shown)
-
-
-def _on_test(summary: Summary) -> str:
-    if not summary.on_test:
-        return ""
-    return (
-        "Chosen on the test set: hyperparameters or the probe's learning rate were picked by "
-        "scores on the split that the table reports, so its numbers are optimistic. Compare them "
-        "with each other only."
-    )
 
 
 def _budget(summary: Summary) -> str:
@@ -93,7 +91,7 @@ def _diverged(summary: Summary) -> list[str]:
     listed = []
     for row in summary.rows:
         if row.diverged:
-            listed.append(f"{row.name} ({row.diverged} of {len(row.records)} cells)")
+            listed.append(f"{row.name} ({row.diverged} of {counted(len(row.records), 'cell')})")
     return listed
 
 
@@ -127,17 +125,15 @@ def _missing(summary: Summary) -> str:
     # Rows of the table lack seeds; of other rows no cell has ended yet.
     absent = sum(row.missing for row in summary.rows) + sum(row.seeds for row in summary.missing)
     if absent:
-        texts.append(f"Planned and not finished: {_cells(absent)}; n says of how many.")
+        texts.append(f"Planned and not finished: {counted(absent, 'cell')}; n says of how many.")
     if summary.failures:
         kinds = Counter((cell.label or cell.cell_id, cell.failure) for cell in summary.failures)
-        counts = [f"{label}, {_cells(n)} ({why})" for (label, why), n in kinds.most_common()]
+        counts = [
+            f"{label}, {counted(n, 'cell')} ({why})" for (label, why), n in kinds.most_common()
+        ]
         number = len(summary.failures)
         texts.append(f"Failed, {number} in all, and to be tried again: {_few(counts, '; ')}.")
     return " ".join(texts)
-
-
-def _cells(number: int) -> str:
-    return f"{number} {'cell' if number == 1 else 'cells'}"
 
 
 def _origins(summary: Summary) -> str:
@@ -300,12 +296,14 @@ def _repeated(summary: Summary) -> str:
         "not for one set of hyperparameters. n: final runs, and in how many searches."
     ]
     for name in summary.leading:
-        found = components(row.samples(name) for row in methods)
+        found = nested_deviations(row.samples(name) for row in methods)
         if found is not None:
+            seed, search = found
+            share = search**2 / (seed**2 + search**2) if seed or search else 0.0
             texts.append(
                 f"Standard deviation of {summary.scores[name].title} within a method: "
-                f"{found.seed:.2f} points from the final seed and {found.search:.2f} from the "
-                f"search, which has {100 * found.share:.0f} % of the variance of a single run "
+                f"{seed:.2f} points from the final seed and {search:.2f} from the "
+                f"search, which has {100 * share:.0f} % of the variance of a single run "
                 "(estimated over all rows)."
             )
     return " ".join(texts)

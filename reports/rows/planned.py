@@ -8,7 +8,7 @@ from typing import Any
 
 from regbench.reports.find.runs import Missing, MissingRow
 from regbench.reports.rows.comparable import setting_names
-from regbench.reports.rows.summary import DASH, Row, Summary
+from regbench.reports.rows.summary import DASH, Summary
 
 # The settings of a row that the plan of a sweep states.
 _PLANNED = ("embedding_dim", "batch_size", "epochs")
@@ -16,7 +16,10 @@ _PLANNED = ("embedding_dim", "batch_size", "epochs")
 
 def place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> None:
     """Assign each cell without a record to its row, as far as its plan identifies one."""
-    plans = [_task_plan(summary) for summary in summaries]
+    plans = []
+    for summary in summaries:
+        first = summary.records[0]
+        plans.append({"dataset": first.cell["dataset"]["name"], "backbone": first.backbone})
     groups: dict[tuple[int, object], list[Missing]] = {}
     for cell in missing:
         tasks = []
@@ -42,7 +45,10 @@ def _place(summary: Summary, cells: Sequence[Missing]) -> None:
     seeds = {cell.seed for cell in cells if cell.cell_id not in finished}
     fitting = []
     for place, row in enumerate(summary.rows):
-        if row.label == label and _agrees(plan, _row_plan(row)):
+        settings = {}
+        if not row.is_reference:
+            settings = {key: row.first.cell[key] for key in _PLANNED}
+        if row.label == label and _agrees(plan, settings):
             fitting.append(place)
     # Rows that differ in what no plan states cannot be distinguished here, so a cell of several is
     # not counted.
@@ -60,12 +66,3 @@ def _place(summary: Summary, cells: Sequence[Missing]) -> None:
 def _agrees(plan: Mapping[str, Any], place: Mapping[str, Any]) -> bool:
     """Return True if nothing in the plan of a cell contradicts a place in a table."""
     return all(plan.get(key) in (None, value) for key, value in place.items())
-
-
-def _task_plan(summary: Summary) -> dict[str, Any]:
-    first = summary.records[0]
-    return {"dataset": first.cell["dataset"]["name"], "backbone": first.backbone}
-
-
-def _row_plan(row: Row) -> dict[str, Any]:
-    return {} if row.is_reference else {key: row.first.cell[key] for key in _PLANNED}

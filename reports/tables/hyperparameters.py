@@ -15,6 +15,7 @@ from regbench.reports.tables.table import (
     number_columns,
     text_columns,
 )
+from regbench.text import counted
 
 
 def hyperparameters_table(summary: Summary) -> Table:
@@ -73,9 +74,10 @@ def hyperparameters_table(summary: Summary) -> Table:
     ]
     for path, choice in summary.choices.items():
         images = max((entry.images for entry in choice.choices), default=0)
+        seeds = ", ".join(map(str, choice.seeds))
         notes.append(
-            f"{path}: {choice.budget} configurations for each method, chosen by {choice.score} on "
-            f"the {choice.selected_on} split, seeds {', '.join(map(str, choice.seeds))}; at most "
+            f"{path}: {counted(choice.budget, 'configuration')} for each method, chosen by "
+            f"{choice.score} on the {choice.selected_on} split, seeds {seeds}; at most "
             f"{images:,} training images a method."
         )
     return Table("hyperparameters", "Hyperparameters", columns, lines, notes)

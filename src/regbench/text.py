@@ -35,6 +35,11 @@ def _printable(c: str) -> str:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """Format a number of things: "1 cell", "1,200 cells"."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
 def is_name(text: str) -> bool:
     """Return True if a text is `A_NAME`: it may become a path, as it cannot lead out of a
     folder.

@@ -275,6 +275,16 @@ def test_an_interrupted_run_has_the_curve_of_an_undisturbed_one(
     assert not tensor_files(directory, "evaluation-*")
 
 
+def test_an_evaluation_that_is_stopped_twice_leaves_the_checkpoint_it_began_with(
+    tiny: list[str],
+) -> None:
+    cell, runtime = load_run([*tiny, *WATCHED, BOTH])
+    directory = interrupt_run(cell, runtime, in_call(2, KNN, "select", told))
+    before = checkpoint_files(directory)
+    interrupt_run(cell, runtime, in_call(1, KNN, "select", told))
+    assert checkpoint_files(directory) == before
+
+
 def _counted_epochs(patch: pytest.MonkeyPatch) -> list[int]:
     """Write down the epochs of probes that are trained from now on."""
     epochs: list[int] = []

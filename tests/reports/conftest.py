@@ -23,6 +23,8 @@ from regbench.benchmark.rundir.record_parts import Cost, ImageSource, NamedFile,
 from regbench.benchmark.settings.identity import cell_id
 from regbench.benchmark.settings.sweep import load_run
 from regbench.files import signed
+from regbench.reports.bundle.pack import submit
+from tests.reports import forging
 from tests.waiting import PATIENCE_S
 
 METHODS = {
@@ -244,6 +246,30 @@ def _recorder(runs: Path) -> Make:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def submitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the bundle `lab.tar.xz` of a tuning and its rows file."""
+    folder = tmp_path_factory.mktemp("submitted")
+    submit([forging.tuned_sweep(folder / "runs")], folder / "results" / "lab.tar.xz")
+    return folder / "results"
+
+
+@pytest.fixture(scope="session")
+def lab(submitted: Path) -> Path:
+    """The bundle of a tuning."""
+    return submitted / "lab.tar.xz"
+
+
+@pytest.fixture(scope="session")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a tuning, with weights and a later evaluation."""
+    folder = tmp_path_factory.mktemp("honest")
+    sweep = forging.tuned_sweep(folder / "runs")
+    later(next(sweep.glob("*/record.json")), score("voc07_map", 50.0))
+    submit([sweep], folder / "lab.tar.xz", weights=True)
+    return folder / "lab.tar.xz"
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import lzma
 import math
@@ -17,38 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from regbench.benchmark.rundir.record import Record
-from regbench.cli import main
 from regbench.errors import RegbenchError
 from regbench.reports.bundle import bundle
 from regbench.reports.bundle.again import differences, drawn_cells
 from regbench.reports.bundle.bundle import Bundle, read_bundle
 from regbench.reports.bundle.pack import submit
-from tests.records import CELL, made
-from tests.reports.conftest import later, resign, score
+from tests.command import run
+from tests.records import CELL, made, plan
+from tests.reports.conftest import resign, score
 from tests.reports.forging import Parts, tuned_sweep, write_tar
 from tests.waiting import PATIENCE_S, wait_for
 
 LEADERBOARD = Path(__file__).parents[2] / "docs" / "leaderboard.md"
-
-
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of a tuning, with weights and a later evaluation."""
-    folder = tmp_path_factory.mktemp("honest")
-    sweep = tuned_sweep(folder / "runs")
-    later(next(sweep.glob("*/record.json")), score("voc07_map", 50.0))
-    done = run(
-        "submit", "mine", "--runs-dir", folder / "runs", "--out", folder / "lab.tar.xz", "--weights"
-    )
-    assert done.exit_code == 0, done.stderr
-    return folder / "lab.tar.xz"
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, list(map(str, arguments)))
 
 
 def test_an_honest_bundle_checks_out(honest: Path) -> None:
@@ -321,6 +304,19 @@ def test_no_more_is_unpacked_than_is_allowed(
     tempfile.tempdir = None
 
 
+def test_a_full_disk_is_no_fault_of_the_bundle(
+    honest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: object, target: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    done = run("verify", honest)
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.output
+    assert "is no bundle" not in done.stderr
+    assert "No space left on device; make room, or set TMPDIR" in done.stderr
+
+
 def test_what_comes_after_the_archive_is_not_read_without_end(honest: Path, tmp_path: Path) -> None:
     long, short = tmp_path / "long.tar.xz", tmp_path / "short.tar.xz"
     content = lzma.decompress(honest.read_bytes())
@@ -382,8 +378,7 @@ def test_a_bundle_that_was_read_says_all_that_it_holds(honest: Path, tmp_path: P
 
 def test_what_was_packed_is_told_and_nothing_else_is_left(tmp_path: Path) -> None:
     sweep, out = tuned_sweep(tmp_path / "runs"), tmp_path / "out" / "lab.tar.xz"
-    plan = [{"id": name * 12, "label": "DCL", "seed": 0} for name in "ab"]
-    (sweep / "sweep.json").write_text(json.dumps({"cells": plan}))
+    plan(sweep, *({"id": name * 12, "label": "DCL"} for name in "ab"))
     (sweep / ("b" * 12)).mkdir()
     (sweep / ("b" * 12) / "config.yaml").touch()
     done = submit([sweep], out)

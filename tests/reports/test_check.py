@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from regbench.benchmark.rundir.record_parts import ImageSource, Saved
-from regbench.cli import main
 from regbench.errors import RegbenchError
 from regbench.reports.find.check import check_records
 from regbench.reports.find.records import read_records
-from tests.records import chosen, ranked, tuning_choice
+from tests.command import run
+from tests.records import chosen, plan, ranked, tuning_choice
 from tests.reports.conftest import dataset, resign, settings
 from tests.reports.test_report import SPOILED
 
@@ -113,7 +112,7 @@ def test_a_run_without_a_record_is_nothing_to_check(runs: Path, record: Make) ->
     begun = runs / "quickstart" / ("0" * 12)
     begun.mkdir()
     (begun / "config.yaml").touch()
-    (runs / "quickstart" / "sweep.json").write_text('{"cells": []}')
+    plan(runs / "quickstart")
     assert str(check_records([runs])) == "1 record checks out"
     tuning_choice(runs / "quickstart", chosen("AUH", ranked(begun.name)))
     (line,) = check_records([runs]).misfits
@@ -152,7 +151,7 @@ def test_splits_must_hold_the_same_images(runs: Path, record: Make) -> None:
         "AUH", cell={"dataset": dataset("stl10")}, data=ImageSource("made up", {"test": "11" * 32})
     )
     (line,) = check_records([runs]).misfits
-    told = f"cdcdcdcdcdcd in 2 records, first {first}; eeeeeeeeeeee in 1 records, first {other}"
+    told = f"cdcdcdcdcdcd in 2 records, first {first}; eeeeeeeeeeee in 1 record, first {other}"
     assert line == f"data set fashion_mnist: the test split has 2 contents: {told}"
     assert check_records(sorted(runs.glob("*/*"), reverse=True)).misfits == (line,)
 
@@ -194,10 +193,10 @@ def test_a_tunings_choice(runs: Path, record: Make) -> None:
 def test_on_the_command_line(runs: Path, record: Make) -> None:
     path = record("VICReg")
     command = ["report", "quickstart", "--check", "--runs-dir", str(runs)]
-    done = CliRunner().invoke(main, command)
+    done = run(*command)
     assert (done.exit_code, done.output) == (0, "1 record checks out\n")
     path.write_text("{")
-    done = CliRunner().invoke(main, command)
+    done = run(*command)
     assert done.exit_code == 1
     assert done.output.splitlines()[-1] == "1 misfit in 1 record"
     assert not (runs / "quickstart" / "report").exists()

@@ -14,34 +14,22 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from click.testing import CliRunner
 
-from regbench.cli import main
 from regbench.errors import RegbenchError
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.bundle.claims import claim_misfits
 from regbench.reports.bundle.entered import entered_rows
-from regbench.reports.bundle.pack import submit
 from regbench.reports.find.records import read_records
 from regbench.reports.rows.grouping import summarize
 from regbench.reports.tables.details import tables_of
 from regbench.reports.tables.table import to_markdown
-from tests.reports.conftest import GIVEN, later, score
-from tests.reports.forging import Json, Parts, tuned_sweep
+from tests.command import run
+from tests.reports.conftest import GIVEN
+from tests.reports.forging import Json, Parts
 
 LEADERBOARD = Path(__file__).parents[2] / "docs" / "leaderboard.md"
 
 Change = Callable[[Parts], Any]
-
-
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of a tuning, with weights and a later evaluation."""
-    folder = tmp_path_factory.mktemp("honest")
-    sweep = tuned_sweep(folder / "runs")
-    later(next(sweep.glob("*/record.json")), score("voc07_map", 50.0))
-    submit([sweep], folder / "lab.tar.xz", weights=True)
-    return folder / "lab.tar.xz"
 
 
 def verify(change: Change, honest: Path, folder: Path) -> tuple[int, list[str]]:
@@ -49,7 +37,7 @@ def verify(change: Change, honest: Path, folder: Path) -> tuple[int, list[str]]:
     parts = Parts(honest)
     change(parts)
     changed = parts.write(folder / "changed.tar.xz")
-    done = CliRunner().invoke(main, ["verify", str(changed)])
+    done = run("verify", changed)
     if done.exit_code == 2:
         (line,) = done.stderr.splitlines()
         return 2, [line.partition(" writes it: ")[2].removesuffix("; ask for it again")]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import html
 import itertools
-import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -21,7 +20,7 @@ import pytest
 from regbench.benchmark.settings.sweep import load_run
 from regbench.reports import write_report
 from tests.conftest import pytest_configure
-from tests.records import chosen, ranked, tuning_choice
+from tests.records import attempted, chosen, plan, ranked, tuning_choice
 from tests.reports.conftest import GIVEN, METHODS, backbone, dataset, score, settings
 from tests.reports.reading import Make
 
@@ -31,18 +30,6 @@ DIVERGED: dict[str, Any] = {"status": "diverged", "knn": None, "linear": None}
 TUNED: dict[str, Any] = {"status": "tuned", "knn": None, "linear": None}
 # Sums of rows and of columns are 0.
 LUCK = ((1.0, -1.0, 0.0), (-1.0, 0.0, 1.0), (0.0, 1.0, -1.0))
-
-
-def plan(sweep: str, *cells: dict[str, Any]) -> None:
-    content = json.dumps({"cells": [{"epochs": 3, **cell} for cell in cells]})
-    (RUNS / sweep / "sweep.json").write_text(content)
-
-
-def fail(sweep: str, name: str, error: str) -> None:
-    attempt = RUNS / sweep / name / "attempts" / "0001.json"
-    attempt.parent.mkdir(parents=True)
-    attempt.write_text(json.dumps({"ended": "failed", "error": error}))
-    (attempt.parents[1] / "config.yaml").touch()
 
 
 def method(label: str, weight: float) -> dict[str, Any]:
@@ -128,10 +115,10 @@ def halfway(record: Make) -> None:
     # Of another task.
     cells += [{"id": "b" * 12, "label": "AUH", "seed": 9, "dataset": "stl10"}]
     cells += [{"id": "c" * 12, "label": "AUH", "seed": 9, "backbone": "resnet50"}]
-    plan("quickstart", *cells)
+    plan(RUNS / "quickstart", *cells)
     for i, name in enumerate(failed):
-        fail("quickstart", name, f"reason\n{min(i, 5)}")
-    fail("quickstart", "d" * 12, "no plan names it")
+        attempted(RUNS / "quickstart" / name, "failed", f"reason\n{min(i, 5)}")
+    attempted(RUNS / "quickstart" / ("d" * 12), "failed", "no plan names it")
 
 
 def tuning(record: Make) -> None:
@@ -417,7 +404,7 @@ def test_a_report_is_the_one_that_was_read(
 
 
 def test_golden_files_are_those_of_the_cases() -> None:
-    assert {path.stem for path in GOLDEN.iterdir()} == set(CASES)
+    assert {path.stem for path in GOLDEN.iterdir()} == {*CASES, "scenes", "tidy"}
 
 
 def test_nothing_is_accepted_where_nobody_reads_it(

@@ -7,30 +7,12 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
-import pytest
-from click.testing import CliRunner, Result
-
-from regbench.cli import main
+from tests.command import run
 from tests.reports.conftest import GIVEN
 from tests.reports.forging import Parts, tuned_sweep
 from tests.reports.reading import cells_in, tables_in
 
 EVIL = "</script><img src=x onerror=alert(1)>"
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle of a tuning."""
-    folder = tmp_path_factory.mktemp("lab")
-    tuned_sweep(folder / "runs")
-    out = folder / "lab.tar.xz"
-    done = run("submit", "mine", "--runs-dir", folder / "runs", "--out", out)
-    assert done.exit_code == 0, done.output
-    return out
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, list(map(str, arguments)))
 
 
 def board_of(folder: Path, *left_out: str) -> Path:

@@ -18,7 +18,7 @@ from regbench.reports.page import figures
 from regbench.reports.page.drawing import styles
 from regbench.reports.page.page import cells_of, section
 from regbench.reports.tables.details import tables_of
-from tests.records import tuning_choice
+from tests.records import attempted, plan, search, tuning_choice
 from tests.reports.conftest import GIVEN, PATIENCE_MS, STILL, score, settings
 from tests.reports.reading import Drawn, cells_in, task
 
@@ -70,10 +70,7 @@ def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFact
         "edges": {"method.local_weight": "largest"},
     }
     record("MMCR", 0, knn=None, linear=99.0, choice={"hyperparameters": tuned}, history=[])
-    attempt = folder / "runs" / "quickstart" / ("f" * 12) / "attempts" / "0001.json"
-    attempt.parent.mkdir(parents=True)
-    attempt.write_text(json.dumps({"ended": "failed", "error": "out of memory"}))
-    (attempt.parents[1] / "config.yaml").touch()
+    attempted(folder / "runs" / "quickstart" / ("f" * 12), "failed", "out of memory")
     return write_report(folder / "runs", folder / "report").page
 
 
@@ -473,13 +470,8 @@ def test_a_page_of_a_running_sweep_loads_itself_again_and_stays_as_it_was_left(
         folder = record(
             label, seed, sweep="quick", cell={"embedding_dim": 64 if seed else 32}
         ).parent.parent
-    cells = [
-        {"id": path.name, "label": "VICReg", "seed": 0}
-        for path in folder.iterdir()
-        if path.is_dir()
-    ]
-    coming = {"id": "f" * 12, "label": "SimCLR", "seed": 0}
-    (folder / "sweep.json").write_text(json.dumps({"description": "", "cells": [*cells, coming]}))
+    cells = [{"id": path.name, "label": "VICReg"} for path in folder.iterdir() if path.is_dir()]
+    plan(folder, *cells, {"id": "f" * 12, "label": "SimCLR"})
     file = write_report(folder, tmp_path / "report").page
     page = browser.new_page(**STILL, viewport={"width": 600, "height": 500})
     page.set_default_timeout(PATIENCE_MS)
@@ -578,7 +570,7 @@ def test_cells_say_of_which_row_and_configuration_they_are(runs: Path, record: M
             cell={"optimizer": optimizer},
         )
     tuning_choice(runs / "quickstart")
-    (runs / "quickstart" / "search.json").write_text(json.dumps({"short": {path.parent.name: 1}}))
+    search(runs / "quickstart", path.parent.name)
     record("untrained")
     summary = task(runs)
     cells = cells_of(summary, 2, styles(["VICReg"]))

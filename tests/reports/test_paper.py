@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
-from typing import Any
-
-import pytest
 
 from regbench.benchmark.settings.recipes import paper_numbers
-from regbench.reports.tables.leaderboard import leaderboard, leaderboard_frame
-from regbench.reports.tables.paper import beside_paper
-from tests.reports.conftest import backbone, dataset
-from tests.reports.reading import Make, task, tasks
 
 TABLE_2: list[tuple[str, int, float | None]] = [
     ("SimCLR", 1024, 45.2),
@@ -83,30 +75,3 @@ def test_each_table_is_whole() -> None:
     ) == len(numbers)
     orders = {number.method for number in numbers if number.method.startswith("SFRIK (")}
     assert orders == {f"SFRIK (L={i})" for i in (1, 2, 3)}
-
-
-def in20(q: int, **more: Any) -> dict[str, Any]:
-    """A cell of the paper's experiments on IN20 %."""
-    place = {"dataset": dataset("in20"), "network": backbone("resnet18")}
-    return {"embedding_dim": q, "batch_size": 2048, "epochs": 100, **place, **more}
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        {"dataset": dataset("imagefolder")},
-        {"network": backbone("resnet50")},
-        {"epochs": 101},
-        {"batch_size": 256},
-        {"embedding_dim": 512},
-    ],
-)
-def test_the_papers_number_stands_beside_nothing_else(
-    runs: Path, record: Make, cell: dict[str, Any]
-) -> None:
-    record("VICReg", cell=in20(8192) | cell)
-    record("Barlow Twins", cell=in20(8192) | cell)
-    table = leaderboard(task(runs))
-    assert "ublished" not in " ".join((*(column.name for column in table.columns), *table.notes))
-    assert leaderboard_frame(task(runs))["linear_top1_published"].isna().all()
-    assert beside_paper(tasks(runs)) is None

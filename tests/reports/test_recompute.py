@@ -7,15 +7,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from regbench.benchmark.machine.description import has_fast_bf16
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
-from regbench.cli import main
 from regbench.datasets.stored.prepare import prepare
 from regbench.reports.bundle import recompute
 from regbench.reports.bundle.pack import submit
+from tests.command import run
 from tests.conftest import TINY
 from tests.reports.forging import Parts
 
@@ -43,7 +43,7 @@ def trained(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         str(folder / "lab.tar.xz"),
         "--weights",
     ]
-    done = CliRunner().invoke(main, command)
+    done = run(*command)
     assert done.exit_code == 0, done.output
     return folder / "lab.tar.xz"
 
@@ -57,7 +57,7 @@ def verify(bundle: Path, data_dir: Path, *overrides: str) -> Result:
         f"runtime.data_dir={data_dir}",
         *overrides,
     ]
-    return CliRunner().invoke(main, command)
+    return run(*command)
 
 
 def from_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,4 +212,4 @@ def test_what_is_large_needs_weights(
         in verify(light, tiny_data_dir).stderr
     )
     command = ["verify", str(light), "--recompute", "1", "seed=3"]
-    assert "settings of the cell are the record's" in CliRunner().invoke(main, command).stderr
+    assert "settings of the cell are the record's" in run(*command).stderr

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -10,63 +9,44 @@ from typing import Any
 import pytest
 
 from regbench import RegbenchError
+from regbench.benchmark.rundir.run_folder import RunFolder
 from regbench.reports.find.check import check_records
-from regbench.reports.find.records import load_records, read_records
+from regbench.reports.find.records import load_records, read_records, steps_of_searches
 from regbench.reports.find.runs import Missing
-from regbench.reports.rows.grouping import summarize
-from tests.records import tuning_choice
+from tests.records import attempted, chosen, plan, ranked, search, tuning_choice
 from tests.reports.conftest import GIVEN, RATE, backbone, later, resign, score
 
 Make = Callable[..., Path]
 
 
-def test_tidy_data_has_one_row_per_score(runs: Path, record: Make) -> None:
-    record("VICReg", 0, knn=70.5, linear=75.25, tuning=71.0)
-    record("AUH", 3, knn=60.0, linear=None)
-    record("VICReg", 1, knn=None, linear=76.5, environment={"gpu": "one"})
-    frame = load_records(runs)
-    assert frame[["label", "seed", "score", "value"]].to_numpy().tolist() == [
-        ["AUH", 3, "knn_top1", 60.0],
-        ["VICReg", 0, "knn_top1", 70.5],
-        ["VICReg", 0, "linear_top1", 75.25],
-        ["VICReg", 0, "knn_top1", 71.0],
-        ["VICReg", 1, "linear_top1", 76.5],
-    ]
-    assert frame["gpu"].fillna("none").tolist() == ["none"] * 4 + [
-        "one"
-    ]  # a column that one record alone has
-    row = frame.iloc[2]
-    assert row[["sweep", "method", "seed", "split", "unit"]].tolist() == [
-        "quickstart",
-        "vicreg",
-        0,
-        "test",
-        "%",
-    ]
-    assert row[["dataset", "backbone", "embedding_dim"]].tolist() == [
-        "fashion_mnist",
-        "resnet_tiny",
-        512,
-    ]
-    record(
-        cell={
-            "network": backbone("timm", backbone={"name": "timm", "model": "vit_tiny_patch16_224"})
-        }
-    )
-    assert set(load_records(runs)["backbone"]) == {"resnet_tiny", "vit_tiny_patch16_224"}
-    assert row["train_s"] == 30.0
-    assert row["hardware"] == "1 x Example CPU"
-
-
-def test_a_number_that_no_column_can_hold_is_text(runs: Path, record: Make) -> None:
-    record("AUH", environment={"serial": 7})
-    record("VICReg", environment={"serial": 2**63})
-    record("untrained")
-    assert load_records(runs)["serial"].fillna("none").tolist() == [
-        *("7", "7"),
-        *(2 * [str(2**63)]),
-        *(2 * ["none"]),
-    ]
+def test_tidy_data(
+    recorder: Callable[[Path], Make],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    golden: Callable[[str, str], None],
+) -> None:
+    """A row for each score, with all that leads back to its run."""
+    monkeypatch.chdir(tmp_path)
+    record = recorder(Path("runs"))
+    how: dict[str, Any] = {"selected_on": "tuning", "score": "knn_top1", "budget": 8}
+    how |= {"record": "q/tuning_choice.json", "sha256": "0"}
+    record("VICReg", 0, knn=70.5, linear=75.25, tuning=71.0, choice={"hyperparameters": how})
+    # A column that one record alone has, and numbers that no column can hold.
+    record("AUH", 3, linear=None, environment={"serial": 7, "gpus": ["a", "b"]})
+    timm = {"name": "timm", "model": "vit_tiny_patch16_224"}
+    cell = {"network": backbone("timm", backbone=timm)}
+    record("VICReg", 1, knn=None, cell=cell, environment={"serial": 2**63})
+    rate = {"hyperparameters": GIVEN, "probe_learning_rate": {**RATE, "selected_on": "test"}}
+    record("untrained", knn=None, choice=rate)
+    frame = load_records(Path("runs"))
+    for record_sha256, path in zip(frame["record_sha256"], frame["record"], strict=True):
+        assert f'"sha256": "{record_sha256}"' in Path(path).read_text()
+    # Its digest is that of a machine's paths and versions.
+    lines = []
+    for row in frame.drop(columns="record_sha256").to_dict("records"):
+        known = {name: value for name, value in row.items() if value == value and value is not None}
+        lines += [f"{name}: {value}" for name, value in known.items()] + [""]
+    golden("tidy.txt", "\n".join(lines))
 
 
 def test_a_folder_of_sweeps_a_sweep_a_run_directory_and_several_folders(
@@ -133,39 +113,25 @@ def test_what_is_missing_is_told_in_the_order_of_the_plan(
     names = {name: name[0] * 12 for name in ("begun", "failed", "early", "deserted")}
     done, waiting = record("AUH").parent.name, "0" * 12
     sweep = runs / "quickstart"
-    for name in names.values():
-        (sweep / name / "attempts").mkdir(parents=True)
-        (sweep / name / "config.yaml").touch()
-    ends = {
-        **{"0001.json": "failed", "0002.json": "interrupted"},
-        **{".0003.json": "failed", "0003.txt": "failed"},
-    }
-    for name, end in ends.items():
-        (sweep / names["begun"] / "attempts" / name).write_text(
-            json.dumps({"ended": end, "error": "no\nmemory"})
-        )
-    for name in ("failed", "deserted"):
-        (sweep / names[name] / "attempts" / "0001.json").write_text(
-            json.dumps({"ended": "interrupted"})
-        )
-    (sweep / names["failed"] / "attempts" / "0002.json").write_text(
-        json.dumps({"ended": "failed", "error": "no\nmemory"})
-    )
-    (sweep / names["deserted"] / "attempts" / "0002.json").write_text(
-        json.dumps({"ended": "failed"})
-    )
-    plan = [names["failed"], waiting, done, names["begun"], names["early"]]
-    cells = [{"id": name, "label": "DCL", "seed": i, "rate": 0.5} for i, name in enumerate(plan)]
-    (sweep / "sweep.json").write_text(json.dumps({"cells": cells}))
-    (sweep / "search.json").write_text(json.dumps({"short": [names["early"]]}))
-    assert names["early"] in [
-        cell.cell_id for cell in read_records(runs).missing
-    ]  # that was no search
-    (sweep / "search.json").write_text(json.dumps({"short": {names["early"]: 1}}))
+    attempted(sweep / names["begun"], "failed", "no\nmemory")
+    attempted(sweep / names["begun"], "interrupted", number=2)
+    attempts = sweep / names["begun"] / "attempts"
+    for other in (".0003.json", "0003.txt"):
+        shutil.copy(attempts / "0001.json", attempts / other)
+    for name, error in (("failed", "no\nmemory"), ("deserted", None)):
+        attempted(sweep / names[name], "interrupted")
+        attempted(sweep / names[name], "failed", error, number=2)
+    attempted(sweep / names["early"], "done")
+    ids = [names["failed"], waiting, done, names["begun"], names["early"]]
+    plan(sweep, *({"id": name, "label": "DCL", "seed": i} for i, name in enumerate(ids)))
+    (sweep / "search.json").write_text("{")
+    # A damaged search says nothing.
+    assert names["early"] in [cell.cell_id for cell in read_records(runs).missing]
+    search(sweep, names["early"])
     missing = (
-        Missing("quickstart", names["failed"], "DCL", 0, {"rate": 0.5}, "no memory"),
-        Missing("quickstart", waiting, "DCL", 1, {"rate": 0.5}, ""),
-        Missing("quickstart", names["begun"], "DCL", 3, {"rate": 0.5}, ""),
+        Missing("quickstart", names["failed"], "DCL", 0, {"epochs": 3}, "no memory"),
+        Missing("quickstart", waiting, "DCL", 1, {"epochs": 3}, ""),
+        Missing("quickstart", names["begun"], "DCL", 3, {"epochs": 3}, ""),
         Missing("quickstart", names["deserted"], "", None, {}, "no reason noted"),
     )
     monkeypatch.chdir(runs)
@@ -182,9 +148,17 @@ def test_what_is_missing_is_told_in_the_order_of_the_plan(
     }
     shutil.rmtree(sweep / done)
     with pytest.raises(
-        RegbenchError, match=f"no finished run in {runs}, 3 cells have none yet; make some"
+        RegbenchError, match=f"no finished run in {runs}, 3 cells without one yet; make some"
     ):
         read_records(runs)
+
+
+def test_an_attempt_that_names_no_error_has_failed_all_the_same(tmp_path: Path) -> None:
+    attempted(tmp_path, "failed")
+    note = tmp_path / "attempts" / "0001.json"
+    note.write_text(note.read_text().replace(', "error": null', ""))
+    assert "error" not in note.read_text()
+    assert RunFolder(tmp_path).failure == "no reason noted"
 
 
 def test_a_run_that_a_search_stopped_is_no_result(
@@ -192,7 +166,7 @@ def test_a_run_that_a_search_stopped_is_no_result(
 ) -> None:
     path = record("AUH", status="tuned", knn=None, linear=None, tuning=60.0)
     tuning_choice(runs / "quickstart")
-    (runs / "quickstart" / "search.json").write_text(json.dumps({"short": {path.parent.name: 1}}))
+    search(runs / "quickstart", path.parent.name)
     monkeypatch.chdir(path.parent)
     for folder in (runs, path.parent, Path()):
         with pytest.raises(RegbenchError, match="no finished run in"):
@@ -203,6 +177,24 @@ def test_a_run_that_a_search_stopped_is_no_result(
         ["VICReg"],
         ["AUH"],
     ]
+
+
+def test_in_a_bundle_their_length_tells_the_steps_of_a_search(runs: Path, record: Make) -> None:
+    tuned: dict[str, Any] = {"status": "tuned", "knn": None, "linear": None, "tuning": 50.0}
+    step = record("VICReg", **tuned, cell={"epochs": 1})
+    record("VICReg", **tuned)  # as long as the choice
+    record("VICReg", 1, cell={"epochs": 1})  # a final run
+    record("AUH", **tuned, cell={"epochs": 1})  # of which the tuning chose nothing
+    other_q = {"embedding_dim": 64, "epochs": 1}
+    record("VICReg", **tuned, cell=other_q)  # of another setting
+    tuning_choice(runs / "quickstart", chosen("VICReg", ranked("a" * 12)))
+    plan(runs / "quickstart")
+    found = read_records(runs)
+    choices = found.choices.values()
+    assert len(found.records) == 5  # beside a plan, the search itself says what its steps are
+    assert steps_of_searches(found.records, choices) == {}
+    steps = steps_of_searches(found.records, choices, in_bundle=True)
+    assert [each.path for each in steps] == [step]
 
 
 def test_records_are_in_the_order_of_sweep_label_and_seed(runs: Path, record: Make) -> None:
@@ -216,61 +208,6 @@ def test_records_are_in_the_order_of_sweep_label_and_seed(runs: Path, record: Ma
         record(label, seed, sweep=sweep)
     found = [(each.sweep, each.label, each.seed) for each in read_records(runs).records]
     assert found == [("a", "VICReg", 0), ("a", "untrained", 0), ("b", "AUH", 0), ("b", "AUH", 1)]
-
-
-def test_tidy_data_have_all_that_leads_back_to_the_run(runs: Path, record: Make) -> None:
-    how = {
-        "selected_on": "tuning",
-        "score": "knn_top1",
-        "budget": 8,
-        "record": "q/tuning_choice.json",
-        "sha256": "0",
-    }
-    path = record(linear=None, choice={"hyperparameters": how}, environment={"gpus": ["a", "b"]})
-    (row,) = load_records(runs).to_dict("records")
-    (one,) = read_records(runs).records
-    environment = {name: value for name, value in one.environment.items() if name != "gpus"}
-    assert list(row.items()) == list(
-        {
-            **{
-                "sweep": "quickstart",
-                "cell_id": one.cell_id,
-                "label": "VICReg",
-                "method": "vicreg",
-                "seed": 0,
-            },
-            **{
-                "status": "done",
-                "dataset": "fashion_mnist",
-                "backbone": "resnet_tiny",
-                "embedding_dim": 512,
-            },
-            **{"batch_size": 256, "epochs": 3},
-            **{
-                "score": "knn_top1",
-                "value": 70.0,
-                "unit": "%",
-                "split": "test",
-                "protocol": "how knn_top1 is measured",
-            },
-            **{
-                "record": str(path),
-                "config": str(path.with_name("config.yaml")),
-                "record_sha256": one.sha256,
-            },
-            **{"command": one.command, "selected_on": "tuning", "tuning_budget": 8},
-            **{"choice_record": "q/tuning_choice.json", "finished": "2026-11-22T05:30:00+00:00"},
-            **{
-                "train_s": 30.0,
-                "evaluate_s": 8.0,
-                "img_per_s": 1600.0,
-                "step_ms": 160.0,
-                "loss_ms": 4.0,
-            },
-            **{"peak_memory_bytes": 800 * 2**20, "peak_memory_kind": "process RSS"},
-            **environment,
-        }.items()
-    )
 
 
 def test_what_is_left_out_is_counted_in_a_line(runs: Path, record: Make) -> None:
@@ -297,20 +234,12 @@ def test_what_is_left_out_is_counted_in_a_line(runs: Path, record: Make) -> None
         read_records(runs)
 
 
-def test_a_plan_that_holds_something_else_is_no_plan_of_it(runs: Path, record: Make) -> None:
+def test_a_plan_that_holds_something_else_is_none(runs: Path, record: Make) -> None:
     record()
-    plan = [
-        {"id": "a" * 12, "label": "DCL", "seed": [1], "epochs": {"a": 1}},
-        3,
-        {"id": ["b"], "seed": 1},
-    ]
-    (runs / "quickstart" / "sweep.json").write_text(json.dumps({"cells": plan}))
-    found = read_records(runs)
-    assert [(cell.label, cell.seed, cell.plan) for cell in found.missing] == [
-        ("DCL", None, {}),
-        ("None", 1, {}),
-    ]
-    assert summarize(found.records, found.missing)[0].missing
+    plan(runs / "quickstart", {"id": "a" * 12, "label": "DCL"})
+    assert [cell.label for cell in read_records(runs).missing] == ["DCL"]
+    plan(runs / "quickstart", {"id": "a" * 12, "label": "DCL", "seed": [1]})
+    assert read_records(runs).missing == ()
 
 
 def test_a_cell_of_a_tuning_is_read_until_it_is_final(runs: Path, record: Make) -> None:
@@ -379,15 +308,6 @@ def test_copies_deeper_down_are_no_runs(runs: Path, record: Make) -> None:
     for folder in (runs, sweep):
         found = read_records(folder)
         assert (len(found.records), found.skipped) == (1, ())
-
-
-def test_tidy_data_say_that_the_test_split_chose_the_learning_rate_of_the_probe(
-    runs: Path, record: Make
-) -> None:
-    record(
-        choice={"hyperparameters": GIVEN, "probe_learning_rate": {**RATE, "selected_on": "test"}}
-    )
-    assert set(load_records(runs)["selected_on"]) == {"test"}
 
 
 def test_the_history(runs: Path, record: Make) -> None:

@@ -4,22 +4,15 @@ simulation.
 
 from __future__ import annotations
 
-import itertools
-import math
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from regbench.reports.rows.deviations import components
-from regbench.reports.rows.notes import task_notes
+from regbench.reports.rows.deviations import nested_deviations
 from regbench.reports.rows.significance import LEVEL, Tukey, best
 from regbench.reports.rows.summary import Configuration
 from tests.records import CELL, knn_top1, made
-from tests.reports.conftest import GIVEN
-from tests.reports.reading import Make, task
 
 SEARCH, SEED = 0.33, 0.46  # deviations as they were measured on small images
 
@@ -83,51 +76,11 @@ def test_the_split_of_the_variance_is_found_also_where_runs_are_missing() -> Non
         rows.append(
             {k: 70 + mean + SEED * rng.normal(size=3 - k) for k, mean in enumerate(searches)}
         )
-    found = components(rows)
-    assert found is not None
-    assert (found.search, found.seed) == pytest.approx((SEARCH, SEED), rel=0.05)
-    assert found.share == pytest.approx(SEARCH**2 / (SEARCH**2 + SEED**2), rel=0.1)
-    assert components([{0: [70.0, 71.0]}]) is None
-    assert components([{0: [70.0], 1: [71.0]}]) is None
+    seed, search = nested_deviations(rows) or (0, 0)
+    assert (search, seed) == pytest.approx((SEARCH, SEED), rel=0.05)
+    assert nested_deviations([{0: [70.0, 71.0]}]) is None
+    assert nested_deviations([{0: [70.0], 1: [71.0]}]) is None
     # Of a row with one search nothing is taken, and searches that differ less than luck explains
     # differ by nothing.
-    alike = components([{0: [70.0, 72.0], 1: [70.0, 72.0]}, {0: [0.0, 100.0]}])
-    assert alike is not None
-    assert (alike.seed, alike.search, alike.share) == pytest.approx((2**0.5, 0, 0))
-
-
-@pytest.mark.parametrize("searches", [1, 3])
-def test_the_machines_part_of_the_variance_is_told_where_rows_ran_on_several(
-    runs: Path, record: Make, searches: int
-) -> None:
-    """Half of the seeds ran on another processor, two points off.
-
-    Searches are five points apart.
-    """
-    rng = np.random.default_rng(0)
-    for label, search, seed in itertools.product(("VICReg", "AUH"), range(searches), range(6)):
-        environment = {"hardware": f"{seed + 1} cores of {'slow' if seed % 2 else 'fast'} CPU"}
-        linear = 70 + 5 * search + 2 * (seed % 2) + 0.1 * rng.normal()
-        how = {
-            "hyperparameters": GIVEN | {"sha256": label, "search": search if searches > 1 else None}
-        }
-        method = {"name": label.lower(), "alignment_weight": 10.0 + search}
-        cell, more = {"method": method}, {"choice": how, "environment": environment}
-        record(label, 1000 * search + seed, cell=cell, linear=linear, tuning=60.0, **more)
-    told = (
-        "Standard deviation of linear top-1 between machines (fast CPU; slow CPU) within a row and "
-        "search: "
-    )
-    _, _, of_linear = " ".join(task_notes(task(runs))).partition(told)
-    of_machine, of_seed = map(float, re.findall(r"(\d\.\d\d) ?(?:points|from)", of_linear))
-    assert of_machine == pytest.approx(
-        math.sqrt(2), abs=0.05
-    )  # two machines that are two points apart
-    assert of_seed == pytest.approx(0.1, abs=0.05)
-
-
-def test_machines_are_not_compared_where_seeds_explain_as_much(runs: Path, record: Make) -> None:
-    """Each of the two has one run."""
-    record("VICReg", environment={"hardware": "1 cores of one CPU"})
-    record("VICReg", 1, environment={"hardware": "2 cores of another CPU"})
-    assert "between machines" not in " ".join(task_notes(task(runs)))
+    alike = nested_deviations([{0: [70.0, 72.0], 1: [70.0, 72.0]}, {0: [0.0, 100.0]}])
+    assert alike == pytest.approx((2**0.5, 0))

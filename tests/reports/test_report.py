@@ -16,13 +16,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.record_parts import ImageSource, PastAttempt
-from regbench.cli import main
 from regbench.csv_files import read_csv
 from regbench.reports import WrittenReport, write_report
 from regbench.reports.find.records import read_records
@@ -31,6 +29,7 @@ from regbench.reports.page import drawing
 from regbench.reports.tables.details import accuracy_table
 from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.table import to_markdown
+from tests.command import run
 from tests.records import chosen, ranked, tuning_choice
 from tests.reports.conftest import backbone, dataset, later, resign, score
 from tests.reports.reading import task
@@ -298,7 +297,7 @@ def test_what_does_not_fit_is_in_no_table(runs: Path, record: Make) -> None:
     record("AUH", linear=80.0)
     for seed, (spoil, _) in enumerate(SPOILED):
         spoil(record("VICReg", seed, linear=99.5))
-    done = CliRunner().invoke(main, ["report", "quickstart", "--runs-dir", str(runs)])
+    done = run("report", "quickstart", "--runs-dir", runs)
     assert done.exit_code == 0
     (warning,) = done.stderr.splitlines()
     assert warning.startswith(f"warning: {len(SPOILED)} files are left out of the report: ")
@@ -328,11 +327,11 @@ def test_an_evaluation_or_choice_that_does_not_fit_is_left_out_alone(
         )
 
     assert "81.25" in shown()
-    assert "configurations for each method, chosen by" in shown()
+    assert "configuration for each method, chosen by" in shown()
     evaluation.write_text(evaluation.read_text().replace("81.25", "91.25"))
     choice.write_text(choice.read_text().replace("12.34", "92.34"))
     assert "VICReg" in shown()
-    assert not re.search("81.25|91.25|configurations for each method, chosen by", shown())
+    assert not re.search("81.25|91.25|configuration for each method, chosen by", shown())
     found = read_records(runs)
     assert "2 files are left out of the report" in found.warning
     assert {misfit.path for misfit in found.skipped} == {evaluation, choice}

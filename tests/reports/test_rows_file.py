@@ -14,33 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from regbench.cli import main
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.bundle.entered import entered_rows
 from regbench.reports.bundle.leaderboard import write_leaderboard
 from regbench.reports.bundle.rows_file import RowsFile
+from tests.command import run
 from tests.reports.conftest import GIVEN
-from tests.reports.forging import Json, Parts, tuned_sweep
+from tests.reports.forging import Json, Parts
 
 TASK = "fashion_mnist, resnet_tiny"
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, list(map(str, arguments)))
-
-
-@pytest.fixture(scope="module")
-def submitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the bundle of a tuning and its rows file."""
-    folder = tmp_path_factory.mktemp("submitted")
-    tuned_sweep(folder / "runs")
-    done = run(
-        "submit", "mine", "--runs-dir", folder / "runs", "--out", folder / "results" / "lab.tar.xz"
-    )
-    assert done.exit_code == 0, done.stderr
-    return folder / "results"
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from regbench.cli import main
+from tests.command import run
 from tests.reports.forging import Json, Parts, tuned_sweep
 from tests.reports.reading import cells_in
 
@@ -24,20 +24,6 @@ HOSTILE = (
     "src=x>" + "x" * 4_000,
     "nan",
 )
-
-
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of a tuning."""
-    folder = tmp_path_factory.mktemp("honest")
-    tuned_sweep(folder / "runs")
-    done = run("submit", "mine", "--runs-dir", folder / "runs", "--out", folder / "lab.tar.xz")
-    assert done.exit_code == 0, done.stderr
-    return folder / "lab.tar.xz"
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, list(map(str, arguments)))
 
 
 def left_out(result: Result) -> dict[str, str]:
@@ -72,9 +58,9 @@ def _settle(parts: Parts, record: Json) -> None:
                     one[name] = record["cell_id"]
 
 
-def test_no_text_stops_the_site(honest: Path, tmp_path: Path) -> None:
+def test_no_text_stops_the_site(lab: Path, tmp_path: Path) -> None:
     for number, text in enumerate(HOSTILE):
-        parts = Parts(honest)
+        parts = Parts(lab)
         write_everywhere(parts, text)
         parts.write(tmp_path / f"{number}.tar.xz")
     done = run("leaderboard", tmp_path, "--out", tmp_path / "site")
@@ -129,15 +115,15 @@ PLACES: dict[str, Callable[[Parts, str], object]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_name_that_is_a_path_or_more_is_refused_in_a_line(
-    place: str, honest: Path, tmp_path: Path
+    place: str, lab: Path, tmp_path: Path
 ) -> None:
-    shutil.copy(honest, tmp_path)
+    shutil.copy(lab, tmp_path)
     for number, name in enumerate(NO_NAMES):
         if (place, name) != (
             "hyperparameters.record",
             "a/b",
         ):  # a choice lies in the folder of its sweep
-            parts = Parts(honest)
+            parts = Parts(lab)
             PLACES[place](parts, name)
             done = run("verify", parts.write(tmp_path / f"{number}.tar.xz"))
             refused = done.stderr.removesuffix("\n")
@@ -170,8 +156,8 @@ TEXTS: dict[str, Callable[[Json], object]] = {
 
 
 @pytest.mark.parametrize("what", TEXTS)
-def test_a_text_without_end_is_cut_in_a_refusal(what: str, honest: Path, tmp_path: Path) -> None:
-    parts = Parts(honest)
+def test_a_text_without_end_is_cut_in_a_refusal(what: str, lab: Path, tmp_path: Path) -> None:
+    parts = Parts(lab)
     TEXTS[what](parts.final[0])
     done = run("verify", parts.write(tmp_path / "lab.tar.xz"))
     assert done.exit_code == (2 if what in ("score above 100 %", "a setting") else 1), done.output
@@ -187,12 +173,12 @@ def _texts_are_printable(data: object) -> bool:
     return not isinstance(data, str) or data.isprintable()
 
 
-def test_names_of_strangers_are_printed_as_escapes(honest: Path, tmp_path: Path) -> None:
-    parts = Parts(honest)
+def test_names_of_strangers_are_printed_as_escapes(lab: Path, tmp_path: Path) -> None:
+    parts = Parts(lab)
     parts.members["\x1b]0;pwned\x07\u202egpj.json"] = b"{}"
     folder = tmp_path / "results"
     folder.mkdir()
-    shutil.copy(honest, folder / os.fsdecode(b"\xfe\x1b[2J.tar.xz"))
+    shutil.copy(lab, folder / os.fsdecode(b"\xfe\x1b[2J.tar.xz"))
     loud = parts.write(folder / os.fsdecode(b"\xff\x1b[2J.tar.xz"))
     refused = r"\x1b]0;pwned\x07\u202egpj.json does not belong into a bundle"
     done = run("verify", loud)
@@ -224,9 +210,9 @@ def test_a_log_prints_escapes() -> None:
     assert done.stderr == "a\nb\\x1b[2J\\u202e\n"
 
 
-def test_ranks_that_no_embeddings_have_are_not_drawn(honest: Path, tmp_path: Path) -> None:
+def test_ranks_that_no_embeddings_have_are_not_drawn(lab: Path, tmp_path: Path) -> None:
     """On their axis, a logarithmic one, they have no place."""
-    parts = Parts(honest)
+    parts = Parts(lab)
     for record in parts.records:
         parts.history(record, lambda rows: rows[-1].update(effective_rank=0.0))
     parts.write(tmp_path / "odd.tar.xz")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import json
 import math
 import re
 from collections.abc import Callable
@@ -15,7 +13,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from regbench.benchmark.settings.sweep import load_run
 from regbench.reports import write_report
 from regbench.reports.rows.tasks import compare_over
 from regbench.reports.tables import details
@@ -23,30 +20,13 @@ from regbench.reports.tables.details import (
     significance_frame,
     significance_table,
 )
-from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.leaderboard import leaderboard
 from regbench.reports.tables.over_tasks import over_tasks_table
 from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
-from tests.records import chosen, ranked, tuning_choice
-from tests.reports.conftest import METHODS, dataset, score, settings
-from tests.reports.reading import Make, grid, task, tasks, texts
+from tests.reports.reading import Make, grid, task, texts
 
 KNN, LINEAR = "kNN top-1 (%)", "linear top-1 (%)"
 DIVERGED: dict[str, Any] = {"status": "diverged", "knn": None, "linear": None}
-
-
-def planned(runs: Path, *cells: dict[str, Any]) -> None:
-    (runs / "quickstart" / "sweep.json").write_text(
-        json.dumps({"cells": [{"epochs": 3, **cell} for cell in cells]})
-    )
-
-
-def failed(runs: Path, name: str, error: str, number: int = 1, ended: str = "failed") -> None:
-    """Write an attempt at a cell that has no record."""
-    path = runs / "quickstart" / name / "attempts" / f"{number:04}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"ended": ended, "error": error}))
-    (path.parents[1] / "config.yaml").touch()
 
 
 def weight(value: float, name: str = "vicreg") -> dict[str, Any]:
@@ -157,30 +137,6 @@ def test_seeds_that_only_some_rows_have_count_for_these(runs: Path, record: Make
     ]
 
 
-def test_with_two_shared_seeds_nothing_is_said(runs: Path, record: Make) -> None:
-    for seed in range(3):
-        record("AUH", seed, linear=75.0)
-        record("VICReg", seed + 1, linear=74.99)
-    table = leaderboard(task(runs))
-    assert [line.label for line in table.lines if line.entries[2].bold] == ["AUH"]
-    assert any("Differences were not tested" in note for note in table.notes)
-    for seed in range(3):
-        record("SimCLR", seed, linear=70.0 + 0.1 * seed)
-    notes = leaderboard(task(runs)).notes
-    assert "Not tested, with fewer than three seeds shared with the best: VICReg." in notes
-    assert grid(significance_table(task(runs)))["1. AUH"]["2"] == "–"
-
-
-@pytest.mark.parametrize("odd", ["AUH", "SimCLR", "VICReg"])
-def test_a_score_is_called_what_most_records_call_it(runs: Path, record: Make, odd: str) -> None:
-    for label in ("AUH", "SimCLR", "VICReg"):
-        called = dataclasses.replace(
-            score("knn_top1", 70.0), title="mine" if label == odd else "kNN top-1"
-        )
-        record(label, scores=(called,))
-    assert texts(leaderboard(task(runs)))[0][1] == KNN
-
-
 @pytest.mark.parametrize(
     ("choose", "first", "unit", "other"),
     [
@@ -196,23 +152,6 @@ def test_a_unit_is_taken_from_a_number_on(
     assert (choose(first).name, choose(0.999 * first).name) == (unit, other)
 
 
-def test_without_linear_probing_knn_leads(runs: Path, record: Make) -> None:
-    """Also where it was done for a configuration that was not chosen."""
-    for label, knn in (("AUH", 70.0), ("VICReg", 71.0), ("untrained", 60.0)):
-        record(label, knn=knn, linear=None, tuning=50.0)
-    record("AUH", linear=90.0, tuning=40.0, cell=weight(1.0, "auh"))
-    table = grid(leaderboard(task(runs)))
-    assert list(table) == ["VICReg", "AUH", "untrained"]
-    assert table["AUH"]["kNN − untrained"] == "+10.00"
-    assert LINEAR not in table["AUH"]
-
-
-def test_measures_without_a_best_order_nothing(runs: Path, record: Make) -> None:
-    record("VICReg", scores=(score("rankme", 5.0, unit=""),))
-    assert task(runs).headline is None
-    assert "rankme" not in " ".join(texts(leaderboard(task(runs)))[0])
-
-
 def test_of_equally_good_configurations_the_first_stands_for_the_method(
     runs: Path, record: Make
 ) -> None:
@@ -222,276 +161,6 @@ def test_of_equally_good_configurations_the_first_stands_for_the_method(
         found[record("AUH", tuning=65.0, linear=linear, cell=weight(1.0 + number))] = linear
     # Cells are read in the order of their folders.
     assert f"{found[min(found)]:.2f}" in grid(leaderboard(task(runs)))["AUH"][LINEAR]
-
-
-def test_a_seed_that_is_only_tuned_is_not_in_the_row(runs: Path, record: Make) -> None:
-    record("VICReg", 0, tuning=65.0)
-    record("VICReg", 1, tuning=66.0, status="tuned", knn=None, linear=None)
-    assert grid(leaderboard(task(runs)))["VICReg"]["n"] == "1"
-
-
-def test_the_tuning_split_chooses_not_the_test_split(runs: Path, record: Make) -> None:
-    for seed in (0, 1):
-        record("VICReg", seed, cell=weight(1.0), tuning=60.0, linear=99.0)
-        record("VICReg", seed, cell=weight(2.0), tuning=65.0 + seed, linear=75.0 + seed)
-    record("AUH", cell=weight(1.0, "auh"), tuning=60.0)
-    record("AUH", cell=weight(2.0, "auh"))  # without a score to choose by
-    table = leaderboard(task(runs))
-    assert [(row[0], row[2][:9]) for row in texts(table)[1:]] == [("VICReg", "**75.50 ±")]
-    assert any("AUH (2)" in note for note in table.notes)
-    assert (
-        "Equal tuning budget: 2 configurations for each row, chosen by kNN top-1 on the tuning "
-        "split." in table.notes
-    )
-    shown = {(row[0], row[4], row[-1]) for row in texts(hyperparameters_table(task(runs)))[1:]}
-    assert {
-        ("VICReg", "alignment_weight=1.0", "no"),
-        ("VICReg", "alignment_weight=2.0", "yes"),
-    } <= shown
-
-
-def test_the_mean_over_several_evaluations_chooses_where_there_is_one(
-    runs: Path, record: Make
-) -> None:
-    for value, knn, mean in ((1.0, 65.0, 60.0), (2.0, 60.0, 62.0)):
-        tuning = (score("knn_top1", knn, "tuning"), score("selection_top1", mean, "tuning"))
-        record("VICReg", cell=weight(value), scores=(*tuning, score("linear_top1", 70.0 + value)))
-    assert grid(leaderboard(task(runs)))["VICReg"][LINEAR] == "**72.00**"
-
-
-def test_a_choice_is_of_the_tasks_of_its_sweep_and_of_records_that_name_it(
-    runs: Path, record: Make
-) -> None:
-    for sweep in ("fashion_mnist", "stl10"):
-        record("VICReg", sweep=sweep, cell={"dataset": dataset(sweep)})
-    digest = tuning_choice(runs / "stl10", chosen("VICReg", ranked("a" * 12, 61.23)))
-    origin = {"selected_on": "tuning", "record": "stl10/tuning_choice.json", "sha256": digest}
-    record(
-        "VICReg",
-        sweep="again",
-        cell={"dataset": dataset("cifar10")},
-        choice={"hyperparameters": origin},
-    )
-    shown = {
-        each.name: any("chosen by" in note for note in hyperparameters_table(each).notes)
-        for each in tasks(runs)
-    }
-    assert shown == {"fashion_mnist": False, "stl10": True, "again": True}
-
-
-def test_sweeps_and_tasks(runs: Path, record: Make) -> None:
-    record("VICReg", sweep="quickstart")
-    record("VICReg", sweep="mine")  # the same cell
-    record("quadratic", sweep="mine")
-    record("AUH", sweep="mine", cell={"dataset": dataset("stl10")})
-    first, second = tasks(runs)
-    names = {s.name: [row.label for row in s.rows] for s in (first, second)}
-    assert names == {"mine": ["AUH"], "mine + quickstart": ["VICReg", "quadratic"]}
-    assert len(second.records) == 2
-    other = settings("VICReg")["evaluation"] | {"knn": {"k": 200}}
-    for more in ({}, {"evaluation": other}):
-        record("VICReg", sweep="more", cell={"dataset": dataset("cifar10"), **more})
-    assert {s.name for s in tasks(runs)} > {
-        "more: cifar10, resnet_tiny",
-        "more: cifar10, resnet_tiny (another evaluation or image size)",
-    }
-
-
-@pytest.mark.parametrize("final", ["first", "second"])
-def test_of_a_cell_that_two_sweeps_share_the_final_scores_stay(
-    runs: Path, record: Make, final: str
-) -> None:
-    for sweep in ("first", "second"):
-        record(
-            sweep=sweep,
-            **(
-                {"linear": 80.0}
-                if sweep == final
-                else {**DIVERGED, "status": "tuned", "tuning": 60.0}
-            ),
-        )
-    assert [row[:3] for row in texts(leaderboard(task(runs)))[1:]] == [
-        ["VICReg", "**70.00**", "**80.00**"]
-    ]
-
-
-def test_a_cell_that_diverged_in_one_sweep_is_not_taken_as_tuned_in_another(
-    runs: Path, record: Make
-) -> None:
-    record(sweep="first", **DIVERGED)
-    record(sweep="second", **{**DIVERGED, "status": "tuned", "tuning": 60.0})
-    assert list(grid(leaderboard(task(runs)))) == ["VICReg †"]
-
-
-def test_two_settings_of_one_short_name_have_columns_of_their_own(runs: Path, record: Make) -> None:
-    for first, second in itertools.product(("0.0", "0.5"), repeat=2):
-        overrides = [
-            f"augmentation.views.view{number}.blur_p={p}" for number, p in ((1, first), (2, second))
-        ]
-        augmentation = load_run(["augmentation=small_color", *overrides])[0].plain()["augmentation"]
-        record("VICReg", cell={"augmentation": augmentation})
-    head, *rows = texts(leaderboard(task(runs)))
-    columns = [head.index(f"augmentation.views.view{number}.blur_p") for number in (1, 2)]
-    assert {tuple(row[column] for column in columns) for row in rows} == set(
-        itertools.product(("0.0", "0.5"), repeat=2)
-    )
-
-
-def test_a_planned_cell_that_another_sweep_has_finished_is_not_missing(
-    runs: Path, record: Make
-) -> None:
-    """It is not in the row either: other hyperparameters were chosen."""
-    record("VICReg", 0, tuning=72.0, cell=weight(10.0))
-    elsewhere = record("VICReg", 1, tuning=60.0, cell=weight(20.0), sweep="other").parent.name
-    tuned = record(
-        "AUH", status="tuned", knn=None, linear=None, tuning=60.0, sweep="other"
-    ).parent.name
-    cells = ((elsewhere, "VICReg", 1), (tuned, "AUH", 0))
-    planned(runs, *({"id": name, "label": label, "seed": seed} for name, label, seed in cells))
-    (row,) = grid(leaderboard(task(runs))).values()
-    assert row["n"] == "1"
-
-
-@pytest.mark.parametrize(
-    ("key", "head"), [("embedding_dim", "q"), ("batch_size", "batch"), ("epochs", "epochs")]
-)
-def test_a_missing_cell_counts_in_the_row_that_its_plan_fits_alone(
-    runs: Path, record: Make, key: str, head: str
-) -> None:
-    for size in (2, 4):
-        record("VICReg", cell={key: size})
-    sizes: tuple[dict[str, int], ...] = ({key: 4}, {key: 8}, {})
-    cells = [
-        {"id": f"{i:012x}", "label": "VICReg", "seed": 1, **size} for i, size in enumerate(sizes)
-    ]
-    (runs / "quickstart" / "sweep.json").write_text(json.dumps({"cells": cells}))
-    heads, *rows = texts(leaderboard(task(runs)))
-    shown = {row[heads.index(head)]: row[heads.index("n")] for row in rows}
-    assert shown == {"2": "1", "4": "1 of 2", "8": "0 of 1"}
-
-
-def test_where_nothing_has_final_scores_what_is_planned_has_rows(runs: Path, record: Make) -> None:
-    for q in (512, 1024):
-        record(
-            "VICReg", status="tuned", knn=None, linear=None, tuning=60.0, cell={"embedding_dim": q}
-        )
-    planned(runs, {"id": "a" * 12, "label": "SimCLR", "seed": 0, "embedding_dim": 512})
-    head, *rows = texts(leaderboard(task(runs)))
-    assert (head[:2], [row[:2] for row in rows]) == (["method", "q"], [["SimCLR", "512"]])
-
-
-def test_a_cell_whose_plan_fits_two_tasks_is_in_neither(runs: Path, record: Make) -> None:
-    evaluation = settings("VICReg")["evaluation"]
-    for k in (5, 200):
-        record("VICReg", cell={"evaluation": evaluation | {"knn": {"k": k}}})
-    planned(runs, {"id": "a" * 12, "label": "SimCLR", "seed": 0})
-    failed(runs, "a" * 12, "no space")
-    assert [list(grid(leaderboard(each))) for each in tasks(runs)] == [["VICReg"], ["VICReg"]]
-    assert all(
-        "SimCLR, 1 cell (no space)" in " ".join(leaderboard(each).notes) for each in tasks(runs)
-    )
-
-
-def test_a_planned_cell_stands_in_the_task_of_its_sweep(runs: Path, record: Make) -> None:
-    evaluation = settings("VICReg")["evaluation"]
-    record("VICReg")
-    record("VICReg", cell={"evaluation": evaluation | {"knn": {"k": 5}}}, sweep="other")
-    planned(runs, {"id": "a" * 12, "label": "VICReg", "seed": 1})
-    shown = {each.name: grid(leaderboard(each))["VICReg"]["n"] for each in tasks(runs)}
-    assert shown == {"quickstart": "1 of 2", "other": "1"}
-
-
-def test_a_cell_that_two_sweeps_plan_is_missing_once(runs: Path, record: Make) -> None:
-    """Another one of the same row adds to it, though its plan says more."""
-    cells: list[dict[str, Any]] = [{"label": "VICReg", "seed": 1}, {"label": "SimCLR", "seed": 0}]
-    cells.append({"label": "VICReg", "seed": 7, "epochs": 3})
-    for sweep, count in (("first", 2), ("second", 3)):
-        record("VICReg", sweep=sweep)
-        plan = [{"id": f"{i:012x}", **cell} for i, cell in enumerate(cells[:count])]
-        (runs / sweep / "sweep.json").write_text(json.dumps({"cells": plan}))
-    table = leaderboard(task(runs))
-    place = [column.name for column in table.columns].index("n")
-    assert [(line.label, line.entries[place].text) for line in table.lines] == [
-        ("VICReg", "1 of 3"),
-        ("SimCLR", "0 of 1"),
-    ]
-    assert "Planned and not finished: 3 cells; n says of how many." in table.notes
-
-
-def test_the_choice_tells_budgets(runs: Path, record: Make) -> None:
-    entries = []
-    record("untrained", linear=40.0)  # nobody tunes it
-    second, third = ranked("a" * 12, 60.0), ranked("b" * 12, None)
-    for label, others in (("VICReg", [second, third]), ("AUH", [])):
-        path = record(
-            label, tuning=70.0, choice={"hyperparameters": {"selected_on": "tuning", "budget": 3}}
-        )
-        entries.append(chosen(label, ranked(path.parent.name), *others))
-    table = leaderboard(task(runs))
-    assert any("Equal tuning budget: 3 configurations" in note for note in table.notes)
-    tuning_choice(runs / "quickstart", *entries)
-    assert any("1 tried: AUH; 3 tried: VICReg" in note for note in leaderboard(task(runs)).notes)
-    unequal = "Unequal tuning"
-    for numbers, begins in (
-        ((3, 1), "Tuning budgets in proportion to"),
-        ((2, 2), unequal),
-        ((3, None), unequal),
-    ):
-        counted = []
-        for i, (entry, number) in enumerate(zip(entries, numbers, strict=True), 1):
-            counted.append(
-                dataclasses.replace(
-                    entry, setting=entry.setting | {"searched": number}, images=1000 * i
-                )
-            )
-        tuning_choice(runs / "quickstart", *counted)
-        (note,) = (
-            note
-            for note in leaderboard(task(runs)).notes
-            if "1 tried: AUH; 3 tried: VICReg" in note
-        )
-        assert note.startswith(begins)
-    tried = hyperparameters_table(task(runs))
-    told = (
-        "3 configurations for each method, chosen by knn_top1 on the tuning split, seeds 0; at "
-        "most 2,000 training"
-    )
-    assert any(told in note for note in tried.notes)
-
-
-def test_how_a_row_was_chosen_is_asked_of_runs_that_did_not_diverge(
-    runs: Path, record: Make
-) -> None:
-    for label in METHODS.keys() - {"untrained"}:
-        record(label, 0, **DIVERGED)
-        record(label, 1, choice={"hyperparameters": {"selected_on": "tuning", "budget": 3}})
-    one = task(runs)
-    assert any(row.first.status == "diverged" for row in one.rows), "some of them are read first"
-    assert any("Equal tuning budget: 3 configurations" in note for note in leaderboard(one).notes)
-    rows = texts(hyperparameters_table(one))[1:]
-    assert {tuple(row[-2:]) for row in rows} == {("tuning", "3")}
-
-
-def test_what_a_search_stopped_early_is_no_result(runs: Path, record: Make) -> None:
-    record("VICReg", tuning=60.0)
-    short = record(
-        "VICReg", status="diverged", knn=None, linear=None, cell={"epochs": 1}
-    ).parent.name
-    waiting = "c" * 12
-    planned(
-        runs,
-        *({"id": name, "label": "VICReg", "seed": 0, "epochs": 1} for name in (short, waiting)),
-    )
-    assert any(row["epochs"] == "1" for row in grid(leaderboard(task(runs))).values())
-    # A step of a search in a task of which there is no result yet.
-    begun = record(
-        "VICReg", **DIVERGED, cell={"epochs": 1, "dataset": dataset("stl10")}
-    ).parent.name
-    search = {"short": dict.fromkeys((short, waiting, begun), 3)}
-    (runs / "quickstart" / "search.json").write_text(json.dumps(search))
-    table = leaderboard(task(runs))
-    assert [row["n"] for row in grid(table).values()] == ["1"]
-    assert not any("diverged" in note or "not finished" in note for note in table.notes)
 
 
 def test_methods_are_ranked_by_their_means_over_what_all_have() -> None:

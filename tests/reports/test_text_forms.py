@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from regbench.reports.tables.table import (
     to_markdown,
     to_terminal,
 )
+from tests.records import attempted, plan
 from tests.reports.reading import Make, task
 
 
@@ -78,12 +78,8 @@ def test_markdown_shows_the_text_of_others_as_text(
     )
     record("AUH", status="diverged", environment={"git": foreign})
     record("VICReg", 1, status="diverged", knn=None)
-    plan = [{"id": "f" * 12, "label": "DCL", "seed": 0}]
-    (runs / "quickstart" / "sweep.json").write_text(json.dumps({"cells": plan}))
-    attempt = runs / "quickstart" / ("f" * 12) / "attempts" / "0001.json"
-    attempt.parent.mkdir(parents=True)
-    attempt.write_text(json.dumps({"ended": "failed", "error": foreign}))
-    (attempt.parents[1] / "config.yaml").touch()
+    plan(runs / "quickstart", {"id": "f" * 12, "label": "DCL"})
+    attempted(runs / "quickstart" / ("f" * 12), "failed", foreign)
     one = task(runs)
     made = [leaderboard(one), cost_table(one), hyperparameters_table(one)]
     for table in made:

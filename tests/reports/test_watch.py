@@ -9,10 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from regbench.benchmark.rundir.lease import Attempt
-from regbench.cli import main
+from regbench.benchmark.rundir.run_folder import RunFolder, read_plan
+from tests.command import run
+from tests.records import plan
 from tests.reports.conftest import score
 from tests.reports.reading import Make
 
@@ -20,7 +22,7 @@ RUNNING = "0123456789ab"
 
 
 def watch(runs: Path, *arguments: str) -> Result:
-    result = CliRunner().invoke(main, ["watch", "quick", "--runs-dir", str(runs), *arguments])
+    result = run("watch", "quick", "--runs-dir", runs, *arguments)
     assert result.exit_code == 0, result.output
     return result
 
@@ -42,8 +44,7 @@ def sweep(runs: Path, record: Make, claimed: Callable[[Path], Attempt]) -> Path:
         rows.append({"epoch": e, "loss": 8.0 / e, "scores": list(map(asdict, scores))})
     (running / "metrics-0001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     ids = {done.name: "VICReg", RUNNING: "SFRIK [L=3]", "f" * 12: "SimCLR"}
-    cells = [{"id": name, "label": label, "seed": 0, "epochs": 10} for name, label in ids.items()]
-    (done.parent / "sweep.json").write_text(json.dumps({"description": "", "cells": cells}))
+    plan(done.parent, *({"id": i, "label": label, "epochs": 10} for i, label in ids.items()))
     return done.parent
 
 
@@ -71,11 +72,9 @@ def test_it_shows_states_and_curves_and_writes_the_report(sweep: Path, runs: Pat
 
 
 def test_a_damaged_history_costs_its_curve_only(tmp_path: Path) -> None:
-    from regbench.sweeps.watch import read_history
-
-    assert read_history(tmp_path) == []
+    assert RunFolder(tmp_path).history() == []
     (tmp_path / "metrics-0001.jsonl").write_text('{"epoch": 1, "lo')
-    assert read_history(tmp_path) == []
+    assert RunFolder(tmp_path).history() == []
 
 
 def test_it_ends_with_the_last_cell_and_reports_it(
@@ -85,14 +84,10 @@ def test_it_ends_with_the_last_cell_and_reports_it(
 
     def wait(seconds: float) -> None:
         looks.append(seconds)
-        plan = json.loads((sweep / "sweep.json").read_text())
         if len(looks) == 2:  # the others end between two looks
             ended = record("AUH", 0, sweep="quick").parent.name
-            plan["cells"] = [
-                plan["cells"][0],
-                {"id": ended, "label": "AUH", "seed": 0, "epochs": 10},
-            ]
-            (sweep / "sweep.json").write_text(json.dumps(plan))
+            cells = [{**cell} for cell in read_plan(sweep)[:1]]
+            plan(sweep, *cells, {"id": ended, "label": "AUH", "epochs": 10})
 
     monkeypatch.setattr(time, "sleep", wait)
     output = watch(runs).output

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,7 +34,7 @@ from regbench.slurm import manage
 from regbench.slurm.job import SlurmJob
 from regbench.slurm.queue import call_for_jobs, submissions
 from regbench.sweeps.status import CellStatus
-from tests.records import knn_top1, made
+from tests.records import attempted, knn_top1, made
 from tests.slurm.standin import Standin
 from tests.sweep_file import write_sweep
 from tests.waiting import wait_for
@@ -148,10 +147,8 @@ def test_what_is_in_the_queue_or_finished_is_not_submitted_again(user: User) -> 
     assert "all cells are finished" in user.submit(
         "seed=0", "--wait"
     )  # whatever becomes of the others
-    attempt = {"heartbeat": time.time(), "beat": 1, "lease_s": 60}
-    for directory, how in ((tuned, "done"), (running, None)):
-        (directory / "attempts").mkdir()
-        (directory / "attempts" / "0001.json").write_text(json.dumps({**attempt, "ended": how}))
+    attempted(tuned, "done")
+    attempted(running, None)
     assert user.states() == ["done", "tuned", "running", "lost"]
     output = user.run("retry", "own")
     assert f"{tuned.name}  VICReg seed 1: was tuned" in output
@@ -177,11 +174,9 @@ def test_a_tuning_submits_what_its_cells_need(user: User) -> None:
         cell = load_run([*user.tiny, "method=vicreg"])[0].plain()
         record = made(cell, status="tuned", scores=(knn_top1(50.0 + len(status.cell_id)),))
         (status.directory / "tuning.json").write_text(record.text())
-        (status.directory / "attempts").mkdir()
-        attempt = {"heartbeat": time.time(), "beat": 1, "lease_s": 60, "ended": "done"}
-        (status.directory / "attempts" / "0001.json").write_text(json.dumps(attempt))
+        attempted(status.directory, "done")
     assert "nothing to try again" in user.run("retry", "own")
-    assert "submitted 1 cells" in user.run(*words)
+    assert "submitted 1 cell" in user.run(*words)
     stages = [
         json.loads(path.read_text())["stages"]
         for path in sorted((user.sweep / "jobs").glob("*.json"))
@@ -207,7 +202,7 @@ def test_waiting_ends_when_no_cell_waits_or_runs_any_more(
     waited = user.call(command, str(user.folder / "own.yaml"), *OPTIONS, "--wait")
     assert (
         waited.exit_code,
-        "1 of 1 cells are not finished: VICReg seed 0 lost" in waited.output,
+        "1 of 1 cell not finished: VICReg seed 0 lost" in waited.output,
     ) == (1, True)
 
 
@@ -252,7 +247,7 @@ def test_waiting_submits_again_what_is_cancelled_to_make_room_for_others(
     with caplog.at_level("INFO", "regbench"):
         waited = user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS, "--wait")
     assert (waited.exit_code, "VICReg seed 0 lost" in waited.output) == (1, True)
-    assert "was preempted; submitted 1 cells as 2" in caplog.text
+    assert "was preempted; submitted 1 cell as 2" in caplog.text
 
 
 def test_before_cells_are_submitted_their_data_sets_are_prepared(
@@ -316,7 +311,7 @@ def test_stages_wait_for_each_other(user: User) -> None:
     assert "cancelled 1 cell" in user.run("cancel", "own", user.cells()[1])
     assert user.slurm.queued() == ["3_0", "5_0"]
     assert user.states() == ["queued", "cancelled"]
-    assert "submitted 1 cells as 7, 8, 9" in user.run("retry", "own")  # all stages again
+    assert "submitted 1 cell as 7, 8, 9" in user.run("retry", "own")  # all stages again
 
 
 def test_of_two_jobs_of_a_cell_the_one_that_runs_is_shown(user: User) -> None:
@@ -336,7 +331,7 @@ def test_of_two_jobs_of_a_cell_the_one_that_runs_is_shown(user: User) -> None:
 def test_evaluations_after_a_training_without_gpus_ask_for_none(user: User) -> None:
     """What befell the training is told though Slurm has dropped the evaluations after it."""
     user.write("method=vicreg")
-    assert "submitted 1 cells as 1, 2" in user.submit("cluster.nodes=2")
+    assert "submitted 1 cell as 1, 2" in user.submit("cluster.nodes=2")
     training, evaluations = (user.slurm.tasks()[name]["asked"] for name in ("1", "2"))
     assert (training["nodes"], evaluations["nodes"]) == ("2", "1")
     assert "gpus-per-node" not in training | evaluations
@@ -477,7 +472,7 @@ def test_a_cancelled_cell_says_so_until_it_is_tried_again(user: User) -> None:
     assert user.states() == ["queued", "queued"]
     user.slurm.lose("3")  # which nobody cancelled
     assert user.states() == ["lost", "queued"]
-    assert "submitted 1 cells as 4" in user.submit("cluster.time_minutes=70")
+    assert "submitted 1 cell as 4" in user.submit("cluster.time_minutes=70")
     assert "cancelled 2 cells" in user.run("cancel", "own")
     assert user.states() == ["cancelled", "cancelled"]
     assert "cancelled 0 cells" in user.run("cancel", "own")
@@ -519,9 +514,22 @@ def test_a_folder_that_is_gone_does_not_keep_other_cells_from_being_tried_again(
     output = user.run("retry", "own")
     assert f"{first}  VICReg seed 0: its folder is gone; give the sweep's command again" in output
     assert f"{second}  VICReg seed 1: was lost" in output
-    assert "submitted 1 cells as 3" in output
-    assert "submitted 1 cells as 4" in user.submit()
+    assert "submitted 1 cell as 3" in output
+    assert "submitted 1 cell as 4" in user.submit()
     assert user.states() == ["queued", "queued"]
+
+
+def test_settings_that_are_gone_are_refused_with_what_to_do(user: User) -> None:
+    user.write("method=vicreg")
+    user.submit()
+    user.slurm.lose("1")
+    note = user.sweep / "jobs" / "1.json"
+    content = json.loads(note.read_text())
+    note.write_text(json.dumps(content | {"runtime": content["runtime"] | {"gone": 1}}))
+    refused = user.call("retry", "own")
+    assert (refused.exit_code, "gone" in refused.output) == (2, True)
+    assert "give the sweep's own command again" in refused.output
+    assert "submitted 1 cell as 2" in user.submit()
 
 
 def test_only_what_went_to_slurm_can_be_tried_again(user: User) -> None:
@@ -585,19 +593,11 @@ def test_lives_that_come_no_farther_are_not_for_ever(
     process: Process, tiny: list[str], tmp_path: Path
 ) -> None:
     """Ten in a row, of this job, that began where the one before began."""
-    attempts = tmp_path / "runs" / "own" / load_run([*tiny, "method=vicreg"])[0].id / "attempts"
-    attempts.mkdir(parents=True)
-    life = {
-        "heartbeat": 0.0,
-        "beat": 1,
-        "lease_s": 60,
-        "ended": "interrupted",
-        "owner": {"slurm_job_id": "7"},
-    }
+    directory = tmp_path / "runs" / "own" / load_run([*tiny, "method=vicreg"])[0].id
 
-    def write(number: int, **more: Any) -> None:
-        entry = {**life, "progress": {"began": {"step": 4}}, **more}
-        (attempts / f"{number:04d}.json").write_text(json.dumps(entry))
+    def write(number: int, ended: str = "interrupted", **more: Any) -> None:
+        life = {"owner": {"slurm_job_id": "7"}, "progress": {"began": {"step": 4}}, **more}
+        attempted(directory, ended, number=number, **life)
 
     for number in range(1, 11):
         write(number)
@@ -627,14 +627,12 @@ def test_lives_that_end_before_they_come_to_work_are_not_for_ever(
     """As where the time is up while code is loaded, on a busy machine: they leave no attempt."""
     job = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1"}
     assert process(**job, RESTART_COUNT="9")
-    attempts = tmp_path / "runs" / "own" / load_run([*tiny, "method=vicreg"])[0].id / "attempts"
-    attempts.mkdir(parents=True)
-    life = {"heartbeat": 0.0, "beat": 1, "lease_s": 60, "ended": "interrupted"}
+    directory = tmp_path / "runs" / "own" / load_run([*tiny, "method=vicreg"])[0].id
     for restarts, owner in (
         ("10", {"slurm_job_id": "6", "slurm_restarts": 3}),
         ("14", {"slurm_job_id": "7", "slurm_restarts": 3}),
     ):
-        (attempts / "0001.json").write_text(json.dumps({**life, "owner": owner}))
+        attempted(directory, "interrupted", number=1, owner=owner)
         assert process(**job, RESTART_COUNT=str(int(restarts) - 1))
         with (
             monkeypatch.context() as patch,

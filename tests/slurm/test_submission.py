@@ -118,7 +118,7 @@ def test_stages_follow_each_other_without_anybody_waiting(user: User, slurm: Tes
     wait_for(lambda: slurm.command("squeue", "--noheader") == "", "the queue to be empty", 30)
     retried = user.run("retry", "own")
     assert "was failed" in retried
-    assert "submitted 1 cells" in retried
+    assert "submitted 1 cell" in retried
 
 
 def test_cancelled_cells_are_interrupted_until_they_are_tried_again(user: User) -> None:

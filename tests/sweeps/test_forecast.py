@@ -14,7 +14,7 @@ from regbench.benchmark.rundir.record_parts import Cost
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_grid
 from regbench.files import write_text
-from regbench.sweeps.forecast import Planned, largest_fitting, plan, refuse_oversized, rows, summary
+from regbench.sweeps.forecast import Planned, plan, refuse_oversized, rows, summary
 from regbench.sweeps.predict import Needs
 from tests.records import made
 
@@ -127,10 +127,10 @@ def test_a_plan_is_a_row_of_each_cell_and_a_line(tiny: list[str]) -> None:
     assert summary(planned) == (
         "6 cells, 1 done, 5 to run; 4.25 GPU hours by the time of like cells; ≈ 48 GPU hours for "
         "the training of 2 cells: an estimate from FLOP, as no like cell has run yet, at 50 "
-        "TFLOP/s a GPU; GPU hours of 1 cells unknown: no like cell has run yet; at most 7.02 GB a "
+        "TFLOP/s a GPU; GPU hours of 1 cell unknown: no like cell has run yet; at most 7.02 GB a "
         "GPU (predicted), 0.73 GB of disk; 1 do not fit"
     )
-    assert summary(planned[:1]) == "1 cells, 1 done, 0 to run"
+    assert summary(planned[:1]) == "1 cell, 1 done, 0 to run"
 
 
 def test_gpu_hours_from_flop_on_a_new_cluster(tmp_path: Path) -> None:
@@ -157,13 +157,14 @@ def test_gpu_hours_from_flop_on_a_new_cluster(tmp_path: Path) -> None:
     assert "at 50 TFLOP/s a GPU" in summary([entry])
 
 
-def test_what_fits_is_told_of_the_gpus_that_train(tiny: list[str]) -> None:
+def test_the_gpus_of_a_plan_are_those_that_train(tiny: list[str]) -> None:
     settings = [*tiny, "method=vicreg", "runtime.device=cuda", "batch_size=64", "cluster.gpus=1"]
     stages = "cluster.stages={pretrain:{gpus:8},tune:{},final:{}}"
     sweeps = [load_grid(settings), load_grid([*settings, stages])]
     assert [plan(sweep)[0].gpus for sweep in sweeps] == [1, 8]
-    alone, shared = (largest_fitting(sweep, 0.006)["batch_size"] or 0 for sweep in sweeps)
-    assert 0 < alone < shared
+    alone, shared = (plan(sweep)[0].needs for sweep in sweeps)
+    assert alone is not None and shared is not None
+    assert alone.peak_bytes > shared.peak_bytes
 
 
 def test_a_training_sees_the_images_without_labels(
@@ -217,8 +218,8 @@ def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) ->
         (entry,) = plan(load_grid([*unknown, per_class]))
         assert entry.gpu_hours == pytest.approx(gpu.gpu_hours * 9 / 3)
     assert "; GPU hours unknown: no like cell has run yet; " in summary([own])
-    assert "GPU hours of 1 cells unknown" in summary([own, gpu])
-    assert "for the training of 1 cells: an estimate" in summary([own, gpu])
+    assert "GPU hours of 1 cell unknown" in summary([own, gpu])
+    assert "for the training of 1 cell: an estimate" in summary([own, gpu])
 
 
 def test_cells_of_one_shape_are_predicted_once(
@@ -290,17 +291,6 @@ def test_a_prediction_may_take_nine_tenths_of_a_gpu(tiny: list[str]) -> None:
         assert [row[""] for row in rows([limited])] == ["to run" if fits else "DOES NOT FIT"]
 
 
-def test_the_largest_sizes_take_nine_tenths_of_a_gpu_too(tiny: list[str]) -> None:
-    sweep = load_grid([*tiny, "method=vicreg", "batch_size=8"])
-    (entry,) = plan(sweep)
-    assert entry.needs is not None
-    found = [
-        largest_fitting(sweep, entry.needs.peak_bytes / share / 2**30)["batch_size"]
-        for share in (0.89, 0.91)
-    ]
-    assert found == [8, 4]
-
-
 def test_a_finished_cell_may_be_too_large(tiny: list[str], tmp_path: Path) -> None:
     """Somebody ran it with --oversized, or on a larger GPU; the others are not refused for it."""
     sweep = load_grid([*tiny, "method=vicreg", "cluster.gpu_memory_gib=0.0001"])
@@ -309,7 +299,7 @@ def test_a_finished_cell_may_be_too_large(tiny: list[str], tmp_path: Path) -> No
     assert entry.needs is not None
     needed = rf"VICReg with q=16 and 16 images a GPU: {entry.needs.peak_bytes / 1e9:.1f} GB\."
     with pytest.raises(
-        RegbenchError, match=f"1 cells are predicted not to fit a GPU, such as {needed}"
+        RegbenchError, match=f"predicted not to fit a GPU: 1 cell, such as {needed}"
     ):
         refuse_oversized(two_gpus)
     write_text(tmp_path / "runs" / sweep.name / cell.id / "record.json", made(cell.plain()).text())

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +27,7 @@ from regbench.methods.forms.engine import Shard
 from regbench.methods.sfrik import SFRIK
 from regbench.methods.vicreg import VICReg
 from regbench.sweeps import predict as plan
-from regbench.sweeps.predict import Accounts, Needs, largest, predict, savings, table
+from regbench.sweeps.predict import Accounts, Needs, predict, savings, table
 
 ROOT = Path(__file__).parents[2]
 GB = 1e9  # the paper's, see its released code: bytes // 1e6
@@ -282,23 +280,6 @@ def test_other_methods(method: str) -> None:
     assert predict(small_cell(f"method={method}"), world_size=2).peak_bytes > 0
 
 
-def test_largest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of sizes that double, the last that fits; a GPU has its share of the batch."""
-
-    def needed(cell: Cell, *, world_size: int, plain_network: bool = False) -> Any:
-        return SimpleNamespace(
-            peak_bytes=(1 + plain_network) * cell.batch_size * cell.embedding_dim // world_size
-        )
-
-    monkeypatch.setattr(plan, "predict", needed)
-    cell = small_cell()
-    assert largest(cell, 64 * 32, "batch_size") == 32
-    assert largest(cell, 64 * 33, "batch_size", world_size=3) == 96
-    assert largest(cell, 32 * 100, "embedding_dim") == 64
-    assert largest(cell, 100, "batch_size") is None
-    assert largest(cell, 64 * 32, "batch_size", plain_network=True) == 16
-
-
 def test_savings_come_one_on_top_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "predict", lambda cell, **switches: switches)
     found: list[object] = list(savings(small_cell(), world_size=8).values())
@@ -398,8 +379,6 @@ def test_refusals() -> None:
         sys.excepthook = hook
     predict(small_cell(), world_size=2)
     assert (dist.is_initialized(), sys.excepthook) == (False, hook)
-    with pytest.raises(RegbenchError, match="cannot seek the largest 'epochs'"):
-        largest(small_cell(), 10**9, "epochs")
 
 
 def test_views_of_their_own_size_are_counted() -> None:

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from regbench import RegbenchError
 from regbench.benchmark.run import run_cell
@@ -29,23 +28,23 @@ from regbench.benchmark.rundir.directory import run_directory, write_config
 from regbench.benchmark.rundir.lease import claim, is_running, last_attempt
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.rundir.record_parts import NamedFile, Saved
+from regbench.benchmark.rundir.run_folder import read_plan
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.settings.sweep import load_run, load_sweep
-from regbench.cli import main
 from regbench.sweeps.local import run_sweep
 from regbench.sweeps.status import (
     CellJobs,
     Job,
     duration,
-    read_plan,
     status_table,
     sweep_status,
     unfinished,
     write_plan,
 )
+from tests.command import run as command_line
 from tests.history import untimed
-from tests.records import made
+from tests.records import attempted, made
 from tests.sweep_file import write_sweep
 from tests.waiting import PATIENCE_S, wait_for
 
@@ -83,19 +82,9 @@ def attempt(
     **more: Any,
 ) -> None:
     """One attempt at a run, two epochs far."""
-    state = {
-        "owner": HERE,
-        "heartbeat": time.time() - silent_s,
-        "beat": 1,
-        "lease_s": 60,
-        "ended": ended,
-        "error": error,
-        "progress": {"epoch": 2},
-        **more,
-    }
-    (directory / "attempts").mkdir(parents=True, exist_ok=True)
-    number = len(list((directory / "attempts").iterdir())) + 1
-    (directory / "attempts" / f"{number:04d}.json").write_text(json.dumps(state))
+    heartbeat = time.time() - silent_s
+    state = {"owner": HERE, "heartbeat": heartbeat, "progress": {"epoch": 2}, **more}
+    attempted(directory, ended, error, **state)
 
 
 def test_a_finished_cell_is_in_the_state_of_its_outcome(tmp_path: Path) -> None:
@@ -243,14 +232,12 @@ def test_what_is_not_finished_is_said_in_a_line(tmp_path: Path) -> None:
     )
     line = unfinished(found, "own", ("pretrain",))
     assert (
-        line.startswith("9 of 12 cells are not finished: C03 seed 3 pending; ")
+        line.startswith("9 of 12 cells not finished: C03 seed 3 pending; ")
         and "C11" in line
         and "…" not in line
     )
     line = unfinished([*found, found[-1]], "own", ("final",))
-    assert line.startswith(
-        "11 of 13 cells are not finished: C02 seed 3 tuned; C03 seed 3 pending; "
-    )
+    assert line.startswith("11 of 13 cells not finished: C02 seed 3 tuned; C03 seed 3 pending; ")
     assert line.endswith(
         "C11 seed 3 pending; …. Details: regbench status own; the same command tries them again"
     )
@@ -348,7 +335,7 @@ def test_many_cells_are_counted_and_those_that_need_a_look_are_listed(tmp_path: 
     attempt(folder / "cell008", progress={"epoch": 2, "img_per_s": 1234.4, "remaining_s": 4000.0})
     attempt(folder / "cell009", ended="done", progress={"epoch": 2, "outcome": "diverged"})
     (folder / "cell009" / "record.json").touch()
-    output = CliRunner().invoke(main, ["status", "large", "--runs-dir", str(tmp_path)]).output
+    output = command_line("status", "large", "--runs-dir", tmp_path).output
     rows = [line.split() for line in output.splitlines() if line.startswith("cell0")]
     assert [row[0] for row in rows] == ["cell007", "cell008", "cell009"]
     assert "too large" in output
@@ -357,9 +344,7 @@ def test_many_cells_are_counted_and_those_that_need_a_look_are_listed(tmp_path: 
         output.splitlines()[-1]
         == "150 cells: 147 pending, 1 failed, 1 running, 1 diverged; 147 not listed (--all)"
     )
-    everything = (
-        CliRunner().invoke(main, ["status", "large", "--all", "--runs-dir", str(tmp_path)]).output
-    )
+    everything = command_line("status", "large", "--all", "--runs-dir", tmp_path).output
     assert everything.count("cell") >= 150
 
 
@@ -393,7 +378,7 @@ def test_the_newest_log_is_that_of_the_one_cell_that_is_meant(tmp_path: Path) ->
         os.utime(path, (number, number))
 
     def logs(cell: str) -> str:
-        return CliRunner().invoke(main, ["logs", "own", cell, "--runs-dir", str(tmp_path)]).output
+        return command_line("logs", "own", cell, "--runs-dir", tmp_path).output
 
     assert "of attempt 3" in logs("abc1")
     errors = (
@@ -428,9 +413,7 @@ def test_clean_removes_what_finished_cells_do_not_need(tmp_path: Path) -> None:
     kept = {path.name for path in (folder / "failed").iterdir()}
 
     def clean(*options: str) -> str:
-        return (
-            CliRunner().invoke(main, ["clean", "own", "--runs-dir", str(tmp_path), *options]).output
-        )
+        return command_line("clean", "own", "--runs-dir", tmp_path, *options).output
 
     assert clean("--dry-run") == "would remove 4 files, 4e-06 GB\n"
     assert clean() == "removed 4 files, 4e-06 GB\n"
@@ -440,6 +423,7 @@ def test_clean_removes_what_finished_cells_do_not_need(tmp_path: Path) -> None:
     )  # which the record names, and the last one
     assert {path.name for path in (folder / "done").iterdir()} == {
         "attempts",
+        "config.yaml",
         "record.json",
         CHECKPOINTS[1],
         *curves,
@@ -459,19 +443,16 @@ def test_clean_leaves_a_tuned_cell_the_weights_that_were_scored(tmp_path: Path) 
     state = f"evaluation-probe-0001-000000001-{1:016x}.pt"
     for name in (*CHECKPOINTS, *last, *before, state, "attempts/.0001.json.x1"):
         (cell / name).touch()
-    assert (
-        CliRunner().invoke(main, ["clean", "own", "--runs-dir", str(tmp_path)]).output
-        == "removed 6 files, 0 GB\n"
-    )
+    assert command_line("clean", "own", "--runs-dir", tmp_path).output == "removed 6 files, 0 GB\n"
     left = {path.relative_to(cell).as_posix() for path in cell.rglob("*.*")}
-    assert left == {"tuning.json", "attempts/0001.json", CHECKPOINTS[0], *last}
+    assert left == {"config.yaml", "tuning.json", "attempts/0001.json", CHECKPOINTS[0], *last}
 
 
 def test_a_damaged_sweep_hides_no_other(tmp_path: Path) -> None:
     plan(tmp_path / "one", "a")
     plan(tmp_path / "two", "a", "b")
     (tmp_path / "one" / "sweep.json").write_text("{")
-    done = CliRunner().invoke(main, ["status", "--runs-dir", str(tmp_path)])
+    done = command_line("status", "--runs-dir", tmp_path)
     one, two = done.output.splitlines()
     assert one.startswith("one: ") and "sweep.json" in one
     assert two == "two: 2 pending"
@@ -573,10 +554,10 @@ def test_a_sweep_from_end_to_end(
     )
     own.write(bad, good)
     command = ["sweep", "own.yaml", "runtime.parallel=2"]
-    first = CliRunner().invoke(main, command)
+    first = command_line(*command)
     assert first.exit_code == 1
     assert own.states() == ["failed", "done"]  # the failure did not stop the other
-    assert "1 of 2 cells are not finished: VICReg seed 0 failed" in first.stderr
+    assert "1 of 2 cells not finished: VICReg seed 0 failed" in first.stderr
     assert "evaluation.knn.k=5000 is larger than the 120 training images" in caplog.text
     assert f"{own.directory(*bad.split()).name}/logs/" in caplog.text
     before_ns = written_ns(own.directory(*good.split()))
@@ -585,25 +566,22 @@ def test_a_sweep_from_end_to_end(
     assert (record.sweep, record.status, len(record.scores)) == ("own", "done", 8)
 
     own.write(good)  # the bad cell is taken out of the file
-    second = CliRunner().invoke(main, [*command, "--report"])
+    second = command_line(*command, "--report")
     assert second.exit_code == 0, second.stderr
-    assert "sweep own: 1 cells, 1 done, 0 to run, 1 at a time" in caplog.text
+    assert "sweep own: 1 cell, 1 done, 0 to run, 1 at a time" in caplog.text
     assert "VICReg" in second.stdout
     page = Path(re.findall(r"report: (\S+)", second.stdout)[0])
     assert "VICReg" in page.read_text()
     assert written_ns(own.directory(*good.split())) == before_ns
 
-    status = CliRunner().invoke(main, ["status", "own", "--runs-dir", "runs"]).output
+    status = command_line("status", "own", "--runs-dir", "runs").output
     rows = [line.split() for line in status.splitlines()[2:-2]]
     assert status.splitlines()[-1] == "2 cells: 1 failed, 1 done"
     assert [row[0] for row in rows] == [own.directory(*cell.split()).name for cell in (bad, good)]
     assert ["failed" in row for row in rows] == [True, False]
     assert "larger than" in status
     assert status.count("1/1") == 1  # the failed one was refused before its training
-    assert (
-        CliRunner().invoke(main, ["status", "--runs-dir", "runs"]).output
-        == "own: 1 failed, 1 done\n"
-    )
+    assert command_line("status", "--runs-dir", "runs").output == "own: 1 failed, 1 done\n"
 
 
 def test_a_sweep_of_which_all_diverged_has_a_report(
@@ -615,7 +593,7 @@ def test_a_sweep_of_which_all_diverged_has_a_report(
     (own.runs / cell.id).mkdir(parents=True)
     write_config(own.runs / cell.id, cell.plain())
     (own.runs / cell.id / "record.json").write_text(made(cell.plain(), status="diverged").text())
-    done = CliRunner().invoke(main, ["sweep", "own.yaml", "--report"])
+    done = command_line("sweep", "own.yaml", "--report")
     assert (done.exit_code, "VICReg †" in done.stdout) == (0, True), done.stderr
 
 
@@ -873,7 +851,7 @@ def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
     finally:
         process.kill()
     assert process.returncode == 130, errors
-    assert "sweep own: 1 cells, 0 done, 1 to run" in errors
+    assert "sweep own: 1 cell, 0 done, 1 to run" in errors
     assert errors.splitlines()[-1] == "regbench: interrupted; the same command goes on from here"
     assert "Traceback" not in errors
     assert not is_running(last_attempt(directory))

@@ -25,7 +25,7 @@ from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import claim
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.record_parts import Saved
-from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
+from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice, read_search
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.stored import load_cell
@@ -35,10 +35,11 @@ from regbench.datasets.loading.loaders import EvalLoader
 from regbench.files import verified, write_text
 from regbench.methods.vicreg import VICReg
 from regbench.sweeps import tune
-from regbench.sweeps.choose import choice_table, choose, compared_ids, read_search
+from regbench.sweeps.choose import choice_table, choose, compared_ids
 from regbench.sweeps.local import run_sweep
 from regbench.sweeps.run import proposals
 from regbench.sweeps.search import Proposed, mean_trials, propose
+from tests.command import run as command_line
 from tests.conftest import TINY
 from tests.records import knn_top1, made
 from tests.sweep_file import write_sweep
@@ -88,6 +89,8 @@ def score(folder: Path, cell: Cell, value: float | None, *more: Score) -> None:
     write_text(folder / cell.id / record.file_name, record.text())
     write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
 
+
+Surface = Callable[[Cell], float | None]
 
 Scored = Callable[[Sequence[str], Sequence[float]], tuple[tuple[Cell, ...], TuningChoice]]
 
@@ -381,151 +384,91 @@ def test_refusals(
         tune.begin(cells, tmp_path / "runs" / "tested", tiny_data_dir)
 
 
-def test_a_grid_over_the_optimizer_counts_every_configuration(scored: Scored) -> None:
-    rows = (
-        "method=vicreg optimizer.weight_decay=0,0.001,0.1",
-        "method=simclr method.temperature=0.1,0.2,0.5",
-    )
-    _, choice = scored(rows, (50.0, 60.0, 55.0, 51.0, 52.0, 53.0))
-    assert [len(entry.ranking) for entry in choice.choices] == [3, 3]
-    vicreg, simclr = (entry.ranking[0].hyperparameters for entry in choice.choices)
-    assert (vicreg["optimizer.weight_decay"], "optimizer.weight_decay" in simclr) == (0.001, False)
-    assert "optimizer.weight_decay=0.001" in choice_table(choice)
+GRIDS: dict[str, tuple[Sequence[str], Sequence[str], Surface]] = {
+    "two methods in two sizes with two seeds, of which one run diverged": (
+        ("method=vicreg method.alignment_weight=10,20", "method=tcr optimizer.base_lr=1,2"),
+        ("seed=3,4", "embedding_dim=16,32"),
+        lambda cell: None if is_the_one_that_diverges(cell) else 50 + tuned(cell) / 10 + cell.seed,
+    ),
+    "a grid over the optimizer counts every configuration": (
+        (
+            "method=vicreg optimizer.weight_decay=0,0.001,0.1",
+            "method=simclr method.temperature=0.1,0.2,0.5",
+        ),
+        (),
+        lambda cell: (
+            60.0
+            - abs(cell.plain()["optimizer"]["weight_decay"] - 0.001)
+            + cell.plain()["method"].get("temperature", 0.0)
+        ),
+    ),
+    "each optimizer is a setting of its own": (
+        ["method=vicreg optimizer=lars,sgd optimizer.base_lr=0.1,1"],
+        (),
+        lambda cell: 50.0 + cell.optimizer.base_lr,
+    ),
+    "learning rates of the probe make no setting": (
+        ["method=vicreg evaluation.probe.learning_rates=[0.1],[1]"],
+        (),
+        lambda cell: 50.0 + 10 * cell.plain()["evaluation"]["probe"]["learning_rates"][0],
+    ),
+}
 
 
-def test_each_optimizer_is_a_setting_of_its_own(scored: Scored) -> None:
-    cells, choice = scored(
-        ["method=vicreg optimizer=lars,sgd optimizer.base_lr=0.1,1"], (50.0, 51.0, 52.0, 53.0)
-    )
-    found = {
-        entry.setting["optimizer"]: (len(entry.ranking), entry.chosen) for entry in choice.choices
-    }
-    assert found == {"lars": (2, cells[1].id), "sgd": (2, cells[3].id)}
-    assert sorted(zip(column(choice, "optimizer"), column(choice, "tried"), strict=True)) == [
-        ("lars", "2"),
-        ("sgd", "2"),
-    ]
+def tuned(cell: Cell) -> float:
+    weight: float = cell.plain()["method"].get("alignment_weight", 0.0)
+    return weight if cell.label == "VICReg" else cell.optimizer.base_lr
 
 
-def column(choice: TuningChoice, name: str) -> list[str]:
-    """The texts of a column of the table of what was chosen."""
-    head, rule, *rows = choice_table(choice).split("\n\n")[0].splitlines()
-    (place,) = (
-        slice(*dashes.span())
-        for dashes in re.finditer("-+", rule)
-        if head[dashes.start() : dashes.end()].strip() == name
-    )
-    return [row[place].strip() for row in rows]
+def is_the_one_that_diverges(cell: Cell) -> bool:
+    return (cell.label, tuned(cell), cell.embedding_dim, cell.seed) == ("TCR", 2, 32, 4)
 
 
-def test_the_table_says_of_each_method_what_was_tried(
+def test_a_choice_holds_all_that_it_was_made_of(
+    tmp_path: Path, settings: list[str], tiny_data_dir: Path, golden: Callable[[str, str], None]
+) -> None:
+    """A configuration stands for its seeds under another id. Images are those of three steps an
+    epoch, but for the run that diverged in its second.
+    """
+    parts = []
+    for number, (what, (rows, overrides, value)) in enumerate(GRIDS.items()):
+        folder = tmp_path / f"grid_{number}"
+        cells = load_sweep(str(sweep_file(tmp_path, rows, settings)), overrides).cells
+        tune.begin(cells, folder, tiny_data_dir)
+        for cell in cells:
+            score(folder, cell, value(cell))
+        choice = choose(folder)
+        parts += [f"==== {what}", choice_table(choice)]
+        parts.append(f"by {choice.score} on {choice.selected_on}, seeds {choice.seeds}")
+        names = {}
+        for cell in cells:
+            names[cell.id] = f"seed {cell.seed}"
+            names[replace(cell, seed=0).id] = f"{cell.label} of {tuned(cell):g}"
+        for entry in choice.choices:
+            parts.append(f"{entry.method} in {entry.setting}: {entry.edges}")
+            assert (entry.chosen, entry.configuration) == (
+                entry.ranking[0].cell_id,
+                entry.ranking[0].configuration,
+            )
+            for each in entry.ranking:
+                end = f"{each.status} {each.value} after {each.epochs}"
+                name = f"{names[each.configuration]}, {names[each.cell_id]}"
+                parts.append(f"  {name}: {end}, {each.hyperparameters}")
+    golden("choices.txt", "\n".join(parts) + "\n")
+
+
+def test_the_runner_up_and_the_chosen_values_are_of_the_own_method(
     cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path
 ) -> None:
-    """The budget of the tuning is the largest.
-
-    Both have the same learning rate, which a reader wants to know too.
-    """
+    """The budget of the tuning is the largest."""
     tune.begin(cells[:3], folder, tiny_data_dir, search={})
     for cell, value in zip(cells[:3], (50.0, 60.0, 55.0), strict=True):
         score(folder, cell, value)
     choice = choose(folder)
     assert choice.budget == 2
-    assert column(choice, "tried") == ["2", "1"]
-    assert column(choice, "runner-up") == ["50.00", "–"]
-    assert column(choice, "chosen") == [
-        "alignment_weight=20.0",
-        "",
-    ]  # only what others of its method have not
-    for entry in choice.choices:
-        assert entry.ranking[0].hyperparameters["optimizer.base_lr"] == cells[0].optimizer.base_lr
-
-
-CHOSEN = """\
-method  q  knn_top1 (%), tuning  runner-up  tried  images  chosen  at the edge of what was tried
-TCR  16  53.70  53.60  2  384  optimizer.base_lr=2.0  largest optimizer.base_lr
-TCR  32  53.60  –  2  352  optimizer.base_lr=1.0  smallest optimizer.base_lr
-VICReg  16  55.50  54.50  2  384  alignment_weight=20.0  largest alignment_weight
-VICReg  32  55.50  54.50  2  384  alignment_weight=20.0  largest alignment_weight
-"""
-
-
-def test_a_choice_holds_all_that_it_was_made_of(
-    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
-) -> None:
-    """Of two methods in two sizes, with two seeds.
-
-    A configuration stands for its seeds under another id.
-    """
-    rows = ("method=vicreg method.alignment_weight=10,20", "method=tcr optimizer.base_lr=1,2")
-    grid = load_sweep(
-        str(sweep_file(tmp_path, rows, settings)), ["seed=3,4", "embedding_dim=16,32"]
-    )
-    tune.begin(grid.cells, folder, tiny_data_dir)
-
-    def tuned(cell: Cell) -> float:
-        weight: float = cell.plain()["method"]["alignment_weight"]
-        return weight if cell.label == "VICReg" else cell.optimizer.base_lr
-
-    for cell in grid.cells:
-        diverges = (cell.label, tuned(cell), cell.embedding_dim, cell.seed) == ("TCR", 2, 32, 4)
-        score(folder, cell, None if diverges else 50 + tuned(cell) / 10 + cell.seed)
-    choice = choose(folder)
-    assert (choice.selected_on, choice.score, choice.budget, choice.seeds) == (
-        "tuning",
-        "knn_top1",
-        2,
-        (3, 4),
-    )
-    entries = {(entry.label, entry.setting["embedding_dim"]): entry for entry in choice.choices}
-    assert len(entries) == len(choice.choices) == 4
-    named = [
-        cell for name in reversed(compared_ids(folder)) for cell in grid.cells if cell.id == name
-    ]
-    own = {
-        (cell.label, cell.embedding_dim, tuned(cell)): cell for cell in named
-    }  # the first of their seeds
-    for (label, q), entry in entries.items():
-        order = (20.0, 10.0) if label == "VICReg" else (2.0, 1.0) if q == 16 else (1.0, 2.0)
-        cells = [own[label, q, value] for value in order]
-        assert [ranked.cell_id for ranked in entry.ranking] == [cell.id for cell in cells]
-        assert [ranked.configuration for ranked in entry.ranking] == [
-            replace(cell, seed=0).id for cell in cells
-        ]
-        assert (entry.chosen, entry.configuration) == (cells[0].id, replace(cells[0], seed=0).id)
-        assert entry.method == label.lower()
-    vicreg, tcr = entries["VICReg", 16], entries["TCR", 32]
-    sizes = {"embedding_dim": 16, "batch_size": 32, "epochs": 1}
-    assert vicreg.setting == {
-        "dataset": "tiny",
-        "backbone": "resnet_tiny",
-        **sizes,
-        "optimizer": "lars",
-    }
-    ends = [(ranked.epochs, ranked.value, ranked.status) for ranked in tcr.ranking]
-    assert ends == [(1, 53.6, "tuned"), (1, None, "diverged")]
-    weights = {
-        "method.alignment_weight": 10.0,
-        "method.covariance_weight": 1.0,
-        "method.variance_weight": 25.0,
-    }
-    shown = vicreg.ranking[1].hyperparameters
-    assert shown == {**weights, "method.epsilon": 0.0001, "optimizer.base_lr": 1.0}
-    table = choice_table(choice).split("\n\n")
-    head, _, *lines = table[0].splitlines()
-    # Three steps of 32 images each, but for the run that diverged in its second.
-    found = [re.split("  +", head), *sorted(re.split("  +", line) for line in lines)]
-    assert found == [re.split("  +", line) for line in CHOSEN.splitlines()]
-    assert table[1] == "chosen on the tuning split from at most 2 configurations a method"
-
-
-def test_learning_rates_of_the_probe_make_no_setting(scored: Scored) -> None:
-    cells, choice = scored(
-        ["method=vicreg evaluation.probe.learning_rates=[0.1],[1]"], (50.0, 60.0)
-    )
-    (entry,) = choice.choices
-    assert [ranked.cell_id for ranked in entry.ranking] == [cells[1].id, cells[0].id]
-    rates = [ranked.hyperparameters["evaluation.probe.learning_rates"] for ranked in entry.ranking]
-    assert rates == [[1.0], [0.1]]
+    lines = [re.split("  +", line) for line in choice_table(choice).splitlines()[2:4]]
+    assert [line[2:5] for line in lines] == [["60.00", "50.00", "2"], ["55.00", "–", "1"]]
+    assert ["alignment_weight=20.0" in line for line in lines] == [True, False]
 
 
 def tune_grid(path: Path, folder: Path, *overrides: str) -> Sweep | None:
@@ -678,8 +621,6 @@ ROWS = (
     "method=simclr method.temperature=0.1,0.2 optimizer.base_lr=1,2,3",
 )
 
-Surface = Callable[[Cell], float | None]
-
 
 def peak(weight: float, rate: float = 2.0) -> Surface:
     """A score that is highest at a weight of the alignment and a learning rate, and tells the
@@ -803,9 +744,8 @@ def test_what_is_stopped_early_was_not_among_the_better_half(
         scores = {cell.method: surface(cell) or 0.0 for cell in cells if cell.epochs == epochs}
         best = sorted(scores, key=lambda method: -scores[method])[:kept]
         assert {cell.method for cell in cells if cell.epochs == 2 * epochs} == set(best)
-    assert column(choose(folder), "runner-up") == [
-        "–"
-    ]  # no score of a shorter training stands beside the chosen
+    # No score of a shorter training stands beside the chosen.
+    assert " –  " in choice_table(choose(folder)).splitlines()[2]
     told = [
         (each["round"], each["epochs"], each["seed"], each["score"]) for each in entries(folder)
     ]
@@ -1138,7 +1078,7 @@ def test_a_search_keeps_the_budget_that_it_began_with(
 ) -> None:
     path = sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=4"], trials=6)
     # The command's budget comes before the file's.
-    refused = CliRunner().invoke(main, ["tune", str(path), "--trials", "2", "--plan"])
+    refused = command_line("tune", path, "--trials", "2", "--plan")
     assert (refused.exit_code, "--trials 2 is too few" in refused.output) == (2, True)
     search(path, folder, 6, peak(100.0))
     for trials in (3, 9):
@@ -1193,7 +1133,7 @@ def test_a_repeated_grid_chooses_in_each_repeat(
     """Each search has a seed that prefers another weight."""
     row = "method=vicreg method.alignment_weight=10,20,30"
     path = sweep_file(tmp_path, [row], settings, repeats=2, final_seeds=[0, 1000])
-    refused = CliRunner().invoke(main, ["tune", str(path)])
+    refused = command_line("tune", path)
     assert "seed 1000 is too large" in refused.output and not folder.exists()  # before any training
     path = sweep_file(tmp_path, [row], settings, repeats=2, final_seeds=[0])
     propose_next = proposals(str(path), [], None, None)
@@ -1211,10 +1151,10 @@ def test_a_repeated_grid_chooses_in_each_repeat(
     assert final is not None
     chosen = {(cell.seed, cell.plain()["method"]["alignment_weight"]) for cell in final.cells}
     assert chosen == {(0, 10.0), (1000, 20.0)}
-    planned = CliRunner().invoke(main, ["tune", str(path), "--repeats", "3", "--plan"])
+    planned = command_line("tune", path, "--repeats", "3", "--plan")
     assert (planned.exit_code, "9 cells" in planned.output) == (0, True)
     for option, more in (("--seeds", "0,1000"), ("seed=1000", "--plan")):
-        refused = CliRunner().invoke(main, ["tune", str(path), option, more])
+        refused = command_line("tune", path, option, more)
         assert (refused.exit_code, "seed 1000 is too large" in refused.output) == (2, True), (
             refused.output
         )
@@ -1236,7 +1176,7 @@ def test_more_trainings_than_anybody_can_mean_are_counted_and_refused(
     row: str, more: dict[str, Any], refused: str, tmp_path: Path, settings: list[str], folder: Path
 ) -> None:
     path = sweep_file(tmp_path, [f"method=vicreg {row}"], settings, **more)
-    result = CliRunner().invoke(main, ["tune", str(path)])
+    result = command_line("tune", path)
     line = (
         f"regbench: {refused}: more cells than runtime.max_cells=10000; ask for fewer, or raise "
         "it\n"
@@ -1281,9 +1221,9 @@ def test_a_budget_may_be_in_proportion_to_the_searched_hyperparameters(
     assert epochs == {"TCR": 6 * 4, "RBF kernel": 9 * 4, "AUH": 6 * 4}
     with pytest.raises(RegbenchError, match="this search began without --trials; go on with that"):
         propose(str(path), [], 6)
-    planned = CliRunner().invoke(main, ["tune", str(path), "--plan"])
+    planned = command_line("tune", path, "--plan")
     assert "the images of 3 trainings for each hyperparameter that it searches" in planned.output
-    told = CliRunner().invoke(main, ["plan", str(path), "--tell", "1"])
+    told = command_line("plan", path, "--tell", "1")
     assert (
         "tuned by 7 trainings a search" in told.output
     )  # 3 times 7/3, the mean over the three methods

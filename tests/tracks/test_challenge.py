@@ -20,7 +20,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 import regbench
 from regbench import RegbenchError
@@ -28,7 +27,6 @@ from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.record_parts import NamedFile
 from regbench.benchmark.rundir.tuning_choice import read_choice
 from regbench.benchmark.settings.sweep import Sweep, load_sweep
-from regbench.cli import main
 from regbench.files import write_text
 from regbench.instruments.conformance import run_check
 from regbench.methods import METHODS, Regularizer
@@ -47,6 +45,7 @@ from regbench.tracks.placing import Placing
 from regbench.tracks.smoke import RULES, Smoke
 from regbench.tracks.stand_in import entered
 from regbench.tracks.track import TRACKS, Track, configurations, write_sweep
+from tests.command import run
 from tests.conftest import TINY
 from tests.records import knn_top1, made
 from tests.test_documentation import blocks
@@ -441,10 +440,10 @@ def test_a_copy_of_a_row_is_not_told_from_its_twin_and_its_bundle_is_accepted(
     bundle = read_bundle(placing.bundle)
     assert {record.label for record in bundle.records} == {"Twin"}
     assert next(iter(bundle.choices.values())).budget == 2
-    accepted = CliRunner().invoke(main, ["verify", str(placing.bundle), "--loss", str(file)])
+    accepted = run("verify", placing.bundle, "--loss", file)
     assert accepted.exit_code == 0, accepted.output
     # Without its loss nobody can tell whether the settings are any.
-    assert CliRunner().invoke(main, ["verify", str(placing.bundle)]).exit_code == 1
+    assert run("verify", placing.bundle).exit_code == 1
     _enter(placing.bundle, file, tmp_path / "results")
     again_written = ("sweep.json", rows_beside(placing.bundle).name)
     times = {
@@ -474,13 +473,11 @@ def _enter(bundle: Path, loss: Path, results: Path) -> None:
     results.mkdir()
     shutil.copy(bundle, results / "twin.tar.xz")
     shutil.copy(rows_beside(bundle), results / "twin.rows.json")
-    entered = CliRunner().invoke(
-        main, ["verify", str(results / "twin.rows.json"), "--loss", str(loss)]
-    )
+    entered = run("verify", results / "twin.rows.json", "--loss", loss)
     assert entered.exit_code == 0, entered.output
     command = ["leaderboard", str(results), "--out", str(results / "site")]
-    assert "no bundle in" in CliRunner().invoke(main, command).stderr
-    shown = CliRunner().invoke(main, [*command, "--loss", str(loss)])
+    assert "no bundle in" in run(*command).stderr
+    shown = run(*command, "--loss", loss)
     assert (shown.exit_code, shown.stderr) == (0, ""), shown.output
     assert "Twin" in (results / "site" / "index.html").read_text()
 

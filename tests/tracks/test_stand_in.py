@@ -7,13 +7,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from torch import Tensor
 
 from regbench import RegbenchError
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
-from regbench.cli import main
 from regbench.instruments.conformance import run_check
 from regbench.methods import METHODS, Regularizer
 from regbench.processes import CodeFailed
@@ -22,15 +21,12 @@ from regbench.spaces import Choice, Range
 from regbench.tracks import stand_in
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.stand_in import ask, compute_once, entered
+from tests.command import run
 from tests.conftest import TINY
 from tests.reports.forging import Parts
 from tests.tracks.test_challenge import PULL, TWIN
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, list(map(str, arguments)))
 
 
 def written(folder: Path, text: str, name: str = "my_loss.py") -> Path:

@@ -260,13 +260,6 @@ def show_plan(grid: Sweep) -> list[Planned]:
 @click.argument("name", shell_complete=complete_sweep)
 @overrides_and_runs_dir
 @click.option(
-    "--fits",
-    type=float,
-    callback=positive,
-    metavar="GIB",
-    help="Also find the largest batch size and q that fit such a GPU.",
-)
-@click.option(
     "--savings",
     is_flag=True,
     help="Also show what each way of saving memory brings, for the first cell.",
@@ -278,20 +271,11 @@ def show_plan(grid: Sweep) -> list[Planned]:
     metavar="POINTS",
     help="Also say how many seeds and searches tell such a difference between rows.",
 )
-@click.option(
-    "--spread",
-    type=(float, float),
-    callback=positive,
-    metavar="SEED SEARCH",
-    help="Standard deviations in points that --tell assumes.  [default: of the records at hand]",
-)
 def plan(
     name: str,
     overrides: Sequence[str],
-    fits: float | None,
     savings: bool,
     tell: float | None,
-    spread: tuple[float, float] | None,
 ) -> None:
     r"""Predict memory, FLOP and time of cells; run nothing.
 
@@ -302,11 +286,10 @@ def plan(
     \b
       regbench plan in100_table4 cluster=slurm cluster.gpus=8
       regbench plan method=vicreg dataset=in100 augmentation=imagenet network=resnet50 \
-          cluster.gpus=8 --fits 32
+          cluster.gpus=8 --savings
       regbench plan digits_search --tell 1        seeds and searches that tell a point
     """
     from regbench.benchmark.settings.sweep import load_grid, load_sweep, read_rows
-    from regbench.sweeps.forecast import GPU_SHARE, largest_fitting
     from regbench.sweeps.predict import savings as measure_savings
     from regbench.sweeps.predict import table
     from regbench.sweeps.search import mean_trials
@@ -316,21 +299,11 @@ def plan(
     grid = load_grid([name, *overrides]) if single else load_sweep(name, overrides)
     planned = show_plan(grid)
     cell, processes = grid.cells[0], grid.clusters[0].at("pretrain").processes
-    if fits is not None:
-        symbols = {"batch_size": "n", "embedding_dim": "q"}
-        for what, size in largest_fitting(grid, fits).items():
-            where = f"{symbols[what]} in {100 * GPU_SHARE:g} % of {fits:g} GiB"
-            click.echo(f"{cell.label}: largest power of two for {where}: {size or 'none'}")
     if savings:
         click.echo(f"\n{cell.label}, {processes} GPUs, decimal GB a GPU:\n")
         click.echo(table(measure_savings(cell, world_size=processes)))
     if tell is not None:
-        from regbench.reports.rows.deviations import Components
-        from regbench.reports.rows.power import known_deviations, power_text
+        from regbench.reports.rows.power import power_text
 
-        if spread:
-            deviations, origin = Components(*spread), "as given"
-        else:
-            deviations, origin = known_deviations(grid)
         trials = None if single else mean_trials(read_rows(name, overrides))
-        click.echo(f"\n{power_text(planned, tell, deviations, origin, trials)}")
+        click.echo(f"\n{power_text(planned, tell, trials)}")

@@ -17,6 +17,7 @@ from regbench.cli.completion import complete_cell, complete_started
 from regbench.cli.group import main
 from regbench.cli.options import cells_argument, of_started_sweep, runs_dir_option
 from regbench.errors import RegbenchError
+from regbench.text import counted
 
 if TYPE_CHECKING:
     from regbench.sweeps.status import CellStatus
@@ -159,7 +160,7 @@ def cancel(folder: Path, cells: Sequence[str]) -> None:
     cancelled = cancel_cells(folder, cells)
     for status in cancelled:
         click.echo(f"{status}: was {status.state}")
-    click.echo(f"cancelled {len(cancelled)} {'cell' if len(cancelled) == 1 else 'cells'}")
+    click.echo(f"cancelled {counted(len(cancelled), 'cell')}")
 
 
 @main.command()

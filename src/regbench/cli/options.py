@@ -81,10 +81,9 @@ def overrides_and_runs_dir(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def positive(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Refuse a number, or one of several, that is not above 0 and finite."""
-    for number in value if isinstance(value, tuple) else (value,):
-        if number is not None and not 0 < number < math.inf:
-            raise RegbenchError(f"{param.get_error_hint(ctx)}: {number:g} is not a number above 0")
+    """Refuse a number that is not above 0 and finite."""
+    if value is not None and not 0 < value < math.inf:
+        raise RegbenchError(f"{param.get_error_hint(ctx)}: {value:g} is not a number above 0")
     return value
 
 

@@ -14,7 +14,7 @@ import click
 from regbench.cli.completion import complete_started
 from regbench.cli.group import main
 from regbench.cli.options import PathType, folder_name, runs_dir_option
-from regbench.text import printable
+from regbench.text import counted, printable
 
 if TYPE_CHECKING:
     from regbench.tracks.own_loss import LossFile
@@ -69,12 +69,12 @@ def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> No
 
     done = submit([runs_dir / name for name in names], out, weights=weights)
     click.echo(
-        f"{out}: {done.cells} cells, {done.size_bytes / done.cells / 1000:.1f} kB each; sha256 "
-        f"{done.sha256}"
+        f"{out}: {counted(done.cells, 'cell')}, {done.size_bytes / done.cells / 1000:.1f} kB each; "
+        f"sha256 {done.sha256}"
     )
     click.echo(f"{done.rows}: its rows, for a pull request")
     if done.missing:
-        click.echo(f"{done.missing} cells are not finished, and not in it", err=True)
+        click.echo(f"not finished, and not in it: {counted(done.missing, 'cell')}", err=True)
 
 
 @main.command()
