@@ -405,11 +405,8 @@ def test_prepare_tells_where_the_files_are(
     result = call("prepare", "imagefolder", *overrides, "--source-dir", str(tiny_source))
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert {tuple(line.split()[:2]) for line in lines} == {
-        ("train:", "120"),
-        ("tuning:", "36"),
-        ("test:", "30"),
-    }
+    seen = {tuple(line.split()[:2]) for line in lines}
+    assert seen == {("train:", "120"), ("tuning:", "36"), ("test:", "30")}
     assert all(Path(line.split(" in ")[1]).is_file() for line in lines)
 
 

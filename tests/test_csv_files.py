@@ -89,11 +89,7 @@ def test_costs_are_guarded_and_drawn_from_what_was_written() -> None:
     )
     assert "\n'=m," in text and "@cpu" not in text.replace("'@cpu", "")
     first, second = read_csv(text)
-    assert (first["method"], first["hardware"], second["n"], second["note"]) == (
-        "=m",
-        "@cpu",
-        "16",
-        "",
-    )
+    found = (first["method"], first["hardware"], second["n"], second["note"])
+    assert found == ("=m", "@cpu", "16", "")
     png = cost_png(text)
     assert png is not None and png.startswith(b"\x89PNG")

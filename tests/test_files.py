@@ -219,11 +219,8 @@ def test_a_key_that_is_given_twice_is_refused(text: bytes) -> None:
     """Readers differ in which of the two values they take."""
     with pytest.raises(ValueError, match="the key 'a' is given twice"):
         parse_json(text)
-    assert parse_json(b'[{"a": "\\u003a"}, {"a": ":::"}, "a:a"]') == [
-        {"a": ":"},
-        {"a": ":::"},
-        "a:a",
-    ]
+    seen = parse_json(b'[{"a": "\\u003a"}, {"a": ":::"}, "a:a"]')
+    assert seen == [{"a": ":"}, {"a": ":::"}, "a:a"]
 
 
 LAUGHS = "a0: &a0 [x, x]\n" + "\n".join(f"a{i}: &a{i} [{8 * f'*a{i - 1},'}]" for i in range(1, 40))

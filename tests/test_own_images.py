@@ -331,16 +331,10 @@ def test_what_is_given_wins(data_dir: Path, tmp_path: Path) -> None:
     call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 3, 120, "L"))
     given = ["augmentation=small_grey", "network=resnet50", "batch_size=2", "dataset.mean=[0.1]"]
     cell, _ = load_run(["dataset=imagefolder", "dataset.image_size=64", *given])
-    assert (cell.augmentation.name, cell.network.architecture, cell.batch_size) == (
-        "small_grey",
-        "resnet50",
-        2,
-    )
-    assert (cell.dataset.image_size, cell.dataset.eval_resize, cell.dataset.mean) == (
-        64,
-        73,
-        (0.1,),
-    )
+    seen = (cell.augmentation.name, cell.network.architecture, cell.batch_size)
+    assert seen == ("small_grey", "resnet50", 2)
+    shown = (cell.dataset.image_size, cell.dataset.eval_resize, cell.dataset.mean)
+    assert shown == (64, 73, (0.1,))
     cell, _ = load_run(["dataset=imagefolder", "dataset.channels=3", "dataset.image_size=64"])
     assert (cell.augmentation.name, cell.network.architecture) == ("small_color", "resnet_tiny")
     assert len(cell.dataset.mean) == 3

@@ -152,10 +152,8 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
     record = json.loads(path.read_bytes())
     assert (record["method"], record["cell"]["dataset"]["source"]["separator"]) == ("imq", "_")
     assert record["cell"]["network"]["backbone"] == {"name": "convnet", "width": 24}
-    assert (record["cell"]["optimizer"]["name"], record["cell"]["optimizer"]["weight_decay"]) == (
-        "nadam",
-        0.05,
-    )
+    seen = (record["cell"]["optimizer"]["name"], record["cell"]["optimizer"]["weight_decay"])
+    assert seen == ("nadam", 0.05)
     scores = {score["name"]: score for score in record["scores"]}
     assert {"ncm_top1", "ncm_top5", "retrieval_recall1", "retrieval_recall10"} <= set(scores)
     assert scores["ncm_top1"]["title"] == "nearest class mean top-1"

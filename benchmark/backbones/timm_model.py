@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
 from dataclasses import field
 from typing import Any, Literal
 
@@ -103,7 +102,9 @@ class TimmModel(Backbone):
         if self.representation != "pooled":
             options["global_pool"] = ""  # the last norm is then that of all tokens
         refusal = ""
-        for sizes in _sizes(image_size):
+        size = {"img_size": image_size}
+        # Transformers need the images' size, and some of them take other sizes too.
+        for sizes in ({**size, "dynamic_img_size": True}, size, {}):
             arguments = {"in_chans": channels, **options, **sizes, **self.options}
             try:
                 model: nn.Module = timm.create_model(
@@ -115,15 +116,6 @@ class TimmModel(Backbone):
                 if not any(name in refusal for name in sizes):  # some models take none of these
                     break
         raise RegbenchError(f"timm cannot make {self.model} with {shown(arguments)}: {refusal}")
-
-
-def _sizes(image_size: int) -> Iterator[dict[str, Any]]:
-    """Yield ways to tell a model the images' size: transformers need it, some of them take
-    other sizes too.
-    """
-    yield {"img_size": image_size, "dynamic_img_size": True}
-    yield {"img_size": image_size}
-    yield {}
 
 
 class _Represented(nn.Module):

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
-from tqdm import tqdm
 
 from regbench.benchmark.evaluate.base import (
     Evaluation,
@@ -26,7 +25,7 @@ from regbench.benchmark.evaluate.base import (
     refuse_choice,
     register,
 )
-from regbench.benchmark.evaluate.features import Encoder, Epochs, Images
+from regbench.benchmark.evaluate.features import Encoder, Epochs, Images, progress_bar
 from regbench.benchmark.evaluate.linear import AreaRange, decay, head_accuracies, initial_weight
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.evaluate.subject import Subject
@@ -113,7 +112,7 @@ class FineTuning(Evaluation):
                     found[split].append(tuned.accuracy(images, split, subject.batch_size))
                 # The test split needs the best network alone, so the others are not kept.
                 is_best = choose(found, labels[: number + 1])[0] == number
-                best = tuned.state_dict() if is_best else state.data["best"]
+                best = tuned.network.state_dict() if is_best else state.data["best"]
                 done = f"{number + 1} of {len(pairs)} pairs of learning rates"
                 # The next pair begins at its first epoch.
                 state.save(done, last=True, tried=number + 1, found=found, best=best, epoch=0)
@@ -192,9 +191,7 @@ class FineTuned:
             self.network.load_state_dict(state.data["network"])
             optimizer.load_state_dict(state.data["optimizer"])
         left = range(first, config.epochs)
-        for epoch in tqdm(
-            left, "fine-tuning", config.epochs, initial=first, disable=None, leave=False
-        ):
+        for epoch in progress_bar(left, "fine-tuning", config.epochs, first):
             for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * decay(epoch, config.epochs)
             self.network.train()
@@ -221,7 +218,3 @@ class FineTuned:
             features, lambda x_ND: self._head(x_ND)[None], batch_size, self._device
         )
         return accuracy
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the weights of backbone and head."""
-        return self.network.state_dict()

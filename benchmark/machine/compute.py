@@ -68,9 +68,8 @@ def resolve(runtime: Runtime) -> Compute:
     threads = runtime.threads or default_threads(device, local_size)
     torch.set_num_threads(threads)
     hold_blas(threads)
-    return Compute(
-        runtime, torch.device(device), runtime.workers or default_workers(device, local_size)
-    )
+    workers = runtime.workers or default_workers(device, local_size)
+    return Compute(runtime, torch.device(device), workers)
 
 
 def forbid_tf32() -> None:
@@ -90,9 +89,8 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for option, size_bytes in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_TOP_PAD):
-            mallopt(
-                option, size_bytes
-            )  # an older glibc refuses a threshold above 32 MiB and keeps its own
+            # An older glibc refuses a threshold above 32 MiB and keeps its own.
+            mallopt(option, size_bytes)
 
 
 def default_threads(device: str, processes: int) -> int:

@@ -223,12 +223,8 @@ def test_the_runtime_is_not_part_of_the_id() -> None:
     ]
     cell, runtime = load_run(overrides)
     assert cell.id == BASE.id
-    assert (runtime.data_dir, runtime.loader, runtime.workers, runtime.parallel) == (
-        "/elsewhere",
-        "torchvision",
-        7,
-        2,
-    )
+    seen = (runtime.data_dir, runtime.loader, runtime.workers, runtime.parallel)
+    assert seen == ("/elsewhere", "torchvision", 7, 2)
 
 
 def test_the_runtime_folders_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -704,16 +700,10 @@ def test_the_papers_protocol_on_in20() -> None:
         assert (cell.batch_size, cell.epochs, cell.optimizer.warmup_epochs) == (2048, 100, 10)
         lars = LARSConfig(base_lr=cell.optimizer.base_lr, warmup_epochs=10.0)
         assert cell.optimizer == lars
-        assert (
-            lars.weight_decay,
-            lars.momentum,
-            lars.trust_coefficient,
-            lars.final_lr_fraction,
-        ) == PAPERS_LARS
-        assert (cell.network.backbone, cell.network.projector.hidden_dim) == (
-            BACKBONES.build("resnet18"),
-            None,
-        )
+        seen = (lars.weight_decay, lars.momentum, lars.trust_coefficient, lars.final_lr_fraction)
+        assert seen == PAPERS_LARS
+        shown = (cell.network.backbone, cell.network.projector.hidden_dim)
+        assert shown == (BACKBONES.build("resnet18"), None)
         assert cell.dataset.source == ImageFolder(train_per_class=260, tuning_per_class=260)
         assert (cell.dataset.image_size, cell.dataset.eval_resize) == (224, 256)
         probe, knn = cell.evaluation["probe"], cell.evaluation["knn"]
@@ -740,11 +730,8 @@ def test_further_evaluations_have_the_papers_settings() -> None:
         assert (own.backbone_learning_rates, own.head_learning_rates) == ((rates[0],), (rates[1],))
         assert own.dataset.name == f"in100_{name}"
     places: Any = evaluation["places205"]
-    assert (places.features, places.learning_rates, places.weight_decay) == (
-        "augmented",
-        (0.01,),
-        1e-4,
-    )
+    seen = (places.features, places.learning_rates, places.weight_decay)
+    assert seen == ("augmented", (0.01,), 0.0001)
     assert (places.epochs, places.milestones, places.batch_norm) == (28, (10, 20), True)
 
 
@@ -980,12 +967,8 @@ def test_a_profile_of_ones_own_and_settings_of_a_cell(
     sweep = load_sweep(str(file), ["cluster=mine", "cluster.time_minutes=60"])
     assert sweep.scheduler == "slurm"
     first, second = sweep.clusters
-    assert (first.partition, first.gpus, first.modules, first.time_minutes) == (
-        "gpu",
-        4,
-        ("cuda",),
-        60,
-    )
+    seen = (first.partition, first.gpus, first.modules, first.time_minutes)
+    assert seen == ("gpu", 4, ("cuda",), 60)
     assert (first.nodes, second.nodes) == (1, 2)
     assert (first.processes, second.processes) == (4, 8)
     assert (
@@ -1017,12 +1000,8 @@ def test_a_profile_may_build_on_one_of_ones_own_and_on_the_environment(
         ("mine", 64.5, {"nice": 5, "reservation": "paper"}),
     ):
         (cluster,) = load_grid([f"cluster={name}"]).clusters
-        assert (cluster.scheduler, cluster.account, cluster.mem_gib, cluster.extra) == (
-            "slurm",
-            "vision",
-            mem_gib,
-            extra,
-        )
+        seen = (cluster.scheduler, cluster.account, cluster.mem_gib, cluster.extra)
+        assert seen == ("slurm", "vision", mem_gib, extra)
     for text, message in (
         ("defaults: [nowhere]\n", "wrong.yaml is no profile of a cluster: In 'cluster/wrong'"),
         ("partition: gpu\n", "cluster.scheduler"),

@@ -102,7 +102,7 @@ def test_weights_are_those_of_a_plain_loop(tmp_path: Path, claimed: Claimed) -> 
     before = copy.deepcopy(module.state_dict())
     network, state = tuned(claimed(tmp_path), module)
     network.fit(batches(), state)
-    found, expected = network.state_dict(), by_hand(module, (16, 16, 5)).state_dict()
+    found, expected = network.network.state_dict(), by_hand(module, (16, 16, 5)).state_dict()
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value)
@@ -120,7 +120,7 @@ def test_a_last_batch_of_one_image_is_left_out(tmp_path: Path, claimed: Claimed)
     network, state = tuned(claimed(tmp_path), module)
     network.fit(batches((16, 1)), state)
     for name, value in by_hand(module, (16,)).state_dict().items():
-        torch.testing.assert_close(network.state_dict()[name], value)
+        torch.testing.assert_close(network.network.state_dict()[name], value)
 
 
 class Killed(BaseException):
@@ -153,5 +153,5 @@ def test_training_goes_on_after_a_kill_as_if_there_was_none(
     assert walked == list(range(at, 4))
     undisturbed, state = tuned(claimed(tmp_path / "other"), module)
     undisturbed.fit(batches(), state)
-    for name, value in undisturbed.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], value), name
+    for name, value in undisturbed.network.state_dict().items():
+        assert torch.equal(resumed.network.state_dict()[name], value), name

@@ -245,10 +245,8 @@ def test_head_and_tail_are_thirds_of_the_classes(
     counts: list[int], head: list[int], tail: list[int]
 ) -> None:
     parts = head_and_tail(torch.tensor(counts))
-    assert {name: classes.tolist() for name, classes in parts.items()} == {
-        "head": head,
-        "tail": tail,
-    }
+    seen = {name: classes.tolist() for name, classes in parts.items()}
+    assert seen == {"head": head, "tail": tail}
 
 
 def test_classes_of_up_to_twice_the_images_have_no_tail() -> None:

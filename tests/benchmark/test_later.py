@@ -150,20 +150,16 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
     voc07, unlabelled = (
         LaterEvaluation.read(folder / f"{protocol}.json") for protocol in ("voc07", "measures")
     )
-    assert [(s.name, s.split, s.unit) for s in voc07.scores] == [
-        ("voc07_map", "test", "%"),
-        ("voc07_map_full", "test", "%"),
-    ]
+    seen = [(s.name, s.split, s.unit) for s in voc07.scores]
+    assert seen == [("voc07_map", "test", "%"), ("voc07_map_full", "test", "%")]
     assert voc07.choice["voc07_cost"]["selected_on"] == "cross-validation"
     assert set(voc07.choice["voc07_cost"]["chosen"].values()) <= {0.1, 10.0}
     assert "voc07_cost" not in unlabelled.choice
     assert [(s.name, s.split, s.unit) for s in unlabelled.scores] == [
         (n, "tuning", "") for n in NAMES
     ]
-    assert (
-        (finished / "record.json").read_bytes(),
-        (finished / "choice-0001.json").read_bytes(),
-    ) == before
+    shown = ((finished / "record.json").read_bytes(), (finished / "choice-0001.json").read_bytes())
+    assert shown == before
 
     written = (folder / "voc07.json").read_bytes()
     (folder / "measures.json").unlink()  # as a kill between the two leaves it
@@ -484,10 +480,8 @@ def test_published_weights_get_the_record_of_a_finished_run(
         "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
     }
     assert [cell[name] for name in ("embedding_dim", "batch_size", "epochs")] == [None] * 3
-    assert (cell["dataset"]["name"], cell["network"]["backbone"]) == (
-        "tiny",
-        {"name": "resnet_tiny"},
-    )
+    seen = (cell["dataset"]["name"], cell["network"]["backbone"])
+    assert seen == ("tiny", {"name": "resnet_tiny"})
     names = {(score.name, score.split) for score in record.scores}
     assert {
         ("knn_top1", "tuning"),

@@ -60,11 +60,8 @@ def test_projector_has_three_layers_and_no_last_bias(hidden_dim: int | None) -> 
     kinds = [nn.Linear, nn.BatchNorm1d, nn.ReLU] * 2 + [nn.Linear]
     assert all(isinstance(layer, kind) for layer, kind in zip(layers, kinds, strict=True))
     linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    assert [(layer.in_features, layer.out_features) for layer in linear] == [
-        (128, width),
-        (width, width),
-        (width, 24),
-    ]
+    seen = [(layer.in_features, layer.out_features) for layer in linear]
+    assert seen == [(128, width), (width, width), (width, 24)]
     assert [layer.bias is not None for layer in linear] == [True, True, False]
 
 

@@ -447,10 +447,8 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(
     assert read_record(directory) is None
     resumed = finish(cell, runtime, "disturbed")
     assert_same(resumed, undisturbed.record)
-    assert [(a.ended, a.from_step) for a in resumed.attempts] == [
-        ("interrupted", None),
-        (None, step),
-    ]
+    seen = [(a.ended, a.from_step) for a in resumed.attempts]
+    assert seen == [("interrupted", None), (None, step)]
 
 
 ADAMW = (

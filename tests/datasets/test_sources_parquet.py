@@ -120,11 +120,8 @@ def test_validation_is_for_tuning_where_the_test_has_labels(
 ) -> None:
     write(source / "data" / "test-00000-of-00001.parquet", [1, 0, 2], first=200)
     manifest = prepare(config(), tmp_path, source_dir=source, progress=False)
-    assert {name: entry["num_samples"] for name, entry in manifest.splits.items()} == {
-        "train": 18,
-        "tuning": 6,
-        "test": 3,
-    }
+    found = {name: entry["num_samples"] for name, entry in manifest.splits.items()}
+    assert found == {"train": 18, "tuning": 6, "test": 3}
     assert stored(tmp_path, "shards", "test") == [(1, jpeg(200)), (0, jpeg(201)), (2, jpeg(202))]
 
 
@@ -247,8 +244,5 @@ def test_what_fits_the_images_is_chosen(source: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     cell, _ = load_run(["dataset=parquet", *settings])
     assert (cell.dataset.num_classes, cell.dataset.image_size, cell.dataset.channels) == (3, 10, 3)
-    assert (cell.augmentation.name, cell.network.architecture, cell.batch_size) == (
-        "small_color",
-        "resnet_tiny",
-        16,
-    )
+    found = (cell.augmentation.name, cell.network.architecture, cell.batch_size)
+    assert found == ("small_color", "resnet_tiny", 16)

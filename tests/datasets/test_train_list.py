@@ -61,10 +61,8 @@ def test_tuning_images_are_others_than_those_of_the_list(
 ) -> None:
     path.write_text("\n".join(f"{name.split('_')[0]}/{name}" for name in NAMES))
     contents = opened(listed(path, tuning_per_class=4), root)
-    assert (images(contents, "train"), images(contents, "tuning")) == (
-        files(1, 4, 6),
-        files(0, 2, 3, 5),
-    )
+    found = (images(contents, "train"), images(contents, "tuning"))
+    assert found == (files(1, 4, 6), files(0, 2, 3, 5))
     refused(listed(path, tuning_per_class=6), root, "tuning_per_class needs 6 images of")
 
 

@@ -95,9 +95,8 @@ class LARS(Optimizer):
                 torch._foreach_add_(gradients, adapted, alpha=group["weight_decay"])
                 # The norms as one vector: a GPU takes as long to start the work on a number as on
                 # all of them.
-                weights_P, updates_P = torch.stack(
-                    torch._foreach_norm([*adapted, *gradients])
-                ).chunk(2)
+                norms = torch.stack(torch._foreach_norm([*adapted, *gradients]))
+                weights_P, updates_P = norms.chunk(2)
                 # A GPU gets a product for each tensor: torch has a common kernel for lists of equal
                 # shapes only.
                 torch._foreach_mul_(gradients, _trust(weights_P, updates_P, group).unbind())
