@@ -81,12 +81,8 @@ def show(
         start = before * count + number * length
         before += length
         if len(finished) == 0:
-            cut(
-                image,
-                boxes[view],
-                kind,
-                crops[start : start + length].reshape(size, size, channels),
-            )
+            target = crops[start : start + length].reshape(size, size, channels)
+            cut(image, boxes[view], kind, target)
         else:
             crop = np.empty((size, size, channels), np.uint8)
             cut(image, boxes[view], kind, crop)
