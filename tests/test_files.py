@@ -142,10 +142,8 @@ def test_what_is_no_regular_file_is_written_to_or_refused_and_stays(
 def test_what_this_process_prints_to_is_written_to_where_it_is(tmp_path: Path) -> None:
     path, link = tmp_path / "printed", tmp_path / "stdout"
     link.symlink_to("/proc/self/fd/1")  # as /dev/stdout
-    program = (
-        "import sys; from pathlib import Path; from regbench.files import write_text; print('a', "
-        "flush=True);"
-    )
+    program = "from pathlib import Path; from regbench.files import write_text;"
+    program += "print('a', flush=True);"
     for name in (str(link), str(path)):
         program += f"write_text(Path({name!r}), 'b\\n'); print('c', flush=True);"
     with path.open("w") as file:

@@ -24,13 +24,9 @@ RATES = (0.02, 0.3)
 
 
 def config(**changes: object) -> FineTuning:
-    settings: dict[str, object] = {
-        "dataset": load_run([])[0].dataset,
-        "backbone_learning_rates": (RATES[0],),
-        "head_learning_rates": (RATES[1],),
-        "epochs": 4,
-        "weight_decay": 0.01,
-    }
+    settings: dict[str, object] = {"epochs": 4, "weight_decay": 0.01}
+    settings["dataset"] = load_run([])[0].dataset
+    settings |= {"backbone_learning_rates": RATES[:1], "head_learning_rates": RATES[1:]}
     return FineTuning(**(settings | changes))  # type: ignore[arg-type]
 
 
@@ -38,14 +34,9 @@ def small_backbone() -> nn.Module:
     """A frozen convolution with BN, which has seen some images."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        module = nn.Sequential(
-            nn.Conv2d(2, 8, 3),
-            nn.BatchNorm2d(8),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(8, 5),
-        )
+        convolution = [nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.ReLU()]
+        pooled = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)]
+        module = nn.Sequential(*convolution, *pooled)
         module(torch.randn(20, 2, 6, 6))
     return module.eval().requires_grad_(False)
 
@@ -56,10 +47,8 @@ def batches(
     def epoch(number: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(number)
         for n in sizes:
-            yield (
-                torch.randn(n, 2, 6, 6, generator=generator),
-                torch.randint(3, (n,), generator=generator),
-            )
+            x_NCHW = torch.randn(n, 2, 6, 6, generator=generator)
+            yield x_NCHW, torch.randint(3, (n,), generator=generator)
 
     return epoch
 

@@ -33,11 +33,8 @@ from tests.waiting import PATIENCE_S
 
 SMALL = (
     *("method=vicreg", "epochs=3", "optimizer.warmup_epochs=1", "batch_size=12"),
-    *(
-        "evaluation.protocols=[probe]",
-        "evaluation.probe.epochs=1",
-        "evaluation.probe.learning_rates=[0.5]",
-    ),
+    *("evaluation.protocols=[probe]", "evaluation.probe.epochs=1"),
+    "evaluation.probe.learning_rates=[0.5]",
     *("dataset.source.train_per_class=8", "dataset.source.tuning_per_class=4"),
 )
 
