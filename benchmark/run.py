@@ -64,15 +64,8 @@ SPECTRUM_ORDER = 6
 """Highest order of the coefficients of a kernel that a record holds."""
 
 # The settings that decide a training, and nothing where published weights are evaluated.
-_OF_TRAINING = (
-    "method",
-    "optimizer",
-    "embedding_dim",
-    "batch_size",
-    "micro_batch_size",
-    "epochs",
-    "precision",
-)
+_OF_TRAINING = ["method", "optimizer", "embedding_dim", "batch_size", "micro_batch_size"]
+_OF_TRAINING += ["epochs", "precision"]
 
 log = logging.getLogger("regbench")
 
@@ -238,10 +231,9 @@ def evaluate_directory(
     scores: list[Score] = []
     # The run's own files stay as they are: choices are written into a folder that is removed
     # afterwards.
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        attempt_at(Path(folder), runtime.lease_s) as attempt,
-    ):
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        attempt = stack.enter_context(attempt_at(folder, runtime.lease_s))
         assert attempt is not None
         on_test = own.evaluation.select_on == "test"
         choices = note_choice(attempt, cell, how_chosen, on_test=on_test)
@@ -262,6 +254,7 @@ def evaluate_directory(
                 for what, entry in choices.entries.items():
                     if before.get(what) != entry:
                         choice[what] = entry
+                again = ["regbench", "evaluate", str(directory), "--only", name, *changed]
                 evaluation = LaterEvaluation(
                     cell_id=own.id,
                     protocol=name,
@@ -270,9 +263,7 @@ def evaluate_directory(
                     choice=choice,
                     environment={**environment(compute.device), "loader": found.loader},
                     finished=now(),
-                    command=shlex.join(
-                        ["regbench", "evaluate", str(directory), "--only", name, *changed]
-                    ),
+                    command=shlex.join(again),
                 )
                 path.parent.mkdir(exist_ok=True)
                 # The first of two processes that evaluate at once wins.

@@ -49,10 +49,8 @@ class TimmModel(Backbone):
         ones, whoever's it is.
         """
         if "checkpoint_path" in self.options:
-            raise RegbenchError(
-                "network.backbone.options.checkpoint_path reads weights of a file; evaluate them "
-                "with --backbone"
-            )
+            what = "network.backbone.options.checkpoint_path reads weights of a file"
+            raise RegbenchError(f"{what}; evaluate them with --backbone")
         if self.last_blocks > 1 and self.representation == "pooled":
             raise RegbenchError(
                 f"network.backbone.last_blocks={self.last_blocks} needs "

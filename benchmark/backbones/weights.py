@@ -178,10 +178,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     except (RuntimeError, ValueError, pickle.UnpicklingError):
         names = []  # the file is no zip archive, and torch.load below says more
     except OSError as error:
-        raise RegbenchError(
-            f"--backbone {path}: {error.strerror}; give torchvision:NAME@WEIGHTS, timm:NAME or a "
-            "file"
-        ) from error
+        remedy = "give torchvision:NAME@WEIGHTS, timm:NAME or a file"
+        raise RegbenchError(f"--backbone {path}: {error.strerror}; {remedy}") from error
     try:
         # Training checkpoints name their options' class or the optimizer's functions, which this
         # replaces by nothing.

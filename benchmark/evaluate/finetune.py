@@ -79,13 +79,9 @@ class FineTuning(Evaluation):
 
     def check(self, name: str, task: Task) -> None:
         """Refuse several rates where there is no split to choose a pair on."""
-        refuse_choice(
-            name,
-            task,
-            self.dataset,
-            backbone_learning_rates=self.backbone_learning_rates,
-            head_learning_rates=self.head_learning_rates,
-        )
+        names = ("backbone_learning_rates", "head_learning_rates")
+        rates = {each: getattr(self, each) for each in names}
+        refuse_choice(name, task, self.dataset, **rates)
 
     def run(self, name: str, subject: Subject) -> Scores:
         """Train once for each pair of learning rates; the selection split chooses a pair."""
@@ -127,10 +123,8 @@ class FineTuning(Evaluation):
             tuned = network(chosen)
             tuned.network.load_state_dict(state.data["best"])
             results["test"] = tuned.accuracy(images, "test", subject.batch_size)
-        text = (
-            f"fine-tuning on {self.dataset.name}, {self.epochs} epochs, "
-            f"learning rates of backbone and linear layer {labels[chosen]}"
-        )
+        text = f"fine-tuning on {self.dataset.name}, {self.epochs} epochs"
+        text += f", learning rates of backbone and linear layer {labels[chosen]}"
         text += chosen_from(selected_on, labels)
         title = _TITLES.get(name, f"fine-tuning, {self.dataset.name},")
         scores: Scores = []

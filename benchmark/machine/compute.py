@@ -57,10 +57,8 @@ def resolve(runtime: Runtime) -> Compute:
         # A job step may show each of its processes one GPU only.
         index = local_rank if torch.cuda.device_count() > 1 else 0
         if index >= torch.cuda.device_count():
-            raise RegbenchError(
-                f"{local_size} processes on a machine with {torch.cuda.device_count()} GPUs; start "
-                "fewer"
-            )
+            what = f"{local_size} processes on a machine with {torch.cuda.device_count()} GPUs"
+            raise RegbenchError(f"{what}; start fewer")
         torch.cuda.set_device(index)
         device = f"cuda:{index}"
     forbid_tf32()

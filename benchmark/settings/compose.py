@@ -176,16 +176,13 @@ def _fitted(tree: Tree, point: Sequence[str], *, prepared: bool) -> dict[str, An
     """
     given = {parse(override).key_or_group for override in point}
     fitted: dict[str, Any] = {}
-    epochs, batch_size = tree.get("epochs"), tree.get("batch_size")
-    warmup = tree["optimizer"].get("warmup_epochs")
-    in_epochs = tree["optimizer"].get("warmup_steps") is None
+    epochs: Any = tree.get("epochs")
+    batch_size: Any = tree.get("batch_size")
+    warmup: Any = tree["optimizer"].get("warmup_epochs")
     # Values of other types are refused later, by the classes.
-    if (
-        in_epochs
-        and isinstance(epochs, int)
-        and isinstance(warmup, int | float)
-        and 0 < epochs < 2 * warmup
-    ):
+    are_numbers = isinstance(epochs, int) and isinstance(warmup, int | float)
+    in_epochs = tree["optimizer"].get("warmup_steps") is None
+    if in_epochs and are_numbers and 0 < epochs < 2 * warmup:
         fitted["optimizer.warmup_epochs"] = epochs / 2
     data_dir = Path(str(tree["runtime"].get("data_dir"))) if prepared else None
     fitted |= fitting(tree["dataset"], batch_size, epochs, data_dir, given)

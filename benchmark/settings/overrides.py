@@ -56,10 +56,8 @@ def grid(overrides: Sequence[str]) -> list[list[str]]:
     choices = []
     for _, override, values in row_values(overrides):
         if isinstance(override.value(), IntervalSweep):
-            raise RegbenchError(
-                f"{override.input_line} is a range, not a grid; search it: regbench tune NAME "
-                "--trials 16"
-            )
+            what = f"{override.input_line} is a range, not a grid"
+            raise RegbenchError(f"{what}; search it: regbench tune NAME --trials 16")
         choices.append(values)
     return choices
 

@@ -159,10 +159,8 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
     elif Path(name).suffix in (".yaml", ".yml"):
         path = Path(name)
     else:
-        raise RegbenchError(
-            f"no sweep named {name!r}; known: {', '.join(presets)}, or give the path of a .yaml "
-            "file of your own"
-        )
+        remedy = f"known: {', '.join(presets)}, or give the path of a .yaml file of your own"
+        raise RegbenchError(f"no sweep named {name!r}; {remedy}")
     return _read_file(path, overrides)
 
 

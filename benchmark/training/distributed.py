@@ -161,10 +161,8 @@ def environment_ranks() -> tuple[int, int, int, int]:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     missing = [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
-        raise RegbenchError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']} but {', '.join(missing)} not set; start the "
-            "processes with torchrun, or unset WORLD_SIZE"
-        )
+        what = f"WORLD_SIZE={os.environ['WORLD_SIZE']} but {', '.join(missing)} not set"
+        raise RegbenchError(f"{what}; start the processes with torchrun, or unset WORLD_SIZE")
     rank, size, local_rank, local_size = (int(os.environ[name]) for name in names)
     return rank, size, local_rank, local_size
 

@@ -22,12 +22,9 @@ from regbench.datasets.stored.beton import JPEG
 # to it so, but not code with a ctypes pointer in it: int imdecode(source, source_bytes, height,
 # width, target, crop_height, crop_width, offset_x, offset_y, scale_numerator, scale_denominator,
 # crop, flip).
-_imdecode: Any = types.ExternalFunction(
-    "imdecode",
-    types.int32(
-        types.intp, types.uint64, types.uint32, types.uint32, types.intp, *[types.uint32] * 8
-    ),
-)
+_SIZE: Any = types.uint32
+_SIGNATURE: Any = types.int32(types.intp, types.uint64, _SIZE, _SIZE, types.intp, *[_SIZE] * 8)
+_imdecode: Any = types.ExternalFunction("imdecode", _SIGNATURE)
 
 
 @compiled

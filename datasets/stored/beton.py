@@ -215,10 +215,8 @@ class Beton:
 
     def _require(self, condition: bool | np.bool_, reason: str) -> None:
         if not condition:
-            raise RegbenchError(
-                f"{self.path} cannot be used: {reason}; write it again: "
-                f"regbench prepare {self.path.parent.name} --force"
-            )
+            remedy = f"write it again: regbench prepare {self.path.parent.name} --force"
+            raise RegbenchError(f"{self.path} cannot be used: {reason}; {remedy}")
 
     def __len__(self) -> int:
         """Count the samples."""

@@ -128,10 +128,8 @@ def _rgb(picture: PIL_Image.Image, levels: int | None) -> tuple[PIL_Image.Image,
         if picture.format == "PPM":  # that states its range, and Pillow scales to 16 bits
             levels = None
         elif picture.mode == "I" and levels is None:
-            raise ValueError(
-                "its pixels are 32-bit numbers, whose range is not known; convert it to 8 or 16 "
-                "bits, or set dataset.source.levels"
-            )
+            remedy = "convert it to 8 or 16 bits, or set dataset.source.levels"
+            raise ValueError(f"its pixels are 32-bit numbers, whose range is not known; {remedy}")
         else:
             peak = int(values.max())
         scaled = np.clip(values * 256 // (levels or 65536), 0, 255)

@@ -44,10 +44,8 @@ def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:
     """
     entry = Manifest.load(data_dir, dataset).splits[split]
     if "factors" not in entry:
-        raise RegbenchError(
-            f"data set {dataset.name!r} does not say what its images are made of; take one that "
-            "does, such as dataset=scenes"
-        )
+        what = f"data set {dataset.name!r} does not say what its images are made of"
+        raise RegbenchError(f"{what}; take one that does, such as dataset=scenes")
     path = data_dir / dataset.name / entry["factors"]
     if not path.is_file() or file_sha256(path) != entry["factors_sha256"]:
         raise RegbenchError(

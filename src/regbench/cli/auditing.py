@@ -87,10 +87,8 @@ def audit(
         for report in bar:
             reports.append(report)
             # By way of the bar: a plain echo would land in its line.
-            bar.write(
-                f"{report.loss} ({report.version}): {len(report.findings)} found in "
-                f"{report.seconds_s:.1f} s"
-            )
+            done = f"{len(report.findings)} found in {report.seconds_s:.1f} s"
+            bar.write(f"{report.loss} ({report.version}): {done}")
     if any(report.findings for report in reports):
         click.echo(f"\n{table(reports)}\n")
     machine = hardware(torch.device("cpu"))

@@ -27,6 +27,9 @@ _report_option = click.option(
     default=False,
     help="Write the report at the end and print the leaderboard.",
 )
+_plan_option = click.option(
+    "--plan", is_flag=True, help="Show the cells and what they will take; run nothing."
+)
 _wait_option = click.option(
     "--wait",
     is_flag=True,
@@ -45,9 +48,7 @@ def grid_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Run cells too that are predicted not to fit cluster.gpu_memory_gib.",
         ),
         _wait_option,
-        click.option(
-            "--plan", is_flag=True, help="Show the cells and what they will take; run nothing."
-        ),
+        _plan_option,
     ):
         command = option(command)
     return overrides_and_runs_dir(command)
@@ -210,7 +211,7 @@ def tune(
     default="scenes",
     help="Rows to be placed among; minute: a smoke test.",
 )
-@click.option("--plan", is_flag=True, help="Show what it will take; run nothing.")
+@_plan_option
 @_wait_option
 @click.pass_context
 def challenge(
