@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regbench import methods
-from regbench.benchmark.backbones.weights import PublishedWeights, load_backbone
+from regbench.benchmark.backbones.weights import load_backbone
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.features import Encoder, NotFinite
 from regbench.benchmark.evaluate.subject import selection_splits
@@ -27,13 +27,7 @@ from regbench.benchmark.rundir.choice import GIVEN
 from regbench.benchmark.rundir.directory import write_config
 from regbench.benchmark.rundir.interruption import Interruption
 from regbench.benchmark.rundir.lease import Attempt, attempt_at, now
-from regbench.benchmark.rundir.record import (
-    LaterEvaluation,
-    Record,
-    Score,
-    read_record,
-    read_tuned,
-)
+from regbench.benchmark.rundir.record import LaterEvaluation, Record, Score, read_record, read_tuned
 from regbench.benchmark.rundir.record_parts import Cost
 from regbench.benchmark.scoring import (
     SELECTION,
@@ -70,15 +64,8 @@ SPECTRUM_ORDER = 6
 """Highest order of the coefficients of a kernel that a record holds."""
 
 # The settings that decide a training, and nothing where published weights are evaluated.
-_OF_TRAINING = (
-    "method",
-    "optimizer",
-    "embedding_dim",
-    "batch_size",
-    "micro_batch_size",
-    "epochs",
-    "precision",
-)
+_OF_TRAINING = ["method", "optimizer", "embedding_dim", "batch_size", "micro_batch_size"]
+_OF_TRAINING += ["epochs", "precision"]
 
 log = logging.getLogger("regbench")
 
@@ -172,22 +159,24 @@ def evaluate_backbone(
         source, cell.network.backbone, cell.dataset.input_channels, cell.dataset.image_size
     )
     # The weights expect the colours that they were trained with.
-    dataset = replace(
-        cell.dataset,
-        mean=published.mean or cell.dataset.mean,
-        std=published.std or cell.dataset.std,
-    )
-    cell = replace(cell, dataset=dataset)
+    mean, std = published.mean or cell.dataset.mean, published.std or cell.dataset.std
+    cell = replace(cell, dataset=replace(cell.dataset, mean=mean, std=std))
     # A record names a file without its folder.
     shown = source if source.startswith(("torchvision:", "timm:")) else Path(source).name
     label = label or shown
     command = ["regbench", "evaluate", "--backbone", source, "--label", label, "--name", name]
     if only:
         command += ["--only", ",".join(only)]
-    run = _Run(
-        *(cell, compute, name, GIVEN, _plain_published(cell, shown, published), label, METHOD),
-        command=[*command, *overrides],
-    )
+    # The settings that decide the scores, in the form of a cell whose training is not known.
+    plain = {
+        **cell.plain(),
+        **dict.fromkeys(_OF_TRAINING),
+        "network": {"backbone": {"name": published.architecture}},
+        "method": {"name": METHOD},
+        "external": {"source": shown, "sha256": published.sha256},
+    }
+    command += overrides
+    run = _Run(cell, compute, name, GIVEN, plain, label, METHOD, command)
     with attempt_at(run.directory, runtime.lease_s) as attempt:
         if attempt is not None:
             run.begin(attempt)
@@ -196,19 +185,6 @@ def evaluate_backbone(
     record = read_record(run.directory)
     assert record is not None
     return run.directory, record
-
-
-def _plain_published(cell: Cell, source: str, published: PublishedWeights) -> dict[str, Any]:
-    """Return the settings that decide the scores, in the form of a cell whose training is not
-    known.
-    """
-    return {
-        **cell.plain(),
-        **dict.fromkeys(_OF_TRAINING),
-        "network": {"backbone": {"name": published.architecture}},
-        "method": {"name": METHOD},
-        "external": {"source": source, "sha256": published.sha256},
-    }
 
 
 def evaluate_directory(
@@ -255,10 +231,9 @@ def evaluate_directory(
     scores: list[Score] = []
     # The run's own files stay as they are: choices are written into a folder that is removed
     # afterwards.
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        attempt_at(Path(folder), runtime.lease_s) as attempt,
-    ):
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        attempt = stack.enter_context(attempt_at(folder, runtime.lease_s))
         assert attempt is not None
         on_test = own.evaluation.select_on == "test"
         choices = note_choice(attempt, cell, how_chosen, on_test=on_test)
@@ -279,6 +254,7 @@ def evaluate_directory(
                 for what, entry in choices.entries.items():
                     if before.get(what) != entry:
                         choice[what] = entry
+                again = ["regbench", "evaluate", str(directory), "--only", name, *changed]
                 evaluation = LaterEvaluation(
                     cell_id=own.id,
                     protocol=name,
@@ -287,9 +263,7 @@ def evaluate_directory(
                     choice=choice,
                     environment={**environment(compute.device), "loader": found.loader},
                     finished=now(),
-                    command=shlex.join(
-                        ["regbench", "evaluate", str(directory), "--only", name, *changed]
-                    ),
+                    command=shlex.join(again),
                 )
                 path.parent.mkdir(exist_ok=True)
                 # The first of two processes that evaluate at once wins.
@@ -414,10 +388,8 @@ class _Run:
         if world.group is None or world.rank > 0:
             return trained
         # The trained BN layers belong to ranks that leave now; an evaluation could not copy them.
-        network = build_network(
-            self.cell, self.compute.device, {"network": trained.network.state_dict()}
-        )
-        return replace(trained, network=network)
+        state = {"network": trained.network.state_dict()}
+        return replace(trained, network=build_network(self.cell, self.compute.device, state))
 
     def load_trained(self) -> Trained:
         """Load the network that an earlier job trained."""
@@ -442,9 +414,8 @@ class _Run:
             if not self.cell.epochs:
                 raise
             epochs = len(progress.history)
-            self._end_diverged(
-                attempt, Diverged(self.label, progress.step, epochs, str(error), progress)
-            )
+            diverged = Diverged(self.label, progress.step, epochs, str(error), progress)
+            self._end_diverged(attempt, diverged)
 
     def evaluate(
         self,

@@ -157,10 +157,8 @@ class AugmentationConfig:
             stated = []
             for name, kind in self.views.items():
                 stated.append(f"{name}: {kind.count}{' local' * kind.local}")
-            raise RegbenchError(
-                f"augmentation.views are {', '.join(stated) or 'none'}; "
-                "give two or more, the global ones before the local ones"
-            )
+            what = f"augmentation.views are {', '.join(stated) or 'none'}"
+            raise RegbenchError(f"{what}; give two or more, the global ones before the local ones")
 
     @property
     def count(self) -> int:

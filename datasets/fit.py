@@ -31,11 +31,10 @@ def complete(dataset: Mapping[str, Any]) -> dict[str, Any]:
     source = dataset.get("source")
     given = source if isinstance(source, Mapping) else {"name": source}
     name = str(given.get("name"))
-    fields = dataclasses.fields(DatasetConfig)
-    defaults = {
-        field.name: None if field.default is dataclasses.MISSING else field.default
-        for field in fields
-    }
+    defaults: dict[str, Any] = {}
+    for field in dataclasses.fields(DatasetConfig):
+        has_default = field.default is not dataclasses.MISSING
+        defaults[field.name] = field.default if has_default else None
     if any(dataset.get(name) is None for name in _OPEN if name != "channels"):
         defaults["channels"] = None  # it depends on the images as the others in _OPEN do
     return {**defaults, **dataset, "source": {"name": name, **SOURCES.defaults(name), **given}}

@@ -52,55 +52,37 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Name the tests that are left out or skipped here: a line each, with the remedy."""
     browsers = ("chromium", "chromium-browser", "google-chrome")
-    needs: list[tuple[str, object, str]] = [
-        (
-            "the report's page in a browser",
-            any(map(shutil.which, browsers)),
-            "apt-get install chromium",
-        ),
-        (
-            "sweeps on a real Slurm (make test-slurm)",
-            shutil.which("slurmctld"),
-            "apt-get install slurmctld slurmd slurm-client munge",
-        ),
-        (
-            "tables set by LaTeX (make test-all)",
-            shutil.which("pdflatex"),
-            "apt-get install texlive-latex-recommended",
-        ),
-        (
-            "Fashion-MNIST as Debian has it",
-            fashion_mnist.DEBIAN_FOLDER.is_dir(),
-            "apt-get install dataset-fashion-mnist",
-        ),
-        (
-            "TensorBoard's files",
-            importlib.util.find_spec("tensorboard"),
-            "pip install 'regbench[tensorboard]', as make test does",
-        ),
-        (
-            "FFCV's loader",
-            importlib.util.find_spec("ffcv"),
-            "make clean install, which says why it fails",
-        ),
-        (
-            "a machine without a GPU",
-            not torch.cuda.is_available(),
-            "CUDA_VISIBLE_DEVICES= make test",
-        ),
-    ]
-    lines = [
-        f"skipped here: {what}; to get it: {remedy}" for what, here, remedy in needs if not here
-    ]
-    for mark, target in (
-        ("slow", "make test-all"),
-        ("exhaustive", "make test-all"),
-        ("slurm", "make test-slurm"),
-        ("gpu", "make gpu"),
-    ):
+    is_here = {
+        "browser": any(map(shutil.which, browsers)),
+        "slurm": shutil.which("slurmctld"),
+        "latex": shutil.which("pdflatex"),
+        "fashion_mnist": fashion_mnist.DEBIAN_FOLDER.is_dir(),
+        "tensorboard": importlib.util.find_spec("tensorboard"),
+        "ffcv": importlib.util.find_spec("ffcv"),
+        "no gpu": not torch.cuda.is_available(),
+    }
+    lines = [f"skipped here: {SKIPPED[name]}" for name, found in is_here.items() if not found]
+    for mark, target in (("slow", "test-all"), ("exhaustive", "test-all"), ("slurm", "test-slurm")):
         if f"not {mark}" in config.option.markexpr:
-            lines.append(f"left out: tests marked {mark}; to run them: {target}")
+            lines.append(f"left out: tests marked {mark}; to run them: make {target}")
+    if "not gpu" in config.option.markexpr:
+        lines.append("left out: tests marked gpu; to run them: make gpu")
     return lines
+
+
+SKIPPED = {
+    "browser": "the report's page in a browser; to get it: apt-get install chromium",
+    "slurm": "sweeps on a real Slurm (make test-slurm); to get it: apt-get install slurmctld slurmd "
+    "slurm-client munge",
+    "latex": "tables set by LaTeX (make test-all); to get it: apt-get install "
+    "texlive-latex-recommended",
+    "fashion_mnist": "Fashion-MNIST as Debian has it; to get it: apt-get install "
+    "dataset-fashion-mnist",
+    "tensorboard": "TensorBoard's files; to get it: pip install 'regbench[tensorboard]', as make "
+    "test does",
+    "ffcv": "FFCV's loader; to get it: make clean install, which says why it fails",
+    "no gpu": "a machine without a GPU; to get it: CUDA_VISIBLE_DEVICES= make test",
+}
 
 
 @pytest.fixture
@@ -118,25 +100,13 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 
 TINY = (
-    "dataset=imagefolder",
-    "dataset.name=tiny",
-    "dataset.num_classes=3",
-    "dataset.image_size=24",
-    "dataset.eval_resize=24",
-    "dataset.source.train_per_class=40",
-    "dataset.source.tuning_per_class=12",
-    "augmentation=small_color",
-    "network=resnet_tiny",
-    "embedding_dim=16",
-    "batch_size=32",
-    "epochs=2",
-    "optimizer.warmup_epochs=1",
-    "evaluation.knn.k=5",
-    "evaluation.probe.epochs=3",
-    "evaluation.protocols=[knn,probe]",
-    "runtime.device=cpu",
-    "runtime.loader=torchvision",
-    "runtime.threads=1",
+    *("dataset=imagefolder", "dataset.name=tiny", "dataset.num_classes=3"),
+    *("dataset.image_size=24", "dataset.eval_resize=24"),
+    *("dataset.source.train_per_class=40", "dataset.source.tuning_per_class=12"),
+    *("augmentation=small_color", "network=resnet_tiny", "embedding_dim=16"),
+    *("batch_size=32", "epochs=2", "optimizer.warmup_epochs=1"),
+    *("evaluation.knn.k=5", "evaluation.probe.epochs=3", "evaluation.protocols=[knn,probe]"),
+    *("runtime.device=cpu", "runtime.loader=torchvision", "runtime.threads=1"),
 )
 
 

@@ -15,49 +15,19 @@ import yaml
 
 _DEEP, _SELF = "@deep@", "@self@"
 _OTHERS: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        False,
-        0,
-        1,
-        -1,
-        0.5,
-        -1e308,
-        2**31,
-        2**63,
-        2**64,
-        10**30,
-        10**400,
-        math.nan,
-        math.inf,
-    ),
-    *(
-        "",
-        "x",
-        "0",
-        "None",
-        "../..",
-        "a/b",
-        "\0",
-        "\ud800",
-        "'",
-        "{}",
-        "${seed}",
-        "${oc.env:HOME}",
-        "%s",
-        "x" * 300,
-    ),
-    *([], {}, [[]], [None], ["x"], {"x": 1}, {"": {}}, _DEEP, _SELF),
+    *(None, True, False, 0, 1, -1, 0.5, -1e308, math.nan, math.inf),
+    *(2**31, 2**63, 2**64, 10**30, 10**400),
+    *("", "x", "0", "None", "../..", "a/b", "\0", "\ud800", "'", "{}", "%s", "x" * 300),
+    *("${seed}", "${oc.env:HOME}", _DEEP, _SELF),
+    *([], {}, [[]], [None], ["x"], {"x": 1}, {"": {}}),
 )
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
     """Other bytes than `data`, JSON or YAML text; one or several things are wrong with them."""
-    while (
-        changed := rng.choice((_bytes, _bytes, _content, _content, _content))(data, rng)
-    ) == data:
-        pass
+    changed = data
+    while changed == data:
+        changed = rng.choice((_bytes, _bytes, _content, _content, _content))(data, rng)
     return changed
 
 
@@ -70,21 +40,11 @@ def _bytes(data: bytes, rng: random.Random) -> bytes:
         for _ in range(rng.choice((1, 1, 2, 8)) if data else 0):
             flipped[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         return bytes(flipped)
-    return (
-        data[:at],
-        b"",
-        data[:at] + data[at + length :],
-        data[:at] + data[at : at + length] + data[at:],
-        data[:at] + bytes(length) + data[at + length :],
-        rng.choice(
-            (
-                data.decode(errors="replace").encode("utf-16"),
-                b"\xef\xbb\xbf" + data,
-                data * 2,
-                b"\xff" + data,
-            )
-        ),
-    )[kind - 3]
+    before, after = data[:at], data[at + length :]
+    as_utf16 = data.decode(errors="replace").encode("utf-16")
+    another = rng.choice((as_utf16, b"\xef\xbb\xbf" + data, data * 2, b"\xff" + data))
+    twice = before + data[at : at + length] + data[at:]
+    return (before, b"", before + after, twice, before + bytes(length) + after, another)[kind - 3]
 
 
 def _content(data: bytes, rng: random.Random) -> bytes:
@@ -109,14 +69,11 @@ def _content(data: bytes, rng: random.Random) -> bytes:
     if data.lstrip()[:1] in (b"{", b"["):
         text = json.dumps(content[0]).replace(f'"{_SELF}"', '{"x": 0, "x": []}')
     else:
-        text = yaml.safe_dump(content[0], sort_keys=False).replace(
-            f"'{_SELF}'", rng.choice(("&a [*a]", "&a {a: *a}"))
-        )
-    return (
-        text.replace(f'"{_DEEP}"', "[" * deep + "]" * deep)
-        .replace(f"'{_DEEP}'", "[" * deep + "]" * deep)
-        .encode()
-    )
+        endless = rng.choice(("&a [*a]", "&a {a: *a}"))
+        text = yaml.safe_dump(content[0], sort_keys=False).replace(f"'{_SELF}'", endless)
+    for quoted in (f'"{_DEEP}"', f"'{_DEEP}'"):
+        text = text.replace(quoted, "[" * deep + "]" * deep)
+    return text.encode()
 
 
 def _places(content: Any) -> Iterator[tuple[Any, Any]]:
@@ -146,11 +103,8 @@ def damaged_lines(answer: bytes, rng: random.Random) -> bytes:
     kind = rng.randrange(6)
     if kind < 2:
         return _bytes(answer, rng)
-    return (
-        answer.replace(b"|", rng.choice((b" ", b"||", b"")), rng.randrange(1, 4)),
-        b"slurm_load_jobs error: Unable to contact slurm controller\n" + answer,
-        answer[:at]
-        + rng.choice((b"\n", b"\xff\xfe", b"\0", b"|", b"\r\n", b"x" * 9999))
-        + answer[at:],
-        answer.lower(),
-    )[kind - 2]
+    other_bars = answer.replace(b"|", rng.choice((b" ", b"||", b"")), rng.randrange(1, 4))
+    after_an_error = b"slurm_load_jobs error: Unable to contact slurm controller\n" + answer
+    put = rng.choice((b"\n", b"\xff\xfe", b"\0", b"|", b"\r\n", b"x" * 9999))
+    put_within = answer[:at] + put + answer[at:]
+    return (other_bars, after_an_error, put_within, answer.lower())[kind - 2]

@@ -34,24 +34,15 @@ def _free_port() -> int:
 
 def as_one_process(patch: pytest.MonkeyPatch) -> None:
     """Set the environment that torchrun gives a single process."""
-    for name, value in {
-        "RANK": 0,
-        "WORLD_SIZE": 1,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": _free_port(),
-    }.items():
+    alone = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+    for name, value in alone.items():
         patch.setenv(name, str(value))
 
 
 def launch(size: int, code: str, *arguments: str) -> list[subprocess.CompletedProcess[str]]:
     """Run code in `size` processes with the environment that torchrun gives them."""
-    environment = {
-        **os.environ,
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-    }
+    environment = {**os.environ, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     processes = []
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(size):

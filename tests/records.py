@@ -29,15 +29,10 @@ CELL = {
 def made(cell: Mapping[str, Any] = CELL, **changes: Any) -> Record:
     """Make what a run of the cell, given as plain data, leaves; keywords are its fields."""
     fields: dict[str, Any] = {
-        "cell_id": cell_id(cell),
         **{"sweep": "made", "label": "VICReg", "method": "vicreg", "seed": 0, "status": "done"},
-        "cell": dict(cell),
-        "scores": (),
+        **{"scores": (), "environment": {}, "attempts": (), "command": ""},
+        **{"cell_id": cell_id(cell), "cell": dict(cell), "data": ImageSource("made up", {})},
         "cost": Cost(train_s=1.0, evaluate_s=0.0),
-        "environment": {},
-        "data": ImageSource("made up", {}),
-        "attempts": (),
-        "command": "",
     }
     return Record(**fields | changes)
 
@@ -62,36 +57,21 @@ def ranked(cell_id: str, value: float | None = 70.0, **hyperparameters: Any) -> 
 
 def chosen(label: str, *ranking: RankedConfiguration, **changes: Any) -> ChosenConfiguration:
     """Make what a tuning chose for a method: the first of its ranking."""
-    setting = {
-        "dataset": "fashion_mnist",
-        "backbone": "resnet_tiny",
-        **{"embedding_dim": 512, "batch_size": 256},
-    }
-    first = ranking[0].cell_id
-    fields = {
-        "chosen": first,
-        "configuration": first,
-        "setting": setting | {"epochs": 3},
-        "edges": {},
-    } | changes
-    return ChosenConfiguration(
-        label=label, method=label.lower(), ranking=ranking, images=0, **fields
-    )
+    setting: dict[str, Any] = {"dataset": "fashion_mnist", "backbone": "resnet_tiny"}
+    setting |= {"embedding_dim": 512, "batch_size": 256, "epochs": 3}
+    fields: dict[str, Any] = {"label": label, "method": label.lower(), "ranking": ranking}
+    fields |= {"images": 0, "setting": setting, "edges": {}}
+    fields |= dict.fromkeys(("chosen", "configuration"), ranking[0].cell_id)
+    return ChosenConfiguration(**fields | changes)
 
 
 def tuning_choice(folder: Path, *choices: ChosenConfiguration) -> str:
     """Write what a tuning chose into its folder; return the digest."""
     budget = max((len(entry.ranking) for entry in choices), default=0)
-    how: dict[str, Any] = {
-        "selected_on": "tuning",
-        "score": "knn_top1",
-        "budget": budget,
-        "seeds": (0,),
-    }
+    how: dict[str, Any] = {"selected_on": "tuning", "score": "knn_top1", "seeds": (0,)}
+    how |= {"budget": budget, "created": "2026-11-22T05:30:00+00:00"}
     path = folder / TUNING_CHOICE
-    path.write_text(
-        TuningChoice(choices=choices, created="2026-11-22T05:30:00+00:00", **how).text()
-    )
+    path.write_text(TuningChoice(choices=choices, **how).text())
     return TuningChoice.read(path).sha256
 
 

@@ -39,10 +39,8 @@ def test_train_returns_the_record_and_does_not_train_twice(tiny: list[str], tmp_
     record = regbench.train(tiny, name="mine", **SHORT)
     assert record is not None
     assert record.path.parent == tmp_path / "runs" / "mine" / record.cell_id
-    assert (
-        record.cell_id
-        == load_run([*tiny, "method=vicreg", "epochs=0", "evaluation.protocols=[knn]"])[0].id
-    )
+    short = ("method=vicreg", "epochs=0", "evaluation.protocols=[knn]")
+    assert record.cell_id == load_run([*tiny, *short])[0].id
     assert record.score("knn_top1", "test") is not None
     written_ns = record.path.stat().st_mtime_ns
     own = [override for override in tiny if override.startswith("runtime.")]
@@ -182,10 +180,8 @@ def test_a_sweep_says_which_cells_did_not_end(
     tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(grid: Sweep, stages: Sequence[str], announce: None) -> list[CellStatus]:
-        return [
-            cell_status(Path(grid.runtime.runs_dir) / "none" / cell.id, plan_of(cell))
-            for cell in grid.cells
-        ]
+        folder = Path(grid.runtime.runs_dir) / "none"
+        return [cell_status(folder / cell.id, plan_of(cell)) for cell in grid.cells]
 
     monkeypatch.setattr("regbench.sweeps.local.run_sweep", fails)
     with pytest.raises(RegbenchError, match="1 of 1 cell not finished: untrained seed 0 pending"):

@@ -15,35 +15,11 @@ from regbench.instruments.cost.harness import to_csv
 from regbench.reports.page.cost_curves import cost_png
 from tests.instruments.test_cost import EXAMPLE
 
-FORMULAS = (
-    "=1+1",
-    "+1",
-    "@SUM(A1)",
-    "\t=1",
-    "\r=1",
-    "-x",
-    "-1+cmd|' /C calc'!A0",
-    "-",
-    "'=1",
-    "''-x",
-    '=a,"b"\nc',
-)
+FORMULAS = ["=1+1", "+1", "@SUM(A1)", "\t=1", "\r=1", "-x", "-", "'=1", "''-x"]
+FORMULAS += ["-1+cmd|' /C calc'!A0", '=a,"b"\nc']
 MACHINE = {"hardware": "@cpu", "threads": 1, "torch": "2.10", "dtype": "float32"}
-PLAIN = (
-    "",
-    "a",
-    "a=1",
-    "-1",
-    "-1.5e-3",
-    "-.5",
-    "'",
-    "'a",
-    "'-1",
-    " =1",
-    "–",
-    'a,"b"\nc',
-    "SFRIK (L=3)",
-)
+PLAIN = ["", "a", "a=1", "-1", "-1.5e-3", "-.5", "'", "'a", "'-1", " =1", "–"]
+PLAIN += ['a,"b"\nc', "SFRIK (L=3)"]
 
 
 Rows = list[list[str]]
@@ -51,9 +27,8 @@ Rows = list[list[str]]
 
 def as_arrow(heads: list[str], rows: Rows) -> str:
     file = io.BytesIO()
-    write_table(
-        pa.table({head: [row[place] for row in rows] for place, head in enumerate(heads)}), file
-    )
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    write_table(pa.table(dict(zip(heads, columns, strict=True))), file)
     return file.getvalue().decode()
 
 
@@ -63,16 +38,13 @@ def test_no_text_is_a_formula_and_all_are_read_back(
 ) -> None:
     heads = [*FORMULAS, *PLAIN]
     text = write(heads, [heads, heads[::-1]])
+    expected = [*FORMULAS, *(cell[1:] for cell in PLAIN if cell.startswith("'"))]
     for row in csv.reader(io.StringIO(text, newline="")):
         guarded = [cell.removeprefix("'") for cell in row if cell.startswith("'")]
-        assert sorted(guarded) == sorted(
-            [*FORMULAS, *(cell[1:] for cell in PLAIN if cell.startswith("'"))]
-        )
+        assert sorted(guarded) == sorted(expected)
         assert not any(cell[:1] in ("=", "+", "@", "\t", "\r") for cell in row)
-    assert read_csv(text) == [
-        dict(zip(heads, heads, strict=True)),
-        dict(zip(heads, heads[::-1], strict=True)),
-    ]
+    for row_read, row in zip(read_csv(text), [heads, heads[::-1]], strict=True):
+        assert row_read == dict(zip(heads, row, strict=True))
 
 
 def test_numbers_stay_and_what_is_missing_is_empty() -> None:
@@ -89,11 +61,7 @@ def test_costs_are_guarded_and_drawn_from_what_was_written() -> None:
     )
     assert "\n'=m," in text and "@cpu" not in text.replace("'@cpu", "")
     first, second = read_csv(text)
-    assert (first["method"], first["hardware"], second["n"], second["note"]) == (
-        "=m",
-        "@cpu",
-        "16",
-        "",
-    )
+    found = (first["method"], first["hardware"], second["n"], second["note"])
+    assert found == ("=m", "@cpu", "16", "")
     png = cost_png(text)
     assert png is not None and png.startswith(b"\x89PNG")

@@ -35,12 +35,8 @@ from tests.slurm.standin import Standin
 from tests.sweep_file import write_sweep
 
 SHORT = (
-    *TINY,
-    "epochs=1",
-    "optimizer.warmup_epochs=0",
-    "evaluation.protocols=[knn]",
-    "cluster=slurm",
-    "cluster.gpus=0",
+    *(*TINY, "epochs=1", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn]"),
+    *("cluster=slurm", "cluster.gpus=0"),
 )
 PROFILE = b"""\
 defaults: [slurm]
@@ -141,15 +137,8 @@ def rounds(count: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("seeds", [range(count), *slow])
 
 
-RUN_FILES = (
-    "attempts/*.json",
-    "record.json",
-    "config.yaml",
-    "metrics*.jsonl",
-    "scores*.json",
-    "choice*.json",
-    "env*.json",
-)
+RUN_FILES = ["attempts/*.json", "record.json", "config.yaml", "metrics*.jsonl"]
+RUN_FILES += ["scores*.json", "choice*.json", "env*.json"]
 
 
 @rounds(12)
@@ -157,14 +146,11 @@ def test_status_shows_the_cells_that_are_not_damaged(
     sweeps: Sweeps, tmp_path: Path, seeds: range
 ) -> None:
     for rng, runs in sweeps.copies(tmp_path, "status", seeds):
-        path = rng.choice(
-            [
-                path
-                for name in RUN_FILES
-                for path in sorted(runs.glob(f"own/*/{name}"))
-                if "jobs" not in path.parts
-            ]
-        )
+        files = []
+        for name in RUN_FILES:
+            found = sorted(runs.glob(f"own/*/{name}"))
+            files += [path for path in found if "jobs" not in path.parts]
+        path = rng.choice(files)
         how = damage(path, rng)
         result = call("status", "own", "--runs-dir", runs)
         refused_or_done(result)
@@ -197,12 +183,8 @@ def test_other_commands_on_a_damaged_sweep(
     name, *options = command.split()
     for rng, runs in sweeps.copies(tmp_path, command, seeds):
         files = [path for kind in RUN_FILES for path in sorted(runs.glob(f"own/*/{kind}"))]
-        damage(
-            rng.choice(
-                [*files, runs / "own" / "sweep.json", *sorted(runs.glob("own/jobs/*.json"))]
-            ),
-            rng,
-        )
+        of_jobs = sorted(runs.glob("own/jobs/*.json"))
+        damage(rng.choice([*files, runs / "own" / "sweep.json", *of_jobs]), rng)
         cell = [sweeps.own.cells[rng.randrange(4)].id] if name == "logs" else []
         refused_or_done(call(name, "own", *cell, *options, "--runs-dir", runs))
 
@@ -237,11 +219,9 @@ def test_a_damaged_tuning(
             (runs / "tuned" / "tune.json").unlink()
             call("tune", sweeps.folder / "tuned.yaml", *options, f"runtime.runs_dir={runs}")
             assert (runs / "tuned" / "search.json").exists()
-        files = [
-            path
-            for name in ("*.json", "*/tuning.json", "*/config.yaml")
-            for path in sorted(runs.glob(f"tuned/{name}"))
-        ]
+        files = []
+        for name in ("*.json", "*/tuning.json", "*/config.yaml"):
+            files += sorted(runs.glob(f"tuned/{name}"))
         damage(rng.choice(files), rng)
         refused_or_done(
             call("tune", sweeps.folder / "tuned.yaml", *options, f"runtime.runs_dir={runs}")

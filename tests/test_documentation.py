@@ -160,13 +160,8 @@ def test_contributing_example_is_a_method(tmp_path: Path, monkeypatch: pytest.Mo
 # tests/test_plugins.py.
 RUN = {
     "python": {
-        **{
-            "README.md": 1,
-            "docs/python.md": 4,
-            "docs/tutorials/add_a_regularizer.md": 1,
-            "CONTRIBUTING.md": 4,
-        },
-        **{"docs/audit.md": 1, "docs/challenge.md": 1, "docs/reports.md": 1},
+        **{"README.md": 1, "docs/python.md": 4, "CONTRIBUTING.md": 4, "docs/audit.md": 1},
+        **{"docs/tutorials/add_a_regularizer.md": 1, "docs/challenge.md": 1, "docs/reports.md": 1},
     },
     "yaml": {
         **{"docs/tutorials/own_images.md": 1, "docs/tutorials/cluster.md": 1, "docs/cluster.md": 1},
@@ -232,14 +227,8 @@ def test_the_tutorial_on_own_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # What the page on reports reads them by.
     names: dict[str, Any] = {}
     exec(blocks("docs/reports.md", "python")[0].replace("quickstart", "own_images"), names)
-    assert set(names["frame"]["label"]) == {
-        "untrained",
-        "SFRIK (L=2)",
-        "AUH",
-        "SimCLR",
-        "VICReg",
-        "Barlow Twins",
-    }
+    seen = set(names["frame"]["label"])
+    assert seen == {"untrained", "SFRIK (L=2)", "AUH", "SimCLR", "VICReg", "Barlow Twins"}
 
 
 def test_the_tutorial_on_own_images_tunes_with_equal_budgets(tmp_path: Path) -> None:
@@ -334,10 +323,8 @@ def test_identities_are_those_of_tests_that_exist() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere_and_make_has_its_targets(document: str) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert (
-        set(re.findall(r"^make ([a-z-]+)", "\n".join(blocks(document, "")), re.MULTILINE))
-        <= targets
-    )
+    text = "\n".join(blocks(document, ""))
+    assert set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)) <= targets
     for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", (ROOT / document).read_text()):
         if "docs/reference/" not in str(
             made := (ROOT / document).parent / target

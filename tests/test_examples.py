@@ -31,12 +31,8 @@ def losses(output: str) -> list[float]:
 
 def test_the_list_names_every_example_once() -> None:
     files = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb"))
-    assert (
-        sorted(
-            re.findall(r"^\| \[(\S+)\]\(\1\)", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
-        )
-        == files
-    )
+    text = (EXAMPLES / "README.md").read_text()
+    assert sorted(re.findall(r"^\| \[(\S+)\]\(\1\)", text, re.MULTILINE)) == files
 
 
 def test_the_plain_loop_lowers_its_loss(

@@ -35,22 +35,10 @@ from tests.history import untimed
 from tests.waiting import PATIENCE_S
 
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(
-    [
-        *(
-            "tests.test_kills",
-            "regbench.benchmark.run",
-            "regbench.reports.bundle.recompute",
-            "regbench.sweeps.local",
-        ),
-        *(
-            "regbench.sweeps.run",
-            "regbench.reports.bundle.entered",
-            "regbench.reports.page.page",
-        ),
-        *("pyarrow.csv", "pyarrow.parquet", "scipy.optimize", "torchvision.models"),
-    ]
-)
+OURS = ("benchmark.run", "reports.bundle.recompute", "reports.bundle.entered", "reports.page.page")
+PRELOADED = [f"regbench.{name}" for name in (*OURS, "sweeps.local", "sweeps.run")]
+PRELOADED += ["pyarrow.csv", "pyarrow.parquet", "scipy.optimize", "torchvision.models"]
+FORKED.set_forkserver_preload(["tests.test_kills", *PRELOADED])
 
 SETTINGS = (
     *TINY,
@@ -111,12 +99,9 @@ class Operations:
         sys.addaudithook(self.hear)
 
     def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if (
-            event == "open"
-            and isinstance(arguments[0], str | Path)
-            and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-        ):
-            self.unsynced = Path(arguments[0]).absolute()
+        if event == "open" and isinstance(arguments[0], str | Path):
+            if arguments[2] & (os.O_WRONLY | os.O_RDWR):
+                self.unsynced = Path(arguments[0]).absolute()
         elif event in ("os.rename", "os.link"):
             self.comes(event, Path(arguments[1]))
         elif event in ("os.remove", "os.rmdir") and os.path.lexists(arguments[0]):
@@ -156,26 +141,17 @@ def begin(
     words = COMMANDS[command][1]
     for path in folder.glob("runs/manual/*/record.json"):
         words = words.replace("RUN", str(path.parent.relative_to(folder)))
-    processes = [
-        FORKED.Process(target=perform, args=(folder, words, killed_at)) for _ in range(count)
-    ]
-    for process in processes:
-        process.start()
+    processes = []
+    for _ in range(count):
+        processes.append(FORKED.Process(target=perform, args=(folder, words, killed_at)))
+        processes[-1].start()
     for process in processes:
         process.join(PATIENCE_S)
     return {process.exitcode for process in processes}
 
 
-SELDOM_EQUAL = {
-    "attempts",
-    "checkpoint",
-    "cost",
-    "created",
-    "finished",
-    "metrics",
-    "seconds",
-    "sha256",
-}
+SELDOM_EQUAL = {"attempts", "checkpoint", "cost", "created"}
+SELDOM_EQUAL |= {"finished", "metrics", "seconds", "sha256"}
 
 
 def lasting(value: Any) -> Any:
@@ -194,15 +170,11 @@ def content(path: Path) -> Any:
         record = Record.read(path)
         assert record.checkpoint is not None
         state = read_saved(path.parent, record.checkpoint)
-        tensors = [
-            leaf
-            for leaf in tree_leaves([state["network"], state["optimizer"]])
-            if torch.is_tensor(leaf)
-        ]
-        weights = hashlib.sha256(
-            b"".join(tensor.numpy().tobytes() for tensor in tensors)
-        ).hexdigest()
-        return found, untimed(record), weights
+        weights = hashlib.sha256()
+        for leaf in tree_leaves([state["network"], state["optimizer"]]):
+            if torch.is_tensor(leaf):
+                weights.update(leaf.numpy().tobytes())
+        return found, untimed(record), weights.hexdigest()
     return found
 
 
@@ -214,12 +186,12 @@ def outcome(folder: Path) -> dict[str, Any]:
     """What any two runs of a command agree on: files and their contents, but for what each
     attempt has of its own.
     """
-    names = {str(path.relative_to(folder)): path for path in folder.rglob("*")}
-    return {
-        name: content(path) if path.is_file() else ""
-        for name, path in names.items()
-        if not OF_ATTEMPTS.search(name)
-    }
+    found = {}
+    for path in folder.rglob("*"):
+        name = str(path.relative_to(folder))
+        if not OF_ATTEMPTS.search(name):
+            found[name] = content(path) if path.is_file() else ""
+    return found
 
 
 @dataclass
@@ -250,9 +222,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Und
             for number in range(count):
                 stripes(label, number).save(folder / f"{part}{number}.png")
     for name, rows in ROWS.items():
-        (start / f"{name}.yaml").write_text(
-            json.dumps({"description": "ours", "common": SETTINGS, "cells": rows})
-        )
+        sweep = {"description": "ours", "common": SETTINGS, "cells": rows}
+        (start / f"{name}.yaml").write_text(json.dumps(sweep))
 
     def run(command: str) -> Undisturbed:
         if command not in known:

@@ -24,13 +24,8 @@ from regbench.datasets.stored.prepare import prepare
 
 CLASSES = ("heron", "ibis", "stork")
 # What a run of a second needs beside: none of it is about the images.
-QUICK = (
-    "embedding_dim=16",
-    "epochs=1",
-    "evaluation.probe.epochs=1",
-    "runtime.device=cpu",
-    "runtime.loader=torchvision",
-)
+QUICK = ["embedding_dim=16", "epochs=1", "evaluation.probe.epochs=1"]
+QUICK += ["runtime.device=cpu", "runtime.loader=torchvision"]
 
 
 def draw(folder: Path, count: int, size_px: int = 32, mode: str = "RGB", first: int = 0) -> Path:
@@ -93,12 +88,8 @@ def test_prepare_then_train(
     call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 30))
     call("train", "dataset=imagefolder", "method=vicreg", *QUICK)
     (line,) = [message for message in caplog.messages if message.startswith("chosen to fit: ")]
-    for setting in (
-        "augmentation=small_color",
-        "network=resnet_tiny",
-        "batch_size=64",
-        "optimizer.warmup_epochs=0.5",
-    ):
+    fitted = ("augmentation=small_color", "network=resnet_tiny", "batch_size=64")
+    for setting in (*fitted, "optimizer.warmup_epochs=0.5"):
         assert setting in line.split()
     (directory,) = (tmp_path / "runs" / "manual").iterdir()
     record = read_record(directory)
@@ -106,11 +97,8 @@ def test_prepare_then_train(
     assert record.status == "done"
     cell = record.cell
     assert cell["dataset"]["num_classes"] == 3
-    assert (
-        cell["dataset"]["image_size"],
-        cell["dataset"]["eval_resize"],
-        cell["dataset"]["channels"],
-    ) == (32, 32, 3)
+    found = [cell["dataset"][name] for name in ("image_size", "eval_resize", "channels")]
+    assert found == [32, 32, 3]
     assert cell["augmentation"]["name"] == "small_color"
     assert cell["network"]["backbone"] == {"name": "resnet_tiny"}
     assert cell["optimizer"]["warmup_epochs"] == 0.5
@@ -187,10 +175,8 @@ def test_folders_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RegbenchError, match="birds/ is missing"):
         opened(tmp_path / "birds")
     (tmp_path / "birds").mkdir()
-    with pytest.raises(
-        RegbenchError,
-        match=r"birds/ has no class folders.*with CLASS/\*\.jpg, or train/CLASS/\*\.jpg",
-    ):
+    reason = r"birds/ has no class folders.*with CLASS/\*\.jpg, or train/CLASS/\*\.jpg"
+    with pytest.raises(RegbenchError, match=reason):
         opened(tmp_path / "birds")
     draw(tmp_path / "birds" / "val", 3, 8)
     with pytest.raises(RegbenchError, match="train/ is missing"):
@@ -205,13 +191,8 @@ def test_folders_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_given_divide() -> None:
-    cell, _ = load_run(
-        [
-            "dataset=imagefolder",
-            "dataset.source.train_per_class=9",
-            "dataset.source.tuning_per_class=4",
-        ]
-    )
+    divided = ("dataset.source.train_per_class=9", "dataset.source.tuning_per_class=4")
+    cell, _ = load_run(["dataset=imagefolder", *divided])
     assert cell.dataset.source == ImageFolder(train_per_class=9, tuning_per_class=4)
 
 
@@ -244,23 +225,13 @@ def test_what_fits_the_images_is_chosen(
     birds_manifest: Manifest,
     tmp_path: Path,
 ) -> None:
-    entry: SplitEntry = {
-        **birds_manifest.splits["train"],
-        "image_px": image_px,
-        "grey": grey,
-        "num_samples": 100,
-    }
+    entry: SplitEntry = {**birds_manifest.splits["train"], "num_samples": 100}
+    entry["image_px"], entry["grey"] = image_px, grey
     replace(birds_manifest, name="birds", splits={"train": entry}).save(tmp_path)
-    chosen = fitting(
-        complete({"name": "birds", "source": "imagefolder"}), 256, 5, tmp_path, given=()
-    )
-    names = (
-        "augmentation",
-        "network",
-        "dataset.image_size",
-        "dataset.eval_resize",
-        "dataset.channels",
-    )
+    birds = complete({"name": "birds", "source": "imagefolder"})
+    chosen = fitting(birds, 256, 5, tmp_path, given=())
+    of_images = [f"dataset.{name}" for name in ("image_size", "eval_resize", "channels")]
+    names = ("augmentation", "network", *of_images)
     assert tuple(chosen[name] for name in names) == expected
     assert len(chosen["dataset.mean"]) == len(chosen["dataset.std"]) == expected[-1]
     assert (chosen["dataset.num_classes"], chosen["batch_size"]) == (3, 64)
@@ -303,14 +274,8 @@ def test_the_epochs_have_steps_enough_to_learn_something(
 
 def test_large_grey_images_are_trained_on(data_dir: Path, tmp_path: Path) -> None:
     call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 10, 112, "L"))
-    call(
-        "train",
-        "dataset=imagefolder",
-        *QUICK,
-        "evaluation.protocols=[knn]",
-        "evaluation.knn.k=5",
-        "batch_size=8",
-    )
+    evaluated = ("evaluation.protocols=[knn]", "evaluation.knn.k=5")
+    call("train", "dataset=imagefolder", *QUICK, *evaluated, "batch_size=8")
 
 
 def test_small_files_may_grow_to_any_size(data_dir: Path, tmp_path: Path) -> None:
@@ -331,16 +296,10 @@ def test_what_is_given_wins(data_dir: Path, tmp_path: Path) -> None:
     call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 3, 120, "L"))
     given = ["augmentation=small_grey", "network=resnet50", "batch_size=2", "dataset.mean=[0.1]"]
     cell, _ = load_run(["dataset=imagefolder", "dataset.image_size=64", *given])
-    assert (cell.augmentation.name, cell.network.architecture, cell.batch_size) == (
-        "small_grey",
-        "resnet50",
-        2,
-    )
-    assert (cell.dataset.image_size, cell.dataset.eval_resize, cell.dataset.mean) == (
-        64,
-        73,
-        (0.1,),
-    )
+    seen = (cell.augmentation.name, cell.network.architecture, cell.batch_size)
+    assert seen == ("small_grey", "resnet50", 2)
+    shown = (cell.dataset.image_size, cell.dataset.eval_resize, cell.dataset.mean)
+    assert shown == (64, 73, (0.1,))
     cell, _ = load_run(["dataset=imagefolder", "dataset.channels=3", "dataset.image_size=64"])
     assert (cell.augmentation.name, cell.network.architecture) == ("small_color", "resnet_tiny")
     assert len(cell.dataset.mean) == 3

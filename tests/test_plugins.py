@@ -21,13 +21,9 @@ from tests.conftest import TINY
 from tests.plugin import install
 from tests.test_documentation import blocks
 
-GROUPS = {
-    "imq": "regbench.methods",
-    "ncm": "regbench.evaluations",
-    "convnet": "regbench.backbones",
-    "nadam": "regbench.optimizers",
-    "by_name": "regbench.sources",
-}
+GROUPS = {"imq": "regbench.methods", "ncm": "regbench.evaluations"}
+GROUPS |= {"convnet": "regbench.backbones", "nadam": "regbench.optimizers"}
+GROUPS |= {"by_name": "regbench.sources"}
 # Of other wheels too: their modules, by the kind of plug-in, and what is wrong with them.
 BROKEN = {
     "gone": ("method", "", "ModuleNotFoundError: No module named 'gone_plugin'"),
@@ -142,20 +138,16 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
         "regbench: method 'gone_plugin' cannot be loaded: ModuleNotFoundError"
     )
     assert without_half.startswith("regbench: unknown method 'half'")
-    assert (
-        "evaluation 'unset_plugin' cannot be loaded: RegbenchError: the setting needed"
-        in without_unset
-    )
+    why = "evaluation 'unset_plugin' cannot be loaded: RegbenchError: the setting needed"
+    assert why in without_unset
     wanted = "mend it, or give another folder, with CLASS_NUMBER.jpg, several of each class"
     assert line.endswith(f" cannot be used: stray.jpg has no class; {wanted}")
     (path,) = (tmp_path / "runs").glob("*/*/record.json")
     record = json.loads(path.read_bytes())
     assert (record["method"], record["cell"]["dataset"]["source"]["separator"]) == ("imq", "_")
     assert record["cell"]["network"]["backbone"] == {"name": "convnet", "width": 24}
-    assert (record["cell"]["optimizer"]["name"], record["cell"]["optimizer"]["weight_decay"]) == (
-        "nadam",
-        0.05,
-    )
+    seen = (record["cell"]["optimizer"]["name"], record["cell"]["optimizer"]["weight_decay"])
+    assert seen == ("nadam", 0.05)
     scores = {score["name"]: score for score in record["scores"]}
     assert {"ncm_top1", "ncm_top5", "retrieval_recall1", "retrieval_recall10"} <= set(scores)
     assert scores["ncm_top1"]["title"] == "nearest class mean top-1"
@@ -207,20 +199,18 @@ def test_every_setting_of_a_cell_is_listed_with_its_meaning() -> None:
     def leaves(node: object, path: str) -> list[str]:
         if not isinstance(node, dict) or (path in names and not node):
             return [path]
-        return [
-            leaf
-            for key, value in node.items()
-            for leaf in leaves(value, f"{path}.{key}" if path else key)
-        ]
+        found = []
+        for key, value in node.items():
+            found += leaves(value, f"{path}.{key}" if path else key)
+        return found
 
     plain = cell.plain()
     del plain["method"]
     of_plug_ins = {"optimizer.name", "network.backbone.name", "dataset.source.name"}
-    wanted = {
-        re.sub(r"views\.view\d", "views.KIND", leaf)
-        for leaf in leaves(plain, "")
-        if leaf not in of_plug_ins and ".dataset." not in leaf
-    }
+    wanted = set()
+    for leaf in leaves(plain, ""):
+        if leaf not in of_plug_ins and ".dataset." not in leaf:
+            wanted.add(re.sub(r"views\.view\d", "views.KIND", leaf))
     assert wanted <= set(listed)
     assert all(setting.meaning and setting.kind for setting in listed.values())
     assert listed["evaluation.places205.epochs"].default == "28"

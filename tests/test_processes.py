@@ -138,10 +138,8 @@ def test_memory_that_runs_out_ends_the_process_apart_first() -> None:
 
 
 def test_what_a_function_returns_apart_is_plain_data() -> None:
-    assert apart("it", 60, lambda *given: {"given": given, "none": None}, 1, 2.5) == {
-        "given": [1, 2.5],
-        "none": None,
-    }
+    seen = apart("it", 60, lambda *given: {"given": given, "none": None}, 1, 2.5)
+    assert seen == {"given": [1, 2.5], "none": None}
 
 
 @pytest.mark.parametrize(

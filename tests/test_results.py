@@ -142,10 +142,8 @@ def test_the_page_of_heuristics_has_the_means_of_its_rows() -> None:
         assert len(shown) == len(rows)
         regularizers += len(rows) == len(columns)
         for (mean, deviation, gain), values in zip(shown, rows, strict=True):
-            assert (mean, deviation) == (
-                f"{statistics.fmean(values):.2f}",
-                f"{statistics.stdev(values):.2f}",
-            ), line
+            found = f"{statistics.fmean(values):.2f}", f"{statistics.stdev(values):.2f}"
+            assert (mean, deviation) == found, line
             if gain:
                 expected = statistics.fmean(values) - statistics.fmean(rows[0])
                 assert float(gain.replace("−", "-")) == pytest.approx(expected, abs=0.051), line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
 from dataclasses import field
 from typing import Any, Literal
 
@@ -50,10 +49,8 @@ class TimmModel(Backbone):
         ones, whoever's it is.
         """
         if "checkpoint_path" in self.options:
-            raise RegbenchError(
-                "network.backbone.options.checkpoint_path reads weights of a file; evaluate them "
-                "with --backbone"
-            )
+            what = "network.backbone.options.checkpoint_path reads weights of a file"
+            raise RegbenchError(f"{what}; evaluate them with --backbone")
         if self.last_blocks > 1 and self.representation == "pooled":
             raise RegbenchError(
                 f"network.backbone.last_blocks={self.last_blocks} needs "
@@ -103,7 +100,9 @@ class TimmModel(Backbone):
         if self.representation != "pooled":
             options["global_pool"] = ""  # the last norm is then that of all tokens
         refusal = ""
-        for sizes in _sizes(image_size):
+        size = {"img_size": image_size}
+        # Transformers need the images' size, and some of them take other sizes too.
+        for sizes in ({**size, "dynamic_img_size": True}, size, {}):
             arguments = {"in_chans": channels, **options, **sizes, **self.options}
             try:
                 model: nn.Module = timm.create_model(
@@ -115,15 +114,6 @@ class TimmModel(Backbone):
                 if not any(name in refusal for name in sizes):  # some models take none of these
                     break
         raise RegbenchError(f"timm cannot make {self.model} with {shown(arguments)}: {refusal}")
-
-
-def _sizes(image_size: int) -> Iterator[dict[str, Any]]:
-    """Yield ways to tell a model the images' size: transformers need it, some of them take
-    other sizes too.
-    """
-    yield {"img_size": image_size, "dynamic_img_size": True}
-    yield {"img_size": image_size}
-    yield {}
 
 
 class _Represented(nn.Module):

@@ -113,18 +113,13 @@ def _torchvision(source: str, name: str) -> tuple[nn.Module, tuple[float, ...], 
             f"{source} cannot be downloaded ({_one_line(error)}); put {entry.url} into "
             f"{Path(torch.hub.get_dir()) / 'checkpoints'}"
         ) from error
-    _behead(source, model)
-    preset = entry.transforms()
-    return model, tuple(preset.mean), tuple(preset.std)
-
-
-def _behead(source: str, model: nn.Module) -> None:
-    """Take off the classification layer, which is the last linear one."""
+    # The classification layer, which is the last linear one, is taken off.
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise RegbenchError(f"{source} ends in no linear layer to take off; choose another model")
-    parent, _, child = linear[-1].rpartition(".")
-    setattr(model.get_submodule(parent), child, nn.Identity())
+    model.set_submodule(linear[-1], nn.Identity())
+    preset = entry.transforms()
+    return model, tuple(preset.mean), tuple(preset.std)
 
 
 def _timm(
@@ -183,10 +178,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     except (RuntimeError, ValueError, pickle.UnpicklingError):
         names = []  # the file is no zip archive, and torch.load below says more
     except OSError as error:
-        raise RegbenchError(
-            f"--backbone {path}: {error.strerror}; give torchvision:NAME@WEIGHTS, timm:NAME or a "
-            "file"
-        ) from error
+        remedy = "give torchvision:NAME@WEIGHTS, timm:NAME or a file"
+        raise RegbenchError(f"--backbone {path}: {error.strerror}; {remedy}") from error
     try:
         # Training checkpoints name their options' class or the optimizer's functions, which this
         # replaces by nothing.
@@ -249,11 +242,8 @@ def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture:
         if not name.startswith(prefix) or name.removeprefix(prefix) not in wanted:
             kind = heads if _part(name, prefix) in _HEADS else unexpected
             kind.append(name)
-    for what, names in (
-        ("has not", missing),
-        ("has besides", unexpected),
-        ("has other shapes:", wrong),
-    ):
+    faults = {"has not": missing, "has besides": unexpected, "has other shapes:": wrong}
+    for what, names in faults.items():
         if names:
             raise RegbenchError(
                 f"{path} is no {architecture}: it {what} {_some(names)}; choose network= to fit"

@@ -65,17 +65,11 @@ class FactorProbes(Evaluation):
             chosen_on = self._split(probed, selection[0]) if selection else train
             regressions, penalties = {}, {}
             for factor, target in train[1].items():
-                regressions[factor] = ridge.of(target)
-                penalties[factor] = regressions[factor].best_penalty(
-                    chosen_on[0], chosen_on[1][factor]
-                )
+                regression = regressions[factor] = ridge.of(target)
+                penalties[factor] = regression.best_penalty(chosen_on[0], chosen_on[1][factor])
             split = selection[0] if selection else "train"
-            subject.note(
-                f"{name}_penalties_{place}",
-                selected_on=split,
-                chosen=penalties,
-                candidates=list(_PENALTIES),
-            )
+            what, candidates = f"{name}_penalties_{place}", list(_PENALTIES)
+            subject.note(what, selected_on=split, chosen=penalties, candidates=candidates)
             test_ND, targets = self._split(probed, "test")
             for factor, target in targets.items():
                 predicted_NT = regressions[factor].predicted(penalties[factor], test_ND)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from regbench.datasets.config import AugmentationConfig, DatasetConfig
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
 from regbench.errors import RegbenchError
 
+T = TypeVar("T")
 Batches = Iterable[tuple[Tensor, Tensor]]
 Epochs = Callable[[int], Batches]
 
@@ -30,6 +31,11 @@ class NotFinite(RegbenchError):
     """Representations hold NaN or infinity, which no evaluation could score: the weights have
     exploded.
     """
+
+
+def progress_bar(items: Iterable[T], title: str, total: int | None = None, done: int = 0) -> Any:
+    """Pass the items on, with a bar on a terminal; of `total`, some are `done` already."""
+    return tqdm(items, title, total, initial=done, disable=None, leave=False)
 
 
 @dataclass(frozen=True)
@@ -69,10 +75,9 @@ class Encoder:
     @torch.no_grad()
     def represent(self, x_NCHW: Tensor) -> Tensor:
         """Return the representations (n, dim) of normalised images, float32, in evaluation mode."""
-        autocast = torch.autocast(
-            x_NCHW.device.type, torch.bfloat16, enabled=self.precision == "bf16"
-        )
-        with fast_bf16(x_NCHW.device, self.precision), autocast:
+        device = x_NCHW.device
+        autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
+        with fast_bf16(device, self.precision), autocast:
             features: Tensor = self.module.eval()(x_NCHW)
         return features.float()
 
@@ -125,9 +130,7 @@ class Images:
             x_ND = torch.empty(loader.num_samples, encoder.dim, device=place)
             y_N = torch.empty(loader.num_samples, dtype=torch.int64, device=place)
             first, finite = 0, torch.tensor(True, device=self.compute.device)
-            for x_NCHW, y in tqdm(
-                epoch, f"features of {split}", len(loader), disable=None, leave=False
-            ):
+            for x_NCHW, y in progress_bar(epoch, f"features of {split}", len(loader)):
                 x_BD = encoder.represent(x_NCHW)
                 # Added up on the device: to ask in every step would make the GPU wait for the CPU.
                 finite &= x_BD.isfinite().all()
@@ -157,7 +160,7 @@ class Images:
             def epoch(number: int) -> Iterator[tuple[Tensor, Tensor]]:
                 with loader.epoch(number) as batches:
                     title = f"epoch {number + 1} of {config.epochs}"
-                    yield from tqdm(batches, title, len(loader), disable=None, leave=False)
+                    yield from progress_bar(batches, title, len(loader))
 
             yield epoch
 
@@ -184,17 +187,11 @@ class Images:
         options = {"images": images, "batch_size": batch_size, "seed": seed, **self._reading()}
         with ViewLoader(self.dataset, augmentation, split, **options) as loader:
             pairs = []
-            for number in tqdm(
-                range(-(-views // 2)), f"views of {split}", disable=None, leave=False
-            ):
+            for number in progress_bar(range(-(-views // 2)), f"views of {split}"):
                 batches = []
                 with loader.epoch(number) as epoch:
-                    for first, second in epoch:
-                        batches.append(
-                            torch.stack(
-                                [encoder.represent(first), encoder.represent(second)], dim=1
-                            )
-                        )
+                    for pair in epoch:
+                        batches.append(torch.stack([*map(encoder.represent, pair)], dim=1))
                 pairs.append(torch.cat(batches))
         # An odd number of views leaves out the last view of the last pair.
         views_NVD = torch.cat(pairs, dim=1)[:, :views]

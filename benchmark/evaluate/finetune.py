@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
-from tqdm import tqdm
 
 from regbench.benchmark.evaluate.base import (
     Evaluation,
@@ -26,7 +25,7 @@ from regbench.benchmark.evaluate.base import (
     refuse_choice,
     register,
 )
-from regbench.benchmark.evaluate.features import Encoder, Epochs, Images
+from regbench.benchmark.evaluate.features import Encoder, Epochs, Images, progress_bar
 from regbench.benchmark.evaluate.linear import AreaRange, decay, head_accuracies, initial_weight
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.evaluate.subject import Subject
@@ -80,13 +79,9 @@ class FineTuning(Evaluation):
 
     def check(self, name: str, task: Task) -> None:
         """Refuse several rates where there is no split to choose a pair on."""
-        refuse_choice(
-            name,
-            task,
-            self.dataset,
-            backbone_learning_rates=self.backbone_learning_rates,
-            head_learning_rates=self.head_learning_rates,
-        )
+        names = ("backbone_learning_rates", "head_learning_rates")
+        rates = {each: getattr(self, each) for each in names}
+        refuse_choice(name, task, self.dataset, **rates)
 
     def run(self, name: str, subject: Subject) -> Scores:
         """Train once for each pair of learning rates; the selection split chooses a pair."""
@@ -113,7 +108,7 @@ class FineTuning(Evaluation):
                     found[split].append(tuned.accuracy(images, split, subject.batch_size))
                 # The test split needs the best network alone, so the others are not kept.
                 is_best = choose(found, labels[: number + 1])[0] == number
-                best = tuned.state_dict() if is_best else state.data["best"]
+                best = tuned.network.state_dict() if is_best else state.data["best"]
                 done = f"{number + 1} of {len(pairs)} pairs of learning rates"
                 # The next pair begins at its first epoch.
                 state.save(done, last=True, tried=number + 1, found=found, best=best, epoch=0)
@@ -128,10 +123,8 @@ class FineTuning(Evaluation):
             tuned = network(chosen)
             tuned.network.load_state_dict(state.data["best"])
             results["test"] = tuned.accuracy(images, "test", subject.batch_size)
-        text = (
-            f"fine-tuning on {self.dataset.name}, {self.epochs} epochs, "
-            f"learning rates of backbone and linear layer {labels[chosen]}"
-        )
+        text = f"fine-tuning on {self.dataset.name}, {self.epochs} epochs"
+        text += f", learning rates of backbone and linear layer {labels[chosen]}"
         text += chosen_from(selected_on, labels)
         title = _TITLES.get(name, f"fine-tuning, {self.dataset.name},")
         scores: Scores = []
@@ -192,9 +185,7 @@ class FineTuned:
             self.network.load_state_dict(state.data["network"])
             optimizer.load_state_dict(state.data["optimizer"])
         left = range(first, config.epochs)
-        for epoch in tqdm(
-            left, "fine-tuning", config.epochs, initial=first, disable=None, leave=False
-        ):
+        for epoch in progress_bar(left, "fine-tuning", config.epochs, first):
             for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * decay(epoch, config.epochs)
             self.network.train()
@@ -221,7 +212,3 @@ class FineTuned:
             features, lambda x_ND: self._head(x_ND)[None], batch_size, self._device
         )
         return accuracy
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the weights of backbone and head."""
-        return self.network.state_dict()

@@ -65,13 +65,8 @@ class State:
             attempt, kind = self._attempt, state_kind(self._protocol)
             attempt.check()
             self._number += 1
-            save_tensors(
-                attempt.directory,
-                kind,
-                attempt.number,
-                self._number,
-                {"key": self._key, **self.data},
-            )
+            content = {"key": self._key, **self.data}
+            save_tensors(attempt.directory, kind, attempt.number, self._number, content)
             self._written_s = now_s
             log.info("%s: %s", self._protocol, done)
 

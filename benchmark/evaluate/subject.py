@@ -199,12 +199,8 @@ class Subject:
         splits = Manifest.load(self.compute.data_dir, dataset).splits
         content = {name: entry["content_sha256"] for name, entry in splits.items()}
         settings = [plain(config), plain(dataset), content, self.config.select_on, self.seed]
-        return State(
-            self.choices.attempt,
-            name,
-            fingerprint(self.encoder.module, settings),
-            self.compute.device,
-        )
+        key = fingerprint(self.encoder.module, settings)
+        return State(self.choices.attempt, name, key, self.compute.device)
 
     def _extract(self, images: Images, split: str, interpolation: str) -> Features:
         features, self.backend = images.features(

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from pydantic import Field
-from tqdm import tqdm
 
 from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, Task, register
+from regbench.benchmark.evaluate.features import progress_bar
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.rundir.record import Score
 from regbench.datasets.loading.photometric import Normalize
@@ -100,10 +100,8 @@ class VOC07(Evaluation):
         eleven = sum(pair[0] for pair in pairs) / len(pairs)
         full = sum(pair[1] for pair in pairs) / len(pairs)
         costs = ", ".join(f"{cost:g}" for cost in self.costs)
-        how = (
-            f"linear SVMs on VOC2007, {self.image_size} px, C from {costs} by {self.folds}-fold "
-            "cross-validation"
-        )
+        how = f"linear SVMs on VOC2007, {self.image_size} px"
+        how += f", C from {costs} by {self.folds}-fold cross-validation"
         curve = f"{how}, average precision under the whole curve"
         points = f"{how}, 11-point average precision"
         return [
@@ -128,9 +126,7 @@ class VOC07(Evaluation):
         )
         length = -(-len(split.paths) // subject.batch_size)
         parts = []
-        for x_NCHW in tqdm(
-            batches, f"features of VOC2007 {name}", length, disable=None, leave=False
-        ):
+        for x_NCHW in progress_bar(batches, f"features of VOC2007 {name}", length):
             normal_NCHW = normalize(x_NCHW.to(compute.device, torch.float32))
             parts.append(subject.encoder.represent(normal_NCHW).cpu())
         x_ND = torch.cat(parts).double().numpy()
@@ -190,9 +186,8 @@ def choose_costs(
         return 100 * float(folds.mean())
 
     with ThreadPoolExecutor(threads) as pool:
-        values = list(
-            tqdm(pool.map(precision, jobs), "VOC2007: choosing C", len(jobs), disable=None)
-        )
+        precisions = pool.map(precision, jobs)
+        values = list(progress_bar(precisions, "VOC2007: choosing C", len(jobs)))
     found: dict[str, dict[str, float]] = {name: {} for name in CLASSES}
     for (c, cost), value in zip(jobs, values, strict=True):
         found[CLASSES[c]][f"{cost:g}"] = value
@@ -221,7 +216,7 @@ def svm_precisions(
 
     with ThreadPoolExecutor(threads) as pool:
         scores = pool.map(score, range(len(CLASSES)))
-        return list(tqdm(scores, "VOC2007: SVMs", len(CLASSES), disable=None))
+        return list(progress_bar(scores, "VOC2007: SVMs", len(CLASSES)))
 
 
 def average_precisions(positive_N: npt.NDArray[np.bool_], score_N: Floats) -> tuple[float, float]:
@@ -237,9 +232,8 @@ def average_precisions(positive_N: npt.NDArray[np.bool_], score_N: Floats) -> tu
     """
     from sklearn.metrics import precision_recall_curve
 
-    precision, recall, _ = precision_recall_curve(
-        positive_N, score_N
-    )  # by falling recall, down to (0, 1)
+    # By falling recall, down to (0, 1).
+    precision, recall, _ = precision_recall_curve(positive_N, score_N)
     precision, recall = precision[:-1], recall[:-1]
     best = np.maximum.accumulate(precision)
     # The margin keeps a recall that rounding has put just below its point.

@@ -12,17 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 from regbench.benchmark.machine.description import has_fast_bf16
 
-_PRODUCTS = {
-    torch.conv1d,
-    torch.conv2d,
-    torch.conv3d,
-    F.linear,
-    torch.bmm,
-    torch.matmul,
-    torch.mm,
-    Tensor.__matmul__,
-    Tensor.matmul,
-}
+_PRODUCTS = {torch.conv1d, torch.conv2d, torch.conv3d, F.linear}
+_PRODUCTS |= {torch.bmm, torch.matmul, torch.mm, Tensor.__matmul__, Tensor.matmul}
 
 
 def fast_bf16(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:

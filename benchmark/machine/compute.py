@@ -57,10 +57,8 @@ def resolve(runtime: Runtime) -> Compute:
         # A job step may show each of its processes one GPU only.
         index = local_rank if torch.cuda.device_count() > 1 else 0
         if index >= torch.cuda.device_count():
-            raise RegbenchError(
-                f"{local_size} processes on a machine with {torch.cuda.device_count()} GPUs; start "
-                "fewer"
-            )
+            what = f"{local_size} processes on a machine with {torch.cuda.device_count()} GPUs"
+            raise RegbenchError(f"{what}; start fewer")
         torch.cuda.set_device(index)
         device = f"cuda:{index}"
     forbid_tf32()
@@ -68,9 +66,8 @@ def resolve(runtime: Runtime) -> Compute:
     threads = runtime.threads or default_threads(device, local_size)
     torch.set_num_threads(threads)
     hold_blas(threads)
-    return Compute(
-        runtime, torch.device(device), runtime.workers or default_workers(device, local_size)
-    )
+    workers = runtime.workers or default_workers(device, local_size)
+    return Compute(runtime, torch.device(device), workers)
 
 
 def forbid_tf32() -> None:
@@ -90,9 +87,8 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for option, size_bytes in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_TOP_PAD):
-            mallopt(
-                option, size_bytes
-            )  # an older glibc refuses a threshold above 32 MiB and keeps its own
+            # An older glibc refuses a threshold above 32 MiB and keeps its own.
+            mallopt(option, size_bytes)
 
 
 def default_threads(device: str, processes: int) -> int:

@@ -82,18 +82,14 @@ def processor(field: str) -> str:
 def git_state() -> str | None:
     """Find the commit of the source tree, "+dirty" if it differs; None outside a checkout."""
     here = Path(__file__).resolve()
-    git = ["git", "-C", str(here.parent)]
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(here.parent), *words]
+        return subprocess.check_output(command, stderr=subprocess.PIPE, text=True, timeout=10)
+
     try:
         # An environment may lie inside some other checkout, to which this file does not belong.
-        subprocess.run(
-            [*git, "ls-files", "--error-unmatch", here.name],
-            capture_output=True,
-            check=True,
-            timeout=10,
-        )
-        run = [*git, "describe", "--always", "--dirty=+dirty", "--abbrev=12", "--exclude=*"]
-        return subprocess.run(
-            run, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
+        git("ls-files", "--error-unmatch", here.name)
+        return git("describe", "--always", "--dirty=+dirty", "--abbrev=12", "--exclude=*").strip()
     except (OSError, subprocess.SubprocessError):
         return None

@@ -118,11 +118,8 @@ class NetworkConfig:
 
 
 # A need of a method: the setting that meets it.
-_MET_BY = {
-    "predictor": "network.predictor.depth=2",
-    "stop_gradient": "network.teacher=stop_gradient",
-    "ema": "network.teacher=ema",
-}
+_MET_BY = {"predictor": "network.predictor.depth=2"}
+_MET_BY |= {name: f"network.teacher={name}" for name in ("stop_gradient", "ema")}
 
 
 def needed_settings(method: Regularizer) -> list[str]:
@@ -150,12 +147,8 @@ def refuse_unmet_needs(network: NetworkConfig, method: Regularizer) -> None:
     for name in method.of_training:
         value = getattr(method, name)
         if value and network.teacher == "none":
-            raise RegbenchError(
-                f"method.{name}={value} is without effect with network.teacher=none; set "
-                "network.teacher=ema too"
-            )
+            what = f"method.{name}={value} is without effect with network.teacher=none"
+            raise RegbenchError(f"{what}; set network.teacher=ema too")
     if method.prototypes and has["predictor"]:
-        raise RegbenchError(
-            f"{method.label} compares scores of prototypes, not predictions; set "
-            "network.predictor.depth=0"
-        )
+        what = f"{method.label} compares scores of prototypes, not predictions"
+        raise RegbenchError(f"{what}; set network.predictor.depth=0")

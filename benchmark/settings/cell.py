@@ -23,14 +23,9 @@ from regbench.wording import PlugIn, shown
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 """A seed: seeds of steps are multiples of it and must fit in 64 bits."""
 
-BASELINES = {
-    "raw_pixels": "raw pixels",
-    "pca": "PCA of pixels",
-    "hog": "HOG",
-    "random_patches": "random patches",
-    "supervised": "supervised",
-    "supcon": "SupCon",
-}
+BASELINES = {"raw_pixels": "raw pixels", "pca": "PCA of pixels"}
+BASELINES |= {"hog": "HOG", "random_patches": "random patches"}
+BASELINES |= {"supervised": "supervised", "supcon": "SupCon"}
 """Rows beside the methods, and what tables call them: trivial representations below, and labels
 above.
 """
@@ -74,12 +69,9 @@ class EvaluationOptions:
     def __post_init__(self) -> None:
         """Refuse evaluations that do not exist or cannot be used so."""
         EVALUATIONS.refuse_unknown(self.protocols, "evaluation.protocols: ")
-        for setting, names in (
-            ("select_by", self.select_by),
-            ("while_training", self.while_training),
-        ):
-            repeats = len(set(names)) < len(names)
-            if repeats or not all(map(_selects, names)):
+        for setting in ("select_by", "while_training"):
+            names = getattr(self, setting)
+            if len(set(names)) < len(names) or not all(map(_selects, names)):
                 able = ", ".join(filter(_selects, EVALUATIONS.names()))
                 raise RegbenchError(
                     f"evaluation.{setting}={shown(names)} must be of {able}, each once"
@@ -311,9 +303,9 @@ class Cell:
         Refuse data that leave a setting out.
         """
         cell = cls.from_plain(data)
-        older = {
-            name: value for name, value in cell.method.absent.items() if name not in data["method"]
-        }
+        older = dict(cell.method.absent)
+        for name in data["method"]:
+            older.pop(name, None)
         if older:
             cell = replace(cell, method=replace(cell.method, **older))  # type: ignore[type-var]
         missing = _first_missing(cell.plain(), data, "")

@@ -109,7 +109,12 @@ class Composer:
                 whole = self._presets(chosen)
                 # A plug-in comes before its settings, wherever it stands on the line.
                 for override in sorted(own, key=lambda each: each.key_or_group not in PLUG_INS):
-                    self._put_override(whole, override)
+                    key, value = override.key_or_group, override.value()
+                    if re.fullmatch(r"evaluation\..+\.dataset", key) and isinstance(value, str):
+                        # The data set of an evaluation is given by the name of a preset too.
+                        of_evaluation = tuple((GROUPS | {"dataset": value}).items())
+                        value = self._presets(of_evaluation)["dataset"]
+                    put(whole, key, value, new=override.is_add() or override.is_force_add())
                 self._groups[place] = whole[name]
             tree[name] = self._groups[place]
         # An interpolation may name a setting of another group, so it needs the whole tree.
@@ -128,13 +133,6 @@ class Composer:
             # The data too, so that no others get their id.
             self._made[place] = data, made
         return self._made[place][1]
-
-    def _put_override(self, tree: Tree, override: Override) -> None:
-        key, value = override.key_or_group, override.value()
-        if re.fullmatch(r"evaluation\..+\.dataset", key) and isinstance(value, str):
-            # An evaluation's data set is given by the name of a preset, as the cell's is.
-            value = self._presets(tuple((GROUPS | {"dataset": value}).items()))["dataset"]
-        put(tree, key, value, new=override.is_add() or override.is_force_add())
 
     def _presets(self, chosen: Presets) -> Tree:
         # The runtime's defaults are no part of what is kept: the environment decides where folders
@@ -178,16 +176,13 @@ def _fitted(tree: Tree, point: Sequence[str], *, prepared: bool) -> dict[str, An
     """
     given = {parse(override).key_or_group for override in point}
     fitted: dict[str, Any] = {}
-    epochs, batch_size = tree.get("epochs"), tree.get("batch_size")
-    warmup = tree["optimizer"].get("warmup_epochs")
-    in_epochs = tree["optimizer"].get("warmup_steps") is None
+    epochs: Any = tree.get("epochs")
+    batch_size: Any = tree.get("batch_size")
+    warmup: Any = tree["optimizer"].get("warmup_epochs")
     # Values of other types are refused later, by the classes.
-    if (
-        in_epochs
-        and isinstance(epochs, int)
-        and isinstance(warmup, int | float)
-        and 0 < epochs < 2 * warmup
-    ):
+    are_numbers = isinstance(epochs, int) and isinstance(warmup, int | float)
+    in_epochs = tree["optimizer"].get("warmup_steps") is None
+    if in_epochs and are_numbers and 0 < epochs < 2 * warmup:
         fitted["optimizer.warmup_epochs"] = epochs / 2
     data_dir = Path(str(tree["runtime"].get("data_dir"))) if prepared else None
     fitted |= fitting(tree["dataset"], batch_size, epochs, data_dir, given)

@@ -45,9 +45,7 @@ def parse(override: str) -> Override:
     return parsed
 
 
-@functools.cache
-def _parser() -> OverridesParser:
-    return OverridesParser.create()
+_parser = functools.cache(OverridesParser.create)
 
 
 def grid(overrides: Sequence[str]) -> list[list[str]]:
@@ -58,10 +56,8 @@ def grid(overrides: Sequence[str]) -> list[list[str]]:
     choices = []
     for _, override, values in row_values(overrides):
         if isinstance(override.value(), IntervalSweep):
-            raise RegbenchError(
-                f"{override.input_line} is a range, not a grid; search it: regbench tune NAME "
-                "--trials 16"
-            )
+            what = f"{override.input_line} is a range, not a grid"
+            raise RegbenchError(f"{what}; search it: regbench tune NAME --trials 16")
         choices.append(values)
     return choices
 
@@ -120,9 +116,10 @@ def _each(override: Override) -> Iterator[object]:
     value = override.value()
     try:
         # Hydra's own iterator makes a list of a range that is to be shuffled.
-        yield from (
-            value.range() if isinstance(value, RangeSweep) else override.sweep_string_iterator()
-        )
+        if isinstance(value, RangeSweep):
+            yield from value.range()
+        else:
+            yield from override.sweep_string_iterator()
     except (HydraException, ValueError) as error:  # a step of 0, a pattern
         raise RegbenchError(
             f"{override.input_line} gives no values; write them down: key=1,2,3"

@@ -85,9 +85,8 @@ def _preset_json(chosen: Presets, own: OwnPresets) -> bytes:
     groups = [f"{group}={name}" for group, name in chosen]
     try:
         data = _from_hydra(groups)
-    except (
-        Exception
-    ) as error:  # Hydra documents no list of what it raises for a file that holds something else
+    # Hydra documents no list of what it raises for a file that holds something else.
+    except Exception as error:
         where = f"{profile} is no profile of a cluster" if profile.is_file() else " ".join(groups)
         raise RegbenchError(f"{where}: {first_line(error)}") from error
     return orjson.dumps(_with_defaults(data))
@@ -99,9 +98,8 @@ def _from_hydra(groups: list[str]) -> Tree:
     ConfigStore.instance().store(name="run", node=node, provider="regbench")
     folder = config_folder()
     path = [f"hydra.searchpath=[file://{folder}]"] if folder.is_dir() else []
-    with initialize_config_module(
-        "regbench.benchmark.conf", version_base="1.3", job_name="regbench"
-    ):
+    conf = "regbench.benchmark.conf"
+    with initialize_config_module(conf, version_base="1.3", job_name="regbench"):
         return _container(compose("run", [*groups, *path]))
 
 
@@ -121,17 +119,15 @@ def _with_defaults(tree: Tree) -> Tree:
     whole["dataset"] = complete(tree["dataset"])
     kinds = tree["augmentation"].get("views")
     if kinds:
-        if not isinstance(kinds, dict) or not all(
-            isinstance(kind, dict) for kind in kinds.values()
-        ):
-            raise RegbenchError(
-                "augmentation.views: a preset must hold the settings of each kind of view by its "
-                "name"
-            )
         # A preset's kinds of views take the place of the default ones; merged, both would be there.
-        whole["augmentation"]["views"] = {
-            name: plain(ViewsConfig()) | kind for name, kind in kinds.items()
-        }
+        views = whole["augmentation"]["views"] = {}
+        if not isinstance(kinds, dict):
+            kinds = {"": kinds}
+        for name, kind in kinds.items():
+            if not isinstance(kind, dict):
+                what = "a preset must hold the settings of each kind of view by its name"
+                raise RegbenchError(f"augmentation.views: {what}")
+            views[name] = plain(ViewsConfig()) | kind
     return whole
 
 

@@ -50,10 +50,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtim
             node = node.get(part, {}) if isinstance(node, dict) else {}
         # A group would need a preset, and the run keeps the settings, not the names of its presets.
         if isinstance(node, dict) and node:
-            raise RegbenchError(
-                f"{change.input_line}: give single settings of this run, such as "
-                f"{key}.{next(iter(node))}=3"
-            )
+            remedy = f"give single settings of this run, such as {key}.{next(iter(node))}=3"
+            raise RegbenchError(f"{change.input_line}: {remedy}")
         try:
             put(tree, key, change.value())
         except RegbenchError as error:

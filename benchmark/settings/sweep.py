@@ -62,10 +62,8 @@ def load_run(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
             f"the overrides give {len(sweep.cells)} cells; for a grid use: regbench sweep"
         )
     if sweep.scheduler == "slurm":
-        raise RegbenchError(
-            "a single run is of this machine; for jobs of Slurm write a sweep's file: regbench "
-            "sweep"
-        )
+        remedy = "for jobs of Slurm write a sweep's file: regbench sweep"
+        raise RegbenchError(f"a single run is of this machine; {remedy}")
     return sweep.cells[0], sweep.runtime
 
 
@@ -157,10 +155,8 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
     elif Path(name).suffix in (".yaml", ".yml"):
         path = Path(name)
     else:
-        raise RegbenchError(
-            f"no sweep named {name!r}; known: {', '.join(presets)}, or give the path of a .yaml "
-            "file of your own"
-        )
+        remedy = f"known: {', '.join(presets)}, or give the path of a .yaml file of your own"
+        raise RegbenchError(f"no sweep named {name!r}; {remedy}")
     return _read_file(path, overrides)
 
 
@@ -250,9 +246,7 @@ def _expand(
     if len(runtimes) > 1:
         first, other = map(plain, [*runtimes][:2])
         differing = ", ".join(f"runtime.{key}" for key in first if first[key] != other[key])
-        raise RegbenchError(
-            f"sweep {name}: {differing} must be the same for all cells; give it once, for all of "
-            "them"
-        )
+        what = f"sweep {name}: {differing} must be the same for all cells"
+        raise RegbenchError(f"{what}; give it once, for all of them")
     chosen, clusters = zip(*cells.values(), strict=True)
     return Sweep(name, description, chosen, next(iter(runtimes)), clusters)

@@ -57,12 +57,9 @@ class CheckpointWriter:
             if teacher is not None:
                 state["teacher"] = teacher.state_dict()
             # Training changes the tensors and the progress while the thread writes.
-            state = tree_map_only(
-                Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state
-            )
-            self._writing = self._thread.submit(
-                _write, self._attempt, state, copy.deepcopy(progress)
-            )
+            state = tree_map_only(Tensor, lambda each: each.detach().to("cpu", copy=True), state)
+            written = copy.deepcopy(progress)
+            self._writing = self._thread.submit(_write, self._attempt, state, written)
             self._attempt.beat()
         self._last_s = time.monotonic()
         waited_s = time.perf_counter() - began_s
@@ -90,8 +87,7 @@ class CheckpointWriter:
 
 def _write(attempt: Attempt, state: dict[str, Any], progress: Progress) -> Saved:
     """Write a checkpoint, and then the metrics that it holds."""
-    saved = save_checkpoint(
-        attempt.directory, attempt.number, progress.step, {**state, "progress": vars(progress)}
-    )
+    state = {**state, "progress": vars(progress)}
+    saved = save_checkpoint(attempt.directory, attempt.number, progress.step, state)
     write_metrics(attempt, progress)
     return saved

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import threading
 from collections.abc import Iterator
@@ -96,9 +97,8 @@ class World:
         # To pickle the tensors themselves would take several times their memory on every rank.
         outline = self.from_first(tree_map_only(Tensor, lambda tensor: tensor.to("meta"), state))
         if self.rank > 0:
-            state = tree_map_only(
-                Tensor, lambda tensor: torch.empty_like(tensor, device="cpu"), outline
-            )
+            on_cpu = functools.partial(torch.empty_like, device="cpu")
+            state = tree_map_only(Tensor, on_cpu, outline)
         for tensor in tree_leaves(state):
             if isinstance(tensor, Tensor):
                 on_device = tensor.to(device)
@@ -138,11 +138,8 @@ class Agreement:
         if any(answer):
             # All ranks now do what was asked for; to ask again would make them do it twice.
             return answer
-        asked = torch.tensor(values, dtype=torch.float64)
-        self._asked = (
-            asked,
-            dist.all_reduce(asked, dist.ReduceOp.MAX, group=self._world.control, async_op=True),
-        )
+        asked, group = torch.tensor(values, dtype=torch.float64), self._world.control
+        self._asked = asked, dist.all_reduce(asked, dist.ReduceOp.MAX, group=group, async_op=True)
         if now:
             answer = self._answer() or answer
         return answer
@@ -164,10 +161,8 @@ def environment_ranks() -> tuple[int, int, int, int]:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     missing = [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
-        raise RegbenchError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']} but {', '.join(missing)} not set; start the "
-            "processes with torchrun, or unset WORLD_SIZE"
-        )
+        what = f"WORLD_SIZE={os.environ['WORLD_SIZE']} but {', '.join(missing)} not set"
+        raise RegbenchError(f"{what}; start the processes with torchrun, or unset WORLD_SIZE")
     rank, size, local_rank, local_size = (int(os.environ[name]) for name in names)
     return rank, size, local_rank, local_size
 
@@ -198,10 +193,8 @@ def connect(device: torch.device) -> Iterator[World]:
         group, control = dist.group.WORLD, dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
         assert isinstance(group, dist.ProcessGroup)
         assert isinstance(control, dist.ProcessGroup)
-        watch = threading.Thread(
-            target=_watch, args=(store, group, is_over, threading.get_ident()), daemon=True
-        )
-        watch.start()
+        watched = (store, group, is_over, threading.get_ident())
+        threading.Thread(target=_watch, args=watched, daemon=True).start()
         yield World(rank, size, local_rank, group, control)
     except Exception as error:
         is_over.set()

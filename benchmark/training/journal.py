@@ -108,9 +108,8 @@ class Journal:
         if not math.isfinite(spread):
             self._end_diverged(progress.step, steps_per_epoch, "the embeddings are not finite")
         if is_warm and spread < COLLAPSED_SPREAD:
-            reason = (
-                f"the embeddings have collapsed to nearly one point (feature spread {spread:.4f})"
-            )
+            reason = "the embeddings have collapsed to nearly one point"
+            reason += f" (feature spread {spread:.4f})"
             self._end_diverged(progress.step, steps_per_epoch, reason)
         progress.last_good = {"step": progress.step, "loss": loss, "feature_spread": spread}
         for marks in self._laps:
@@ -151,15 +150,8 @@ class Journal:
         if self._attempt is not None:
             self._attempt.update(epoch=row["epoch"])
             numbers = ", ".join(f"{name.replace('_', ' ')} {row[name]:.4g}" for name in _LOGGED)
-            img_per_s = row["images"] / row["epoch_s"]
-            log.info(
-                "%s epoch %d/%d: %s, %.0f img/s",
-                cell.label,
-                row["epoch"],
-                cell.epochs,
-                numbers,
-                img_per_s,
-            )
+            where = f"{cell.label} epoch {row['epoch']}/{cell.epochs}"
+            log.info("%s: %s, %.0f img/s", where, numbers, row["images"] / row["epoch_s"])
 
     def _add_losses(self, steps_per_epoch: int) -> float:
         """Add up the addends of the noted steps' losses; return the last step's loss."""
@@ -216,11 +208,8 @@ class Journal:
         steps = cell.epochs * steps_per_epoch
         done = (step - 1) % steps_per_epoch + 1
         img_per_s = done * cell.batch_size / self._progress.epoch_s
+        place = {"epoch": len(self._progress.history), "epochs": cell.epochs}
+        remaining_s = (steps - step) * cell.batch_size / img_per_s
         self._attempt.update(
-            epoch=len(self._progress.history),
-            epochs=cell.epochs,
-            step=step,
-            steps=steps,
-            img_per_s=img_per_s,
-            remaining_s=(steps - step) * cell.batch_size / img_per_s,
+            **place, step=step, steps=steps, img_per_s=img_per_s, remaining_s=remaining_s
         )

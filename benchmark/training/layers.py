@@ -27,9 +27,8 @@ class SmallLinear(nn.Linear):
         device = x.device.type
         if not torch.is_autocast_enabled(device) or torch.compiler.is_compiling():
             return super().forward(x)
-        out: Tensor = _CastLinear.apply(
-            x.to(torch.get_autocast_dtype(device)), self.weight, self.bias
-        )
+        cast = x.to(torch.get_autocast_dtype(device))
+        out: Tensor = _CastLinear.apply(cast, self.weight, self.bias)
         return out
 
 

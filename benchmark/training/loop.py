@@ -99,10 +99,8 @@ class _Training:
 
     def __post_init__(self) -> None:
         cell, compute, world, attempt = self.cell, self.compute, self.world, self.attempt
-        for name, size in (
-            ("batch_size", cell.batch_size),
-            ("micro_batch_size", cell.micro_batch_size),
-        ):
+        for name in ("batch_size", "micro_batch_size"):
+            size = getattr(cell, name)
             if size is not None and size % world.size:
                 raise RegbenchError(
                     f"{name}={size} cannot be shared equally between {world.size} processes"
@@ -178,9 +176,8 @@ class _Training:
                         self._end_epoch(stop, is_due=bool(due))
             # A signal may have come while the last evaluation or checkpoint was at work.
             self._stop_if(self.world.maximum(self.interruption.requested)[0])
-            return Trained(
-                network=self.network, progress=progress, checkpoint=self.checkpoints.wait()
-            )
+            saved = self.checkpoints.wait()
+            return Trained(network=self.network, progress=progress, checkpoint=saved)
 
     def _train_epoch(self, step: Step, loader: PretrainingLoader) -> tuple[float, float]:
         """Train to the end of the present epoch: load, step, look, save, stop.
@@ -206,9 +203,8 @@ class _Training:
         with bar, loader.epoch(epoch, first=done) as batches:
             for batch in batches:
                 _seed_generators(self._step_seed(), self.world.rank)
-                rate = cell.optimizer.learning_rate(
-                    cell.batch_size, progress.step, steps, cell.epochs
-                )
+                schedule = cell.batch_size, progress.step, steps, cell.epochs
+                rate = cell.optimizer.learning_rate(*schedule)
                 for parameters in self.optimizer.param_groups:
                     parameters["lr"] = rate
                 try:
@@ -271,13 +267,9 @@ class _Training:
         """Refuse what cannot be trained, and return the step."""
         cell, progress = self.cell, self.progress
         cell.optimizer.refuse_long_warmup(len(loader), cell.epochs)
+        steps = cell.epochs * len(loader)
         if progress.step:
-            log.info(
-                "%s: goes on after step %d of %d",
-                cell.label,
-                progress.step,
-                cell.epochs * len(loader),
-            )
+            log.info("%s: goes on after step %d of %d", cell.label, progress.step, steps)
         step = build_step(
             cell,
             self.world,
@@ -287,7 +279,7 @@ class _Training:
             engine=self.engine,
             mark=self.journal.clock.mark,
             teacher=self.teacher,
-            done=lambda: progress.step / (cell.epochs * len(loader)),
+            done=lambda: progress.step / steps,
         )
         # A resumed run has it from its checkpoint.
         if not progress.loss_extra_bytes:
@@ -325,8 +317,7 @@ class _Training:
                 reason = str(error)
             self.attempt.update(stage="pretrain", detail="")
         plain_scores = [asdict(score) for score in scores]
-        found = self.world.from_first((stop, plain_scores, reason))
-        stop, plain_scores, reason = found
+        stop, plain_scores, reason = self.world.from_first((stop, plain_scores, reason))
         progress.monitor_s += time.perf_counter() - began_s
         if reason:
             raise Diverged(cell.label, progress.step, epochs, reason, progress)

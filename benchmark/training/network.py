@@ -64,9 +64,8 @@ class SiameseNetwork(nn.Module):
                 self.projector.append(Prototypes(embedding_dim, prototypes, prototype_weights))
             self.predictor: nn.Sequential | None = None
             if config.predictor.depth:
-                layers = ProjectorConfig(
-                    depth=config.predictor.depth, hidden_dim=config.predictor.hidden_dim
-                )
+                depth, hidden_dim = config.predictor.depth, config.predictor.hidden_dim
+                layers = ProjectorConfig(depth=depth, hidden_dim=hidden_dim)
                 self.predictor = _projector(layers, embedding_dim, embedding_dim)
 
     def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
@@ -111,9 +110,8 @@ class PlainSiameseNetwork(SiameseNetwork):
 
     def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
         """See `SiameseNetwork.forward`."""
-        return self._with_predictions(
-            tuple(self.projector(self.backbone(x_NCHW)) for x_NCHW in views_NCHW)
-        )
+        views_NQ = tuple(self.projector(self.backbone(x_NCHW)) for x_NCHW in views_NCHW)
+        return self._with_predictions(views_NQ)
 
 
 class Prototypes(nn.Module):
@@ -155,9 +153,8 @@ def _compute_blocks_again(backbone: nn.Module, name: str) -> None:
         RegbenchError: If the backbone cannot, or has BN, whose running statistics the second pass
             would change again.
     """
-    has_statistics = any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in backbone.modules()
-    )
+    kinds = map(type, backbone.modules())
+    has_statistics = any(issubclass(kind, nn.modules.batchnorm._BatchNorm) for kind in kinds)
     if has_statistics or not hasattr(backbone, "set_grad_checkpointing"):
         raise RegbenchError(
             f"network.checkpointing=true: {name} is no model of timm without batch norm; set it to "

@@ -72,12 +72,7 @@ class Diverged(RegbenchError):
             f"{label} diverged: {reason} in step {step} (epoch {epoch}); "
             "lower optimizer.base_lr or the method's weights"
         )
-        self.what = {
-            "step": step,
-            "epoch": epoch,
-            "reason": reason,
-            "last_good": progress.last_good,
-        }
+        self.what = dict(step=step, epoch=epoch, reason=reason, last_good=progress.last_good)
         self.progress = progress
 
 

@@ -86,10 +86,7 @@ class WeightsAndBiases:
 
 Sink = TensorBoard | WeightsAndBiases
 
-SINKS: dict[str, type[Sink]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-}
+SINKS: dict[str, type[Sink]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 """The sinks by the names of `runtime.sinks`, which are also those of their packages and of our
 extras.
 """
@@ -164,12 +161,8 @@ class Sinks:
             yield
         except Exception as error:
             self._open.pop(name, None)
-            log.warning(
-                "%s failed and gets nothing more of this run: %s: %s",
-                name,
-                type(error).__name__,
-                error,
-            )
+            what = f"{type(error).__name__}: {error}"
+            log.warning("%s failed and gets nothing more of this run: %s", name, what)
 
     def __enter__(self) -> Sinks:
         """Return itself."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -106,14 +105,12 @@ class Step:
     teacher: Teacher | None = None
     done: Callable[[], float] = lambda: 0.0
 
-    @functools.cached_property
-    def _prototypes(self) -> list[Prototypes]:
-        return [module for module in self.network.modules() if isinstance(module, Prototypes)]
-
     def __call__(self, *batch: Tensor) -> Stepped:
         """Update the network once; gradients are gone afterwards."""
         views_NCHW, labels_N = (batch[:-1], batch[-1]) if self.labelled else (batch, None)
-        parts = self._parts(views_NCHW)
+        # Each part of the batch has all views of some images.
+        size = self.micro_batch_size or len(views_NCHW[0])
+        parts = list(zip(*(x_NCHW.split(size) for x_NCHW in views_NCHW), strict=True))
         # The states of the random generators before each part, for the second pass.
         states: list[list[Tensor]] = []
         marks = [self.mark()]
@@ -148,8 +145,9 @@ class Step:
             self._backward_in_parts(parts, gradients, states, has_targets=has_targets)
         marks.append(self.mark())
         self.optimizer.step()
-        for prototypes in self._prototypes:
-            prototypes.rescale()
+        for module in self.network.modules():
+            if isinstance(module, Prototypes):
+                module.rescale()
         # DistributedDataParallel keeps the gradients in its buckets, so they are zeroed; others are
         # freed. For LARS, `zero_grad` would take an operation for each tensor.
         if isinstance(self.network, DistributedDataParallel):
@@ -169,10 +167,11 @@ class Step:
         # that the training's draws stay the same.
         generator = torch.Generator().manual_seed(0)
         first_NQ = torch.randn(n, q, generator=generator)
-        others_NQ = (
-            first_NQ + 0.5 * torch.randn(n, q, generator=generator) for _ in range(views - 1)
-        )
-        leaves = Outputs([z_NQ.to(device).requires_grad_() for z_NQ in (first_NQ, *others_NQ)])
+        leaves_NQ = [first_NQ.to(device).requires_grad_()]
+        for _ in range(views - 1):
+            other_NQ = first_NQ + 0.5 * torch.randn(n, q, generator=generator)
+            leaves_NQ.append(other_NQ.to(device).requires_grad_())
+        leaves = Outputs(leaves_NQ)
         labels_N = torch.zeros(n, dtype=torch.int64, device=device) if self.labelled else None
         method, targets_NQ = self.method, None
         if self.teacher is not None:
@@ -224,11 +223,6 @@ class Step:
         # Beside a predictor, the embeddings of local views are no targets.
         trained_NQ = leaves.trained_NQ(has_targets=False)
         return terms, torch.autograd.grad(loss, trained_NQ, materialize_grads=self.is_asymmetric)
-
-    def _parts(self, views_NCHW: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-        """Cut the batch into parts, each with all views of some images."""
-        size = self.micro_batch_size or len(views_NCHW[0])
-        return list(zip(*(x_NCHW.split(size) for x_NCHW in views_NCHW), strict=True))
 
     def _embed(self, *views_NCHW: Tensor, network: nn.Module | None = None) -> Outputs:
         device = views_NCHW[0].device

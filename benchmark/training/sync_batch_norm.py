@@ -177,11 +177,8 @@ class Kernels:
         """Return the gradient of x, of the sums over all ranks."""
         count = counts_W1.sum()
         slope_C = inverse_C.square() * product_C / count
-        centred = (
-            gradient.float()
-            - _as(x, sum_C / count)
-            - (x.float() - _as(x, mean_C)) * _as(x, slope_C)
-        )
+        along = (x.float() - _as(x, mean_C)) * _as(x, slope_C)
+        centred = gradient.float() - _as(x, sum_C / count) - along
         return (centred * _as(x, inverse_C * weight)).to(x.dtype)
 
 

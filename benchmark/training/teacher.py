@@ -59,9 +59,9 @@ class Teacher(nn.Module):
                 module.training = hasattr(module, "running_mean")
             of_student = dict(student.named_parameters())
             # A list, so that the student is no part of this module.
-            self._followed: list[Tensor] = [
-                of_student[name] for name, _ in self.network.named_parameters()
-            ]
+            self._followed: list[Tensor] = []
+            for name, _ in self.network.named_parameters():
+                self._followed.append(of_student[name])
 
     def momentum(self, done: float) -> float:
         """Return the share of its weights that the copy keeps, after a share of the training
@@ -76,9 +76,8 @@ class Teacher(nn.Module):
         Buffers are its own.
         """
         if self.network is not None:
-            torch._foreach_lerp_(
-                tuple(self.network.parameters()), self._followed, 1 - self.momentum(done)
-            )
+            own = tuple(self.network.parameters())
+            torch._foreach_lerp_(own, self._followed, 1 - self.momentum(done))
 
     def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
         """Return the copy's embeddings (n, q) of each view's images (n, c, h, w)."""

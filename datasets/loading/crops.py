@@ -55,8 +55,10 @@ class CropShape:
         """
         count = len(flat) // self.numbers_per_image
         lengths = [count * size * size * self.channels for size in self.sizes]
-        parts = zip(self.sizes, flat.split(lengths), strict=True)
-        return [part.view(count, size, size, self.channels) for size, part in parts]
+        views = []
+        for size, part in zip(self.sizes, flat.split(lengths), strict=True):
+            views.append(part.view(count, size, size, self.channels))
+        return views
 
 
 def boxes_of(kind: ViewsConfig, number: int, key: Keys, heights: Ints, widths: Ints) -> Ints:

@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from queue import Empty
 from typing import Any
+from unittest import mock
 
 import llvmlite.binding  # type: ignore[import-untyped]
 import numba
@@ -69,24 +70,13 @@ def _contained() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@contextmanager
-def _plain_dictionaries() -> Iterator[None]:
-    """Let FFCV's import make plain dictionaries where it asks for numba's."""
-    # FFCV makes a single one, of two entries, which only Python reads. Compiling it takes 2.9 of
-    # 3.3 seconds.
-    typed = numba.typed.Dict
-    numba.typed.Dict = dict
-    try:
-        yield
-    finally:
-        numba.typed.Dict = typed
-
-
 # numba's own threading layer. With TBB, which it prefers where the system has it (Debian's OpenCV
 # brings it), a process can wait for ever at its exit, in unload_tbb.
 numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
 
-with _contained(), _plain_dictionaries():
+# FFCV's import makes plain dictionaries where it asks for numba's: a single one, of two entries,
+# which only Python reads. Compiling it takes 2.9 of 3.3 seconds.
+with _contained(), mock.patch("numba.typed.Dict", dict):
     import ffcv._libffcv
     from ffcv.fields.rgb_image import SimpleRGBImageDecoder
     from ffcv.loader import Loader, epoch_iterator
@@ -100,19 +90,6 @@ epoch_iterator.IS_CUDA = False
 # The iterator's thread would set PyTorch's number of threads to its own, in the middle of a
 # training step.
 Compiler.set_num_threads = lambda _: None
-
-
-@contextmanager
-def _not_compiled() -> Iterator[None]:
-    """Have FFCV leave functions as they are: ours are compiled already, and it would compile
-    anew for each loader.
-    """
-    enabled = Compiler.is_enabled
-    Compiler.set_enabled(False)
-    try:
-        yield
-    finally:
-        Compiler.set_enabled(enabled)
 
 
 # `kernels` names FFCV's JPEG decoder, which this makes known.
@@ -157,7 +134,9 @@ class FfcvCrops:
         scale, shift = normalize.constants() if normalize else (nothing, nothing)
         self._finishing = (np.array([blur_taps(size) for size in shape.sizes]), scale, shift)
         self._image_shapes = np.stack([beton.modes, beton.heights, beton.widths], axis=1)
-        with _contained(), _not_compiled():
+        # FFCV leaves functions as they are: ours are compiled already, and it would compile anew
+        # for each loader.
+        with _contained(), mock.patch.object(Compiler, "is_enabled", False):
             self._loader = Loader(
                 str(beton.path),
                 batch_size,
@@ -215,11 +194,10 @@ class FfcvCrops:
             chain = chains(indices)
         failed = np.zeros(count, np.int64)
 
+        how = (box, self._cutting, chain, self._finishing, failed, out)
+
         def part(first: int, end: int) -> None:
-            rows = indices[first:end]
-            decode(
-                rows, first, count, where, box, self._cutting, chain, self._finishing, failed, out
-            )
+            decode(indices[first:end], first, count, where, *how)
 
         # A batch may have fewer images than there would be parts.
         parts = min(count, _PARTS_PER_THREAD * self._workers)

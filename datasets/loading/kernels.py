@@ -22,12 +22,9 @@ from regbench.datasets.stored.beton import JPEG
 # to it so, but not code with a ctypes pointer in it: int imdecode(source, source_bytes, height,
 # width, target, crop_height, crop_width, offset_x, offset_y, scale_numerator, scale_denominator,
 # crop, flip).
-_imdecode: Any = types.ExternalFunction(
-    "imdecode",
-    types.int32(
-        types.intp, types.uint64, types.uint32, types.uint32, types.intp, *[types.uint32] * 8
-    ),
-)
+_SIZE: Any = types.uint32
+_SIGNATURE: Any = types.int32(types.intp, types.uint64, _SIZE, _SIZE, types.intp, *[_SIZE] * 8)
+_imdecode: Any = types.ExternalFunction("imdecode", _SIGNATURE)
 
 
 @compiled
@@ -81,12 +78,8 @@ def show(
         start = before * count + number * length
         before += length
         if len(finished) == 0:
-            cut(
-                image,
-                boxes[view],
-                kind,
-                crops[start : start + length].reshape(size, size, channels),
-            )
+            target = crops[start : start + length].reshape(size, size, channels)
+            cut(image, boxes[view], kind, target)
         else:
             crop = np.empty((size, size, channels), np.uint8)
             cut(image, boxes[view], kind, crop)

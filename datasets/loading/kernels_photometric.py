@@ -125,11 +125,9 @@ def _blur(planes: Array, size: int, taps: int, sigma: Scalar) -> None:
             for x in range(size):
                 out[x] = weights[0] * row[x]
             for k in range(1, reach + 1):
-                before, after = (
-                    padded[reach - k : reach - k + size],
-                    padded[reach + k : reach + k + size],
-                )
                 w = weights[k]
+                before = padded[reach - k : reach - k + size]
+                after = padded[reach + k : reach + k + size]
                 for x in range(size):
                     out[x] += w * (before[x] + after[x])
         for y in range(size):
@@ -137,11 +135,8 @@ def _blur(planes: Array, size: int, taps: int, sigma: Scalar) -> None:
             for x in range(size):
                 out[x] = weights[0] * row[x]
             for k in range(1, reach + 1):
-                before, after, w = (
-                    half[abs(y - k)],
-                    half[mirror - abs(mirror - (y + k))],
-                    weights[k],
-                )
+                w = weights[k]
+                before, after = half[abs(y - k)], half[mirror - abs(mirror - (y + k))]
                 for x in range(size):
                     out[x] += w * (before[x] + after[x])
 

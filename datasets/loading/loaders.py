@@ -68,17 +68,13 @@ class PretrainingLoader(EpochLoader):
             whole = f"{batch_size}"
             if world_size > 1:
                 whole += f" x {world_size} processes"
-            raise RegbenchError(
-                f"batch size {whole} is larger than the {self.num_samples:,} training images; "
-                f"choose at most {self.num_samples // world_size}"
-            )
+            what = f"batch size {whole} is larger than the {self.num_samples:,} training images"
+            raise RegbenchError(f"{what}; choose at most {self.num_samples // world_size}")
         self._labels = torch.from_numpy(beton.labels) if labels else None
         # An image without a label has a negative one.
         if labels and beton.labels[self._indices].min() < 0:
-            raise RegbenchError(
-                f"data set {dataset.name!r} trains on images without labels; leave out baseline, "
-                "which needs them"
-            )
+            what = f"data set {dataset.name!r} trains on images without labels"
+            raise RegbenchError(f"{what}; leave out baseline, which needs them")
         views = list_views(augmentation.kinds(dataset.image_size))
         interpolation = augmentation.interpolation
         super().__init__(

@@ -25,15 +25,9 @@ from torch import Tensor
 from regbench.datasets.config import ViewConfig
 from regbench.datasets.loading.draws import PhotometricDraws
 
-CHAIN = np.dtype(
-    [
-        ("order", np.int64, 4),
-        ("factors", np.float64, 4),
-        ("grayscale", np.bool_),
-        ("sigma", np.float64),
-        ("threshold", np.float64),
-    ]
-)
+_JITTERS = [("order", np.int64, 4), ("factors", np.float64, 4)]
+_OTHERS = [("grayscale", np.bool_), ("sigma", np.float64), ("threshold", np.float64)]
+CHAIN = np.dtype([*_JITTERS, *_OTHERS])
 """The operations on one view of one image: the jitters in their order (brightness 0, contrast 1,
 saturation 2, hue 3, none -1), the value of each of the four, whether the colour is dropped, the
 blur's standard deviation (px, 0: no blur) and the threshold of the solarization (a grey level,

@@ -40,11 +40,9 @@ def _open(
     manifest.require(dataset, data_dir)
     beton = Beton(manifest.split_file(data_dir, split))
     if beton.labels.min() < -1 or beton.labels.max() >= dataset.num_classes:
-        raise RegbenchError(
-            f"{beton.path} is damaged: it has labels from {beton.labels.min()} to "
-            f"{beton.labels.max()} for {dataset.num_classes} classes; write it again: "
-            f"{dataset.prepare_command} --force"
-        )
+        labels = f"labels from {beton.labels.min()} to {beton.labels.max()}"
+        what = f"{beton.path} is damaged: it has {labels} for {dataset.num_classes} classes"
+        raise RegbenchError(f"{what}; write it again: {dataset.prepare_command} --force")
     return beton, _first_of_each_class(beton.labels, dataset, split)
 
 

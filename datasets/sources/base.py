@@ -243,11 +243,7 @@ def split_of_files(classes: Mapping[str, Sequence[Path]], root: Path) -> Split:
             files.append((path, named(path, root)))
             labels.append(label)
             sizes_bytes.append(path.stat().st_size)
-    return Split(
-        labels=np.array(labels, np.int64),
-        images=lambda: files,
-        largest_bytes=max(sizes_bytes),
-    )
+    return Split(np.array(labels, np.int64), lambda: files, max(sizes_bytes))
 
 
 SOURCES: Registry[Source] = Registry("source")

@@ -25,18 +25,11 @@ from regbench.errors import RegbenchError
 from regbench.files import regular
 from regbench.settings import settings
 
-_SPLITS = {
-    "train": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "test": "test",
-}
+_SPLITS = {"train": "train", "test": "test"}
+_SPLITS |= dict.fromkeys(("validation", "valid", "val"), "validation")
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)")
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
-# Images in memory, beside the row group that the reader holds.
-_BATCH = 256
 
 
 class _Columns(NamedTuple):
@@ -268,20 +261,18 @@ def _image_files(shard: _Shard, taken: npt.NDArray[np.bool_]) -> Iterator[tuple[
 
     try:
         with ParquetFile(shard.path) as file:
-            row = 0
+            first = 0
             for group in range(file.num_row_groups):
                 number = file.metadata.row_group(group).num_rows
+                rows = np.flatnonzero(taken[first : first + number]).tolist()
                 # Of 20 % of ImageNet, most groups hold nothing that is taken.
-                if not taken[row : row + number].any():
-                    row += number
-                    continue
-                for batch in file.iter_batches(_BATCH, [group], [shard.columns.image]):
-                    for value in batch.column(0).to_pylist():
-                        if taken[row]:
-                            # Of a column of structs, only the bytes were asked for.
-                            content = value["bytes"] if isinstance(value, dict) else value
-                            yield row, content or b""
-                        row += 1
+                column: Any = rows and file.read_row_group(group, [shard.columns.image]).column(0)
+                for row in rows:
+                    value = column[row].as_py()
+                    # Of a column of structs, only the bytes were asked for.
+                    content = value["bytes"] if isinstance(value, dict) else value
+                    yield first + row, content or b""
+                first += number
     except (pyarrow.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())
         raise RegbenchError(f"{shard.path} cannot be read ({reason}); download it again") from error

@@ -36,19 +36,10 @@ MIN_PAGE_BYTES = 1 << 21
 
 Array = npt.NDArray[Any]
 
-_HEADER = np.dtype(
-    [
-        ("version", "<u2"),
-        ("num_fields", "<u2"),
-        ("page_size", "<u4"),
-        ("num_samples", "<u8"),
-        ("alloc_table_ptr", "<u8"),
-    ],
-    align=True,
-)
-_FIELD = np.dtype(
-    [("type_id", "<u1"), ("name", ("<u1", 16)), ("arguments", ("<u1", 1024))], align=True
-)
+_COUNTS = [("num_fields", "<u2"), ("page_size", "<u4"), ("num_samples", "<u8")]
+_HEADER = np.dtype([("version", "<u2"), *_COUNTS, ("alloc_table_ptr", "<u8")], align=True)
+_NAMED = [("type_id", "<u1"), ("name", ("<u1", 16)), ("arguments", ("<u1", 1024))]
+_FIELD = np.dtype(_NAMED, align=True)
 # FFCV aligns headers, fields and samples as C does, and packs what an image and the table say.
 _IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("data_ptr", "<u8")])
 _SAMPLE = np.dtype([("f0", _IMAGE), ("f1", "<i8")], align=True)
@@ -108,23 +99,22 @@ def write_beton(
     Raises:
         LargerThanPage: If an image is larger than a page.
     """
-    digests: list[str] = []
+    digest = hashlib.sha256()
     try:
-        write_atomically(
-            path, lambda file: digests.append(_write(file, samples, max_samples, page_bytes))
-        )
+        write_atomically(path, lambda file: _write(file, samples, max_samples, page_bytes, digest))
     except OSError as error:
         raise RegbenchError(f"cannot write {path}: {error.strerror or error}") from error
-    return digests[0]
+    return digest.hexdigest()
 
 
-def _write(file: IO[bytes], samples: Iterable[Sample], max_samples: int, page_bytes: int) -> str:
+def _write(
+    file: IO[bytes], samples: Iterable[Sample], max_samples: int, page_bytes: int, digest: Any
+) -> None:
     metadata = np.zeros(max_samples, _SAMPLE)
     allocations = np.zeros(max_samples, _ALLOCATION)
     # The rows of metadata come first, and are known last.
     position = -(-(_METADATA_START + metadata.nbytes) // page_bytes) * page_bytes
     file.seek(position)
-    digest = hashlib.sha256()
     written = 0
     for written, sample in enumerate(samples, start=1):
         size = len(sample.data)
@@ -143,7 +133,11 @@ def _write(file: IO[bytes], samples: Iterable[Sample], max_samples: int, page_by
         position += size
     file.write(allocations[:written].tobytes())
     file.seek(_METADATA_START - 2 * _FIELD.itemsize)
-    file.write(_fields().tobytes())
+    fields = np.zeros(2, _FIELD)
+    for row, name, type_id in ((0, b"image", _IMAGE_FIELD), (1, b"label", _INT_FIELD)):
+        fields[row]["type_id"] = type_id
+        fields[row]["name"][: len(name)] = np.frombuffer(name, np.uint8)
+    file.write(fields.tobytes())
     # Rows of images that could not be read stay unused, between these and the first page.
     file.write(metadata[:written].tobytes())
     header = np.zeros(1, _HEADER)
@@ -152,15 +146,6 @@ def _write(file: IO[bytes], samples: Iterable[Sample], max_samples: int, page_by
     # by that.
     file.seek(0)
     file.write(header.tobytes())
-    return digest.hexdigest()
-
-
-def _fields() -> Array:
-    fields = np.zeros(2, _FIELD)
-    for row, name, type_id in ((0, b"image", _IMAGE_FIELD), (1, b"label", _INT_FIELD)):
-        fields[row]["type_id"] = type_id
-        fields[row]["name"][: len(name)] = np.frombuffer(name, np.uint8)
-    return fields
 
 
 class Beton:
@@ -230,10 +215,8 @@ class Beton:
 
     def _require(self, condition: bool | np.bool_, reason: str) -> None:
         if not condition:
-            raise RegbenchError(
-                f"{self.path} cannot be used: {reason}; write it again: "
-                f"regbench prepare {self.path.parent.name} --force"
-            )
+            remedy = f"write it again: regbench prepare {self.path.parent.name} --force"
+            raise RegbenchError(f"{self.path} cannot be used: {reason}; {remedy}")
 
     def __len__(self) -> int:
         """Count the samples."""

@@ -34,7 +34,7 @@ import numpy as np
 from PIL import Image as PIL_Image
 from PIL import TiffImagePlugin, UnidentifiedImageError
 
-from regbench.datasets.sources.base import Image, ImageFiles, Pixels, Source, Split
+from regbench.datasets.sources.base import Image, ImageFiles, Source, Split
 from regbench.datasets.stored.beton import JPEG, RAW, Sample
 from regbench.files import regular
 
@@ -91,9 +91,8 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
             remarks = _remarks(picture)
     except UnidentifiedImageError:
         if data[:4] in (b"II*\0", b"MM\0*"):
-            return Unreadable(
-                origin, "Pillow decodes no such TIFF; of more than four bands write three"
-            )
+            reason = "Pillow decodes no such TIFF; of more than four bands write three"
+            return Unreadable(origin, reason)
         return Unreadable(origin, "it is no image of a known format" if data else "it is empty")
     except Exception as error:  # a damaged file can lead Pillow's decoders to raise anything
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -121,20 +120,16 @@ def shrunk_size(width: int, height: int, source: ImageFiles) -> tuple[int, int]:
 def _rgb(picture: PIL_Image.Image, levels: int | None) -> tuple[PIL_Image.Image, int]:
     """Convert to 8-bit RGB, and return the highest value of more than 8 bits of grey, else -1."""
     if picture.mode == "F":
-        raise ValueError(
-            "its pixels are floating-point numbers, whose range is not known; convert it to 8 or "
-            "16 bits"
-        )
+        what = "its pixels are floating-point numbers, whose range is not known"
+        raise ValueError(f"{what}; convert it to 8 or 16 bits")
     peak = -1
     if picture.mode.startswith("I"):
         values = np.asarray(picture).astype(np.int64)
         if picture.format == "PPM":  # that states its range, and Pillow scales to 16 bits
             levels = None
         elif picture.mode == "I" and levels is None:
-            raise ValueError(
-                "its pixels are 32-bit numbers, whose range is not known; convert it to 8 or 16 "
-                "bits, or set dataset.source.levels"
-            )
+            remedy = "convert it to 8 or 16 bits, or set dataset.source.levels"
+            raise ValueError(f"its pixels are 32-bit numbers, whose range is not known; {remedy}")
         else:
             peak = int(values.max())
         scaled = np.clip(values * 256 // (levels or 65536), 0, 255)
@@ -170,7 +165,10 @@ def samples_of(split: Split, source: Source) -> Iterator[Sample | Unreadable]:
     def sample(item: tuple[tuple[Image, str], int]) -> Sample | Unreadable:
         (image, origin), label = item
         if isinstance(image, np.ndarray):
-            return _raw(image, label, origin)
+            height, width = image.shape[:2]
+            if grey := image.ndim == 2:
+                image = np.repeat(image[:, :, None], 3, axis=2)
+            return Sample(RAW, height, width, label, image.tobytes(), origin, grey)
         assert isinstance(source, ImageFiles), "image files come from subclasses of ImageFiles"
         return encode(image, label, origin, source)
 
@@ -179,13 +177,6 @@ def samples_of(split: Split, source: Source) -> Iterator[Sample | Unreadable]:
         # Threads will do: Pillow releases Python's lock while it decodes, shrinks and encodes.
         return in_order(sample, images)
     return map(sample, images)
-
-
-def _raw(pixels: Pixels, label: int, origin: str) -> Sample:
-    if grey := pixels.ndim == 2:
-        pixels = np.repeat(pixels[:, :, None], 3, axis=2)
-    height, width, _ = pixels.shape
-    return Sample(RAW, height, width, label, pixels.tobytes(), origin, grey)
 
 
 def in_order(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:

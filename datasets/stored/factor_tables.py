@@ -44,17 +44,22 @@ def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:
     """
     entry = Manifest.load(data_dir, dataset).splits[split]
     if "factors" not in entry:
-        raise RegbenchError(
-            f"data set {dataset.name!r} does not say what its images are made of; take one that "
-            "does, such as dataset=scenes"
-        )
+        what = f"data set {dataset.name!r} does not say what its images are made of"
+        raise RegbenchError(f"{what}; take one that does, such as dataset=scenes")
     path = data_dir / dataset.name / entry["factors"]
     if not path.is_file() or file_sha256(path) != entry["factors_sha256"]:
         raise RegbenchError(
             f"{path} is missing or was changed; write it again: {dataset.prepare_command} --force"
         )
     lines = read_csv(path.read_bytes().decode())
-    found = {name: _column([line[name] for line in lines]) for name in lines[0]}
+    found: Factors = {}
+    for name in lines[0]:
+        values = [line[name] for line in lines]
+        # Choices are told from quantities by their numbers alone.
+        try:
+            found[name] = np.array([*map(int, values)], np.int64)
+        except ValueError:
+            found[name] = np.array([*map(float, values)])
     # Bits are drawn from split and place when images are loaded, so no file holds them.
     bits = draws.shared_bits(split, np.arange(len(lines)), dataset.shared_bits)
     for number, column in enumerate(bits.T):
@@ -64,11 +69,3 @@ def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:
     # A data set may use a part of the training images alone.
     _, rows = open_split(dataset, split, data_dir, None)
     return {name: values[rows] for name, values in found.items()}
-
-
-def _column(values: Sequence[str]) -> npt.NDArray[np.generic]:
-    # Choices are told from quantities by their numbers alone.
-    try:
-        return np.array([int(value) for value in values], np.int64)
-    except ValueError:
-        return np.array([float(value) for value in values])

@@ -112,9 +112,8 @@ class Manifest:
         try:
             return read_json(folder / FILE_NAME, cls, f"write it again: {command} --force")
         except FileNotFoundError:
-            raise RegbenchError(
-                f"data set '{name}' is not prepared in {data_dir}; run: {command}"
-            ) from None
+            what = f"data set '{name}' is not prepared in {data_dir}"
+            raise RegbenchError(f"{what}; run: {command}") from None
 
     def require(self, dataset: DatasetConfig, data_dir: Path) -> None:
         """Refuse a prepared data set that has another source, other settings or another number
@@ -145,15 +144,12 @@ class Manifest:
                 f"data set '{self.name}' has no split '{split}'; it has {', '.join(self.splits)}"
             )
         path = data_dir / self.name / self.splits[split]["file"]
-        try:
-            found = path.stat().st_size if path.is_file() else -1
-        except OSError:  # no name that a file may have, in a manifest that was damaged
-            found = -1
         expected = self.splits[split]["bytes"]
-        if found != expected:
-            state = f"{found} bytes long, not {expected}"
-            if found < 0:
-                state = "missing"
+        state = "missing"
+        with suppress(OSError):  # no name that a file may have, in a manifest that was damaged
+            if path.is_file():
+                state = f"{path.stat().st_size} bytes long, not {expected}"
+        if not state.startswith(f"{expected} "):
             remedy = f"write it again: regbench prepare {self.name} --force"
             raise RegbenchError(f"{path} is {state}; {remedy}")
         return path

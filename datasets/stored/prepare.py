@@ -143,10 +143,8 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("w")
     except OSError as error:
-        raise RegbenchError(
-            f"cannot write in the folder {folder}: {error.strerror}; choose another: "
-            "runtime.data_dir=FOLDER"
-        ) from error
+        what = f"cannot write in the folder {folder}: {error.strerror}"
+        raise RegbenchError(f"{what}; choose another: runtime.data_dir=FOLDER") from error
     with file:
         lock(file, f"prepares {folder}")
         yield

@@ -30,8 +30,5 @@ def tracked(
             next_s = now_s + _LOG_EVERY_S
             rate = number / (now_s - start_s)
             left = tqdm.format_interval((total - number) / rate)
-            print(
-                f"{title}: {number} of {total} {unit}, {rate:.0f} {unit}/s, {left} left",
-                file=sys.stderr,
-                flush=True,
-            )
+            line = f"{title}: {number} of {total} {unit}, {rate:.0f} {unit}/s, {left} left"
+            print(line, file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 from regbench.datasets.stored.beton import Beton
@@ -56,15 +57,12 @@ def verify(name: str, data_dir: Path, *, progress: bool = True) -> tuple[int, li
 def _origins(folder: Path, entry: SplitEntry) -> list[tuple[int, str]]:
     """Read the CRC-32 of each image, and where it came from."""
     path = folder / entry["origins"]
-    try:
+    whole = False
+    with suppress(OSError):  # no name that a file may have, in a manifest that was damaged
         whole = path.is_file() and file_sha256(path) == entry["origins_sha256"]
-    except OSError:  # no name that a file may have, in a manifest that was damaged
-        whole = False
     if not whole:
-        raise RegbenchError(
-            f"{path} is missing or has not the hash in the manifest; write it again: "
-            f"regbench prepare {folder.name} --force"
-        )
+        what = f"{path} is missing or has not the hash in the manifest"
+        raise RegbenchError(f"{what}; write it again: regbench prepare {folder.name} --force")
     # A name may hold characters that splitlines takes for the end of a line.
     return [(int(line[:8], 16), line[9:]) for line in path.read_text().split("\n")[:-1]]
 

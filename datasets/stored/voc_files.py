@@ -64,10 +64,8 @@ def read_voc07(folder: Path, num_images: tuple[int, int], where: str = "") -> di
     where = where or str(folder)
     address = PUBLISHED["voc2007"].address
     if not folder.is_dir():
-        raise RegbenchError(
-            f"{where} is missing, or has no VOC2007/; get both archives from {address}: "
-            "regbench prepare voc07 --source-dir FOLDER"
-        )
+        what = f"{where} is missing, or has no VOC2007/; get both archives from {address}"
+        raise RegbenchError(f"{what}: regbench prepare voc07 --source-dir FOLDER")
     wrong: list[str] = []
     splits = {}
     for split, expected in zip(SPLITS, num_images, strict=True):

@@ -122,13 +122,10 @@ def _open_stream(path: Path) -> int:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
-        raise RegbenchError(
-            f"{path} is no regular file and cannot be written to ({error.strerror}); give another "
-            "file"
-        ) from error
-    os.set_blocking(
-        handle, True
-    )  # to open a pipe would wait for a reader; to write may wait for one that is slow
+        what = f"{path} is no regular file and cannot be written to"
+        raise RegbenchError(f"{what} ({error.strerror}); give another file") from error
+    # To open a pipe would wait for a reader; to write may wait for one that is slow.
+    os.set_blocking(handle, True)
     return handle
 
 
@@ -250,9 +247,8 @@ def _written(
         with hold(temporary) if held else temporary.open("wb") as file:
             write(file)
             file.flush()
-            os.fsync(
-                file.fileno()
-            )  # else a crash of the machine could leave the name with no content
+            # Else a crash of the machine could leave the name with no content.
+            os.fsync(file.fileno())
             temporary.chmod(0o644)  # mkstemp makes it private, and others are to read it
             yield temporary
     finally:
@@ -317,9 +313,8 @@ def without_digest(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data of a signed file; raise ValueError if they were changed since."""
     rest = dict(data)
     if rest.pop("sha256", None) != digest(rest):
-        raise ValueError(
-            "its content is not what its sha256 was taken of; it was changed or damaged"
-        )
+        why = "its content is not what its sha256 was taken of; it was changed or damaged"
+        raise ValueError(why)
     return rest
 
 
@@ -445,9 +440,8 @@ def _refuse_endless(events: Iterable[Any]) -> None:
             sizes.pop(anchor, None)
         elif isinstance(event, yaml.AliasEvent):
             if anchor not in sizes:
-                raise ValueError(
-                    f"the alias *{brief(anchor or '')} stands for nothing that ends before it"
-                )
+                name = brief(anchor or "")
+                raise ValueError(f"the alias *{name} stands for nothing that ends before it")
             letters += sizes[anchor]
         else:
             if isinstance(event, yaml.CollectionEndEvent):
@@ -457,9 +451,8 @@ def _refuse_endless(events: Iterable[Any]) -> None:
         if len(begun) > _DEEPEST:
             raise ValueError("nested too deeply")
         if letters > MOST_LETTERS:
-            raise ValueError(
-                f"it has more than {MOST_LETTERS:,} letters with its aliases written out"
-            )
+            most = f"{MOST_LETTERS:,} letters with its aliases written out"
+            raise ValueError(f"it has more than {most}")
 
 
 def _plain(value: Any) -> tuple[Any, bytes]:
@@ -502,6 +495,5 @@ def reason(error: ValidationError) -> str:
         bound = first.get("ctx", {}).get(name)
         if bound is not None:  # pydantic would write all digits of 1e100
             return f"{where} is {first['input']!r:.40}: input should be {words} {bound:g}"
-    return (
-        f"{where} is {first['input']!r:.40}: {first['msg'][0].lower()}{first['msg'][1:]}".lstrip()
-    )
+    words = first["msg"][0].lower() + first["msg"][1:]
+    return f"{where} is {first['input']!r:.40}: {words}".lstrip()

@@ -86,10 +86,8 @@ class Registry(Generic[P]):
             for new in (name, *presets):
                 if new in self._presets:
                     other = self._presets[new][0].__module__
-                    raise RegbenchError(
-                        f"{self.kind} name {new!r} of {cls.__module__} is taken by {other}; choose "
-                        "another"
-                    )
+                    what = f"{self.kind} name {new!r} of {cls.__module__} is taken by {other}"
+                    raise RegbenchError(f"{what}; choose another")
             # A name that was read before may mean something else now.
             settings.group_of_settings.cache_clear()
             self._classes[name] = cls

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import traceback
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -37,6 +37,7 @@ T = TypeVar("T")
 FORKED = multiprocessing.get_context("forkserver")
 # A process that is idle ends at once; one that is still there by then hangs and is killed.
 _END_TIMEOUT_S = 10.0
+_MOST_BYTES = 2**24  # that are read of an answer
 
 
 def hold_blas(threads: int) -> None:
@@ -45,9 +46,8 @@ def hold_blas(threads: int) -> None:
 
     OpenBLAS has a thread for each core. Idle ones spin, which slows all other work of the machine.
     """
-    os.environ["OPENBLAS_NUM_THREADS"] = str(
-        threads
-    )  # for a library that is loaded later, as SciPy's is
+    # For a library that is loaded later, as SciPy's is.
+    os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
     threadpoolctl.threadpool_limits(threads, user_api="blas")
 
 
@@ -56,22 +56,15 @@ def _start(function: Callable[..., None], *arguments: Any) -> Any:
     process = FORKED.Process(
         target=_enter, args=(dict(os.environ), os.sched_getaffinity(0), function, arguments)
     )
-    with _no_main():
-        process.start()
-    return process
-
-
-@contextlib.contextmanager
-def _no_main() -> Iterator[None]:
-    """Hide the caller's script, which multiprocessing would import again in each process: a
-    script needs no guard.
-    """
+    # The caller's script is hidden: multiprocessing would import it again in each process. So a
+    # script needs no guard.
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
-        yield
+        process.start()
     finally:
         sys.modules["__main__"] = main
+    return process
 
 
 def _enter(
@@ -176,15 +169,13 @@ class Place:
         """
         import torch.distributed as dist  # slow, and callers that only start jobs do without
 
-        if sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name need not resolve
-        patience = datetime.timedelta(days=1)  # when a process ends, the caller ends the others
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name need not resolve
         dist.init_process_group(
             backend,
             init_method=f"file://{self.store}",
             rank=self.rank,
             world_size=self.world,
-            timeout=patience,
+            timeout=datetime.timedelta(days=1),  # when one ends, the caller ends the others
         )
 
 
@@ -208,8 +199,8 @@ class Processes:
         """
         self._world, self._threads = world, threads
         self._setup: tuple[Any, ...] = (setup, arguments, {})
-        self._running: list[tuple[Any, Connection]] = []
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._running: list[tuple[Any, Connection, Path]] = []
+        self._resources = contextlib.ExitStack()
 
     def ask(
         self, function: Callable[Concatenate[S, P], T], *arguments: P.args, **named: P.kwargs
@@ -227,88 +218,74 @@ class Processes:
             return self._send((function, arguments, named))
         except WorkFailed:
             if self._world > 1 or not self._running[0][0].is_alive():
-                self._end(at_once=True)
+                self.close(at_once=True)
             raise
         except BaseException:
-            self._end(at_once=True)
+            self.close(at_once=True)
             raise
 
     def _start(self) -> None:
         module = self._setup[0].__module__
         if module.startswith("regbench."):
-            FORKED.set_forkserver_preload(
-                ["torch.distributed", module]
-            )  # no effect once the server runs
-        self._folder = tempfile.TemporaryDirectory(prefix="regbench-")
-        store = str(Path(self._folder.name) / "store")
+            # No effect once the server runs.
+            FORKED.set_forkserver_preload(["torch.distributed", module])
+        folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="regbench-"))
         for rank in range(self._world):
             ours, theirs = FORKED.Pipe()
-            place = Place(rank, self._world, store)
-            self._running.append(
-                (_start(_serve, theirs, self._said(rank), self._threads, place), ours)
-            )
+            said = Path(folder, f"rank{rank}.txt")
+            place = Place(rank, self._world, f"{folder}/store")
+            self._running.append((_start(_serve, theirs, said, self._threads, place), ours, said))
             theirs.close()
         try:
             self._send(self._setup)  # however long a busy machine takes
         except BaseException:
-            self._end(at_once=True)
+            self.close(at_once=True)
             raise
-
-    def _said(self, rank: int) -> Path:
-        assert self._folder is not None
-        return Path(self._folder.name) / f"rank{rank}.txt"
 
     def _send(self, message: tuple[Any, ...]) -> list[Any]:
         """Send a message to all; return their answers in the order of ranks."""
         content = cloudpickle.dumps(message)
-        for _, connection in self._running:
+        rank_of: dict[Any, int] = {}
+        for rank, (_, connection, _) in enumerate(self._running):
+            rank_of[connection] = rank
             with contextlib.suppress(BrokenPipeError):  # the missing answer tells
                 connection.send_bytes(content)
-        rank_of: dict[Any, int] = {
-            connection: rank for rank, (_, connection) in enumerate(self._running)
-        }
-        answers: dict[int, Any] = {}
+        answers: list[Any] = [None] * self._world
         while rank_of:
             ready: list[Any] = wait(list(rank_of))
             for connection in ready:
                 rank = rank_of.pop(connection)
                 try:
-                    succeeded, answer = pickle.loads(connection.recv_bytes())
+                    succeeded, answers[rank] = pickle.loads(connection.recv_bytes())
                 except (EOFError, ConnectionResetError):
-                    succeeded, answer = False, None
+                    succeeded = False
                 if not succeeded:
-                    raise WorkFailed(self._failure(rank, answer))
-                answers[rank] = answer
-        return [answers[rank] for rank in range(self._world)]
+                    raise WorkFailed(self._failure(rank, answers[rank]))
+        return answers
 
     def _failure(self, rank: int, line: str | None) -> str:
         """Describe what went wrong: first of all a process that ended, as the others miss it."""
         if self._world == 1 and line is not None:
             return line
         # The other processes may wait for the one that is gone.
-        for process, _ in self._running:
+        for process, _, _ in self._running:
             process.terminate()
-        for number, (process, _) in enumerate(self._running):
+        for number, (process, _, said) in enumerate(self._running):
             process.join()
             if (code := process.exitcode) != -signal.SIGTERM:
-                return f"rank {number} {_ending(code, self._said(number).read_bytes())}"
+                return f"rank {number} {_ending(code, said.read_bytes())}"
         return f"rank {rank}: {line}"
 
-    def close(self) -> None:
-        """Let the processes end."""
-        self._end(at_once=False)
-
-    def _end(self, *, at_once: bool) -> None:
-        for _, connection in self._running:
+    def close(self, *, at_once: bool = False) -> None:
+        """Let the processes end, or end them at once."""
+        for _, connection, _ in self._running:
             connection.close()
-        for process, _ in self._running:
+        for process, _, _ in self._running:
             process.join(0 if at_once else _END_TIMEOUT_S)
             process.kill()
             process.join()
         self._running = []
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        self._resources.close()
 
     def __enter__(self) -> Self:
         """Start nothing yet."""
@@ -327,9 +304,8 @@ def _serve(connection: Connection, said: Path, threads: int, place: Place) -> No
     import torch.distributed as dist
 
     _say_to(said)
-    os.environ |= dict.fromkeys(
-        ("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)
-    )  # for processes that it starts
+    # For processes that it starts.
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     torch.set_num_threads(threads)
     hold_blas(threads)
     state: Any = None
@@ -397,9 +373,8 @@ def apart(what: str, limit_s: float, function: Callable[..., Any], *arguments: A
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="regbench-")))
         # Opened before, so that what is put in their place later is not read.
-        answer, said = (
-            stack.enter_context((folder / name).open("w+b")) for name in (_ANSWER, _SAID)
-        )
+        answer = stack.enter_context((folder / "answer").open("w+b"))
+        said = stack.enter_context((folder / "said").open("w+b"))
         process = _start(_answer, folder, key, what, cloudpickle.dumps((function, arguments)))
         try:
             process.join(limit_s)
@@ -416,16 +391,13 @@ def apart(what: str, limit_s: float, function: Callable[..., Any], *arguments: A
         if code is None:
             raise CodeFailed(f"{what} has not ended within {limit_s:g} s")
         if signature != key:
-            raise CodeFailed(
-                f"{what}: its process gave no answer, and {_ending(code, said.read(_MOST_BYTES))}"
-            )
+            how = _ending(code, said.read(_MOST_BYTES))
+            raise CodeFailed(f"{what}: its process gave no answer, and {how}")
+    if how == "refused":
+        raise RegbenchError(str(value)[:1000])
     if how != "returned":
-        raise (RegbenchError if how == "refused" else CodeFailed)(str(value)[:1000])
+        raise CodeFailed(str(value)[:1000])
     return value
-
-
-_ANSWER, _SAID = "answer", "said"
-_MOST_BYTES = 2**24
 
 
 def _answer(folder: Path, key: str, what: str, content: bytes) -> None:
@@ -433,15 +405,15 @@ def _answer(folder: Path, key: str, what: str, content: bytes) -> None:
     with contextlib.suppress(OSError):  # no Linux
         # Where memory runs out, this process is to be ended, and not the one that waits for it.
         Path("/proc/self/oom_score_adj").write_text("1000")
-    with (folder / _ANSWER).open("w") as file:
-        _say_to(folder / _SAID)
+    with (folder / "answer").open("w") as file:
+        _say_to(folder / "said")
         try:
             function, arguments = pickle.loads(content)
             answer = json.dumps([key, "returned", function(*arguments)])
+        except CodeFailed as error:
+            answer = json.dumps([key, "failed", str(error)])
         except RegbenchError as error:
-            answer = json.dumps(
-                [key, "failed" if isinstance(error, CodeFailed) else "refused", str(error)]
-            )
+            answer = json.dumps([key, "refused", str(error)])
         except BaseException as error:  # an exit, too
             answer = json.dumps([key, "failed", f"{what}: {one_line(error)}"])
         file.write(answer)
@@ -455,7 +427,7 @@ def one_line(error: BaseException, file: str = "") -> str:
     text = " ".join(str(error).split()) or "no message"
     if not isinstance(error, RegbenchError):
         text = f"{type(error).__name__}: {text}"
-    places = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file
-    ]
-    return f"{text} ({Path(file).name}, line {places[-1].lineno})" if places else text
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename == file:
+            return f"{text} ({Path(file).name}, line {frame.lineno})"
+    return text

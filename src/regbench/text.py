@@ -19,20 +19,22 @@ def printable(text: str) -> str:
     r"""Write control characters, marks of direction and the like as escapes, such as ``\x1b``."""
     # Names and texts of others can then neither break lines, nor move a terminal's cursor, nor
     # hide or reorder letters.
-    return text if text.isprintable() else "".join(map(_printable, text))
+    if text.isprintable():
+        return text
+    shown = ""
+    for c in text:
+        if c.isprintable() or unicodedata.category(c) == "Zs":
+            shown += c
+        else:
+            shown += c.encode("unicode_escape").decode()
+    return shown
 
 
 def brief(name: str) -> str:
     """Return a name of others as refusals show it: printable, and at most 100 letters of it."""
-    return printable(name if len(name) <= 100 else f"{name[:100]}…")
-
-
-def _printable(c: str) -> str:
-    return (
-        c
-        if c.isprintable() or unicodedata.category(c) == "Zs"
-        else c.encode("unicode_escape").decode()
-    )
+    if len(name) > 100:
+        name = f"{name[:100]}…"
+    return printable(name)
 
 
 def counted(number: int, noun: str) -> str:

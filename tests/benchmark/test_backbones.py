@@ -23,7 +23,7 @@ from torchvision.models import resnet18
 
 from regbench import RegbenchError
 from regbench.benchmark.backbones.base import BACKBONES
-from regbench.benchmark.backbones.weights import load_backbone
+from regbench.benchmark.backbones.weights import PublishedWeights, load_backbone
 
 TINY, RESNET18 = BACKBONES.build("resnet_tiny"), BACKBONES.build("resnet18")
 IMAGES = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(0))
@@ -54,6 +54,16 @@ def model18() -> nn.Module:
     network = shaken(resnet18(weights=None))
     network.fc = nn.Identity()
     return network
+
+
+def load(path: Path) -> PublishedWeights:
+    """The weights of a file for the tiny network."""
+    return load_backbone(str(path), TINY, 3, 24)
+
+
+def assert_same(published: PublishedWeights, network: nn.Module) -> None:
+    found = published.backbone.represent(IMAGES)
+    torch.testing.assert_close(found, network(IMAGES), rtol=1e-5, atol=1e-5)
 
 
 def prefixed(state: Weights, prefix: str) -> Weights:
@@ -113,13 +123,11 @@ def test_weights_are_found_in_every_form(
     path = tmp_path / "weights.pth"
     torch.save(FORMS[form](model.state_dict()), path)
     with caplog.at_level(logging.INFO, "regbench"):
-        published = load_backbone(str(path), TINY, 3, 24)
+        published = load(path)
     assert published.backbone.dim == 128
     assert published.architecture == "resnet_tiny"
     assert published.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    torch.testing.assert_close(
-        published.backbone.represent(IMAGES), model(IMAGES), rtol=1e-5, atol=1e-5
-    )
+    assert_same(published, model)
     heads = {"projector", "head", "fc", "predictor"} & set(caplog.text.replace(",", " ").split())
     expected = {
         "SFRIK, VICReg: training": {"projector"},
@@ -135,10 +143,7 @@ def test_weights_are_found_in_every_form(
 def test_the_names_of_a_resnet_are_torchvisions(model18: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     torch.save(FORMS["DINO: training"](model18.state_dict()), path)
-    published = load_backbone(str(path), RESNET18, 3, 24)
-    torch.testing.assert_close(
-        published.backbone.represent(IMAGES), model18(IMAGES), rtol=1e-5, atol=1e-5
-    )
+    assert_same(load_backbone(str(path), RESNET18, 3, 24), model18)
 
 
 class Trap:
@@ -151,30 +156,22 @@ class Trap:
 def test_nothing_in_a_file_is_run(model: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     torch.save({"model": model.state_dict(), "trap": Trap()}, path)
-    torch.testing.assert_close(
-        load_backbone(str(path), TINY, 3, 24).backbone.represent(IMAGES),
-        model(IMAGES),
-        rtol=1e-5,
-        atol=1e-5,
-    )
+    assert_same(load(path), model)
     assert not hasattr(sys, "trapped")
 
 
-def test_an_old_file_that_would_have_to_be_run_is_refused(tmp_path: Path, model: nn.Module) -> None:
+def test_an_old_file_is_read_unless_it_would_have_to_be_run(
+    tmp_path: Path, model: nn.Module
+) -> None:
     """Of before torch 1.6: no zip archive, so what it names cannot be listed beforehand."""
     path = tmp_path / "old.pth"
+    torch.save(model.state_dict(), path, _use_new_zipfile_serialization=False)
+    assert_same(load(path), model)
     content = {"state_dict": model.state_dict(), "filter": some_filter}
     torch.save(content, path, _use_new_zipfile_serialization=False)
-    with pytest.raises(
-        RegbenchError, match=r"cannot be read safely.*convert it.*weights_only=False"
-    ):
-        load_backbone(str(path), TINY, 3, 24)
-
-
-def test_an_old_file_of_plain_weights_is_read(tmp_path: Path, model: nn.Module) -> None:
-    path = tmp_path / "old.pth"
-    torch.save(model.state_dict(), path, _use_new_zipfile_serialization=False)
-    assert load_backbone(str(path), TINY, 3, 24).backbone.dim == 128
+    reason = r"cannot be read safely.*convert it.*weights_only=False"
+    with pytest.raises(RegbenchError, match=reason):
+        load(path)
 
 
 def without(weights: Weights, part: str) -> Weights:
@@ -206,7 +203,7 @@ def test_weights_that_do_not_fit_are_refused_with_their_names(
     path = tmp_path / "weights.pth"
     torch.save(change(model.state_dict()), path)
     with pytest.raises(RegbenchError, match=message) as refusal:
-        load_backbone(str(path), TINY, 3, 24)
+        load(path)
     assert "\n" not in str(refusal.value)
 
 
@@ -214,14 +211,10 @@ def test_weights_that_do_not_fit_are_refused_with_their_names(
 def test_a_file_that_holds_no_weights_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "weights.pth").write_bytes(content)
     with pytest.raises(RegbenchError, match=r"weights\.pth"):
-        load_backbone(str(tmp_path / "weights.pth"), TINY, 3, 24)
-
-
-def test_no_such_file_is_refused_with_what_can_be_given() -> None:
-    with pytest.raises(
-        RegbenchError, match=r"nowhere\.pth: No such file.*torchvision:NAME@WEIGHTS, timm:NAME"
-    ):
-        load_backbone("nowhere.pth", TINY, 3, 24)
+        load(tmp_path / "weights.pth")
+    reason = r"nowhere\.pth: No such file.*torchvision:NAME@WEIGHTS, timm:NAME"
+    with pytest.raises(RegbenchError, match=reason):
+        load(Path("nowhere.pth"))
 
 
 # ------------------------------------------------------------------ libraries
@@ -258,18 +251,16 @@ def test_the_digest_of_a_librarys_weights_is_of_their_values(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("source", "channels", "size", "message"),
+    ("source", "channels", "message"),
     [
-        ("torchvision:resnet19", 3, 40, "no classifier 'resnet19'; it has .*resnet18"),
-        ("torchvision:resnet18@V9", 3, 40, "no weights 'V9' of resnet18; it has IMAGENET1K_V1"),
-        ("torchvision:resnet18", 1, 28, "takes colour images and the data set has 1 channel"),
+        ("resnet19", 3, "no classifier 'resnet19'; it has .*resnet18"),
+        ("resnet18@V9", 3, "no weights 'V9' of resnet18; it has IMAGENET1K_V1"),
+        ("resnet18", 1, "takes colour images and the data set has 1 channel"),
     ],
 )
-def test_what_torchvision_has_not_is_refused(
-    source: str, channels: int, size: int, message: str
-) -> None:
+def test_what_torchvision_has_not_is_refused(source: str, channels: int, message: str) -> None:
     with pytest.raises(RegbenchError, match=message):
-        load_backbone(source, TINY, channels, size)
+        load_backbone(f"torchvision:{source}", TINY, channels, 40)
 
 
 def test_a_download_that_fails_says_where_to_put_the_file(
@@ -280,10 +271,8 @@ def test_a_download_that_fails_says_where_to_put_the_file(
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("torch.hub.download_url_to_file", fail)
-    with pytest.raises(
-        RegbenchError,
-        match=r"no route to host\); put https://\S+resnet18\S+\.pth into \S+checkpoints",
-    ):
+    reason = r"no route to host\); put https://\S+resnet18\S+\.pth into \S+checkpoints"
+    with pytest.raises(RegbenchError, match=reason):
         load_backbone("torchvision:resnet18", TINY, 3, 24)
 
 
@@ -298,24 +287,23 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
         return models[-1]
 
     monkeypatch.setattr(timm, "create_model", untrained)
-    published = load_backbone("timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", TINY, 3, 224)
+    vit = "timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    published = load_backbone(vit, TINY, 3, 224)
     x = torch.randn(1, 3, 224, 224)
     assert published.backbone.dim == 192
     torch.testing.assert_close(published.backbone.represent(x), models[0].eval()(x))
     assert published.mean == (0.5, 0.5, 0.5)
-    with pytest.raises(
-        RegbenchError, match="cuts images into patches of 16 px, and 24 is no multiple of that"
+    for source, reason in (
+        (vit, "cuts images into patches of 16 px, and 24 is no multiple of that"),
+        ("timm:resnet18.nothing", r"timm has no weights of that name; near: .*resnet18"),
     ):
-        load_backbone("timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", TINY, 3, 24)
-    with pytest.raises(RegbenchError, match=r"timm has no weights of that name; near: .*resnet18"):
-        load_backbone("timm:resnet18.nothing", TINY, 3, 24)
+        with pytest.raises(RegbenchError, match=reason):
+            load_backbone(source, TINY, 3, 24)
 
 
-@pytest.mark.parametrize(
-    ("name", "size"), [("vit_tiny_patch16_224.augreg_in21k_ft_in1k", 64), ("resnet10t.c3_in1k", 64)]
-)
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224.augreg_in21k_ft_in1k", "resnet10t.c3_in1k"])
 def test_a_model_of_timm_with_images_of_another_size(
-    name: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """timm resamples the positions of a transformer when it loads them.
 
@@ -323,14 +311,13 @@ def test_a_model_of_timm_with_images_of_another_size(
     """
     import timm
 
-    create = timm.create_model
+    create, size = timm.create_model, 64
     model: Any = create(name.partition(".")[0], pretrained=False)
     torch.save(model.state_dict(), tmp_path / "weights.pth")
+    from_file = {"file": str(tmp_path / "weights.pth")}
 
     def of_file(name: str, **options: Any) -> nn.Module:
-        return create(
-            name, pretrained_cfg_overlay={"file": str(tmp_path / "weights.pth")}, **options
-        )
+        return create(name, pretrained_cfg_overlay=from_file, **options)
 
     monkeypatch.setattr(timm, "create_model", of_file)
     x = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(5))
@@ -371,10 +358,8 @@ OF_VIT: dict[str, Any] = {"patch_size": 4, "in_chans": 1, "img_size": 28, **VIT[
 
 def class_tokens(model: Any, x: Tensor, positions_NLC: Tensor) -> list[Tensor]:
     """The class token after each block, normalised."""
-    tokens = (
-        torch.cat([model.cls_token.expand(len(x), -1, -1), model.patch_embed(x)], dim=1)
-        + positions_NLC
-    )
+    class_token = model.cls_token.expand(len(x), -1, -1)
+    tokens = torch.cat([class_token, model.patch_embed(x)], dim=1) + positions_NLC
     found = []
     for block in model.blocks:
         tokens = block(tokens)
@@ -434,21 +419,12 @@ def test_published_positions_are_resampled_to_the_images(
 
 def test_positions_of_no_square_grid_are_refused(tmp_path: Path) -> None:
     module, _ = vit()
-    torch.save(
-        module.state_dict() | {"pos_embed": torch.zeros(1, 48, 24)}, tmp_path / "weights.pth"
-    )
-    network = BACKBONES.build("timm", **VIT)
-    with pytest.raises(
-        RegbenchError, match=r"other shapes: pos_embed \(1, 48, 24\) instead of \(1, 26, 24\)"
-    ):
-        load_backbone(str(tmp_path / "weights.pth"), network, 1, 20)
-    torch.save(
-        module.state_dict() | {"pos_embed": torch.zeros(1, 50, 32)}, tmp_path / "weights.pth"
-    )
-    with pytest.raises(
-        RegbenchError, match=r"other shapes: pos_embed \(1, 50, 32\) instead of \(1, 26, 24\)"
-    ):
-        load_backbone(str(tmp_path / "weights.pth"), network, 1, 20)
+    path, network = tmp_path / "weights.pth", BACKBONES.build("timm", **VIT)
+    for length, width in ((48, 24), (50, 32)):
+        torch.save(module.state_dict() | {"pos_embed": torch.zeros(1, length, width)}, path)
+        shapes = rf"pos_embed \(1, {length}, {width}\) instead of \(1, 26, 24\)"
+        with pytest.raises(RegbenchError, match=f"other shapes: {shapes}"):
+            load_backbone(str(path), network, 1, 20)
 
 
 def test_images_of_another_size_have_interpolated_positions() -> None:
@@ -456,9 +432,7 @@ def test_images_of_another_size_have_interpolated_positions() -> None:
     model: Any = of_timm(**OF_VIT | {"img_size": (12, 20)})
     with torch.no_grad():
         module.pos_embed *= 50  # so that they matter beside the patches
-    model.load_state_dict(
-        {k: v for k, v in module.state_dict().items() if k != "pos_embed"}, strict=False
-    )
+    model.load_state_dict(without(module.state_dict(), "pos_embed"), strict=False)
     grid_NCHW = module.pos_embed[:, 1:].reshape(1, 7, 7, 24).permute(0, 3, 1, 2)
     grid_NCHW = F.interpolate(grid_NCHW, (3, 5), mode="bicubic", antialias=True)
     positions_NLC = torch.cat([module.pos_embed[:, :1], grid_NCHW.flatten(2).mT], dim=1)
@@ -466,9 +440,8 @@ def test_images_of_another_size_have_interpolated_positions() -> None:
     expected = class_tokens(model, small, positions_NLC)[-1]
     torch.testing.assert_close(module(small), expected)
     assert not torch.allclose(class_tokens(model, small, model.pos_embed)[-1], expected, atol=0.1)
-    with pytest.raises(
-        RegbenchError, match="views of 10 px cannot be cut into patches of 4; choose a size"
-    ):
+    reason = "views of 10 px cannot be cut into patches of 4; choose a size"
+    with pytest.raises(RegbenchError, match=reason):
         module(GREY[:, :, :10, :10])
 
 

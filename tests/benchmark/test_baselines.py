@@ -32,13 +32,8 @@ from regbench.datasets.sources.base import SOURCES
 from regbench.datasets.stored.factor_tables import read_factors
 from regbench.datasets.stored.prepare import prepare
 
-SOURCE = {
-    "foreground": "digits",
-    "size_px": 28,
-    "train_images": 300,
-    "tuning_images": 100,
-    "test_images": 120,
-}
+SOURCE = {"foreground": "digits", "size_px": 28}
+SOURCE |= {"train_images": 300, "tuning_images": 100, "test_images": 120}
 SCENES = (
     *("dataset=scenes", "dataset.image_size=28", "dataset.eval_resize=28"),
     *(f"dataset.source.{name}={value}" for name, value in SOURCE.items()),
@@ -292,13 +287,9 @@ def test_factors_are_probed_from_representation_and_embedding(run: Callable[...,
 def test_a_network_is_trained_on_shared_bits_and_probed_for_them(
     run: Callable[..., Record],
 ) -> None:
-    options = (
-        "epochs=1",
-        "batch_size=50",
-        "dataset.shared_bits=12",
-        "evaluation.protocols=[factors]",
-    )
-    scores = {score.name: score.value for score in run(*options).scores}
+    options = ("epochs=1", "batch_size=50", "evaluation.protocols=[factors]")
+    record = run(*options, "dataset.shared_bits=12")
+    scores = {score.name: score.value for score in record.scores}
     found = [scores[f"factor_bit_{bit}_representation"] for bit in range(12)]
     assert sum(found) / 12 > 65  # half of all would be right by chance
 
@@ -383,10 +374,8 @@ def test_the_scale_of_features_does_not_matter(
         noise = rng.normal(size=(20, len(factors["scale"])))
         return [unit * (factors["scale"] + noise[0]), *(unit * noise[1:])]
 
-    one = probe(subject, monkeypatch, partial(columns, unit=1.0))
-    assert probe(subject, monkeypatch, partial(columns, unit=2.0**-10)) == pytest.approx(
-        one, rel=1e-6
-    )
+    one, small = (probe(subject, monkeypatch, partial(columns, unit=u)) for u in (1.0, 2.0**-10))
+    assert small == pytest.approx(one, rel=1e-6)
 
 
 def test_the_tuning_split_chooses_how_much_is_damped(
@@ -397,10 +386,8 @@ def test_the_tuning_split_chooses_how_much_is_damped(
     """
 
     def noise(factors: dict[str, Any]) -> Any:
-        numbers: Any = np.random.default_rng(len(factors["scale"])).normal(
-            size=(100, len(factors["scale"]))
-        )
-        return numbers
+        images = len(factors["scale"])
+        return np.random.default_rng(images).normal(size=(100, images))
 
     probe(subject, monkeypatch, noise)
     entry = subject.choices.entries["factors_penalties_representation"]
@@ -411,9 +398,8 @@ def test_the_tuning_split_chooses_how_much_is_damped(
 def test_a_data_set_without_factors_is_refused_before_training(tmp_path: Path) -> None:
     cell, _ = load_run(["dataset=digits"])
     prepare(cell.dataset, tmp_path, progress=False)
-    with pytest.raises(
-        RegbenchError, match="factors needs images whose factors are known, and data set 'digits'"
-    ):
+    reason = "factors needs images whose factors are known, and data set 'digits'"
+    with pytest.raises(RegbenchError, match=reason):
         FactorProbes().check("factors", Task(cell.dataset, "tuning", tmp_path))
 
 
@@ -451,7 +437,6 @@ def test_a_cell_that_labels_train_knows_nothing_of_methods(
     plain, changed = cell(), cell(other)
     assert {cell(change).id for change in alike} == {plain.id} != {changed.id}
     assert [plain.output_dim, changed.output_dim] == dims
-    with pytest.raises(
-        RegbenchError, match=f"baseline={baseline} is trained; set epochs=1 or more"
-    ):
+    reason = f"baseline={baseline} is trained; set epochs=1 or more"
+    with pytest.raises(RegbenchError, match=reason):
         load_run([*SCENES, f"baseline={baseline}"])

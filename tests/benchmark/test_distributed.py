@@ -25,26 +25,20 @@ from tests.ranks import launch
 # Steps of one batch each, so that an epoch's row is a step's. At this low rate four of them are not
 # yet chaotic.
 STEPS = (
-    *(
-        "precision=fp32",
-        "batch_size=120",
-        "optimizer.warmup_epochs=2",
-        "optimizer.base_lr=0.005",
-        "method=vicreg",
-    ),
+    *("method=vicreg", "precision=fp32", "batch_size=120"),
+    *("optimizer.warmup_epochs=2", "optimizer.base_lr=0.005"),
     *("evaluation.protocols=[knn]", "runtime.checkpoint_epochs=9"),
 )
+CROPS = ("augmentation=small_grey_crops", "augmentation.views.local.count=2")
+EMA = ("network.teacher=ema", "network.momentum=0.5")
 # A copy of the backbone is trained with the labels of the same images.
 SAME_IMAGES = [
     override.removeprefix("dataset.") for override in TINY if override.startswith("dataset.")
 ]
 SAME_IMAGES += ["source.held_out=null", "channels=3", "mean=[0.5,0.5,0.5]", "std=[0.2,0.2,0.2]"]
 FINE_TUNED = (
-    *(
-        "evaluation.protocols=[knn,labels1]",
-        "evaluation.labels1.epochs=1",
-        "evaluation.labels1.dataset=imagefolder",
-    ),
+    *("evaluation.protocols=[knn,labels1]", "evaluation.labels1.epochs=1"),
+    "evaluation.labels1.dataset=imagefolder",
     *(f"evaluation.labels1.dataset.{override}" for override in SAME_IMAGES),
 )
 CASES = {
@@ -54,38 +48,17 @@ CASES = {
     "stopped": ("epochs=2", "batch_size=40", "optimizer.warmup_epochs=1"),
     "random": ("epochs=4", "method=sigreg", "method.directions=8"),
     "bf16": ("epochs=4", "precision=bf16"),
-    "teacher": (
-        "epochs=4",
-        "method=byol",
-        "network.predictor.depth=2",
-        "network.teacher=ema",
-        "network.momentum=0.5",
-    ),
-    "centred": (
-        "epochs=4",
-        "method=dino",
-        "method.prototypes=24",
-        "network.teacher=ema",
-        "network.momentum=0.5",
-    ),
+    "teacher": ("epochs=4", "method=byol", "network.predictor.depth=2", *EMA),
+    "centred": ("epochs=4", "method=dino", "method.prototypes=24", *EMA),
     "memory": (
-        "epochs=3",
-        "method=tico",
-        "method.covariance_momentum=0.5",
+        *("epochs=3", "method=tico", "method.covariance_momentum=0.5"),
         "network.teacher=stop_gradient",
     ),
     "labels": ("epochs=3", "baseline=supcon"),
     # The last, as evaluations that fail leave the other ranks alone with what follows.
-    "micro": (
-        *(
-            "epochs=3",
-            "micro_batch_size=40",
-            "augmentation=small_grey_crops",
-            "augmentation.views.local.count=2",
-        ),
-        *FINE_TUNED,
-    ),
+    "micro": ("epochs=3", "micro_batch_size=40", *CROPS, *FINE_TUNED),
 }
+SPREAD = ("alignment", "uniformity", "effective_rank", "feature_spread")
 REFUSED = {
     "odd": (["batch_size=33"], "batch_size=33 cannot be shared equally between"),
 }
@@ -183,15 +156,7 @@ def test_processes_train_as_one_does(
         # bf16 rounds what is summed in another order; float32 does so ten thousand times less, and
         # training amplifies.
         early, late = (1e-2, 1e-2) if name == "bf16" else (2e-6, 1e-4)
-        for key in (
-            "loss",
-            "alignment",
-            "uniformity",
-            "effective_rank",
-            "feature_spread",
-            "learning_rate",
-            "images",
-        ):
+        for key in ("loss", *SPREAD, "learning_rate", "images"):
             for number, (row, other) in enumerate(zip(rows, expected, strict=True)):
                 rel = early if number < 3 else late
                 assert row[key] == pytest.approx(other[key], rel=rel), (name, key, number)
@@ -207,17 +172,8 @@ def test_processes_train_as_one_does(
 
 # Three steps an epoch; a checkpoint after each of them.
 TRANSFORMER = (
-    *(
-        "network=vit_tiny_28",
-        "network.backbone.drop_path_rate=0.3",
-        "network.backbone.options.depth=2",
-    ),
-    *(
-        "augmentation=small_grey_crops",
-        "augmentation.views.local.count=2",
-        "method=vicreg",
-        "precision=fp32",
-    ),
+    *("network=vit_tiny_28", "network.backbone.options.depth=2"),
+    *("network.backbone.drop_path_rate=0.3", *CROPS, "method=vicreg", "precision=fp32"),
     *("optimizer=adamw", "epochs=3", "evaluation.protocols=[knn]"),
 )
 # The last rank is killed in the middle of the second epoch.
@@ -261,15 +217,11 @@ def test_a_transformer_of_many_views_on_two_ranks_goes_on_after_a_kill_as_if_the
     killed, undisturbed = records["killed"], records["undisturbed"]
     assert [attempt.from_step for attempt in killed.attempts] == [None, 3]
     assert killed.scores == undisturbed.scores
-    timed = (
-        "epoch_s",
-        "step_ms",
-        *(f"{part}_ms" for part in ("data", "forward", "loss", "backward", "optimizer")),
-    )
-    rows = [
-        [{**row, **dict.fromkeys(timed)} for row in record.history]
-        for record in (killed, undisturbed)
-    ]
+    parts = ("step", "data", "forward", "loss", "backward", "optimizer")
+    timed = dict.fromkeys(("epoch_s", *(f"{part}_ms" for part in parts)))
+    rows = []
+    for record in (killed, undisturbed):
+        rows.append([{**row, **timed} for row in record.history])
     assert rows[0] == rows[1] and len(rows[0]) == 3
 
 

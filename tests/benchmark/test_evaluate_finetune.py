@@ -24,13 +24,9 @@ RATES = (0.02, 0.3)
 
 
 def config(**changes: object) -> FineTuning:
-    settings: dict[str, object] = {
-        "dataset": load_run([])[0].dataset,
-        "backbone_learning_rates": (RATES[0],),
-        "head_learning_rates": (RATES[1],),
-        "epochs": 4,
-        "weight_decay": 0.01,
-    }
+    settings: dict[str, object] = {"epochs": 4, "weight_decay": 0.01}
+    settings["dataset"] = load_run([])[0].dataset
+    settings |= {"backbone_learning_rates": RATES[:1], "head_learning_rates": RATES[1:]}
     return FineTuning(**(settings | changes))  # type: ignore[arg-type]
 
 
@@ -38,14 +34,9 @@ def small_backbone() -> nn.Module:
     """A frozen convolution with BN, which has seen some images."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        module = nn.Sequential(
-            nn.Conv2d(2, 8, 3),
-            nn.BatchNorm2d(8),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(8, 5),
-        )
+        convolution = [nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.ReLU()]
+        pooled = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)]
+        module = nn.Sequential(*convolution, *pooled)
         module(torch.randn(20, 2, 6, 6))
     return module.eval().requires_grad_(False)
 
@@ -56,10 +47,8 @@ def batches(
     def epoch(number: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(number)
         for n in sizes:
-            yield (
-                torch.randn(n, 2, 6, 6, generator=generator),
-                torch.randint(3, (n,), generator=generator),
-            )
+            x_NCHW = torch.randn(n, 2, 6, 6, generator=generator)
+            yield x_NCHW, torch.randint(3, (n,), generator=generator)
 
     return epoch
 
@@ -102,7 +91,7 @@ def test_weights_are_those_of_a_plain_loop(tmp_path: Path, claimed: Claimed) -> 
     before = copy.deepcopy(module.state_dict())
     network, state = tuned(claimed(tmp_path), module)
     network.fit(batches(), state)
-    found, expected = network.state_dict(), by_hand(module, (16, 16, 5)).state_dict()
+    found, expected = network.network.state_dict(), by_hand(module, (16, 16, 5)).state_dict()
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value)
@@ -120,7 +109,7 @@ def test_a_last_batch_of_one_image_is_left_out(tmp_path: Path, claimed: Claimed)
     network, state = tuned(claimed(tmp_path), module)
     network.fit(batches((16, 1)), state)
     for name, value in by_hand(module, (16,)).state_dict().items():
-        torch.testing.assert_close(network.state_dict()[name], value)
+        torch.testing.assert_close(network.network.state_dict()[name], value)
 
 
 class Killed(BaseException):
@@ -153,5 +142,5 @@ def test_training_goes_on_after_a_kill_as_if_there_was_none(
     assert walked == list(range(at, 4))
     undisturbed, state = tuned(claimed(tmp_path / "other"), module)
     undisturbed.fit(batches(), state)
-    for name, value in undisturbed.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], value), name
+    for name, value in undisturbed.network.state_dict().items():
+        assert torch.equal(resumed.network.state_dict()[name], value), name

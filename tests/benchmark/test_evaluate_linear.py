@@ -95,11 +95,8 @@ def test_batch_norm_and_steps_each_matter() -> None:
     """Else the test above would not tell them from nothing."""
     x = 3 * torch.randn(5000, 6, generator=torch.Generator().manual_seed(6))
     expected = by_torch(STEPS, 0.4, 4)(x).argmax(dim=1)
-    for changed in (
-        replace(STEPS, batch_norm=False),
-        replace(STEPS, milestones=()),
-        replace(STEPS, milestones=(3, 5)),
-    ):
+    others = ({"batch_norm": False}, {"milestones": ()}, {"milestones": (3, 5)})
+    for changed in (replace(STEPS, **other) for other in others):
         heads = fitted(replace(changed, learning_rates=(0.4,)), 4)
         assert heads.accuracies(Features(x, expected))[0][0] < 99.9
 
@@ -155,12 +152,8 @@ def test_a_rate_that_diverges_spoils_no_other() -> None:
 def test_an_answer_that_is_no_number_is_none() -> None:
     """Of two heads, six classes and four images."""
     nan = float("nan")
-    rows = [
-        [nan, 2.0, 1.0, 0.0, -1.0, -2.0],
-        [5.0, nan, nan, nan, nan, nan],
-        [nan] * 6,
-        [0.0, float("inf"), 1, 2, 3, 4],
-    ]
+    rows = [[nan, 2.0, 1.0, 0.0, -1.0, -2.0], [5.0, *[nan] * 5]]
+    rows += [[nan] * 6, [0.0, float("inf"), 1, 2, 3, 4]]
     logits = torch.tensor([rows, [[6.0, 5.0, 4.0, 3.0, 2.0, 1.0]] * 4])
     assert correct_answers(logits, torch.tensor([1, 0, 0, 1])).tolist() == [[3, 3], [2, 4]]
     assert correct_answers(logits, torch.tensor([0, 1, 3, 0])).tolist() == [[0, 0], [2, 4]]

@@ -37,6 +37,7 @@ from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading.loaders import EvalLoader
 from regbench.datasets.sources.imagefolder import ImageFolder
 from regbench.datasets.stored.prepare import prepare
+from tests.conftest import TINY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Make = Callable[..., Subject]
@@ -60,20 +61,12 @@ def few(
     """A third of tiny's training images, by a list, and a tuning split from those that it does
     not name.
     """
-    names = [
-        f"{label}/{i:03d}.jpg" for label in ("level", "slanted", "upright") for i in range(0, 39, 3)
-    ]
     listed = tmp_path_factory.mktemp("list") / "few.txt"
-    listed.write_text("\n".join(names))
-    whole = DatasetConfig(
-        name="few",
-        source=ImageFolder(train_list=str(listed), tuning_per_class=10),
-        image_size=24,
-        mean=(0.485, 0.456, 0.406),
-        std=(0.229, 0.224, 0.225),
-        num_classes=3,
-        eval_resize=24,
-    )
+    with listed.open("w") as file:
+        for label in ("level", "slanted", "upright"):
+            file.writelines(f"{label}/{i:03d}.jpg\n" for i in range(0, 39, 3))
+    source = ImageFolder(train_list=str(listed), tuning_per_class=10)
+    whole = replace(load_run(TINY)[0].dataset, name="few", source=source)
     prepare(whole, tiny_data_dir, source_dir=tiny_source, progress=False)
     return whole
 
@@ -109,25 +102,14 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def probing(**changes: Any) -> LinearProbe:
-    settings: dict[str, Any] = {
-        "learning_rates": (0.001, 0.1),
-        "epochs": 4,
-        "milestones": (2, 3),
-        "batch_norm": True,
-        "batch_size": 32,
-    }
-    return LinearProbe(**(settings | changes))
+    settings: dict[str, Any] = {"learning_rates": (0.001, 0.1), "epochs": 4, "milestones": (2, 3)}
+    return LinearProbe(**(settings | {"batch_norm": True, "batch_size": 32} | changes))
 
 
 def tuning(dataset: DatasetConfig, **changes: Any) -> FineTuning:
     settings: dict[str, Any] = {"dataset": dataset, "epochs": 4, "batch_size": 16}
-    return FineTuning(
-        **(
-            settings
-            | {"backbone_learning_rates": (0.0, 0.05), "head_learning_rates": (1e-4, 0.1)}
-            | changes
-        )
-    )
+    settings |= {"backbone_learning_rates": (0.0, 0.05), "head_learning_rates": (1e-4, 0.1)}
+    return FineTuning(**(settings | changes))
 
 
 def named(scores: list[Score]) -> dict[tuple[str, str], float]:
@@ -158,9 +140,8 @@ def test_a_probe_of_augmented_images_computes_in_the_precision_of_the_evaluation
         return represent(self, x_NCHW)
 
     monkeypatch.setattr(Encoder, "represent", watched)
-    make(
-        "rounded", precision="bf16", probe=probing(features="augmented", epochs=1, milestones=())
-    ).run("probe")
+    probe = probing(features="augmented", epochs=1, milestones=())
+    make("rounded", precision="bf16", probe=probe).run("probe")
     assert set(precisions) == {"bf16"}
 
 
@@ -177,9 +158,8 @@ def test_what_chooses_is_scored_on_both_halves_of_the_tuning_split(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both evaluations and their mean; those that choose nothing have no halves."""
-    subject = make(
-        "halves", knn=KNN(k=5), probe=probing(features="cached"), select_by=("knn", "probe")
-    )
+    probe = probing(features="cached")
+    subject = make("halves", knn=KNN(k=5), probe=probe, select_by=("knn", "probe"))
     scores = {score.name: score for score in subject.select()}
     train, tuning = (subject.features(split, "bicubic") for split in ("train", "tuning"))
     odd = Features(tuning.x_ND[1::2], tuning.y_N[1::2])
@@ -215,9 +195,10 @@ def test_unbalanced_classes_are_scored_by_how_frequent_they_are(
         found = features(self, split, *options)
         if split != "train":
             return found
-        kept = torch.cat(
-            [(found.y_N == label).nonzero()[:count, 0] for label, count in enumerate((19, 40, 20))]
-        )
+        rows = []
+        for label, count in enumerate((19, 40, 20)):
+            rows.append((found.y_N == label).nonzero()[:count, 0])
+        kept = torch.cat(rows)
         return Features(found.x_ND[kept], found.y_N[kept])
 
     monkeypatch.setattr(Subject, "features", unbalanced)
@@ -233,9 +214,8 @@ def test_unbalanced_classes_are_scored_by_how_frequent_they_are(
         assert scores[f"linear_{part}_top1", "test"] == pytest.approx(100 * float(right))
     assert scores["linear_head_top1", "test"] != scores["linear_tail_top1", "test"]
     monkeypatch.undo()
-    assert ("linear_head_top1", "test") not in named(
-        make("even", probe=probing(features="cached")).run("probe")
-    )
+    even = make("even", probe=probing(features="cached")).run("probe")
+    assert ("linear_head_top1", "test") not in named(even)
 
 
 @pytest.mark.parametrize(
@@ -245,10 +225,8 @@ def test_head_and_tail_are_thirds_of_the_classes(
     counts: list[int], head: list[int], tail: list[int]
 ) -> None:
     parts = head_and_tail(torch.tensor(counts))
-    assert {name: classes.tolist() for name, classes in parts.items()} == {
-        "head": head,
-        "tail": tail,
-    }
+    seen = {name: classes.tolist() for name, classes in parts.items()}
+    assert seen == {"head": head, "tail": tail}
 
 
 def test_classes_of_up_to_twice_the_images_have_no_tail() -> None:
@@ -266,16 +244,12 @@ def test_hyperparameters_may_be_chosen_by_the_mean_of_knn_and_linear_probing(
     assert {each["split"] for each in opened} == {"train", "tuning"}
     assert {split for _, split in chosen} == {"tuning"}
     probed = named(by_knn.run("probe"))
-    assert (
-        chosen["linear_top1", "tuning"]
-        == probed["linear_top1", "tuning"]
-        != chosen["knn_top1", "tuning"]
-    )
-    mean = (chosen["knn_top1", "tuning"] + probed["linear_top1", "tuning"]) / 2
+    by_neighbours, by_layers = chosen["knn_top1", "tuning"], chosen["linear_top1", "tuning"]
+    assert by_neighbours != by_layers == probed["linear_top1", "tuning"]
+    mean = (by_neighbours + by_layers) / 2
     assert chosen["selection_top1", "tuning"] == pytest.approx(mean)
-    assert (
-        named(by_both.run("probe")) == probed
-    )  # the test split's too, from the layers trained already
+    # The test split's too, from the layers trained already.
+    assert named(by_both.run("probe")) == probed
 
 
 def test_places205_is_probed_on_its_own_images(
@@ -285,24 +259,20 @@ def test_places205_is_probed_on_its_own_images(
     how = {"features": "augmented", "interpolation": "bilinear", "crop_scale": (0.5, 1.0)}
     config = probing(dataset=few, **how, **schedule)
     scores = make("run", places205=config).run("places205")
-    assert list(named(scores)) == [
-        (f"places205_{top}", split) for split in ("tuning", "test") for top in ("top1", "top5")
-    ]
+    splits = ("tuning", "tuning", "test", "test")
+    names = 2 * ("places205_top1", "places205_top5")
+    assert list(named(scores)) == list(zip(names, splits, strict=True))
     assert named(scores)["places205_top1", "test"] > 50
-    for part in (
-        "augmented features, BN without",
-        "12 epochs with a tenth of the rate from epochs 8, 10 on",
-        "chosen on",
-    ):
+    rates = "12 epochs with a tenth of the rate from epochs 8, 10 on"
+    for part in ("augmented features, BN without", rates, "chosen on"):
         assert part in scores[0].protocol
     entry = read_numbered(tmp_path / "run", "choice.json")["places205_learning_rate"]
     assert entry["selected_on"] == "tuning"
     assert entry["chosen"] == 0.1
     assert entry["candidates"].keys() == {"0.001", "0.1"}
     assert entry["candidates"]["0.1"] == named(scores)["places205_top1", "tuning"]
-    (file,) = tensor_files(
-        tmp_path / "run", "evaluation-places205"
-    )  # whoever keeps the scores removes it
+    # Whoever keeps the scores removes it.
+    (file,) = tensor_files(tmp_path / "run", "evaluation-places205")
     assert file.number == 1
 
 
@@ -311,10 +281,10 @@ def test_probing_with_many_rates_is_as_with_each_alone(make: Make, features: str
     config = probing(features=features)
     together = make("together", probe=config)
     scores = named(together.run("probe"))
-    alone = {
-        rate: named(make(f"{rate}", probe=replace(config, learning_rates=(rate,))).run("probe"))
-        for rate in config.learning_rates
-    }
+    alone = {}
+    for rate in config.learning_rates:
+        one = make(f"{rate}", probe=replace(config, learning_rates=(rate,)))
+        alone[rate] = named(one.run("probe"))
     best = max(alone, key=lambda rate: alone[rate]["linear_top1", "tuning"])
     assert scores == alone[best]
 

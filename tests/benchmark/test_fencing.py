@@ -33,11 +33,8 @@ from tests.waiting import PATIENCE_S
 
 SMALL = (
     *("method=vicreg", "epochs=3", "optimizer.warmup_epochs=1", "batch_size=12"),
-    *(
-        "evaluation.protocols=[probe]",
-        "evaluation.probe.epochs=1",
-        "evaluation.probe.learning_rates=[0.5]",
-    ),
+    *("evaluation.protocols=[probe]", "evaluation.probe.epochs=1"),
+    "evaluation.probe.learning_rates=[0.5]",
     *("dataset.source.train_per_class=8", "dataset.source.tuning_per_class=4"),
 )
 
@@ -317,10 +314,8 @@ def test_a_process_that_has_lost_its_run_takes_no_step_more(
         process.run()
     assert steps == [0, 1]
     assert not checkpoint_files(process.directory)
-    assert [attempt["ended"] for attempt in read_attempts(process.directory)] == [
-        "superseded",
-        "interrupted",
-    ]
+    seen = [attempt["ended"] for attempt in read_attempts(process.directory)]
+    assert seen == ["superseded", "interrupted"]
 
 
 def remove(folder: Path) -> None:
@@ -435,10 +430,8 @@ def test_a_process_that_is_stopped_for_longer_than_the_lease_changes_nothing(
                 assert process.stdout.readline() == "lost\n"
                 late = changes(before, content(directory)) - {"attempts/0001.json"}
                 assert all("-0001" in name for name in late), operations[at - 1]
-                assert [attempt["ended"] for attempt in read_attempts(directory)] == [
-                    "superseded",
-                    "done",
-                ]
+                seen = [attempt["ended"] for attempt in read_attempts(directory)]
+                assert seen == ["superseded", "done"]
                 assert check_records([directory]).misfits == ()
         finally:
             process.kill()

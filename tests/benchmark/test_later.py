@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from torch import Tensor
 from torchvision.models import resnet18
 
 from regbench import RegbenchError
@@ -29,6 +30,8 @@ from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import checkpoint_files, run_directory
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.record import LaterEvaluation, Record, read_record
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
@@ -38,19 +41,10 @@ from tests.records import chosen, ranked, tuning_choice
 from tests.voc import TEST, TRAINVAL, write_voc07
 
 SHORT = ("epochs=2", "optimizer.warmup_epochs=0", "method=vicreg", "evaluation.protocols=[knn]")
-VOC = (
-    f"evaluation.voc07.num_images=[{TRAINVAL},{TEST}]",
-    *(
-        "evaluation.voc07.resize=28",
-        "evaluation.voc07.image_size=24",
-        "evaluation.voc07.costs=[0.1,10]",
-    ),
-)
-MEASURES = (
-    "evaluation.measures.view_images=8",
-    "evaluation.measures.views=3",
-    "evaluation.measures.images=20",
-)
+OF_VOC = (f"num_images=[{TRAINVAL},{TEST}]", "resize=28", "image_size=24", "costs=[0.1,10]")
+VOC = tuple(f"evaluation.voc07.{setting}" for setting in OF_VOC)
+OF_MEASURES = ("view_images=8", "views=3", "images=20")
+MEASURES = tuple(f"evaluation.measures.{setting}" for setting in OF_MEASURES)
 NAMES = ["alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_spread"]
 
 
@@ -84,10 +78,8 @@ def voc_data_dir(tiny_data_dir: Path) -> Path:
 @pytest.fixture(scope="module")
 def trained(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run with kNN alone."""
-    overrides = [
-        f"runtime.data_dir={tiny_data_dir}",
-        f"runtime.runs_dir={tmp_path_factory.mktemp('runs')}",
-    ]
+    runs = tmp_path_factory.mktemp("runs")
+    overrides = (f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={runs}")
     cell, runtime = load_run([*TINY, *overrides, *SHORT])
     assert run_cell(cell, runtime, "here")
     return run_directory(runtime, "here", cell)
@@ -108,9 +100,8 @@ def weights(tmp_path: Path) -> Path:
         state = cell.network.backbone.build(3, 24)[0].state_dict()
     path = tmp_path / "vicreg_tiny.pth"
     model = {f"module.backbone.{name}": value for name, value in state.items()}
-    torch.save(
-        {"model": model | {"module.projector.0.weight": torch.zeros(2, 2)}, "epoch": 3}, path
-    )
+    model["module.projector.0.weight"] = torch.zeros(2, 2)
+    torch.save({"model": model, "epoch": 3}, path)
     return path
 
 
@@ -147,23 +138,16 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
         assert found.choice["hyperparameters"]["selected_on"] == "given"
         for score in found.scores:
             assert score.name in result.output
-    voc07, unlabelled = (
-        LaterEvaluation.read(folder / f"{protocol}.json") for protocol in ("voc07", "measures")
-    )
-    assert [(s.name, s.split, s.unit) for s in voc07.scores] == [
-        ("voc07_map", "test", "%"),
-        ("voc07_map_full", "test", "%"),
-    ]
+    voc07, unlabelled = (LaterEvaluation.read(folder / f"{p}.json") for p in ("voc07", "measures"))
+    seen = [(s.name, s.split, s.unit) for s in voc07.scores]
+    assert seen == [("voc07_map", "test", "%"), ("voc07_map_full", "test", "%")]
     assert voc07.choice["voc07_cost"]["selected_on"] == "cross-validation"
     assert set(voc07.choice["voc07_cost"]["chosen"].values()) <= {0.1, 10.0}
     assert "voc07_cost" not in unlabelled.choice
-    assert [(s.name, s.split, s.unit) for s in unlabelled.scores] == [
-        (n, "tuning", "") for n in NAMES
-    ]
-    assert (
-        (finished / "record.json").read_bytes(),
-        (finished / "choice-0001.json").read_bytes(),
-    ) == before
+    of_measures = [(s.name, s.split, s.unit) for s in unlabelled.scores]
+    assert of_measures == [(n, "tuning", "") for n in NAMES]
+    shown = ((finished / "record.json").read_bytes(), (finished / "choice-0001.json").read_bytes())
+    assert shown == before
 
     written = (folder / "voc07.json").read_bytes()
     (folder / "measures.json").unlink()  # as a kill between the two leaves it
@@ -187,10 +171,8 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
 def test_a_later_evaluation_of_features_in_bf16_says_so(tiny: list[str], finished: Path) -> None:
     given = ("evaluation.precision=bf16", *MEASURES, "--only", "measures")
     call(str(finished), *own(tiny), *given)
-    assert (
-        "evaluation.precision=bf16"
-        in LaterEvaluation.read(finished / "evaluations" / "measures.json").command
-    )
+    command = LaterEvaluation.read(finished / "evaluations" / "measures.json").command
+    assert "evaluation.precision=bf16" in command
     refused = call(str(finished), *own(tiny), "evaluation.precision=half", code=2)
     assert "evaluation.precision" in refused.stderr.splitlines()[0]
 
@@ -218,10 +200,8 @@ def test_no_weights_but_the_final_ones_are_evaluated(
 
     assert "is not trained to the end" in refused(unfinished)
     line = refused(finished)
-    assert (
-        f"{final}, which holds the final weights, cannot be evaluated: its content is not what"
-        in line
-    )
+    what = f"{final}, which holds the final weights, cannot be evaluated"
+    assert f"{what}: its content is not what" in line
     final.unlink()
     assert "it is not there" in refused(finished)
     monkeypatch.chdir(tmp_path)
@@ -284,15 +264,10 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([".", "--only", ""], "--only: unknown evaluation ''; known: factors, knn, "),
         ([".", "--label", "x"], "--label is for --backbone"),
         (["--backbone", "nowhere.pth"], "data set 'fashion_mnist' is not prepared"),
-        (
-            ["--backbone", "x.pth", "method=vicreg"],
-            "method=vicreg: published weights are not trained",
-        ),
-        (
-            ["--backbone", "x.pth", "optimizer.base_lr=1"],
-            "optimizer.base_lr=1: published weights are not trained",
-        ),
     ]
+    for setting in ("method=vicreg", "optimizer.base_lr=1"):
+        reason = f"{setting}: published weights are not trained"
+        wrong.append((["--backbone", "x.pth", setting], reason))
     for arguments, part in wrong:
         result = call(*arguments, code=2)
         (line,) = result.stderr.splitlines()
@@ -316,16 +291,21 @@ def _evaluator(attempt: Attempt, tiny: list[str], *overrides: str) -> Made:
     cell, runtime = load_run([*tiny, *overrides])
     module, dim = cell.network.backbone.build(3, 24)
     backbone, choices = Encoder(module, dim), Choices(attempt)
-    made = Subject(
-        cell.evaluation,
-        cell.dataset,
-        cell.augmentation,
-        backbone,
-        resolve(runtime),
-        choices,
-        cell.seed,
-    )
+    settings = cell.evaluation, cell.dataset, cell.augmentation
+    made = Subject(*settings, backbone, resolve(runtime), choices, cell.seed)
     return made, backbone, choices
+
+
+def reading(runtime: Runtime) -> dict[str, Any]:
+    """Options of a loader."""
+    options = {"device": torch.device("cpu"), "backend": "torchvision", "batch_size": 5}
+    return {**options, "data_dir": Path(runtime.data_dir)}
+
+
+def tuning_images(cell: Cell, runtime: Runtime) -> Tensor:
+    loader = EvalLoader(cell.dataset, "tuning", **reading(runtime))
+    with loader, loader.epoch() as batches:
+        return torch.cat([x for x, _ in batches])
 
 
 def test_measures_are_those_of_the_tuning_images(
@@ -338,25 +318,13 @@ def test_measures_are_those_of_the_tuning_images(
     found, backbone, _ = evaluator(*MEASURES, "seed=5", "evaluation.protocols=[measures]")
     scores = {score.name: score.value for score in found.run("measures")}
     cell, runtime = load_run([*tiny, "seed=5"])
-    common: dict[str, Any] = {
-        "data_dir": Path(runtime.data_dir),
-        "batch_size": 5,
-        "device": torch.device("cpu"),
-    }
-    with (
-        EvalLoader(cell.dataset, "tuning", **common, backend="torchvision") as loader,
-        loader.epoch() as batches,
-    ):
-        images = torch.cat([x for x, _ in batches])
-    x = backbone.represent(images[[36 * i // 20 for i in range(20)]])
-    with ViewLoader(
-        cell.dataset, cell.augmentation, "tuning", images=8, seed=5, **common, backend="torchvision"
-    ) as views:
+    x = backbone.represent(tuning_images(cell, runtime)[[36 * i // 20 for i in range(20)]])
+    of_views = reading(runtime) | {"images": 8, "seed": 5}
+    with ViewLoader(cell.dataset, cell.augmentation, "tuning", **of_views) as views:
         pairs = [torch.cat([torch.stack(two) for two in views.epoch(e)], dim=1) for e in range(2)]
     assert not torch.equal(pairs[0], pairs[1])
-    expected = measures(
-        x, torch.stack([backbone.represent(v) for v in [*pairs[0], pairs[1][0]]], dim=1)
-    )
+    represented = [backbone.represent(v) for v in [*pairs[0], pairs[1][0]]]
+    expected = measures(x, torch.stack(represented, dim=1))
     assert scores == pytest.approx(expected, rel=1e-3)
     again = {score.name: score.value for score in found.run("measures")}
     assert again == scores
@@ -372,25 +340,9 @@ def test_the_views_are_the_images_that_they_are_views_of(tiny: list[str]) -> Non
     crops = [f"augmentation.views.view{v}.crop_scale=[0.999,1.0]" for v in (1, 2)]
     ratios = [f"augmentation.views.view{v}.crop_ratio=[1.0,1.0]" for v in (1, 2)]
     cell, runtime = load_run([*tiny, *plain, *crops, *ratios])
-    common: dict[str, Any] = {
-        "data_dir": Path(runtime.data_dir),
-        "device": torch.device("cpu"),
-        "batch_size": 7,
-    }
-    with (
-        EvalLoader(cell.dataset, "tuning", **common, backend="torchvision") as loader,
-        loader.epoch() as batches,
-    ):
-        images = torch.cat([x for x, _ in batches])
-    with ViewLoader(
-        cell.dataset,
-        cell.augmentation,
-        "tuning",
-        images=12,
-        seed=0,
-        **common,
-        backend="torchvision",
-    ) as views:
+    images = tuning_images(cell, runtime)
+    of_views = reading(runtime) | {"images": 12, "seed": 0}
+    with ViewLoader(cell.dataset, cell.augmentation, "tuning", **of_views) as views:
         assert views.num_samples == 12
         found = torch.cat([x for x, _ in views.epoch(0)])
     assert (found - images[::3]).abs().mean() < 0.1 < (found - images[1::3]).abs().mean()
@@ -399,16 +351,7 @@ def test_the_views_are_the_images_that_they_are_views_of(tiny: list[str]) -> Non
 def test_the_test_split_is_closed_to_views_too(tiny: list[str]) -> None:
     cell, runtime = load_run(tiny)
     with pytest.raises(RegbenchError, match="the test split is for final scores"):
-        ViewLoader(
-            cell.dataset,
-            cell.augmentation,
-            "test",
-            images=5,
-            data_dir=Path(runtime.data_dir),
-            batch_size=5,
-            seed=0,
-            device=torch.device("cpu"),
-        )
+        ViewLoader(cell.dataset, cell.augmentation, "test", images=5, **reading(runtime))
 
 
 def test_voc07_is_linear_svms_on_the_backbones_features(
@@ -420,31 +363,25 @@ def test_voc07_is_linear_svms_on_the_backbones_features(
     cell, _ = load_run(tiny)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (cell.dataset.mean, cell.dataset.std))
     data = {}
+    how: dict[str, Any] = {"shorter": 28, "size": 24, "interpolation": "bilinear", "workers": 1}
     for name, split in open_voc07(voc_data_dir, (TRAINVAL, TEST)).items():
-        (x,) = whole_images(
-            split.paths, shorter=28, size=24, interpolation="bilinear", batch_size=100, workers=1
-        )
+        (x,) = whole_images(split.paths, batch_size=100, **how)
         features = backbone.represent((x / 255 - mean) / std).double()
-        data[name] = (
-            (features / (features.norm(dim=1, keepdim=True) + 1e-5)).numpy(),
-            split.presence,
-        )
+        features = features / (features.norm(dim=1, keepdim=True) + 1e-5)
+        data[name] = features.numpy(), split.presence
     chosen = choices.entries["voc07_cost"]["chosen"]
     values = []
     for c, cost in enumerate(chosen.values()):
         (x_train, there), (x_test, answers) = data["trainval"], data["test"]
         easy = answers[:, c] != 0
         svm = linear_svm(cost).fit(x_train, 2 * (there[:, c] == 1) - 1)
-        values.append(
-            average_precisions(answers[easy, c] == 1, svm.decision_function(x_test[easy]))
-        )
+        certainty = svm.decision_function(x_test[easy])
+        values.append(average_precisions(answers[easy, c] == 1, certainty))
     assert scores["voc07_map"] == pytest.approx(sum(v for v, _ in values) / 20, abs=0.5)
     assert scores["voc07_map_full"] == pytest.approx(sum(v for _, v in values) / 20, abs=0.5)
     candidates = choices.entries["voc07_cost"]["candidates"]
-    assert all(
-        candidates[name][f"{cost:g}"] == max(candidates[name].values())
-        for name, cost in chosen.items()
-    )
+    for name, cost in chosen.items():
+        assert candidates[name][f"{cost:g}"] == max(candidates[name].values())
 
 
 def test_voc07_needs_a_backbone_for_colour_images(evaluator: Callable[..., Made]) -> None:
@@ -465,37 +402,19 @@ def test_published_weights_get_the_record_of_a_finished_run(
     (directory,) = (tmp_path / "runs" / "published").iterdir()
     assert f"run directory: {directory}" in result.output
     record = Record.read(directory / "record.json")
-    expected = {
-        "cell_id": directory.name,
-        "sweep": "published",
-        "label": "VICReg (published)",
-        "method": "external",
-        "seed": 0,
-        "status": "done",
-        "spectrum": None,
-        "metrics": None,
-        "checkpoint": None,
-    }
+    expected: dict[str, Any] = dict.fromkeys(("spectrum", "metrics", "checkpoint"))
+    expected |= {"cell_id": directory.name, "sweep": "published", "label": "VICReg (published)"}
+    expected |= {"method": "external", "seed": 0, "status": "done", "regularizer": {}}
     assert {key: getattr(record, key) for key in expected} == expected
-    assert record.regularizer == {}
     cell = record.cell
-    assert cell["external"] == {
-        "source": "vicreg_tiny.pth",
-        "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
-    }
+    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert cell["external"] == {"source": "vicreg_tiny.pth", "sha256": sha256}
     assert [cell[name] for name in ("embedding_dim", "batch_size", "epochs")] == [None] * 3
-    assert (cell["dataset"]["name"], cell["network"]["backbone"]) == (
-        "tiny",
-        {"name": "resnet_tiny"},
-    )
+    seen = (cell["dataset"]["name"], cell["network"]["backbone"])
+    assert seen == ("tiny", {"name": "resnet_tiny"})
     names = {(score.name, score.split) for score in record.scores}
-    assert {
-        ("knn_top1", "tuning"),
-        ("knn_top1", "test"),
-        ("linear_top1", "test"),
-        ("voc07_map", "test"),
-    } <= names
-    assert {(name, "tuning") for name in NAMES} <= names
+    assert {(name, "test") for name in ("knn_top1", "linear_top1", "voc07_map")} <= names
+    assert {(name, "tuning") for name in ("knn_top1", *NAMES)} <= names
     choice = signed(directory / "choice-0001.json")
     assert record.choice == choice
     assert choice.keys() == {"hyperparameters", "probe_learning_rate", "voc07_cost"}
@@ -540,9 +459,8 @@ def test_the_id_of_published_weights_is_of_what_decides_the_scores(
         return {path.name for path in (tmp_path / "runs" / "p").iterdir()}
 
     first = directories()
-    assert (
-        directories("evaluation.voc07.folds=5", "runtime.workers=2") == first
-    )  # not asked for; where it runs
+    # What is not asked for, and where it runs.
+    assert directories("evaluation.voc07.folds=5", "runtime.workers=2") == first
     content = torch.load(weights)
     content["model"]["module.backbone.0.weight"] *= 1.1
     torch.save(content, weights)

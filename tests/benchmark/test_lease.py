@@ -92,12 +92,8 @@ def test_one_of_many_gets_it(tmp_path: Path) -> None:
         "'record.json').write_text('{}'); attempt.end('done')\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    pipes = {
-        "stdin": subprocess.PIPE,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.DEVNULL,
-        "text": True,
-    }
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    pipes |= {"stderr": subprocess.DEVNULL, "text": True}
 
     processes = [subprocess.Popen(command, **pipes) for _ in range(8)]  # type: ignore[call-overload]
     for process in processes:

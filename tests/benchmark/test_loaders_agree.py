@@ -15,25 +15,13 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.stored.prepare import prepare
 
 SETTINGS = (
-    "dataset=imagefolder",
-    "dataset.name=digits",
-    "dataset.num_classes=10",
-    "dataset.image_size=32",
-    "dataset.eval_resize=32",
-    "augmentation=small_color",
-    "augmentation.views.view1.flip_p=0",
-    "augmentation.views.view2.flip_p=0",
-    "network=resnet_tiny",
-    "method=sfrik_l2",
-    "method.alignment_weight=250",
-    "embedding_dim=128",
-    "batch_size=128",
-    "epochs=4",
-    "optimizer.warmup_epochs=1",
-    "optimizer.base_lr=2",
-    "evaluation.protocols=[knn]",
-    "runtime.device=cpu",
-    "runtime.threads=1",
+    *("dataset=imagefolder", "dataset.name=digits", "dataset.num_classes=10"),
+    *("dataset.image_size=32", "dataset.eval_resize=32", "augmentation=small_color"),
+    *("augmentation.views.view1.flip_p=0", "augmentation.views.view2.flip_p=0"),
+    *("network=resnet_tiny", "method=sfrik_l2", "method.alignment_weight=250"),
+    *("embedding_dim=128", "batch_size=128", "epochs=4"),
+    *("optimizer.warmup_epochs=1", "optimizer.base_lr=2", "evaluation.protocols=[knn]"),
+    *("runtime.device=cpu", "runtime.threads=1"),
 )
 
 
@@ -62,11 +50,8 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(importlib.util.find_spec("ffcv") is None, reason="FFCV is not installed")
 def test_the_accuracy_is_the_same_within_the_noise_of_seeds(data_dir: Path, tmp_path: Path) -> None:
     def accuracy(loader: str, seed: int) -> float:
-        runtime = (
-            f"runtime.data_dir={data_dir}",
-            f"runtime.runs_dir={tmp_path}",
-            f"runtime.loader={loader}",
-        )
+        folders = (f"runtime.data_dir={data_dir}", f"runtime.runs_dir={tmp_path}")
+        runtime = (*folders, f"runtime.loader={loader}")
         record = run_cell(*load_run([*SETTINGS, *runtime, f"seed={seed}"]), sweep=loader)
         assert record is not None
         assert record.environment["loader"] == loader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -9,12 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regbench.benchmark.evaluate.label_free import (
-    alignment,
-    alpha_req,
-    lidar,
-    measures,
-)
+from regbench.benchmark.evaluate.label_free import alignment, alpha_req, lidar, measures
 from regbench.benchmark.training.embedding_metrics import (
     effective_rank,
     feature_spread,
@@ -57,16 +53,12 @@ def test_alignment_is_the_mean_over_pairs_of_views(views: int) -> None:
 def test_uniformity_is_the_log_of_the_mean_over_pairs_of_images(block: int) -> None:
     x = gaussian(12, 3)
     u = (x / x.norm(dim=1, keepdim=True)).tolist()
-    values = [
-        math.exp(-2 * sum((p - q) ** 2 for p, q in zip(u[i], u[j], strict=True)))
-        for i in range(12)
-        for j in range(12)
-        if i != j
-    ]
+    values = []
+    for one, other in itertools.permutations(u, 2):
+        values.append(math.exp(-2 * sum((p - q) ** 2 for p, q in zip(one, other, strict=True))))
     assert uniformity(x, block) == pytest.approx(math.log(sum(values) / len(values)), rel=1e-5)
-    assert uniformity(x) == pytest.approx(
-        spread_metrics(x, x)["uniformity"], rel=1e-5
-    )  # the training loop's
+    of_training = spread_metrics(x, x)["uniformity"]
+    assert uniformity(x) == pytest.approx(of_training, rel=1e-5)
 
 
 @pytest.mark.parametrize("dead", [0, 1, 30, 150, 300])
@@ -77,15 +69,8 @@ def test_uniformity_takes_rows_of_zeros_for_one_point_as_the_authors_code(
     x = gaussian(300, 8).relu().float()
     x[:dead] = 0
     # lunif of SsnL/align_uniform
-    wanted = (
-        torch.pdist(torch.nn.functional.normalize(x.double()))
-        .square()
-        .mul(-2)
-        .exp()
-        .mean()
-        .log()
-        .item()
-    )
+    unit = torch.nn.functional.normalize(x.double())
+    wanted = torch.pdist(unit).square().mul(-2).exp().mean().log().item()
     assert uniformity(x, block) == pytest.approx(wanted, abs=1e-5)
     assert spread_metrics(x, x)["uniformity"] == pytest.approx(wanted, abs=1e-5)
 
@@ -117,15 +102,12 @@ def test_alpha_is_a_weighted_least_squares_fit_over_ranks_4_to_100() -> None:
 
     Against numpy's fit.
     """
-    values = torch.arange(1, 121, dtype=torch.float64) ** -1.3 * (
-        1 + 0.3 * gaussian(120).clamp(-2, 2)
-    )
-    values = values.sort(descending=True).values
+    law = torch.arange(1, 121, dtype=torch.float64) ** -1.3
+    values = (law * (1 + 0.3 * gaussian(120).clamp(-2, 2))).sort(descending=True).values
     x = cloud(values, 500)
     ranks = np.arange(4, 101)
-    slope = np.polyfit(np.log(ranks), np.log(values[3:100].numpy()), 1, w=ranks**-0.5)[
-        0
-    ]  # squared by polyfit
+    # It squares the weights.
+    slope, _ = np.polyfit(np.log(ranks), np.log(values[3:100].numpy()), 1, w=ranks**-0.5)
     assert alpha_req(x) == pytest.approx(-slope, rel=1e-6)
     values[:3] *= 50
     values[100:] *= 1e-3
@@ -146,14 +128,11 @@ def test_alpha_of_a_collapsed_representation_is_not_defined() -> None:
 
 def test_lidar_by_its_formula() -> None:
     """With the square root of Σ_w and δ = 1e-4 as in the paper, in plain loops."""
-    x = gaussian(30, 6, 5) * torch.tensor([1.0, 2.0, 0.5, 0.1, 0.0]) + 3 * gaussian(
-        30, 1, 5, seed=1
-    )
+    x = gaussian(30, 6, 5) * torch.tensor([1.0, 2.0, 0.5, 0.1, 0.0])
+    x += 3 * gaussian(30, 1, 5, seed=1)
     mean = x.mean(dim=(0, 1))
-    between, within = (
-        torch.zeros(5, 5, dtype=torch.float64),
-        1e-4 * torch.eye(5, dtype=torch.float64),
-    )
+    within = 1e-4 * torch.eye(5, dtype=torch.float64)
+    between = torch.zeros_like(within)
     for views in x:
         centre = views.mean(dim=0)
         between += torch.outer(centre - mean, centre - mean) / 30
@@ -192,14 +171,8 @@ def test_of_one_image_there_is_no_uniformity() -> None:
 def test_all_measures_of_a_gaussian_cloud() -> None:
     x, views = gaussian(400, 16), gaussian(50, 4, 16) * 0.1 + gaussian(50, 1, 16, seed=1)
     found = measures(x, views)
-    assert list(found) == [
-        "alignment",
-        "uniformity",
-        "rankme",
-        "alpha_req",
-        "lidar",
-        "feature_spread",
-    ]
+    seen = list(found)
+    assert seen == ["alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_spread"]
     assert found["feature_spread"] == feature_spread(x) == pytest.approx(1, abs=0.01)
     assert 15 < found["rankme"] <= 16
     assert found["alignment"] < 0.1

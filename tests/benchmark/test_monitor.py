@@ -39,8 +39,8 @@ from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.rundir.record_parts import Saved
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training import checkpoint_writer, journal
+from regbench.benchmark.training.assembly import build_network
 from regbench.benchmark.training.embedding_metrics import spread_metrics
-from regbench.benchmark.training.network import SiameseNetwork
 from regbench.datasets.stored.prepare import prepare
 from regbench.sweeps.status import cell_status, plan_of
 from tests.benchmark.steps import before_steps, interrupt_run
@@ -62,10 +62,11 @@ def finish(overrides: list[str], sweep: str) -> tuple[Record, Path]:
 
 def curve(record: Record) -> dict[int, dict[str, float]]:
     """Epoch -> the scores that were measured after it."""
-    rows = {row["epoch"]: row["scores"] for row in record.history if "scores" in row}
-    return {
-        epoch: {score["name"]: score["value"] for score in scores} for epoch, scores in rows.items()
-    }
+    found = {}
+    for row in record.history:
+        if "scores" in row:
+            found[row["epoch"]] = {score["name"]: score["value"] for score in row["scores"]}
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -114,33 +115,21 @@ def test_each_epoch_is_scored_with_its_own_weights(
     names = ("knn_top1", "linear_top1")
     assert scores[3] == {name: record.score(name, "tuning") for name in names}
     cell, runtime = load_run([*shared, *WATCHED, BOTH])
-    network = SiameseNetwork(
-        cell.network, cell.embedding_dim, 3, cell.dataset.image_size, cell.seed
-    )
-    network.to(memory_format=torch.channels_last)
     _, second = tensor_files(directory, "checkpoint")
-    network.load_state_dict(read_tensors(second)[0]["network"])
-    encoder, choices = (
-        Encoder(network.backbone, network.representation_dim),
-        Choices(claimed(tmp_path / "alone")),
-    )
+    network = build_network(cell, torch.device("cpu"), read_tensors(second)[0])
+    encoder = Encoder(network.backbone, network.representation_dim)
     config = cell.evaluation.replaced(select_by=("knn", "probe"))
-    subject = Subject(
-        config, cell.dataset, cell.augmentation, encoder, resolve(runtime), choices, cell.seed
-    )
-    assert scores[2] == {
-        score.name: score.value for score in subject.select() if score.name in names
-    }
+    settings = config, cell.dataset, cell.augmentation
+    choices = Choices(claimed(tmp_path / "alone"))
+    subject = Subject(*settings, encoder, resolve(runtime), choices, cell.seed)
+    alone = {score.name: score.value for score in subject.select()}
+    assert scores[2] == {name: alone[name] for name in names}
     assert scores[1] != scores[2] != scores[3]
 
 
 def test_every_few_epochs_and_after_the_last(tiny: list[str]) -> None:
-    every = (
-        "method=vicreg",
-        "epochs=5",
-        "evaluation.while_training=[knn]",
-        "evaluation.every_epochs=2",
-    )
+    watched = ("evaluation.while_training=[knn]", "evaluation.every_epochs=2")
+    every = ("method=vicreg", "epochs=5", *watched)
     record, _ = finish([*tiny, *every], "here")
     assert list(curve(record)) == [2, 4, 5]
     untrained, _ = finish([*tiny, *every, "epochs=0", "optimizer.warmup_epochs=0"], "here")
@@ -215,33 +204,18 @@ def before_the_second(patch: pytest.MonkeyPatch) -> None:
 
 # How it is interrupted, further settings, the step of the last checkpoint, and the epochs that have
 # scores there.
-INTERRUPTIONS: dict[
-    str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...], int, list[int]]
-] = {
-    "killed in an evaluation": (in_call(2, KNN, "select", killed), (), 3, [1]),
-    "killed between an evaluation and its checkpoint": (save_and_stop, (), 3, [1]),
-    "killed with few checkpoints": (
-        in_call(3, LinearProbe, "select", killed),
-        ("runtime.checkpoint_epochs=2",),
-        6,
-        [1, 2],
-    ),
-    "told by a signal just before an evaluation": (before_the_second, (), 6, [1]),
-    "told by a signal in an evaluation": (in_call(2, KNN, "select", told), (), 6, [1]),
-    "told by a signal in the second evaluation of an epoch": (
-        in_call(2, LinearProbe, "select", told),
-        (),
-        6,
-        [1],
-    ),
-    "told by a signal in a probe's second epoch": (in_a_probe, (), 6, [1]),
-    "told by a signal in the last evaluation": (
-        in_call(3, KNN, "select", told),
-        ("runtime.checkpoint_epochs=100",),
-        9,
-        [1, 2],
-    ),
+Interrupt = Callable[[pytest.MonkeyPatch], None]
+INTERRUPTIONS: dict[str, tuple[Interrupt, int, list[int]]] = {
+    "killed in an evaluation": (in_call(2, KNN, "select", killed), 3, [1]),
+    "killed between an evaluation and its checkpoint": (save_and_stop, 3, [1]),
+    "killed with few checkpoints": (in_call(3, LinearProbe, "select", killed), 6, [1, 2]),
+    "told by a signal just before an evaluation": (before_the_second, 6, [1]),
+    "told by a signal in an evaluation": (in_call(2, KNN, "select", told), 6, [1]),
+    "told by a signal in an epoch's second": (in_call(2, LinearProbe, "select", told), 6, [1]),
+    "told by a signal in a probe's second epoch": (in_a_probe, 6, [1]),
+    "told by a signal in the last evaluation": (in_call(3, KNN, "select", told), 9, [1, 2]),
 }
+EVERY = {"killed with few checkpoints": 2, "told by a signal in the last evaluation": 100}
 
 
 @pytest.mark.parametrize("how", INTERRUPTIONS)
@@ -249,8 +223,9 @@ def test_an_interrupted_run_has_the_curve_of_an_undisturbed_one(
     how: str, tiny: list[str], watched: tuple[Record, Path]
 ) -> None:
     """It has three epochs of three steps, each of which is evaluated."""
-    interrupt, settings, step, scored = INTERRUPTIONS[how]
-    cell, runtime = load_run([*tiny, *WATCHED, BOTH, *settings])
+    interrupt, step, scored = INTERRUPTIONS[how]
+    every = f"runtime.checkpoint_epochs={EVERY.get(how, 1)}"
+    cell, runtime = load_run([*tiny, *WATCHED, BOTH, every])
     kind = Interrupted if "signal" in how else KeyboardInterrupt
     directory = interrupt_run(cell, runtime, interrupt, kind)
     loaded = load_checkpoint(directory)
@@ -260,9 +235,8 @@ def test_an_interrupted_run_has_the_curve_of_an_undisturbed_one(
     with pytest.MonkeyPatch.context() as patch:
         probed = _counted_epochs(patch)
         if "last" in how:  # the stages that follow the training have to wait for the evaluation
-            with pytest.raises(
-                RegbenchError, match="not trained to the end; run the stage pretrain first"
-            ):
+            reason = "not trained to the end; run the stage pretrain first"
+            with pytest.raises(RegbenchError, match=reason):
                 run_cell(cell, runtime, "disturbed", ["tune"])
             assert run_cell(cell, runtime, "disturbed", ["pretrain"]) is None
             record = run_cell(cell, runtime, "disturbed", ["tune", "final"])
@@ -342,9 +316,8 @@ def test_the_first_of_several_processes_evaluates_and_the_others_wait(tiny: list
     assert second.keys() == first.keys()
     assert second["stopped"] == "interrupted by SIGUSR1"
     # The first may be gone before it can be asked.
-    assert second["failing"].startswith(
-        ("rank 0: OSError: disk full", "another process of the run is gone")
-    )
+    lost = ("rank 0: OSError: disk full", "another process of the run is gone")
+    assert second["failing"].startswith(lost)
     cell, runtime = load_run(cases["whole"])
     whole = read_record(run_directory(runtime, "whole", cell))
     assert whole is not None
@@ -395,10 +368,8 @@ def test_without_a_split_to_evaluate_on_it_is_refused_or_marked(
     )
     cell, runtime = load_run([*tiny, *settings])
     prepare(cell.dataset, tmp_path, source_dir=tiny_source, progress=False)
-    with pytest.raises(
-        RegbenchError,
-        match=r"while_training=\[knn\]: data set 'tiny' has no tuning split to evaluate knn",
-    ):
+    reason = r"while_training=\[knn\]: data set 'tiny' has no tuning split to evaluate knn"
+    with pytest.raises(RegbenchError, match=reason):
         run_cell(cell, runtime, "here")
     assert not checkpoint_files(run_directory(runtime, "here", cell))
     record, _ = finish([*tiny, *settings, "evaluation.select_on=test"], "here")

@@ -177,14 +177,8 @@ class Machine:
 def told(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
     """A run in two attempts that writes a checkpoint after every step."""
     folder = tmp_path_factory.mktemp("numbers")
-    overrides = [
-        *TINY,
-        f"runtime.data_dir={tiny_data_dir}",
-        f"runtime.runs_dir={folder}",
-        "method=simclr",
-        "epochs=3",
-        "evaluation.while_training=[knn]",
-    ]
+    overrides = [*TINY, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={folder}"]
+    overrides += ["method=simclr", "epochs=3", "evaluation.while_training=[knn]"]
     cell, runtime = load_run([*overrides, "runtime.checkpoint_minutes=0"])
     interruption = Interruption()
     with pytest.MonkeyPatch.context() as patch:

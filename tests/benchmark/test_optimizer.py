@@ -21,6 +21,11 @@ from tests.launches import LaunchCounter
 SHAPES = [(5, 3), (4,), (2, 3, 2, 2), (7,), (1, 1), ()]
 
 
+# Other settings than the defaults of `LARSConfig`.
+LARS_SETTINGS: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.5, "momentum": 0.9}
+LARS_SETTINGS["trust_coefficient"] = 0.01
+
+
 def draw(seed: int, shapes: list[tuple[int, ...]] = SHAPES) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
@@ -58,10 +63,8 @@ def alone(p: Tensor, config: OptimizerConfig) -> Any:
     if isinstance(config, LARSConfig):
         return OneLARS(p, config)
     if isinstance(config, SGDConfig):
-        nesterov = config.nesterov
-        return torch.optim.SGD(
-            [p], 0.0, config.momentum, weight_decay=decay, nesterov=nesterov, foreach=False
-        )
+        options: dict[str, Any] = {"nesterov": config.nesterov, "foreach": False}
+        return torch.optim.SGD([p], 0.0, config.momentum, weight_decay=decay, **options)
     assert isinstance(config, AdamConfig)
     kind = torch.optim.AdamW if isinstance(config, AdamWConfig) else torch.optim.Adam
     return kind([p], 0.0, config.betas, config.epsilon, decay, foreach=False)
@@ -70,10 +73,7 @@ def alone(p: Tensor, config: OptimizerConfig) -> Any:
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        *(
-            ("lars", {"weight_decay": decay, "trust_coefficient": 0.02})
-            for decay in (0.0, 1e-6, 0.3)
-        ),
+        *(("lars", {"weight_decay": wd, "trust_coefficient": 0.02}) for wd in (0.0, 1e-6, 0.3)),
         # Trust over the learning rate is above 1 for some of the tensors, below for others.
         ("lars", {"clip_lr": True, "trust_coefficient": 1.0}),
         ("lars", {"weight_decay": 0.3, "exclude_bias_and_norm": False, "trust_coefficient": 0.02}),
@@ -122,7 +122,7 @@ def test_gradients_below_the_limit_are_left_alone() -> None:
 def test_lars_allocates_nothing_of_the_size_of_the_model() -> None:
     """After the first step, which makes the momentum; counted from the profiler's allocations."""
     parameters = [torch.nn.Parameter(torch.randn(300, 400)) for _ in range(4)]
-    optimizer = LARS(parameters, lr=0.1, weight_decay=0.5, momentum=0.9, trust_coefficient=0.01)
+    optimizer = LARS(parameters, **LARS_SETTINGS)
     for p in parameters:
         p.grad = torch.randn(300, 400)
     optimizer.step()
@@ -133,9 +133,8 @@ def test_lars_allocates_nothing_of_the_size_of_the_model() -> None:
     before = torch.randn(300, 400)
     with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         before.clone()
-    assert (
-        max(e.self_cpu_memory_usage for e in profile.events()) == 480_000
-    )  # this is how it would show
+    # This is how it would show.
+    assert max(e.self_cpu_memory_usage for e in profile.events()) == 480_000
 
 
 def test_lars_starts_a_kernel_for_each_tensor_in_one_product_alone() -> None:
@@ -143,9 +142,7 @@ def test_lars_starts_a_kernel_for_each_tensor_in_one_product_alone() -> None:
 
     def count(tensors: int) -> int:
         parameters = [torch.nn.Parameter(torch.empty(2, 3, device="meta")) for _ in range(tensors)]
-        optimizer = LARS(
-            parameters, lr=0.1, weight_decay=0.5, momentum=0.9, trust_coefficient=0.01, clip_lr=True
-        )
+        optimizer = LARS(parameters, **LARS_SETTINGS, clip_lr=True)
         for _ in range(2):  # the first step makes the momentum
             for p in parameters:
                 p.grad = torch.empty_like(p)

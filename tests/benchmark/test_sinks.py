@@ -65,10 +65,8 @@ class Service:
 
 
 def rows(directory: Path) -> list[dict[str, Any]]:
-    return [
-        json.loads(line)
-        for line in numbered_files(directory, "metrics.jsonl")[0].read_text().splitlines()
-    ]
+    lines = numbered_files(directory, "metrics.jsonl")[0].read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def test_a_resumed_run_goes_on_in_its_services(
@@ -213,10 +211,8 @@ def test_a_sink_that_is_not_installed_is_refused_and_none_is_imported_unasked(
         monkeypatch.setitem(sys.modules, name, None)  # to import it would fail
     for name in SINKS:
         cell, runtime = load_run([*tiny, *SHORT, f"runtime.sinks=[{name}]"])
-        with pytest.raises(
-            RegbenchError,
-            match=rf"runtime.sinks: {name} is not .* pip install 'regbench\[{name}\]'",
-        ):
+        reason = rf"runtime.sinks: {name} is not .* pip install 'regbench\[{name}\]'"
+        with pytest.raises(RegbenchError, match=reason):
             run_cell(cell, runtime, "manual")
     with pytest.raises(RegbenchError, match="sinks"):
         load_run(["runtime.sinks=[tensorbord]"])
@@ -239,9 +235,5 @@ def test_tensorboard_shows_each_epoch_once_after_a_kill(tmp_path: Path) -> None:
                 )
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert set(events.Tags()["scalars"]) == {"loss", "terms/variance"}
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [
-        (1, 11),
-        (2, 22),
-        (3, 23),
-        (4, 24),
-    ]
+    found = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert found == [(1, 11), (2, 22), (3, 23), (4, 24)]

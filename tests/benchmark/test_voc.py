@@ -86,11 +86,8 @@ def clouds(n: int, seed: int) -> tuple[Floats, npt.NDArray[np.int8]]:
     presence = np.full((n, 20), -1, np.int8)
     presence[np.arange(n), rng.integers(0, 20, n)] = rng.choice([0, 1], n)
     presence[np.arange(n), first] = 1
-    x = (
-        ((presence == 1) @ centres)
-        + 0.7 * rng.normal(size=(n, 12))
-        + 0.5 * (presence == 0) @ centres
-    )
+    x = (presence == 1) @ centres + 0.7 * rng.normal(size=(n, 12))
+    x += 0.5 * (presence == 0) @ centres
     return x / np.linalg.norm(x, axis=1, keepdims=True), presence
 
 
@@ -114,14 +111,8 @@ def test_costs_are_chosen_as_by_hand() -> None:
         for cost in CONFIG.costs:
             values = []
             for train, test in StratifiedKFold(3).split(x, y):
-                svm = LinearSVC(
-                    C=cost,
-                    class_weight={1: 2, -1: 1},
-                    dual=True,
-                    max_iter=10**6,
-                    tol=1e-8,
-                    random_state=0,
-                ).fit(x[train], y[train])
+                how = {"dual": True, "max_iter": 10**6, "tol": 1e-8, "random_state": 0}
+                svm = LinearSVC(C=cost, class_weight={1: 2, -1: 1}, **how).fit(x[train], y[train])
                 values.append(average_precision_score(y[test], svm.decision_function(x[test])))
             assert found[CLASSES[c]][f"{cost:g}"] == pytest.approx(100 * np.mean(values), abs=0.5)
 

@@ -109,30 +109,17 @@ def configured(
 
 
 def fashion_config(**changes: object) -> DatasetConfig:
-    settings: dict[str, object] = {
-        "name": "fashion",
-        "image_size": 28,
-        "channels": 1,
-        "mean": (0.25,),
-        "std": (0.5,),
-        "num_classes": 10,
-        "eval_resize": 28,
-    }
+    settings: dict[str, object] = {"name": "fashion", "num_classes": 10}
+    settings |= {"image_size": 28, "eval_resize": 28, "channels": 1}
+    settings |= {"mean": (0.25,), "std": (0.5,)}
     return configured("fashion_mnist", settings, changes)
 
 
 def folder_config(**changes: object) -> DatasetConfig:
-    settings: dict[str, object] = {
-        "name": "insects",
-        "image_size": 32,
-        "channels": 3,
-        "mean": (0.5, 0.4, 0.3),
-        "std": (0.2, 0.25, 0.3),
-        "num_classes": 3,
-        "eval_resize": 40,
-        "train_per_class": 8,
-        "tuning_per_class": 4,
-    }
+    settings: dict[str, object] = {"name": "insects", "num_classes": 3}
+    settings |= {"image_size": 32, "eval_resize": 40, "channels": 3}
+    settings |= {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.25, 0.3)}
+    settings |= {"train_per_class": 8, "tuning_per_class": 4}
     return configured("imagefolder", settings, changes)
 
 

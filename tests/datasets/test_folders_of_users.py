@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 import struct
 import zlib
 from collections.abc import Callable
@@ -57,14 +58,8 @@ def tiff(path: Path, bands: int) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, bands), dtype=np.uint8).tobytes()
     after = 8 + len(pixels)
     extra = [(338, 3, [0] * (bands - 3))]
-    tags = [
-        (256, 3, [8]),
-        (257, 3, [8]),
-        (258, 3, [8] * bands),
-        (259, 3, [1]),
-        (262, 3, [2]),
-        (273, 4, [8]),
-    ]
+    tags = [(256, 3, [8]), (257, 3, [8]), (258, 3, [8] * bands)]
+    tags += [(259, 3, [1]), (262, 3, [2]), (273, 4, [8])]
     tags += [(277, 3, [bands]), (278, 3, [8]), (279, 4, [len(pixels)]), *extra]
     rows, values = struct.pack("<H", len(tags)), b""
     for tag, kind, numbers in tags:
@@ -83,21 +78,15 @@ def png16(path: Path, pixels: npt.NDArray[np.uint16]) -> None:
     content = b"\x89PNG\r\n\x1a\n"
     header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 16, 2, 0, 0, 0)
     for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")):
-        content += (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
+        crc = zlib.crc32(kind + data)
+        content += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc)
     path.write_bytes(content)
 
 
 def run(root: Path, *options: str) -> Result:
     """The command of a user."""
-    arguments = [
-        "prepare",
-        "imagefolder",
-        "--source-dir",
-        str(root),
-        f"runtime.data_dir={root.parent / 'data'}",
-    ]
+    arguments = ["prepare", "imagefolder", "--source-dir", str(root)]
+    arguments.append(f"runtime.data_dir={root.parent / 'data'}")
     return CliRunner().invoke(main, [*arguments, *options], prog_name="regbench")
 
 
@@ -111,45 +100,34 @@ def origins(root: Path, split: str = "") -> list[str]:
 # folders
 
 
-def nested(root: Path) -> None:
-    fill(root)
-    for i in range(3):
-        draw(root / "ant" / "field" / "site 2" / f"{i}.png")
-    (root / "ant" / "field" / "again").symlink_to(root / "ant")
-    (root / "ant" / "album.jpg").mkdir()
-    draw(root / "ant" / "album.jpg" / "0.png")
+def made(*names: str) -> Callable[[Path], None]:
+    """Make what is named: images, files of other kinds, empty folders, and folders with images
+    of each class ("…/").
+    """
 
-
-def parts(*names: str) -> Callable[[Path], None]:
     def make(root: Path) -> None:
         for name in names:
-            fill(root / name)
+            path = root / name
+            if name.endswith("/"):
+                fill(path)
+            elif path.suffix == ".png":
+                draw(path)
+            elif path.suffix:
+                path.write_bytes(b"")
+            else:
+                path.mkdir(parents=True)
 
     return make
 
 
-def beside_parts(root: Path) -> None:
-    for name in ("train", "val"):
-        fill(root / name)
-    fill(root / "old")
-    draw(root / "test" / "0.png")
-    draw(root / "cover.png")
-
-
-def wrapped(root: Path) -> None:
-    fill(root / "insects" / "insects v2")
-    draw(root / "__MACOSX" / "insects" / "ant" / "0.png")
-    draw(root / "insects" / "insects v2" / "ant" / "._0.png")
-
-
-def empty_class(root: Path) -> None:
-    fill(root)
-    (root / "cat").mkdir()
+def nested(root: Path) -> None:
+    made("./", *(f"ant/field/site 2/{i}.png" for i in range(3)))(root)
+    (root / "ant" / "field" / "again").symlink_to(root / "ant")
+    draw(root / "ant" / "album.jpg" / "0.png")
 
 
 def empty_class_of_a_part(root: Path) -> None:
-    fill(root / "train")
-    fill(root / "test")
+    made("train/", "test/")(root)
     for path in (root / "test" / "bee").iterdir():
         path.unlink()
 
@@ -186,11 +164,9 @@ def bands_and_frames(root: Path) -> None:
 
 
 def copied(root: Path) -> None:
-    parts("train", "val", "test")(root)
+    made("train/", "val/", "test/")(root)
     for i in (0, 1):
-        (root / "test" / "ant" / f"copy {i}.png").write_bytes(
-            (root / "train" / "bee" / f"{i}.png").read_bytes()
-        )
+        shutil.copy(root / f"train/bee/{i}.png", root / f"test/ant/copy {i}.png")
 
 
 def labelled(root: Path) -> None:
@@ -212,20 +188,6 @@ def labelled_parts(root: Path) -> None:
     (root / "labels.csv").write_text("\n".join(rows))
 
 
-def one_class(root: Path) -> None:
-    for i in range(5):
-        draw(root / "images" / f"{i}.png")
-
-
-def two_of_a_part(root: Path) -> None:
-    parts("train", "val", "Validation")(root)
-
-
-def beside_a_folder(root: Path) -> None:
-    fill(root / "insects")
-    draw(root / "cover.png")
-
-
 def not_utf8(root: Path) -> None:
     fill(root)
     (root / "ant").rename(root / os.fsdecode(b"f\xe9e"))
@@ -234,26 +196,6 @@ def not_utf8(root: Path) -> None:
 def many_bands(root: Path) -> None:
     fill(root)
     tiff(root / "ant" / "satellite.tif", 13)
-
-
-def flat(root: Path) -> None:
-    draw(root / "0.png")
-
-
-def flat_part(root: Path) -> None:
-    fill(root / "train")
-    draw(root / "val" / "0.png")
-
-
-def only_heic(root: Path) -> None:
-    fill(root)
-    (root / "cat").mkdir()
-    (root / "cat" / "a.heic").write_bytes(b"")
-
-
-def all_empty(root: Path) -> None:
-    for name in CLASSES:
-        (root / name).mkdir(parents=True)
 
 
 def dangling(root: Path) -> None:
@@ -270,17 +212,19 @@ def table(text: str) -> Callable[[Path], None]:
     return make
 
 
+BESIDE_PARTS = ("train/", "val/", "old/", "test/0.png", "cover.png")
+WRAPPED = ("insects/insects v2/", "__MACOSX/insects/ant/0.png", "insects/insects v2/ant/._0.png")
 LABELS = ("--labels", "labels.csv")
 CASES: dict[str, tuple[Any, ...]] = {
     "tidy": (fill,),
     "nested": (nested,),
-    "train, valid": (parts("train", "valid"),),
-    "Train, Validation": (parts("Train", "Validation"),),
-    "training, testing": (parts("training", "testing"),),
-    "by numbers": (parts("Train", "valid", "test"), "dataset.source.train_per_class=2"),
-    "beside parts": (beside_parts,),
-    "wrapped": (wrapped,),
-    "empty class": (empty_class, "--allow-empty"),
+    "train, valid": (made("train/", "valid/"),),
+    "Train, Validation": (made("Train/", "Validation/"),),
+    "training, testing": (made("training/", "testing/"),),
+    "by numbers": (made("Train/", "valid/", "test/"), "dataset.source.train_per_class=2"),
+    "beside parts": (made(*BESIDE_PARTS),),
+    "wrapped": (made(*WRAPPED),),
+    "empty class": (made("./", "cat"), "--allow-empty"),
     "empty class of a part": (empty_class_of_a_part, "--allow-empty"),
     "kinds": (kinds,),
     "12 bits": (twelve_bits,),
@@ -291,19 +235,19 @@ CASES: dict[str, tuple[Any, ...]] = {
     "copied": (copied,),
     "labels": (labelled, "--labels", "labels.csv"),
     "labels and parts": (labelled_parts, "--labels", "labels.csv"),
-    "one class": (one_class,),
-    "empty class, refused": (empty_class,),
-    "nothing but empty classes": (all_empty, "--allow-empty"),
-    "only unknown files in a class": (only_heic,),
-    "two folders for a part": (two_of_a_part,),
-    "an image beside a folder": (beside_a_folder,),
+    "one class": (made(*(f"images/{i}.png" for i in range(5))),),
+    "empty class, refused": (made("./", "cat"),),
+    "nothing but empty classes": (made(*CLASSES), "--allow-empty"),
+    "only unknown files in a class": (made("./", "cat", "cat/a.heic"),),
+    "two folders for a part": (made("train/", "val/", "Validation/"),),
+    "an image beside a folder": (made("insects/", "cover.png"),),
     "no UTF-8": (not_utf8,),
     "13 bands": (many_bands,),
     "colours by levels": (deep_colours, "dataset.source.levels=4096"),
-    "no labels": (flat,),
-    "a part without labels": (flat_part,),
+    "no labels": (made("0.png"),),
+    "a part without labels": (made("train/", "val/0.png"),),
     "a link to nothing": (dangling,),
-    "no such table": (flat, *LABELS),
+    "no such table": (made("0.png"), *LABELS),
     "other columns": (table("name;label\n0.png;ant"), *LABELS),
     "no images": (table("file,label\n"), *LABELS),
     "no training": (table("file,label,split\n0.png,ant,val"), *LABELS),
@@ -313,7 +257,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "another split": (table("file,label,split\n0.png,ant,dev"), *LABELS),
     "no CSV": (table("\udc80"), *LABELS),
     "a class of one part": (table("file,label,split\n0.png,ant,train\n1.png,bee,test"), *LABELS),
-    "two data folders": (flat, "runtime.data_dir=a,b"),
+    "two data folders": (made("0.png"), "runtime.data_dir=a,b"),
     "labels and numbers": (
         table("file,label\n0.png,ant"),
         *LABELS,
@@ -362,7 +306,7 @@ def test_what_was_prepared_before_is_said_to_be(tmp_path: Path) -> None:
 
 def test_parts_by_other_names_are_the_splits(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    parts("Training", "valid", "Testing")(root)
+    made("Training/", "valid/", "Testing/")(root)
     run(root)
     for split, folder in (("train", "Training"), ("tuning", "valid"), ("test", "Testing")):
         expected = [f"{folder}/{name}/{i}.png" for name in CLASSES for i in range(5)]

@@ -398,31 +398,18 @@ def test_train_per_class_takes_the_first(
 
 
 def test_stl10_pretrains_on_the_unlabeled(tmp_path: Path, stl_source: Path) -> None:
-    config = DatasetConfig(
-        name="stl",
-        source=SOURCES.build("stl10", published=False),
-        image_size=64,
-        mean=(0.5,) * 3,
-        std=(0.2,) * 3,
-        num_classes=10,
-        eval_resize=64,
-        train_per_class=2,
-    )
+    source = SOURCES.build("stl10", published=False)
+    preset = load_run(["dataset=stl10", "dataset.image_size=64", "dataset.eval_resize=64"])[0]
+    config = replace(preset.dataset, source=source, train_per_class=2)
     prepare(config, tmp_path, source_dir=stl_source, progress=False)
-    loader = PretrainingLoader(
-        config, AugmentationConfig(), data_dir=tmp_path, batch_size=4, seed=0, device=CPU
-    )
+    options: Any = {"data_dir": tmp_path, "batch_size": 4, "device": CPU, "backend": "torchvision"}
+    loader = PretrainingLoader(config, AugmentationConfig(), **options)
     assert loader.num_samples == 30
     x1, _ = batches(loader)[0]
     assert x1.shape == (4, 3, 64, 64)
-    bank = EvalLoader(
-        config, "train", data_dir=tmp_path, batch_size=4, device=CPU, backend="torchvision"
-    )
-    assert bank.num_samples == 20
+    assert EvalLoader(config, "train", **options).num_samples == 20
     with pytest.raises(RegbenchError, match="trains on images without labels; leave out baseline"):
-        PretrainingLoader(
-            config, AugmentationConfig(), data_dir=tmp_path, batch_size=4, device=CPU, labels=True
-        )
+        PretrainingLoader(config, AugmentationConfig(), **options, labels=True)
 
 
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")
@@ -456,15 +443,11 @@ def test_refusals_of_loaders(
     tmp_path: Path,
 ) -> None:
     few, many = folder_config(train_per_class=5), fashion_config(train_per_class=11)
+    command = "regbench prepare imagefolder .* dataset.name=insects"
     cases: tuple[tuple[str, Callable[..., object], dict[str, object]], ...] = (
         ("batch size 25 is larger than the 24 .* at most 24", two_views, {"batch_size": 25}),
         ("batch size 9 x 3 .* at most 8", two_views, {"batch_size": 9, "world_size": 3}),
-        (
-            "'insects' is not prepared in .*; run: regbench prepare imagefolder .* dataset.name="
-            "insects",
-            two_views,
-            {"data_dir": tmp_path},
-        ),
+        (f"'insects' is not prepared in .*; run: {command}", two_views, {"data_dir": tmp_path}),
         ("unknown loader 'dali'; choose one of auto, ffcv, torch", two_views, {"backend": "dali"}),
         ("at least 1", two_views, {"workers": 0}),
         ("train_per_class 8.* not .*train_per_class 5", two_views, {"config": few}),

@@ -69,10 +69,8 @@ def test_preparing_again_does_nothing_unless_a_file_has_another_size_or_it_is_to
 def test_other_settings_are_refused(
     data_dir: Path, folder_config: Config, fashion_config: Config
 ) -> None:
-    with pytest.raises(
-        RegbenchError,
-        match=r"train_per_class 8.*not.*train_per_class 9.*choose another dataset\.name",
-    ):
+    reason = r"train_per_class 8.*not.*train_per_class 9.*choose another dataset\.name"
+    with pytest.raises(RegbenchError, match=reason):
         prepare(folder_config(train_per_class=9), data_dir, progress=False)
     with pytest.raises(RegbenchError, match=r"source fashion_mnist.*not source cifar10"):
         prepare(fashion_config(source="cifar10"), data_dir, progress=False)
@@ -100,11 +98,8 @@ def test_refusals_of_folders(
     (tmp_path / "nothing").mkdir()
     refused(config, tmp_path / "nothing", "train/ is missing; val/ is missing;")
     refused(folder_config(train_per_class=4, tuning_per_class=2), root, "ant has 6 images; ")
-    refused(
-        folder_config(num_classes=4, train_per_class=3, tuning_per_class=2),
-        root,
-        "3 classes, not 4",
-    )
+    four = folder_config(num_classes=4, train_per_class=3, tuning_per_class=2)
+    refused(four, root, "3 classes, not 4")
     (root / "val" / "dog").mkdir()
     refused(config, root, "1 class folders of val/ have no")
     (root / "val" / "dog" / "a.png").write_bytes(b"")

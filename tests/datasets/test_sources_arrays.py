@@ -67,11 +67,8 @@ def test_digits(tmp_path: Path) -> None:
         found = contents.splits[split]
         for label in range(10):
             of_class = np.round(digits.images[digits.target == label] * 255 / 16).astype(np.uint8)
-            mine = [
-                image
-                for image, its in zip(pixels(found), found.labels, strict=True)
-                if its == label
-            ]
+            images = pixels(found)
+            mine = [images[row] for row in np.flatnonzero(found.labels == label).tolist()]
             first = next(row for row, image in enumerate(of_class) if (image == mine[0]).all())
             assert begin <= first and first + len(mine) <= end
             np.testing.assert_array_equal(mine, of_class[first : first + len(mine)])
@@ -100,10 +97,8 @@ def test_cifar(
     assert contents.class_names[7] == "class 7"
     names = ["train"] if classes == 100 else [f"data_batch_{i}" for i in range(1, 6)]
     test_name = "test" if classes == 100 else "test_batch"
-    for part, files, splits in (
-        ("train", names, ("train", "tuning")),
-        ("test", [test_name], ("test",)),
-    ):
+    in_files = ("train", names, ("train", "tuning")), ("test", [test_name], ("test",))
+    for part, files, splits in in_files:
         labels: list[int] = []
         rows_N3072 = []
         for name in files:
@@ -213,9 +208,8 @@ def test_the_published_numbers_of_images_are_asked_for(
         ("stl10", stl_source, "train has 50 images, not 5,000; test has 20 images, not 8,000"),
     ):
         refused(load_run([f"dataset={name}"])[0].dataset, source, reason)
-    monkeypatch.setattr(
-        STL10, "about", Published("STL-10", "", {"train": 50, "test": 20, "unlabeled": 30})
-    )
+    about = Published("STL-10", "", {"train": 50, "test": 20, "unlabeled": 30})
+    monkeypatch.setattr(STL10, "about", about)
     assert opened(fashion_config(source="stl10", published=True), stl_source)
 
 
@@ -226,12 +220,8 @@ def test_downloads_that_fail_are_one_line(
         raise OSError("no network")
 
     monkeypatch.setattr(fashion_mnist, "DEBIAN_FOLDER", tmp_path / "none")
-    sources = {
-        "FashionMNIST": "fashion_mnist",
-        "CIFAR10": "cifar10",
-        "CIFAR100": "cifar100",
-        "STL10": "stl10",
-    }
+    sources = {"FashionMNIST": "fashion_mnist", "CIFAR10": "cifar10"}
+    sources |= {"CIFAR100": "cifar100", "STL10": "stl10"}
     for name, source in sources.items():
         monkeypatch.setattr(torchvision.datasets, name, unreachable)
         refused(fashion_config(source=source), None, "cannot download ", downloads=tmp_path)
@@ -244,8 +234,5 @@ def test_debians_fashion_mnist(tmp_path: Path, fashion_config: Config) -> None:
     if not fashion_mnist.DEBIAN_FOLDER.is_dir():
         pytest.skip("the Debian package dataset-fashion-mnist is not installed")
     contents = fashion_config(published=True).source.open(None, tmp_path)
-    assert [per_class(split) for split in contents.splits.values()] == [
-        [5000] * 10,
-        [1000] * 10,
-        [1000] * 10,
-    ]
+    seen = [per_class(split) for split in contents.splits.values()]
+    assert seen == [[5000] * 10, [1000] * 10, [1000] * 10]

@@ -152,10 +152,8 @@ def test_the_imagenet_presets_are_the_published_data_sets() -> None:
         # What prepare accepts is no part of a cell.
         assert cell.id == load_run([f"dataset={preset}", "dataset.source.published=null"])[0].id
         assert "published" not in cell.plain()["dataset"]["source"]
-    with pytest.raises(
-        RegbenchError,
-        match=r"dataset.source.published=ilsvrc2010 must be ilsvrc2012, places205, .* or null",
-    ):
+    reason = r"dataset.source.published=ilsvrc2010 must be ilsvrc2012, places205, .* or null"
+    with pytest.raises(RegbenchError, match=reason):
         load_run(["dataset=in20", "dataset.source.published=ilsvrc2010"])
 
 

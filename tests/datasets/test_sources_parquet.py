@@ -46,13 +46,10 @@ def write(
     images = [{"bytes": jpeg(first + i), "path": f"{i}.jpg"} for i in range(len(labels))]
     table = pa.table({columns[0]: pa.array(images, IMAGE), columns[1]: list(labels)})
     if names is not None:
-        features = {
-            columns[0]: {"_type": "Image"},
-            columns[1]: {"names": list(names), "_type": "ClassLabel"},
-        }
-        table = table.replace_schema_metadata(
-            {"huggingface": json.dumps({"info": {"features": features}})}
-        )
+        classes = {"names": list(names), "_type": "ClassLabel"}
+        features = {columns[0]: {"_type": "Image"}, columns[1]: classes}
+        metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+        table = table.replace_schema_metadata(metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path, row_group_size=row_group)
 
@@ -108,11 +105,8 @@ def test_a_tuning_split_is_cut_as_from_folders(
     assert stored(tmp_path, "shards", "train") == [(labels[i], jpeg(i)) for i in range(9)]
     # The fourth of each class is skipped.
     assert stored(tmp_path, "shards", "tuning") == [(labels[i], jpeg(i)) for i in range(12, 18)]
-    refused(
-        config(train_per_class=4, tuning_per_class=2),
-        source,
-        "ant has 6 images; train_per_class and",
-    )
+    too_many = config(train_per_class=4, tuning_per_class=2)
+    refused(too_many, source, "ant has 6 images; train_per_class and")
 
 
 def test_validation_is_for_tuning_where_the_test_has_labels(
@@ -120,11 +114,8 @@ def test_validation_is_for_tuning_where_the_test_has_labels(
 ) -> None:
     write(source / "data" / "test-00000-of-00001.parquet", [1, 0, 2], first=200)
     manifest = prepare(config(), tmp_path, source_dir=source, progress=False)
-    assert {name: entry["num_samples"] for name, entry in manifest.splits.items()} == {
-        "train": 18,
-        "tuning": 6,
-        "test": 3,
-    }
+    found = {name: entry["num_samples"] for name, entry in manifest.splits.items()}
+    assert found == {"train": 18, "tuning": 6, "test": 3}
     assert stored(tmp_path, "shards", "test") == [(1, jpeg(200)), (0, jpeg(201)), (2, jpeg(202))]
 
 
@@ -142,12 +133,8 @@ def test_other_names_of_columns_and_of_folders(tmp_path: Path, config: Config) -
 def test_classes_by_the_labels_themselves(tmp_path: Path, config: Config) -> None:
     for values in ((3, 10, 20), ("ant", "bee", "cat")):
         for split, first in (("train", 0), ("test", 50)):
-            write(
-                tmp_path / "source" / f"{split}-00000-of-00001.parquet",
-                values[::-1],
-                first=first,
-                names=None,
-            )
+            path = tmp_path / "source" / f"{split}-00000-of-00001.parquet"
+            write(path, values[::-1], first=first, names=None)
         contents = opened(config(), tmp_path / "source")
         assert contents.class_names == [str(value) for value in values]
         assert contents.splits["test"].labels.tolist() == [2, 1, 0]
@@ -161,10 +148,8 @@ def test_what_hugging_faces_library_writes(tmp_path: Path, config: Config) -> No
         {"image": hub.Image(), "label": hub.ClassLabel(names=["ant", "bee", "cat"])}
     )
     for split, first in (("train", 0), ("test", 50)):
-        rows = {
-            "image": [{"bytes": jpeg(first + i), "path": None} for i in range(3)],
-            "label": [0, 1, 2],
-        }
+        files = [{"bytes": jpeg(first + i), "path": None} for i in range(3)]
+        rows = {"image": files, "label": [0, 1, 2]}
         path = tmp_path / "source" / "data" / f"{split}-00000-of-00001-0123456789abcdef.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         hub.Dataset.from_dict(rows, features=features).to_parquet(str(path))
@@ -213,30 +198,19 @@ def test_refusals_of_rows(tmp_path: Path, source: Path, config: Config) -> None:
     write(source / "data" / "train-00000-of-00002.parquet", [0, 0, 1])
     write(source / "data" / "validation-00000-of-00001.parquet", [0, 1, -1])
     refused(config(), source, "2 images of train have no label, or")
-    images: list[Any] = [
-        {"bytes": None, "path": "a.jpg"},
-        None,
-        {"bytes": b"", "path": None},
-        {"bytes": jpeg(0), "path": None},
-    ]
-    table = pq.read_table(source / "data" / "train-00000-of-00002.parquet")
-    rows = pa.table(
-        {"image": pa.array(images, IMAGE), "label": [0, 1, 2, 2]}, metadata=table.schema.metadata
-    )
-    pq.write_table(rows, shard)
     write(source / "data" / "validation-00000-of-00001.parquet", [0, 1, 2])
-    missing = r"3 images cannot be read: data/train-00001-of-00002\.parquet\[0\] \(it is empty\), .*\[2\] \(it is empty\)"
-    with pytest.raises(RegbenchError, match=missing):
-        prepare(config(), tmp_path / "data", source_dir=source, progress=False)
-    images = [{"bytes": jpeg(0)[:-30], "path": None}] + [{"bytes": jpeg(0), "path": None}] * 3
-    rows = pa.table(
-        {"image": pa.array(images, IMAGE), "label": [0, 1, 2, 2]}, metadata=table.schema.metadata
-    )
-    pq.write_table(rows, shard)
-    with pytest.raises(
-        RegbenchError, match=r"1 images cannot be read: data/train-00001-of-00002\.parquet\[0\] \("
+    schema = pq.read_table(source / "data" / "train-00000-of-00002.parquet").schema
+    good, cut_short = ({"bytes": content, "path": None} for content in (jpeg(0), jpeg(0)[:-30]))
+    lost = [{"bytes": None, "path": "a.jpg"}, None, {"bytes": b"", "path": None}]
+    read = r"images cannot be read: data/train-00001-of-00002\.parquet\[0\] \("
+    for images, reason in (
+        ([*lost, good], rf"3 {read}it is empty\), .*\[2\] \(it is empty\)"),
+        ([cut_short, good, good, good], f"1 {read}"),
     ):
-        prepare(config(), tmp_path / "data", source_dir=source, progress=False)
+        columns = {"image": pa.array(images, IMAGE), "label": [0, 1, 2, 2]}
+        pq.write_table(pa.table(columns, metadata=schema.metadata), shard)
+        with pytest.raises(RegbenchError, match=reason):
+            prepare(config(), tmp_path / "data", source_dir=source, progress=False)
 
 
 def test_what_fits_the_images_is_chosen(source: Path, tmp_path: Path) -> None:
@@ -247,8 +221,5 @@ def test_what_fits_the_images_is_chosen(source: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     cell, _ = load_run(["dataset=parquet", *settings])
     assert (cell.dataset.num_classes, cell.dataset.image_size, cell.dataset.channels) == (3, 10, 3)
-    assert (cell.augmentation.name, cell.network.architecture, cell.batch_size) == (
-        "small_color",
-        "resnet_tiny",
-        16,
-    )
+    found = (cell.augmentation.name, cell.network.architecture, cell.batch_size)
+    assert found == ("small_color", "resnet_tiny", 16)

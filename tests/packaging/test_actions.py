@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,14 @@ def git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
 
+def commit(folder: Path, files: Iterable[str], content: str) -> None:
+    """Write files of `results/`, and commit all that has changed."""
+    for name in files:
+        (folder / "results" / name).write_text(content)
+    git(folder, "add", ".")
+    git(folder, "commit", "-m", content)
+
+
 def test_the_workflow_verifies_what_a_pull_request_adds_or_changes(
     bash: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,44 +67,22 @@ def test_the_workflow_verifies_what_a_pull_request_adds_or_changes(
     clone = bash / "clone"
     (clone / "results").mkdir(parents=True)
     git(clone, "init", "-b", "main")
-    for name in (
-        "old.tar.xz",
-        "old.rows.json",
-        "changed.tar.xz",
-        "changed.rows.json",
-        "gone.rows.json",
-    ):
-        (clone / "results" / name).write_text(name)
-    git(clone, "add", ".")
-    git(clone, "commit", "-m", "before")
+    stays = ("old.tar.xz", "old.rows.json", "changed.rows.json")
+    commit(clone, [*stays, "changed.tar.xz", "gone.rows.json"], "before")
     git(clone, "update-ref", "refs/remotes/origin/main", "main")
-    for name in (
-        "mine.tar.xz",
-        "mine.rows.json",
-        "mine.py",
-        "README.md",
-        "elsewhere.rows.json",
-        "changed.tar.xz",
-    ):
-        (clone / "results" / name).write_text("new")
     (clone / "results" / "gone.rows.json").unlink()
-    git(clone, "add", ".")
-    git(clone, "commit", "-m", "after")
+    mine = ("mine.tar.xz", "mine.rows.json", "mine.py")
+    commit(clone, [*mine, "README.md", "elsewhere.rows.json", "changed.tar.xz"], "after")
     assert run(script, clone) == 0
-    calls = [
-        call.split("\n")
-        for call in (bash / "calls").read_text().removesuffix("\n--\n").split("\n--\n")
-    ]
-    assert calls == [
+    called = (bash / "calls").read_text().removesuffix("\n--\n")
+    assert [call.split("\n") for call in called.split("\n--\n")] == [
         ["verify", "results/changed.rows.json", "--recompute", "1"],
         ["verify", "results/elsewhere.rows.json", "--recompute", "1"],
         ["verify", "results/mine.rows.json", "--recompute", "1", "--loss", "results/mine.py"],
     ]
-    for name in ("bad", "silent"):
+    for name in ("bad", "silent"):  # it is refused, or nothing is said of it
         git(clone, "checkout", "-fb", name, "main")
-        (clone / "results" / f"{name}.tar.xz").write_text("new")
-        git(clone, "add", ".")
-        git(clone, "commit", "-m", "a bundle that is refused, or of which nothing is said")
+        commit(clone, [f"{name}.tar.xz"], name)
         assert run(script, clone) == 1
 
 
@@ -107,11 +94,6 @@ def test_the_action_audits_with_the_arguments_as_they_are_quoted(bash: Path) -> 
     arguments = "my_loss.py:MyLoss --claims 'simclr(temperature=0.5, detached=False)'"
     assert run(audit.replace(f"${{{{ inputs.{name} }}}}", arguments), bash) == 0
     called = (bash / "calls").read_text().splitlines()
-    assert called == [
-        "audit",
-        "my_loss.py:MyLoss",
-        "--claims",
-        "simclr(temperature=0.5, detached=False)",
-        "--",
-    ]
+    claims = ["--claims", "simclr(temperature=0.5, detached=False)"]
+    assert called == ["audit", "my_loss.py:MyLoss", *claims, "--"]
     assert run(audit.replace(f"${{{{ inputs.{name} }}}}", "bad.py"), bash) == 1

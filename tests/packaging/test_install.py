@@ -19,16 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (
-    "methods",
-    "datasets",
-    "benchmark",
-    "instruments",
-    "sweeps",
-    "slurm",
-    "reports",
-    "tracks",
-)
+ROOMS = ("methods", "datasets", "benchmark", "instruments", "sweeps", "slurm", "reports", "tracks")
 # Prints where `datasets` would be imported from.
 WHOSE_DATASETS = "from importlib.util import find_spec; print(find_spec('datasets').origin)"
 # Imports both packages, and prints a name that only Hugging Face's has.
@@ -45,18 +36,13 @@ def sources() -> dict[str, Path]:
     package = ROOT / "src" / "regbench"
     own = [*package.glob("*"), *(package / "cli").glob("*")]  # the other folders are links
     files = {f"regbench/{path.relative_to(package)}": path for path in own if path.is_file()}
-    for folder in FOLDERS:
+    for folder in ROOMS:
         for path in (ROOT / folder).rglob("*"):
             name = path.relative_to(ROOT)
-            ours = name.parts[:2] == (
-                "instruments",
-                "speed",
-            )  # what measures this project for its documents
-            if (
-                path.is_file()
-                and not ours
-                and not any(part.startswith((".", "__pycache__")) for part in name.parts)
-            ):
+            # What measures this project for its documents is not for users.
+            is_ours = name.parts[:2] == ("instruments", "speed")
+            is_hidden = any(part.startswith((".", "__pycache__")) for part in name.parts)
+            if path.is_file() and not is_ours and not is_hidden:
                 files[f"regbench/{name}"] = path
     return files
 
@@ -77,9 +63,8 @@ def run(command: Sequence[str | Path], cwd: Path) -> str:
 
 def pip(python: Path, *arguments: str | Path, cwd: Path) -> str:
     """Runs this environment's pip on the environment of `python`, offline."""
-    return run(
-        [sys.executable, "-m", "pip", "-q", "--no-input", "--python", python, *arguments], cwd
-    )
+    command = (sys.executable, "-m", "pip", "-q", "--no-input", "--python", python)
+    return run([*command, *arguments], cwd)
 
 
 @dataclass(frozen=True)
@@ -100,7 +85,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     tree.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
-    for name in ("src", "results", *FOLDERS):  # tracks/ has links to bundles
+    for name in ("src", "results", *ROOMS):  # tracks/ has links to bundles
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*")
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignored)
     code = (
@@ -140,11 +125,8 @@ def environment(tmp_path: Path) -> Environment:
     ours = Path(sysconfig.get_path("purelib"))
     env = Environment(tmp_path / "venv")
     run([sys.executable, "-m", "venv", "--without-pip", env.folder], tmp_path)
-    theirs = Path(
-        run(
-            [env.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], tmp_path
-        ).strip()
-    )
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    theirs = Path(run([env.python, "-c", where], tmp_path).strip())
 
     hugging_face = distribution("datasets").files or []
     assert hugging_face
@@ -195,16 +177,8 @@ def test_lives_beside_hugging_face_datasets(
     assert whose.startswith(str(environment.folder))
 
     file = getattr(built, kind)
-    pip(
-        python,
-        "install",
-        "--no-compile",
-        "--no-deps",
-        "--no-index",
-        "--no-build-isolation",
-        file,
-        cwd=tmp_path,
-    )
+    alone = ("--no-compile", "--no-deps", "--no-index", "--no-build-isolation")
+    pip(python, "install", *alone, file, cwd=tmp_path)
 
     theirs, name, ours, version = run([python, "-c", BOTH], tmp_path).split()
     assert (theirs, name) == (whose.strip(), "load_dataset")

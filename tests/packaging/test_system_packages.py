@@ -70,14 +70,8 @@ def test_root_installs_what_is_missing(machine: Machine) -> None:
     update, install = machine.log[:2]
     assert update.split()[-1] == "update"
     packages = install.partition("--no-install-recommends ")[2].split()
-    assert {
-        "python3.12-venv",
-        "python3.12-dev",
-        "g++",
-        "pkg-config",
-        "libturbojpeg0-dev",
-        "libgl1",
-    } <= set(packages)
+    needed = {"python3.12-venv", "python3.12-dev", "g++", "pkg-config"}
+    assert needed | {"libturbojpeg0-dev", "libgl1"} <= set(packages)
 
 
 def test_without_ffcv_only_venv_is_needed(machine: Machine) -> None:
@@ -141,23 +135,26 @@ def copy_what_installs(clone: Path) -> None:
     shutil.copytree(ROOT / ".ci", clone / ".ci")
 
 
+def make_install(clone: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", "install", *options]
+    return subprocess.run(command, cwd=clone, capture_output=True, text=True)
+
+
+def assert_refused(clone: Path, said: str, *options: str) -> None:
+    done = make_install(clone, *options)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"make: {said}")
+    assert not (clone / ".venv").exists()
+
+
 @pytest.mark.parametrize("python", ["too old", "absent"])
 def test_make_refuses_another_python(tmp_path: Path, python: str) -> None:
     copy_what_installs(tmp_path)
     machine = Machine(tmp_path)
     if python == "too old":
         machine.command("some-python", "exit 1", logged=False)
-    done = subprocess.run(
-        ["make", "install", f"PYTHON={tmp_path}/some-python"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith(
-        f"make: regbench needs Python 3.11 or later and '{tmp_path}/some-python' is not"
-    )
-    assert not (tmp_path / ".venv").exists()
+    said = f"regbench needs Python 3.11 or later and '{tmp_path}/some-python' is not"
+    assert_refused(tmp_path, said, f"PYTHON={tmp_path}/some-python")
 
 
 def test_uv_gets_what_pip_is_configured_with(machine: Machine) -> None:
@@ -197,17 +194,12 @@ esac
 """
 
 
-def make_install(clone: Path) -> str:
+def installed(clone: Path) -> str:
     """Installs into `clone` with a Python whose environments hold their paths as real ones do.
 
     What make says.
     """
-    done = subprocess.run(
-        ["make", "install", f"PYTHON={clone}/some-python", "FFCV=0"],
-        cwd=clone,
-        capture_output=True,
-        text=True,
-    )
+    done = make_install(clone, f"PYTHON={clone}/some-python", "FFCV=0")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -215,23 +207,15 @@ def make_install(clone: Path) -> str:
 def test_make_refuses_a_site_whose_pytorch_is_too_old(tmp_path: Path) -> None:
     copy_what_installs(tmp_path)
     Machine(tmp_path).command("some-python", PRETENDED_PYTHON, logged=False)
-    command = ["make", "install", f"PYTHON={tmp_path}/some-python", "SITE=1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith(
-        f"make: SITE=1 takes the PyTorch of '{tmp_path}/some-python', which has 2.10.0, and"
-    )
-    assert not (tmp_path / ".venv").exists()
+    said = f"SITE=1 takes the PyTorch of '{tmp_path}/some-python', which has 2.10.0, and"
+    assert_refused(tmp_path, said, f"PYTHON={tmp_path}/some-python", "SITE=1")
 
 
 @pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="these tests run in no environment")
 def test_make_refuses_a_site_that_is_a_virtual_environment(tmp_path: Path) -> None:
     copy_what_installs(tmp_path)
-    command = ["make", "install", f"PYTHON={sys.executable}", "SITE=1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"make: SITE=1 cannot see the packages of '{sys.executable}'")
-    assert not (tmp_path / ".venv").exists()
+    said = f"SITE=1 cannot see the packages of '{sys.executable}'"
+    assert_refused(tmp_path, said, f"PYTHON={sys.executable}", "SITE=1")
 
 
 @pytest.mark.parametrize("name", ["clone", "a clone"])
@@ -244,9 +228,9 @@ def test_a_clone_that_was_copied_or_moved_is_installed_anew(
     copy_what_installs(original)
     Machine(original / ".ci").command("system-packages", logged=False)
     Machine(original).command("some-python", PRETENDED_PYTHON, logged=False)
-    make_install(original)
+    installed(original)
     bring(original, clone)
-    make_install(clone)
+    installed(clone)
     assert (clone / ".venv" / "code").read_text() == f"{clone}\n"
     assert f"{clone}/.venv/bin/python" in (clone / ".venv" / "bin" / "pip").read_text()
-    assert "Installing" not in make_install(clone)
+    assert "Installing" not in installed(clone)

@@ -37,6 +37,5 @@ class AdamConfig(OptimizerConfig):
     def build(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """Return torch's optimizer for the parameters."""
         # Fused for the reason that `SGDConfig` gives.
-        return self.kind(
-            self.groups(parameters), lr=0.0, betas=self.betas, eps=self.epsilon, fused=True
-        )
+        groups = self.groups(parameters)
+        return self.kind(groups, lr=0.0, betas=self.betas, eps=self.epsilon, fused=True)

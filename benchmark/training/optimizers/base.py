@@ -101,9 +101,9 @@ class OptimizerConfig(ABC):
 
     def warmup(self, steps_per_epoch: int) -> float:
         """Return the steps of the warm-up; a fraction where the epochs are one."""
-        return (
-            self.warmup_epochs * steps_per_epoch if self.warmup_steps is None else self.warmup_steps
-        )
+        if self.warmup_steps is None:
+            return self.warmup_epochs * steps_per_epoch
+        return self.warmup_steps
 
     def refuse_long_warmup(self, steps_per_epoch: int, epochs: int) -> None:
         """Refuse a run that ends, or in which the rate begins to decay, before the warm-up has

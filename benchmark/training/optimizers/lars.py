@@ -38,15 +38,7 @@ class LARSConfig(OptimizerConfig):
 
     def build(self, parameters: Iterable[Tensor]) -> LARS:
         """Return LARS for the parameters."""
-        return LARS(
-            parameters,
-            lr=0.0,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            trust_coefficient=self.trust_coefficient,
-            clip_lr=self.clip_lr,
-            exclude_bias_and_norm=self.exclude_bias_and_norm,
-        )
+        return LARS(parameters, lr=0.0, **vars(self))
 
 
 class LARS(Optimizer):
@@ -60,27 +52,12 @@ class LARS(Optimizer):
     divides by ‖g‖ + wd·‖p‖ + 10⁻⁸ with the gradient before the decay.)
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        *,
-        lr: float,
-        weight_decay: float,
-        momentum: float,
-        trust_coefficient: float,
-        clip_lr: bool = False,
-        exclude_bias_and_norm: bool = True,
-    ) -> None:
-        """Set up the optimizer; see `LARSConfig` for the settings."""
-        defaults = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "trust_coefficient": trust_coefficient,
-            "clip_lr": clip_lr,
-            "exclude_bias_and_norm": exclude_bias_and_norm,
-        }
-        super().__init__(parameters, defaults)
+    def __init__(self, parameters: Iterable[Tensor], *, lr: float, **settings: Any) -> None:
+        """Set up the optimizer; `settings` are those of `LARSConfig`."""
+        config = LARSConfig(**settings)
+        names = ("weight_decay", "momentum", "trust_coefficient", "clip_lr")
+        defaults = {name: getattr(config, name) for name in (*names, "exclude_bias_and_norm")}
+        super().__init__(parameters, {"lr": lr, **defaults})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -95,9 +72,8 @@ class LARS(Optimizer):
                 torch._foreach_add_(gradients, adapted, alpha=group["weight_decay"])
                 # The norms as one vector: a GPU takes as long to start the work on a number as on
                 # all of them.
-                weights_P, updates_P = torch.stack(
-                    torch._foreach_norm([*adapted, *gradients])
-                ).chunk(2)
+                norms = torch.stack(torch._foreach_norm([*adapted, *gradients]))
+                weights_P, updates_P = norms.chunk(2)
                 # A GPU gets a product for each tensor: torch has a common kernel for lists of equal
                 # shapes only.
                 torch._foreach_mul_(gradients, _trust(weights_P, updates_P, group).unbind())

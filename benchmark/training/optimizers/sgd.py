@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -42,7 +42,5 @@ class SGDConfig(OptimizerConfig):
         """Return SGD for the parameters."""
         # One fused kernel: torch's default on a GPU makes tensors of the size of the model in each
         # step.
-        groups = self.groups(parameters)
-        return torch.optim.SGD(
-            groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True
-        )
+        options: dict[str, Any] = {"momentum": self.momentum, "nesterov": self.nesterov}
+        return torch.optim.SGD(self.groups(parameters), lr=0.0, fused=True, **options)

@@ -16,14 +16,12 @@ from regbench.cli.options import PathType, make_folder, out_in_runs
 @click.argument("targets", nargs=-1, required=True)
 @click.option(
     "--claims",
-    default="",
     metavar="METHOD",
     help="What it says it is, such as 'simclr(temperature=0.5)'.",
 )
 @click.option(
     "--call",
     default="arguments",
-    show_default=True,
     help="How it takes views: arguments, list, stacked, concatenated, labelled or each.",
 )
 @click.option("--gathers", is_flag=True, help="It says that several processes share one batch.")
@@ -31,7 +29,6 @@ from regbench.cli.options import PathType, make_folder, out_in_runs
     "--views",
     type=click.IntRange(min=2),
     default=2,
-    show_default=True,
     help="The largest number of views that it takes.",
 )
 @click.option(
@@ -42,10 +39,10 @@ from regbench.cli.options import PathType, make_folder, out_in_runs
     type=PathType(exists=True, file_okay=False),
     help="A checkout of the library, in place of an installed one.",
 )
-@out_in_runs("audit", "Folder to write to.")
+@out_in_runs("audit")
 def audit(
     targets: Sequence[str],
-    claims: str,
+    claims: str | None,
     call: str,
     gathers: bool,
     views: int,
@@ -81,7 +78,7 @@ def audit(
     if source is not None:
         # First, so that it counts more than an installed copy.
         sys.path.insert(0, str(source.resolve()))
-    losses, options = find_losses(targets, claims, call, gathers, views)
+    losses, options = find_losses(targets, claims or "", call, gathers, views)
     options += f" --source {source}" if source is not None else ""
     make_folder(out)
     found = audit_losses(losses, tuple(probes) or ALL_PROBES, options.strip(), separately=True)
@@ -90,16 +87,13 @@ def audit(
         for report in bar:
             reports.append(report)
             # By way of the bar: a plain echo would land in its line.
-            bar.write(
-                f"{report.loss} ({report.version}): {len(report.findings)} found in "
-                f"{report.seconds_s:.1f} s"
-            )
+            done = f"{len(report.findings)} found in {report.seconds_s:.1f} s"
+            bar.write(f"{report.loss} ({report.version}): {done}")
     if any(report.findings for report in reports):
         click.echo(f"\n{table(reports)}\n")
-    packages = ", ".join(
-        f"{name} {version}" for name, version in versions("regbench", "torch").items()
-    )
-    machine = f"{hardware(torch.device('cpu'))}; {packages}."
+    machine = hardware(torch.device("cpu"))
+    packages = ", ".join(map(" ".join, versions("regbench", "torch").items()))
+    machine = f"{machine}; {packages}."
     write_text(out / "audit.json", plain(reports, machine))
     click.echo(f"written: {out / 'audit.json'}")
     defects = 0

@@ -97,16 +97,12 @@ def _show_method(method: Regularizer, defaults: Mapping[str, Any]) -> None:
     of_views = data.views or "the choice of this benchmark"
     click.echo(f"More than two views: {KINDS[method.kind]} ({of_views}).")
     if method.needs:
-        click.echo(
-            f"Needs: {' '.join(needed_settings(method))}. In training, L(p, t) is symmetrised: "
-            "docs/training.md."
-        )
+        click.echo(f"Needs: {' '.join(needed_settings(method))}.")
+        click.echo("In training, L(p, t) is symmetrised: docs/training.md.")
     if data.limitation:
         click.echo(f"Limitation: {data.limitation}.")
-    click.echo(
-        f"\nTime {data.time}, memory {data.memory} beyond the embeddings; forms: "
-        f"{', '.join(method.forms)}."
-    )
+    takes = f"Time {data.time}, memory {data.memory} beyond the embeddings"
+    click.echo(f"\n{takes}; forms: {', '.join(method.forms)}.")
 
 
 def _show_space(method: Regularizer) -> None:
@@ -161,10 +157,9 @@ def check(names: Sequence[str]) -> None:
             findings.append(sharded[name])
             bad = [finding for finding in findings if not finding.ok]
             failed += bool(bad)
-            bar.write(
-                f"{name}: {'FAILED' if bad else 'passed'} ({len(findings) - len(bad)} of "
-                f"{len(findings)} checks)"
-            )
+            verdict = "FAILED" if bad else "passed"
+            passed = len(findings) - len(bad)
+            bar.write(f"{name}: {verdict} ({passed} of {len(findings)} checks)")
             # Passed checks of many methods would hide those that failed.
             rows = []
             for f in bad if len(chosen) > 1 else findings:

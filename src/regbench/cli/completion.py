@@ -21,11 +21,11 @@ def _offer(names: Callable[[click.Context], Iterable[str]]) -> Complete:
     ) -> list[CompletionItem]:
         # A name that was given once is not offered again.
         given = ctx.params.get(param.name or "") or ()
-        return [
-            CompletionItem(name)
-            for name in names(ctx)
-            if name.startswith(incomplete) and name not in given
-        ]
+        offered = []
+        for name in names(ctx):
+            if name.startswith(incomplete) and name not in given:
+                offered.append(CompletionItem(name))
+        return offered
 
     return complete
 

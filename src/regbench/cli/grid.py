@@ -12,7 +12,7 @@ from regbench.api import executor
 from regbench.cli.completion import complete_sweep
 from regbench.cli.group import main
 from regbench.cli.jobs import show_until_ended
-from regbench.cli.options import OVERRIDES_HELP, overrides_and_runs_dir, positive, whole_numbers
+from regbench.cli.options import OVERRIDES_HELP, WHOLE_NUMBERS, overrides_and_runs_dir, positive
 from regbench.cli.reporting import write_and_show_report
 from regbench.text import printable
 
@@ -26,6 +26,9 @@ _report_option = click.option(
     "--report/--no-report",
     default=False,
     help="Write the report at the end and print the leaderboard.",
+)
+_plan_option = click.option(
+    "--plan", is_flag=True, help="Show the cells and what they will take; run nothing."
 )
 _wait_option = click.option(
     "--wait",
@@ -45,9 +48,7 @@ def grid_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Run cells too that are predicted not to fit cluster.gpu_memory_gib.",
         ),
         _wait_option,
-        click.option(
-            "--plan", is_flag=True, help="Show the cells and what they will take; run nothing."
-        ),
+        _plan_option,
     ):
         command = option(command)
     return overrides_and_runs_dir(command)
@@ -134,6 +135,7 @@ def _conclude(grid: Sweep, statuses: Sequence[CellStatus] | None, report: bool) 
 @_report_option
 @click.option(
     "--seeds",
+    type=WHOLE_NUMBERS,
     help="Seeds of the final runs, separated by commas.  [default: the file's final_seeds, or the "
     "grid's]",
 )
@@ -151,7 +153,7 @@ def _conclude(grid: Sweep, statuses: Sequence[CellStatus] | None, report: bool) 
 def tune(
     name: str,
     overrides: Sequence[str],
-    seeds: str | None,
+    seeds: Sequence[int] | None,
     trials: int | None,
     repeats: int | None,
     plan: bool,
@@ -178,8 +180,6 @@ def tune(
     from regbench.benchmark.settings.runtime import STAGES
     from regbench.sweeps.run import proposals, run_tuning
 
-    # None, unlike no seeds, leaves it to the sweep's file.
-    final_seeds = None if seeds is None else whole_numbers("seeds", seeds)
     if plan:
         proposed = proposals(name, overrides, trials, repeats)()
         show_plan(proposed.sweep)
@@ -192,7 +192,7 @@ def tune(
         overrides,
         execute,
         click.echo,
-        final_seeds=final_seeds,
+        final_seeds=seeds,  # None leaves it to the sweep's file
         trials=trials,
         repeats=repeats,
         oversized=oversized,
@@ -209,10 +209,9 @@ def tune(
 @click.option(
     "--track",
     default="scenes",
-    show_default=True,
     help="Rows to be placed among; minute: a smoke test.",
 )
-@click.option("--plan", is_flag=True, help="Show what it will take; run nothing.")
+@_plan_option
 @_wait_option
 @click.pass_context
 def challenge(

@@ -47,10 +47,10 @@ class _Cli(click.Group):
             line = f"the memory does not suffice: {error}"
             _fail(ctx, error, f"{line[:200]}; what a run needs is said by: regbench plan", 1)
         except KeyboardInterrupt as error:
-            goes_on = (
-                "; the same command goes on from here" if ctx.invoked_subcommand in _RESUMED else ""
-            )
-            _fail(ctx, error, f"interrupted{goes_on}", 130)
+            line = "interrupted"
+            if ctx.invoked_subcommand in _RESUMED:
+                line += "; the same command goes on from here"
+            _fail(ctx, error, line, 130)
 
 
 class _Printable(logging.Formatter):
@@ -92,9 +92,10 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-@click.group(
-    cls=_Cli, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
-)
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
+
+
+@click.group(cls=_Cli, context_settings=_CONTEXT)
 @click.version_option(__version__)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:

@@ -166,9 +166,7 @@ def cancel(folder: Path, cells: Sequence[str]) -> None:
 @main.command()
 @of_started_sweep
 @click.argument("cell", shell_complete=complete_cell)
-@click.option(
-    "--lines", type=click.IntRange(0), default=40, show_default=True, help="From the end; 0: all."
-)
+@click.option("--lines", type=click.IntRange(0), default=40, help="From the end; 0: all.")
 def logs(folder: Path, cell: str, lines: int) -> None:
     """Show the newest log of a cell.
 
@@ -197,6 +195,5 @@ def clean(folder: Path, checkpoints: bool, dry_run: bool) -> None:
     from regbench.sweeps.clean import clean_folder
 
     files, size_bytes = clean_folder(folder, checkpoints=checkpoints, dry_run=dry_run)
-    click.echo(
-        f"{'would remove' if dry_run else 'removed'} {files} files, {size_bytes / 1e9:.3g} GB"
-    )
+    done = "would remove" if dry_run else "removed"
+    click.echo(f"{done} {files} files, {size_bytes / 1e9:.3g} GB")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,7 @@ import click
 
 from regbench.cli.completion import complete_method
 from regbench.cli.group import main
-from regbench.cli.options import (
-    comma_separated,
-    make_folder,
-    out_in_runs,
-    positive,
-    whole_numbers,
-)
+from regbench.cli.options import VALUES, WHOLE_NUMBERS, make_folder, out_in_runs, positive
 
 COST_HELP = """
 \b
@@ -26,44 +20,41 @@ COST_HELP = """
 """
 
 
+def _sizes(option: str, default: str, what: str) -> Callable[[Any], Any]:
+    return click.option(option, type=WHOLE_NUMBERS, default=default, help=what)
+
+
 @main.command(epilog=COST_HELP)
 @click.argument("methods", nargs=-1, shell_complete=complete_method)
-@click.option("--n", help="Batch sizes, over all ranks.  [default: 256,1024]")
-@click.option("--q", help="Embedding dimensions.  [default: 512,2048]")
+@_sizes("--n", "256,1024", "Batch sizes, over all ranks.")
+@_sizes("--q", "512,2048", "Embedding dimensions.")
+@_sizes("--views", "2", "Numbers of views of an image, of which two are global, such as 2,8.")
+@_sizes("--ranks", "1", "Numbers of processes that share a batch, such as 1,2.")
 @click.option(
-    "--views",
-    help="Numbers of views of an image, of which two are global, such as 2,8.  [default: 2]",
+    "--forms",
+    type=VALUES,
+    default=(),
+    show_default=False,
+    help="auto, textbook, gram, covariance.  [default: all that a method has]",
 )
-@click.option("--ranks", help="Numbers of processes that share a batch, such as 1,2.  [default: 1]")
-@click.option("--forms", help="auto, textbook, gram, covariance.  [default: all that a method has]")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--threads", type=int, default=1, show_default=True, help="Threads of each rank.")
-@click.option(
-    "--repeats", type=int, default=5, show_default=True, help="Rounds; 0 measures memory only."
-)
+@click.option("--device", default="auto", help="auto, cpu or cuda.")
+@click.option("--threads", default=1, help="Threads of each rank.")
+@click.option("--repeats", default=5, help="Rounds; 0 measures memory only.")
 @click.option(
     "--dtype",
     default="float32",
-    show_default=True,
     help="Of the embeddings: float32, float64 or bfloat16.",
 )
-@click.option(
-    "--budget",
-    type=float,
-    default=120.0,
-    show_default=True,
-    help="Seconds in all: what does not fit is left out.",
-)
+@click.option("--budget", default=120.0, help="Seconds in all: what does not fit is left out.")
 @click.option(
     "--memory-limit",
     type=float,
     callback=positive,
     help="GiB that one case may need.  [default: half of the machine's or GPU's memory]",
 )
-@out_in_runs("cost", "Folder to write to.")
+@out_in_runs("cost")
 def cost(
     methods: Sequence[str],
-    forms: str | None,
     budget: float,
     memory_limit: float | None,
     out: Path,
@@ -85,12 +76,6 @@ def cost(
     from regbench.instruments.cost.harness import in_words, to_csv
     from regbench.reports.page.cost_curves import cost_png
 
-    for what in ("n", "q", "views", "ranks"):
-        sizes = asked.pop(what)
-        if sizes is not None:
-            asked[what] = tuple(whole_numbers(what, sizes))
-    if forms is not None:
-        asked["forms"] = tuple(comma_separated("forms", forms))
     if memory_limit is not None:
         asked["memory_limit_bytes"] = int(memory_limit * 2**30)
     grid = losses.Grid(methods=tuple(methods), budget_s=budget, **asked)

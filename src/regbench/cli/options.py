@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -89,7 +90,7 @@ def positive(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 def folder_name(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Refuse a name, or one of several, that would leave the folder that it is to lie in."""
-    # click gives a tuple for an argument that may be repeated.
+    # click gives a tuple for what may be repeated or has several parts.
     for name in value if isinstance(value, tuple) else (value,):
         refuse_name(param.get_error_hint(ctx), name)
     return value
@@ -100,9 +101,8 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RegbenchError(
-            f"cannot make the folder {folder}: {error.strerror}; give another --out"
-        ) from error
+        what = f"cannot make the folder {folder}: {error.strerror}"
+        raise RegbenchError(f"{what}; give another --out") from error
 
 
 runs_dir_option = click.option(
@@ -111,12 +111,11 @@ runs_dir_option = click.option(
     default="runs",
     envvar="REGBENCH_RUNS_DIR",
     show_envvar=True,
-    show_default=True,
     help="Folder of run directories.",
 )
 
 
-def out_in_runs(name: str, what: str) -> Callable[[Any], Any]:
+def out_in_runs(name: str) -> Callable[[Any], Any]:
     """Make the option `--out` of a command that writes into the folder of runs."""
 
     # Asked for when the command runs, as the folder of runs may come from the environment.
@@ -130,7 +129,7 @@ def out_in_runs(name: str, what: str) -> Callable[[Any], Any]:
         type=PathType(file_okay=False),
         default=default,
         show_default=f"{name} in the folder of runs",
-        help=what,
+        help="Folder to write to.",
     )
 
 
@@ -153,19 +152,24 @@ def of_started_sweep(command: Callable[..., Any]) -> Callable[..., Any]:
 cells_argument = click.argument("cells", nargs=-1, shell_complete=complete_cell)
 
 
-def comma_separated(what: str, text: str) -> list[str]:
-    """Split the value of the option `--what` at its commas."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(parts):
-        raise RegbenchError(f"--{what} must be values separated by commas, not {text!r}")
-    return parts
+class CommaSeparated(click.types.StringParamType):
+    """Values separated by commas, each made by `kind`, which messages call `what`."""
+
+    def __init__(self, kind: Callable[[str], Any], what: str) -> None:
+        """Take any number of values."""
+        self._kind, self._what = kind, what
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the values as a tuple."""
+        if not isinstance(value, str):  # a default
+            return value
+        parts = [part.strip() for part in value.split(",")]
+        with contextlib.suppress(ValueError):
+            if all(parts):
+                return tuple(map(self._kind, parts))
+        option = param.opts[0] if param else ""
+        raise RegbenchError(f"{option} must be {self._what} separated by commas, not {value!r}")
 
 
-def whole_numbers(what: str, text: str) -> list[int]:
-    """Split the value of the option `--what` into whole numbers."""
-    try:
-        return [int(part) for part in comma_separated(what, text)]
-    except ValueError:
-        raise RegbenchError(
-            f"--{what} must be whole numbers separated by commas, not {text!r}"
-        ) from None
+VALUES = CommaSeparated(str, "values")
+WHOLE_NUMBERS = CommaSeparated(int, "whole numbers")

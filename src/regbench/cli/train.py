@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 @click.option(
     "--name",
     default="manual",
-    show_default=True,
     callback=folder_name,
     help="Folder of the run under the runs folder.",
 )
@@ -65,7 +64,6 @@ def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
 @click.option(
     "--name",
     default="published",
-    show_default=True,
     callback=folder_name,
     help="Their folder under the runs folder.",
 )
