@@ -170,7 +170,8 @@ class _Probed:
         landmark_MD = self._x_ND("train")[: self.landmarks]
         width = torch.pdist(landmark_MD).median().clamp_min(torch.finfo(torch.float64).tiny)
         distance_NM = torch.cdist(self._x_ND(split), landmark_MD)
-        return (-0.5 * (distance_NM / width).square()).exp()
+        kernel_NM: Tensor = (-0.5 * (distance_NM / width).square()).exp()
+        return kernel_NM
 
     def _target(self, kind: str, split: str) -> Tensor:
         world = LatentSplit(self._source, Path(f"{split}.json"))

@@ -100,8 +100,10 @@ class LatentSplit:
         if source.prior == "sphere":
             return math.sqrt(width) * F.normalize(normal_NC, dim=1)
         if source.prior == "sparse":
-            return normal_NC * (u_NU[:, 2 * width : 3 * width] < source.density) / math.sqrt(
-                source.density
+            return (
+                normal_NC
+                * (u_NU[:, 2 * width : 3 * width] < source.density)
+                / math.sqrt(source.density)
             )
         if source.prior == "clusters":
             centre_NC = self._centre_KC[self._clusters(u_NU)]

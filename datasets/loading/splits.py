@@ -15,7 +15,6 @@ from regbench.datasets.stored.beton import Beton
 from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 
-
 Opened = Beton | LatentSplit
 """A split of images in a file, or of examples that are drawn when they are used."""
 

@@ -122,7 +122,7 @@ class Latents(Source):
                 f"{where}sharing={self.sharing} does not go with {where}correlation="
                 f"{self.correlation}; exact needs null, the others a number below 1"
             )
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):
             prior = _OF_PRIOR.get(field.name, self.prior)
             if prior != self.prior and getattr(self, field.name) != field.default:
                 raise RegbenchError(

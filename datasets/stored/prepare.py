@@ -61,8 +61,9 @@ def prepare(
         if not force and (done := _prepared(config, data_dir)):
             return done
         contents = open_source(config, source_dir, data_dir / ".downloads")
+        notes: list[str] = []
         if isinstance(config.source, Latents):
-            splits, notes = write_latents(config, config.source, folder), []
+            splits = write_latents(config, config.source, folder)
         else:
             splits, notes = write_splits(config, contents, folder, progress)
         left_out: dict[str, str] = {}

@@ -35,7 +35,8 @@ def cross_entropy(views_NQ: Sequence[Tensor], labels_N: Tensor, engine: Engine) 
         This rank's total, whose gradients DistributedDataParallel averages, and the addend of the
         whole batch.
     """
-    name, loss = "cross_entropy", F.cross_entropy
+    name = "cross_entropy"
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
     if labels_N.is_floating_point():
         name, loss = "squared_error", F.mse_loss
     total = torch.stack([loss(view_NQ, labels_N) for view_NQ in views_NQ]).mean()
