@@ -54,7 +54,7 @@ class LatentSplit:
         self._layers = []
         for width in widths[:-1]:
             basis = np.linalg.qr(random.standard_normal((source.observed_dim, width)))[0]
-            self._layers.append(self._tensor(basis.T))
+            self._layers.append(self._tensor(basis.T).float())
         self._centre_KC = self._tensor(
             random.standard_normal((source.clusters, source.content_dim))
         )
@@ -139,11 +139,10 @@ class LatentSplit:
     def observations(self, seed: int, epoch: int, indices: Ints, views: Sequence[int]) -> Tensor:
         """Return the observations of views, (V, N, D, 1, 1) float32: images of one pixel."""
         pairs = self.latents(seed, epoch, indices, views)
-        x_BD = torch.cat([torch.cat(pair, dim=1) for pair in pairs])
-        x_BD = x_BD @ self._layers[0]
+        x_BD = torch.cat([torch.cat(pair, dim=1) for pair in pairs]).float() @ self._layers[0]
         for layer_DD in self._layers[1:]:
             x_BD = F.leaky_relu(x_BD, _SLOPE) @ layer_DD
-        return x_BD.float().view(len(views), len(indices), -1, 1, 1)
+        return x_BD.view(len(views), len(indices), -1, 1, 1)
 
     def stream(
         self, order: Ints, batch_size: int, seed: int, epoch: int, views: Sequence[int]
