@@ -198,7 +198,8 @@ class _Ridge:
         # Features without variance carry nothing.
         damped_D = damped_D.clamp_min(torch.finfo(torch.float64).tiny)
         weight_DT = self._vectors_DD @ (self._product_DT / damped_D[:, None])
-        return (x_ND - self._mean_D) @ weight_DT + self._mean_T
+        predicted_NT: Tensor = (x_ND - self._mean_D) @ weight_DT + self._mean_T
+        return predicted_NT
 
 
 def _r2(predicted_NT: Tensor, true_NT: Tensor) -> float:

@@ -80,7 +80,12 @@ def test_other_priors_are_what_their_names_say() -> None:
 
 
 def test_clusters_are_unbalanced_for_pretraining_alone() -> None:
-    settings = {"prior": "clusters", "imbalance": 1.5, "clusters": 4, "train_examples": 20_000}
+    settings: dict[str, Any] = {
+        "prior": "clusters",
+        "imbalance": 1.5,
+        "clusters": 4,
+        "train_examples": 20_000,
+    }
     share_K = np.bincount(world(**settings).labels) / 51_200
     expected_K = np.arange(1, 5) ** -1.5
     assert np.allclose(share_K, expected_K / expected_K.sum(), atol=0.01)
