@@ -145,7 +145,7 @@ class EpochLoader:
     use.
 
     Attributes:
-        backend: "ffcv" or "torchvision", whichever runs; "drawn" where no file holds the examples.
+        backend: "ffcv" or "torchvision", whichever runs; "auto" where no file is read.
         batch_size: Images a batch.
         device: Device that views are delivered to.
     """
@@ -188,7 +188,7 @@ class EpochLoader:
         self._normalize = Normalize(dataset.mean, dataset.std, device)
         self._open: weakref.WeakSet[Epoch[Any]] = weakref.WeakSet()
         if isinstance(beton, LatentSplit):
-            self.backend = "drawn"
+            self.backend = "auto"
             self._beton = LatentSplit(beton.source, beton.path, device)
             return
         self._crops: CropLoader

@@ -204,7 +204,7 @@ def test_a_killed_training_ends_as_an_undisturbed_one(
     assert resumed is not None
     assert [attempt.from_step for attempt in resumed.attempts] == [None, 6]
     assert_same(resumed, undisturbed)
-    assert undisturbed.environment["loader"] == "drawn"
+    assert undisturbed.environment["loader"] == "auto"
 
 
 def test_labels_teach_the_content(run: Callable[..., Record]) -> None:

@@ -190,7 +190,7 @@ def test_batches_of_the_loaders(tmp_path: Path) -> None:
     prepare(dataset, tmp_path)
     options: dict[str, Any] = {"data_dir": tmp_path, "device": CPU}
     with PretrainingLoader(dataset, views, batch_size=16, seed=4, **options) as loader:
-        assert (len(loader), loader.backend) == (4, "drawn")
+        assert (len(loader), loader.backend) == (4, "auto")
         with loader.epoch(1) as epoch:
             batches = list(epoch)
         with loader.epoch(1, first=2) as epoch:
