@@ -443,7 +443,7 @@ class _Run:
         headline = []
         for entry in scores:
             is_shown = entry.split == "test" or not is_final
-            if is_shown and entry.name in ("knn_top1", "linear_top1"):
+            if is_shown and entry.name in ("knn_top1", "linear_top1", "content_r2"):
                 headline.append(entry.text)
         attempt.update(outcome=status, detail=", ".join(headline))
         self.surroundings["loader"] = done[SELECTION]["loader"]

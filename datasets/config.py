@@ -128,6 +128,9 @@ class ViewsConfig(ViewConfig):
 UNCHANGED = ViewsConfig(jitter_p=0.0, grayscale_p=0.0, blur_p=0.0, solarize_p=0.0)
 """Cropped and flipped only."""
 
+UNAUGMENTED = replace(UNCHANGED, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip_p=0.0)
+"""The views of vectors, which differ by their draws alone."""
+
 
 def _two_views() -> dict[str, ViewsConfig]:
     return {"view1": ViewsConfig(), "view2": ViewsConfig(blur_p=1.0, solarize_p=0.0)}
@@ -239,6 +242,11 @@ class DatasetConfig:
             raise RegbenchError(f"{where}: mean and std need {self.channels} numbers each")
         if not self.num_classes and not self.source.own:
             raise RegbenchError(f"{where}: num_classes is at least 1")
+        if self.source.vector_dim and (self.image_size != 1 or self.train_per_class):
+            raise RegbenchError(
+                f"{where}: examples are vectors, which are taken whole; set dataset.image_size=1 "
+                "dataset.train_per_class=null, and dataset.source.train_examples for fewer labels"
+            )
         if self.eval_resize < self.image_size:
             raise RegbenchError(
                 f"{where}: eval_resize ({self.eval_resize} px) is smaller than image_size "
@@ -247,10 +255,10 @@ class DatasetConfig:
 
     @property
     def input_channels(self) -> int:
-        """Number of channels that the network is given: those of the images, and the shared
-        bits.
+        """Number of channels that the network is given: those of the images, or the values of a
+        vector, and the shared bits.
         """
-        return self.channels + self.shared_bits
+        return (self.source.vector_dim or self.channels) + self.shared_bits
 
     @property
     def prepare_command(self) -> str:

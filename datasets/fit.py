@@ -18,6 +18,14 @@ _OPEN = ("num_classes", "image_size", "eval_resize", "channels", "mean", "std")
 _UNKNOWN_PX = 256
 # In fewer steps many methods end below the untrained network.
 _STEPS = 500
+# The other groups' settings where examples are vectors of known content.
+_FOR_LATENTS = {
+    "augmentation": "unaugmented",
+    "network": "mlp",
+    "optimizer": "adamw",
+    "evaluation.protocols": ["latents"],
+    "evaluation.select_by": ["latents"],
+}
 # A batch is not made smaller than this for the epochs to have more steps.
 _BATCH = 64
 
@@ -57,6 +65,8 @@ def fitting(
     """
     source = dataset["source"]
     fitted: dict[str, Any] = {}
+    if source["name"] == "latents":
+        fitted |= _FOR_LATENTS
     divided_by = ("train_per_class", "tuning_per_class", "train_list")
     if source.get("held_out") and any(source.get(name) is not None for name in divided_by):
         fitted["dataset.source.held_out"] = None

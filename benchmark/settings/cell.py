@@ -13,7 +13,8 @@ from regbench.benchmark.evaluate.base import EVALUATIONS, Evaluation
 from regbench.benchmark.settings.architecture import NetworkConfig, refuse_unmet_needs
 from regbench.benchmark.settings.identity import cell_id
 from regbench.benchmark.training.optimizers.base import OPTIMIZERS, OptimizerConfig
-from regbench.datasets.config import AugmentationConfig, DatasetConfig, decisive
+from regbench.datasets.config import UNAUGMENTED, AugmentationConfig, DatasetConfig, decisive
+from regbench.datasets.sources.latents import Latents
 from regbench.errors import RegbenchError
 from regbench.methods import METHODS, Regularizer
 from regbench.methods.forms.labelled import LOSSES_OF_LABELS
@@ -210,6 +211,8 @@ class Cell:
                 "network.predictor.depth=0 network.teacher=none with it"
             )
         self.augmentation.kinds(self.dataset.image_size)  # refuses views that cannot be cut
+        if self.dataset.source.vector_dim:
+            self._refuse_images()
         # Only the images tell the steps of an epoch, so a warm-up in steps is checked when they are
         # opened.
         if self.epochs and self.optimizer.warmup_steps is None:
@@ -218,6 +221,20 @@ class Cell:
             raise RegbenchError(
                 f"evaluation.every_epochs={self.evaluation.every_epochs} is more than the "
                 f"epochs={self.epochs} of training; set {self.epochs} or fewer"
+            )
+
+    def _refuse_images(self) -> None:
+        """Refuse what only images can have, where examples are vectors."""
+        for kind in self.augmentation.views.values():
+            if replace(kind, count=1) != UNAUGMENTED:
+                raise RegbenchError(
+                    f"augmentation={self.augmentation.name}: data set {self.dataset.name!r} has "
+                    "vectors, which are not augmented; set augmentation=unaugmented network=mlp"
+                )
+        if self.baseline in ("hog", "random_patches", "supcon"):
+            raise RegbenchError(
+                f"baseline={self.baseline} is for images with classes, and data set "
+                f"{self.dataset.name!r} has vectors; choose raw_pixels, pca or supervised"
             )
 
     @property
@@ -236,7 +253,8 @@ class Cell:
         of each class.
         """
         if self.baseline == "supervised":
-            return self.dataset.num_classes
+            source = self.dataset.source
+            return source.content_dim if isinstance(source, Latents) else self.dataset.num_classes
         if self.is_supervised:
             return self.embedding_dim
         return self.method.prototypes or self.embedding_dim

@@ -25,6 +25,7 @@ from regbench.datasets.loading.crops import (
     Ints,
     boxes_of,
 )
+from regbench.datasets.loading.latent_split import LatentSplit
 from regbench.datasets.loading.photometric import Chain, Normalize, chains, photometric
 from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
 from regbench.datasets.stored.beton import Beton
@@ -144,7 +145,7 @@ class EpochLoader:
     use.
 
     Attributes:
-        backend: "ffcv" or "torchvision", whichever runs.
+        backend: "ffcv" or "torchvision", whichever runs; "auto" where no file is read.
         batch_size: Images a batch.
         device: Device that views are delivered to.
     """
@@ -152,7 +153,7 @@ class EpochLoader:
     def __init__(
         self,
         dataset: DatasetConfig,
-        beton: Beton,
+        beton: Beton | LatentSplit,
         views: Sequence[View],
         *,
         interpolation: Interpolation,
@@ -176,7 +177,7 @@ class EpochLoader:
         self.backend = backend
         self.batch_size = batch_size
         self.device = device
-        self._beton = beton
+        self._beton: Beton | LatentSplit = beton
         self._views = views
         self._seed = seed
         self._dtype = dtype
@@ -185,6 +186,11 @@ class EpochLoader:
         self._shape = CropShape(sizes=sizes, channels=dataset.channels, interpolation=interpolation)
         self._transfer = _Transfer(device)
         self._normalize = Normalize(dataset.mean, dataset.std, device)
+        self._open: weakref.WeakSet[Epoch[Any]] = weakref.WeakSet()
+        if isinstance(beton, LatentSplit):
+            self.backend = "auto"
+            self._beton = LatentSplit(beton.source, beton.path, device)
+            return
         self._crops: CropLoader
         if backend == "ffcv":
             try:
@@ -202,7 +208,6 @@ class EpochLoader:
             self._crops = TorchvisionCrops(
                 beton, self._shape, workers, pin_memory=device.type == "cuda"
             )
-        self._open: weakref.WeakSet[Epoch[Any]] = weakref.WeakSet()
 
     def _epoch(
         self, order: Ints, e: int, give: Callable[[Ints, list[Tensor]], Batch]
@@ -213,8 +218,10 @@ class EpochLoader:
         """
 
         def finish(indices: Ints, flat: Tensor) -> Batch:
-            views = []
-            if self._crops.finishes:
+            views: list[Tensor] = []
+            if isinstance(self._beton, LatentSplit):
+                views.extend(flat.to(self._dtype))
+            elif self._crops.finishes:
                 for view in self._shape.split(flat):
                     views.append(view.permute(0, 3, 1, 2).to(self._dtype))
             else:
@@ -224,13 +231,19 @@ class EpochLoader:
                     views.append(self._normalize(augmented, self._dtype))
             return give(indices, self._with_bits(indices, views))
 
-        draw = partial(self._boxes, e), partial(self._chains, e)
-        epoch = Epoch(self._crops.stream(order, self.batch_size, *draw), finish)
+        if isinstance(self._beton, LatentSplit):
+            drawn = [view.drawn for view in self._views]
+            stream = self._beton.stream(order, self.batch_size, self._seed, e, drawn)
+        else:
+            draw = partial(self._boxes, e), partial(self._chains, e)
+            stream = self._crops.stream(order, self.batch_size, *draw)
+        epoch = Epoch(stream, finish)
         self._open.add(epoch)
         return epoch
 
     def _boxes(self, e: int, indices: Ints) -> Ints:
         """Draw what is cut out of images in epoch `e`: (N, views, 9), see `crops.Boxes`."""
+        assert isinstance(self._beton, Beton)
         sides = self._beton.heights[indices], self._beton.widths[indices]
         found = []
         for view in self._views:

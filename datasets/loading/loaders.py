@@ -18,7 +18,9 @@ from regbench.datasets.config import UNCHANGED, AugmentationConfig, DatasetConfi
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import Ints
 from regbench.datasets.loading.epochs import Epoch, EpochLoader, Reading, View, list_views
+from regbench.datasets.loading.latent_split import LatentSplit
 from regbench.datasets.loading.splits import evenly, open_pretraining_split, open_split
+from regbench.datasets.stored.beton import Beton
 from regbench.errors import RegbenchError
 
 TRANSFORMS = ("center", "crop_flip")
@@ -70,9 +72,14 @@ class PretrainingLoader(EpochLoader):
                 whole += f" x {world_size} processes"
             what = f"batch size {whole} is larger than the {self.num_samples:,} training images"
             raise RegbenchError(f"{what}; choose at most {self.num_samples // world_size}")
-        self._labels = torch.from_numpy(beton.labels) if labels else None
+        self._labels: Tensor | None = None
+        if labels and isinstance(beton, LatentSplit):
+            # What is to be learned of a vector is its content, not a class.
+            self._labels = beton.content(self._indices).float()
+        elif labels:
+            self._labels = torch.from_numpy(beton.labels)
         # An image without a label has a negative one.
-        if labels and beton.labels[self._indices].min() < 0:
+        if labels and isinstance(beton, Beton) and beton.labels[self._indices].min() < 0:
             what = f"data set {dataset.name!r} trains on images without labels"
             raise RegbenchError(f"{what}; leave out baseline, which needs them")
         views = list_views(augmentation.kinds(dataset.image_size))
@@ -95,7 +102,8 @@ class PretrainingLoader(EpochLoader):
         """Start epoch `e` at batch `first`: a (N, C, S, S) for each view, normalised, on the
         device.
 
-        Labels, (N,) int64, come after the views if they were asked for.
+        Labels, (N,) int64, come after the views if they were asked for; for vectors their content,
+        (N, values) float32.
         """
         order = draws.epoch_order(self._seed, e, self._indices)
         # A last batch that would be short is left out.

@@ -9,12 +9,17 @@ import numpy as np
 
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading.crops import Ints
+from regbench.datasets.loading.latent_split import LatentSplit
+from regbench.datasets.sources.latents import Latents
 from regbench.datasets.stored.beton import Beton
 from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 
+Opened = Beton | LatentSplit
+"""A split of images in a file, or of examples that are drawn when they are used."""
 
-def open_pretraining_split(dataset: DatasetConfig, data_dir: Path) -> tuple[Beton, Ints]:
+
+def open_pretraining_split(dataset: DatasetConfig, data_dir: Path) -> tuple[Opened, Ints]:
     """Open the split to pretrain on, "unlabeled" or else "train".
 
     Return its file and the places in it to use.
@@ -25,7 +30,7 @@ def open_pretraining_split(dataset: DatasetConfig, data_dir: Path) -> tuple[Beto
 
 def open_split(
     dataset: DatasetConfig, split: str, data_dir: Path, choice: Path | None
-) -> tuple[Beton, Ints]:
+) -> tuple[Opened, Ints]:
     """Open a split for evaluation; return its file and the places in it of the images to use."""
     # The test split is opened only with `choice`, the record of what was chosen before, and on
     # which split.
@@ -36,9 +41,13 @@ def open_split(
 
 def _open(
     manifest: Manifest, dataset: DatasetConfig, split: str, data_dir: Path
-) -> tuple[Beton, Ints]:
+) -> tuple[Opened, Ints]:
     manifest.require(dataset, data_dir)
-    beton = Beton(manifest.split_file(data_dir, split))
+    path = manifest.split_file(data_dir, split)
+    if isinstance(dataset.source, Latents):
+        latent = LatentSplit(dataset.source, path)
+        return latent, np.arange(len(latent))
+    beton = Beton(path)
     if beton.labels.min() < -1 or beton.labels.max() >= dataset.num_classes:
         labels = f"labels from {beton.labels.min()} to {beton.labels.max()}"
         what = f"{beton.path} is damaged: it has {labels} for {dataset.num_classes} classes"

@@ -99,6 +99,11 @@ class Source(ABC):
         """The number of images that parts of it must have."""
         return {}
 
+    @property
+    def vector_dim(self) -> int:
+        """The length of an example where it is a vector; 0: examples are images."""
+        return 0
+
     @abstractmethod
     def open(self, folder: Path | None, downloads: Path) -> Contents:
         """Find the images, in `folder` or where they usually are, and divide them into splits.

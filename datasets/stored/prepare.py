@@ -15,6 +15,8 @@ from pathlib import Path
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.published import refuse_if
 from regbench.datasets.sources.base import Contents
+from regbench.datasets.sources.latents import Latents
+from regbench.datasets.stored.latent_files import write_latents
 from regbench.datasets.stored.manifest import FILE_NAME, LOCK, Manifest, prepared_from
 from regbench.datasets.stored.split_files import listed_unreadable, write_splits
 from regbench.errors import RegbenchError
@@ -59,7 +61,11 @@ def prepare(
         if not force and (done := _prepared(config, data_dir)):
             return done
         contents = open_source(config, source_dir, data_dir / ".downloads")
-        splits, notes = write_splits(config, contents, folder, progress)
+        notes: list[str] = []
+        if isinstance(config.source, Latents):
+            splits = write_latents(config, config.source, folder)
+        else:
+            splits, notes = write_splits(config, contents, folder, progress)
         left_out: dict[str, str] = {}
         for entry in splits.values():
             left_out |= entry["left_out"]

@@ -27,6 +27,12 @@ def verify(name: str, data_dir: Path, *, progress: bool = True) -> tuple[int, li
     images = 0
     problems = []
     for split, entry in manifest.splits.items():
+        if manifest.source["name"] == "latents":
+            images += entry["num_samples"]
+            path = data_dir / name / entry["file"]
+            if not path.is_file() or file_sha256(path) != entry["content_sha256"]:
+                problems.append(f"{path} is missing or has not the hash in the manifest")
+            continue
         try:
             beton = Beton(manifest.split_file(data_dir, split))
             origins = _origins(data_dir / name, entry)

@@ -23,21 +23,25 @@ TEMPERATURE = 0.1
 
 
 def cross_entropy(views_NQ: Sequence[Tensor], labels_N: Tensor, engine: Engine) -> Loss:
-    """Compute the mean over views of the cross-entropy of their logits.
+    """Compute the mean over views of the cross-entropy of their logits, or of their squared errors.
 
     Args:
-        views_NQ: This rank's logits of each view, shape (n, classes).
-        labels_N: This rank's classes, int64.
+        views_NQ: This rank's logits of each view, shape (n, classes), or predictions (n, values).
+        labels_N: This rank's classes, int64, or values (n, values) of a floating type.
         engine: The ranks, which have equally many images.
 
     Returns:
         This rank's total, whose gradients DistributedDataParallel averages, and the addend of the
         whole batch.
     """
-    total = torch.stack([F.cross_entropy(view_NQ, labels_N) for view_NQ in views_NQ]).mean()
+    name = "cross_entropy"
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+    if labels_N.is_floating_point():
+        name, loss = "squared_error", F.mse_loss
+    total = torch.stack([loss(view_NQ, labels_N) for view_NQ in views_NQ]).mean()
     # A copy, as the all-reduce would write into the total of this rank.
     mean = mean_over_ranks(total.detach().clone(), engine.group)
-    return Loss(total, {"cross_entropy": mean})
+    return Loss(total, {name: mean})
 
 
 def supervised_contrastive(views_NQ: Sequence[Tensor], labels_N: Tensor, engine: Engine) -> Loss:

@@ -175,7 +175,8 @@ def way_notes(summary: Summary) -> list[str]:
         f"nothing was trained for: by {', by '.join(ends)}."
     ]
     named = {row.first.cell.get("baseline") for row in summary.rows}
-    if not {"hog", "random_patches"} <= named:
+    # Vectors have neither.
+    if "content_r2" not in summary.leading and not {"hog", "random_patches"} <= named:
         notes.append(
             "Without baseline=hog and baseline=random_patches among the rows the 0 may be too low."
         )

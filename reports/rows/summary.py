@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 # The scores that a leaderboard shows and the figures draw, where they were measured; the last one
 # orders the rows.
-LEADING = ("knn_top1", "linear_top1")
+LEADING = ("knn_top1", "linear_top1", "content_r2")
 
 # Stands for a number that there is not.
 DASH = "–"
@@ -294,11 +294,11 @@ class Summary:
     @functools.cached_property
     def selection(self) -> str:
         """The score that chose among configurations."""
-        chose = any(
-            record.score("selection_top1", self.selection_split) is not None
-            for record in self.records
-        )
-        return "selection_top1" if chose else "knn_top1"
+        for name in ("selection_top1", "content_r2"):
+            for record in self.records:
+                if record.score(name, self.selection_split) is not None:
+                    return name
+        return "knn_top1"
 
     @property
     def selection_title(self) -> str:

@@ -1,0 +1,224 @@
+"""What a representation holds of the known content and style of a latent world.
+
+Shapes: N = examples, D = representation, T = targets, M = landmarks of the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regbench.benchmark.evaluate.base import Evaluation, Scores, Task, register
+from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.rundir.record import Score
+from regbench.datasets.loading import draws
+from regbench.datasets.loading.latent_split import LatentSplit
+from regbench.datasets.sources.latents import Latents
+from regbench.errors import RegbenchError
+from regbench.settings import AtLeastTwo, settings
+
+# Ridge penalties, as shares of the mean variance of a feature.
+_PENALTIES = tuple(10.0**exponent for exponent in range(-6, 2))
+
+
+@register("latents")
+@settings
+class LatentProbes(Evaluation):
+    """Ridge regression of content and style, from the representation and from the embedding.
+
+    R² is the mean over values, in percent, and 0 where it would be negative: `content_r2` by a
+    linear regression, `content_kernel_r2` by one on Gaussian kernels about training examples, whose
+    width is the median distance, `style_r2` linear. `content_mcc` is the mean correlation of each
+    content value with a feature of its own, matched for the highest sum (Hyvärinen and Morioka,
+    NeurIPS 2016). `cluster_accuracy` is that of a linear regression on the clusters, where there
+    are any. The selection split chooses each penalty.
+
+    Attributes:
+        landmarks: Number of training examples that the kernels are about.
+    """
+
+    landmarks: AtLeastTwo = 500
+
+    title = "content and style"
+    reference = "Hyvärinen and Morioka, NeurIPS 2016; Zimmermann et al., ICML 2021"
+    selects = "content_r2"
+
+    def check(self, name: str, task: Task) -> None:
+        """Refuse a data set whose content is not known."""
+        if not isinstance(task.dataset.source, Latents):
+            raise RegbenchError(
+                f"evaluation.protocols: {name} needs examples whose content is known, and data set "
+                f"{task.dataset.name!r} has none; take dataset=latents, or leave {name} out"
+            )
+
+    def select(self, name: str, subject: Subject) -> Scores:
+        """Return R² of the content on the selection split."""
+        splits = subject.task.splits(name)
+        if not splits:
+            return []
+        probed = _Probed(subject, name, self.landmarks)
+        predicted_NT, true_NT = probed.predictions("content", splits[0])
+        value, even = _r2(predicted_NT, true_NT), _r2(predicted_NT[::2], true_NT[::2])
+        return [Score("content_r2", value, splits[0], _LINEAR, "content R²", even=even)]
+
+    def run(self, name: str, subject: Subject) -> Scores:
+        """Return the scores on the test split."""
+        scores = []
+        for place, encoder in subject.layers.items():
+            probed = _Probed(subject.of(encoder), name, self.landmarks)
+            suffix, of = "", ""
+            if place != "representation":
+                suffix, of = f"_{place}", f" of the {place}"
+            choices = probed.chosen()
+            subject.note(
+                f"{name}_penalties_{place}",
+                selected_on=probed.selection,
+                chosen=choices,
+                candidates=list(_PENALTIES),
+            )
+            for short, value, how, title in probed.scores():
+                scores.append(Score(f"{short}{suffix}", value, "test", how, f"{title}{of}"))
+        return scores
+
+
+_LINEAR = "ridge regression, mean R² over values"
+# What is regressed, on which features.
+_REGRESSED = {
+    "content": ("content", "linear"),
+    "content_kernel": ("content", "kernel"),
+    "style": ("style", "linear"),
+    "cluster": ("cluster", "linear"),
+}
+
+
+@dataclass(eq=False)
+class _Probed:
+    """A representation whose regressions are fitted to the training examples when asked for."""
+
+    subject: Subject
+    name: str
+    landmarks: int
+
+    def __post_init__(self) -> None:
+        splits = self.subject.task.splits(self.name)
+        # Without a split to choose on, training examples choose.
+        self.selection = splits[0] if splits else "train"
+        source = self.subject.task.dataset.source
+        assert isinstance(source, Latents)
+        self._source = source
+        self.regressed = ["content", "content_kernel"]
+        if source.style_dim:
+            self.regressed.append("style")
+        if source.prior == "clusters":
+            self.regressed.append("cluster")
+
+    def scores(self) -> Iterator[tuple[str, float, str, str]]:
+        """Yield name, value, protocol and title of each score on the test split."""
+        for what in self.regressed:
+            predicted_NT, true_NT = self.predictions(what, "test")
+            if what == "cluster":
+                hits_N = predicted_NT.argmax(dim=1) == true_NT.argmax(dim=1)
+                accuracy = 100 * hits_N.double().mean().item()
+                yield "cluster_accuracy", accuracy, "ridge regression on clusters", "clusters"
+                continue
+            how = _LINEAR
+            if what == "content_kernel":
+                how = f"{_LINEAR}, on {self.landmarks} Gaussian kernels"
+            yield f"{what}_r2", _r2(predicted_NT, true_NT), how, f"{what.replace('_', ' by ')} R²"
+        matched = _matched(self._x_ND("test"), self._target("content", "test"))
+        yield "content_mcc", matched, "mean absolute correlation after matching", "content MCC"
+
+    def chosen(self) -> dict[str, float]:
+        """Return the penalty of each regression."""
+        return {what: self._fit(what)[0] for what in self.regressed}
+
+    def predictions(self, what: str, split: str) -> tuple[Tensor, Tensor]:
+        """Return what a regression predicts for a split, and what is true, (N, T) each."""
+        penalty, ridge = self._fit(what)
+        target, features = _REGRESSED[what]
+        return ridge.predicted(self._features(features, split), penalty), self._target(
+            target, split
+        )
+
+    def _fit(self, what: str) -> tuple[float, _Ridge]:
+        return self.subject.once(f"{self.name} {what}", lambda: self._fitted(what))
+
+    def _fitted(self, what: str) -> tuple[float, _Ridge]:
+        target, features = _REGRESSED[what]
+        ridge = _Ridge(self._features(features, "train"), self._target(target, "train"))
+        held_out_ND = self._features(features, self.selection)
+        true_NT = self._target(target, self.selection)
+        errors = {}
+        for penalty in _PENALTIES:
+            error_NT = ridge.predicted(held_out_ND, penalty) - true_NT
+            errors[penalty] = (error_NT.square().mean(dim=0) / true_NT.var(dim=0)).mean().item()
+        return min(errors, key=lambda penalty: errors[penalty]), ridge
+
+    def _x_ND(self, split: str) -> Tensor:
+        # The smallest eigenvalues of features are lost in single precision.
+        return self.subject.features(split, "bicubic").x_ND.cpu().double()
+
+    def _features(self, kind: str, split: str) -> Tensor:
+        if kind == "linear":
+            return self._x_ND(split)
+        landmark_MD = self._x_ND("train")[: self.landmarks]
+        width = torch.pdist(landmark_MD).median().clamp_min(torch.finfo(torch.float64).tiny)
+        distance_NM = torch.cdist(self._x_ND(split), landmark_MD)
+        kernel_NM: Tensor = (-0.5 * (distance_NM / width).square()).exp()
+        return kernel_NM
+
+    def _target(self, kind: str, split: str) -> Tensor:
+        world = LatentSplit(self._source, Path(f"{split}.json"))
+        everything = np.arange(len(world))
+        if kind == "cluster":
+            return F.one_hot(torch.from_numpy(world.labels), self._source.clusters).double()
+        # The draws of the examples that evaluations see.
+        ((content_NC, style_NS),) = world.latents(0, 0, everything, [draws.EVALUATION_VIEW])
+        return content_NC if kind == "content" else style_NS
+
+
+class _Ridge:
+    """Ridge regressions of several targets, for any penalty."""
+
+    def __init__(self, x_ND: Tensor, y_NT: Tensor) -> None:
+        self._mean_D, self._mean_T = x_ND.mean(dim=0), y_NT.mean(dim=0)
+        centred_ND = x_ND - self._mean_D
+        self._eigenvalues_D, self._vectors_DD = torch.linalg.eigh(centred_ND.T @ centred_ND)
+        self._product_DT = self._vectors_DD.T @ (centred_ND.T @ (y_NT - self._mean_T))
+
+    def predicted(self, x_ND: Tensor, penalty: float) -> Tensor:
+        """Predict the targets, (N, T)."""
+        damped_D = self._eigenvalues_D.clamp_min(0) + penalty * self._eigenvalues_D.mean()
+        # Features without variance carry nothing.
+        damped_D = damped_D.clamp_min(torch.finfo(torch.float64).tiny)
+        weight_DT = self._vectors_DD @ (self._product_DT / damped_D[:, None])
+        predicted_NT: Tensor = (x_ND - self._mean_D) @ weight_DT + self._mean_T
+        return predicted_NT
+
+
+def _r2(predicted_NT: Tensor, true_NT: Tensor) -> float:
+    """Return the mean of R² over targets in percent, at least 0."""
+    residual_T = (true_NT - predicted_NT).square().sum(dim=0)
+    total_T = (true_NT - true_NT.mean(dim=0)).square().sum(dim=0)
+    return max(0.0, 100 * (1 - (residual_T / total_T).mean().item()))
+
+
+def _matched(x_ND: Tensor, content_NC: Tensor) -> float:
+    """Return the mean correlation of content values with features of their own, in percent."""
+    from scipy.optimize import linear_sum_assignment  # slow to import, and few runs need it
+
+    parts = []
+    for each in (content_NC, x_ND):
+        centred = each - each.mean(dim=0)
+        parts.append(centred / centred.norm(dim=0).clamp_min(torch.finfo(torch.float64).tiny))
+    correlation_CD = (parts[0].T @ parts[1]).abs().clamp_max(1)
+    rows, columns = linear_sum_assignment(correlation_CD.numpy(), maximize=True)
+    # A value that finds no feature of its own counts as 0.
+    total = correlation_CD[rows, columns].sum().item()
+    return float(100 * total / content_NC.shape[1])
