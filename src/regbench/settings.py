@@ -69,6 +69,8 @@ def settings(cls: type[T]) -> type[T]:
 
     @functools.wraps(build)
     def init(self: Any, *args: Any, **values: Any) -> None:
+        # Python's lists are as good as the tuples that settings hold.
+        values = {name: _as_tuples(value) for name, value in values.items()}
         try:
             build(self, *args, **values)
         except ValidationError as error:

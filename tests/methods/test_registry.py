@@ -36,6 +36,12 @@ def test_defaults_are_the_published_ones(name: str) -> None:
     assert found == DEFAULTS[name]
 
 
+def test_a_list_is_as_good_as_a_tuple() -> None:
+    assert methods.build("sfrik", weights=[1.0, 40.0]) == methods.build(
+        "sfrik", weights=(1.0, 40.0)
+    )
+
+
 GREEK = dict(
     pair.split("=")
     for pair in [
