@@ -28,11 +28,14 @@ COMPONENTS = (16, 32, 64, 128, 256)
 PATCHES = (200, 400, 800)
 """Numbers of random patches that it chooses from."""
 
+_ALL = "all features"
 _PATCH_PX = 6
 # Added to a patch's variance and to the eigenvalues of the whitening, in units of the normalised
 # pixels: what is flatter than this is noise.
 _CONTRAST_FLOOR = 0.01
 _WHITENING_FLOOR = 0.1
+# Variance of a component as a share of the first one's, from which on it is kept.
+_NO_VARIANCE = 1e-10
 _WHITENED_PATCHES = 100_000
 # Distances of this many images at a time take 75 MB at 32 px.
 _IMAGES_AT_A_TIME = 32
@@ -88,23 +91,23 @@ class _Forms:
         return self._chosen[by]
 
     def _choice(self, by: str) -> Subject:
+        base, what = self._base, f"{self._name}_for_{by}"
+        if not base.task.splits(by):  # there is nothing to choose on
+            base.note(what, selected_on="given", chosen=_ALL, candidates={})
+            return base.projected(nn.Identity(), base.encoder.dim)
         candidates = self._candidates = self._candidates or self._made()
-        what = f"{self._name}_for_{by}"
-        noted = self._base.choices.entries.get(what)
+        noted = base.choices.entries.get(what)
         if noted is not None:  # by an attempt before this one
-            self._base.note(what, **noted)
+            base.note(what, **noted)
             return candidates[noted["chosen"]]
-        judge: Evaluation = KNN()
-        if by == "probe":
-            judge = self._base.config.evaluations.get("probe", LinearProbe())
+        # Always the same judge, so that a later evaluation of the run sees the same form.
+        judge: Evaluation = KNN() if by == "knn" else LinearProbe()
         top1 = {}
         for label, subject in candidates.items():
-            for score in judge.select(by, subject)[:1]:
-                top1[label] = score.value
-        # Without a split to choose on, the first: all features as they are.
-        chosen = max(top1 or candidates, key=lambda label: top1.get(label, 0))
-        selected_on = self._base.task.select_on if top1 else "given"
-        self._base.note(what, selected_on=selected_on, chosen=chosen, candidates=top1)
+            # Under another name than the cell's own evaluation, whose settings may be others.
+            top1[label] = judge.select(f"{by}_of_forms", subject.unrecorded())[0].value
+        chosen = max(top1, key=lambda label: top1[label])
+        base.note(what, selected_on=base.task.select_on, chosen=chosen, candidates=top1)
         return candidates[chosen]
 
     def _made(self) -> dict[str, Subject]:
@@ -112,7 +115,7 @@ class _Forms:
         all.
         """
         base, dim = self._base, self._base.encoder.dim
-        candidates = {"all features": base.projected(nn.Identity(), dim)}
+        candidates = {_ALL: base.projected(nn.Identity(), dim)}
         for size in self._sizes[:-1]:
             first = dim // self._sizes[-1] * size
             candidates[f"{size} patches"] = base.projected(_First(first), first)
@@ -126,9 +129,7 @@ class _Forms:
 
 def _hog(subject: Subject) -> Subject:
     """Return the subject under histograms of oriented gradients."""
-    side = subject.dataset.image_size
-    # Eight cells along a side, as 4 px make of 32 px.
-    module = _Hog(cell_px=max(side // 8, 2))
+    side, module = subject.dataset.image_size, _Hog()
     blank = torch.zeros(1, subject.dataset.input_channels, side, side)
     return subject.of(Encoder(module, module(blank).shape[1]))
 
@@ -136,19 +137,16 @@ def _hog(subject: Subject) -> Subject:
 class _Hog(nn.Module):
     """Histograms of oriented gradients of each image, by scikit-image."""
 
-    def __init__(self, cell_px: int) -> None:
-        super().__init__()
-        self._cell_px = cell_px
-
     def forward(self, x_NCHW: Tensor) -> Tensor:
         # Scikit-image takes long to import, and few runs need it.
         from skimage.feature import hog
 
-        cell = (self._cell_px, self._cell_px)
+        # Eight cells along a side, as 4 px make of 32 px.
+        cell_px = max(x_NCHW.shape[-1] // 8, 2)
         found = []
         for image_HWC in x_NCHW.permute(0, 2, 3, 1).cpu().numpy():
             # Of the channels of a pixel, the one with the steepest gradient counts.
-            found.append(hog(image_HWC, 9, cell, cells_per_block=(2, 2), channel_axis=-1))
+            found.append(hog(image_HWC, 9, (cell_px, cell_px), (2, 2), channel_axis=-1))
         return torch.from_numpy(np.stack(found)).to(x_NCHW)
 
 
@@ -263,8 +261,10 @@ def _fitted(train: Features, components: int) -> _Projection:
     x_ND = train.x_ND.cpu().double().numpy()
     pca = PCA(min(components, *x_ND.shape), whiten=True, svd_solver="randomized", random_state=0)
     pca.fit(x_ND)
-    deviation_K = torch.from_numpy(pca.explained_variance_).sqrt()
-    weight_KD = torch.from_numpy(pca.components_) / deviation_K[:, None]
+    # What varies by rounding alone would be blown up to the size of all else.
+    varies_K = pca.explained_variance_ > _NO_VARIANCE * pca.explained_variance_[0]
+    deviation_K = torch.from_numpy(pca.explained_variance_[varies_K]).sqrt()
+    weight_KD = torch.from_numpy(pca.components_[varies_K]) / deviation_K[:, None]
     return _Projection(weight_KD.float(), torch.from_numpy(pca.mean_).float())
 
 
@@ -280,7 +280,9 @@ class _Projection(nn.Module):
         self.register_buffer("mean_D", mean_D)
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
-        return (x_NCHW.flatten(1) - self.mean_D) @ self.weight_KD.T
+        # Kept features may lie in main memory, beside images on a GPU.
+        x_ND = x_NCHW.flatten(1)
+        return (x_ND - self.mean_D.to(x_ND.device)) @ self.weight_KD.to(x_ND.device).T
 
     def first(self, components: int) -> _Projection:
         """Return the projection onto the first components alone."""

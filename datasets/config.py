@@ -278,8 +278,8 @@ class DatasetConfig:
         return " ".join(["regbench prepare", *words, *name])
 
 
-# Settings of sources that came later, with the value that cells from before have.
-_BEFORE = {"levels": None, "backgrounds": 0, "scenes_per_image": 1}
+# Settings of scenes that came later, with the value that cells from before have.
+_OF_SCENES = {"backgrounds": 0, "scenes_per_image": 1}
 
 
 def decisive(dataset: Mapping[str, Any]) -> dict[str, Any]:
@@ -294,8 +294,10 @@ def decisive(dataset: Mapping[str, Any]) -> dict[str, Any]:
         source_settings.pop(name, None)
     found = {**dataset, "source": source_settings}
     # Cells from before there were these settings keep their ids.
-    for group, before in ((found, {"shared_bits": 0}), (source_settings, _BEFORE)):
-        for name, value in before.items():
-            if name in group and group[name] == value:
-                del group[name]
+    for group, name in ((found, "shared_bits"), (source_settings, "levels")):
+        if not group.get(name):
+            group.pop(name, None)
+    for name, value in _OF_SCENES.items():
+        if source_settings["name"] == "scenes" and source_settings.get(name) == value:
+            del source_settings[name]
     return found

@@ -277,6 +277,12 @@ class Regularizer(ABC):
         )
         return terms, gradient1_NQ, gradient2_NQ
 
+    def __post_init__(self) -> None:  # noqa: B027  # methods call it, and few override it
+        """Refuse settings that do not fit together; here none.
+
+        A method that has such settings overrides this and calls it.
+        """
+
     @property
     def label(self) -> str:
         """The name in tables and figures.

@@ -5,7 +5,6 @@ backbone.
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 from regbench.benchmark.evaluate.base import Scores
 from regbench.benchmark.evaluate.features import Encoder
@@ -47,9 +46,9 @@ class Monitor:
         backbone = copy.deepcopy(self._backbone).to(compute.device)
         backbone.load_state_dict(network.backbone.state_dict())
         encoder, choices = Encoder(backbone, network.representation_dim), Choices(attempt)
-        subject = _Subject(
+        subject = Subject(
             cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, choices, cell.seed
-        )
+        ).unrecorded()
         found = []
         for name in cell.evaluation.while_training:
             found.append(cell.evaluation[name].select(name, subject)[0])
@@ -57,12 +56,3 @@ class Monitor:
         # use.
         remove_tensors(attempt.directory, state_kind("*"), attempt.number)
         return found
-
-
-class _Subject(Subject):
-    """A subject without a record: a choice for a point of a curve is no choice of the run, and
-    opens no test split.
-    """
-
-    def note(self, what: str, *, selected_on: str, chosen: Any, candidates: Any) -> None:
-        """Write nothing."""

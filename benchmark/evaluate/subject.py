@@ -60,6 +60,7 @@ class Subject:
     form_for: Callable[[str], Subject] | None = None
     backend: str = field(init=False)
     _projected_from: tuple[Subject, nn.Module] | None = field(init=False, default=None)
+    _is_recorded: bool = field(init=False, default=True)
     _kept: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -95,6 +96,7 @@ class Subject:
         other = copy.copy(self)
         other.encoder = encoder
         other._kept = {}  # features of this encoder are none of the other's
+        other._projected_from = other.form_for = None
         return other
 
     def projected(self, projection: nn.Module, dim: int) -> Subject:
@@ -104,6 +106,14 @@ class Subject:
         """
         other = self.of(Encoder(nn.Sequential(self.encoder.module, projection), dim))
         other._projected_from = (self, projection)
+        return other
+
+    def unrecorded(self) -> Subject:
+        """Return the same subject, whose choices are no choices of the run: none is written
+        down, and none opens the test split.
+        """
+        other = copy.copy(self)
+        other._is_recorded = False
         return other
 
     def select(self) -> Scores:
@@ -185,9 +195,10 @@ class Subject:
 
     def note(self, what: str, *, selected_on: str, chosen: Any, candidates: Any) -> None:
         """Write down a choice, before the test split is opened."""
-        self.choices.note(
-            what, {"selected_on": selected_on, "chosen": chosen, "candidates": candidates}
-        )
+        if self._is_recorded:
+            self.choices.note(
+                what, {"selected_on": selected_on, "chosen": chosen, "candidates": candidates}
+            )
 
     def state(self, name: str, config: Any, dataset: DatasetConfig | None = None) -> State:
         """Return what an earlier attempt at an evaluation has done, with these settings, images and

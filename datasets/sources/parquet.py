@@ -8,6 +8,7 @@ themselves.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,8 @@ _SPLITS |= dict.fromkeys(("validation", "valid", "val"), "validation")
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)")
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
+# Rows that are read at a time.
+_ROWS = 256
 
 
 class _Columns(NamedTuple):
@@ -251,6 +254,11 @@ def _split(
     return Split(labels[taken], images)
 
 
+def _content(value: Any) -> bytes:
+    """Return the image file of a cell: of a column of structs, only the bytes were asked for."""
+    return (value["bytes"] if isinstance(value, dict) else value) or b""
+
+
 def _image_files(shard: _Shard, taken: npt.NDArray[np.bool_]) -> Iterator[tuple[int, bytes]]:
     """Read the numbers and image files of the rows that are taken.
 
@@ -264,14 +272,14 @@ def _image_files(shard: _Shard, taken: npt.NDArray[np.bool_]) -> Iterator[tuple[
             first = 0
             for group in range(file.num_row_groups):
                 number = file.metadata.row_group(group).num_rows
-                rows = np.flatnonzero(taken[first : first + number]).tolist()
                 # Of 20 % of ImageNet, most groups hold nothing that is taken.
-                column: Any = rows and file.read_row_group(group, [shard.columns.image]).column(0)
-                for row in rows:
-                    value = column[row].as_py()
-                    # Of a column of structs, only the bytes were asked for.
-                    content = value["bytes"] if isinstance(value, dict) else value
-                    yield first + row, content or b""
+                if taken[first : first + number].any():
+                    # A group may be larger than the memory.
+                    batches = file.iter_batches(_ROWS, [group], [shard.columns.image])
+                    values = itertools.chain.from_iterable(batch.column(0) for batch in batches)
+                    for row, value in enumerate(values, first):
+                        if taken[row]:
+                            yield row, _content(value.as_py())
                 first += number
     except (pyarrow.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())

@@ -41,7 +41,7 @@ from regbench.datasets.sources.scene_pixels import (
     to_levels,
 )
 from regbench.errors import RegbenchError
-from regbench.settings import AtLeastOne, AtLeastZero, NonNegative, settings
+from regbench.settings import AtLeastOne, NonNegative, settings
 from regbench.wording import shown
 
 # A block of this size keeps all its arrays below 100 MB at 96 px.
@@ -94,7 +94,7 @@ class Scenes(Source):
     patterns: Annotated[int, Field(ge=1, le=len(PATTERNS))] = 1
     distractors: Annotated[int, Field(ge=0, le=8)] = 0
     scenes_per_image: AtLeastOne = 1
-    backgrounds: AtLeastZero = 0
+    backgrounds: Annotated[int, Field(ge=0, le=1000)] = 0
     imbalance: NonNegative = 0.0
     scene_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
@@ -251,9 +251,9 @@ class _Scenes:
             "y_share": self.y,
             "scale": self.scale,
             "angle_deg": self.angle_deg,
-            "background_hue_turns": self.background_hue,
-            "grain_cycles": self.grain,
         }
+        if self.source.backgrounds != 1:  # what never changes cannot be predicted
+            found |= {"background_hue_turns": self.background_hue, "grain_cycles": self.grain}
         if self.source.distractors:
             found["distractors"] = self.pieces
         return found

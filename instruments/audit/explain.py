@@ -181,7 +181,7 @@ def _columns(terms: Terms, samples: _Samples, method: Regularizer, count: int) -
     found = {}
     for name in rows[0]:
         found[name] = torch.stack([row[name] for row in rows]).double().view(count, -1)
-    if torch.stack(list(found.values())).isfinite().all():
+    if found and torch.stack(list(found.values())).isfinite().all():
         return found
     return {}
 

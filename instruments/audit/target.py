@@ -294,10 +294,9 @@ def _load(target: str) -> tuple[ModuleType, str]:
         raise RegbenchError(
             f"{target!r} is no target; give package.module:Class(args) or path/file.py:Class(args)"
         )
-    file = Path(where).resolve()
     try:
         if where.endswith(".py"):
-            return _import_file(file), expression
+            return _import_file(Path(where).resolve()), expression
         return importlib.import_module(where), expression
     except RegbenchError:
         raise

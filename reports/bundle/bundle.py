@@ -120,9 +120,10 @@ def read_bundle(path: Path, folder: Path | None = None) -> Bundle:
         # Whatever the tar, the decoder or the disk makes of the file of a stranger.
         except Exception as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                where = place.parent.absolute()
                 raise RegbenchError(
-                    f"{path} cannot be unpacked into {place.parent}: {error.strerror}; make room, "
-                    "or set TMPDIR to a folder that has some"
+                    f"{path} cannot be unpacked into {where}: {error.strerror}; make room, or set "
+                    "TMPDIR to a folder that has some"
                 ) from error
             why = " ".join(str(error).replace(f"{place}/", "").split())
             if isinstance(error, OSError) and error.strerror:

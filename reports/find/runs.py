@@ -91,8 +91,9 @@ def find_runs(folders: Sequence[Path]) -> Found:
     short: set[Path] = set()
     for folder in sweeps:
         with contextlib.suppress(OSError, RegbenchError):  # a damaged search says nothing
-            steps = read_search(folder).get("short", {})
-            short.update(folder.absolute() / cell_id for cell_id in steps)
+            steps = read_search(folder).get("short")
+            if isinstance(steps, dict):
+                short.update(folder.absolute() / cell_id for cell_id in steps)
     # In the order of paths, whatever the order in which folders were given.
     return Found([runs[path] for path in sorted(runs)], list(sweeps), frozenset(short))
 
@@ -127,8 +128,8 @@ def find_missing(found: Found) -> list[Missing]:
     for folder in found.sweeps:
         for cell in readable_plan(folder):
             place = folder.absolute() / cell["id"]
-            run = begun.pop(place) if place in begun else RunFolder(place)
             if place not in done and place not in found.short:
+                run = begun.pop(place) if place in begun else RunFolder(place)
                 plan = {name: cell.get(name) for name in _PLANNED if name in cell}
                 missing.append(
                     Missing(

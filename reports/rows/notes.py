@@ -13,7 +13,7 @@ from statistics import fmean
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.rows.deviations import nested_deviations
 from regbench.reports.rows.significance import LEVEL, POWER, images_for
-from regbench.reports.rows.summary import Summary, mean_of
+from regbench.reports.rows.summary import CONTENT, Summary, mean_of
 from regbench.text import counted
 
 # A note is one paragraph below a table: of what is listed in it, a reader sees the first few and
@@ -164,33 +164,41 @@ def way_notes(summary: Summary) -> list[str]:
     """Describe where the share of the way begins and ends, by each score that has one."""
     ends = []
     for name in summary.leading:
-        trivial, supervised = summary.best_trivial(name), summary.supervised(name)
-        if trivial is not None and supervised is not None:
-            way = mean_of(supervised, name) - mean_of(trivial, name)
-            ends.append(f"{summary.scores[name].title} {trivial.label} ({way:.1f} below)")
+        trivial, lead = summary.best_trivial(name), _lead_of_labels(summary, name)
+        if trivial is not None and lead is not None and lead > 0:
+            ends.append(f"{summary.scores[name].title} {trivial.label} ({lead:.1f} away)")
     if not ends:
         return []
     notes = [
         "The share of the way: 100 is the same network supervised, and 0 the best of the rows that "
         f"nothing was trained for: by {', by '.join(ends)}."
     ]
-    named = {row.first.cell.get("baseline") for row in summary.rows}
-    # Vectors have neither.
-    if "content_r2" not in summary.leading and not {"hog", "random_patches"} <= named:
+    # A list: a stranger's cell holds anything, such as what has no hash.
+    named = [row.first.cell.get("baseline") for row in summary.rows]
+    has_both = "hog" in named and "random_patches" in named
+    if CONTENT not in summary.leading and not has_both:
         notes.append(
             "Without baseline=hog and baseline=random_patches among the rows the 0 may be too low."
         )
     return notes
 
 
+def _lead_of_labels(summary: Summary, name: str) -> float | None:
+    """Return by how much the supervised row is better than the best untrained one, to a tenth."""
+    trivial, supervised = summary.best_trivial(name), summary.supervised(name)
+    if trivial is None or supervised is None:
+        return None
+    sign = -1 if summary.scores[name].higher_is_better is False else 1
+    return round(sign * (mean_of(supervised, name) - mean_of(trivial, name)), 1)
+
+
 def task_gate(summary: Summary) -> str:
     """Warn of a task on which labels lead the best untrained row by less than `GATE_POINTS`."""
     narrow = []
     for name in summary.leading:
-        trivial, supervised = summary.best_trivial(name), summary.supervised(name)
-        if trivial is None or supervised is None or summary.scores[name].unit != "%":
+        trivial, lead = summary.best_trivial(name), _lead_of_labels(summary, name)
+        if trivial is None or lead is None or summary.scores[name].unit != "%":
             continue
-        lead = mean_of(supervised, name) - mean_of(trivial, name)
         if lead < GATE_POINTS:
             narrow.append(f"{lead:.1f} points of {summary.scores[name].title} ({trivial.label})")
     if not narrow:

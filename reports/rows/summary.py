@@ -28,8 +28,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # The scores that a leaderboard shows and the figures draw, where they were measured; the last one
-# orders the rows.
-LEADING = ("knn_top1", "linear_top1", "content_r2")
+# orders the rows. Where there is none of them, R² of the content does.
+LEADING = ("knn_top1", "linear_top1")
+CONTENT = "content_r2"
 
 # Stands for a number that there is not.
 DASH = "–"
@@ -265,14 +266,17 @@ class Summary:
 
     @functools.cached_property
     def leading(self) -> tuple[str, ...]:
-        """The scores of the leaderboard: those in `LEADING` that a row has, or else the first
-        one that has a best.
+        """The scores of the leaderboard: those in `LEADING` that a row has, or else `CONTENT`, or
+        else the first one that has a best.
         """
         measured = []
         for name, score in self.scores.items():
             if score.higher_is_better is not None and any(row.score(name) for row in self.rows):
                 measured.append(name)
-        return tuple(name for name in LEADING if name in measured) or tuple(measured[:1])
+        leading = tuple(name for name in LEADING if name in measured)
+        if not leading and CONTENT in measured:
+            return (CONTENT,)
+        return leading or tuple(measured[:1])
 
     @property
     def headline(self) -> str | None:
@@ -294,7 +298,7 @@ class Summary:
     @functools.cached_property
     def selection(self) -> str:
         """The score that chose among configurations."""
-        for name in ("selection_top1", "content_r2"):
+        for name in ("selection_top1", "knn_top1", CONTENT):
             for record in self.records:
                 if record.score(name, self.selection_split) is not None:
                     return name

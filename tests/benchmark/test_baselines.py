@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,14 +16,15 @@ import torch.nn.functional as F
 from skimage.feature import hog
 
 from regbench import RegbenchError
-from regbench.benchmark.baselines import COMPONENTS, chosen_pca, untrained
+from regbench.benchmark.baselines import COMPONENTS, _fitted, chosen_pca, untrained
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.factors import FactorProbes
 from regbench.benchmark.evaluate.features import Encoder, Features, Images
 from regbench.benchmark.evaluate.knn import KNN, accuracies, weighted_knn
+from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.machine.compute import resolve
-from regbench.benchmark.run import run_cell
+from regbench.benchmark.run import evaluate_directory, run_cell
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.record import Record, Score
@@ -152,10 +154,9 @@ def test_the_form_of_untrained_features_is_chosen_for_each_read_out(
 ) -> None:
     record = run(
         f"baseline={baseline}",
-        "evaluation.protocols=[knn,probe]",
-        "evaluation.probe.epochs=3",
-        "evaluation.probe.learning_rates=[0.02,0.5]",
+        "evaluation.protocols=[knn,probe,retrieval]",
     )
+    assert "probe_of_forms_learning_rate" not in record.choice
     for by, score in (("knn", "knn_top1"), ("probe", "linear_top1")):
         noted = record.choice[f"{baseline}_for_{by}"]
         assert noted["selected_on"] == "tuning"
@@ -241,10 +242,38 @@ def test_an_attempt_after_a_kill_keeps_the_form_that_was_chosen(
 def test_without_a_split_to_choose_on_all_features_are_taken_as_they_are(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(KNN, "select", lambda *_: [])
-    untrained(subject, "hog").run("knn")
-    noted = subject.choices.entries["hog_for_knn"]
-    assert (noted["chosen"], noted["selected_on"]) == ("all features", "given")
+    monkeypatch.setattr(Task, "splits", lambda *_: [])
+    monkeypatch.setattr(LinearProbe, "select", None)  # to fit one would be in vain
+    (top1, *_) = untrained(subject, "hog").run("knn")
+    assert subject.choices.entries["hog_for_knn"]["selected_on"] == "given"
+    bank, queries = untrained(subject, "hog"), untrained(subject, "hog")
+    features = bank.features("train", "bicubic"), queries.features("test", "bicubic")
+    expected = accuracies(weighted_knn(*features, [20], 0.07, 10)[20])[0]
+    assert top1.value == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_later_evaluation_sees_the_form_that_the_run_chose(
+    run: Callable[..., Record], data_dir: Path, tmp_path: Path
+) -> None:
+    record = run("baseline=hog", "evaluation.protocols=[knn,probe]", "evaluation.probe.epochs=2")
+    directory = next((tmp_path / "runs" / "manual").iterdir())
+    evaluate_directory(directory, [f"runtime.data_dir={data_dir}"], ["retrieval"])
+    later = json.loads((directory / "evaluations" / "retrieval.json").read_text())
+    chosen = later["choice"]["hog_for_probe"]["chosen"]
+    assert chosen == record.choice["hog_for_probe"]["chosen"]
+
+
+def test_another_encoder_of_a_form_has_features_of_its_own(subject: Subject) -> None:
+    form = untrained(subject, "hog").projected(torch.nn.Identity(), 2304)
+    pixels = form.of(subject.encoder).features("test", "bicubic")
+    assert torch.equal(pixels.x_ND, subject.features("test", "bicubic").x_ND)
+
+
+def test_components_without_variance_are_left_out() -> None:
+    plane_ND = torch.randn(50, 3) @ torch.randn(3, 40)
+    projected_NK = _fitted(Features(plane_ND, torch.zeros(50)), 16)(plane_ND)
+    assert projected_NK.shape[1] == 3
+    torch.testing.assert_close(projected_NK.T.cov(), torch.eye(3), rtol=0, atol=1e-3)
 
 
 def test_base_features_are_computed_once_for_all_their_forms(

@@ -269,6 +269,31 @@ def test_a_task_on_which_labels_lead_the_best_untrained_row_by_little_says_so_fi
     assert not any("may be too low" in note for note in table.notes)
 
 
+def test_labels_that_are_worse_than_an_untrained_row_are_the_end_of_no_way(
+    runs: Path, record: Make
+) -> None:
+    record("untrained", knn=50.0, linear=50.0)
+    # A stranger's cell holds anything.
+    record("raw pixels", knn=61.0, linear=40.0, cell={"epochs": 0, "baseline": ["raw_pixels"]})
+    record("supervised", knn=51.0, linear=90.0, cell={"baseline": "supervised"})
+    record("VICReg", knn=76.0, linear=76.0)
+    table = leaderboard(task(runs))
+    way = next(note for note in table.notes if note.startswith("The share of the way"))
+    assert way.endswith("by linear top-1 untrained (40.0 away).")
+    assert "by -10.0 points of kNN top-1" in table.warning
+
+
+def test_of_a_score_of_which_less_is_better_labels_lead_by_having_less(
+    runs: Path, record: Make
+) -> None:
+    record("HOG", knn=80.0, linear=80.0, cell={"epochs": 0, "baseline": "hog"})
+    record("supervised", knn=10.0, linear=10.0, cell={"baseline": "supervised"})
+    one = task(runs)
+    for name, found in one.scores.items():
+        one.scores[name] = dataclasses.replace(found, higher_is_better=False)
+    assert leaderboard(one).warning == ""
+
+
 def test_rows_that_are_no_methods_are_in_no_figure_of_training(runs: Path, record: Make) -> None:
     measured = {"name": "knn_top1", "split": "tuning", "protocol": "", "title": "kNN top-1"}
     record("untrained", linear=50.0)
