@@ -304,7 +304,9 @@ def _load(target: str) -> tuple[ModuleType, str]:
         if isinstance(error, ImportError) and not where.endswith(".py"):
             hint = "install it, or give its folder: --source DIR"
             raise RegbenchError(f"{where} cannot be imported ({error}); {hint}") from error
-        raise CodeFailed(f"{where} cannot be loaded: {one_line(error, str(file))}") from error
+        raise CodeFailed(
+            f"{where} cannot be loaded: {one_line(error, str(Path(where).absolute()))}"
+        ) from error
 
 
 @functools.cache
