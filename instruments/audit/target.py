@@ -294,9 +294,10 @@ def _load(target: str) -> tuple[ModuleType, str]:
         raise RegbenchError(
             f"{target!r} is no target; give package.module:Class(args) or path/file.py:Class(args)"
         )
+    file = Path(where).absolute()
     try:
         if where.endswith(".py"):
-            return _import_file(Path(where).resolve()), expression
+            return _import_file(file.resolve()), expression
         return importlib.import_module(where), expression
     except RegbenchError:
         raise
@@ -304,9 +305,7 @@ def _load(target: str) -> tuple[ModuleType, str]:
         if isinstance(error, ImportError) and not where.endswith(".py"):
             hint = "install it, or give its folder: --source DIR"
             raise RegbenchError(f"{where} cannot be imported ({error}); {hint}") from error
-        raise CodeFailed(
-            f"{where} cannot be loaded: {one_line(error, str(Path(where).absolute()))}"
-        ) from error
+        raise CodeFailed(f"{where} cannot be loaded: {one_line(error, str(file))}") from error
 
 
 @functools.cache
