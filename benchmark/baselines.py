@@ -8,6 +8,7 @@ P = random patches, F = values of a patch, L = places of a patch in an image.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -80,7 +81,6 @@ class _Forms:
     def __init__(self, base: Subject, name: str, sizes: Sequence[int]) -> None:
         """Take the features `base`, of which a part can be had: the first `sizes`, in patches."""
         self._base, self._name, self._sizes = base, name, sizes
-        self._candidates: dict[str, Subject] = {}
         self._chosen: dict[str, Subject] = {}
 
     def chosen_for(self, evaluation: str) -> Subject:
@@ -95,25 +95,23 @@ class _Forms:
         if not base.task.splits(by):  # there is nothing to choose on
             base.note(what, selected_on="given", chosen=_ALL, candidates={})
             return base.projected(nn.Identity(), base.encoder.dim)
-        candidates = self._candidates = self._candidates or self._made()
         noted = base.choices.entries.get(what)
         if noted is not None:  # by an attempt before this one
             base.note(what, **noted)
-            return candidates[noted["chosen"]]
+            return self._candidates[noted["chosen"]]
         # Always the same judge, so that a later evaluation of the run sees the same form.
         judge: Evaluation = KNN() if by == "knn" else LinearProbe()
         top1 = {}
-        for label, subject in candidates.items():
+        for label, subject in self._candidates.items():
             # Under another name than the cell's own evaluation, whose settings may be others.
             top1[label] = judge.select(f"{by}_of_forms", subject.unrecorded())[0].value
         chosen = max(top1, key=lambda label: top1[label])
         base.note(what, selected_on=base.task.select_on, chosen=chosen, candidates=top1)
-        return candidates[chosen]
+        return self._candidates[chosen]
 
-    def _made(self) -> dict[str, Subject]:
-        """Return the candidates: all features, the first of them, and whitened components of
-        all.
-        """
+    @functools.cached_property
+    def _candidates(self) -> dict[str, Subject]:
+        """All features, the first of them, and whitened components of all, by name."""
         base, dim = self._base, self._base.encoder.dim
         candidates = {_ALL: base.projected(nn.Identity(), dim)}
         for size in self._sizes[:-1]:
