@@ -14,15 +14,13 @@ import torch
 from torch import Tensor
 
 from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, Task, register
+from regbench.benchmark.evaluate.ridge import PENALTIES, Regression, Ridge
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.rundir.record import Score
 from regbench.datasets.stored.factor_tables import has_factors, read_factors
 from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.settings import settings
-
-# Ridge penalties, as shares of the mean variance of a feature: from none to nearly all.
-_PENALTIES = tuple(10.0**exponent for exponent in range(-6, 2))
 
 
 @register("factors")
@@ -58,17 +56,18 @@ class FactorProbes(Evaluation):
         for place, encoder in subject.layers.items():
             probed = subject.of(encoder)
             train = self._split(probed, "train")
-            ridge = _Ridge(train[0])
+            ridge = Ridge(train[0])
             selection = probed.task.splits(name)
             # With no split to choose on, training images choose, which nearly always takes the
             # smallest penalty.
             chosen_on = self._split(probed, selection[0]) if selection else train
             regressions, penalties = {}, {}
             for factor, target in train[1].items():
-                regression = regressions[factor] = ridge.of(target)
-                penalties[factor] = regression.best_penalty(chosen_on[0], chosen_on[1][factor])
+                regression = regressions[factor] = ridge.of(target.y_NT)
+                held_out = chosen_on[1][factor]
+                penalties[factor] = _best_penalty(regression, chosen_on[0], held_out)
             split = selection[0] if selection else "train"
-            what, candidates = f"{name}_penalties_{place}", list(_PENALTIES)
+            what, candidates = f"{name}_penalties_{place}", list(PENALTIES)
             subject.note(what, selected_on=split, chosen=penalties, candidates=candidates)
             test_ND, targets = self._split(probed, "test")
             for factor, target in targets.items():
@@ -135,54 +134,9 @@ class _Target:
         return 1 - (residual / total).item()
 
 
-class _Ridge:
-    """Ridge regressions on the same features: one eigendecomposition serves all factors and
-    penalties.
-    """
-
-    def __init__(self, x_ND: Tensor) -> None:
-        self.mean_D = x_ND.mean(dim=0)
-        self._x_ND = x_ND - self.mean_D
-        self.eigenvalues_D, self.vectors_DD = torch.linalg.eigh(
-            self._x_ND.T @ self._x_ND / len(x_ND)
-        )
-
-    def of(self, target: _Target) -> _Regression:
-        """Return the regression of a factor at any penalty."""
-        # Centred, so that the penalty does not shrink the mean.
-        centre_T = target.y_NT.mean(dim=0)
-        product_DT = self.vectors_DD.T @ (self._x_ND.T @ (target.y_NT - centre_T)) / len(self._x_ND)
-        return _Regression(self, product_DT, centre_T)
-
-
-@dataclass(frozen=True)
-class _Regression:
-    """The ridge regressions of one factor.
-
-    Attributes:
-        ridge: The features' mean and eigendecomposition.
-        product_DT: Covariance of features and targets, in the directions of the eigenvectors.
-        centre_T: Mean of the targets.
-    """
-
-    ridge: _Ridge
-    product_DT: Tensor
-    centre_T: Tensor
-
-    def predicted(self, penalty: float, x_ND: Tensor) -> Tensor:
-        """Predict the values of the factor, (n, t), for other images."""
-        eigenvalues_D = self.ridge.eigenvalues_D
-        added = penalty * eigenvalues_D.mean()
-        # A direction without variance carries nothing; without the bound it would divide by
-        # rounding.
-        damped_D = (eigenvalues_D.clamp_min(0) + added).clamp_min(torch.finfo(x_ND.dtype).tiny)
-        weight_DT = self.ridge.vectors_DD @ (self.product_DT / damped_D[:, None])
-        predicted_NT: Tensor = (x_ND - self.ridge.mean_D) @ weight_DT + self.centre_T
-        return predicted_NT
-
-    def best_penalty(self, x_ND: Tensor, held_out: _Target) -> float:
-        """Return the penalty whose predictions for the selection split are best."""
-        scores = {}
-        for penalty in _PENALTIES:
-            scores[penalty] = held_out.score(self.predicted(penalty, x_ND))
-        return max(scores, key=lambda penalty: scores[penalty])
+def _best_penalty(regression: Regression, x_ND: Tensor, held_out: _Target) -> float:
+    """Return the penalty whose predictions for the selection split are best."""
+    scores = {}
+    for penalty in PENALTIES:
+        scores[penalty] = held_out.score(regression.predicted(penalty, x_ND))
+    return max(scores, key=lambda penalty: scores[penalty])

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regbench.benchmark.evaluate.base import Evaluation, Scores, Task, register
+from regbench.benchmark.evaluate.ridge import PENALTIES, Regression, Ridge
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.rundir.record import Score
 from regbench.datasets.loading import draws
@@ -22,9 +23,6 @@ from regbench.datasets.loading.latent_split import LatentSplit
 from regbench.datasets.sources.latents import Latents
 from regbench.errors import RegbenchError
 from regbench.settings import AtLeastTwo, settings
-
-# Ridge penalties, as shares of the mean variance of a feature.
-_PENALTIES = tuple(10.0**exponent for exponent in range(-6, 2))
 
 
 @register("latents")
@@ -80,7 +78,7 @@ class LatentProbes(Evaluation):
                 f"{name}_penalties_{place}",
                 selected_on=probed.selection,
                 chosen=choices,
-                candidates=list(_PENALTIES),
+                candidates=list(PENALTIES),
             )
             for short, value, how, title in probed.scores():
                 scores.append(Score(f"{short}{suffix}", value, "test", how, f"{title}{of}"))
@@ -140,25 +138,25 @@ class _Probed:
 
     def predictions(self, what: str, split: str) -> tuple[Tensor, Tensor]:
         """Return what a regression predicts for a split, and what is true, (N, T) each."""
-        penalty, ridge = self._fit(what)
+        penalty, regression = self._fit(what)
         target, features = _REGRESSED[what]
-        return ridge.predicted(self._features(features, split), penalty), self._target(
-            target, split
-        )
+        predicted_NT = regression.predicted(penalty, self._features(features, split))
+        return predicted_NT, self._target(target, split)
 
-    def _fit(self, what: str) -> tuple[float, _Ridge]:
+    def _fit(self, what: str) -> tuple[float, Regression]:
         return self.subject.once(f"{self.name} {what}", lambda: self._fitted(what))
 
-    def _fitted(self, what: str) -> tuple[float, _Ridge]:
+    def _fitted(self, what: str) -> tuple[float, Regression]:
         target, features = _REGRESSED[what]
-        ridge = _Ridge(self._features(features, "train"), self._target(target, "train"))
+        ridge = Ridge(self._features(features, "train"))
+        regression = ridge.of(self._target(target, "train"))
         held_out_ND = self._features(features, self.selection)
         true_NT = self._target(target, self.selection)
         errors = {}
-        for penalty in _PENALTIES:
-            error_NT = ridge.predicted(held_out_ND, penalty) - true_NT
+        for penalty in PENALTIES:
+            error_NT = regression.predicted(penalty, held_out_ND) - true_NT
             errors[penalty] = (error_NT.square().mean(dim=0) / true_NT.var(dim=0)).mean().item()
-        return min(errors, key=lambda penalty: errors[penalty]), ridge
+        return min(errors, key=lambda penalty: errors[penalty]), regression
 
     def _x_ND(self, split: str) -> Tensor:
         # The smallest eigenvalues of features are lost in single precision.
@@ -181,25 +179,6 @@ class _Probed:
         # The draws of the examples that evaluations see.
         ((content_NC, style_NS),) = world.latents(0, 0, everything, [draws.EVALUATION_VIEW])
         return content_NC if kind == "content" else style_NS
-
-
-class _Ridge:
-    """Ridge regressions of several targets, for any penalty."""
-
-    def __init__(self, x_ND: Tensor, y_NT: Tensor) -> None:
-        self._mean_D, self._mean_T = x_ND.mean(dim=0), y_NT.mean(dim=0)
-        centred_ND = x_ND - self._mean_D
-        self._eigenvalues_D, self._vectors_DD = torch.linalg.eigh(centred_ND.T @ centred_ND)
-        self._product_DT = self._vectors_DD.T @ (centred_ND.T @ (y_NT - self._mean_T))
-
-    def predicted(self, x_ND: Tensor, penalty: float) -> Tensor:
-        """Predict the targets, (N, T)."""
-        damped_D = self._eigenvalues_D.clamp_min(0) + penalty * self._eigenvalues_D.mean()
-        # Features without variance carry nothing.
-        damped_D = damped_D.clamp_min(torch.finfo(torch.float64).tiny)
-        weight_DT = self._vectors_DD @ (self._product_DT / damped_D[:, None])
-        predicted_NT: Tensor = (x_ND - self._mean_D) @ weight_DT + self._mean_T
-        return predicted_NT
 
 
 def _r2(predicted_NT: Tensor, true_NT: Tensor) -> float:
