@@ -26,11 +26,12 @@ CROPS = AugmentationConfig(
 def private_bytes() -> int:
     """Sum up this process's anonymous and shared memory.
 
-    The file's own pages are in the page cache, once for all.
+    The file's own pages are in the page cache, once for all. Anonymous pages count in full:
+    a share of them would change when another process of the fork server begins or ends.
     """
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     kibibytes = {line.split()[0]: line.split()[1] for line in lines[1:]}
-    return 1024 * (int(kibibytes["Pss_Anon:"]) + int(kibibytes["Pss_Shmem:"]))
+    return 1024 * (int(kibibytes["Anonymous:"]) + int(kibibytes["Pss_Shmem:"]))
 
 
 def read_some(here: Place, images: PreparedImages) -> Iterator[int]:
