@@ -13,8 +13,8 @@ from regbench.reports.rows.summary import Configuration, mean_of
 from regbench.reports.tables.table import mean_pm
 from regbench.sweeps.status import CellStatus, failure
 
-SHIPPED = {"quickstart": Path(__file__).with_name("scenes.tar.xz")}
-"""Sweeps whose rows are in a bundle that comes with regbench."""
+SHIPPED = {"quickstart": Path(__file__).with_name("pitch.tar.xz")}
+"""Sweeps of which longer trainings are in a bundle that comes with regbench."""
 
 _SCORES = {"linear_top1": "linear top-1 (%)", "knn_top1": "kNN top-1 (%)"}
 
@@ -26,6 +26,7 @@ class ExpectedTable:
         """Read the rows of a bundle."""
         done = [record for record in read_bundle(bundle).records if record.status == "done"]
         self._hardware = ", ".join(sorted({record.environment["hardware"] for record in done}))
+        self._epochs = max(record.cell["epochs"] for record in done)
         rows: dict[str, list[Record]] = {}
         for record in done:
             rows.setdefault(record.label, []).append(record)
@@ -52,8 +53,8 @@ class ExpectedTable:
             headers += [f"{title}\nshipped", "\nhere"]
         seeds = max(len(row.records) for row in self._shipped)
         note = (
-            f"shipped: mean ± standard deviation of {seeds} seeds on {self._hardware}; here: this "
-            "machine"
+            f"shipped: after {self._epochs} epochs, mean ± standard deviation of {seeds} seeds on "
+            f"{self._hardware}; here: this machine, after the epochs of this sweep"
         )
         return "\n".join([tabulate(rows, headers, disable_numparse=True), note, *self._failed])
 
