@@ -4,30 +4,18 @@ device.
 
 from __future__ import annotations
 
-import importlib.util
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 from typing import Any, Generic, Required, Self, TypedDict, TypeVar, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from regbench.datasets.config import DatasetConfig, Interpolation, ViewsConfig
+from regbench.datasets.config import DatasetConfig, Interpolation
 from regbench.datasets.loading import draws
-from regbench.datasets.loading.crops import (
-    CropLoader,
-    CropShape,
-    CropStream,
-    Ints,
-    boxes_of,
-)
+from regbench.datasets.loading.crops import CropStream, Ints
 from regbench.datasets.loading.latent_split import LatentSplit
-from regbench.datasets.loading.photometric import Chain, Normalize, chains, photometric
-from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
+from regbench.datasets.loading.views import ImageViews, LatentViews, Transfer, View, Views
 from regbench.datasets.stored.beton import Beton
 from regbench.errors import RegbenchError
 
@@ -73,53 +61,6 @@ class Epoch(Generic[Batch]):
     def __exit__(self, *_: object) -> None:
         """Stop."""
         self.close()
-
-
-class _Transfer:
-    """Brings crops to the device without waiting for the training step that is at work there."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def __call__(self, crops: Tensor) -> Tensor:
-        if self._side is None:
-            # Later steps make a new float tensor of the crops, so no copy is needed here.
-            return crops if self._device.type == "cpu" else crops.to(self._device)
-        # The copy has a stream of its own, so that it alone is waited for and not the training step
-        # before it.
-        with torch.cuda.stream(self._side):
-            copied = crops.to(self._device, non_blocking=True)
-        self._side.synchronize()
-        copied.record_stream(torch.cuda.current_stream(self._device))
-        return copied
-
-
-@dataclass(frozen=True)
-class View:
-    """One view of an image.
-
-    Attributes:
-        kind: Kind of the view.
-        number: Number of the view among those of its kind.
-        drawn: The number that its random draws depend on.
-    """
-
-    kind: ViewsConfig
-    number: int
-    drawn: int
-
-
-def list_views(kinds: Sequence[ViewsConfig]) -> list[View]:
-    """List the views of all kinds, in the order in which they are delivered."""
-    numbers = iter(draws.view_numbers(sum(kind.count for kind in kinds)))
-    views = []
-    for kind in kinds:
-        own = list(islice(numbers, kind.count))
-        for number, drawn in enumerate(own):
-            # Patches are parts of one crop, so they share its draws.
-            views.append(View(kind, number, own[0] if kind.cut == "patches" else drawn))
-    return views
 
 
 class Reading(TypedDict, total=False):
@@ -171,43 +112,32 @@ class EpochLoader:
             raise RegbenchError(f"interpolation={interpolation} must be bicubic, bilinear or area")
         if workers < 1 or batch_size < 1:
             raise RegbenchError(f"workers ({workers}) and batch size ({batch_size}) are at least 1")
-        # find_spec does not import FFCV, which would be slow.
-        if backend == "auto":
-            backend = "ffcv" if importlib.util.find_spec("ffcv") is not None else "torchvision"
-        self.backend = backend
         self.batch_size = batch_size
         self.device = device
-        self._beton: Beton | LatentSplit = beton
-        self._views = views
         self._seed = seed
-        self._dtype = dtype
-        self._bits = dataset.shared_bits
-        sizes = tuple(view.kind.side for view in self._views)
-        self._shape = CropShape(sizes=sizes, channels=dataset.channels, interpolation=interpolation)
-        self._transfer = _Transfer(device)
-        self._normalize = Normalize(dataset.mean, dataset.std, device)
+        self._split, self._bits, self._dtype = beton.path.stem, dataset.shared_bits, dtype
+        self._transfer = Transfer(device)
         self._open: weakref.WeakSet[Epoch[Any]] = weakref.WeakSet()
+        self._views: Views
         if isinstance(beton, LatentSplit):
-            self.backend = "auto"
-            self._beton = LatentSplit(beton.source, beton.path, device)
-            return
-        self._crops: CropLoader
-        if backend == "ffcv":
-            try:
-                from regbench.datasets.loading.ffcv_crops import FfcvCrops
-            except (ImportError, RuntimeError) as error:
-                # RuntimeError: numba finds no folder to keep its compiled code in.
-                raise RegbenchError(
-                    f"FFCV cannot be used ({error}); install it with pip install 'regbench[ffcv]', "
-                    "or choose the loader 'torchvision'"
-                ) from error
-            # A GPU is better at the photometric part than the few cores beside it.
-            normalize = self._normalize if device.type == "cpu" else None
-            self._crops = FfcvCrops(beton, self._shape, batch_size, workers, normalize)
-        else:
-            self._crops = TorchvisionCrops(
-                beton, self._shape, workers, pin_memory=device.type == "cuda"
+            self._views = LatentViews(
+                beton, views, batch_size=batch_size, seed=seed, device=device, dtype=dtype
             )
+        else:
+            self._views = ImageViews(
+                dataset,
+                beton,
+                views,
+                self._transfer,
+                interpolation=interpolation,
+                batch_size=batch_size,
+                seed=seed,
+                device=device,
+                backend=backend,
+                workers=workers,
+                dtype=dtype,
+            )
+        self.backend = self._views.backend
 
     def _epoch(
         self, order: Ints, e: int, give: Callable[[Ints, list[Tensor]], Batch]
@@ -218,47 +148,12 @@ class EpochLoader:
         """
 
         def finish(indices: Ints, flat: Tensor) -> Batch:
-            views: list[Tensor] = []
-            if isinstance(self._beton, LatentSplit):
-                views.extend(flat.to(self._dtype))
-            elif self._crops.finishes:
-                for view in self._shape.split(flat):
-                    views.append(view.permute(0, 3, 1, 2).to(self._dtype))
-            else:
-                chain = self._chains(e, indices)
-                for number, crop in enumerate(self._shape.split(self._transfer(flat))):
-                    augmented = photometric(crop, chain[:, number])
-                    views.append(self._normalize(augmented, self._dtype))
+            views = self._views.finished(e, indices, flat)
             return give(indices, self._with_bits(indices, views))
 
-        if isinstance(self._beton, LatentSplit):
-            drawn = [view.drawn for view in self._views]
-            stream = self._beton.stream(order, self.batch_size, self._seed, e, drawn)
-        else:
-            draw = partial(self._boxes, e), partial(self._chains, e)
-            stream = self._crops.stream(order, self.batch_size, *draw)
-        epoch = Epoch(stream, finish)
+        epoch = Epoch(self._views.stream(order, e), finish)
         self._open.add(epoch)
         return epoch
-
-    def _boxes(self, e: int, indices: Ints) -> Ints:
-        """Draw what is cut out of images in epoch `e`: (N, views, 9), see `crops.Boxes`."""
-        assert isinstance(self._beton, Beton)
-        sides = self._beton.heights[indices], self._beton.widths[indices]
-        found = []
-        for view in self._views:
-            key = draws.keys(self._seed, e, indices, draws.CROP, view.drawn)
-            found.append(boxes_of(view.kind, view.number, key, *sides))
-        return np.stack(found, axis=1)
-
-    def _chains(self, e: int, indices: Ints) -> Chain:
-        """Draw what is done to the views of images in epoch `e`: (N, views)."""
-        found = []
-        for view in self._views:
-            key = draws.keys(self._seed, e, indices, draws.PHOTOMETRIC, view.drawn)
-            drawn = draws.photometric_draws(key, view.kind)
-            found.append(chains(drawn, view.kind, self._shape.channels))
-        return np.stack(found, axis=1)
 
     def _with_bits(self, indices: Ints, views: list[Tensor]) -> list[Tensor]:
         """Append the shared bits to each view (N, C, S, S) as channels of -1 or 1, about as
@@ -266,7 +161,7 @@ class EpochLoader:
         """
         if not self._bits:
             return views
-        bits = 2 * draws.shared_bits(self._beton.path.stem, indices, self._bits) - 1
+        bits = 2 * draws.shared_bits(self._split, indices, self._bits) - 1
         bits_NK11 = self._transfer(torch.from_numpy(bits).to(self._dtype))[:, :, None, None]
         found = []
         for x_NCSS in views:

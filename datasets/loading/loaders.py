@@ -17,9 +17,10 @@ from torch import Tensor
 from regbench.datasets.config import UNCHANGED, AugmentationConfig, DatasetConfig, Interpolation
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import Ints
-from regbench.datasets.loading.epochs import Epoch, EpochLoader, Reading, View, list_views
+from regbench.datasets.loading.epochs import Epoch, EpochLoader, Reading
 from regbench.datasets.loading.latent_split import LatentSplit
 from regbench.datasets.loading.splits import evenly, open_pretraining_split, open_split
+from regbench.datasets.loading.views import View, list_views
 from regbench.datasets.stored.beton import Beton
 from regbench.errors import RegbenchError
 

@@ -1,0 +1,200 @@
+"""The views of a batch: cut from the images of a file, or drawn, then brought to the device."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regbench.datasets.config import DatasetConfig, Interpolation, ViewsConfig
+from regbench.datasets.loading import draws
+from regbench.datasets.loading.crops import CropLoader, CropShape, CropStream, Ints, boxes_of
+from regbench.datasets.loading.latent_split import LatentSplit
+from regbench.datasets.loading.photometric import Chain, Normalize, chains, photometric
+from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
+from regbench.datasets.stored.beton import Beton
+from regbench.errors import RegbenchError
+
+
+@dataclass(frozen=True)
+class View:
+    """One view of an image.
+
+    Attributes:
+        kind: Kind of the view.
+        number: Number of the view among those of its kind.
+        drawn: The number that its random draws depend on.
+    """
+
+    kind: ViewsConfig
+    number: int
+    drawn: int
+
+
+def list_views(kinds: Sequence[ViewsConfig]) -> list[View]:
+    """List the views of all kinds, in the order in which they are delivered."""
+    numbers = iter(draws.view_numbers(sum(kind.count for kind in kinds)))
+    views = []
+    for kind in kinds:
+        own = list(islice(numbers, kind.count))
+        for number, drawn in enumerate(own):
+            # Patches are parts of one crop, so they share its draws.
+            views.append(View(kind, number, own[0] if kind.cut == "patches" else drawn))
+    return views
+
+
+class Views(Protocol):
+    """Makes the views of an open split.
+
+    Attributes:
+        backend: "ffcv" or "torchvision", whichever runs; "auto" where no file is read.
+    """
+
+    backend: str
+
+    def stream(self, order: Ints, e: int) -> CropStream:
+        """Start epoch `e` over the examples `order` (places in the split), in that order."""
+
+    def finished(self, e: int, indices: Ints, flat: Tensor) -> list[Tensor]:
+        """Return the views, (N, C, S, S) each on the device, of a batch that `stream` gave."""
+
+
+class Transfer:
+    """Brings crops to the device without waiting for the training step that is at work there."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Take a stream of the device for the copies."""
+        self._device = device
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __call__(self, crops: Tensor) -> Tensor:
+        """Return the crops on the device."""
+        if self._side is None:
+            # Later steps make a new float tensor of the crops, so no copy is needed here.
+            return crops if self._device.type == "cpu" else crops.to(self._device)
+        # The copy has a stream of its own, so that it alone is waited for and not the training step
+        # before it.
+        with torch.cuda.stream(self._side):
+            copied = crops.to(self._device, non_blocking=True)
+        self._side.synchronize()
+        copied.record_stream(torch.cuda.current_stream(self._device))
+        return copied
+
+
+class LatentViews:
+    """Draws the views of a latent world's examples, on the device."""
+
+    backend = "auto"
+
+    def __init__(
+        self,
+        split: LatentSplit,
+        views: Sequence[View],
+        *,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """Move the world to the device."""
+        self._split = LatentSplit(split.source, split.path, device)
+        self._drawn = [view.drawn for view in views]
+        self._batch_size, self._seed, self._dtype = batch_size, seed, dtype
+
+    def stream(self, order: Ints, e: int) -> CropStream:
+        """Start epoch `e` over the examples `order`."""
+        return self._split.stream(order, self._batch_size, self._seed, e, self._drawn)
+
+    def finished(self, e: int, indices: Ints, flat: Tensor) -> list[Tensor]:
+        """Return the views of a batch."""
+        return list(flat.to(self._dtype))
+
+
+class ImageViews:
+    """Cuts the views of a file's images and augments them."""
+
+    def __init__(
+        self,
+        dataset: DatasetConfig,
+        beton: Beton,
+        views: Sequence[View],
+        transfer: Transfer,
+        *,
+        interpolation: Interpolation,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        backend: str,
+        workers: int,
+        dtype: torch.dtype,
+    ) -> None:
+        """Set up the backend; for the options see `epochs.Reading`."""
+        # find_spec does not import FFCV, which would be slow.
+        if backend == "auto":
+            backend = "ffcv" if importlib.util.find_spec("ffcv") is not None else "torchvision"
+        self.backend = backend
+        self._beton, self._views, self._transfer = beton, views, transfer
+        self._batch_size, self._seed, self._dtype = batch_size, seed, dtype
+        sizes = tuple(view.kind.side for view in views)
+        self._shape = CropShape(sizes=sizes, channels=dataset.channels, interpolation=interpolation)
+        self._normalize = Normalize(dataset.mean, dataset.std, device)
+        self._crops: CropLoader
+        if backend == "ffcv":
+            try:
+                from regbench.datasets.loading.ffcv_crops import FfcvCrops
+            except (ImportError, RuntimeError) as error:
+                # RuntimeError: numba finds no folder to keep its compiled code in.
+                raise RegbenchError(
+                    f"FFCV cannot be used ({error}); install it with pip install 'regbench[ffcv]', "
+                    "or choose the loader 'torchvision'"
+                ) from error
+            # A GPU is better at the photometric part than the few cores beside it.
+            normalize = self._normalize if device.type == "cpu" else None
+            self._crops = FfcvCrops(beton, self._shape, batch_size, workers, normalize)
+        else:
+            self._crops = TorchvisionCrops(
+                beton, self._shape, workers, pin_memory=device.type == "cuda"
+            )
+
+    def stream(self, order: Ints, e: int) -> CropStream:
+        """Start epoch `e` over the images `order`."""
+        draw = partial(self._boxes, e), partial(self._chains, e)
+        return self._crops.stream(order, self._batch_size, *draw)
+
+    def finished(self, e: int, indices: Ints, flat: Tensor) -> list[Tensor]:
+        """Return the views of a batch, normalised."""
+        views = []
+        if self._crops.finishes:
+            for view in self._shape.split(flat):
+                views.append(view.permute(0, 3, 1, 2).to(self._dtype))
+            return views
+        chain = self._chains(e, indices)
+        for number, crop in enumerate(self._shape.split(self._transfer(flat))):
+            augmented = photometric(crop, chain[:, number])
+            views.append(self._normalize(augmented, self._dtype))
+        return views
+
+    def _boxes(self, e: int, indices: Ints) -> Ints:
+        """Draw what is cut out of images in epoch `e`: (N, views, 9), see `crops.Boxes`."""
+        sides = self._beton.heights[indices], self._beton.widths[indices]
+        found = []
+        for view in self._views:
+            key = draws.keys(self._seed, e, indices, draws.CROP, view.drawn)
+            found.append(boxes_of(view.kind, view.number, key, *sides))
+        return np.stack(found, axis=1)
+
+    def _chains(self, e: int, indices: Ints) -> Chain:
+        """Draw what is done to the views of images in epoch `e`: (N, views)."""
+        found = []
+        for view in self._views:
+            key = draws.keys(self._seed, e, indices, draws.PHOTOMETRIC, view.drawn)
+            drawn = draws.photometric_draws(key, view.kind)
+            found.append(chains(drawn, view.kind, self._shape.channels))
+        return np.stack(found, axis=1)
