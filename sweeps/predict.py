@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tabulate import tabulate
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed import fake_pg
@@ -90,8 +89,7 @@ def predict(
         world_size: GPUs that share the batch.
         loss_form: See `Engine`.
         ddp_bucket_view: Whether gradients are views of DistributedDataParallel's buckets.
-        plain_network: Whether the network is `PlainSiameseNetwork`: what the savings in memory are
-            measured against.
+        plain_network: Whether the network is `PlainSiameseNetwork`, as published code has it.
 
     Raises:
         RegbenchError: If the ranks cannot have equal parts of the batch, or the process is already
@@ -191,40 +189,6 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
-
-
-def savings(cell: Cell, *, world_size: int) -> dict[str, Needs]:
-    """Predict what the cell needs in the textbook's way, and after each saving, one on top of
-    the other.
-    """
-    steps: dict[str, dict[str, Any]] = {
-        "textbook": {"loss_form": "textbook", "plain_network": True, "ddp_bucket_view": False},
-        "streamed loss": {"loss_form": "auto"},
-        "gradients in DDP's buckets": {"ddp_bucket_view": True},
-        "projector and max-pool keep less": {"plain_network": False},
-    }
-    switches: dict[str, Any] = {}
-    needs = {}
-    for name, change in steps.items():
-        switches |= change
-        needs[name] = predict(cell, world_size=world_size, **switches)
-    return needs
-
-
-def table(rows: dict[str, Needs], style: str = "github") -> str:
-    """Set the needs by name as a table, in a format of `tabulate`: decimal GB on each GPU, the
-    parts largest first.
-    """
-    cells = []
-    for name, needs in rows.items():
-        # Less than 5 MB would print as 0.00 GB.
-        parts = [
-            f"{part} {count / 1e9:.2f}" for part, count in needs.parts_bytes.items() if count >= 5e6
-        ]
-        work = (f"{needs.flop_per_step / 1e12:.1f}", f"{needs.sent_bytes_per_step / 1e9:.2f}")
-        cells.append((name, f"{needs.peak_bytes / 1e9:.2f}", needs.moment, ", ".join(parts), *work))
-    headers = ("", "peak GB", "in", "of which GB", "TFLOP a step", "sent GB a step")
-    return tabulate(cells, headers=headers, tablefmt=style, disable_numparse=True)
 
 
 @contextlib.contextmanager

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,10 +24,8 @@ from regbench.methods.base import Loss
 from regbench.methods.forms.engine import Shard
 from regbench.methods.sfrik import SFRIK
 from regbench.methods.vicreg import VICReg
-from regbench.sweeps import predict as plan
-from regbench.sweeps.predict import Accounts, Needs, predict, savings, table
+from regbench.sweeps.predict import Accounts, Needs, predict
 
-ROOT = Path(__file__).parents[2]
 GB = 1e9  # the paper's, see its released code: bytes // 1e6
 
 
@@ -123,23 +119,6 @@ def test_the_papers_peaks(method: type[Regularizer], batch_size: int, expected: 
         cell, world_size=8, loss_form="textbook", ddp_bucket_view=False, plain_network=True
     )
     assert needs.peak_bytes / GB == pytest.approx(expected, rel=0.03)
-
-
-@pytest.mark.slow
-def test_savings() -> None:
-    needs = savings(paper_cell("sfrik_l3"), world_size=8)
-    peaks = [row.peak_bytes for row in needs.values()]
-    assert peaks == sorted(peaks, reverse=True)
-    assert len({row.parameters for row in needs.values()}) == 1
-    assert f"{peaks[-1] / GB:.2f}" in table(needs)
-    # The documents show the same numbers.
-    page = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
-    shown = re.search(r"<!-- savings -->(.*)<!-- /savings -->", page, re.DOTALL)
-    assert shown is not None
-    by_saving = [
-        line.split("|")[2].strip() for line in shown[1].splitlines() if line.startswith("|")
-    ]
-    assert by_saving[2:-1] == [f"{peak / GB:.2f}" for peak in peaks]
 
 
 def test_accounts_of_a_small_net() -> None:
@@ -278,40 +257,6 @@ def test_micro_batches_need_less() -> None:
 def test_other_methods(method: str) -> None:
     """Random ones and ones with decompositions."""
     assert predict(small_cell(f"method={method}"), world_size=2).peak_bytes > 0
-
-
-def test_savings_come_one_on_top_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "predict", lambda cell, **switches: switches)
-    found: list[object] = list(savings(small_cell(), world_size=8).values())
-    ways = [
-        ("textbook", False, True),
-        ("auto", False, True),
-        ("auto", True, True),
-        ("auto", True, False),
-    ]
-    names = ("loss_form", "ddp_bucket_view", "plain_network")
-    assert found == [{"world_size": 8, **dict(zip(names, way, strict=True))} for way in ways]
-
-
-def test_the_table_is_in_decimal_units_and_leaves_out_what_is_tiny() -> None:
-    parts = {"weights": 7_000_000_000, "images": 5_000_000, "optimizer state": 4_999_999}
-    work = {
-        "flop_per_step": 2_340_000_000_000,
-        "sent_bytes_per_step": 1_500_000_000,
-        "checkpoint_bytes": 1,
-    }
-    needs = Needs(
-        peak_bytes=12_340_000_000, moment="backward", parts_bytes=parts, parameters=1, **work
-    )
-    line = table({"mine": needs}, "plain").splitlines()[1]
-    assert re.split("  +", line) == [
-        "mine",
-        "12.34",
-        "backward",
-        "weights 7.00, images 0.01",
-        "2.3",
-        "1.50",
-    ]
 
 
 def allocated(tensors: Iterable[Tensor]) -> int:
