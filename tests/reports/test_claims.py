@@ -18,7 +18,6 @@ import pytest
 from regbench.errors import RegbenchError
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.bundle.claims import claim_misfits
-from regbench.reports.bundle.entered import entered_rows
 from regbench.reports.find.records import read_records
 from regbench.reports.rows.grouping import summarize
 from regbench.reports.tables.details import tables_of
@@ -743,14 +742,14 @@ def _draw_another(found: Any, path: tuple[Any, ...], draw: random.Random) -> Non
     found[path[-1]] = other(found[path[-1]], draw)
 
 
-def shown(bundle: Path, folder: Path) -> tuple[list[str], object]:
-    """All tables of a bundle, and its rows file."""
-    read = read_bundle(bundle, folder)
+def shown(bundle: Path, folder: Path) -> list[str]:
+    """All tables of a bundle."""
+    read_bundle(bundle, folder)
     found = read_records(folder)
     tables: list[str] = []
     for summary in summarize(found.records, found.missing, found.choices, found.short):
         tables += map(to_markdown, tables_of(summary).values())
-    return [table.replace(str(folder), "") for table in tables], entered_rows(read)
+    return [table.replace(str(folder), "") for table in tables]
 
 
 def test_a_leaf_that_is_forged_is_refused_or_says_nothing(honest: Path, tmp_path: Path) -> None:
