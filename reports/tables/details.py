@@ -128,7 +128,8 @@ def significance_table(summary: Summary) -> Table:
     title = "Significance of differences" + (f", {summary.scores[name].head}" if name else "")
     places = map(str, range(1, len(shown) + 1))
     columns = [*text_columns(""), *number_columns(*places)]
-    return Table("significance", title, columns, lines, notes)
+    numbers = significance_frame(summary)
+    return Table("significance", title, columns, lines, notes, numbers=numbers)
 
 
 def _ratio(above: str, below: str, factor: float, decimals: int) -> Callable[[Row], str]:

@@ -90,7 +90,8 @@ def leaderboard(summary: Summary) -> Table:
     title = "Leaderboard: chosen on the test set" if summary.on_test else "Leaderboard"
     table = table_of_rows(summary, "leaderboard", title, columns, notes, whole=True)
     warnings = [task_gate(summary), no_better_than_trivial(summary)]
-    return replace(table, warning=" ".join(filter(None, warnings)))
+    warning = " ".join(filter(None, warnings))
+    return replace(table, warning=warning, numbers=_numbers(summary))
 
 
 def _gain_column(summary: Summary, name: str, trivial: Row) -> Filled:
@@ -180,7 +181,7 @@ def _seeds(row: Row) -> str:
     return f"{runs} in {searches}"
 
 
-def leaderboard_frame(summary: Summary) -> pd.DataFrame:
+def _numbers(summary: Summary) -> pd.DataFrame:
     """Make the leaderboard as numbers, units in the column names; `…_std` is a sample standard
     deviation.
 

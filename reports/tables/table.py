@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
@@ -20,6 +21,9 @@ from regbench.reports.rows.same_loss import same_loss_marks
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.units import Unit
 from regbench.text import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Table:
         lines: Lines, with an entry for each column.
         notes: Text below the table, a paragraph each.
         warning: One line that a reader must know first; empty without.
+        numbers: The same as numbers, with more columns, for a CSV file; None without one.
     """
 
     slug: str
@@ -77,6 +82,7 @@ class Table:
     lines: list[Line]
     notes: list[str] = field(default_factory=list)
     warning: str = ""
+    numbers: pd.DataFrame | None = None
 
 
 # Heads of a terminal's table wrap at this many letters: as wide as most numbers with ±.

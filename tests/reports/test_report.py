@@ -24,7 +24,6 @@ from regbench.benchmark.rundir.record_parts import ImageSource, PastAttempt
 from regbench.csv_files import read_csv
 from regbench.reports import WrittenReport, write_report
 from regbench.reports.find.records import read_records
-from regbench.reports.garbage import without_garbage_collection
 from regbench.reports.page import drawing
 from regbench.reports.tables.details import accuracy_table
 from regbench.reports.tables.hyperparameters import hyperparameters_table
@@ -470,14 +469,6 @@ def test_nothing_of_a_report_stays_in_memory(runs: Path, tmp_path: Path, record:
         each for each in gc.get_objects() if type(each) is Record and each.path.is_relative_to(runs)
     ]
     assert kept == []
-
-
-def test_garbage_is_collected_afterwards_as_it_was_before() -> None:
-    for switch, collecting in ((gc.disable, False), (gc.enable, True)):
-        switch()
-        with without_garbage_collection():
-            assert not gc.isenabled()
-        assert gc.isenabled() == collecting
 
 
 def test_styles_are_distinct_and_stay() -> None:
