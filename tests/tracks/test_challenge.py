@@ -20,6 +20,7 @@ from types import ModuleType
 
 import pytest
 import torch
+import yaml
 
 import regbench
 from regbench import RegbenchError
@@ -77,6 +78,13 @@ def pull(z1, z2, weight=10, power: int = 2, hard=False):
     z1, z2 = _normal(z1), _normal(z2)
     return {"loss": weight * (z1 - z2).norm(dim=1).pow(power).mean() - (z1 - z1.mean(dim=0)).square().mean()}
 """
+
+
+def refusals(kind: str) -> list[tuple[str, str]]:
+    """Texts of files of losses that are refused, with a pattern of the refusal."""
+    found = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())[kind]
+    return [(each["loss"].replace("<TWIN>\n", TWIN), each["told"]) for each in found]
+
 
 MODULE = """
 import torch
@@ -156,29 +164,7 @@ def test_a_module_is_made_with_its_hyperparameters(
         ]
 
 
-@pytest.mark.parametrize(
-    "text, refusal",
-    [
-        ("x = 1", "it must hold one loss of two embeddings, and holds none; give FILE:NAME"),
-        (PULL + "def second(z1, z2): ...", "and holds pull, second; give FILE:NAME"),
-        (
-            "def f(z1, z2, weight): ...",
-            "f: the default of weight must be a number, a switch or text",
-        ),
-        (
-            "import nothing_of_this_name",
-            "my_loss.py: ModuleNotFoundError: No module named 'nothing_of",
-        ),
-        (
-            TWIN.replace('@register("twin")', ""),
-            r"must register one method with @register\(NAME\), and registers none",
-        ),
-        (
-            TWIN.replace('"twin"', '"vicreg"'),
-            "method name 'vicreg' of my_loss_.* is taken by regbench.methods.vicreg",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "refusal"), refusals("is no loss"))
 def test_what_is_no_loss_is_refused_and_leaves_nothing(
     text: str, refusal: str, write: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
