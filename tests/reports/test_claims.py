@@ -25,7 +25,7 @@ from regbench.reports.tables.details import tables_of
 from regbench.reports.tables.table import to_markdown
 from tests.command import run
 from tests.reports.conftest import GIVEN
-from tests.reports.forging import Json, Parts
+from tests.reports.forging import Json, Parts, set_leaf
 
 LEADERBOARD = Path(__file__).parents[2] / "docs" / "leaderboard.md"
 
@@ -52,41 +52,19 @@ def set_at(parts: Parts, path: str, value: object) -> None:
     """
     name, *steps = path.split(".")
     if name == "rows":
-        parts.history(parts.final[0], lambda rows: _set(rows, steps, value))
+        parts.history(parts.final[0], lambda rows: set_leaf(rows, steps, value))
         return
     named = {
         "second": lambda: next(record for record in parts.final if record["seed"] == 1),
         "tried": lambda: _tried(parts),
     }
     found: Any = named[name]() if name in named else getattr(parts, name)
-    _set(found, steps, value)
+    set_leaf(found, steps, value)
     if "cell" in steps and name != "records" and path not in UNDER_THE_OLD_ID:
         parts.settle(found if name in named else found[int(steps[0])])
 
 
 UNDER_THE_OLD_ID = {"final.0.cell.optimizer.weight_decay"}
-
-
-def _set(found: Any, steps: list[str], value: Any) -> None:
-    *before, last = steps
-    for step in before:
-        found = found[_step(found, step)]
-    key = _step(found, last)
-    if value == "(deleted)":
-        del found[key]
-    elif isinstance(value, dict) and "times" in value:
-        found[key] *= value["times"]
-    else:
-        found[key] = value
-
-
-def _step(found: Any, step: str) -> Any:
-    """The key or index that a step of a path stands for: of scores their name and split."""
-    if not isinstance(found, list):
-        return step
-    if "/" in step:
-        return [f"{score['name']}/{score['split']}" for score in found].index(step)
-    return int(step)
 
 
 def rows_of(change: Callable[[list[Json]], object]) -> Change:
