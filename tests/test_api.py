@@ -166,7 +166,8 @@ def test_numbers_of_numpy_are_settings(tiny: list[str]) -> None:
     assert (type(cell.seed), cell.id) == (int, other.id)
     built = methods.build("sfrik", weights=list(np.array([1, 2])))
     assert plain(built)["weights"] == [1.0, 2.0]
-    assert type(replace(cell, seed=np.int64(4)).seed) is int
+    number: Any = np.int64(4)
+    assert type(replace(cell, seed=number).seed) is int
 
 
 def test_a_line_without_training_stays_so(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,9 @@ import pytest
 from regbench.benchmark.rundir.record import Record
 from regbench.errors import RegbenchError
 from regbench.reports.bundle import bundle
-from regbench.reports.bundle.again import differences, drawn_cells
 from regbench.reports.bundle.bundle import Bundle, read_bundle
 from regbench.reports.bundle.pack import submit
+from regbench.reports.bundle.recompute import differences, drawn_cells
 from tests.command import run
 from tests.records import CELL, made, plan
 from tests.reports.conftest import resign, score

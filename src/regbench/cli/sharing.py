@@ -107,7 +107,6 @@ def verify(
     # Before the bundle is read, whose cells have to be cells of known methods.
     file_of = _entered(ctx, losses)
     from regbench.reports.bundle import recompute as again
-    from regbench.reports.bundle.again import differences, drawn_cells
     from regbench.reports.bundle.bundle import read_bundle
     from regbench.reports.bundle.claims import claim_misfits
     from regbench.reports.find.check import Check
@@ -118,7 +117,7 @@ def verify(
     # A bundle that does not fit itself need not be computed again.
     if misfits:
         recompute = 0
-    for record in drawn_cells(read, recompute):
+    for record in again.drawn_cells(read, recompute):
         saved = record.checkpoint
         # Weights of others are never kept.
         with tempfile.TemporaryDirectory() as temporary:
@@ -131,7 +130,7 @@ def verify(
 
                 compute = partial(recompute_apart, file_of[record.method])
             done = compute(record, Path(temporary), weights=weights, overrides=runtime)
-        found = differences(read, record, done.scores, trained=done.trained, alike=done.alike)
+        found = again.differences(read, record, done.scores, trained=done.trained, alike=done.alike)
         misfits += found
         how, verdict = "evaluated again from its weights", "as near as other seeds come"
         if done.trained:
