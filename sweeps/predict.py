@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +39,7 @@ from torch.utils.flop_counter import flop_registry
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.assembly import build_teacher, new_network, views_dtype
 from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetwork
-from regbench.benchmark.training.step import PARTS, Step
+from regbench.benchmark.training.step import Step
 from regbench.benchmark.training.teacher import Teacher
 from regbench.errors import RegbenchError
 from regbench.methods import Engine
@@ -55,9 +54,6 @@ class Needs:
 
     Attributes:
         peak_bytes: Highest sum of live allocations on one GPU.
-        moment: Part of the step in which the peak lies, of
-            `regbench.benchmark.training.step.PARTS`.
-        parts_bytes: Memory that lives at the peak, by kind; its sum is `peak_bytes`.
         parameters: Trained numbers.
         flop_per_step: FLOP of matrix products and convolutions, all ranks; one multiplication and
             addition is 2.
@@ -66,8 +62,6 @@ class Needs:
     """
 
     peak_bytes: int
-    moment: str
-    parts_bytes: dict[str, int]
     parameters: int
     flop_per_step: int
     sent_bytes_per_step: int
@@ -119,7 +113,6 @@ def predict(
             precision=cell.precision,
             global_views=cell.augmentation.global_views,
             micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world_size,
-            mark=accounts.mark,
             labelled=cell.baseline if cell.is_supervised else None,
             is_asymmetric=cell.network.is_asymmetric,
             teacher=teacher,
@@ -131,22 +124,17 @@ def predict(
             for side_px in sides_px
         ]
         labels = [torch.empty(images, dtype=torch.int64)] if cell.is_supervised else []
-        accounts.file("images", [*views, *labels])
         ddp_gradients = list(map(torch.zeros_like, parameters)) if group is not None else []
-        accounts.file("gradients", ddp_gradients)
         # The name keeps them alive: what is freed does not count.
-        buckets = [torch.empty_like(gradient) for gradient in ddp_gradients if not ddp_bucket_view]
-        accounts.file("DDP buckets", buckets)
-        for p in parameters:
-            p.register_post_accumulate_grad_hook(lambda p: accounts.file("gradients", [p.grad]))
+        _buckets = []
+        if not ddp_bucket_view:
+            _buckets = list(map(torch.empty_like, ddp_gradients))
         # The first step makes the optimizer's state.
         for _ in range(2):
             for p, gradient in zip(parameters, ddp_gradients, strict=False):
                 p.grad = gradient
             accounts.begin()
             step(*views, *labels)
-            for state in optimizer.state.values():
-                accounts.file("optimizer state", _tensors(state))
         # The all-reduce of the gradients, which DDP would do in backward.
         accounts.all_reduce(_bytes(ddp_gradients))
         kept = [*network.state_dict().values(), *_tensors(optimizer.state)]
@@ -154,8 +142,6 @@ def predict(
             kept += teacher.state_dict().values()
         return Needs(
             peak_bytes=accounts.peak_bytes,
-            moment=accounts.moment,
-            parts_bytes={part: count for part, count in accounts.peak.most_common() if count},
             parameters=sum(p.numel() for p in parameters),
             flop_per_step=accounts.flop * world_size,
             sent_bytes_per_step=round(accounts.sent_bytes),
@@ -171,11 +157,9 @@ def _networks(
     In a group of ranks, count what BatchNorm sends.
     """
     network = new_network(cell, PlainSiameseNetwork if plain else SiameseNetwork)
-    accounts.file("weights", network.state_dict().values())
     layers = list(network.modules())
     teacher = build_teacher(cell, network)
     if teacher is not None:
-        accounts.file("teacher", teacher.state_dict().values())
         layers += teacher.modules()
     for layer in layers:
         if in_group and isinstance(layer, nn.modules.batchnorm._BatchNorm):
@@ -209,46 +193,22 @@ def _ranks(world_size: int) -> Iterator[dist.ProcessGroup | None]:
 
 
 class Accounts(TorchDispatchMode):
-    """Counts live storages by what they are, FLOP and bytes sent, of all that runs under it.
-
-    A new storage is filed under the part of the step that makes it, or as a cast weight; `file`
-    files it elsewhere.
-    """
+    """Counts live storages, FLOP and bytes sent, of all that runs under it."""
 
     def __init__(self, world_size: int) -> None:
         """Count for one of `world_size` ranks."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._world_size = world_size
-        self._files: dict[int, str] = {}
-        self._live: Counter[str] = Counter()
+        self._sizes: dict[int, int] = {}
+        self._live_bytes = 0
         self.begin()
 
     def begin(self) -> None:
         """Begin a step: forget what was counted, but for what lives."""
-        self._marks = 0
-        self.peak_bytes, self.peak, self.moment = 0, Counter[str](), PARTS[0]
-        self.flop, self.sent_bytes = 0, 0.0
+        self.peak_bytes, self.flop, self.sent_bytes = 0, 0, 0.0
 
-    def mark(self) -> None:
-        """Begin the next part of the step."""
-        self._marks += 1
-
-    def file(self, part: str, tensors: Iterable[Tensor]) -> None:
-        """File the tensors' storages under `part`, whether they are new or not."""
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            # A fake tensor has no address; its storage object tells one allocation from another.
-            key, size = id(storage), -(-storage.nbytes() // _ALLOCATION_BYTES) * _ALLOCATION_BYTES
-            if key in self._files:
-                self._live[self._files[key]] -= size
-            else:
-                # At the interpreter's end nobody asks any more what lives.
-                weakref.finalize(storage, self._free, key, size).atexit = False
-            self._files[key] = part
-            self._live[part] += size
-
-    def _free(self, key: int, size: int) -> None:
-        self._live[self._files.pop(key)] -= size
+    def _free(self, key: int) -> None:
+        self._live_bytes -= self._sizes.pop(key)
 
     def all_reduce(self, size: float) -> None:
         """Count an all-reduce of `size` bytes: in a ring, every rank sends 2 (P − 1)/P of them."""
@@ -276,20 +236,17 @@ class Accounts(TorchDispatchMode):
             )
         out = func(*args, **(kwargs or {}))
         self._count_work(func, args, kwargs or {}, out)
-        moment = PARTS[max(0, min(self._marks, len(PARTS)) - 1)]
-        part = "activations" if moment == "forward" else f"scratch of {moment}"
-        if (
-            func is torch.ops.aten._to_copy.default
-            and self._files.get(id(args[0].untyped_storage())) == "weights"
-        ):
-            part = "cast weights"
-        new = [
-            tensor for tensor in _tensors(out) if id(tensor.untyped_storage()) not in self._files
-        ]
-        self.file(part, new)
-        live_bytes = self._live.total()
-        if live_bytes > self.peak_bytes:
-            self.peak_bytes, self.peak, self.moment = live_bytes, self._live.copy(), moment
+        for tensor in _tensors(out):
+            storage = tensor.untyped_storage()
+            # A fake tensor has no address; its storage object tells one allocation from another.
+            key = id(storage)
+            if key not in self._sizes:
+                size = -(-storage.nbytes() // _ALLOCATION_BYTES) * _ALLOCATION_BYTES
+                self._sizes[key] = size
+                self._live_bytes += size
+                # At the interpreter's end nobody asks any more what lives.
+                weakref.finalize(storage, self._free, key).atexit = False
+        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
         return out
 
     def _count_work(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
