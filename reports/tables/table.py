@@ -19,7 +19,7 @@ from tabulate import tabulate
 from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.same_loss import same_loss_marks
 from regbench.reports.rows.summary import DASH, Row, Summary
-from regbench.reports.tables.units import Unit
+from regbench.reports.tables.units import unit_of
 from regbench.text import printable
 
 if TYPE_CHECKING:
@@ -160,11 +160,12 @@ def mean_pm(s: Stat | None, decimals: int, divisor: float = 1) -> str:
 
 
 def cost_column(
-    cost: str, head: str, unit: Unit, show: Callable[..., str] = mean_pm, spare: int = 0
+    rows: Sequence[Row], cost: str, head: str, show: Callable[..., str] = mean_pm, spare: int = 0
 ) -> Filled:
     """Make a column of a cost: its mean ± standard deviation, or what else `show` makes of its
     statistics. The head names the unit.
     """
+    unit = unit_of(rows, cost)
     column = Column(f"{head} ({unit.name})" if unit.name else head, spare=spare)
     return column, lambda row: show(row.cost(cost), unit.decimals, unit.divisor)
 
