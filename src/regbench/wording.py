@@ -94,7 +94,9 @@ def builtin(value: Any) -> Any:
         return value
     if isinstance(value, numbers.Integral):
         return int(value)
-    return float(value) if isinstance(value, numbers.Real) else value
+    if isinstance(value, numbers.Real):
+        return float(value)
+    return value
 
 
 def quoted(text: str) -> str:
