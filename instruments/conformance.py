@@ -43,7 +43,7 @@ from regbench.methods import Engine, NotComputable, Regularizer
 from regbench.methods.base import Loss
 from regbench.methods.forms.engine import LOCAL_ROWS
 from regbench.processes import Place, Processes, WorkFailed, one_line
-from regbench.spaces import Range, spread
+from regbench.spaces import Range, halton
 
 # Rows of each rank in the sharded checks: as uneven as a last batch can be.
 SHARDS = {1: (11,), 2: (7, 4), 3: (6, 4, 1), 4: (5, 3, 2, 1)}
@@ -257,7 +257,7 @@ def search_space(method: Regularizer) -> Outcome | None:
     for corner in itertools.product((0.0, 1.0), repeat=len(space)):
         tried.append((corner, corner_cases()))
     for index in range(3):
-        tried.append((spread(index, len(space)), ordinary))
+        tried.append((halton(index, len(space)), ordinary))
     broken = []
     for positions, cases in tried:
         values = {}

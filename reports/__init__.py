@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regbench.errors import RegbenchError
-from regbench.files import write_atomically, write_bytes
-from regbench.reports.garbage import without_garbage_collection
+from regbench.files import write_atomically, write_bytes, write_text
 
 if TYPE_CHECKING:
     from regbench.reports.find.records import Records
@@ -63,25 +62,23 @@ def write_report(runs: Path | Sequence[Path], out: Path) -> WrittenReport:
 
 def write_records(found: Records, out: Path) -> WrittenReport:
     """Write the report of records that were read; see `write_report`."""
-    with without_garbage_collection():
-        # After a folder that does not exist was refused: matplotlib and pandas take a second to
-        # import.
-        from regbench.reports.contents import report_contents
+    # After a folder that does not exist was refused: matplotlib and pandas take a second to import.
+    from regbench.reports.contents import report_contents
 
-        contents, text = report_contents(found)
-        try:
-            for name, content in contents.items():
-                # The tidy files are large, so they are written as they are made.
-                if callable(content):
-                    write_atomically(out / name, content)
-                else:
-                    write_bytes(
-                        out / name, content.encode() if isinstance(content, str) else content
-                    )
-        except OSError as error:
-            raise RegbenchError(
-                f"cannot write to {out}: {error.strerror}; give another folder"
-            ) from error
+    contents, text = report_contents(found)
+    try:
+        for name, content in contents.items():
+            # The tidy files are large, so they are written as they are made.
+            if callable(content):
+                write_atomically(out / name, content)
+            elif isinstance(content, str):
+                write_text(out / name, content)
+            else:
+                write_bytes(out / name, content)
+    except OSError as error:
+        raise RegbenchError(
+            f"cannot write to {out}: {error.strerror}; give another folder"
+        ) from error
     files = tuple(out / name for name in contents)
     return WrittenReport(
         out / "index.html", text, files, tuple(map(str, found.skipped)), found.warning

@@ -18,10 +18,9 @@ from regbench.reports.page.page import render_page
 from regbench.reports.rows.grouping import summarize
 from regbench.reports.rows.summary import Summary
 from regbench.reports.rows.tasks import over_tasks
-from regbench.reports.tables.details import significance_frame, tables_of
+from regbench.reports.tables.details import tables_of
 from regbench.reports.tables.kept_factors import factors_frame
-from regbench.reports.tables.leaderboard import leaderboard_frame
-from regbench.reports.tables.over_tasks import over_tasks_frame, over_tasks_table
+from regbench.reports.tables.over_tasks import over_tasks_table
 from regbench.reports.tables.paper import beside_paper
 from regbench.reports.tables.table import Table, to_latex, to_markdown, to_terminal
 from regbench.text import counted
@@ -52,20 +51,16 @@ def report_contents(found: Records) -> tuple[ReportFiles, str]:
     }
     beside = beside_paper(summaries)
     if beside is not None:
-        contents |= _table_files("beside_paper", *beside)
+        contents |= _table_files("beside_paper", beside)
     comparison, together = over_tasks(summaries), None
     if comparison is not None:
         together = over_tasks_table(comparison)
-        contents |= _table_files("over_tasks", together, over_tasks_frame(comparison))
+        contents |= _table_files("over_tasks", together)
     tables, texts = [], []
     for summary, suffix in zip(summaries, _suffixes(summaries), strict=True):
         of_task = tables_of(summary)
-        numbers = {
-            "leaderboard": leaderboard_frame(summary),
-            "significance": significance_frame(summary),
-        }
         for slug, table in of_task.items():
-            contents |= _table_files(slug + suffix, table, numbers.get(slug))
+            contents |= _table_files(slug + suffix, table)
         for name, quantity in _FIGURES.items():
             png = figures.scatter_png(summary, style, quantity)
             if png is not None:
@@ -77,16 +72,14 @@ def report_contents(found: Records) -> tuple[ReportFiles, str]:
         tables.append(of_task)
         texts.append(_terminal_text(summary, of_task))
     texts += [f"not finished yet: {count} of {sweep}" for sweep, count in found.unfinished.items()]
-    contents["index.html"] = render_page(
-        summaries, tables, found, style, beside and beside[0], together
-    )
+    contents["index.html"] = render_page(summaries, tables, found, style, beside, together)
     return contents, "\n\n".join(texts)
 
 
-def _table_files(stem: str, table: Table, numbers: pd.DataFrame | None) -> ReportFiles:
+def _table_files(stem: str, table: Table) -> ReportFiles:
     files: ReportFiles = {f"{stem}.md": to_markdown(table), f"{stem}.tex": to_latex(table)}
-    if numbers is not None:
-        files[f"{stem}.csv"] = _csv(numbers)
+    if table.numbers is not None:
+        files[f"{stem}.csv"] = _csv(table.numbers)
     return files
 
 

@@ -16,7 +16,6 @@ from tqdm import tqdm
 from regbench import methods
 from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.benchmark.settings.sweep import Sweep
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.sources.base import DividedFiles
@@ -85,7 +84,9 @@ def plan(sweep: Sweep) -> list[Planned]:
         if cell.epochs and cell.method.has_code:
             shape = _shape(cell, pretrain.processes)
             if shape not in shapes:
-                shapes[shape] = predict(cell, **_switches(sweep.runtime, pretrain))
+                shapes[shape] = predict(
+                    cell, world_size=pretrain.processes, loss_form=sweep.runtime.loss_form
+                )
             needs = shapes[shape]
         fits = None  # as long as nobody says what memory the GPUs have
         if needs is not None and pretrain.gpu_memory_gib is not None:
@@ -93,26 +94,16 @@ def plan(sweep: Sweep) -> list[Planned]:
         done = (runs / sweep.name / cell.id / "record.json").exists()
         gpu_hours, from_flop = _known_hours(cell, times), False
         # On the machine's own processors FLOP say little about time.
-        if (
-            gpu_hours is None
-            and needs is not None
-            and pretrain.gpus
-            and sweep.runtime.device != "cpu"
-        ):
-            gpu_hours = _flop_hours(cell, needs, Path(sweep.runtime.data_dir))
-            from_flop = gpu_hours is not None
+        on_gpu = pretrain.gpus and sweep.runtime.device != "cpu"
+        if gpu_hours is None and needs is not None and on_gpu:
+            images = _images(Path(sweep.runtime.data_dir), cell.dataset)
+            if images is not None:
+                # The last short batch of an epoch is dropped.
+                steps = images // cell.batch_size * cell.epochs
+                gpu_hours = steps * needs.flop_per_step / ASSUMED_FLOP_PER_S / 3600
+                from_flop = True
         planned.append(Planned(cell, done, pretrain.processes, needs, fits, gpu_hours, from_flop))
     return planned
-
-
-def _flop_hours(cell: Cell, needs: Needs, data_dir: Path) -> float | None:
-    """Estimate the GPU hours of a training; None if the number of its images is not known."""
-    images = _images(data_dir, cell.dataset)
-    if images is None:
-        return None
-    # The last short batch of an epoch is dropped.
-    steps = images // cell.batch_size * cell.epochs
-    return steps * needs.flop_per_step / ASSUMED_FLOP_PER_S / 3600
 
 
 def _images(data_dir: Path, dataset: DatasetConfig) -> int | None:
@@ -148,11 +139,6 @@ def refuse_oversized(sweep: Sweep) -> None:
             f"{needs.peak_bytes / 1e9:.1f} GB. See them with --plan; run them all the same with "
             "--oversized"
         )
-
-
-def _switches(runtime: Runtime, cluster: Cluster) -> dict[str, Any]:
-    """Describe where a cell will run, as arguments of `predict`."""
-    return {"world_size": cluster.processes, "loss_form": runtime.loss_form}
 
 
 def _shape(cell: Cell, processes: int) -> Any:

@@ -23,14 +23,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from tabulate import tabulate
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed import fake_pg
@@ -41,7 +39,7 @@ from torch.utils.flop_counter import flop_registry
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.assembly import build_teacher, new_network, views_dtype
 from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetwork
-from regbench.benchmark.training.step import PARTS, Step
+from regbench.benchmark.training.step import Step
 from regbench.benchmark.training.teacher import Teacher
 from regbench.errors import RegbenchError
 from regbench.methods import Engine
@@ -56,9 +54,6 @@ class Needs:
 
     Attributes:
         peak_bytes: Highest sum of live allocations on one GPU.
-        moment: Part of the step in which the peak lies, of
-            `regbench.benchmark.training.step.PARTS`.
-        parts_bytes: Memory that lives at the peak, by kind; its sum is `peak_bytes`.
         parameters: Trained numbers.
         flop_per_step: FLOP of matrix products and convolutions, all ranks; one multiplication and
             addition is 2.
@@ -67,8 +62,6 @@ class Needs:
     """
 
     peak_bytes: int
-    moment: str
-    parts_bytes: dict[str, int]
     parameters: int
     flop_per_step: int
     sent_bytes_per_step: int
@@ -90,8 +83,7 @@ def predict(
         world_size: GPUs that share the batch.
         loss_form: See `Engine`.
         ddp_bucket_view: Whether gradients are views of DistributedDataParallel's buckets.
-        plain_network: Whether the network is `PlainSiameseNetwork`: what the savings in memory are
-            measured against.
+        plain_network: Whether the network is `PlainSiameseNetwork`, as published code has it.
 
     Raises:
         RegbenchError: If the ranks cannot have equal parts of the batch, or the process is already
@@ -121,7 +113,6 @@ def predict(
             precision=cell.precision,
             global_views=cell.augmentation.global_views,
             micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world_size,
-            mark=accounts.mark,
             labelled=cell.baseline if cell.is_supervised else None,
             is_asymmetric=cell.network.is_asymmetric,
             teacher=teacher,
@@ -133,22 +124,17 @@ def predict(
             for side_px in sides_px
         ]
         labels = [torch.empty(images, dtype=torch.int64)] if cell.is_supervised else []
-        accounts.file("images", [*views, *labels])
         ddp_gradients = list(map(torch.zeros_like, parameters)) if group is not None else []
-        accounts.file("gradients", ddp_gradients)
         # The name keeps them alive: what is freed does not count.
-        buckets = [torch.empty_like(gradient) for gradient in ddp_gradients if not ddp_bucket_view]
-        accounts.file("DDP buckets", buckets)
-        for p in parameters:
-            p.register_post_accumulate_grad_hook(lambda p: accounts.file("gradients", [p.grad]))
+        _buckets = []
+        if not ddp_bucket_view:
+            _buckets = list(map(torch.empty_like, ddp_gradients))
         # The first step makes the optimizer's state.
         for _ in range(2):
             for p, gradient in zip(parameters, ddp_gradients, strict=False):
                 p.grad = gradient
             accounts.begin()
             step(*views, *labels)
-            for state in optimizer.state.values():
-                accounts.file("optimizer state", _tensors(state))
         # The all-reduce of the gradients, which DDP would do in backward.
         accounts.all_reduce(_bytes(ddp_gradients))
         kept = [*network.state_dict().values(), *_tensors(optimizer.state)]
@@ -156,8 +142,6 @@ def predict(
             kept += teacher.state_dict().values()
         return Needs(
             peak_bytes=accounts.peak_bytes,
-            moment=accounts.moment,
-            parts_bytes={part: count for part, count in accounts.peak.most_common() if count},
             parameters=sum(p.numel() for p in parameters),
             flop_per_step=accounts.flop * world_size,
             sent_bytes_per_step=round(accounts.sent_bytes),
@@ -173,11 +157,9 @@ def _networks(
     In a group of ranks, count what BatchNorm sends.
     """
     network = new_network(cell, PlainSiameseNetwork if plain else SiameseNetwork)
-    accounts.file("weights", network.state_dict().values())
     layers = list(network.modules())
     teacher = build_teacher(cell, network)
     if teacher is not None:
-        accounts.file("teacher", teacher.state_dict().values())
         layers += teacher.modules()
     for layer in layers:
         if in_group and isinstance(layer, nn.modules.batchnorm._BatchNorm):
@@ -191,40 +173,6 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
-
-
-def savings(cell: Cell, *, world_size: int) -> dict[str, Needs]:
-    """Predict what the cell needs in the textbook's way, and after each saving, one on top of
-    the other.
-    """
-    steps: dict[str, dict[str, Any]] = {
-        "textbook": {"loss_form": "textbook", "plain_network": True, "ddp_bucket_view": False},
-        "streamed loss": {"loss_form": "auto"},
-        "gradients in DDP's buckets": {"ddp_bucket_view": True},
-        "projector and max-pool keep less": {"plain_network": False},
-    }
-    switches: dict[str, Any] = {}
-    needs = {}
-    for name, change in steps.items():
-        switches |= change
-        needs[name] = predict(cell, world_size=world_size, **switches)
-    return needs
-
-
-def table(rows: dict[str, Needs], style: str = "github") -> str:
-    """Set the needs by name as a table, in a format of `tabulate`: decimal GB on each GPU, the
-    parts largest first.
-    """
-    cells = []
-    for name, needs in rows.items():
-        # Less than 5 MB would print as 0.00 GB.
-        parts = [
-            f"{part} {count / 1e9:.2f}" for part, count in needs.parts_bytes.items() if count >= 5e6
-        ]
-        work = (f"{needs.flop_per_step / 1e12:.1f}", f"{needs.sent_bytes_per_step / 1e9:.2f}")
-        cells.append((name, f"{needs.peak_bytes / 1e9:.2f}", needs.moment, ", ".join(parts), *work))
-    headers = ("", "peak GB", "in", "of which GB", "TFLOP a step", "sent GB a step")
-    return tabulate(cells, headers=headers, tablefmt=style, disable_numparse=True)
 
 
 @contextlib.contextmanager
@@ -245,46 +193,22 @@ def _ranks(world_size: int) -> Iterator[dist.ProcessGroup | None]:
 
 
 class Accounts(TorchDispatchMode):
-    """Counts live storages by what they are, FLOP and bytes sent, of all that runs under it.
-
-    A new storage is filed under the part of the step that makes it, or as a cast weight; `file`
-    files it elsewhere.
-    """
+    """Counts live storages, FLOP and bytes sent, of all that runs under it."""
 
     def __init__(self, world_size: int) -> None:
         """Count for one of `world_size` ranks."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._world_size = world_size
-        self._files: dict[int, str] = {}
-        self._live: Counter[str] = Counter()
+        self._sizes: dict[int, int] = {}
+        self._live_bytes = 0
         self.begin()
 
     def begin(self) -> None:
         """Begin a step: forget what was counted, but for what lives."""
-        self._marks = 0
-        self.peak_bytes, self.peak, self.moment = 0, Counter[str](), PARTS[0]
-        self.flop, self.sent_bytes = 0, 0.0
+        self.peak_bytes, self.flop, self.sent_bytes = 0, 0, 0.0
 
-    def mark(self) -> None:
-        """Begin the next part of the step."""
-        self._marks += 1
-
-    def file(self, part: str, tensors: Iterable[Tensor]) -> None:
-        """File the tensors' storages under `part`, whether they are new or not."""
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            # A fake tensor has no address; its storage object tells one allocation from another.
-            key, size = id(storage), -(-storage.nbytes() // _ALLOCATION_BYTES) * _ALLOCATION_BYTES
-            if key in self._files:
-                self._live[self._files[key]] -= size
-            else:
-                # At the interpreter's end nobody asks any more what lives.
-                weakref.finalize(storage, self._free, key, size).atexit = False
-            self._files[key] = part
-            self._live[part] += size
-
-    def _free(self, key: int, size: int) -> None:
-        self._live[self._files.pop(key)] -= size
+    def _free(self, key: int) -> None:
+        self._live_bytes -= self._sizes.pop(key)
 
     def all_reduce(self, size: float) -> None:
         """Count an all-reduce of `size` bytes: in a ring, every rank sends 2 (P − 1)/P of them."""
@@ -312,20 +236,17 @@ class Accounts(TorchDispatchMode):
             )
         out = func(*args, **(kwargs or {}))
         self._count_work(func, args, kwargs or {}, out)
-        moment = PARTS[max(0, min(self._marks, len(PARTS)) - 1)]
-        part = "activations" if moment == "forward" else f"scratch of {moment}"
-        if (
-            func is torch.ops.aten._to_copy.default
-            and self._files.get(id(args[0].untyped_storage())) == "weights"
-        ):
-            part = "cast weights"
-        new = [
-            tensor for tensor in _tensors(out) if id(tensor.untyped_storage()) not in self._files
-        ]
-        self.file(part, new)
-        live_bytes = self._live.total()
-        if live_bytes > self.peak_bytes:
-            self.peak_bytes, self.peak, self.moment = live_bytes, self._live.copy(), moment
+        for tensor in _tensors(out):
+            storage = tensor.untyped_storage()
+            # A fake tensor has no address; its storage object tells one allocation from another.
+            key = id(storage)
+            if key not in self._sizes:
+                size = -(-storage.nbytes() // _ALLOCATION_BYTES) * _ALLOCATION_BYTES
+                self._sizes[key] = size
+                self._live_bytes += size
+                # At the interpreter's end nobody asks any more what lives.
+                weakref.finalize(storage, self._free, key).atexit = False
+        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
         return out
 
     def _count_work(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:

@@ -35,7 +35,7 @@ from regbench.benchmark.settings.overrides import max_cells, refuse_more
 from regbench.benchmark.settings.runtime import Cluster
 from regbench.benchmark.settings.sweep import Sweep, SweepFile, load_rows, read_rows
 from regbench.errors import RegbenchError
-from regbench.spaces import Choice, Range, spread
+from regbench.spaces import Choice, Range, halton
 from regbench.sweeps.choose import grouped, selection_score
 from regbench.sweeps.search_spaces import Search, cells_to_compose, fixed_settings, searches_of
 from regbench.wording import shown
@@ -248,7 +248,7 @@ def _rounds(search: Search, trials: int, folder: Path) -> Iterator[list[_Trial]]
         alive: list[Mapping[str, Any]] = []
         for index in range(drawn, drawn + _FIRST * size):
             drawn_values = {}
-            point = spread(index, len(box), search.number)
+            point = halton(index, len(box), search.number)
             for (key, each), at in zip(search.space.items(), point, strict=True):
                 low, high = box[key]
                 drawn_values[key] = each.value(low + at * (high - low))

@@ -30,16 +30,7 @@ _LEASE_S = 60.0
 # A traceback ends in the place and the error.
 _LOG_LINES = 3
 _HEADS = ("cell", "method", "seed", "state", "epochs", "img/s", "left", "job", "")
-_NEED_A_LOOK = (
-    "failed",
-    "lost",
-    "cancelled",
-    "preempted",
-    "damaged",
-    "interrupted",
-    "diverged",
-    "running",
-)
+_NEED_NO_LOOK = ("done", "tuned", "queued", "pending")
 
 
 def ends(stages: Collection[str]) -> tuple[str, ...]:
@@ -303,14 +294,11 @@ def _noted_ends(directory: Path, jobs: CellJobs) -> Iterator[tuple[str, str]]:
         if error.exists():
             yield "failed", error.read_text(errors="replace")
         if jobs.shown.state is None and (logs / f"{name}_missed").exists():
-            said = _last_words(log_file(directory, name))
+            log = log_file(directory, name)
+            text = log.read_text(errors="replace") if log else ""
+            lines = [line for line in text.splitlines() if line.strip()]
+            said = " / ".join(lines[-_LOG_LINES:]) or "it left no log"
             yield "failed", f"job {name} did not come to run regbench: {said}"
-
-
-def _last_words(log: Path | None) -> str:
-    text = log.read_text(errors="replace") if log else ""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return " / ".join(lines[-_LOG_LINES:]) or "it left no log"
 
 
 def failure(status: CellStatus) -> str:
@@ -370,7 +358,7 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
     shown = statuses
     if len(statuses) > 100 and not everything:
         # A screen holds no thousand rows, and cells that wait or are done need nobody.
-        shown = [status for status in statuses if status.state in _NEED_A_LOOK][:100]
+        shown = [status for status in statuses if status.state not in _NEED_NO_LOOK][:100]
     rows = []
     for status in shown:
         detail = status.detail

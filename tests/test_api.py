@@ -6,14 +6,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import regbench
 from regbench import RegbenchError, methods
+from regbench.api import _overrides
 from regbench.benchmark.settings.sweep import Sweep, load_run
+from regbench.settings import plain
 from regbench.sweeps.status import CellStatus, cell_status, plan_of
 
 SHORT: dict[str, Any] = {"method": "vicreg", "epochs": 0, "evaluation": {"protocols": ["knn"]}}
@@ -153,6 +157,17 @@ def test_a_sweep_gives_its_scores_as_a_table(tiny: list[str], tmp_path: Path) ->
     assert len(top1) == 2
     loaded = regbench.load_records(tmp_path / "runs" / "seeds")
     assert loaded.equals(frame)
+
+
+def test_numbers_of_numpy_are_settings(tiny: list[str]) -> None:
+    numbers: dict[str, Any] = {"seed": np.int64(3), "method": {"weights": [np.float32(0.5), 1]}}
+    cell, _ = load_run(_overrides(["method=sfrik", *tiny], numbers))
+    other, _ = load_run([*tiny, "method=sfrik", "seed=3", "method.weights=[0.5,1]"])
+    assert (type(cell.seed), cell.id) == (int, other.id)
+    built = methods.build("sfrik", weights=list(np.array([1, 2])))
+    assert plain(built)["weights"] == [1.0, 2.0]
+    number: Any = np.int64(4)
+    assert type(replace(cell, seed=number).seed) is int
 
 
 def test_a_line_without_training_stays_so(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ from tests.history import untimed
 from tests.waiting import PATIENCE_S
 
 FORKED = multiprocessing.get_context("forkserver")
-OURS = ("benchmark.run", "reports.bundle.recompute", "reports.bundle.entered", "reports.page.page")
+OURS = ("benchmark.run", "reports.bundle.recompute", "reports.bundle.pack", "reports.page.page")
 PRELOADED = [f"regbench.{name}" for name in (*OURS, "sweeps.local", "sweeps.run")]
 PRELOADED += ["pyarrow.csv", "pyarrow.parquet", "scipy.optimize", "torchvision.models"]
 FORKED.set_forkserver_preload(["tests.test_kills", *PRELOADED])

@@ -4,7 +4,6 @@ what they hold.
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from itertools import combinations
@@ -16,8 +15,7 @@ from click.testing import CliRunner
 
 from regbench.cli import main
 from regbench.reports.bundle.bundle import read_bundle
-from regbench.reports.bundle.entered import entered_rows
-from regbench.reports.bundle.rows_file import read_entered, rows_beside
+from regbench.reports.rows.grouping import summarize
 from regbench.reports.rows.significance import LEVEL, Tukey
 from regbench.reports.rows.tasks import compare_over
 
@@ -32,24 +30,15 @@ def test_the_list_names_each_bundle() -> None:
 
 
 @pytest.mark.parametrize("name", BUNDLES)
-def test_rows_are_of_the_bundle_beside_them(name: str) -> None:
-    stated = json.loads(rows_beside(RESULTS / name).read_text())["sha256"]
-    assert stated == read_bundle(RESULTS / name).sha256
-    assert f"| `{stated}` |" in (RESULTS / "README.md").read_text()
-
-
-def test_the_rows_of_the_quickstart_are_those_of_its_bundle() -> None:
-    """What is entered of a bundle is `RowsFile(bundle.sha256, entered_rows(bundle)).text()`."""
-    path = rows_beside(RESULTS / "quickstart.tar.xz")
-    file, bundle = read_entered(path)
-    assert file.rows == entered_rows(bundle)
-    assert file.text() == path.read_text()
+def test_the_list_has_the_digest_of_each_bundle(name: str) -> None:
+    sha256 = read_bundle(RESULTS / name).sha256
+    assert f"| `{sha256}` |" in (RESULTS / "README.md").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BUNDLES)
-def test_rows_and_bundles_check_out(name: str) -> None:
-    done = CliRunner().invoke(main, ["verify", str(rows_beside(RESULTS / name))])
+def test_bundles_check_out(name: str) -> None:
+    done = CliRunner().invoke(main, ["verify", str(RESULTS / name)])
     assert (done.exit_code, "check out" in done.output) == (0, True), done.output
 
 
@@ -127,10 +116,12 @@ def test_the_page_of_heuristics_has_the_means_of_its_rows() -> None:
     parts = ("", "teacher=stop_gradient", "teacher=stop_gradient, predictor depth=2", "teacher=ema")
     columns = (*parts, "teacher=ema, predictor depth=2")
     linear = {}
-    for row in json.loads((RESULTS / "heuristics.rows.json").read_text())["rows"]:
-        settings = [each for each in row["row"].split(", ")[1:] if not each.startswith("projector")]
-        values = list(row["scores"]["linear_top1"].values())
-        linear[row["row"].split(",")[0], ", ".join(settings)] = values
+    (summary,) = summarize(read_bundle(RESULTS / "heuristics.tar.xz").records)
+    for row in summary.methods:
+        label, *settings = row.name.split(", ")
+        settings = [each for each in settings if not each.startswith("projector")]
+        values = [record.score("linear_top1", "test") or 0.0 for record in row.records]
+        linear[label, ", ".join(settings)] = values
 
     text = (PAGES / "heuristics.md").read_text()
     number = re.compile(r"([\d.]+) ± ([\d.]+)(?: ‡)?(?: \(\**([+−][\d.]+)\**\))?")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from regbench import RegbenchError
-from regbench.spaces import Choice, Range, spread
+from regbench.spaces import Choice, Range, halton
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_shifted_points_are_as_even_and_are_others() -> None:
     """
     found = []
     for shift in (0, 1, 2):
-        points = np.array([spread(index, 2, shift) for index in range(64)])
+        points = np.array([halton(index, 2, shift) for index in range(64)])
         assert np.all((points >= 0) & (points < 1))
         for axis in (0, 1):
             counts = np.histogram(points[:, axis], 8, (0, 1))[0]
@@ -50,7 +50,7 @@ def test_shifted_points_are_as_even_and_are_others() -> None:
         found.append(points)
     apart = [np.abs(one - other).min() for one, other in itertools.combinations(found, 2)]
     assert min(apart) > 0.01
-    assert spread(3, 2) == spread(3, 2, 0)
+    assert halton(3, 2) == halton(3, 2, 0)
 
 
 @pytest.mark.parametrize(("n", "q"), [(64, 1024), (1024, 64)])
@@ -85,8 +85,8 @@ def test_a_choice_gives_each_value_an_equal_part() -> None:
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 def test_points_fill_the_cube_however_many_are_taken(dimensions: int) -> None:
     for count in (8, 32):
-        points = [spread(index, dimensions) for index in range(count)]
+        points = [halton(index, dimensions) for index in range(count)]
         for axis in range(dimensions):
             taken = {int(point[axis] * count / 2) for point in points}
             assert len(taken) >= 0.9 * count / 2  # of count / 2 equal parts nearly all hold a point
-    assert len({tuple(spread(index, dimensions)) for index in range(32)}) == 32
+    assert len({tuple(halton(index, dimensions)) for index in range(32)}) == 32

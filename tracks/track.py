@@ -14,7 +14,7 @@ from regbench.benchmark.settings.sweep import load_sweep, read_rows
 from regbench.files import write_text
 from regbench.methods import METHODS
 from regbench.methods.base import Regularizer
-from regbench.spaces import Range, Space, spread
+from regbench.spaces import Range, Space, halton
 from regbench.wording import written
 
 # The values around a default weight reach so far down and up: five of them lie a factor of 4 apart.
@@ -83,7 +83,7 @@ def configurations(method: Regularizer, budget: int, n: int, q: int) -> list[dic
     found = []
     for index in range(budget):
         # Along one hyperparameter a grid is more even than the first points of a sequence.
-        point = [index / max(budget - 1, 1)] if len(space) == 1 else spread(index, len(space))
+        point = [index / max(budget - 1, 1)] if len(space) == 1 else halton(index, len(space))
         found.append(
             {name: each.value(at) for (name, each), at in zip(space.items(), point, strict=True)}
         )

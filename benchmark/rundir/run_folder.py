@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NotRequired
 
 import orjson
+from pydantic import ValidationError
 from typing_extensions import TypedDict
 
 from regbench.benchmark.rundir.directory import names_in, numbered_files
 from regbench.benchmark.rundir.lease import is_running, last_attempt
 from regbench.benchmark.rundir.record import RECORDS
 from regbench.errors import RegbenchError
-from regbench.files import Name, read_json
+from regbench.files import Name, adapter, read_json, reason
+
+log = logging.getLogger("regbench")
 
 PLAN = "sweep.json"
 """The file in the folder of a sweep that lists its cells."""
@@ -116,18 +120,27 @@ class CellPlan(TypedDict):
 
 class _Plan(TypedDict):
     description: NotRequired[str]
-    cells: list[CellPlan]
+    cells: list[Any]
 
 
 def read_plan(folder: Path) -> list[CellPlan]:
     """Read the cells that `<runs_dir>/<sweep>` plans, in order.
 
+    A damaged entry is left out, with a warning.
+
     Raises:
         FileNotFoundError: If the sweep was never started.
         RegbenchError: If its plan is damaged.
     """
-    remedy = "remove it; the command that began the sweep writes it again"
-    return read_json(folder / PLAN, _Plan, remedy)["cells"]
+    path, remedy = folder / PLAN, "remove it; the command that began the sweep writes it again"
+    good = []
+    for number, entry in enumerate(read_json(path, _Plan, remedy)["cells"], start=1):
+        try:
+            adapter(CellPlan).validate_python(entry)
+            good.append(entry)
+        except ValidationError as error:
+            log.warning("%s: cell %d is left out (%s); %s", path, number, reason(error), remedy)
+    return good
 
 
 def readable_plan(folder: Path) -> list[CellPlan]:

@@ -12,7 +12,7 @@ from pydantic import FiniteFloat
 
 from regbench.benchmark.rundir.signed_file import SignedFile
 from regbench.errors import RegbenchError
-from regbench.files import Name, read_signed
+from regbench.files import Name, read_file, verified
 
 TUNING_CHOICE = "tuning_choice.json"
 """The file's name; a run's own choices are in `choice-<attempt>.json`."""
@@ -144,4 +144,6 @@ def read_search(folder: Path) -> dict[str, Any]:
     Empty where there is none.
     """
     path = folder / SEARCH
-    return read_signed(path, "remove it; the same command writes it again") if path.exists() else {}
+    if not path.exists():
+        return {}
+    return read_file(path, verified, "remove it; the same command writes it again")

@@ -231,7 +231,11 @@ class _Split:
 
     def judge(self) -> list[Finding]:
         """Find what is wrong with values, gradients and draws."""
-        if self.world > 1 and self._are_alone() and not self._share_targets():
+        # No rank's value depends on another's rows.
+        others = self.slopes[~np.eye(self.world, dtype=bool)]
+        alone = self.world > 1 and bool(np.all(abs(others) <= self.tolerance * self.slope))
+        # Slopes along predictions do not show that other ranks' targets count, now or in a state.
+        if alone and (not self.target.has_targets or self.same(self.values, self._own_values())):
             return self._judge_alone()
         findings = self._judge_value()
         if self.world > 1:
@@ -246,11 +250,6 @@ class _Split:
             findings.append(Finding("ranks draw differently", "convention", spread, text))
         return findings
 
-    def _are_alone(self) -> bool:
-        """Return True if no rank's value depends on another's rows."""
-        others = self.slopes[~np.eye(self.world, dtype=bool)]
-        return bool(np.all(abs(others) <= self.tolerance * self.slope))
-
     def _own_values(self) -> Array:
         """Compute what one process finds of each rank's rows."""
         values = []
@@ -258,12 +257,6 @@ class _Split:
             share = [z[part] for z in self.views]
             values.append(self.target.value(share, first=part.start).item())
         return np.array(values)
-
-    def _share_targets(self) -> bool:
-        """Return True if other ranks' targets count, now or in a state, which slopes along
-        predictions do not show.
-        """
-        return self.target.has_targets and not self.same(self.values, self._own_values())
 
     def _judge_alone(self) -> list[Finding]:
         for value, own in zip(self.values, self._own_values(), strict=True):

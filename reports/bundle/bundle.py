@@ -22,12 +22,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from regbench.benchmark.rundir.record import LaterEvaluation, Record
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.errors import RegbenchError
-from regbench.files import digest, file_sha256, parse_json, write_atomically
+from regbench.files import digest, file_sha256, write_atomically
 from regbench.reports.find.check import first_of
 from regbench.reports.find.judging import Misfit, TuningChoices, judge, weights_misfits
 from regbench.reports.find.runs import find_runs
@@ -76,15 +76,6 @@ class Bundle:
     histories: Mapping[str, bytes]
     weights: frozenset[str] = frozenset()
     later: frozenset[tuple[str, str, str]] = frozenset()
-
-    def last_epoch(self, record: Record) -> dict[str, Any]:
-        """Return the numbers of the last epoch of a record's training, by name.
-
-        Empty without a history.
-        """
-        lines = self.histories.get(record.cell_id, b"").splitlines()
-        row: dict[str, Any] = parse_json(lines[-1]) if lines else {}
-        return row
 
 
 def write_bundle(files: Mapping[str, Path], out: Path) -> None:

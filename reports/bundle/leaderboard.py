@@ -18,7 +18,6 @@ from regbench.errors import RegbenchError
 from regbench.reports import write_records
 from regbench.reports.bundle.bundle import SUFFIX, Bundle, read_bundle
 from regbench.reports.bundle.claims import claim_misfits
-from regbench.reports.bundle.rows_file import ROWS_SUFFIX, bundle_beside, read_entered
 from regbench.reports.find.check import first_of, image_misfits
 from regbench.reports.find.judging import Misfit
 from regbench.reports.find.records import read_records
@@ -41,7 +40,7 @@ class Leaderboard:
 
 
 def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
-    """Write the report of all bundles in a folder, and of those that rows files there name.
+    """Write the report of all bundles in a folder.
 
     A bundle is left out that `verify` refuses, or that saw other images of a data set than those
     before it.
@@ -54,7 +53,6 @@ def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
         RegbenchError: If no bundle can be taken, or `out` cannot be written to.
     """
     folder, out = folder.absolute(), out.absolute()
-    alone = [path for path in folder.rglob(f"*{ROWS_SUFFIX}") if not bundle_beside(path).exists()]
     taken: list[Path] = []
     left_out: list[Misfit] = []
     # A record of each data set: those that were taken saw the same images of it.
@@ -63,15 +61,12 @@ def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
     of_cell: dict[str, tuple[Record, Path]] = {}
     with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(temporary):
         # In the order of names, so that the same folder gives the same page.
-        paths = sorted(filter(Path.is_file, (*folder.rglob(f"*{SUFFIX}"), *alone)))
+        paths = sorted(filter(Path.is_file, folder.rglob(f"*{SUFFIX}")))
         for path in tqdm(paths, desc="bundles", unit="", leave=False, disable=None):
             # Its name is where the paths on the page begin.
             name = Path(printable(str(path.relative_to(folder))))
             try:
-                if path.name.endswith(SUFFIX):
-                    bundle = read_bundle(path, name)
-                else:
-                    _, bundle = read_entered(path, name)
+                bundle = read_bundle(path, name)
             except RegbenchError as error:
                 left_out.append(Misfit(name, str(error)))
                 shutil.rmtree(name, ignore_errors=True)

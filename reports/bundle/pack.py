@@ -10,11 +10,9 @@ from pathlib import Path
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.errors import RegbenchError
-from regbench.files import hold, is_stream, write_text
+from regbench.files import hold, is_stream
 from regbench.reports.bundle.bundle import SUFFIX, read_bundle, write_bundle
 from regbench.reports.bundle.claims import claim_misfits
-from regbench.reports.bundle.entered import entered_rows
-from regbench.reports.bundle.rows_file import RowsFile, rows_beside
 from regbench.reports.find.check import check_records, first_of
 from regbench.reports.find.runs import Found, find_missing, find_runs
 
@@ -25,21 +23,19 @@ class Submitted:
 
     Attributes:
         sha256: SHA-256 of the bundle.
-        rows: Path of its rows file.
         cells: Number of cells in it.
         missing: Number of planned or begun cells that are not in it, because they are not finished.
         size_bytes: Size of the file.
     """
 
     sha256: str
-    rows: Path
     cells: int
     missing: int
     size_bytes: int
 
 
 def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Submitted:
-    """Pack the finished cells of some sweeps into a bundle, and write its rows file beside it.
+    """Pack the finished cells of some sweeps into a bundle.
 
     Args:
         folders: Folders of the sweeps.
@@ -80,14 +76,11 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
             if misfits:
                 _refuse(misfits, "docs/leaderboard.md says what is checked")
             size_bytes = written.stat().st_size
-            rows = rows_beside(out)
-            write_text(place / rows.name, RowsFile(bundle.sha256, entered_rows(bundle)).text())
             written.replace(out)
-            (place / rows.name).replace(rows)
         finally:
             shutil.rmtree(place, ignore_errors=True)
             busy.unlink(missing_ok=True)
-    return Submitted(bundle.sha256, rows, len(bundle.records), len(find_missing(found)), size_bytes)
+    return Submitted(bundle.sha256, len(bundle.records), len(find_missing(found)), size_bytes)
 
 
 def _files(found: Found, *, weights: bool) -> dict[str, Path]:

@@ -13,7 +13,6 @@ from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.errors import RegbenchError
 from regbench.reports.find.judging import Misfit, TuningChoices, judge, weights_misfits
 from regbench.reports.find.runs import Found, find_runs
-from regbench.reports.garbage import without_garbage_collection
 from regbench.text import counted, printable
 
 
@@ -62,15 +61,14 @@ def check_records(folders: Sequence[Path]) -> Check:
     """
     misfits: list[Misfit] = []
     records: list[Record] = []
-    with without_garbage_collection():
-        found, choices = find_runs(folders), TuningChoices()
-        runs = [run for run in found.runs if run.record is not None]
-        for run in tqdm(runs, desc="checked", unit="", leave=False, disable=None):
-            judged = judge(run, choices)
-            misfits += [*judged.misfits, *judged.away, *judged.of_evaluations]
-            if judged.record is not None:
-                records.append(judged.record)
-                misfits += weights_misfits(judged.record)
+    found, choices = find_runs(folders), TuningChoices()
+    runs = [run for run in found.runs if run.record is not None]
+    for run in tqdm(runs, desc="checked", unit="", leave=False, disable=None):
+        judged = judge(run, choices)
+        misfits += [*judged.misfits, *judged.away, *judged.of_evaluations]
+        if judged.record is not None:
+            records.append(judged.record)
+            misfits += weights_misfits(judged.record)
     if not runs:
         raise RegbenchError(
             f"no record in {', '.join(map(str, folders))}; make some with `regbench sweep "

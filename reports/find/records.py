@@ -117,21 +117,16 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
 
 
 def steps_of_searches(
-    records: Sequence[Record], choices: Iterable[TuningChoice], *, in_bundle: bool = False
+    records: Sequence[Record], choices: Iterable[TuningChoice]
 ) -> dict[Record, None]:
     """Find the steps of searches in bundles: trainings shorter than any that their tuning chose of
     their method.
-
-    Args:
-        records: Good records.
-        choices: Choices of their tunings.
-        in_bundle: Whether their paths are those in a bundle, and not on the disk.
     """
     lengths: dict[tuple[Any, ...], set[int]] = {}
     for choice in choices:
         folder = choice.path.absolute().parent
         # A bundle has neither the plan nor the search's own list, so lengths have to tell.
-        if not in_bundle and (folder / PLAN).exists():
+        if (folder / PLAN).exists():
             continue
         for entry in choice.choices:
             place = (folder, entry.label, *map(entry.setting.get, _SIZES))

@@ -83,8 +83,11 @@ class Tukey:
         self.deviation = math.nan
         if self.freedom > 0:
             self.deviation = math.sqrt(float(np.nansum(remainders**2)) / self.freedom)
+        # The variance of each row's own remainders. A row takes its share of what the seeds give,
+        # so that its squares are too few by 1 - 1 / rows.
         self._own = np.full(len(scores), np.nan)
-        self._own[enough] = _own_variances(remainders)
+        squares = np.nansum(remainders**2, axis=1) / (seeds_of[enough] - 1)
+        self._own[enough] = self.rows / max(self.rows - 1, 1) * squares
 
     def compare(self, one: int, others: Sequence[int]) -> list[PairTest]:
         """Compare one row with each of some others, all by their positions."""
@@ -151,15 +154,6 @@ def _remainders(scores: Array) -> tuple[Array, int]:
     # Scores are stated to a hundredth at most: what is below a billionth is rounding.
     remainders = np.where(known, np.round(centred - of_seeds + means, 9), np.nan)
     return remainders, int(known.sum()) - int(known.any(axis=1).sum()) - int(rank)
-
-
-def _own_variances(remainders: Array) -> Array:
-    """Return the variance of each row's own remainders."""
-    rows = len(remainders)
-    seeds_of = np.sum(~np.isnan(remainders), axis=1)
-    # A row takes its share of what the seeds give, so that its squares are too few by 1 - 1 / rows.
-    variances: Array = np.nansum(remainders**2, axis=1) / (seeds_of - 1)
-    return rows / max(rows - 1, 1) * variances
 
 
 @dataclass(frozen=True)

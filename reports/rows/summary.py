@@ -57,12 +57,6 @@ class Configuration:
 
     records: tuple[Record, ...]
 
-    def place(self, keys: Sequence[str]) -> tuple[str, ...]:
-        """Return the label and those settings, empty where they do not apply: what tells places
-        in a table apart.
-        """
-        return self.label, *(self.first.settings.get(key, "") for key in keys)
-
     @property
     def first(self) -> Record:
         """Any of the cells, for what they share."""

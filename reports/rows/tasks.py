@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from regbench.reports.rows.summary import Summary
 
@@ -93,7 +92,12 @@ def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
             scored[name] = having
     everywhere = set.intersection(*map(set, scored.values())) if scored else set()
     labels = sorted(everywhere)
-    means_of = _means(scored, labels)
+    # Each method's mean over the runs that all share, (methods,), for each task with such runs.
+    means_of = {}
+    for name, scores in scored.items():
+        shared = pd.DataFrame(scores, columns=labels).dropna().sort_index()
+        if len(shared):
+            means_of[name] = shared.to_numpy().mean(axis=0)
     if len(means_of) < MIN_TASKS or len(labels) < MIN_METHODS:
         return None
     from scipy.stats import rankdata  # slow to import, and few reports need it
@@ -107,17 +111,3 @@ def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
         standings.append(Standing(labels[i], float(mean_ranks[i]), tuple(shortfalls[:, i])))
     left_out = set().union(*scored.values()) - everywhere
     return Comparison(standings, list(means_of), sorted(left_out))
-
-
-def _means(
-    tasks: Mapping[str, Mapping[str, ByRun]], labels: Sequence[str]
-) -> dict[str, NDArray[np.float64]]:
-    """Return each method's mean over the runs that all share, (methods,), for each task with
-    such runs.
-    """
-    found = {}
-    for name, scores in tasks.items():
-        shared = pd.DataFrame(dict(scores), columns=list(labels)).dropna().sort_index()
-        if len(shared):
-            found[name] = shared.to_numpy().mean(axis=0)
-    return found

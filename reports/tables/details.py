@@ -28,15 +28,7 @@ from regbench.reports.tables.table import (
     table_of_rows,
     text_columns,
 )
-from regbench.reports.tables.units import (
-    IMAGES_PER_S,
-    LOSS_MS,
-    STEP_MS,
-    energy_units,
-    largest,
-    memory_unit,
-    time_unit,
-)
+from regbench.reports.tables.units import energies, largest
 
 # A table of p-values has a column for each row; more of them are in the CSV file only.
 SIGNIFICANCE_ROWS = 40
@@ -128,7 +120,8 @@ def significance_table(summary: Summary) -> Table:
     title = "Significance of differences" + (f", {summary.scores[name].head}" if name else "")
     places = map(str, range(1, len(shown) + 1))
     columns = [*text_columns(""), *number_columns(*places)]
-    return Table("significance", title, columns, lines, notes)
+    numbers = significance_frame(summary)
+    return Table("significance", title, columns, lines, notes, numbers=numbers)
 
 
 def _ratio(above: str, below: str, factor: float, decimals: int) -> Callable[[Row], str]:
@@ -143,37 +136,31 @@ def _ratio(above: str, below: str, factor: float, decimals: int) -> Callable[[Ro
 
 def cost_table(summary: Summary) -> Table:
     """Make the table of time, memory and energy."""
-    columns = []
-    for cost, head in (
-        ("train_s", "training"),
-        ("evaluate_s", "evaluation"),
-        ("monitor_s", "evaluation while training"),
-    ):
-        seconds = largest(summary.rows, cost)
-        # Few sweeps evaluate while they train: a column of dashes would tell the others nothing.
-        if seconds or cost != "monitor_s":
-            columns.append(cost_column(cost, head, time_unit(seconds)))
-    peak = memory_unit(largest(summary.rows, "peak_memory_bytes"))
+    rows = summary.rows
+    columns = [
+        cost_column(rows, "train_s", "training"),
+        cost_column(rows, "evaluate_s", "evaluation"),
+    ]
+    # Few sweeps evaluate while they train: a column of dashes would tell the others nothing.
+    if largest(rows, "monitor_s"):
+        columns.append(cost_column(rows, "monitor_s", "evaluation while training"))
     columns += [
-        cost_column("img_per_s", "images/s", IMAGES_PER_S),
-        cost_column("step_ms", "step", STEP_MS),
-        cost_column("loss_ms", "loss", LOSS_MS),
+        cost_column(rows, "img_per_s", "images/s"),
+        cost_column(rows, "step_ms", "step"),
+        cost_column(rows, "loss_ms", "loss"),
         (Column("loss / step (%)"), _ratio("loss_ms", "step_ms", 100, 1)),
-        cost_column("peak_memory_bytes", "peak memory", peak),
+        cost_column(rows, "peak_memory_bytes", "peak memory"),
         (Column("measured as", numeric=False), _memory_kinds),
     ]
     notes = ["Times of a step are medians; loss is forward and backward of the regularizer alone."]
-    extra = largest(summary.rows, "loss_extra_bytes")
-    if extra:
-        columns.append(cost_column("loss_extra_bytes", "loss memory", memory_unit(extra)))
+    if largest(rows, "loss_extra_bytes"):
+        columns.append(cost_column(rows, "loss_extra_bytes", "loss memory"))
         notes.append(LOSS_MEMORY)
-    energies = energy_units(summary.rows)
-    for kind, unit in energies.items():
-        cost = f"energy_{kind}_joules"
-        columns.append(cost_column(cost, f"{kind.upper()} energy", unit))
+    for kind, cost in energies(rows).items():
+        columns.append(cost_column(rows, cost, f"{kind.upper()} energy"))
         # Joules over seconds are watts, so the factor is 1.
         columns.append((Column(f"{kind.upper()} mean power (W)"), _ratio(cost, "train_s", 1, 0)))
-    if energies:
+    if energies(rows):
         notes.append(f"{ENERGY} Power is over the training time.")
     return table_of_rows(summary, "cost", "Time, memory and energy", columns, notes)
 

@@ -31,14 +31,7 @@ from regbench.reports.tables.table import (
     signed,
     table_of_rows,
 )
-from regbench.reports.tables.units import (
-    IMAGES_PER_S,
-    LOSS_MS,
-    energy_units,
-    largest,
-    memory_unit,
-    time_unit,
-)
+from regbench.reports.tables.units import energies, largest
 
 # Measures of the embeddings in the last epoch, and with how many decimals they are shown.
 DECIMALS_AT_END = {"effective_rank": 1, "alignment": 2}
@@ -90,7 +83,8 @@ def leaderboard(summary: Summary) -> Table:
     title = "Leaderboard: chosen on the test set" if summary.on_test else "Leaderboard"
     table = table_of_rows(summary, "leaderboard", title, columns, notes, whole=True)
     warnings = [task_gate(summary), no_better_than_trivial(summary)]
-    return replace(table, warning=" ".join(filter(None, warnings)))
+    warning = " ".join(filter(None, warnings))
+    return replace(table, warning=warning, numbers=_numbers(summary))
 
 
 def _gain_column(summary: Summary, name: str, trivial: Row) -> Filled:
@@ -111,22 +105,19 @@ def _gain_column(summary: Summary, name: str, trivial: Row) -> Filled:
 
 
 def _cost_columns(rows: Sequence[Row]) -> list[Filled]:
-    seconds = time_unit(largest(rows, "train_s"))
-    peak = memory_unit(largest(rows, "peak_memory_bytes"))
-    extra = largest(rows, "loss_extra_bytes")
     columns = [
-        cost_column("train_s", "train time", seconds, mean),
-        cost_column("img_per_s", "images/s", IMAGES_PER_S, mean, spare=7),
-        cost_column("loss_ms", "loss", LOSS_MS, mean),
-        # Beside the memory of the loss, which tells methods apart, a narrow terminal can do without
-        # this one.
-        cost_column("peak_memory_bytes", "peak memory", peak, mean, spare=5 if extra else 0),
+        cost_column(rows, "train_s", "train time", mean),
+        cost_column(rows, "img_per_s", "images/s", mean, spare=7),
+        cost_column(rows, "loss_ms", "loss", mean),
     ]
-    if extra:
-        columns.append(cost_column("loss_extra_bytes", "loss memory", memory_unit(extra), mean))
-    for kind, unit in energy_units(rows).items():
-        cost, head = f"energy_{kind}_joules", f"{kind.upper()} energy"
-        columns.append(cost_column(cost, head, unit, mean, spare=6))
+    if largest(rows, "loss_extra_bytes"):
+        # The memory of the loss tells methods apart: a narrow terminal can do without the other.
+        columns.append(cost_column(rows, "peak_memory_bytes", "peak memory", mean, spare=5))
+        columns.append(cost_column(rows, "loss_extra_bytes", "loss memory", mean))
+    else:
+        columns.append(cost_column(rows, "peak_memory_bytes", "peak memory", mean))
+    for kind, cost in energies(rows).items():
+        columns.append(cost_column(rows, cost, f"{kind.upper()} energy", mean, spare=6))
     return columns
 
 
@@ -146,7 +137,7 @@ def _notes(summary: Summary, *, at_end: bool) -> list[str]:
         )
     if largest(summary.rows, "loss_extra_bytes"):
         notes.append(LOSS_MEMORY)
-    if energy_units(summary.rows):
+    if energies(summary.rows):
         notes.append(ENERGY)
     return notes
 
@@ -180,7 +171,7 @@ def _seeds(row: Row) -> str:
     return f"{runs} in {searches}"
 
 
-def leaderboard_frame(summary: Summary) -> pd.DataFrame:
+def _numbers(summary: Summary) -> pd.DataFrame:
     """Make the leaderboard as numbers, units in the column names; `…_std` is a sample standard
     deviation.
 

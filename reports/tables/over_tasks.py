@@ -1,4 +1,4 @@
-"""Methods over the tasks of a report, as a table and as numbers."""
+"""The table of methods over the tasks of a report."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ WITHIN_POINTS = (1, 3)
 
 
 def over_tasks_table(found: Comparison) -> Table:
-    """Make the table of mean ranks, and of how often a method is near the best."""
+    """Make the table of mean ranks, and of how often a method is near the best.
+
+    In its numbers, `shortfalls` are points below the best in each task, ascending.
+    """
     columns = [*text_columns("method"), *number_columns("mean rank")]
     for points in WITHIN_POINTS:
         head = f"within {points} point{'s' * (points > 1)} of the best (% of tasks)"
         columns += number_columns(head)
     columns += number_columns("farthest below the best")
-    body = []
+    body, numbers = [], []
     for one in found.standings:
         texts = [one.label, f"{one.mean_rank:.2f}"]
         for points in WITHIN_POINTS:
             # Shortfalls ascend, so that the place of a limit among them counts those within it.
             texts.append(f"{100 * bisect_right(one.shortfalls, points) / len(found.tasks):.0f}")
         body.append(Line(entries(*texts, f"{one.shortfalls[-1]:.2f}")))
+        shortfalls = " ".join(map("{:g}".format, one.shortfalls))
+        numbers.append((one.label, one.mean_rank, shortfalls, len(found.tasks)))
     number = len(found.tasks)
     notes = [
         f"N = {number} tasks: {'; '.join(found.tasks)}. Rank 1 is the best. A method's score in a "
@@ -37,20 +42,6 @@ def over_tasks_table(found: Comparison) -> Table:
     ]
     if found.left_out:
         notes.append(f"Left out, for not every task has them: {', '.join(found.left_out)}.")
-    return Table("over_tasks", "All tasks together", columns, body, notes)
-
-
-def over_tasks_frame(found: Comparison) -> pd.DataFrame:
-    """Make the same as numbers; `shortfalls` are points below the best in each task, ascending."""
-    lines = []
-    for one in found.standings:
-        shortfalls = " ".join(map("{:g}".format, one.shortfalls))
-        lines.append(
-            {
-                "label": one.label,
-                "mean_rank": one.mean_rank,
-                "shortfalls": shortfalls,
-                "tasks": len(found.tasks),
-            }
-        )
-    return pd.DataFrame(lines)
+    heads = ["label", "mean_rank", "shortfalls", "tasks"]
+    frame = pd.DataFrame(numbers, columns=heads)
+    return Table("over_tasks", "All tasks together", columns, body, notes, numbers=frame)

@@ -101,12 +101,11 @@ def published_notes(summary: Summary, names: Sequence[str]) -> list[str]:
     ]
 
 
-def beside_paper(summaries: Sequence[Summary]) -> tuple[Table, pd.DataFrame] | None:
+def beside_paper(summaries: Sequence[Summary]) -> Table | None:
     """Make the table of ours beside the paper's; None where no row is one of its experiments.
 
-    Returns:
-        The table, and the same as numbers: columns table, label, cell (the settings of the paper's
-        experiment), score, paper, ours, ours_std, n, difference, ours_on_test.
+    Its numbers have the columns table, label, cell (the settings of the paper's experiment), score,
+    paper, ours, ours_std, n, difference, ours_on_test.
     """
     found = []
     for summary in summaries:
@@ -132,8 +131,8 @@ def beside_paper(summaries: Sequence[Summary]) -> tuple[Table, pd.DataFrame] | N
         numbers.append(line | {"difference": apart, "ours_on_test": on_test})
     columns = text_columns("table", "method", "experiment", "score")
     columns += number_columns("ours", "paper", "difference")
-    shown = Table("beside_paper", "Ours and the paper's", columns, lines, list(_NOTES))
-    return shown, pd.DataFrame(numbers)
+    frame = pd.DataFrame(numbers)
+    return Table("beside_paper", "Ours and the paper's", columns, lines, list(_NOTES), "", frame)
 
 
 def _paper_numbers_of(summary: Summary, row: Row) -> list[PublishedNumber]:

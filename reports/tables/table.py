@@ -12,14 +12,18 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
 from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.same_loss import same_loss_marks
 from regbench.reports.rows.summary import DASH, Row, Summary
-from regbench.reports.tables.units import Unit
+from regbench.reports.tables.units import unit_of
 from regbench.text import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Table:
         lines: Lines, with an entry for each column.
         notes: Text below the table, a paragraph each.
         warning: One line that a reader must know first; empty without.
+        numbers: The same as numbers, with more columns, for a CSV file; None without one.
     """
 
     slug: str
@@ -77,6 +82,7 @@ class Table:
     lines: list[Line]
     notes: list[str] = field(default_factory=list)
     warning: str = ""
+    numbers: pd.DataFrame | None = None
 
 
 # Heads of a terminal's table wrap at this many letters: as wide as most numbers with ±.
@@ -154,11 +160,12 @@ def mean_pm(s: Stat | None, decimals: int, divisor: float = 1) -> str:
 
 
 def cost_column(
-    cost: str, head: str, unit: Unit, show: Callable[..., str] = mean_pm, spare: int = 0
+    rows: Sequence[Row], cost: str, head: str, show: Callable[..., str] = mean_pm, spare: int = 0
 ) -> Filled:
     """Make a column of a cost: its mean ± standard deviation, or what else `show` makes of its
     statistics. The head names the unit.
     """
+    unit = unit_of(rows, cost)
     column = Column(f"{head} ({unit.name})" if unit.name else head, spare=spare)
     return column, lambda row: show(row.cost(cost), unit.decimals, unit.divisor)
 

@@ -19,7 +19,20 @@ class Unit:
     decimals: int
 
 
-IMAGES_PER_S, STEP_MS, LOSS_MS = Unit("", 1, 0), Unit("ms", 1, 1), Unit("ms/step", 1, 2)
+# Costs of which one unit suits all values.
+_FIXED = {
+    "img_per_s": Unit("", 1, 0),
+    "step_ms": Unit("ms", 1, 1),
+    "loss_ms": Unit("ms/step", 1, 2),
+}
+
+
+def unit_of(rows: Iterable[Configuration], cost: str) -> Unit:
+    """Choose the unit of a cost by its largest mean."""
+    if cost in _FIXED:
+        return _FIXED[cost]
+    choices = {"s": time_unit, "bytes": memory_unit, "joules": energy_unit}
+    return choices[cost.rpartition("_")[2]](largest(rows, cost))
 
 
 def time_unit(largest_s: float) -> Unit:
@@ -52,11 +65,7 @@ def largest(rows: Iterable[Configuration], cost: str) -> float:
     return max(means)
 
 
-def energy_units(rows: Iterable[Configuration]) -> dict[str, Unit]:
-    """Find the kinds of energy that were measured of any row, with a unit for each."""
-    units = {}
-    for kind in ("gpu", "cpu"):
-        joules = largest(rows, f"energy_{kind}_joules")
-        if joules:
-            units[kind] = energy_unit(joules)
-    return units
+def energies(rows: Iterable[Configuration]) -> dict[str, str]:
+    """Find the kinds of energy that were measured of any row, with the name of the cost."""
+    costs = {kind: f"energy_{kind}_joules" for kind in ("gpu", "cpu")}
+    return {kind: cost for kind, cost in costs.items() if largest(rows, cost)}

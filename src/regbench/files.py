@@ -318,15 +318,6 @@ def without_digest(data: Mapping[str, Any]) -> dict[str, Any]:
     return rest
 
 
-def read_signed(path: Path, remedy: str) -> dict[str, Any]:
-    """Read the data of a signed file, with the digest under "sha256".
-
-    Refuse as `read_json` does.
-    """
-    data = read_file(path, verified, remedy)
-    return {**data, "sha256": digest(data)}
-
-
 def read_json(path: Path, kind: type[T], remedy: str) -> T:
     """Read a JSON file, and refuse it if it does not hold what it should.
 

@@ -173,7 +173,10 @@ class Registry(Generic[P]):
             RegbenchError: If the name or a setting is unknown, or a value is refused.
         """
         self.refuse_unknown([name])
-        return self._build(name, values)
+        try:
+            return self._build(name, values)
+        except RegbenchError as error:
+            raise RegbenchError(f"{name}: {error}") from error
 
     def _build(self, name: str, values: Mapping[str, Any]) -> P:
         cls, preset = self._presets[name]
@@ -181,7 +184,7 @@ class Registry(Generic[P]):
         for key in values:
             if key not in known:
                 has = ", ".join(known) or "none"
-                raise RegbenchError(f"{self.kind} {name!r} has no setting {key!r}; it has {has}")
+                raise RegbenchError(f"this {self.kind} has no setting {key!r}; it has {has}")
         if callable(preset):
             preset = preset()
         return cls(**{**preset, **values})

@@ -35,7 +35,7 @@ from pydantic_core import ArgsKwargs
 from regbench.errors import RegbenchError
 from regbench.files import MOST_LETTERS, STRICT, adapter, parse_yaml
 from regbench.text import brief
-from regbench.wording import hints, plug_in_of, shown, type_words, unknown
+from regbench.wording import builtin, hints, plug_in_of, shown, type_words, unknown
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ def settings(cls: type[T]) -> type[T]:
 
     @functools.wraps(build)
     def init(self: Any, *args: Any, **values: Any) -> None:
-        # Python's lists are as good as the tuples that settings hold.
+        # Python's lists are as good as the tuples that settings hold, NumPy's numbers as its own.
         values = {name: _as_tuples(value) for name, value in values.items()}
         try:
             build(self, *args, **values)
@@ -218,8 +218,10 @@ def _reader(cls: Any, name: str) -> TypeAdapter[Any] | None:
 
 
 def _as_tuples(value: Any) -> Any:
-    """Turn lists into the tuples that settings hold."""
-    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+    """Turn lists into the tuples that settings hold, and NumPy's numbers into Python's."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_as_tuples, value))
+    return builtin(value)
 
 
 def _refuse_long(data: object, path: str) -> None:

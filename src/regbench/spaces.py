@@ -128,10 +128,10 @@ Space = Mapping[str, Range | Choice]
 
 
 DIMENSIONS = 6
-"""Most dimensions of a search: in more, the first points of `spread` lie on few lines."""
+"""Most dimensions of a search: in more, the first points of `halton` lie on few lines."""
 
 
-def spread(index: int, dimensions: int, shift: int = 0) -> list[float]:
+def halton(index: int, dimensions: int, shift: int = 0) -> list[float]:
     """Return point `index`, from 0, of Halton's sequence, which fills the unit cube evenly however
     many are taken.
 
@@ -140,9 +140,9 @@ def spread(index: int, dimensions: int, shift: int = 0) -> list[float]:
     """
     from scipy.stats.qmc import Halton  # takes a second to import, and only searches need it
 
-    halton = Halton(dimensions, scramble=False)
-    halton.fast_forward(index + 1)  # beyond the origin, which is a corner and not within
-    point: list[float] = halton.random()[0].tolist()
+    sequence = Halton(dimensions, scramble=False)
+    sequence.fast_forward(index + 1)  # beyond the origin, which is a corner and not within
+    point: list[float] = sequence.random()[0].tolist()
     if shift:
         drawn = random.Random(shift)  # Python promises the same numbers in all of its versions
         point = [(place + drawn.random()) % 1 for place in point]

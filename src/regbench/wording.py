@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import numbers
 import os
 import re
 import typing
@@ -79,11 +80,23 @@ def written(value: object) -> str:
         return "{" + ",".join(f"{key}:{written(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(written, value))}]"
+    value = builtin(value)
     if value is None or isinstance(value, bool | int | float):
         return shown(value)
     raise RegbenchError(
         f"{value!r} is no setting; give a number, text, a list, a dictionary or None"
     )
+
+
+def builtin(value: Any) -> Any:
+    """Turn a number of another library, such as NumPy, into Python's own."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    return value
 
 
 def quoted(text: str) -> str:

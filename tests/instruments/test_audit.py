@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner, Result
 
 from regbench import RegbenchError
@@ -30,6 +31,7 @@ from regbench.instruments.audit.target import Batch, Target
 from regbench.instruments.loss_checks import evaluate
 
 FILE = Path(__file__).with_name("audited.py")
+REFUSED = yaml.safe_load(FILE.with_name("refused.yaml").read_text())
 SIMCLR, VICREG = "simclr(temperature=0.5)", "vicreg"
 
 
@@ -307,79 +309,30 @@ def test_adapters_of_libraries_that_are_installed() -> None:
     assert "times -1" in rate.text
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "said"),
-    [
-        ("def own(", 1, r"own.py cannot be loaded: SyntaxError: .* line 1\)\n$"),
-        (
-            "def f(): return f()\nf()",
-            1,
-            r"own.py cannot be loaded: RecursionError: .* \(own.py, line 1\)\n$",
-        ),
-        (
-            "import sys; sys.exit(0)",
-            1,
-            r"own.py cannot be loaded: SystemExit: 0 \(own.py, line 1\)\n$",
-        ),
-        (
-            "import os; os._exit(7)",
-            1,
-            "own: its process gave no answer, and ended with exit code 7\n$",
-        ),
-        (
-            "def own(z1, z2):\n    import os; os._exit(0)",
-            1,
-            "own: its process gave no answer, and ended with exit code 0",
-        ),
-        ("def own(z1, z2):\n    raise SystemExit", 1, "own: SystemExit: no message\n$"),
-        (
-            "def own(z1, z2):\n    return (z1 - z2).sum(dim=1)",
-            2,
-            r"own must return a scalar, .* of shape \(12,\)\n$",
-        ),
-        ("while True: pass", 1, "own has not ended within 3 s\n$"),
-    ],
-)
+@pytest.mark.parametrize("case", REFUSED["of the command"])
 def test_whatever_a_file_does_is_one_line_of_the_command(
-    text: str, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "while" in text:
+    if "while" in case["file"]:
         monkeypatch.setattr("regbench.audit.LIMIT_S", 3.0)
-    (tmp_path / "own.py").write_text(text)
+    (tmp_path / "own.py").write_text(case["file"])
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(
         main, ["audit", "own.py:own", "--probe", "gradient", "--out", "out"]
     )
-    assert (result.exit_code, result.stderr.count("\n")) == (code, 1), result.output
-    assert re.search(said, result.stderr), result.stderr
+    assert (result.exit_code, result.stderr.count("\n")) == (case["code"], 1), result.output
+    assert re.search(case["told"], result.stderr), result.stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            "def own(z1, z2):\n    x = z1.nothing\n",
-            r"raises AttributeError: .* \(own\.py, line 2\)$",
-        ),
-        (
-            "def own(z1, z2):\n    return own(z1, z2)\n",
-            r"raises RecursionError: .* \(own\.py, line 2\)$",
-        ),
-        (
-            "calls = []\ndef own(z1, z2):\n    calls.append(1)\n    return len(calls) * (z1 - "
-            "z2).square().mean()",
-            r"gives another value: .*compute that from the embeddings",
-        ),
-    ],
-)
+@pytest.mark.parametrize("case", REFUSED["of a finding"])
 def test_a_finding_says_where_a_loss_fails_and_what_to_do_about_its_state(
-    text: str, said: str, tmp_path: Path
+    case: dict[str, str], tmp_path: Path
 ) -> None:
     file = tmp_path / "own.py"
-    file.write_text(text)
+    file.write_text(case["file"])
     name = f"{file}:own"
     (found,) = run_probe(Target(name=name, expression=name), "gradient")
-    assert re.search(said, found.text), found.text
+    assert re.search(case["told"], found.text), found.text
 
 
 def test_a_file_that_cannot_be_loaded_is_refused_in_a_test_of_ones_own(tmp_path: Path) -> None:

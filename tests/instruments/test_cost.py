@@ -43,7 +43,6 @@ from regbench.instruments.cost.timing import (
 )
 from regbench.methods.forms.engine import Engine
 from regbench.processes import Place, Processes, WorkFailed
-from regbench.reports.page.cost_curves import cost_png
 
 CPU = torch.device("cpu")
 EXAMPLE = LossCost(method="vicreg", form="gram", auto=True, n=64, q=32, views=2, ranks=1)
@@ -311,26 +310,6 @@ def test_table_and_csv(rows: list[LossCost]) -> None:
         }
         assert expected.items() <= line.items()
         assert (line["torch"], line["dtype"], line["threads"]) == (version("torch"), "float32", "2")
-
-
-def test_figure(rows: list[LossCost]) -> None:
-    machine = Grid(device="cpu").machine
-
-    def figure(rows: Sequence[LossCost]) -> bytes | None:
-        return cost_png(to_csv([asdict(row) for row in rows], machine))
-
-    image = figure(rows)
-    assert image is not None and image.startswith(b"\x89PNG")
-    assert figure([EXAMPLE]) is None
-    many = [
-        replace(EXAMPLE, method=f"method {i}", extra_bytes=i + 1, n=2**j)
-        for i in range(30)
-        for j in (3, 4)
-    ]
-    assert figure([*many, replace(EXAMPLE, method="slow", median_ms=3.0)])
-    # Of several dimensions the largest is drawn.
-    large = [replace(row, q=2 * EXAMPLE.q) for row in many[:2]]
-    assert figure([*many[:2], *large]) == figure(large)
 
 
 # ------------------------------------------------------------------ refusals

@@ -67,18 +67,15 @@ def test_the_workflow_verifies_what_a_pull_request_adds_or_changes(
     clone = bash / "clone"
     (clone / "results").mkdir(parents=True)
     git(clone, "init", "-b", "main")
-    stays = ("old.tar.xz", "old.rows.json", "changed.rows.json")
-    commit(clone, [*stays, "changed.tar.xz", "gone.rows.json"], "before")
+    commit(clone, ["old.tar.xz", "changed.tar.xz", "gone.tar.xz"], "before")
     git(clone, "update-ref", "refs/remotes/origin/main", "main")
-    (clone / "results" / "gone.rows.json").unlink()
-    mine = ("mine.tar.xz", "mine.rows.json", "mine.py")
-    commit(clone, [*mine, "README.md", "elsewhere.rows.json", "changed.tar.xz"], "after")
+    (clone / "results" / "gone.tar.xz").unlink()
+    commit(clone, ["mine.tar.xz", "mine.py", "README.md", "changed.tar.xz"], "after")
     assert run(script, clone) == 0
     called = (bash / "calls").read_text().removesuffix("\n--\n")
     assert [call.split("\n") for call in called.split("\n--\n")] == [
-        ["verify", "results/changed.rows.json", "--recompute", "1"],
-        ["verify", "results/elsewhere.rows.json", "--recompute", "1"],
-        ["verify", "results/mine.rows.json", "--recompute", "1", "--loss", "results/mine.py"],
+        ["verify", "results/changed.tar.xz", "--recompute", "1"],
+        ["verify", "results/mine.tar.xz", "--recompute", "1", "--loss", "results/mine.py"],
     ]
     for name in ("bad", "silent"):  # it is refused, or nothing is said of it
         git(clone, "checkout", "-fb", name, "main")

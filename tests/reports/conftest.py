@@ -250,7 +250,7 @@ def _recorder(runs: Path) -> Make:
 
 @pytest.fixture(scope="session")
 def submitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the bundle `lab.tar.xz` of a tuning and its rows file."""
+    """A folder with the bundle `lab.tar.xz` of a tuning."""
     folder = tmp_path_factory.mktemp("submitted")
     submit([forging.tuned_sweep(folder / "runs")], folder / "results" / "lab.tar.xz")
     return folder / "results"

@@ -300,6 +300,31 @@ class Parts:
         return write_tar(out, *((tarfile.TarInfo(name), each) for name, each in content.items()))
 
 
+def set_leaf(found: Any, steps: list[str], value: Any) -> None:
+    """Sets or deletes a leaf of JSON; one behind the end of a list is appended."""
+    *before, last = steps
+    for step in before:
+        found = found[_step(found, step)]
+    key = _step(found, last)
+    if isinstance(key, int) and key == len(found):
+        found.append(value)
+    elif value == "(deleted)":
+        del found[key]
+    elif isinstance(value, dict) and "times" in value:
+        found[key] *= value["times"]
+    else:
+        found[key] = value
+
+
+def _step(found: Any, step: str) -> Any:
+    """The key or index that a step of a path stands for: of scores their name and split."""
+    if not isinstance(found, list):
+        return step
+    if "/" in step:
+        return [f"{score['name']}/{score['split']}" for score in found].index(step)
+    return int(step)
+
+
 def write_tar(out: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
     """Writes a tar.xz of members with their contents; of one that states a size, this alone."""
     with tarfile.open(out, "w:xz", preset=0) as archive:

@@ -22,9 +22,9 @@ import pytest
 from regbench.benchmark.rundir.record import Record
 from regbench.errors import RegbenchError
 from regbench.reports.bundle import bundle
-from regbench.reports.bundle.again import differences, drawn_cells
 from regbench.reports.bundle.bundle import Bundle, read_bundle
 from regbench.reports.bundle.pack import submit
+from regbench.reports.bundle.recompute import differences, drawn_cells
 from tests.command import run
 from tests.records import CELL, made, plan
 from tests.reports.conftest import resign, score
@@ -114,11 +114,10 @@ def test_what_a_killed_submit_leaves_is_swept(
     assert {path.name for path in (tmp_path / "killed").iterdir()} == {
         ".lab.tar.xz.lock",
         ".lab.tar.xz.unfinished",
-        "lab.tar.xz",
     }
     shutil.copytree(tmp_path / "killed", out, dirs_exist_ok=True)
     assert run(*command).exit_code == 0
-    assert {path.name for path in out.iterdir()} == {"lab.rows.json", "lab.tar.xz"}
+    assert {path.name for path in out.iterdir()} == {"lab.tar.xz"}
 
 
 def test_of_several_that_submit_at_once_each_has_the_bundle(
@@ -138,7 +137,7 @@ def test_of_several_that_submit_at_once_each_has_the_bundle(
         wait_for(lambda: caplog.messages.count(said) == 2 or any(each.done() for each in found))
         all_wait.set()
         assert {each.result().sha256 for each in found} == {read_bundle(out).sha256}
-    assert {path.name for path in out.parent.iterdir()} == {"lab.rows.json", "lab.tar.xz"}
+    assert {path.name for path in out.parent.iterdir()} == {"lab.tar.xz"}
 
 
 @pytest.mark.parametrize("command", [["submit", "mine"], ["report", "mine"], ["leaderboard", "."]])
@@ -367,8 +366,6 @@ def test_a_bundle_that_was_read_says_all_that_it_holds(honest: Path, tmp_path: P
         Path("mine", each.cell_id, "record.json" if each.status == "done" else "tuning.json")
         for each in found.records
     }
-    assert found.last_epoch(record)["epoch"] == 2
-    assert replace(found, histories={}).last_epoch(record) == {}
     assert record.checkpoint is not None
     assert read_bundle(honest, tmp_path).sha256 == found.sha256
     weights = tmp_path / record.path.with_name(record.checkpoint.file)
@@ -383,7 +380,7 @@ def test_what_was_packed_is_told_and_nothing_else_is_left(tmp_path: Path) -> Non
     (sweep / ("b" * 12) / "config.yaml").touch()
     done = submit([sweep], out)
     assert (done.cells, done.missing, done.size_bytes) == (6, 2, out.stat().st_size)
-    assert done.sha256 == read_bundle(out).sha256 == json.loads(done.rows.read_text())["sha256"]
+    assert done.sha256 == read_bundle(out).sha256
     assert read_bundle(out).weights == set()
     for path in sweep.glob("*/record.json"):
         data = json.loads(path.read_text())

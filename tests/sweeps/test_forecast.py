@@ -90,11 +90,7 @@ def test_a_plan_is_a_row_of_each_cell_and_a_line(tiny: list[str]) -> None:
             "flop_per_step": 7_891_000_000_000,
         }
         sizes |= {"sent_bytes_per_step": 123_400_000, "checkpoint_bytes": 45_600_000}
-        return Needs(
-            moment="forward",
-            parts_bytes={},
-            **{key: factor * value for key, value in sizes.items()},
-        )
+        return Needs(**{key: factor * value for key, value in sizes.items()})
 
     cells = load_grid([*tiny, "method=vicreg", "seed=0,1,2,3,4,5"]).cells
     takes: list[tuple[Any, ...]] = [

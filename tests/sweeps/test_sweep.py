@@ -458,6 +458,21 @@ def test_a_damaged_sweep_hides_no_other(tmp_path: Path) -> None:
     assert two == "two: 2 pending"
 
 
+def test_a_damaged_entry_of_a_plan_is_named_and_hides_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan(tmp_path / "own", "a", "b", "c")
+    path = tmp_path / "own" / "sweep.json"
+    content = json.loads(path.read_text())
+    content["cells"][0]["seed"] = "x"
+    content["cells"][1] = 7
+    path.write_text(json.dumps(content))
+    assert [status.cell_id for status in sweep_status(tmp_path / "own")] == ["c"]
+    first, second = caplog.messages
+    assert first.startswith(f"{path}: cell 1 is left out (seed is 'x': input should be")
+    assert second.startswith(f"{path}: cell 2 is left out (is 7: input should be")
+
+
 def test_a_sweep_that_was_never_started_has_no_status(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         sweep_status(tmp_path)

@@ -786,71 +786,17 @@ def values(folder: Path, name: str = "alignment_weight", *, epochs: int = 1) -> 
     return [getattr(cell.method, name) for cell in tried(folder) if cell.epochs == epochs]
 
 
-@pytest.mark.parametrize(
-    ("row", "name", "best", "brackets"),
-    [
-        (  # around 10 half of the range, then around 10.5 a quarter; the learning rate varies too
-            "method=tcr method.alignment_weight=interval(0,16)",
-            "alignment_weight",
-            10.4,
-            [8, 4, 12, 2, 10, 6, 14, 1, *(10.5, 8.5, 12.5, 7.5), *(11.2, 10.2, 12.2, 8.62)],
-        ),
-        (  # half of the range from 14 up, then as much from 20.5 up
-            "method=tcr method.alignment_weight=interval(0,16) optimizer.base_lr=1",
-            "alignment_weight",
-            100.0,
-            [8, 4, 12, 2, 10, 6, 14, 1, *(18.5, 16.5, 20.5, 15.5), *(26, 24, 28, 20.8)],
-        ),
-        (  # half of the range from 17 down, then as much from 10.5 down
-            "method=tcr method.alignment_weight=interval(16,32) optimizer.base_lr=1",
-            "alignment_weight",
-            1.0,
-            [24, 20, 28, 18, 26, 22, 30, 17, *(13.5, 11.5, 15.5, 10.5), *(8, 6, 10, 2.75)],
-        ),
-        (  # of 0.1 to 100 times q = 16, on a logarithmic scale
-            "method=koleo optimizer.base_lr=1",
-            "alignment_weight",
-            40.0,
-            [
-                *(50.6, 9, 285, 3.79, 120, 21.3, 675, 2.46),
-                *(62.8, 26.5, 149, 17.2, 69.9, 45.4, 108, 22.5),
-            ],
-        ),
-        (  # there are no values below 0
-            "method=mmcr optimizer.base_lr=1",
-            "local_weight",
-            0.0,
-            [
-                *(0.1, 0.05, 0.15, 0.025, 0.125, 0.075, 0.175, 0.0125),
-                *(0.00703, 0.00391, 0.0102, 0.00234, 0.00161, 0.00102, 0.00219, 7.31e-05),
-            ],
-        ),
-        (  # there are no values above 20
-            "method=auh method.alignment_weight=1 optimizer.base_lr=1",
-            "scale",
-            100.0,
-            [
-                *(1.73, 0.721, 4.16, 0.465, 2.68, 1.12, 6.45, 0.374),
-                *(12.2, 9.19, 16.2, 7.97, 18.7, 17.8, 19.7, 16.3),
-            ],
-        ),
-    ],
-)
+BRACKETS = yaml.safe_load(Path(__file__).with_name("brackets.yaml").read_text())
+
+
+@pytest.mark.parametrize("case", BRACKETS.values(), ids=list(BRACKETS))
 def test_a_search_closes_in_on_the_best_and_goes_beyond_an_end_of_the_space(
-    tmp_path: Path,
-    settings: list[str],
-    folder: Path,
-    row: str,
-    name: str,
-    best: float,
-    brackets: list[float],
+    tmp_path: Path, settings: list[str], folder: Path, case: dict[str, Any]
 ) -> None:
-    """Brackets of eight, four and four points: those of Halton's sequence in base 2, computed
-    by hand. Those of the method are spread most evenly.
-    """
-    path = sweep_file(tmp_path, [row], settings)
-    search(path, folder, 16, lambda cell: 90 - abs(getattr(cell.method, name) - best) / 10)
-    assert values(folder, name) == brackets
+    """Those of the method are spread most evenly."""
+    path, name = sweep_file(tmp_path, [case["row"]], settings), case["name"]
+    search(path, folder, 16, lambda cell: 90 - abs(getattr(cell.method, name) - case["best"]) / 10)
+    assert values(folder, name) == [float(value) for value in case["tried"]]
 
 
 def test_a_search_closes_in_on_the_best_of_full_length(

@@ -259,11 +259,6 @@ def show_plan(grid: Sweep) -> list[Planned]:
 @click.argument("name", shell_complete=complete_sweep)
 @overrides_and_runs_dir
 @click.option(
-    "--savings",
-    is_flag=True,
-    help="Also show what each way of saving memory brings, for the first cell.",
-)
-@click.option(
     "--tell",
     type=float,
     callback=positive,
@@ -273,7 +268,6 @@ def show_plan(grid: Sweep) -> list[Planned]:
 def plan(
     name: str,
     overrides: Sequence[str],
-    savings: bool,
     tell: float | None,
 ) -> None:
     r"""Predict memory, FLOP and time of cells; run nothing.
@@ -285,22 +279,16 @@ def plan(
     \b
       regbench plan in100_table4 cluster=slurm cluster.gpus=8
       regbench plan method=vicreg dataset=in100 augmentation=imagenet network=resnet50 \
-          cluster.gpus=8 --savings
+          cluster.gpus=8
       regbench plan digits_search --tell 1        seeds and searches that tell a point
     """
     from regbench.benchmark.settings.sweep import load_grid, load_sweep, read_rows
-    from regbench.sweeps.predict import savings as measure_savings
-    from regbench.sweeps.predict import table
     from regbench.sweeps.search import mean_trials
 
     # No sweep's name has an equals sign, but each setting of a single run has.
     single = "=" in name
     grid = load_grid([name, *overrides]) if single else load_sweep(name, overrides)
     planned = show_plan(grid)
-    cell, processes = grid.cells[0], grid.clusters[0].at("pretrain").processes
-    if savings:
-        click.echo(f"\n{cell.label}, {processes} GPUs, decimal GB a GPU:\n")
-        click.echo(table(measure_savings(cell, world_size=processes)))
     if tell is not None:
         from regbench.reports.rows.power import power_text
 

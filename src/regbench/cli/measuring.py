@@ -65,16 +65,15 @@ def cost(
     METHODS are by default all. Measured is the loss with its gradient, over a grid of sizes given
     as values separated by commas. Each form of a method is held against the textbook's; they are
     timed alternately, small sizes first; what does not fit the budget or the memory is left out and
-    says so. Prints a table and writes cost.csv and cost.png.
+    says so. Prints a table and writes cost.csv.
     """
     # Every command imports what needs torch when it runs: that takes seconds, and --help should not
     # wait for it.
     from dataclasses import asdict
 
-    from regbench.files import write_bytes, write_text
+    from regbench.files import write_text
     from regbench.instruments.cost import losses
     from regbench.instruments.cost.harness import in_words, to_csv
-    from regbench.reports.page.cost_curves import cost_png
 
     if memory_limit is not None:
         asked["memory_limit_bytes"] = int(memory_limit * 2**30)
@@ -84,9 +83,5 @@ def cost(
     click.echo(f"{in_words(grid.machine)}\n")
     rows = losses.measure(grid)
     click.echo(f"{losses.table(rows)}\n\n{losses.LEGEND}\n")
-    text = to_csv([asdict(row) for row in rows], grid.machine)
-    write_text(out / "cost.csv", text)
-    figure = cost_png(text)
-    if figure is not None:
-        write_bytes(out / "cost.png", figure)
-    click.echo(f"written: {out / 'cost.csv'}" + (", cost.png" if figure is not None else ""))
+    write_text(out / "cost.csv", to_csv([asdict(row) for row in rows], grid.machine))
+    click.echo(f"written: {out / 'cost.csv'}")

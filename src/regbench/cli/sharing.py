@@ -58,8 +58,8 @@ def _entered(ctx: click.Context, losses: Sequence[str]) -> dict[str, LossFile]:
 def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> None:
     r"""Pack finished cells into a file that others can check.
 
-    NAMES are sweeps; the file is a bundle. Its rows are written beside it. Refuses what `regbench
-    report --check` or `regbench verify` would refuse. docs/leaderboard.md says what is in it.
+    NAMES are sweeps; the file is a bundle. Refuses what `regbench report --check` or
+    `regbench verify` would refuse. docs/leaderboard.md says what is in it.
 
     \b
       regbench submit quickstart --out results/our-lab.tar.xz
@@ -72,7 +72,6 @@ def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> No
         f"{out}: {counted(done.cells, 'cell')}, {done.size_bytes / done.cells / 1000:.1f} kB each; "
         f"sha256 {done.sha256}"
     )
-    click.echo(f"{done.rows}: its rows, for a pull request")
     if done.missing:
         click.echo(f"not finished, and not in it: {counted(done.missing, 'cell')}", err=True)
 
@@ -92,7 +91,7 @@ def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> No
 def verify(
     ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: int, losses: Sequence[str]
 ) -> None:
-    r"""Check a bundle of results, or a file of rows and its bundle.
+    r"""Check a bundle of results.
 
     Prints a line for each thing that does not fit, and exits with 1 if there is any.
 
@@ -103,30 +102,22 @@ def verify(
 
     \b
       regbench verify results/our-lab.tar.xz
-      regbench verify results/our-lab.rows.json
       regbench verify results/our-lab.tar.xz --recompute 3 runtime.data_dir=/scratch/data
     """
     # Before the bundle is read, whose cells have to be cells of known methods.
     file_of = _entered(ctx, losses)
     from regbench.reports.bundle import recompute as again
-    from regbench.reports.bundle.again import differences, drawn_cells
     from regbench.reports.bundle.bundle import read_bundle
     from regbench.reports.bundle.claims import claim_misfits
-    from regbench.reports.bundle.entered import rows_misfits
-    from regbench.reports.bundle.rows_file import read_entered
     from regbench.reports.find.check import Check
 
     unpacked = Path(ctx.with_resource(tempfile.TemporaryDirectory()))
-    if bundle.suffix == ".json":
-        file, read = read_entered(bundle, unpacked)
-        misfits = claim_misfits(read) or list(rows_misfits(bundle, file, read))
-    else:
-        read = read_bundle(bundle, unpacked)
-        misfits = claim_misfits(read)
+    read = read_bundle(bundle, unpacked)
+    misfits = claim_misfits(read)
     # A bundle that does not fit itself need not be computed again.
     if misfits:
         recompute = 0
-    for record in drawn_cells(read, recompute):
+    for record in again.drawn_cells(read, recompute):
         saved = record.checkpoint
         # Weights of others are never kept.
         with tempfile.TemporaryDirectory() as temporary:
@@ -139,7 +130,7 @@ def verify(
 
                 compute = partial(recompute_apart, file_of[record.method])
             done = compute(record, Path(temporary), weights=weights, overrides=runtime)
-        found = differences(read, record, done.scores, trained=done.trained, alike=done.alike)
+        found = again.differences(read, record, done.scores, trained=done.trained, alike=done.alike)
         misfits += found
         how, verdict = "evaluated again from its weights", "as near as other seeds come"
         if done.trained:
@@ -166,8 +157,8 @@ def verify(
 def leaderboard(ctx: click.Context, folder: Path, out: Path, losses: Sequence[str]) -> None:
     r"""Write the report of all bundles in FOLDER.
 
-    Those count too that files of rows there have the address of. A bundle that does not check out
-    is left out and named. docs/leaderboard.md says what the page shows.
+    A bundle that does not check out is left out and named. docs/leaderboard.md says what the page
+    shows.
 
     \b
       regbench leaderboard results --out board

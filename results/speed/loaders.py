@@ -1,4 +1,4 @@
-"""Compares loaders: `python instruments/speed/loaders.py [SETTINGS]`, source images a second.
+"""Compares loaders: `python results/speed/loaders.py [SETTINGS]`, source images a second.
 
 Each delivers two augmented views of every image, normalised, in float32, on the device: regbench's
 loaders, and torchvision's as its users have it. Two choices are made in torchvision's favour: it
