@@ -175,9 +175,11 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
     short: dict[str, int] = {}
     tried: list[dict[str, Any]] = []
     complete = True
+    epochs_in_all = 0
     for number, first_search in itertools.product(range(repeats), searches):
         search = first_search.again(number)
         rounds = list(_rounds(search, budget.trials_of(search), folder))
+        epochs_in_all += _epochs_in_all(search, budget.trials_of(search), file.final_seeds)
         complete = complete and all(trial.score is not None for trial in rounds[-1])
         for round_number, trials_of_round in enumerate(rounds):
             for trial in trials_of_round:
@@ -188,7 +190,8 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
                     if cell.epochs < search.cell.epochs:
                         short[cell.id] = search.cell.epochs
     chosen, clusters = zip(*cells.values(), strict=True)
-    sweep = replace(first, cells=chosen, clusters=clusters)
+    later_epochs = max(0, epochs_in_all - sum(cell.epochs for cell in chosen))
+    sweep = replace(first, cells=chosen, clusters=clusters, later_epochs=later_epochs)
     content = {key: value for key, value in asdict(budget).items() if value is not None}
     return Proposed(sweep, complete, {**content, "short": short, "tried": tried}, repeats)
 
@@ -308,6 +311,17 @@ def _brackets(search: Search, trials: int) -> list[int]:
     # time.
     first = (count + 1) // 2
     return [first] + [1] * (count - first)
+
+
+def _epochs_in_all(search: Search, trials: int, final_seeds: Sequence[int]) -> int:
+    """Return the epochs of all trainings of a search and of its final runs."""
+    epochs = search.cell.epochs
+    if search.space:
+        of_one = sum(length * number for length, number in _lengths(epochs))
+        in_search = len(search.seeds) * sum(_brackets(search, trials)) * of_one
+    else:
+        in_search = len(search.seeds) * epochs
+    return in_search + len({*final_seeds} - {*search.seeds}) * epochs
 
 
 def _next_range(

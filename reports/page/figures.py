@@ -124,7 +124,9 @@ def accuracy_rows(summary: Summary, style: Styles) -> list[Drawing]:
     """
     drawings = []
     for name in reversed(summary.leading):
-        score, rows, references = summary.scores[name], [], []
+        score = summary.scores[name]
+        rows: list[tuple[int, Row]] = []
+        references: list[tuple[int, Row]] = []
         for place, row in enumerate(summary.rows):
             if row.score(name) is not None:
                 (references if row.is_reference else rows).append((place, row))
