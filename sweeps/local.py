@@ -160,10 +160,12 @@ def _drain(
         # Each has a GPU of its own, as long as there are as many.
         gpu_of[Worker()] = gpus[slot % len(gpus)] if gpus else ""
     runtime, name = sweep.runtime, sweep.name
-    count, epochs = len(todo), sum(cell.epochs for cell in todo) + sweep.later_epochs
+    count, left = len(todo), sum(cell.epochs for cell in todo)
+    epochs = sum(cell.epochs for cell in sweep.cells) + sweep.later_epochs
     running: dict[Worker, Cell] = {}
     # What was trained before takes no time now.
-    before = sum(_status(runtime, name, cell).epochs_done for cell in todo)
+    before = epochs - sweep.later_epochs - left
+    before += sum(_status(runtime, name, cell).epochs_done for cell in todo)
     begun_s = time.monotonic()
     with tqdm(total=epochs, initial=before, unit="epoch", disable=None) as bar:
         try:
@@ -197,8 +199,8 @@ def _drain(
                 bar.refresh()
                 if bar.disable and ended_workers and bar.n > before:  # a log
                     per_epoch_s = (time.monotonic() - begun_s) / (bar.n - before)
-                    left = tqdm.format_interval(per_epoch_s * (epochs - bar.n))
-                    log.info("%d of %d epochs, about %s left", bar.n, epochs, left)
+                    time_left = tqdm.format_interval(per_epoch_s * (epochs - bar.n))
+                    log.info("%d of %d epochs, about %s left", bar.n, epochs, time_left)
         except KeyboardInterrupt:
             for worker in gpu_of:
                 worker.end_job()

@@ -48,21 +48,22 @@ class _Speed:
     Attributes:
         epoch_s: Seconds of an epoch.
         rest_s: Seconds of all else: start, checkpoints, evaluation.
+        untrained_s: Seconds of all untrained rows, once.
         parallel: Runs at a time.
     """
 
     epoch_s: float
     rest_s: float
+    untrained_s: float
     parallel: int
 
 
 @dataclass(frozen=True)
 class _Size:
-    """How much is compared, beside `baselines` rows that are not trained and the supervised one."""
+    """How much is compared, beside untrained rows and the supervised one."""
 
     methods: int
     trials: int
-    baselines: int
     seeds: int
 
     def seconds(self, speed: _Speed, epochs: int) -> float:
@@ -70,8 +71,9 @@ class _Size:
         # The search has trained the first seed, and every cell of it is scored once more at last.
         trained = self.methods * (self.trials + self.seeds - 1) + self.seeds
         runs = self.methods * (_CELLS_PER_TRIAL * self.trials + self.seeds)
-        runs += (self.baselines + 1) * (self.seeds + 1)
-        return (trained * epochs * speed.epoch_s + runs * speed.rest_s) / speed.parallel
+        runs += self.seeds + 1
+        in_all = trained * epochs * speed.epoch_s + runs * speed.rest_s
+        return (in_all + (self.seeds + 1) * speed.untrained_s) / speed.parallel
 
     def epochs(self, speed: _Speed, seconds: float) -> int:
         """Return for how many epochs each can be trained: a multiple of four."""
@@ -114,7 +116,7 @@ def own_file(
     content = read_yaml(preset_files("sweep")[_PRESET])
     rows = content["cells"]
     speed = _measured(f"{data.name}_speed", given, cells, data, execute)
-    largest = _Size(len(cells), _TRIALS[0], len(grid.cells) - len(cells) - 1, len(grid.final_seeds))
+    largest = _Size(len(cells), _TRIALS[0], len(grid.final_seeds))
     size, epochs = _fitted(largest, speed, 3600 * hours, cells[0].epochs)
     content["cells"] = rows[: len(rows) - len(cells) + size.methods]
     content["common"] += [f"dataset.name={data.name} epochs={epochs}"]
@@ -124,9 +126,9 @@ def own_file(
     text = (
         f"{size.methods} methods on {data.name} in {hours:g} hours: {size.trials // 3 * 4} "
         f"configurations of each by successive halving, {epochs} epochs ({steps:,} steps), and "
-        f"{size.seeds} seeds of the best; {size.baselines} untrained rows and the supervised one; "
-        f"forecast {minutes:.0f} min, as an epoch takes {speed.epoch_s:.2g} s and the rest of a run "
-        f"{speed.rest_s:.2g} s, {speed.parallel} at a time"
+        f"{size.seeds} seeds of the best, beside untrained rows and the supervised one; "
+        f"forecast {minutes:.0f} min, as an epoch takes {speed.epoch_s:.2g} s and the rest of a "
+        f"run {speed.rest_s:.2g} s, {speed.parallel} at a time"
     )
     if epochs < cells[0].epochs:
         enough = size.seconds(speed, cells[0].epochs) / _PLANNED / 3600
@@ -164,28 +166,33 @@ def _images(data: Manifest) -> int:
 def _measured(
     name: str, given: Sequence[str], cells: Sequence[Cell], data: Manifest, execute: Execute
 ) -> _Speed:
-    """Train some cells for two epochs, on a part of many images, and return what they took."""
+    """Train some cells for two epochs, and score the untrained rows, on a part of many images;
+    return what they took.
+    """
     first = cells[0]
     images = max(_MEASURED_PIXELS // first.dataset.image_size**2, first.batch_size)
     file = replace(read_rows(_PRESET, given), name=name)
-    methods = [row for row in file.rows if "epochs=0" not in row][-len(cells) :]
-    short = [f"epochs={_MEASURED_EPOCHS}"]
-    share = 1.0
+    untrained = [row for row in file.rows if "epochs=0" in row]
+    methods = file.rows[-len(cells) :]
+    part, share = [], 1.0
     if images < _images(data):
         per_class = math.ceil(images / len(data.class_names))
-        short.append(f"dataset.train_per_class={per_class}")
+        part.append(f"dataset.train_per_class={per_class}")
         share = images / _images(data)
     parallel = min(at_a_time(load_rows(file, file.rows).runtime), 4 * len(cells))
     rows = []
     for number in range(2 * parallel):
         row = methods[number % len(methods)]
-        rows.append((*row, *short, f"seed={number // len(methods)}"))
+        rows.append((*row, f"epochs={_MEASURED_EPOCHS}", f"seed={number // len(methods)}"))
+    rows = [(*row, *part) for row in (*rows, *untrained)]
     grid = load_rows(file, rows)
     refuse_unfinished(execute(grid, _STAGES), grid, _STAGES)
-    epochs_s, rests_s = [], []
+    epochs_s, rests_s, untrained_s = [], [], 0.0
     for cell in grid.cells:
         record = read_tuned(Path(grid.runtime.runs_dir) / name / cell.id)
-        if record is not None and record.status != "diverged":
+        if record is not None and record.untrained:
+            untrained_s += _wall_s(record) / share
+        elif record is not None and record.status != "diverged":
             # The first epoch warms up.
             epoch_s = float(record.history[-1]["epoch_s"])
             epochs_s.append(epoch_s / share)
@@ -193,7 +200,7 @@ def _measured(
     if not epochs_s:
         raise RegbenchError(f"every cell of the measurement {name} diverged")
     # On a new machine the first ones also wait for the loader to be compiled.
-    return _Speed(statistics.median(epochs_s), min(rests_s), parallel)
+    return _Speed(statistics.median(epochs_s), min(rests_s), untrained_s, parallel)
 
 
 def _wall_s(record: Record) -> float:

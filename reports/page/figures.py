@@ -171,7 +171,8 @@ def _draw_rows(
         seeds = list(row.by_unit(score.name).values())
         look = {"color": s.colour, "gid": gid}
         if found.n >= MIN_PAIRS:
-            draw_line(axes, found.interval(), (at, at), lw=2, alpha=0.6, **look)
+            ends = np.clip(found.interval(), *((0, 100) if score.unit == "%" else (None, None)))
+            draw_line(axes, ends, (at, at), lw=2, alpha=0.6, **look)
         draw_line(axes, seeds, [at] * len(seeds), ls="", marker="|", ms=9, mew=1.3, **look)
         hollow = "none" if row.diverged else s.colour
         draw_line(axes, [found.mean], [at], marker=s.marker, ms=5.5, mfc=hollow, **look)

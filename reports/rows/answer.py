@@ -60,6 +60,12 @@ class _Answer:
         self.headline = self.names[-1]
         self.title = self.summary.scores[self.headline].title
         self.others = [row for row in self.methods if row is not self.first]
+        self.gains = {}
+        for name in self.names:
+            trivial = self.summary.best_trivial(name)
+            assert trivial is not None
+            self.gains[name] = trivial, self._compared(trivial, name)
+        self.tested = not any(math.isnan(found.p) for _, found in self.gains.values())
         self.alike = []
         for row in self.others:
             if not self._compared(row, self.headline).p <= LEVEL:
@@ -90,18 +96,17 @@ class _Answer:
             text += f", {of_each} compared on the {summary.selection_split} split"
         seeds = max(len(row.by_unit(self.headline)) for row in self.methods)
         untrained = sum(row.untrained for row in summary.rows)
-        text += f", {seeds} {UNITS[summary.unit]} of each"
+        unit = summary.unit if seeds == 1 else UNITS[summary.unit]
+        text += f", {seeds} {unit} of each"
         return f"{text}, beside {counted(untrained, 'untrained row')}."
 
     def lead(self) -> str:
         """Name the methods that lead the untrained rows, and the first of them by how much."""
         leads = []
-        for name in self.names:
-            trivial = self.summary.best_trivial(name)
-            assert trivial is not None
+        for name, (trivial, found) in self.gains.items():
             by = f"{self.summary.scores[name].title} from {trivial.label}"
-            leads.append(f"{_points(self._compared(trivial, name))} by {by}")
-        text = f"{self.first.name}, {' and '.join(leads)} (95 % intervals)."
+            leads.append(f"{_points(found)} by {by}")
+        text = f"{self.first.name}, {' and '.join(leads)}."
         titles = " and ".join(self.summary.scores[name].title for name in self.names)
         if not self.leaders:
             return (
@@ -118,12 +123,12 @@ class _Answer:
         """Name the methods that are not told from the first."""
         if len(self.first.by_unit(self.headline)) < MIN_PAIRS:
             return f"Differences were not tested: that takes {MIN_PAIRS} seeds of each."
-        first = f"significantly different from {self.first.name} by {self.title}"
+        first = f"{self.first.name} by {self.title}"
         if self.alike:
-            return f"Not {first}: {_few(self.alike)}."
+            return f"Not known to differ from {first}: {_few(self.alike)}."
         second = self.others[0]
         gap = _points(self._compared(second, self.headline))
-        return f"All other methods are {first}, which has {gap} from {second.name}."
+        return f"All other methods are significantly below {first}: {gap} from {second.name}."
 
     def labels(self) -> list[str]:
         """Describe how much labels bring, where the supervised row is there."""
@@ -139,9 +144,9 @@ class _Answer:
 
     def next_step(self) -> str:
         """Propose what to do next, with the time of training that it takes."""
-        if len(self.first.by_unit(self.headline)) < MIN_PAIRS:
-            of_all = MIN_PAIRS * sum(_train_s(row) for row in self.methods)
-            return f"Next: three seeds of each{_time(of_all)}."
+        if not self.tested:
+            of_all = MIN_PAIRS * math.fsum(map(_train_s, self.methods))
+            return f"Next: {MIN_PAIRS} seeds of every row{_time(of_all)}."
         if not self.leaders:
             records = list(self.summary.records)
             for configuration in self.summary.short:
@@ -185,9 +190,10 @@ def _signed(points: float) -> str:
 def _points(found: PairTest) -> str:
     """Format a difference with its interval."""
     if math.isnan(found.half):
-        return f"{_signed(found.difference)} points"
+        return f"{_signed(found.difference)} points (not tested)"
     low, high = found.difference - found.half, found.difference + found.half
-    return f"{_signed(found.difference)} points [{low:.1f}, {high:.1f}]".replace("-", "−")
+    interval = f"95 % interval {low:.1f} to {high:.1f}"
+    return f"{_signed(found.difference)} points ({interval})".replace("-", "−")
 
 
 def _few(rows: Sequence[Row]) -> str:
