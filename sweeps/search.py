@@ -179,7 +179,9 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
     for number, first_search in itertools.product(range(repeats), searches):
         search = first_search.again(number)
         rounds = list(_rounds(search, budget.trials_of(search), folder))
-        epochs_in_all += _epochs_in_all(search, budget.trials_of(search), file.final_seeds)
+        trainings = budget.trials_of(search) if search.space else len(search.seeds)
+        trainings += len({*file.final_seeds} - {*search.seeds})
+        epochs_in_all += trainings * search.cell.epochs
         complete = complete and all(trial.score is not None for trial in rounds[-1])
         for round_number, trials_of_round in enumerate(rounds):
             for trial in trials_of_round:
@@ -311,17 +313,6 @@ def _brackets(search: Search, trials: int) -> list[int]:
     # time.
     first = (count + 1) // 2
     return [first] + [1] * (count - first)
-
-
-def _epochs_in_all(search: Search, trials: int, final_seeds: Sequence[int]) -> int:
-    """Return the epochs of all trainings of a search and of its final runs."""
-    epochs = search.cell.epochs
-    if search.space:
-        of_one = sum(length * number for length, number in _lengths(epochs))
-        in_search = len(search.seeds) * sum(_brackets(search, trials)) * of_one
-    else:
-        in_search = len(search.seeds) * epochs
-    return in_search + len({*final_seeds} - {*search.seeds}) * epochs
 
 
 def _next_range(

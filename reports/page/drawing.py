@@ -194,8 +194,6 @@ def rows_drawing(
     description: str,
     names: Sequence[tuple[str, str]],
     draw: Callable[[Axes, Marks], None],
-    *,
-    crowded: bool = False,
 ) -> Drawing:
     """Make the SVG of a plot with rows, so narrow that a phone shows all of it.
 
@@ -204,7 +202,6 @@ def rows_drawing(
         description: Description for readers who cannot see it.
         names: What stands above each row's line: its name, and at the right its value.
         draw: Draws into the axes; row i lies at y = i.
-        crowded: Whether there are more rows than are drawn.
     """
     with _matplotlib_in(INK):
         marks = Marks()
@@ -225,7 +222,7 @@ def rows_drawing(
             axes.text(1.0, row - 0.42, value, ha="right", **place)
         svg = _to_svg(figure, marks)
         widest = f'<svg style="max-width: {_ROWS_MOST_PX}px; '
-        return Drawing(title, description, svg.replace('<svg style="', widest, 1), crowded)
+        return Drawing(title, description, svg.replace('<svg style="', widest, 1))
 
 
 def labelled_png(

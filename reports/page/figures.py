@@ -41,6 +41,10 @@ DRAWN_ROWS = 30  # rows of methods in the figure that has one for each
 LABELLED_IN_PNG = 50  # a picture has no tooltips; beyond this number it names the Pareto front only
 
 
+_Scored = tuple[int, Row, Stat]
+"""A row with its place in the leaderboard and a score."""
+
+
 @dataclass(frozen=True)
 class Against:
     """A quantity that accuracy is drawn against: a cost, of which less is better, or a measure of
@@ -61,6 +65,11 @@ class Against:
     def of(self, row: Row) -> Stat | None:
         """Return a row's statistics of it."""
         return row.cost(self.key) if self.is_cost else row.at_end(self.key)
+
+    def alike(self, summary: Summary) -> bool:
+        """Return True if methods hardly differ in it."""
+        means = [found.mean for row in summary.methods if (found := self.of(row))]
+        return len(means) > 1 and max(means) < ALIKE * min(means)
 
 
 TRAINING_TIME = Against("train_s", "training time", time_unit)
@@ -125,54 +134,40 @@ def accuracy_rows(summary: Summary, style: Styles) -> list[Drawing]:
     drawings = []
     for name in reversed(summary.leading):
         score = summary.scores[name]
-        rows: list[tuple[int, Row]] = []
-        references: list[tuple[int, Row]] = []
+        rows: list[_Scored] = []
         for place, row in enumerate(summary.rows):
-            if row.score(name) is not None:
-                (references if row.is_reference else rows).append((place, row))
-        if not rows:
-            continue
-        drawn = rows[:DRAWN_ROWS] + references
-        text = f"{score.head} of each method, with its seeds; the numbers are in the tables."
-        names = [(row.name, stat_text(stat_of(row, name), 2)) for _, row in drawn]
-        draw = partial(_draw_rows, rows=drawn, score=score, style=style)
-        crowded = len(rows) > DRAWN_ROWS
-        title = f"{capital(score.title)} of each method"
-        drawings.append(rows_drawing(title, text, names, draw, crowded=crowded))
+            found = row.score(name)
+            if found is not None and (row.is_reference or place < DRAWN_ROWS):
+                rows.append((place, row, found))
+        if any(not row.is_reference for _, row, _ in rows):
+            title = f"{capital(score.title)} of each method"
+            text = f"{title}, with its seeds; the numbers are in the tables."
+            names = [(row.name, stat_text(found, 2)) for _, row, found in rows]
+            draw = partial(_draw_rows, rows=rows, score=score, style=style)
+            drawings.append(rows_drawing(title, text, names, draw))
     return drawings
 
 
-def stat_of(row: Row, name: str) -> Stat:
-    """Return the statistics of a test score that the row has."""
-    found = row.score(name)
-    assert found is not None
-    return found
-
-
 def _draw_rows(
-    axes: Axes,
-    marks: Marks,
-    *,
-    rows: Sequence[tuple[int, Row]],
-    score: Score,
-    style: Styles,
+    axes: Axes, marks: Marks, *, rows: Sequence[_Scored], score: Score, style: Styles
 ) -> None:
     """Draw the seeds of each row, its mean and the mean's interval, and lines of what is no
     method.
     """
-    for at, (place, row) in enumerate(rows):
-        found = stat_of(row, score.name)
-        tooltip = f"{row.name}: {stat_text(found, 2)}, n = {found.n}"
-        s = style.get(row.label, Style(GREY, "D", "--", "reference"))
+    for at, (place, row, found) in enumerate(rows):
         if row.is_reference:
             s = Style(GREY, "D", "--" if row.untrained else "-", "reference")
             axes.axvline(found.mean, color=GREY, ls=s.dash, lw=1, alpha=0.45)
-        gid = marks.add(s, [place], tooltip)
-        seeds = list(row.by_unit(score.name).values())
-        look = {"color": s.colour, "gid": gid}
+        else:
+            s = style[row.label]
+        tooltip = f"{row.name}: {stat_text(found, 2)}, n = {found.n}"
+        look = {"color": s.colour, "gid": marks.add(s, [place], tooltip)}
         if found.n >= MIN_PAIRS:
-            ends = np.clip(found.interval(), *((0, 100) if score.unit == "%" else (None, None)))
-            draw_line(axes, ends, (at, at), lw=2, alpha=0.6, **look)
+            low, high = found.interval()
+            if score.unit == "%":
+                low, high = max(low, 0.0), min(high, 100.0)
+            draw_line(axes, (low, high), (at, at), lw=2, alpha=0.6, **look)
+        seeds = list(row.by_unit(score.name).values())
         draw_line(axes, seeds, [at] * len(seeds), ls="", marker="|", ms=9, mew=1.3, **look)
         hollow = "none" if row.diverged else s.colour
         draw_line(axes, [found.mean], [at], marker=s.marker, ms=5.5, mfc=hollow, **look)
@@ -197,16 +192,6 @@ def scatter_drawings(summary: Summary, style: Styles, axes_of: Sequence[Against]
             crowded = len(panel.points) > LABELLED
             drawings.append(labelled_drawing(title, text, panel.labels, draw, crowded=crowded))
     return drawings[:COSTS_DRAWN]
-
-
-def costs_alike(summary: Summary) -> list[str]:
-    """List the costs that were measured and in which rows hardly differ: they are not drawn."""
-    names = []
-    for against in COSTS:
-        means = [found.mean for row in summary.methods if (found := against.of(row))]
-        if len(means) > 1 and max(means) < ALIKE * min(means):
-            names.append(against.name)
-    return names
 
 
 def scatter_png(summary: Summary, style: Styles, against: Against) -> bytes | None:
@@ -237,7 +222,9 @@ def _panels(summary: Summary, against: Against, limit: int) -> list[_Panel]:
 
     Label all up to a limit.
     """
-    panels = []
+    panels: list[_Panel] = []
+    if against.is_cost and against.alike(summary):
+        return panels
     for name in reversed(summary.leading):
         score, points = summary.scores[name], []
         references: dict[str, Stat] = {}
@@ -250,9 +237,7 @@ def _panels(summary: Summary, against: Against, limit: int) -> list[_Panel]:
             # A measure has a logarithmic axis, on which 0 has no place.
             elif x is not None and y is not None and (against.is_cost or x.mean > 0):
                 points.append(_Point(place, row, x, y, sign * y.mean))
-        costs = [point.x.mean for point in points]
-        alike = against.is_cost and len(costs) > 1 and max(costs) < ALIKE * min(costs)
-        if points and not alike:
+        if points:
             panels.append(
                 _Panel(score, against, points, _named(points, limit, against), references)
             )

@@ -18,7 +18,6 @@ from regbench.reports.page.figures import (
     COSTS,
     EFFECTIVE_RANK,
     accuracy_rows,
-    costs_alike,
     scatter_drawings,
 )
 from regbench.reports.page.lines import (
@@ -128,7 +127,7 @@ def section(
         **figures,
         "name": summary.name,
         "answer": answer(summary),
-        "alike": costs_alike(summary),
+        "alike": [cost.name for cost in COSTS if cost.alike(summary)],
         "facts": facts(summary),
         "legend": {label: style[label] for label in sorted(labels)},
         "filters": _filters(summary, labels),

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from regbench.reports.rows.notes import UNITS
+from regbench.reports.rows.notes import UNITS, few
 from regbench.reports.rows.significance import LEVEL, MIN_PAIRS, PairTest
 from regbench.reports.rows.summary import LEADING, Row, Summary, mean_of
 from regbench.reports.tables.units import time_unit
 from regbench.text import counted
 
-_NAMED = 4  # rows that a sentence names
 _LEAST_POINTS = 0.5  # a smaller difference is worth no further seeds
-_MOST_SEEDS = 100
 _LONGER = 4  # times the epochs of a longer training
 
 
@@ -23,152 +20,109 @@ def answer(summary: Summary) -> list[str]:
 
     Empty where a task has no two methods, or no untrained row, with an accuracy in per cent.
     """
-    names = []
-    for name in summary.leading:
-        score = summary.scores[name]
-        if name in LEADING and score.unit == "%" and score.higher_is_better:
-            names.append(name)
+    names = [name for name in LEADING if name in summary.leading]
+    names = [name for name in names if summary.scores[name].unit == "%"]
     methods = [row for row in summary.methods if all(row.score(name) for name in names)]
     if not names or len(methods) < 2 or not all(map(summary.best_trivial, names)):
         return []
     methods.sort(key=lambda row: -mean_of(row, names[-1]))
-    answered = _Answer(summary, names, methods)
-    sentences = [answered.tried(), answered.lead()]
-    if not answered.leaders:
-        sentences.reverse()
-    return [*sentences, answered.order(), *answered.labels(), answered.next_step()]
+    leaders = [row for row in methods if all(_leads(summary, row, name) for name in names)]
+    first, title = (leaders or methods)[0], summary.scores[names[-1]].title
+    others = [row for row in methods if row is not first]
+    alike = [row for row in others if not _compared(summary, first, row, names[-1]).p <= LEVEL]
 
+    # What was compared, and who leads the untrained rows.
+    titles, gains, tested = [], [], True
+    for name in names:
+        trivial = summary.best_trivial(name)
+        assert trivial is not None
+        titles.append(summary.scores[name].title)
+        gain = _compared(summary, first, trivial, name)
+        gains.append(f"{_points(gain)} by {titles[-1]} from {trivial.label}")
+        tested = tested and not math.isnan(gain.p)
+    who = "No method is known to lead"
+    if leaders:
+        leading = few([row.name for row in leaders], "; ")
+        who = f"{len(leaders)} of {len(methods)} methods ({leading}) lead"
+    sentences = [
+        f"{who} all untrained rows by {' and '.join(titles)}; the first by {title} is "
+        f"{first.name}, {' and '.join(gains)}."
+    ]
+    sentences.insert(1 - bool(leaders), _tried(summary, methods, names[-1]))
 
-@dataclass
-class _Answer:
-    """The parts of an answer.
-
-    Attributes:
-        summary: The task.
-        names: The test scores that methods are compared by; the last one orders them.
-        methods: Rows of methods that have all of these, best first.
-    """
-
-    summary: Summary
-    names: Sequence[str]
-    methods: Sequence[Row]
-
-    def __post_init__(self) -> None:
-        """Find the rows that lead, and those that are not told from the first of them."""
-        self.leaders = [row for row in self.methods if self._leads(row)]
-        self.first = (self.leaders or self.methods)[0]
-        self.headline = self.names[-1]
-        self.title = self.summary.scores[self.headline].title
-        self.others = [row for row in self.methods if row is not self.first]
-        self.gains = {}
-        for name in self.names:
-            trivial = self.summary.best_trivial(name)
-            assert trivial is not None
-            self.gains[name] = trivial, self._compared(trivial, name)
-        self.tested = not any(math.isnan(found.p) for _, found in self.gains.values())
-        self.alike = []
-        for row in self.others:
-            if not self._compared(row, self.headline).p <= LEVEL:
-                self.alike.append(row)
-
-    def _compared(self, other: Row, name: str, row: Row | None = None) -> PairTest:
-        """Compare a row, or else the first, with another by a test score."""
-        places = self.summary.rows.index
-        return self.summary.tukey(name).compare(places(row or self.first), [places(other)])[0]
-
-    def _leads(self, row: Row) -> bool:
-        """Return True if a row is significantly better than each untrained row by each score."""
-        for name in self.names:
-            for other in self.summary.rows:
-                if other.untrained and other.score(name) is not None:
-                    found = self._compared(other, name, row)
-                    if not (found.difference > 0 and found.p <= LEVEL):
-                        return False
-        return True
-
-    def tried(self) -> str:
-        """Describe what was compared."""
-        summary = self.summary
-        text = f"Tried: {counted(len(self.methods), 'method')}"
-        budget = max(summary.budget(row) or 1 for row in self.methods)
-        if budget > 1:
-            of_each = f"up to {budget} configurations of each"
-            text += f", {of_each} compared on the {summary.selection_split} split"
-        seeds = max(len(row.by_unit(self.headline)) for row in self.methods)
-        untrained = sum(row.untrained for row in summary.rows)
-        unit = summary.unit if seeds == 1 else UNITS[summary.unit]
-        text += f", {seeds} {unit} of each"
-        return f"{text}, beside {counted(untrained, 'untrained row')}."
-
-    def lead(self) -> str:
-        """Name the methods that lead the untrained rows, and the first of them by how much."""
-        leads = []
-        for name, (trivial, found) in self.gains.items():
-            by = f"{self.summary.scores[name].title} from {trivial.label}"
-            leads.append(f"{_points(found)} by {by}")
-        text = f"{self.first.name}, {' and '.join(leads)}."
-        titles = " and ".join(self.summary.scores[name].title for name in self.names)
-        if not self.leaders:
-            return (
-                f"No method is known to lead all untrained rows by {titles}; the first by "
-                f"{self.title} is {text}"
-            )
-        number = f"{len(self.leaders)} of {len(self.methods)}"
-        return (
-            f"{number} methods lead all untrained rows by {titles} ({_few(self.leaders)}); the "
-            f"first by {self.title} is {text}"
+    # Who is not told from the first, and what labels bring.
+    if alike:
+        close = few([row.name for row in alike], "; ")
+        sentences.append(f"Not known to differ from {first.name} by {title}: {close}.")
+    else:
+        gap = _points(_compared(summary, first, others[0], names[-1]))
+        sentences.append(
+            f"All other methods are significantly below {first.name} by {title}: {gap} from "
+            f"{others[0].name}."
         )
+    supervised = summary.supervised(names[-1])
+    if supervised is not None:
+        accuracy = mean_of(supervised, names[-1])
+        gap = _signed(accuracy - mean_of(first, names[-1]))
+        sentences.append(
+            f"With the labels of all training images the same network has {accuracy:.1f} % by "
+            f"{title}: {gap} points from {first.name}."
+        )
+    if not tested:
+        seeds_s = MIN_PAIRS * math.fsum(map(_train_s, methods))
+        step = f"{MIN_PAIRS} seeds of every row, as fewer are not tested{_time(seeds_s)}"
+    elif not leaders:
+        records = list(summary.records)
+        for configuration in summary.short:
+            records += configuration.records
+        in_all_s = math.fsum(record.cost.train_s or 0.0 for record in records)
+        step = f"all of it with {_LONGER} times the epochs{_time(_LONGER * in_all_s)}"
+    elif alike:
+        step = _to_tell(summary, first, alike, names[-1])
+    else:
+        longer = f"{_LONGER} times the epochs{_time(_LONGER * _train_s(first))}"
+        step = f"take {first.name}, or train it with {longer}"
+    return [*sentences, f"Next: {step}."]
 
-    def order(self) -> str:
-        """Name the methods that are not told from the first."""
-        if len(self.first.by_unit(self.headline)) < MIN_PAIRS:
-            return f"Differences were not tested: that takes {MIN_PAIRS} seeds of each."
-        first = f"{self.first.name} by {self.title}"
-        if self.alike:
-            return f"Not known to differ from {first}: {_few(self.alike)}."
-        second = self.others[0]
-        gap = _points(self._compared(second, self.headline))
-        return f"All other methods are significantly below {first}: {gap} from {second.name}."
 
-    def labels(self) -> list[str]:
-        """Describe how much labels bring, where the supervised row is there."""
-        supervised = self.summary.supervised(self.headline)
-        if supervised is None:
-            return []
-        with_labels = mean_of(supervised, self.headline)
-        gap = _signed(with_labels - mean_of(self.first, self.headline))
-        return [
-            f"With the labels of all training images the same network has {with_labels:.1f} % by "
-            f"{self.title}: {gap} points from {self.first.name}."
-        ]
+def _tried(summary: Summary, methods: Sequence[Row], name: str) -> str:
+    budget = max(summary.budget(row) or 1 for row in methods)
+    tried = f"Tried: {counted(len(methods), 'method')}"
+    if budget > 1:
+        tried += f", up to {budget} configurations of each on the {summary.selection_split} split"
+    seeds = max(len(row.by_unit(name)) for row in methods)
+    unit = summary.unit if seeds == 1 else UNITS[summary.unit]
+    untrained = counted(sum(row.untrained for row in summary.rows), "untrained row")
+    return f"{tried}, {seeds} {unit} of each, beside {untrained}."
 
-    def next_step(self) -> str:
-        """Propose what to do next, with the time of training that it takes."""
-        if not self.tested:
-            of_all = MIN_PAIRS * math.fsum(map(_train_s, self.methods))
-            return f"Next: {MIN_PAIRS} seeds of every row{_time(of_all)}."
-        if not self.leaders:
-            records = list(self.summary.records)
-            for configuration in self.summary.short:
-                records += configuration.records
-            in_all = math.fsum(record.cost.train_s or 0.0 for record in records)
-            return f"Next: all of it with {_LONGER} times the epochs{_time(_LONGER * in_all)}."
-        if not self.alike:
-            return (
-                f"Next: take {self.first.name}, or train it with {_LONGER} times the "
-                f"epochs{_time(_LONGER * _train_s(self.first))}."
-            )
-        close = [self.first, *self.alike]
-        cheapest = min(close, key=_train_s)
-        take = f"take the one that trains fastest, {cheapest.name}{_time(_train_s(cheapest))}"
-        tukey = self.summary.tukey(self.headline)
-        gap = abs(self._compared(self.alike[0], self.headline).difference)
-        points = max(_LEAST_POINTS, gap)
-        seeds = tukey.power.seeds_for(points)
-        if seeds > _MOST_SEEDS:
-            return f"Next: {take}; to tell them apart takes more than {_MOST_SEEDS} seeds."
-        more_s = (seeds - tukey.seeds) * math.fsum(map(_train_s, close))
-        return f"Next: {take}, or tell {points:.1f} points by {seeds} seeds of each{_time(more_s)}."
+
+def _to_tell(summary: Summary, first: Row, alike: Sequence[Row], name: str) -> str:
+    """Propose what to do with rows that are not told from the first."""
+    close = [first, *alike]
+    cheapest = min(close, key=_train_s)
+    points = max(_LEAST_POINTS, abs(_compared(summary, first, alike[0], name).difference))
+    tukey = summary.tukey(name)
+    seeds = tukey.power.seeds_for(points)
+    more_s = (seeds - tukey.seeds) * math.fsum(map(_train_s, close))
+    return (
+        f"take the one that trains fastest, {cheapest.name}{_time(_train_s(cheapest))}, or tell "
+        f"{points:.1f} points by {seeds:,} seeds of each{_time(more_s)}"
+    )
+
+
+def _compared(summary: Summary, row: Row, other: Row, name: str) -> PairTest:
+    places = summary.rows.index
+    return summary.tukey(name).compare(places(row), [places(other)])[0]
+
+
+def _leads(summary: Summary, row: Row, name: str) -> bool:
+    """Return True if a row is significantly better than each untrained row by a test score."""
+    for other in summary.rows:
+        if other.untrained and other.score(name) is not None:
+            found = _compared(summary, row, other, name)
+            if not (found.difference > 0 and found.p <= LEVEL):
+                return False
+    return True
 
 
 def _train_s(row: Row) -> float:
@@ -194,11 +148,3 @@ def _points(found: PairTest) -> str:
     low, high = found.difference - found.half, found.difference + found.half
     interval = f"95 % interval {low:.1f} to {high:.1f}"
     return f"{_signed(found.difference)} points ({interval})".replace("-", "−")
-
-
-def _few(rows: Sequence[Row]) -> str:
-    """List the first of some rows."""
-    names = [row.name for row in rows[:_NAMED]]
-    if len(rows) > _NAMED:
-        names.append(f"{len(rows) - _NAMED} more")
-    return ", ".join(names)

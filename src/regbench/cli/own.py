@@ -13,7 +13,6 @@ from regbench.cli.grid import conclude
 from regbench.cli.group import main
 from regbench.cli.options import OVERRIDES_HELP, PathType, overrides_and_runs_dir, positive
 from regbench.errors import RegbenchError
-from regbench.text import refuse_name
 
 
 @main.command(epilog=OVERRIDES_HELP)
@@ -45,10 +44,10 @@ def own(
     from regbench.reports.rows.power import can_tell
     from regbench.sweeps.own import claim, own_file
     from regbench.sweeps.run import run_tuning
+    from regbench.wording import quoted
 
     if not any(override.startswith("dataset.name=") for override in overrides):
-        refuse_name("the folder's name (or give dataset.name=NAME)", folder.resolve().name)
-        overrides = (f"dataset.name={folder.resolve().name}", *overrides)
+        overrides = (f"dataset.name={quoted(folder.resolve().name)}", *overrides)
     config, runtime = load_dataset(["dataset=imagefolder", *overrides])
     data_dir = Path(runtime.data_dir)
     ctx.invoke(prepare, dataset="imagefolder", source_dir=folder, overrides=overrides)
