@@ -160,12 +160,13 @@ def _drain(
         # Each has a GPU of its own, as long as there are as many.
         gpu_of[Worker()] = gpus[slot % len(gpus)] if gpus else ""
     runtime, name = sweep.runtime, sweep.name
-    count, left = len(todo), sum(cell.epochs for cell in todo)
+    count = len(todo)
     epochs = sum(cell.epochs for cell in sweep.cells) + sweep.later_epochs
     running: dict[Worker, Cell] = {}
     # What was trained before takes no time now.
-    before = epochs - sweep.later_epochs - left
-    before += sum(_status(runtime, name, cell).epochs_done for cell in todo)
+    before = epochs - sweep.later_epochs
+    for cell in todo:
+        before -= cell.epochs - _status(runtime, name, cell).epochs_done
     begun_s = time.monotonic()
     with tqdm(total=epochs, initial=before, unit="epoch", disable=None) as bar:
         try:

@@ -20,7 +20,7 @@ from regbench.benchmark.rundir.record import read_tuned
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.sweep import load_rows, load_sweep, read_rows
-from regbench.datasets.stored.manifest import Manifest
+from regbench.datasets.stored.manifest import Manifest, SplitEntry
 from regbench.errors import RegbenchError
 from regbench.files import write_new, write_text
 from regbench.settings import read_yaml
@@ -118,9 +118,10 @@ def own_file(
         raise RegbenchError("own measures this machine; on a cluster take regbench tune own --plan")
     cells = [cell for cell in grid.cells if cell.is_method]
     enough = cells[0].epochs
-    speed = _measured(given, cells, data, execute)
+    split = data.splits[data.pretraining_split]
+    speed = _measured(f"{data.name}_speed", given, cells, split, execute)
     methods, trials, epochs = speed.fitted(len(cells), 3600 * hours, enough)
-    steps = epochs * (data.splits["train"]["num_samples"] // cells[0].batch_size)
+    steps = epochs * (split["num_samples"] // cells[0].batch_size)
     text = (
         f"{methods} methods on {data.name} in {hours:g} hours: {trials // 3 * 4} configurations of "
         f"each by successive halving, {epochs} epochs ({steps:,} steps), and {_SEEDS} seeds of the "
@@ -163,12 +164,12 @@ def claim(data_dir: Path, name: str, folder: Path) -> None:
 
 
 def _measured(
-    given: Sequence[str], cells: Sequence[Cell], data: Manifest, execute: Execute
+    name: str, given: Sequence[str], cells: Sequence[Cell], split: SplitEntry, execute: Execute
 ) -> _Speed:
     """Train some cells for two epochs, and score the untrained rows, on a part of many images;
     return what they took.
     """
-    file = replace(read_rows(_PRESET, given), name=f"{data.name}_speed")
+    file = replace(read_rows(_PRESET, given), name=name)
     parallel = min(at_a_time(load_rows(file, file.rows).runtime), 4 * len(cells))
     rows = [row for row in file.rows if "epochs=0" in row]
     for number in range(2 * parallel):
@@ -177,9 +178,11 @@ def _measured(
         rows.append((*row, f"epochs={_MEASURED_EPOCHS}", f"seed={seed}"))
     share = 1.0
     images = max(_MEASURED_PIXELS // cells[0].dataset.image_size ** 2, cells[0].batch_size)
-    if images < data.splits["train"]["num_samples"]:
-        share = images / data.splits["train"]["num_samples"]
-        per_class = math.ceil(images / len(data.class_names))
+    counts = split["counts_per_class"]
+    # A class with few images limits how many of each are taken.
+    per_class = min([math.ceil(images / max(1, len(counts))), *counts])
+    if cells[0].batch_size <= per_class * len(counts) < split["num_samples"]:
+        share = per_class * len(counts) / split["num_samples"]
         rows = [(*row, f"dataset.train_per_class={per_class}") for row in rows]
     grid = load_rows(file, rows)
     refuse_unfinished(execute(grid, _STAGES), grid, _STAGES)

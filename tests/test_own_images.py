@@ -434,6 +434,26 @@ def test_a_plan_fits_its_budget(
     assert ("below the untrained network before epoch 500" in file.description) == (hours < 1)
 
 
+@pytest.mark.parametrize(("rarest", "taken"), [(200_000, 43_691), (1000, 1000), (9, None)])
+def test_of_many_images_a_part_is_measured(
+    rarest: int, taken: int | None, birds: Manifest, tmp_path: Path
+) -> None:
+    """As many of each class as the rarest one has, or all where that fills no batch."""
+    counts = [500_000, 500_000, rarest]
+    train = birds.splits["train"] | {"num_samples": sum(counts), "counts_per_class": counts}
+    many = replace(birds, splits=birds.splits | {"train": train})
+    seen: set[int | None] = set()
+
+    def execute(grid: Sweep, stages: Sequence[str]) -> list[CellStatus]:
+        seen.update(cell.dataset.train_per_class for cell in grid.cells)
+        return measured(grid, stages)
+
+    share = 3 * taken / sum(counts) if taken else 1.0
+    file = read_rows(str(own_file(tmp_path / "runs", many, 1e9, [], execute)), ())
+    assert seen == {taken}
+    assert f"an epoch takes {1 / share:.2g} s and" in file.description
+
+
 def test_a_plan_is_made_once(birds: Manifest, tmp_path: Path) -> None:
     file, _ = planned(birds, tmp_path, 1)
 

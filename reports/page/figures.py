@@ -141,7 +141,7 @@ def accuracy_rows(summary: Summary, style: Styles) -> list[Drawing]:
                 rows.append((place, row, found))
         if any(not row.is_reference for _, row, _ in rows):
             title = f"{capital(score.title)} of each method"
-            text = f"{title}, with its seeds; the numbers are in the tables."
+            text = f"{title}; the numbers are in the tables."
             names = [(row.name, stat_text(found, 2)) for _, row, found in rows]
             draw = partial(_draw_rows, rows=rows, score=score, style=style)
             drawings.append(rows_drawing(title, text, names, draw))
@@ -184,10 +184,7 @@ def scatter_drawings(summary: Summary, style: Styles, axes_of: Sequence[Against]
     for against in axes_of:
         for panel in _panels(summary, against, LABELLED)[:1]:
             title = f"{capital(panel.score.title)} against {against.name}"
-            text = (
-                f"{panel.score.head} of each method against {against.name}; the numbers are in the "
-                "tables."
-            )
+            text = f"{title}; the numbers are in the tables."
             draw = partial(_draw, panel=panel, style=style)
             crowded = len(panel.points) > LABELLED
             drawings.append(labelled_drawing(title, text, panel.labels, draw, crowded=crowded))

@@ -14,12 +14,7 @@ from typing import Any
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.find.records import Records
 from regbench.reports.page.drawing import Styles
-from regbench.reports.page.figures import (
-    COSTS,
-    EFFECTIVE_RANK,
-    accuracy_rows,
-    scatter_drawings,
-)
+from regbench.reports.page.figures import COSTS, EFFECTIVE_RANK, accuracy_rows, scatter_drawings
 from regbench.reports.page.lines import (
     DRAWN_CURVES,
     accuracy_drawings,

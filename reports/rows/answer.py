@@ -65,7 +65,7 @@ def answer(summary: Summary) -> list[str]:
         accuracy = mean_of(supervised, names[-1])
         gap = _signed(accuracy - mean_of(first, names[-1]))
         sentences.append(
-            f"With the labels of all training images the same network has {accuracy:.1f} % by "
+            f"With the labels of the training images, the same network has {accuracy:.1f} % by "
             f"{title}: {gap} points from {first.name}."
         )
     if not tested:

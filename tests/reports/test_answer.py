@@ -46,8 +46,8 @@ def test_one_method_leads(runs: Path, record: Make) -> None:
     assert "by kNN top-1 from untrained and +30.0 points" in lead
     assert order.startswith("All other methods are significantly below AUH by linear top-1: +10.0 ")
     assert labels == (
-        "With the labels of all training images the same network has 91.0 % by linear top-1: +11.0 "
-        "points from AUH."
+        "With the labels of the training images, the same network has 91.0 % by linear top-1: "
+        "+11.0 points from AUH."
     )
     assert step == "Next: take AUH, or train it with 4 times the epochs (40.0 min of training)."
 

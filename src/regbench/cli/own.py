@@ -54,7 +54,9 @@ def own(
     claim(data_dir, config.name, folder)
     manifest = Manifest.load(data_dir, config.name)
     if len(manifest.class_names) < 2:
-        raise RegbenchError("methods are compared by labels of two classes or more; give a few")
+        raise RegbenchError(
+            "methods are compared by labels of two classes or more; give a few: docs/data.md"
+        )
     execute = executor(None, click.echo)
     file = own_file(Path(runtime.runs_dir), manifest, hours, overrides, execute)
     planned = read_rows(str(file), overrides)
