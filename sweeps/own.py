@@ -108,7 +108,7 @@ def own_file(
     for override in overrides:
         if override.startswith(("epochs=", "seed=")):
             raise RegbenchError(f"{override}: --hours decides the epochs, and seeds are 0, 1 and 2")
-    name = f"{data.name}_{hours:g}h"
+    name = f"{data.name}_{hours:g}h".replace("+", "")  # 1e+06
     path = runs_dir / name / f"{name}.yaml"
     if path.exists():
         return path
