@@ -15,6 +15,7 @@ from regbench.reports.find.records import Records, tidy
 from regbench.reports.page import figures
 from regbench.reports.page.drawing import styles
 from regbench.reports.page.page import render_page
+from regbench.reports.rows.answer import answer
 from regbench.reports.rows.grouping import summarize
 from regbench.reports.rows.summary import Summary
 from regbench.reports.rows.tasks import over_tasks
@@ -102,7 +103,9 @@ def _suffixes(summaries: Sequence[Summary]) -> Iterator[str]:
 
 
 def _terminal_text(summary: Summary, tables: Mapping[str, Table]) -> str:
-    """Format the leaderboard of a task and what is kept of factors, with their notes."""
+    """Format the leaderboard of a task and what is kept of factors, with their notes, and last
+    the answer.
+    """
     leaderboard = tables["leaderboard"]
     lines = [f"{summary.name}: {counted(len(summary.records), 'cell')}"]
     if leaderboard.warning:
@@ -112,6 +115,9 @@ def _terminal_text(summary: Summary, tables: Mapping[str, Table]) -> str:
         # The other tables are in the files: a terminal has room for few.
         if slug.startswith("factors"):
             lines += ["", table.title, to_terminal(table), *map(_note, table.notes)]
+    answered = answer(summary)
+    if answered:
+        lines += ["", *map(_note, answered)]
     return "\n".join(lines)
 
 

@@ -59,7 +59,7 @@ def run_sweep(
     folder = Path(sweep.runtime.runs_dir) / sweep.name
     write_plan(sweep, folder)
     gpus = _visible_gpus() if sweep.runtime.device != "cpu" else []
-    parallel = min(sweep.runtime.parallel or len(gpus) or usable_cpus(), len(sweep.cells))
+    parallel = min(at_a_time(sweep.runtime), len(sweep.cells))
     device = "cuda" if gpus else "cpu"
     threads = sweep.runtime.threads or default_threads(device, parallel)
     workers = sweep.runtime.workers or default_workers(device, parallel)
@@ -78,8 +78,14 @@ def run_sweep(
     cells, each = counted(len(sweep.cells), "cell"), counted(threads, "thread")
     log.info(message, sweep.name, cells, done, len(todo), parallel, each)
     if todo:
-        _drain(todo, runtime, sweep.name, stages, parallel, gpus, announce or _announce)
+        _drain(todo, replace(sweep, runtime=runtime), stages, parallel, gpus, announce or _announce)
     return [_settled(folder, cell, stages) for cell in sweep.cells]
+
+
+def at_a_time(runtime: Runtime) -> int:
+    """Return how many cells run at a time, if there are as many."""
+    gpus = _visible_gpus() if runtime.device != "cpu" else []
+    return runtime.parallel or len(gpus) or usable_cpus()
 
 
 def _settled(folder: Path, cell: Cell, stages: Sequence[str]) -> CellStatus:
@@ -139,8 +145,7 @@ def _visible_gpus() -> list[str]:
 
 def _drain(
     todo: deque[Cell],
-    runtime: Runtime,
-    name: str,
+    sweep: Sweep,
     stages: Sequence[str],
     parallel: int,
     gpus: Sequence[str],
@@ -154,9 +159,16 @@ def _drain(
     for slot in range(min(parallel, len(todo))):
         # Each has a GPU of its own, as long as there are as many.
         gpu_of[Worker()] = gpus[slot % len(gpus)] if gpus else ""
-    count, epochs = len(todo), sum(cell.epochs for cell in todo)
+    runtime, name = sweep.runtime, sweep.name
+    count = len(todo)
+    epochs = sum(cell.epochs for cell in sweep.cells) + sweep.later_epochs
     running: dict[Worker, Cell] = {}
-    with tqdm(total=epochs, unit="epoch", disable=None) as bar:
+    # What was trained before takes no time now.
+    before = epochs - sweep.later_epochs
+    for cell in todo:
+        before -= cell.epochs - _status(runtime, name, cell).epochs_done
+    begun_s = time.monotonic()
+    with tqdm(total=epochs, initial=before, unit="epoch", disable=None) as bar:
         try:
             while todo or running:
                 for worker, gpu in gpu_of.items():
@@ -175,16 +187,21 @@ def _drain(
                                 )
                 bar.set_description(", ".join(cell.label for cell in running.values()))
                 Worker.wait(running, POLL_S)
-                for worker in [worker for worker in running if not worker.busy]:
+                ended_workers = [worker for worker in running if not worker.busy]
+                for worker in ended_workers:
                     status = _status(runtime, name, running.pop(worker))
                     with bar.external_write_mode(sys.stderr):
                         announce(status, count - len(todo) - len(running), count)
                 # Set and not added to: an attempt that is interrupted falls back to its last
                 # checkpoint.
-                bar.n = epochs - sum(cell.epochs for cell in todo)
+                bar.n = epochs - sweep.later_epochs - sum(cell.epochs for cell in todo)
                 for cell in running.values():
                     bar.n -= cell.epochs - _status(runtime, name, cell).epochs_done
                 bar.refresh()
+                if bar.disable and ended_workers and bar.n > before:  # a log
+                    per_epoch_s = (time.monotonic() - begun_s) / (bar.n - before)
+                    time_left = tqdm.format_interval(per_epoch_s * (epochs - bar.n))
+                    log.info("%d of %d epochs, about %s left", bar.n, epochs, time_left)
         except KeyboardInterrupt:
             for worker in gpu_of:
                 worker.end_job()

@@ -175,9 +175,13 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
     short: dict[str, int] = {}
     tried: list[dict[str, Any]] = []
     complete = True
+    epochs_in_all = 0
     for number, first_search in itertools.product(range(repeats), searches):
         search = first_search.again(number)
         rounds = list(_rounds(search, budget.trials_of(search), folder))
+        trainings = budget.trials_of(search) if search.space else len(search.seeds)
+        trainings += len({*file.final_seeds} - {*search.seeds})
+        epochs_in_all += trainings * search.cell.epochs
         complete = complete and all(trial.score is not None for trial in rounds[-1])
         for round_number, trials_of_round in enumerate(rounds):
             for trial in trials_of_round:
@@ -188,7 +192,8 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
                     if cell.epochs < search.cell.epochs:
                         short[cell.id] = search.cell.epochs
     chosen, clusters = zip(*cells.values(), strict=True)
-    sweep = replace(first, cells=chosen, clusters=clusters)
+    later_epochs = max(0, epochs_in_all - sum(cell.epochs for cell in chosen))
+    sweep = replace(first, cells=chosen, clusters=clusters, later_epochs=later_epochs)
     content = {key: value for key, value in asdict(budget).items() if value is not None}
     return Proposed(sweep, complete, {**content, "short": short, "tried": tried}, repeats)
 

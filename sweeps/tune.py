@@ -94,7 +94,7 @@ def tune(
     places = tuple(
         clusters.get(configuration_id(cell.plain()), sweep.clusters[0]) for cell in cells
     )
-    return replace(sweep, cells=tuple(cells), clusters=places)
+    return replace(sweep, cells=tuple(cells), clusters=places, later_epochs=0)
 
 
 def refuse_tuning(sweep: Sweep) -> None:

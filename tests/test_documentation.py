@@ -217,10 +217,13 @@ def test_the_views_of_the_datas_page_are_a_preset(
 
 @pytest.mark.slow
 def test_the_tutorial_on_own_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first two steps, on tiny images."""
+    """The plan of an hour, and the first two steps by hand, on tiny images."""
     monkeypatch.chdir(tmp_path)
     draw(tmp_path / "FOLDER", 40)
-    prepare, sweep, *_ = "".join(blocks("docs/tutorials/own_images.md", "")).splitlines()
+    commands = "".join(blocks("docs/tutorials/own_images.md", "")).splitlines()
+    plan, _, prepare, sweep, *_ = commands
+    quick = [setting for setting in QUICK if not setting.startswith("epochs=")]
+    assert "What this can tell: " in call(*plan.partition("#")[0].split()[1:], *quick).output
     call(*prepare.split()[1:])
     call(*sweep.split()[1:], *QUICK)
     assert "records check out" in call("report", "own_images", "--check").output

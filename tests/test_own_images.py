@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from PIL import Image
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.record import read_record
-from regbench.benchmark.settings.sweep import load_run, load_sweep
+from regbench.benchmark.rundir.record_parts import NamedFile, PastAttempt
+from regbench.benchmark.settings.sweep import Sweep, SweepFile, load_run, load_sweep, read_rows
 from regbench.cli import main
 from regbench.datasets.fit import complete, fitting
 from regbench.datasets.sources.base import Contents
@@ -21,6 +27,10 @@ from regbench.datasets.sources.imagefolder import ImageFolder
 from regbench.datasets.stored.beton import MIN_PAGE_BYTES, Beton
 from regbench.datasets.stored.manifest import Manifest, SplitEntry
 from regbench.datasets.stored.prepare import prepare
+from regbench.files import write_bytes, write_text
+from regbench.sweeps.own import own_file
+from regbench.sweeps.status import CellStatus
+from tests.records import made
 
 CLASSES = ("heron", "ibis", "stork")
 # What a run of a second needs beside: none of it is about the images.
@@ -347,3 +357,147 @@ def test_the_advice_prepares_what_is_missing(
     line = refusal("train", *overrides)
     assert command in line
     assert ("dataset.name" in command) == ("dataset.name" in line)
+
+
+# --------------------------------------------------------------------------------------------------
+# from a folder to an answer
+
+
+@pytest.fixture
+def birds(data_dir: Path, tmp_path: Path) -> Manifest:
+    """72 images for training."""
+    folder = draw(tmp_path / "images" / "birds", 30, 8)
+    dataset = load_run(["dataset=imagefolder", "dataset.name=birds"])[0].dataset
+    return prepare(dataset, data_dir, source_dir=folder, progress=False)
+
+
+def measured(grid: Sweep, stages: Sequence[str]) -> list[CellStatus]:
+    """Leave what runs would whose second epoch takes a second, the first twice as long, and all
+    else two seconds; untrained rows take three.
+    """
+    assert stages == ("pretrain", "tune")
+    begun = datetime(2026, 11, 22, tzinfo=UTC)
+    history = "".join(f'{{"epoch": {i}, "epoch_s": {3 - i}}}\n' for i in (1, 2)).encode()
+    for cell in grid.cells:
+        folder = Path(grid.runtime.runs_dir) / grid.name / cell.id
+        write_bytes(folder / "metrics-0001.jsonl", history)
+        metrics = NamedFile("metrics-0001.jsonl", hashlib.sha256(history).hexdigest())
+        seconds = 4 if cell.epochs else 3
+        attempt = PastAttempt(
+            started=begun.isoformat(), finished=(begun + timedelta(seconds=seconds)).isoformat()
+        )
+        fields = {"status": "tuned", "attempts": (attempt,), "metrics": metrics}
+        (folder / "tuning.json").write_text(made(cell.plain(), label=cell.label, **fields).text())
+    return []
+
+
+def planned(birds: Manifest, tmp_path: Path, hours: float) -> tuple[SweepFile, Counter[str]]:
+    """The file that two runs at a time get for some hours, and the number of its rows by kind."""
+    two = ["runtime.parallel=2", "runtime.device=cpu"]
+    file = read_rows(str(own_file(tmp_path / "runs", birds, hours, two, measured)), ())
+    kinds: Counter[str] = Counter()
+    for row in file.rows:
+        untrained = "epochs=0" in row
+        kinds["untrained" if untrained else "trained"] += 1
+        assert "dataset.name=birds" in row
+    return file, kinds
+
+
+@pytest.mark.parametrize(
+    ("hours", "methods", "trials", "epochs", "minutes"),
+    [
+        # Three seeds of k methods after t trainings each, and of the supervised network: k (t + 2)
+        # + 3 trainings; k (7 t / 3 + 3) + 4 starts, and four times the five untrained rows.
+        (5, 5, 9, 520, (58 * 520 + 2 * 124 + 60) / 120),
+        (2.4, 5, 3, 516, (28 * 516 + 2 * 54 + 60) / 120),
+        (1.7, 3, 3, 568, (18 * 568 + 2 * 34 + 60) / 120),
+        # Two methods at least, although that is too short.
+        (0.5, 2, 3, 224, (13 * 224 + 2 * 24 + 60) / 120),
+    ],
+)
+def test_a_plan_fits_its_budget(
+    hours: float,
+    methods: int,
+    trials: int,
+    epochs: int,
+    minutes: float,
+    birds: Manifest,
+    tmp_path: Path,
+) -> None:
+    file, kinds = planned(birds, tmp_path, hours)
+    assert kinds == {"untrained": 5, "trained": methods + 1}
+    assert file.trials == trials
+    assert f"epochs={epochs}" in file.rows[-1]
+    assert 0.8 * hours < minutes / 60 < 0.85 * hours
+    assert f" {epochs} epochs ({epochs} steps)" in file.description
+    assert f"forecast {minutes:.0f} min, as an epoch takes 1 s and the rest" in file.description
+    assert ("below the untrained network before epoch 500" in file.description) == (hours < 1)
+
+
+@pytest.mark.parametrize(("rarest", "taken"), [(200_000, 43_691), (1000, 1000), (9, None)])
+def test_of_many_images_a_part_is_measured(
+    rarest: int, taken: int | None, birds: Manifest, tmp_path: Path
+) -> None:
+    """As many of each class as the rarest one has, or all where that fills no batch."""
+    counts = [500_000, 500_000, rarest]
+    train = birds.splits["train"] | {"num_samples": sum(counts), "counts_per_class": counts}
+    many = replace(birds, splits=birds.splits | {"train": train})
+    seen: set[int | None] = set()
+
+    def execute(grid: Sweep, stages: Sequence[str]) -> list[CellStatus]:
+        seen.update(cell.dataset.train_per_class for cell in grid.cells)
+        return measured(grid, stages)
+
+    share = 3 * taken / sum(counts) if taken else 1.0
+    file = read_rows(str(own_file(tmp_path / "runs", many, 1e9, [], execute)), ())
+    assert seen == {taken}
+    assert f"an epoch takes {1 / share:.2g} s and" in file.description
+
+
+def test_a_plan_is_made_once(birds: Manifest, tmp_path: Path) -> None:
+    file, _ = planned(birds, tmp_path, 1)
+
+    def slower(grid: Sweep, stages: Sequence[str]) -> list[CellStatus]:
+        raise AssertionError("measured again")
+
+    assert read_rows(str(own_file(tmp_path / "runs", birds, 1, [], slower)), ()) == file
+
+
+@pytest.mark.parametrize(
+    ("hours", "overrides", "message"),
+    [
+        (0.01, [], r"--hours 0\.01 is too little: 2 methods for 4 epochs take --hours 0\.027"),
+        (1, ["epochs=3"], "epochs=3: --hours decides the epochs"),
+        (1, ["cluster=slurm"], "own measures this machine"),
+    ],
+)
+def test_a_budget_that_pays_nothing_is_refused(
+    hours: float, overrides: list[str], message: str, birds: Manifest, tmp_path: Path
+) -> None:
+    given = ["runtime.parallel=2", "runtime.device=cpu", *overrides]
+    with pytest.raises(RegbenchError, match=message):
+        own_file(tmp_path / "runs", birds, hours, given, measured)
+
+
+def test_from_a_folder_to_an_answer(birds: Manifest, tmp_path: Path) -> None:
+    """By a plan that is there; the same command again runs nothing."""
+    folder = tmp_path / "images" / "birds"
+    rows = ["method=sfrik epochs=0", "method=vicreg", "method=simclr"]
+    common = ["dataset=imagefolder epochs=4 evaluation.select_by=[knn,probe] seed=0"]
+    plan = {"description": "a small plan", "common": common, "cells": rows}
+    path = tmp_path / "runs" / "birds_2h" / "birds_2h.yaml"
+    write_text(path, yaml.safe_dump(plan | {"final_seeds": [0]}))
+    quick = [setting for setting in QUICK if not setting.startswith("epochs=")]
+    said = call("own", folder, "--hours", "2", "--plan", *quick).output
+    assert "\na small plan.\nWhat this can tell: a true difference of " in said
+    assert not list(path.parent.glob("*/record.json"))
+    for _ in range(2):
+        said = call("own", folder, "--hours", "2", *quick).output
+        assert len(list(path.parent.glob("*/record.json"))) == 3
+        answer, _, page = said.rpartition("\n\nreport: ")
+        assert answer.rpartition("\n  Next: ")[2].endswith("of training).")
+        assert "beside 1 untrained row." in Path(page.strip()).read_text()
+    other = draw(tmp_path / "others" / "birds", 30, 8)
+    assert refusal("own", other, *quick).endswith(
+        f"give the images of {other} another name: dataset.name=NAME"
+    )

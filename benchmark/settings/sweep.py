@@ -37,6 +37,7 @@ class Sweep:
         runtime: Runtime of all cells.
         clusters: Place where each cell runs.
         final_seeds: Seeds of the final runs of a tuning; empty: those of the cells.
+        later_epochs: Epochs of the cells that a search will add, for the time that is left.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Sweep:
     runtime: Runtime
     clusters: tuple[Cluster, ...]
     final_seeds: tuple[int, ...] = ()
+    later_epochs: int = 0
 
     @property
     def scheduler(self) -> str:

@@ -49,6 +49,9 @@ _MARGIN_IN = 0.62  # left of the plot, for the ticks
 _ABOVE_IN = 0.15  # above the plot
 _HEADING_IN = 0.45
 _BELOW_IN = 0.5  # below the plot, for the ticks and the axis's name
+_ROW_IN = 0.36  # of a plot with a row for each method
+_PHONE_IN = 3.75  # its width: at the smallest text as wide as a phone's card
+_ROWS_MOST_PX = 480  # its width on a large screen, where text would grow with it
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,42 @@ def labelled_drawing(
         figure, (axes,) = _figure_with_labels(1, names, len(names), _ABOVE_IN)
         _place_labels(axes, draw(axes, marks), marker=marker)
         return Drawing(title, description, _to_svg(figure, marks), crowded)
+
+
+def rows_drawing(
+    title: str,
+    description: str,
+    names: Sequence[tuple[str, str]],
+    draw: Callable[[Axes, Marks], None],
+) -> Drawing:
+    """Make the SVG of a plot with rows, so narrow that a phone shows all of it.
+
+    Args:
+        title: Title of the figure.
+        description: Description for readers who cannot see it.
+        names: What stands above each row's line: its name, and at the right its value.
+        draw: Draws into the axes; row i lies at y = i.
+    """
+    with _matplotlib_in(INK):
+        marks = Marks()
+        height_in = _ROW_IN * len(names) + _ABOVE_IN + _BELOW_IN
+        figure = Figure(figsize=(_PHONE_IN, height_in))
+        figure.patch.set_alpha(0)
+        height = _ROW_IN * len(names) / height_in
+        axes = figure.add_axes((0.02, _BELOW_IN / height_in, 0.96, height))
+        axes.patch.set_alpha(0)
+        grid(axes)
+        draw(axes, marks)
+        axes.set_ylim(len(names) - 0.55, -0.6)  # the first row is the highest
+        axes.yaxis.set_visible(False)
+        axes.spines["left"].set_visible(False)
+        for row, (name, value) in enumerate(names):
+            place: dict[str, Any] = {"va": "center", "transform": axes.get_yaxis_transform()}
+            axes.text(0.0, row - 0.42, name, **place)
+            axes.text(1.0, row - 0.42, value, ha="right", **place)
+        svg = _to_svg(figure, marks)
+        widest = f'<svg style="max-width: {_ROWS_MOST_PX}px; '
+        return Drawing(title, description, svg.replace('<svg style="', widest, 1))
 
 
 def labelled_png(

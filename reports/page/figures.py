@@ -1,8 +1,8 @@
-"""Scatter figures of a task: accuracy against costs and measures, as SVG for a page and as PNG for
-a README.
+"""Figures of a task: the accuracy of each row with its seeds, and accuracy against costs and
+measures, as SVG for a page and as PNG for a README.
 
-Up to `LABELLED` points are labelled directly; of more than that only those that matter most, and
-the page names the others in its legend and when hovering.
+In a scatter figure up to `LABELLED` points are labelled directly; of more than that only those
+that matter most, and the page names the others in its legend and when hovering.
 """
 
 from __future__ import annotations
@@ -27,15 +27,22 @@ from regbench.reports.page.drawing import (
     labelled_drawing,
     labelled_png,
     plain_ticks,
+    rows_drawing,
 )
 from regbench.reports.rows.deviations import Stat
+from regbench.reports.rows.significance import MIN_PAIRS
 from regbench.reports.rows.summary import Row, Summary
 from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
 
 # points or lines of a figure that are all labelled; of more than these, only LABELLED_OF_MANY
 LABELLED = 14
 LABELLED_OF_MANY = 10
+DRAWN_ROWS = 30  # rows of methods in the figure that has one for each
 LABELLED_IN_PNG = 50  # a picture has no tooltips; beyond this number it names the Pareto front only
+
+
+_Scored = tuple[int, Row, Stat]
+"""A row with its place in the leaderboard and a score."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +66,26 @@ class Against:
         """Return a row's statistics of it."""
         return row.cost(self.key) if self.is_cost else row.at_end(self.key)
 
+    def alike(self, summary: Summary) -> bool:
+        """Return True if methods hardly differ in it."""
+        means = [found.mean for row in summary.methods if (found := self.of(row))]
+        return len(means) > 1 and max(means) < ALIKE * min(means)
+
 
 TRAINING_TIME = Against("train_s", "training time", time_unit)
 COSTS = (
     TRAINING_TIME,
-    Against("peak_memory_bytes", "peak memory", memory_unit),
     Against("loss_extra_bytes", "memory of the loss", memory_unit),
+    Against("peak_memory_bytes", "peak memory", memory_unit),
     Against("energy_gpu_joules", "energy of the GPUs", energy_unit),
     Against("energy_cpu_joules", "energy of the CPUs", energy_unit),
 )
+COSTS_DRAWN = 2
+"""Figures of costs on a page: the first of `COSTS` in which rows differ."""
+
+ALIKE = 1.1
+"""Factor below which the largest and the smallest cost of a task are alike and not drawn."""
+
 EFFECTIVE_RANK = Against(
     "effective_rank", "effective rank", lambda largest: Unit("", 1, 1), is_cost=False
 )
@@ -109,22 +127,68 @@ class _Panel:
         return [point.row.name for point in self.points if point.place in self.named]
 
 
+def accuracy_rows(summary: Summary, style: Styles) -> list[Drawing]:
+    """Draw each score of the leaderboard with a row for each method, best first, and the rows that
+    are no methods below and as lines.
+    """
+    drawings = []
+    for name in reversed(summary.leading):
+        score = summary.scores[name]
+        rows: list[_Scored] = []
+        for place, row in enumerate(summary.rows):
+            found = row.score(name)
+            if found is not None and (row.is_reference or place < DRAWN_ROWS):
+                rows.append((place, row, found))
+        if any(not row.is_reference for _, row, _ in rows):
+            title = f"{capital(score.title)} of each method"
+            text = f"{title}; the numbers are in the tables."
+            names = [(row.name, stat_text(found, 2)) for _, row, found in rows]
+            draw = partial(_draw_rows, rows=rows, score=score, style=style)
+            drawings.append(rows_drawing(title, text, names, draw))
+    return drawings
+
+
+def _draw_rows(
+    axes: Axes, marks: Marks, *, rows: Sequence[_Scored], score: Score, style: Styles
+) -> None:
+    """Draw the seeds of each row, its mean and the mean's interval, and lines of what is no
+    method.
+    """
+    for at, (place, row, found) in enumerate(rows):
+        if row.is_reference:
+            s = Style(GREY, "D", "--" if row.untrained else "-", "reference")
+            axes.axvline(found.mean, color=GREY, ls=s.dash, lw=1, alpha=0.45)
+        else:
+            s = style[row.label]
+        tooltip = f"{row.name}: {stat_text(found, 2)}, n = {found.n}"
+        look = {"color": s.colour, "gid": marks.add(s, [place], tooltip)}
+        if found.n >= MIN_PAIRS:
+            low, high = found.interval()
+            if score.unit == "%":
+                low, high = max(low, 0.0), min(high, 100.0)
+            draw_line(axes, (low, high), (at, at), lw=2, alpha=0.6, **look)
+        seeds = list(row.by_unit(score.name).values())
+        draw_line(axes, seeds, [at] * len(seeds), ls="", marker="|", ms=9, mew=1.3, **look)
+        hollow = "none" if row.diverged else s.colour
+        draw_line(axes, [found.mean], [at], marker=s.marker, ms=5.5, mfc=hollow, **look)
+    axes.set_xlabel(score.head)
+    axes.margins(x=0.05)
+    axes.autoscale_view()
+
+
 def scatter_drawings(summary: Summary, style: Styles, axes_of: Sequence[Against]) -> list[Drawing]:
-    """Draw accuracy against each of some quantities, for those scores and quantities that were
-    measured.
+    """Draw the headline score against the first `COSTS_DRAWN` of some quantities that were measured
+    and in which rows differ.
     """
     drawings = []
     for against in axes_of:
-        for panel in _panels(summary, against, LABELLED):
+        for panel in _panels(summary, against, LABELLED)[:1]:
             title = f"{capital(panel.score.title)} against {against.name}"
-            text = (
-                f"{panel.score.head} of each method against {against.name}; the numbers are in the "
-                "tables."
-            )
+            text = f"{title}; the numbers are in the tables."
             draw = partial(_draw, panel=panel, style=style)
             crowded = len(panel.points) > LABELLED
             drawings.append(labelled_drawing(title, text, panel.labels, draw, crowded=crowded))
-    return drawings
+    return drawings[:COSTS_DRAWN]
 
 
 def scatter_png(summary: Summary, style: Styles, against: Against) -> bytes | None:
@@ -155,7 +219,9 @@ def _panels(summary: Summary, against: Against, limit: int) -> list[_Panel]:
 
     Label all up to a limit.
     """
-    panels = []
+    panels: list[_Panel] = []
+    if against.is_cost and against.alike(summary):
+        return panels
     for name in reversed(summary.leading):
         score, points = summary.scores[name], []
         references: dict[str, Stat] = {}

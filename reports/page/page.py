@@ -14,7 +14,7 @@ from typing import Any
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.find.records import Records
 from regbench.reports.page.drawing import Styles
-from regbench.reports.page.figures import COSTS, EFFECTIVE_RANK, scatter_drawings
+from regbench.reports.page.figures import COSTS, EFFECTIVE_RANK, accuracy_rows, scatter_drawings
 from regbench.reports.page.lines import (
     DRAWN_CURVES,
     accuracy_drawings,
@@ -23,6 +23,7 @@ from regbench.reports.page.lines import (
     training_drawings,
 )
 from regbench.reports.page.template import render, table_for_page, with_own_ids
+from regbench.reports.rows.answer import answer
 from regbench.reports.rows.comparable import SETTING_NAMES
 from regbench.reports.rows.curves import curve_notes
 from regbench.reports.rows.summary import DASH, Row, Summary
@@ -107,6 +108,7 @@ def section(
     labels = {row.label for row in summary.methods}
     shown = {slug: table_for_page(table, prefix, keys, places) for slug, table in tables.items()}
     figures = {
+        "rows": accuracy_rows(summary, style),
         "scatter": scatter_drawings(summary, style, COSTS),
         "rank": scatter_drawings(summary, style, [EFFECTIVE_RANK]),
         "sizes": size_drawings(summary, style),
@@ -119,6 +121,8 @@ def section(
     return {
         **figures,
         "name": summary.name,
+        "answer": answer(summary),
+        "alike": [cost.name for cost in COSTS if cost.alike(summary)],
         "facts": facts(summary),
         "legend": {label: style[label] for label in sorted(labels)},
         "filters": _filters(summary, labels),

@@ -46,7 +46,7 @@ def task_notes(summary: Summary) -> list[str]:
     return list(filter(None, notes))
 
 
-def _few(names: Sequence[str], separator: str = ", ") -> str:
+def few(names: Sequence[str], separator: str = ", ") -> str:
     """List the first of many names, and count the others."""
     shown = list(names[:_LISTED])
     if len(names) > _LISTED:
@@ -77,7 +77,7 @@ def _budget(summary: Summary) -> str:
     listed = []
     for count, names in sorted(budgets.items(), key=lambda item: item[0] or 0):
         tried = "given, not tuned" if count is None else f"{count} tried"
-        listed.append(f"{tried}: {_few(names)}")
+        listed.append(f"{tried}: {few(names)}")
     budgets_of_rows = "; ".join(listed)
     if None not in per_searched and all(len(counts) == 1 for counts in per_searched.values()):
         return (
@@ -132,7 +132,7 @@ def _missing(summary: Summary) -> str:
             f"{label}, {counted(n, 'cell')} ({why})" for (label, why), n in kinds.most_common()
         ]
         number = len(summary.failures)
-        texts.append(f"Failed, {number} in all, and to be tried again: {_few(counts, '; ')}.")
+        texts.append(f"Failed, {number} in all, and to be tried again: {few(counts, '; ')}.")
     return " ".join(texts)
 
 
@@ -259,7 +259,7 @@ def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
     if untested:
         notes.append(
             f"Not tested, with fewer than three {plural} shared with the best: "
-            f"{_few(list(untested))}."
+            f"{few(list(untested))}."
         )
     return notes
 

@@ -38,11 +38,14 @@ class PairTest:
         pairs: Number of seeds that they share.
         difference: Mean of the first minus the second, NaN without a pair.
         p: p-value of Tukey's test; NaN with fewer than `MIN_PAIRS` pairs.
+        half: Half the width of the 95 % interval of the difference, which holds for all pairs of
+            rows together; NaN where `p` is.
     """
 
     pairs: int
     difference: float
     p: float
+    half: float
 
 
 class Tukey:
@@ -103,14 +106,14 @@ class Tukey:
             # The studentized range is in standard errors of one mean, without the √2 of a
             # difference.
             apart = np.where(means == 0, 0.0, np.abs(means) * np.sqrt(pairs) / deviations)
-        p = np.full(len(pairs), np.nan)
+        p, half = np.full((2, len(pairs)), np.nan)
         tested = pairs >= MIN_PAIRS
         if self.freedom > 0 and tested.any():
             p[tested] = _chance(self.rows, self.freedom)(apart[tested])
-        return [
-            PairTest(*found)
-            for found in zip(pairs.tolist(), means.tolist(), p.tolist(), strict=True)
-        ]
+            of_one_mean = (deviations / np.sqrt(np.maximum(pairs, 1)))[tested]
+            half[tested] = critical_range(self.rows, self.freedom) * of_one_mean
+        columns = (column.tolist() for column in (pairs, means, p, half))
+        return [PairTest(*found) for found in zip(*columns, strict=True)]
 
     @functools.cached_property
     def least(self) -> float:

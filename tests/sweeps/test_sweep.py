@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from tqdm import tqdm
 
 from regbench import RegbenchError
 from regbench.benchmark.run import run_cell
@@ -648,9 +649,12 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
     shown: list[tuple[str, int, int]] = []
 
     class Bar(contextlib.nullcontext[Any]):
-        def __init__(self, *, total: int, **_: object) -> None:
+        disable = True
+        format_interval = staticmethod(tqdm.format_interval)
+
+        def __init__(self, *, total: int, initial: int, **_: object) -> None:
             super().__init__(self)
-            self.n, self.total, self.text = 0, total, ""
+            self.n, self.total, self.text = initial, total, ""
             self.external_write_mode = contextlib.nullcontext
 
         def set_description(self, text: str) -> None:
@@ -678,10 +682,12 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
     assert ends == [
         f"[1/3] {names[1]}: kNN 5 %",
         f"[2/3] {names[2]} FAILED: too large (logs: {directories[2]}/logs/7_log.out)",
+        "6 of 8 epochs, about 00:00 left",
         f"[3/3] {names[3]} FAILED: ended without a record (logs: None)",
+        "8 of 8 epochs, about 00:00 left",
     ]
-    # Three cells of two epochs, two at a time; those of a cell that failed are over too.
-    assert shown == [("VICReg, VICReg", 4, 6), ("VICReg", 6, 6)]
+    # Four cells of two epochs, two at a time; those of a cell that failed are over too.
+    assert shown == [("VICReg, VICReg", 6, 8), ("VICReg", 8, 8)]
     shutil.rmtree(own.runs)
     seen.clear()
     directories[1].mkdir(parents=True)
@@ -720,9 +726,8 @@ def test_a_cell_that_another_command_has_claimed_is_waited_for_or_through(
         ]
     )
     monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
-    monkeypatch.setattr(
-        "regbench.sweeps.local.time", SimpleNamespace(sleep=lambda _: next(looks)())
-    )
+    clock = SimpleNamespace(sleep=lambda _: next(looks)(), monotonic=lambda: 0.0)
+    monkeypatch.setattr("regbench.sweeps.local.time", clock)
     with caplog.at_level("INFO", "regbench"):
         found = run_sweep(load_sweep(str(own.folder / "own.yaml")), ("pretrain", "tune"))
     assert [status.state for status in found] == ["tuned", "tuned", "failed"]

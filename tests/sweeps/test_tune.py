@@ -541,6 +541,17 @@ def test_the_trials_of_a_search_run_on_the_machines_of_their_row(
     assert mean_trials(read_rows(str(path), [])) == 6
 
 
+def test_a_search_knows_what_is_still_to_come(tmp_path: Path, settings: list[str]) -> None:
+    """Of its later rounds and of its final runs, for the time that is left."""
+    rows = ["method=tcr", "method=vicreg", "baseline=supervised"]
+    changes = {"trials": 3, "final_seeds": [0, 1, 2]}
+    path = sweep_file(tmp_path, rows, [*settings, "epochs=4"], **changes)
+    found = propose(str(path), [], 3).sweep
+    assert sum(cell.epochs for cell in found.cells) == 2 * 4 + 4
+    # Of each method two trainings of two epochs and one of four, then two final ones of four.
+    assert found.later_epochs == 2 * (4 + 4 + 8) + 8
+
+
 def test_another_grid_than_the_choice_was_made_among_is_refused(
     tmp_path: Path, settings: list[str], folder: Path
 ) -> None:

@@ -12,6 +12,7 @@ from regbench.cli import (  # noqa: F401
     grid,
     jobs,
     measuring,
+    own,
     reporting,
     sharing,
     train,

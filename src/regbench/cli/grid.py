@@ -95,7 +95,7 @@ def sweep(
         return
     execute = executor(wait, click.echo, announce)
     statuses = run_grid(grid, execute, oversized=oversized)
-    _conclude(grid, statuses, report)
+    conclude(grid, statuses, report)
 
 
 def _show_expected(name: str, overrides: Sequence[str]) -> Announce | None:
@@ -118,7 +118,7 @@ def _show_expected(name: str, overrides: Sequence[str]) -> Announce | None:
     return table.announce if sys.stderr.isatty() else None
 
 
-def _conclude(grid: Sweep, statuses: Sequence[CellStatus] | None, report: bool) -> None:
+def conclude(grid: Sweep, statuses: Sequence[CellStatus] | None, report: bool) -> None:
     """Write the report if that is asked for, and fail if cells did not finish."""
     from regbench.sweeps.run import refuse_unfinished
 
@@ -200,7 +200,7 @@ def tune(
     if final is None:
         click.echo("when they have ended, the same command goes on")
         return
-    _conclude(final, execute(final, STAGES), report)
+    conclude(final, execute(final, STAGES), report)
 
 
 @main.command(epilog=OVERRIDES_HELP)

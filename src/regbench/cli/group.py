@@ -14,7 +14,7 @@ from regbench.errors import RegbenchError
 from regbench.text import printable
 from regbench.version import __version__
 
-_RESUMED = ("challenge", "evaluate", "sweep", "train", "tune")
+_RESUMED = ("challenge", "evaluate", "own", "sweep", "train", "tune")
 
 
 class _Cli(click.Group):
@@ -105,6 +105,7 @@ def main(debug: bool) -> None:
     First steps:
       regbench methods                     what can be compared
       regbench sweep quickstart --report   train seven of them, print the leaderboard
+      regbench own FOLDER                  which method suits your own images
       regbench train method=vicreg         one run
       regbench tune quickstart_tuning      choose hyperparameters, then score on the test split
       regbench status quickstart           how a sweep stands

@@ -1,0 +1,150 @@
+"""The answer to "which method for these images?" in at most five sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from regbench.reports.rows.notes import UNITS, few
+from regbench.reports.rows.significance import LEVEL, MIN_PAIRS, PairTest
+from regbench.reports.rows.summary import LEADING, Row, Summary, mean_of
+from regbench.reports.tables.units import time_unit
+from regbench.text import counted
+
+_LEAST_POINTS = 0.5  # a smaller difference is worth no further seeds
+_LONGER = 4  # times the epochs of a longer training
+
+
+def answer(summary: Summary) -> list[str]:
+    """Answer which methods lead, by how much, and what to do next, in at most five sentences.
+
+    Empty where a task has no two methods, or no untrained row, with an accuracy in per cent.
+    """
+    names = [name for name in LEADING if name in summary.leading]
+    names = [name for name in names if summary.scores[name].unit == "%"]
+    methods = [row for row in summary.methods if all(row.score(name) for name in names)]
+    if not names or len(methods) < 2 or not all(map(summary.best_trivial, names)):
+        return []
+    methods.sort(key=lambda row: -mean_of(row, names[-1]))
+    leaders = [row for row in methods if all(_leads(summary, row, name) for name in names)]
+    first, title = (leaders or methods)[0], summary.scores[names[-1]].title
+    others = [row for row in methods if row is not first]
+    alike = [row for row in others if not _compared(summary, first, row, names[-1]).p <= LEVEL]
+
+    # What was compared, and who leads the untrained rows.
+    titles, gains, tested = [], [], True
+    for name in names:
+        trivial = summary.best_trivial(name)
+        assert trivial is not None
+        titles.append(summary.scores[name].title)
+        gain = _compared(summary, first, trivial, name)
+        gains.append(f"{_points(gain)} by {titles[-1]} from {trivial.label}")
+        tested = tested and not math.isnan(gain.p)
+    who = "No method is known to lead"
+    if leaders:
+        leading = few([row.name for row in leaders], "; ")
+        who = f"{len(leaders)} of {len(methods)} methods ({leading}) lead"
+    sentences = [
+        f"{who} all untrained rows by {' and '.join(titles)}; the first by {title} is "
+        f"{first.name}, {' and '.join(gains)}."
+    ]
+    sentences.insert(1 - bool(leaders), _tried(summary, methods, names[-1]))
+
+    # Who is not told from the first, and what labels bring.
+    if alike:
+        close = few([row.name for row in alike], "; ")
+        sentences.append(f"Not known to differ from {first.name} by {title}: {close}.")
+    else:
+        gap = _points(_compared(summary, first, others[0], names[-1]))
+        sentences.append(
+            f"All other methods are significantly below {first.name} by {title}: {gap} from "
+            f"{others[0].name}."
+        )
+    supervised = summary.supervised(names[-1])
+    if supervised is not None:
+        accuracy = mean_of(supervised, names[-1])
+        gap = _signed(accuracy - mean_of(first, names[-1]))
+        sentences.append(
+            f"With the labels of the training images, the same network has {accuracy:.1f} % by "
+            f"{title}: {gap} points from {first.name}."
+        )
+    if not tested:
+        seeds_s = MIN_PAIRS * math.fsum(map(_train_s, methods))
+        step = f"{MIN_PAIRS} seeds of every row, as fewer are not tested{_time(seeds_s)}"
+    elif not leaders:
+        records = list(summary.records)
+        for configuration in summary.short:
+            records += configuration.records
+        in_all_s = math.fsum(record.cost.train_s or 0.0 for record in records)
+        step = f"all of it with {_LONGER} times the epochs{_time(_LONGER * in_all_s)}"
+    elif alike:
+        step = _to_tell(summary, first, alike, names[-1])
+    else:
+        longer = f"{_LONGER} times the epochs{_time(_LONGER * _train_s(first))}"
+        step = f"take {first.name}, or train it with {longer}"
+    return [*sentences, f"Next: {step}."]
+
+
+def _tried(summary: Summary, methods: Sequence[Row], name: str) -> str:
+    budget = max(summary.budget(row) or 1 for row in methods)
+    tried = f"Tried: {counted(len(methods), 'method')}"
+    if budget > 1:
+        tried += f", up to {budget} configurations of each on the {summary.selection_split} split"
+    seeds = max(len(row.by_unit(name)) for row in methods)
+    unit = summary.unit if seeds == 1 else UNITS[summary.unit]
+    untrained = counted(sum(row.untrained for row in summary.rows), "untrained row")
+    return f"{tried}, {seeds} {unit} of each, beside {untrained}."
+
+
+def _to_tell(summary: Summary, first: Row, alike: Sequence[Row], name: str) -> str:
+    """Propose what to do with rows that are not told from the first."""
+    close = [first, *alike]
+    cheapest = min(close, key=_train_s)
+    points = max(_LEAST_POINTS, abs(_compared(summary, first, alike[0], name).difference))
+    tukey = summary.tukey(name)
+    seeds = tukey.power.seeds_for(points)
+    more_s = (seeds - tukey.seeds) * math.fsum(map(_train_s, close))
+    return (
+        f"take the one that trains fastest, {cheapest.name}{_time(_train_s(cheapest))}, or tell "
+        f"{points:.1f} points by {seeds:,} seeds of each{_time(more_s)}"
+    )
+
+
+def _compared(summary: Summary, row: Row, other: Row, name: str) -> PairTest:
+    places = summary.rows.index
+    return summary.tukey(name).compare(places(row), [places(other)])[0]
+
+
+def _leads(summary: Summary, row: Row, name: str) -> bool:
+    """Return True if a row is significantly better than each untrained row by a test score."""
+    for other in summary.rows:
+        if other.untrained and other.score(name) is not None:
+            found = _compared(summary, row, other, name)
+            if not (found.difference > 0 and found.p <= LEVEL):
+                return False
+    return True
+
+
+def _train_s(row: Row) -> float:
+    found = row.cost("train_s")
+    return found.mean if found else 0.0
+
+
+def _time(seconds: float) -> str:
+    """Format a time of training; empty where nothing was measured."""
+    unit = time_unit(seconds)
+    text = f" ({seconds / unit.divisor:.{unit.decimals}f} {unit.name} of training)"
+    return text if seconds > 0 else ""
+
+
+def _signed(points: float) -> str:
+    return f"{points:+.1f}".replace("-", "−")
+
+
+def _points(found: PairTest) -> str:
+    """Format a difference with its interval."""
+    if math.isnan(found.half):
+        return f"{_signed(found.difference)} points (not tested)"
+    low, high = found.difference - found.half, found.difference + found.half
+    interval = f"95 % interval {low:.1f} to {high:.1f}"
+    return f"{_signed(found.difference)} points ({interval})".replace("-", "−")

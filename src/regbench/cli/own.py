@@ -1,0 +1,71 @@
+"""The command that goes from a folder of images to an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from regbench.api import executor
+from regbench.cli.data import prepare
+from regbench.cli.grid import conclude
+from regbench.cli.group import main
+from regbench.cli.options import OVERRIDES_HELP, PathType, overrides_and_runs_dir, positive
+from regbench.errors import RegbenchError
+
+
+@main.command(epilog=OVERRIDES_HELP)
+@click.argument("folder", type=PathType(exists=True, file_okay=False))
+@overrides_and_runs_dir
+@click.option("--hours", type=float, default=1.0, callback=positive, help="The budget.")
+@click.option(
+    "--plan", is_flag=True, help="Measure, and say what the budget can tell; train no more."
+)
+@click.pass_context
+def own(
+    ctx: click.Context, folder: Path, overrides: Sequence[str], hours: float, plan: bool
+) -> None:
+    r"""Say which method suits your own images, within some hours on this machine.
+
+    FOLDER holds a folder of images for each class, or train/ with these. The images are prepared,
+    a short training is measured, and what the budget pays is run: methods whose weight and
+    learning rate are searched by successive halving, three seeds of the best of each, untrained
+    features and the supervised network. The report begins with the answer, in at most five
+    sentences. The same command goes on where it was stopped.
+
+    \b
+      regbench own birds --plan            what an hour can tell
+      regbench own birds --hours 3
+    """
+    from regbench.benchmark.settings.runtime import STAGES
+    from regbench.benchmark.settings.sweep import load_dataset, read_rows
+    from regbench.datasets.stored.manifest import Manifest
+    from regbench.reports.rows.power import can_tell
+    from regbench.sweeps.own import claim, own_file
+    from regbench.sweeps.run import run_tuning
+    from regbench.wording import quoted
+
+    if not any(override.startswith("dataset.name=") for override in overrides):
+        overrides = (f"dataset.name={quoted(folder.resolve().name)}", *overrides)
+    config, runtime = load_dataset(["dataset=imagefolder", *overrides])
+    data_dir = Path(runtime.data_dir)
+    ctx.invoke(prepare, dataset="imagefolder", source_dir=folder, overrides=overrides)
+    claim(data_dir, config.name, folder)
+    manifest = Manifest.load(data_dir, config.name)
+    if len(manifest.class_names) < 2:
+        raise RegbenchError(
+            "methods are compared by labels of two classes or more; give a few: docs/data.md"
+        )
+    execute = executor(None, click.echo)
+    file = own_file(Path(runtime.runs_dir), manifest, hours, overrides, execute)
+    planned = read_rows(str(file), overrides)
+    rows = len(planned.rows) - 1  # labels are no method's competitor
+    test_images = manifest.splits["test"]["num_samples"]
+    click.echo(f"\n{planned.description}.")
+    click.echo(f"{can_tell(rows, len(planned.final_seeds), test_images)}\n")
+    if plan:
+        return
+    final = run_tuning(str(file), overrides, execute, click.echo)
+    assert final is not None  # not on Slurm
+    conclude(final, execute(final, STAGES), report=True)

@@ -1,0 +1,205 @@
+"""Fit a comparison on one's own images to a budget of hours on this machine.
+
+A few cells are trained for two epochs, as many at a time as later. What these took decides how many
+methods are compared, how many configurations are tried of each, and for how many epochs. The plan
+is written down as a sweep's file, so that the same command goes on with the same cells.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import yaml
+
+from regbench.benchmark.rundir.record import read_tuned
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.presets import preset_files
+from regbench.benchmark.settings.sweep import load_rows, load_sweep, read_rows
+from regbench.datasets.stored.manifest import Manifest, SplitEntry
+from regbench.errors import RegbenchError
+from regbench.files import write_new, write_text
+from regbench.settings import read_yaml
+from regbench.sweeps.local import at_a_time
+from regbench.sweeps.run import Execute, refuse_unfinished
+
+_PRESET = "own"
+_STAGES = ("pretrain", "tune")
+# Of the budget, what is planned: a machine does not always run as fast as it did.
+_PLANNED = 0.85
+_MEASURED_EPOCHS = 2
+# An epoch of the measurement has no more pixels than so many images of 32 px, but one batch.
+_MEASURED_PIXELS = 8192 * 32**2
+# Trainings of a search: one, two or three brackets of successive halving, each of seven trainings.
+_TRIALS = (9, 6, 3)
+_CELLS_PER_TRIAL = 7 / 3
+_SEEDS = 3
+_LEAST_METHODS = 2
+_LEAST_EPOCHS = 4  # fewer have no quarter
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """What runs take while others run beside them.
+
+    Attributes:
+        epoch_s: Seconds of an epoch.
+        rest_s: Seconds of all else in a training: start, checkpoints, evaluation.
+        untrained_s: Seconds of all untrained rows, once.
+        parallel: Runs at a time.
+    """
+
+    epoch_s: float
+    rest_s: float
+    untrained_s: float
+    parallel: int
+
+    def seconds(self, methods: int, trials: int, epochs: int) -> float:
+        """Return how long a comparison takes, with the supervised and the untrained rows."""
+        # The search has trained the first seed, and every cell of it is scored once more at last.
+        trained = methods * (trials + _SEEDS - 1) + _SEEDS
+        runs = methods * (_CELLS_PER_TRIAL * trials + _SEEDS) + _SEEDS + 1
+        in_all = trained * epochs * self.epoch_s + runs * self.rest_s
+        return (in_all + (_SEEDS + 1) * self.untrained_s) / self.parallel
+
+    def fitted(self, methods: int, budget_s: float, enough: int) -> tuple[int, int, int]:
+        """Return methods, trials and epochs of the largest comparison that has `enough` epochs; of
+        two methods, as many epochs as the budget pays.
+        """
+        sizes = [(methods, trials) for trials in _TRIALS]
+        sizes += [(fewer, _TRIALS[-1]) for fewer in range(methods - 1, _LEAST_METHODS - 1, -1)]
+        epochs = 0
+        for size in sizes:
+            fixed_s = self.seconds(*size, 0)
+            per_epoch_s = self.seconds(*size, 1) - fixed_s
+            epochs = math.floor((_PLANNED * budget_s - fixed_s) / per_epoch_s) // 4 * 4
+            if epochs >= enough:
+                break
+        if epochs < _LEAST_EPOCHS:
+            least = 1.05 * self.seconds(*size, _LEAST_EPOCHS) / _PLANNED / 3600
+            raise RegbenchError(
+                f"--hours {budget_s / 3600:g} is too little: {size[0]} methods for "
+                f"{_LEAST_EPOCHS} epochs take --hours {least:.2g} on this machine"
+            )
+        return *size, epochs
+
+
+def own_file(
+    runs_dir: Path, data: Manifest, hours: float, overrides: Sequence[str], execute: Execute
+) -> Path:
+    """Return the sweep's file that compares methods on prepared images within some hours.
+
+    It is written once, after a measurement that is done where no such file is there.
+
+    Args:
+        runs_dir: The folder of runs.
+        data: The images.
+        hours: The budget.
+        overrides: Settings that change every cell.
+        execute: Runs cells.
+
+    Raises:
+        RegbenchError: If the budget pays no comparison.
+    """
+    for override in overrides:
+        if override.startswith(("epochs=", "seed=")):
+            raise RegbenchError(f"{override}: --hours decides the epochs, and seeds are 0, 1 and 2")
+    name = f"{data.name}_{hours:g}h".replace("+", "")  # 1e+06
+    path = runs_dir / name / f"{name}.yaml"
+    if path.exists():
+        return path
+    given = [f"dataset.name={data.name}", *overrides]
+    grid = load_sweep(_PRESET, given)
+    if grid.scheduler == "slurm":
+        raise RegbenchError("own measures this machine; on a cluster take regbench tune own --plan")
+    cells = [cell for cell in grid.cells if cell.is_method]
+    enough = cells[0].epochs
+    split = data.splits[data.pretraining_split]
+    speed = _measured(f"{data.name}_speed", given, cells, split, execute)
+    methods, trials, epochs = speed.fitted(len(cells), 3600 * hours, enough)
+    steps = epochs * (split["num_samples"] // cells[0].batch_size)
+    text = (
+        f"{methods} methods on {data.name} in {hours:g} hours: {trials // 3 * 4} configurations of "
+        f"each by successive halving, {epochs} epochs ({steps:,} steps), and {_SEEDS} seeds of the "
+        "best, beside untrained rows and the supervised one; forecast "
+        f"{speed.seconds(methods, trials, epochs) / 60:.0f} min, as an epoch takes "
+        f"{speed.epoch_s:.2g} s and the rest of a run {speed.rest_s:.2g} s, {speed.parallel} at a "
+        "time"
+    )
+    if epochs < enough:
+        hours = speed.seconds(methods, trials, enough) / _PLANNED / 3600
+        text += (
+            ". That is too short to learn much: many methods end below the untrained network "
+            f"before epoch {enough}, for which it takes --hours {hours:.2g}"
+        )
+    content = read_yaml(preset_files("sweep")[_PRESET])
+    content["description"], content["trials"] = text, trials
+    content["common"].append(f"dataset.name={data.name} epochs={epochs}")
+    # The methods come last.
+    content["cells"] = content["cells"][: len(content["cells"]) - len(cells) + methods]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_new(path, yaml.safe_dump(content, sort_keys=False, width=1000))
+    return path
+
+
+def claim(data_dir: Path, name: str, folder: Path) -> None:
+    """Keep a data set's name for the images of one folder.
+
+    Raises:
+        RegbenchError: If it is that of another folder's images.
+    """
+    path = data_dir / name / "folder.txt"
+    if not path.exists():
+        write_text(path, str(folder.resolve()))
+    owner = path.read_text()
+    if owner != str(folder.resolve()):
+        raise RegbenchError(
+            f"the data set {name} was prepared from {owner}; give the images of {folder} another "
+            "name: dataset.name=NAME"
+        )
+
+
+def _measured(
+    name: str, given: Sequence[str], cells: Sequence[Cell], split: SplitEntry, execute: Execute
+) -> _Speed:
+    """Train some cells for two epochs, and score the untrained rows, on a part of many images;
+    return what they took.
+    """
+    file = replace(read_rows(_PRESET, given), name=name)
+    parallel = min(at_a_time(load_rows(file, file.rows).runtime), 4 * len(cells))
+    rows = [row for row in file.rows if "epochs=0" in row]
+    for number in range(2 * parallel):
+        seed, method = divmod(number, len(cells))
+        row = file.rows[method - len(cells)]
+        rows.append((*row, f"epochs={_MEASURED_EPOCHS}", f"seed={seed}"))
+    share = 1.0
+    images = max(_MEASURED_PIXELS // cells[0].dataset.image_size ** 2, cells[0].batch_size)
+    counts = split["counts_per_class"]
+    # A class with few images limits how many of each are taken.
+    per_class = min([math.ceil(images / max(1, len(counts))), *counts])
+    if cells[0].batch_size <= per_class * len(counts) < split["num_samples"]:
+        share = per_class * len(counts) / split["num_samples"]
+        rows = [(*row, f"dataset.train_per_class={per_class}") for row in rows]
+    grid = load_rows(file, rows)
+    refuse_unfinished(execute(grid, _STAGES), grid, _STAGES)
+    epochs_s, rests_s, untrained_s = [], [], 0.0
+    for cell in grid.cells:
+        record = read_tuned(Path(grid.runtime.runs_dir) / grid.name / cell.id)
+        if record is None or record.status == "diverged":
+            continue
+        begun, ended = map(datetime.fromisoformat, (record.started, record.finished))
+        wall_s = (ended - begun).total_seconds() / share
+        if record.untrained:
+            untrained_s += wall_s
+        else:
+            # The first epoch warms up.
+            epochs_s.append(float(record.history[-1]["epoch_s"]) / share)
+            rests_s.append(wall_s - _MEASURED_EPOCHS * epochs_s[-1])
+    if not epochs_s:
+        raise RegbenchError(f"every cell of the measurement {grid.name} diverged")
+    # On a new machine the first ones also wait for the loader to be compiled.
+    return _Speed(statistics.median(epochs_s), min(rests_s), untrained_s, parallel)

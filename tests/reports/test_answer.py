@@ -1,0 +1,103 @@
+"""The sentences at the top of a page: which methods lead, by how much, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from regbench.reports import write_report
+from regbench.reports.rows.answer import answer
+from tests.reports.reading import Make, task
+
+# Of three seeds; sums over seeds and over rows are not 0, so that rows scatter.
+LUCK = (0.5, -0.5, 0.1)
+
+LEAD = (
+    "2 of 2 methods (AUH; VICReg) lead all untrained rows by kNN top-1 and linear top-1; the first "
+    "by linear top-1 is AUH, "
+)
+NONE_LEADS = (
+    "No method is known to lead all untrained rows by kNN top-1 and linear top-1; the first by "
+    "linear top-1 is AUH, "
+)
+
+Rows = Mapping[str, tuple[float, float]]
+
+
+def sentences(runs: Path, record: Make, rows: Rows, seeds: int = 3) -> Sequence[str]:
+    """The answer of a task with rows of kNN and linear probing."""
+    for place, (label, (knn, linear)) in enumerate(rows.items()):
+        for seed in range(seeds):
+            luck = LUCK[(seed + place) % 3] if label != "untrained" else 0.0
+            cell = {"baseline": "supervised"} if label == "supervised" else {}
+            cost = {"train_s": None if label == "untrained" else 600.0 + 60 * place}
+            record(label, seed, knn=knn + luck, linear=linear + luck, cost=cost, cell=cell)
+    return answer(task(runs))
+
+
+def test_one_method_leads(runs: Path, record: Make) -> None:
+    rows = {"AUH": (70.0, 80.0), "VICReg": (60.0, 70.0), "untrained": (40.0, 50.0)}
+    rows |= {"supervised": (90.0, 91.0)}
+    tried, lead, order, labels, step = sentences(runs, record, rows)
+    assert tried == "Tried: 2 methods, 3 seeds of each, beside 1 untrained row."
+    assert lead.startswith(f"{LEAD}+30.0 points (95 % interval 2")
+    assert "by kNN top-1 from untrained and +30.0 points" in lead
+    assert order.startswith("All other methods are significantly below AUH by linear top-1: +10.0 ")
+    assert labels == (
+        "With the labels of the training images, the same network has 91.0 % by linear top-1: "
+        "+11.0 points from AUH."
+    )
+    assert step == "Next: take AUH, or train it with 4 times the epochs (40.0 min of training)."
+
+
+def test_methods_that_are_not_told_apart(runs: Path, record: Make) -> None:
+    rows = {"AUH": (70.0, 80.0), "VICReg": (69.0, 79.0), "untrained": (40.0, 50.0)}
+    _, lead, order, step = sentences(runs, record, rows)
+    assert lead.startswith(LEAD)
+    assert order == "Not known to differ from AUH by linear top-1: VICReg."
+    assert step.startswith("Next: take the one that trains fastest, AUH (10.0 min of training), or")
+    assert "tell 1.0 points by " in step
+
+
+@pytest.mark.parametrize("knn", [50.1, 40.0])
+def test_that_none_leads_comes_first(runs: Path, record: Make, knn: float) -> None:
+    """Neither where one read-out does not lead, nor where it does by less than is significant."""
+    rows = {"AUH": (knn, 80.0), "VICReg": (45.0, 70.0), "untrained": (50.0, 50.0)}
+    lead, tried, _, step = sentences(runs, record, rows)
+    assert lead.startswith(NONE_LEADS)
+    assert tried.startswith("Tried: ")
+    assert step == "Next: all of it with 4 times the epochs (4.20 h of training)."
+
+
+def test_one_seed_tells_nothing(runs: Path, record: Make) -> None:
+    rows = {"AUH": (70.0, 80.0), "VICReg": (60.0, 70.0), "untrained": (40.0, 50.0)}
+    lead, tried, order, step = sentences(runs, record, rows, seeds=1)
+    assert lead == (
+        f"{NONE_LEADS}+30.5 points (not tested) by kNN top-1 from untrained and +30.5 points "
+        "(not tested) by linear top-1 from untrained."
+    )
+    assert tried == "Tried: 2 methods, 1 seed of each, beside 1 untrained row."
+    assert order == "Not known to differ from AUH by linear top-1: VICReg."
+    assert step == "Next: 3 seeds of every row, as fewer are not tested (63.0 min of training)."
+
+
+@pytest.mark.parametrize("left_out", ["VICReg", "untrained"])
+def test_without_two_methods_and_an_untrained_row_there_is_no_answer(
+    runs: Path, record: Make, left_out: str
+) -> None:
+    rows = {"AUH": (70.0, 80.0), "VICReg": (60.0, 70.0), "untrained": (40.0, 50.0)}
+    del rows[left_out]
+    assert sentences(runs, record, rows) == []
+
+
+def test_the_answer_stands_at_the_top_of_the_page_and_last_in_the_terminal(
+    runs: Path, record: Make, tmp_path: Path
+) -> None:
+    rows = {"AUH": (70.0, 80.0), "VICReg": (60.0, 70.0), "untrained": (40.0, 50.0)}
+    *_, step = sentences(runs, record, rows)
+    report = write_report(runs, tmp_path / "report")
+    page = report.page.read_text()
+    assert page.index(f"<li>{step}</li>") < page.index("<table")
+    assert report.leaderboard.endswith(f"  {step}")
