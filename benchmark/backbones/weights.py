@@ -173,6 +173,16 @@ class _Ignored:
 
 def _read(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a file by name, without running anything that it names."""
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        try:
+            return load(path.read_bytes())
+        except (OSError, SafetensorError) as error:
+            raise RegbenchError(
+                f"{path} cannot be read ({_one_line(error)}); get it again"
+            ) from error
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except (RuntimeError, ValueError, pickle.UnpicklingError):
