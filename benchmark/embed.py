@@ -99,6 +99,8 @@ def _classes(trained: Trained, encoder: Encoder, compute: Compute) -> tuple[list
     dataset = trained.cell.dataset
     try:
         manifest = Manifest.load(compute.data_dir, dataset)
+        if not manifest.class_names:
+            raise RegbenchError(f"data set {dataset.name!r} has no labels")
         # Training images open no test split, so there is no choice to name.
         images = Images(dataset, compute, Path())
         batch_size = trained.cell.evaluation.batch_size

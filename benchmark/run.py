@@ -320,6 +320,9 @@ def _protocols(only: Sequence[str]) -> list[str]:
 def _refuse_unfit(cell: Cell, data_dir: Path) -> Manifest:
     """Refuse images that are not there, and what evaluations would refuse after the training."""
     manifest = Manifest.load(data_dir, cell.dataset)
+    if cell.is_supervised and not manifest.class_names:
+        what = f"baseline={cell.baseline} needs labels, and data set {cell.dataset.name!r} has none"
+        raise RegbenchError(f"{what}; leave it out")
     selection_splits(cell.evaluation, Task(cell.dataset, cell.evaluation.select_on, data_dir))
     return manifest
 
