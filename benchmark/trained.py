@@ -100,6 +100,8 @@ def load(directory: Path) -> Trained:
         raise RegbenchError(f"{what}; give a run without dataset.shared_bits and latent worlds")
     network = build_network(cell, torch.device("cpu"), final_state(directory, cell))
     module = network.backbone.eval().requires_grad_(False)
+    # Other libraries begin with this layout, on which the last bits of features depend.
+    module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return Trained(cell, directory, module, network.representation_dim)
 
 

@@ -284,3 +284,87 @@ def test_embed_goes_on_after_a_kill_to_the_same_file(
         found.append(path.read_bytes())
     assert found[0] == found[1]
     assert not list(tmp_path.glob(".*"))
+
+
+# --------------------------------------------------------------------------------------------------
+# weights to begin with
+
+
+def begun(overrides: list[str], init: Path, *others: str) -> tuple[Path, Any]:
+    """The directory and the record's cell of a run that begins with the weights of a file."""
+    directory = trained(overrides, f"network.init={init}", *others)
+    return directory, json.loads((directory / "record.json").read_text())
+
+
+def test_a_training_goes_on_from_the_weights_of_a_file(
+    directory: Path, tiny: list[str], tmp_path: Path
+) -> None:
+    out, card = regbench.export(directory, tmp_path / "model.safetensors")
+    came, record = begun(tiny, out, "epochs=0")
+    assert record["label"] == "pretrained, as it came"
+    expected, found = regbench.load(directory).module, regbench.load(came).module
+    for name, value in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[name], value)
+    scores = {(s.name, s.split): s.value for s in regbench.evaluate(directory, own(tiny))}
+    assert scores == {(s["name"], s["split"]): s["value"] for s in record["scores"]}
+    further, record = begun(tiny, out)
+    assert record["label"] == "VICReg"
+    moved = regbench.load(further).module.state_dict()["0.weight"]
+    start = expected.state_dict()["0.weight"]
+    other = regbench.load(trained(tiny, "seed=1")).module.state_dict()["0.weight"]
+    assert 0 < (moved - start).norm() < 0.5 * (other - start).norm()
+    # The weights' content decides the cell, not their place; the run repeats from its file.
+    again = tmp_path / "again" / "birds.safetensors"
+    again.parent.mkdir()
+    out.rename(again)
+    card.rename(again.with_suffix(".json"))
+    assert begun(tiny, again)[0] == further
+    assert trained(tiny) != further
+    with pytest.raises(RegbenchError, match=r"are not the weights of this cell: their SHA-256"):
+        begun(tiny, again, f"network.init_sha256={'0' * 64}", "seed=2")
+    with pytest.raises(RegbenchError, match=r"model\.safetensors"):
+        begun(tiny, out, "seed=3")
+
+
+def test_timm_and_its_colours_are_a_start(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = timm.create_model("resnet18", num_classes=0)
+    torch.save(weights.state_dict(), tmp_path / "resnet18.pth")
+    create = timm.create_model
+
+    def of_file(name: str, **options: Any) -> Any:
+        if options.pop("pretrained", False):
+            options["pretrained_cfg_overlay"] = {"file": str(tmp_path / "resnet18.pth")}
+            return create(name, pretrained=True, **options)
+        return create(name, **options)
+
+    monkeypatch.setattr(timm, "create_model", lambda model_name, **o: of_file(model_name, **o))
+    grey = ("dataset.channels=1", "dataset.mean=[0.1]", "dataset.std=[0.1]")
+    settings = ["network=resnet18", "epochs=0", "augmentation=small_grey", *grey]
+    directory = trained(tiny, *settings, "network.init=timm")
+    loaded = regbench.load(directory)
+    kernel = weights.get_parameter("conv1.weight").sum(dim=1, keepdim=True)
+    torch.testing.assert_close(loaded.module.state_dict()["conv1.weight"], kernel)
+    assert loaded.cell.dataset.mean == pytest.approx([0.449])
+    assert loaded.cell.dataset.std == pytest.approx([0.226])
+
+
+def test_weights_that_do_not_fit_are_refused_by_layer_and_shape(
+    resnet: Path, tiny: list[str], tmp_path: Path
+) -> None:
+    out, _ = regbench.export(resnet, tmp_path / "model.safetensors")
+    state = safetensors.torch.load_file(out)
+    state["conv1.weight"] = state["conv1.weight"][:, :, :3, :3].contiguous()
+    safetensors.torch.save_file(state, tmp_path / "small.safetensors")
+    other = (
+        r"is no resnet18: it has other shapes: conv1.weight \(64, 3, 3, 3\) instead of \(64, 3, 7"
+    )
+    for network, init, reason in (
+        ("resnet18", tmp_path / "small.safetensors", other),
+        ("resnet_tiny", out, "holds no resnet_tiny: .*; choose network= to fit"),
+        ("resnet_tiny", "timm", "timm has no weights of resnet_tiny"),
+        ("resnet18", tmp_path / "none.safetensors", "none.safetensors"),
+    ):
+        with pytest.raises(RegbenchError, match=reason):
+            trained(tiny, f"network={network}", f"network.init={init}")
