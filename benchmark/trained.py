@@ -101,7 +101,7 @@ def load(directory: Path) -> Trained:
     network = build_network(cell, torch.device("cpu"), final_state(directory, cell))
     module = network.backbone.eval().requires_grad_(False)
     # Other libraries begin with this layout, on which the last bits of features depend.
-    module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    module.to(memory_format=torch.contiguous_format)
     return Trained(cell, directory, module, network.representation_dim)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import multiprocessing
@@ -129,20 +130,6 @@ def test_the_card_describes_the_run(directory: Path, tmp_path: Path) -> None:
     assert (card["method"], card["file"]) == ("VICReg", out.name)
 
 
-def test_what_is_exported_can_be_evaluated(
-    directory: Path, shared: list[str], tmp_path: Path
-) -> None:
-    regbench.export(directory, tmp_path / "model.safetensors")
-    kinds = ("dataset", "augmentation", "network", "evaluation", "runtime")
-    settings = [setting for setting in shared if setting.startswith(kinds)]
-    result = run(
-        "evaluate", "--backbone", tmp_path / "model.safetensors", *settings, "--only", "knn"
-    )
-    assert result.exit_code == 0, result.output
-    for score in regbench.evaluate(directory, own(shared)):
-        assert f"{score.value:.2f} %" in result.output
-
-
 def test_what_cannot_be_exported_is_refused_in_a_line(
     directory: Path, shared: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,39 +199,34 @@ def test_embed_gives_file_embedding_and_nearest_classes(
     images = Images(cell.dataset, resolve(runtime), Path())
     train, _ = images.features(Encoder(loaded.module, loaded.dim), "train", "bicubic", 256)
     names = ["level", "slanted", "upright"]
+    mean_CD = torch.stack([F.normalize(train.x_ND[train.y_N == c]).mean(dim=0) for c in range(3)])
     for row, x_D in zip(table["classes"], found_ND, strict=True):
-        cosines = {}
-        for label, name in enumerate(names):
-            mean_D = F.normalize(train.x_ND[train.y_N == label]).mean(dim=0)
-            cosines[name] = float(F.cosine_similarity(x_D, mean_D, dim=0))
-        assert list(row) == sorted(names, key=cosines.__getitem__, reverse=True)
+        order = F.cosine_similarity(x_D, mean_CD).argsort(descending=True)
+        assert list(row) == [names[c] for c in order]
     written_ns = out.stat().st_mtime_ns
     assert run("embed", directory, folder, "--out", out, *own(shared)).output == result.output
     assert out.stat().st_mtime_ns == written_ns
 
 
-def test_classes_are_left_out_where_the_data_are_not_here(
+def test_embed_refuses_folders_without_an_image_and_other_files(
     directory: Path, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    regbench.embed(directory, folder, tmp_path / "a.parquet", runtime={"data_dir": str(tmp_path)})
-    assert list(pd.read_parquet(tmp_path / "a.parquet")) == ["file", "embedding"]
-    assert "nearest classes are left out: data set 'tiny' is not prepared" in caplog.text
-
-
-def test_embed_refuses_folders_without_an_image_and_other_files(
-    directory: Path, folder: Path, tmp_path: Path
-) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(RegbenchError, match="empty holds no image; give a folder"):
         regbench.embed(directory, tmp_path / "empty", tmp_path / "a.parquet")
+    # The data set is not prepared here.
+    here: dict[str, Any] = {"runtime": {"data_dir": str(tmp_path)}}
+    regbench.embed(directory, folder, tmp_path / "a.parquet", **here)
+    assert list(pd.read_parquet(tmp_path / "a.parquet")) == ["file", "embedding"]
+    assert "nearest classes are left out: data set 'tiny' is not prepared" in caplog.text
     out = tmp_path / "b.parquet"
     pd.DataFrame({"file": ["a"]}).to_parquet(out)
     before = out.read_bytes()
     with pytest.raises(
         RegbenchError, match=r"b\.parquet is there already and holds something else"
     ):
-        regbench.embed(directory, folder, out, runtime={"data_dir": str(tmp_path)})
+        regbench.embed(directory, folder, out, **here)
     assert out.read_bytes() == before
     with pytest.raises(RegbenchError, match="epochs=3: embed takes settings of the runtime only"):
         regbench.embed(directory, folder, out, epochs=3)
@@ -331,15 +313,9 @@ def test_timm_and_its_colours_are_a_start(
 ) -> None:
     weights = timm.create_model("resnet18", num_classes=0)
     torch.save(weights.state_dict(), tmp_path / "resnet18.pth")
-    create = timm.create_model
-
-    def of_file(name: str, **options: Any) -> Any:
-        if options.pop("pretrained", False):
-            options["pretrained_cfg_overlay"] = {"file": str(tmp_path / "resnet18.pth")}
-            return create(name, pretrained=True, **options)
-        return create(name, **options)
-
-    monkeypatch.setattr(timm, "create_model", lambda model_name, **o: of_file(model_name, **o))
+    create, file = timm.create_model, {"file": str(tmp_path / "resnet18.pth")}
+    of_file = functools.partial(create, pretrained_cfg_overlay=file)
+    monkeypatch.setattr(timm, "create_model", of_file)
     grey = ("dataset.channels=1", "dataset.mean=[0.1]", "dataset.std=[0.1]")
     settings = ["network=resnet18", "epochs=0", "augmentation=small_grey", *grey]
     directory = trained(tiny, *settings, "network.init=timm")
