@@ -227,7 +227,7 @@ def evaluate_directory(
     if not only or "knn" in only:
         names.insert(0, SELECTION)
     compute = resolve(runtime)
-    network = build_network(own, compute.device, _final_state(directory, own))
+    network = build_network(own, compute.device, final_state(directory, own))
     scores: list[Score] = []
     # The run's own files stay as they are: choices are written into a folder that is removed
     # afterwards.
@@ -287,7 +287,7 @@ def trained_cell(directory: Path) -> Cell:
     return load_cell(config)
 
 
-def _final_state(directory: Path, cell: Cell) -> dict[str, Any] | None:
+def final_state(directory: Path, cell: Cell) -> dict[str, Any] | None:
     """Read the checkpoint with the final weights of a run; None for a network without training."""
     if not cell.epochs:
         return None
@@ -320,6 +320,9 @@ def _protocols(only: Sequence[str]) -> list[str]:
 def _refuse_unfit(cell: Cell, data_dir: Path) -> Manifest:
     """Refuse images that are not there, and what evaluations would refuse after the training."""
     manifest = Manifest.load(data_dir, cell.dataset)
+    if cell.is_supervised and not manifest.class_names:
+        what = f"baseline={cell.baseline} needs labels, and data set {cell.dataset.name!r} has none"
+        raise RegbenchError(f"{what}; leave it out")
     selection_splits(cell.evaluation, Task(cell.dataset, cell.evaluation.select_on, data_dir))
     return manifest
 

@@ -75,8 +75,11 @@ def fitting(
         if data_dir is not None and (data_dir / name / FILE_NAME).exists():
             manifest = Manifest.load(data_dir, name)
         fitted |= _fitting_images(dataset, manifest)
+        if manifest and not manifest.class_names:
+            # Those that need no labels.
+            fitted["evaluation.protocols"] = ["retrieval", "measures"]
         if manifest and isinstance(batch_size, int) and isinstance(epochs, int):
-            images = manifest.splits["train"]["num_samples"]
+            images = manifest.splits[manifest.pretraining_split]["num_samples"]
             if "batch_size" not in given:
                 # The largest power of two, of which a quarter will do: then an epoch has four
                 # steps.
@@ -95,7 +98,7 @@ def _fitting_images(dataset: Mapping[str, Any], manifest: Manifest | None) -> di
     """
     image_px, grey, num_classes = _UNKNOWN_PX, False, 0
     if manifest:
-        train = manifest.splits["train"]
+        train = manifest.splits[manifest.pretraining_split]
         image_px, grey = train["image_px"], train["grey"]
         num_classes = len(manifest.class_names)
     given_px, size_px = dataset.get("image_size"), min(image_px, 224)

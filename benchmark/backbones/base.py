@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from regbench.errors import RegbenchError
 from regbench.plugins import Registry
@@ -35,6 +35,12 @@ class Backbone(ABC):
         Views may be smaller or larger than `image_size` px. An image that the network does not take
         is refused.
         """
+
+    def timm_arguments(self, channels: int, image_size: int) -> dict[str, Any] | None:
+        """Return the arguments of `timm.create_model` for the same network with the same names of
+        weights; None where timm has none.
+        """
+        return None
 
 
 def representation_dim(source: str, module: nn.Module, channels: int, image_size: int) -> int:

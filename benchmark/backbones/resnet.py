@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -54,6 +54,12 @@ class ResNet(Backbone):
             network.relu = nn.Identity()
             network.maxpool = nn.Sequential(SmallMaxPool(3, 2, 1), nn.ReLU(inplace=True))
         return network, dim
+
+    def timm_arguments(self, channels: int, image_size: int) -> dict[str, Any] | None:
+        """Return those of the same ResNet, which timm has with the large stem only."""
+        if self.stem == "small":
+            return None
+        return {"model_name": self.architecture, "in_chans": channels, "num_classes": 0}
 
 
 @register("resnet18")

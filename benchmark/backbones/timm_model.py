@@ -64,7 +64,7 @@ class TimmModel(Backbone):
 
     def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network and the width of its representation."""
-        module = self._create(channels, image_size)
+        module, _ = self._create(channels, image_size)
         if self.representation != "pooled" and not hasattr(module, "num_prefix_tokens"):
             raise RegbenchError(
                 f"network.backbone.representation={self.representation} needs a vision "
@@ -85,7 +85,20 @@ class TimmModel(Backbone):
         module.representation, module.last_blocks = self.representation, self.last_blocks  # type: ignore[assignment]
         return module, representation_dim(self.model, module, channels, image_size)
 
-    def _create(self, channels: int, image_size: int) -> nn.Module:
+    def timm_arguments(self, channels: int, image_size: int) -> dict[str, Any] | None:
+        """Return those of the same model with the same representation."""
+        if self.last_blocks > 1:
+            return None
+        _, arguments = self._create(channels, image_size)
+        if self.representation == "class_token":
+            arguments = {**arguments, "global_pool": "token"}
+        elif self.representation == "mean":
+            # Without `fc_norm`, timm normalises tokens before their mean is taken, as here.
+            arguments = {**arguments, "global_pool": "avg", "fc_norm": False}
+        return {"model_name": self.model, "num_classes": 0, **arguments}
+
+    def _create(self, channels: int, image_size: int) -> tuple[nn.Module, dict[str, Any]]:
+        """Make the model, and return the arguments that timm took for it."""
         import timm
 
         if not timm.is_model(self.model):
@@ -108,7 +121,7 @@ class TimmModel(Backbone):
                 model: nn.Module = timm.create_model(
                     self.model, pretrained=False, num_classes=0, **arguments
                 )
-                return model
+                return model, arguments
             except (TypeError, ValueError, AssertionError, RuntimeError) as error:
                 refusal = " ".join(str(error).split())[:200]
                 if not any(name in refusal for name in sizes):  # some models take none of these

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from regbench.benchmark.backbones.base import Backbone, representation_dim
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.errors import RegbenchError
-from regbench.files import file_sha256
+from regbench.files import file_sha256, read_json
 
 log = logging.getLogger("regbench")
 
@@ -59,6 +59,11 @@ class PublishedWeights:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The weights by name."""
+        return self.backbone.module.state_dict()
+
 
 def load_backbone(
     source: str, network: Backbone, channels: int, image_size: int
@@ -66,7 +71,8 @@ def load_backbone(
     """Load the backbone that `source` names; refuse one that cannot be had or does not fit.
 
     Args:
-        source: "torchvision:NAME@WEIGHTS" (the newest without @WEIGHTS), "timm:NAME", or a file.
+        source: "torchvision:NAME@WEIGHTS" (the newest without @WEIGHTS), "timm:NAME", "timm"
+            (timm's weights of `network`), or a file.
         network: The backbone that a file's weights belong to.
         channels: Channels of the images.
         image_size: Side of the images, px.
@@ -84,10 +90,44 @@ def load_backbone(
         dim = representation_dim(source, module, channels, image_size)
         sha256 = _digest(module.state_dict())
         return PublishedWeights(Encoder(module, dim), name.partition("@")[0], sha256, mean, std)
-    module, dim = network.build(channels, image_size)
-    path = Path(source)
-    _fill(module, _read(path), path, network.architecture)
-    return PublishedWeights(Encoder(module, dim), network.architecture, file_sha256(path))
+    with torch.random.fork_rng(devices=[]):
+        module, dim = network.build(channels, image_size)
+    colours: dict[str, Any] = {}
+    if source == "timm":
+        state, colours = _own_of_timm(network, channels, image_size)
+        sha256 = _digest(state)
+    else:
+        path = Path(source)
+        state, sha256 = _read(path), file_sha256(path)
+        card = path.with_suffix(".json")
+        if path.suffix == ".safetensors" and card.exists():  # of `regbench export`
+            colours = read_json(card, dict, "remove it")["input"]
+    fill(module, state, source, network.architecture)
+    found = []
+    for name in ("mean", "std"):
+        values = colours.get(name)
+        if values and len(values) != channels:
+            values = [sum(values) / len(values)] * channels
+        found.append(values and tuple(values))
+    return PublishedWeights(Encoder(module, dim), network.architecture, sha256, *found)
+
+
+def _own_of_timm(
+    network: Backbone, channels: int, image_size: int
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the weights that timm has of a backbone, and the colours that they expect."""
+    import timm
+
+    arguments = network.timm_arguments(channels, image_size)
+    if arguments is None or not timm.is_model_pretrained(arguments["model_name"]):
+        what = f"network.init=timm: timm has no weights of {network.architecture}"
+        raise RegbenchError(f"{what}; give a file, or choose another network=")
+    try:
+        model: Any = timm.create_model(**arguments, pretrained=True)
+    except (OSError, RuntimeError) as error:
+        what = f"network.init=timm: the weights of {network.architecture} cannot be loaded"
+        raise RegbenchError(f"{what} ({_one_line(error)[:200]}); give a file") from error
+    return model.state_dict(), model.pretrained_cfg
 
 
 def _torchvision(source: str, name: str) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:
@@ -173,13 +213,22 @@ class _Ignored:
 
 def _read(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a file by name, without running anything that it names."""
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        try:
+            return load(path.read_bytes())
+        except (OSError, SafetensorError) as error:
+            why = getattr(error, "strerror", None) or _one_line(error)
+            raise RegbenchError(f"{path} cannot be read ({why}); give another file") from error
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except (RuntimeError, ValueError, pickle.UnpicklingError):
         names = []  # the file is no zip archive, and torch.load below says more
     except OSError as error:
         remedy = "give torchvision:NAME@WEIGHTS, timm:NAME or a file"
-        raise RegbenchError(f"--backbone {path}: {error.strerror}; {remedy}") from error
+        raise RegbenchError(f"{path}: {error.strerror}; {remedy}") from error
     try:
         # Training checkpoints name their options' class or the optimizer's functions, which this
         # replaces by nothing.
@@ -217,13 +266,13 @@ def _contained(content: Any) -> Any:
     return content
 
 
-def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture: str) -> None:
+def fill(module: nn.Module, state: dict[str, Tensor], source: str, architecture: str) -> None:
     """Load the weights of a backbone from among those of a file.
 
-    Besides there may be those of a head alone.
+    Besides there may be those of a head alone. For grey images, kernels of colours are summed.
     """
     wanted = module.state_dict()
-    prefix = _prefix(wanted, state, path, architecture)
+    prefix = _prefix(wanted, state, source, architecture)
     position = state.get(f"{prefix}pos_embed")
     if position is not None and "pos_embed" in wanted:
         state = {**state, f"{prefix}pos_embed": _resampled(position, module)}
@@ -231,6 +280,8 @@ def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture:
     for name, value in wanted.items():
         found = state.get(prefix + name)
         if found is not None:
+            if value.ndim == 4 and value.shape[1] == 1 and found.shape[1:2] == (3,):
+                found = found.sum(dim=1, keepdim=True)
             own[name] = found
             if found.shape != value.shape:
                 wrong.append(f"{name} {tuple(found.shape)} instead of {tuple(value.shape)}")
@@ -246,16 +297,16 @@ def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture:
     for what, names in faults.items():
         if names:
             raise RegbenchError(
-                f"{path} is no {architecture}: it {what} {_some(names)}; choose network= to fit"
+                f"{source} is no {architecture}: it {what} {_some(names)}; choose network= to fit"
             )
     if heads:
         parts = sorted({_part(name, prefix) for name in heads})
-        log.info("%s: left out %d tensors of %s", path, len(heads), ", ".join(parts))
+        log.info("%s: left out %d tensors of %s", source, len(heads), ", ".join(parts))
     module.load_state_dict(own, strict=False)
 
 
 def _prefix(
-    wanted: Mapping[str, Any], state: Mapping[str, Any], path: Path, architecture: str
+    wanted: Mapping[str, Any], state: Mapping[str, Any], source: str, architecture: str
 ) -> str:
     """Find the prefix of the backbone's names: the one under which the file has most of them.
 
@@ -267,13 +318,17 @@ def _prefix(
         prefix = name.removesuffix(first)
         if name.endswith(first) and (not prefix or prefix.endswith(".")):
             counts[prefix] = sum(prefix + each in state for each in wanted)
-    most = [prefix for prefix, count in counts.items() if count == max(counts.values())]
+    best = max(counts.values(), default=0)
+    most = [prefix for prefix, count in counts.items() if count == best]
+    if 2 * best < len(wanted):  # names of parts of another network
+        most = []
     if len(most) != 1:
         what = f"no {architecture}: {_some(list(state))}"
         if most:
             what = f"several networks ({', '.join(most)})"
         raise RegbenchError(
-            f"{path} holds {what}; choose network= to fit, or save the backbone's state_dict alone"
+            f"{source} holds {what}; choose network= to fit, or save the backbone's state_dict "
+            "alone"
         )
     return most[0]
 

@@ -48,8 +48,10 @@ class Task:
                 f"is for the {self.dataset.input_channels} of {self.dataset.name!r}; leave {name} "
                 "out of evaluation.protocols"
             )
-        splits = Manifest.load(self.data_dir, dataset).splits
-        return [self.select_on] if self.select_on in splits else []
+        manifest = Manifest.load(self.data_dir, dataset)
+        # Nothing is chosen by images without labels.
+        can_choose = manifest.class_names and self.select_on in manifest.splits
+        return [self.select_on] if can_choose else []
 
 
 class Evaluation(ABC):
@@ -65,6 +67,8 @@ class Evaluation(ABC):
     """Display name."""
     reference: ClassVar[str]
     """Source of the protocol: authors, venue and year."""
+    needs_labels: ClassVar[bool] = True
+    """Whether it needs labels of the cell's own images."""
     selects: ClassVar[str] = ""
     """Score that hyperparameters can be chosen by and curves drawn of, if any.
 

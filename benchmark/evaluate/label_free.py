@@ -54,6 +54,7 @@ class LabelFreeMeasures(Evaluation):
     interpolation: Interpolation = "bicubic"
 
     title = "measures without labels"
+    needs_labels = False
     reference = (
         "Wang and Isola, ICML 2020; RankMe, ICML 2023; α-ReQ, NeurIPS 2022; LiDAR, ICLR 2024"
     )

@@ -34,6 +34,7 @@ class Retrieval(Evaluation):
     ranks: tuple[AtLeastOne, ...] = (1, 10)
 
     title = "retrieval of the other view"
+    needs_labels = False
     reference = "instance retrieval by cosine similarity, over two augmented views"
 
     def run(self, name: str, subject: Subject) -> Scores:

@@ -237,9 +237,16 @@ def selection_splits(config: EvaluationConfig, task: Task) -> list[str]:
 
     An empty one where the data set has no such split.
     """
+    unlabelled = not Manifest.load(task.data_dir, task.dataset).class_names
     for name, evaluation in config.evaluations.items():
         evaluation.check(name, task)
         own: DatasetConfig | None = getattr(evaluation, "dataset", None)
+        needs_labels = evaluation.needs_labels and own is None
+        if unlabelled and needs_labels and name in config.protocols:
+            what = f"evaluation.protocols: {name} needs labels, and data set {task.dataset.name!r}"
+            raise RegbenchError(
+                f"{what} has none; leave it out, or give some: regbench prepare --labels"
+            )
         if name in config.while_training and not task.splits(name, own):
             raise RegbenchError(
                 f"evaluation.while_training={shown(config.while_training)}: data set "

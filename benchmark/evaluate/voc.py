@@ -64,6 +64,7 @@ class VOC07(Evaluation):
     num_images: tuple[AtLeastOne, AtLeastOne] = (5011, 4952)
 
     title = "linear SVMs on VOC2007"
+    needs_labels = False
     reference = "Goyal et al., VISSL, 2021"
 
     def check(self, name: str, task: Task) -> None:

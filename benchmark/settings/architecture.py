@@ -57,6 +57,10 @@ class NetworkConfig:
 
     Attributes:
         backbone: Network from images to representations.
+        init: Weights that the backbone begins with: a file, as `regbench export`, timm,
+            torchvision, DINO, VICReg and SFRIK write it; "timm": those that timm has of this
+            backbone; timm:NAME or torchvision:NAME@WEIGHTS; null: random ones.
+        init_sha256: SHA-256 of these weights, which is filled in; null: not known yet.
         projector: Network from representations to embeddings.
         predictor: Network from the embedding of a view to its prediction of another view's; none by
             default.
@@ -74,6 +78,8 @@ class NetworkConfig:
     """
 
     backbone: Annotated[Backbone, BACKBONES.setting("network.backbone.")]
+    init: str | None = None
+    init_sha256: str | None = None
     projector: ProjectorConfig = field(default_factory=ProjectorConfig)
     predictor: PredictorConfig = field(default_factory=PredictorConfig)
     teacher: Literal["none", "stop_gradient", "ema"] = "none"
@@ -109,6 +115,7 @@ class NetworkConfig:
         used = {"predictor": self.predictor.depth > 0, "teacher": self.teacher != "none"}
         used["momentum"] = self.teacher == "ema"
         used["checkpointing"] = self.checkpointing
+        used["init"] = used["init_sha256"] = self.init is not None
         return [name for name, is_used in used.items() if not is_used]
 
     @property

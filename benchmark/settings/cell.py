@@ -268,10 +268,14 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """Name of the row in tables: the method's, a baseline's, or "untrained"."""
+        """Name of the row in tables: the method's, a baseline's, or that of a network that is not
+        trained.
+        """
         if self.baseline is not None:
             return BASELINES[self.baseline]
-        return self.method.label if self.epochs else "untrained"
+        if self.epochs:
+            return self.method.label
+        return "untrained" if self.network.init is None else "pretrained, as it came"
 
     @property
     def datasets(self) -> list[DatasetConfig]:

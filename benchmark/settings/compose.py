@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +74,7 @@ class Composer:
         self._prepared = prepared
         self._own = own_presets()
         self._groups: dict[tuple[object, ...], Any] = {}
+        self._weights: dict[tuple[object, ...], Any] = {}
         self._made: dict[tuple[str, int], tuple[Any, Any]] = {}
 
     def compose(self, point: Sequence[str]) -> Composed:
@@ -87,7 +89,26 @@ class Composer:
             tree = self._tree([*point, *fitted])
         made = {name: self._settings(name, data) for name, data in tree.items()}
         runtime, cluster = made.pop("runtime"), made.pop("cluster")
-        return Composed(Cell(**made), runtime, cluster, " ".join(fitted))
+        return Composed(self._with_weights(Cell(**made)), runtime, cluster, " ".join(fitted))
+
+    def _with_weights(self, cell: Cell) -> Cell:
+        """Note the SHA-256 of the weights that the network begins with, and the colours that they
+        expect.
+        """
+        network, dataset = cell.network, cell.dataset
+        if network.init is None or network.init_sha256 is not None:
+            return cell
+        # It needs torch, and few cells need it.
+        from regbench.benchmark.backbones.weights import load_backbone
+
+        asked = network.init, network.backbone, dataset.input_channels, dataset.image_size
+        if asked not in self._weights:
+            found = load_backbone(*asked)
+            self._weights[asked] = found.sha256, found.mean, found.std
+        sha256, mean, std = self._weights[asked]
+        network = replace(network, init_sha256=sha256)
+        dataset = replace(dataset, mean=mean or dataset.mean, std=std or dataset.std)
+        return replace(cell, network=network, dataset=dataset)
 
     def _tree(self, overrides: Sequence[str]) -> Tree:
         """Return the plain data of all groups, which nobody may change: cells share them.

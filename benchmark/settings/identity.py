@@ -18,6 +18,10 @@ def cell_id(cell: Mapping[str, Any]) -> str:
             deciding[name] = cell[name]
         return digest(deciding)[:12]
     deciding = dict(cell)
+    if "init" in deciding.get("network", {}):
+        # Weights count by their content, wherever they lie.
+        deciding["network"] = {**deciding["network"]}
+        del deciding["network"]["init"]
     # Cells from before this setting keep their ids.
     if deciding.get("micro_batch_size") is None:
         deciding.pop("micro_batch_size", None)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from regbench.benchmark.backbones.weights import fill, load_backbone
 from regbench.benchmark.machine.compute import Compute
 from regbench.benchmark.settings.architecture import ProjectorConfig
 from regbench.benchmark.settings.cell import Cell
@@ -20,6 +21,7 @@ from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.step import Step
 from regbench.benchmark.training.teacher import Teacher
 from regbench.datasets.loading.loaders import PretrainingLoader
+from regbench.errors import RegbenchError
 from regbench.methods import Engine
 
 # torch renamed the setting, and warns of the old name where there is the new one.
@@ -43,12 +45,19 @@ def new_network(cell: Cell, kind: type[SiameseNetwork] = SiameseNetwork) -> Siam
 def build_network(
     cell: Cell, device: torch.device, state: Mapping[str, Any] | None = None
 ) -> SiameseNetwork:
-    """Build the network of a cell on its device, with the weights of a checkpoint or as its
-    seed initialises it.
+    """Build the network of a cell on its device, with the weights of a checkpoint or as it
+    begins: its seed initialises what `network.init` does not.
     """
-    network = new_network(cell)
+    network, config = new_network(cell), cell.network
     if state is not None:
         network.load_state_dict(state["network"])
+    elif config.init is not None:
+        image = cell.dataset.input_channels, cell.dataset.image_size
+        weights = load_backbone(config.init, config.backbone, *image)
+        if weights.sha256 != config.init_sha256:
+            what = f"network.init={config.init} are not the weights of this cell: their SHA-256 is"
+            raise RegbenchError(f"{what} {weights.sha256}, not {config.init_sha256}")
+        fill(network.backbone, weights.state, config.init, config.architecture)
     # Evaluations need the layout of the training: the last bits of features depend on it. On a CPU
     # it saves a quarter of the time.
     network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -47,8 +47,8 @@ class PretrainingLoader(EpochLoader):
         labels: bool = False,
         **reading: Unpack[Reading],
     ) -> None:
-        """Open the pretraining images of a prepared data set: its "unlabeled" split if it has one,
-        else "train".
+        """Open the pretraining images of a prepared data set: its "unlabeled" split if it has one
+        and no labels are asked for, else "train".
 
         Args:
             dataset: Data set; `train_per_class` is honoured.
@@ -66,6 +66,9 @@ class PretrainingLoader(EpochLoader):
             **reading: Further options.
         """
         beton, self._indices = open_pretraining_split(dataset, data_dir)
+        if labels and isinstance(beton, Beton):
+            # Images that have labels may be a part of those to pretrain on.
+            beton, self._indices = open_split(dataset, "train", data_dir, None)
         self.num_samples = len(self._indices)
         if batch_size * world_size > self.num_samples:
             whole = f"{batch_size}"
@@ -79,10 +82,6 @@ class PretrainingLoader(EpochLoader):
             self._labels = beton.content(self._indices).float()
         elif labels:
             self._labels = torch.from_numpy(beton.labels)
-        # An image without a label has a negative one.
-        if labels and isinstance(beton, Beton) and beton.labels[self._indices].min() < 0:
-            what = f"data set {dataset.name!r} trains on images without labels"
-            raise RegbenchError(f"{what}; leave out baseline, which needs them")
         views = list_views(augmentation.kinds(dataset.image_size))
         interpolation = augmentation.interpolation
         super().__init__(

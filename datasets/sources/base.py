@@ -230,9 +230,13 @@ class DividedFiles(ImageFiles):
         return chosen
 
 
+NO_CLASS = ""
+"""Name of the class of images that have none, whose label is -1."""
+
+
 def named(path: Path, root: Path) -> str:
     """Name a file relative to `root`, in UTF-8 and in one line, as its name need not be."""
-    name = os.fsencode(path.relative_to(root)).decode(errors="backslashreplace")
+    name = os.fsencode(os.path.relpath(path, root)).decode(errors="backslashreplace")
     return name.replace("\n", "\\n")
 
 
@@ -243,7 +247,9 @@ def split_of_files(classes: Mapping[str, Sequence[Path]], root: Path) -> Split:
     """
     files: list[tuple[Path, str]] = []
     labels, sizes_bytes = [], []
-    for label, paths in enumerate(classes.values()):
+    for label, (name, paths) in enumerate(classes.items()):
+        if name == NO_CLASS:
+            label = -1
         for path in paths:
             files.append((path, named(path, root)))
             labels.append(label)

@@ -13,8 +13,21 @@ from typing import Annotated
 from pydantic import Field
 
 from regbench.datasets.published import few, refuse_if
-from regbench.datasets.sources.base import Contents, DividedFiles, register, split_of_files
-from regbench.datasets.sources.layouts import Files, Listing, parts_of, train_and_val
+from regbench.datasets.sources.base import (
+    NO_CLASS,
+    Contents,
+    DividedFiles,
+    named,
+    register,
+    split_of_files,
+)
+from regbench.datasets.sources.layouts import (
+    Files,
+    Listing,
+    parts_of,
+    train_and_val,
+    with_unlabelled,
+)
 from regbench.datasets.sources.lists import (
     find_list,
     of_labels,
@@ -55,7 +68,12 @@ class ImageFolder(DividedFiles):
             setting divides the images.
         labels: A table (CSV) of images in a folder without classes, with the columns file and
             label, and where it is to divide them split (train, val or test), in the source's folder
-            or in the working directory; null: the folders are the classes.
+            or in the working directory; or another folder, whose folders are the classes: all
+            images of the source's folder are then for pretraining alone; null: the folders are the
+            classes.
+        unlabelled: Whether images without a class are for pretraining too: those of a folder
+            unlabelled/ or unlabeled/ beside the others, or those that the table of labels does not
+            name; without either, all images of the folder, whose folders are then no classes.
         allow_empty: Whether class folders without images are left out; otherwise they are refused.
     """
 
@@ -65,6 +83,7 @@ class ImageFolder(DividedFiles):
     held_out: Annotated[float, Field(gt=0, le=0.4)] | None = None
     # As the images, these are what `prepare` is given.
     labels: str | None = field(default=None, compare=False)
+    unlabelled: bool = field(default=False, compare=False)
     allow_empty: bool = field(default=False, compare=False)
 
     title = "a folder of images"
@@ -95,20 +114,32 @@ class ImageFolder(DividedFiles):
                 "train_per_class, tuning_per_class and train_list; set "
                 "dataset.source.held_out=null"
             )
-        if self.held_out is None and self.labels is not None:
-            raise RegbenchError(
-                "dataset.source.labels goes with dataset.source.held_out, not with "
-                "train_per_class, tuning_per_class and train_list"
-            )
+        for name in ("labels", "unlabelled"):
+            if self.held_out is None and getattr(self, name):
+                raise RegbenchError(
+                    f"dataset.source.{name} goes with dataset.source.held_out, not with "
+                    "train_per_class, tuning_per_class and train_list"
+                )
 
     def open(self, folder: Path | None, downloads: Path) -> Contents:
         """Read the folder; see `Source.open`."""
         assert folder is not None  # a source of one's own images has one
         seen = Listing(folder, self.allow_empty)
-        if self.labels is not None:
-            parts = of_labels(find_list(self.labels, folder, "labels"), folder, seen)
+        labels = None if self.labels is None else find_list(self.labels, folder, "labels")
+        # Images for pretraining alone.
+        loose: list[Path] = []
+        if labels is not None and labels.is_dir():
+            parts = parts_of(labels, seen)
+            # The labelled images may be among those of the source.
+            loose = sorted(set(seen.images_below(folder)) - set(seen.images_below(labels)))
+        elif labels is not None:
+            parts, others = of_labels(labels, folder, seen, self.unlabelled)
+            if self.unlabelled:
+                loose = others
         elif self.held_out is None:
             parts = train_and_val(folder, seen)
+        elif self.unlabelled:
+            parts, loose = with_unlabelled(folder, seen)
         else:
             parts = parts_of(folder, seen)
         note = ""
@@ -128,14 +159,21 @@ class ImageFolder(DividedFiles):
         wrong = [*dict.fromkeys(seen), *seen.unread()] if seen else []
         self.refuse(folder, wrong, counts if self.held_out is None else None)
         chosen, taken_from = self._divide(seen, parts)
+        if loose:
+            chosen["unlabeled"] = {NO_CLASS: loose}
+            taken_from["unlabeled"] = f"{len(loose):,} images without a class, and train"
         self._refuse_shared(folder, chosen)
+        if loose:
+            chosen["unlabeled"] = {NO_CLASS: [*loose, *chain(*chosen["train"].values())]}
         splits = {}
         stated = {}
         for split, classes in chosen.items():
             splits[split] = split_of_files(classes, folder)
             if texts := [text for text in (taken_from.get(split), note) if text]:
                 stated[split] = ", ".join(texts)
-        names = list(chosen["train"])
+        names = [name for name in chosen["train"] if name != NO_CLASS]
+        if not names:
+            seen.notes.append("no image has a class: evaluations that need labels are left out")
         if len(names) == 1:
             seen.notes.append(f"warning: all images are of one class, {names[0]}")
         return Contents(splits, names, stated, seen.notes + seen.unread())
@@ -180,7 +218,7 @@ class ImageFolder(DividedFiles):
         missing, both = [], []
         for split, path in tracked(files, len(files), f"files of {folder}", unit="files"):
             if not path.is_file():
-                missing.append(path.relative_to(folder))
+                missing.append(named(path, folder))
                 continue
             status = path.stat()
             # Links count: an image of the test must not be trained on under another name.
@@ -210,7 +248,7 @@ def _divide_by_hash(
     too_few = []
     for label, images in train.items():
         if len(images) <= len(missing):
-            too_few.append(f"{label} has {len(images)}")
+            too_few.append(f"{label or 'the folder without classes'} has {len(images)}")
     what = f"{seen.folder}: each class needs at least {len(missing) + 1} images to be divided"
     refuse_if(too_few, what, "add some, or leave out the class")
     for split in missing:

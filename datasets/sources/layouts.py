@@ -21,7 +21,7 @@ import os
 from pathlib import Path
 
 from regbench.datasets.published import Faults, few
-from regbench.datasets.sources.base import named
+from regbench.datasets.sources.base import NO_CLASS, named
 from regbench.datasets.stored.progress import tracked
 from regbench.files import regular
 
@@ -34,6 +34,7 @@ PARTS = dict.fromkeys(("train", "training"), "train")
 PARTS |= dict.fromkeys(("val", "valid", "validation"), "val")
 PARTS |= dict.fromkeys(("test", "testing"), "test")
 """The part of a data set that a folder's name means, in lower case."""
+_UNLABELLED = ("unlabelled", "unlabeled")
 # Archives of macOS and disks of Synology have copies of each image here, which are not the user's.
 _OF_SYSTEMS = ("__MACOSX", "@eaDir")
 # Pillow knows these kinds, and leaves it to other programs to decode them.
@@ -52,6 +53,7 @@ class Listing(Faults):
         allow_empty: Whether classes may have no images.
         notes: What was read otherwise than it lies there or was not read, each in one line.
         left_out: Files that are not read, with the kind of each.
+        aside: A folder in it that is neither a class nor a split; None: there is none.
     """
 
     def __init__(self, folder: Path, allow_empty: bool) -> None:
@@ -61,6 +63,7 @@ class Listing(Faults):
         self.allow_empty = allow_empty
         self.notes: list[str] = []
         self.left_out: dict[Path, str] = {}
+        self.aside: Path | None = None
 
     def listed(self, folder: Path) -> tuple[list[Path], list[Path]]:
         """List the folders and the image files in a folder, each sorted by name.
@@ -82,7 +85,8 @@ class Listing(Faults):
             if entry.name.startswith(".") or entry.name in _OF_SYSTEMS:
                 self.left_out[Path(entry)] = "hidden"
             elif entry.is_dir():
-                folders.append(Path(entry))
+                if Path(entry) != self.aside:
+                    folders.append(Path(entry))
             elif kind := _no_image(entry):
                 self.left_out[Path(entry)] = kind
             else:
@@ -158,6 +162,9 @@ def parts_of(source_dir: Path, seen: Listing) -> dict[str, Files]:
     base = _unwrapped(source_dir, seen)
     folders = _part_folders(("train", "val", "test"), seen)
     if not folders:
+        classes, images = seen.listed(seen.root)
+        if images and not classes:
+            return {"./": {NO_CLASS: images}}
         return {"./": _class_files(seen.root, seen)}
     if "test" in folders:
         # ILSVRC2012's test/ is flat and has no labels.
@@ -169,6 +176,22 @@ def parts_of(source_dir: Path, seen: Listing) -> dict[str, Files]:
             )
     folders = {"train": seen.root / "train", **folders}
     return {f"{folders[part].name}/": files for part, files in _parts(base, folders, seen).items()}
+
+
+def with_unlabelled(source_dir: Path, seen: Listing) -> tuple[dict[str, Files], list[Path]]:
+    """Find the files of the parts, as `parts_of` does, and those of unlabelled/ beside them.
+
+    Without such a folder the images of all folders are one part, without classes.
+    """
+    base = _unwrapped(source_dir, seen)
+    for folder in seen.listed(base)[0]:
+        if folder.name.lower() in _UNLABELLED:
+            seen.aside = folder
+            return parts_of(base, seen), seen.images_below(folder)
+    images = seen.images_below(source_dir)
+    if not images:
+        seen.append(f"{source_dir.name}/ holds no image")
+    return {"./": {NO_CLASS: images}}, []
 
 
 def _unwrapped(source_dir: Path, seen: Listing) -> Path:
@@ -252,7 +275,8 @@ def _class_files(folder: Path, seen: Listing) -> Files:
     what = f"{len(loose):,} images"
     if loose and not classes:
         unlabelled = f"the {what} in it have no labels: give them with --labels FILE.csv"
-        seen.append(f"{folder.name}/ has no class folders, and {unlabelled}")
+        remedy = "or train without: dataset.source.unlabelled=true"
+        seen.append(f"{folder.name}/ has no class folders, and {unlabelled}, {remedy}")
     elif not classes:
         seen.append(f"{folder.name}/ has no class folders")
     elif loose:

@@ -24,7 +24,7 @@ def find_list(name: str, folder: Path, setting: str) -> Path:
     """
     # The list beside the images counts more than ours.
     for path in (folder / name, Path(name), Path(__file__).parent / name):
-        if path.is_file():
+        if path.is_file() or (setting == "labels" and path.is_dir()):
             return path
     missing = f"the list of {_WHAT[setting]} {name} is missing"
     if not Path(name).is_absolute():
@@ -106,11 +106,13 @@ def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
     return chosen
 
 
-def of_labels(path: Path, folder: Path, seen: Listing) -> dict[str, Files]:
-    """Find the images that a table names, by part and class; without a column "split" there is one
-    part.
+def of_labels(
+    path: Path, folder: Path, seen: Listing, unlabelled: bool
+) -> tuple[dict[str, Files], list[Path]]:
+    """Find the images that a table names, by part and class, and the others; without a column
+    "split" there is one part.
 
-    Images that it does not name are left out.
+    `unlabelled`: whether the others are of use.
     """
     # Spreadsheets begin a file in UTF-8 with a mark, which is no part of the first column's name.
     try:
@@ -120,11 +122,11 @@ def of_labels(path: Path, folder: Path, seen: Listing) -> dict[str, Files]:
             rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         seen.append(f"the labels {path} cannot be read ({error})")
-        return {}
+        return {}, []
     if not {"file", "label"} <= {*columns}:
         needed = "it needs file and label, and may have split"
         seen.append(f"{path.name} has the columns {few(columns)}; {needed}")
-        return {}
+        return {}, []
     images = set(seen.images_below(folder))
     seen.left_out.pop(path, None)
     first = "train" if "split" in columns else ""
@@ -153,13 +155,15 @@ def of_labels(path: Path, folder: Path, seen: Listing) -> dict[str, Files]:
         of_train = " of the split train" if first else ""
         seen.append(f"{path.name} names no images{of_train}")
     seen.notes.append(f"labels are those of {path.name} (SHA-256 {file_sha256(path)})")
-    if others := sorted(images - lines.keys()):
+    others = sorted(images - lines.keys())
+    if others and not unlabelled:
         what = f"{len(others):,} images without a label are not read"
-        seen.notes.append(f"{what}, such as {named(others[0], folder)}")
+        remedy = "dataset.source.unlabelled=true trains on them"
+        seen.notes.append(f"{what}, such as {named(others[0], folder)}; {remedy}")
     found: dict[str, Files] = {}
     for part in (first, "val", "test"):
         if part in parts:
             files = {label: sorted(parts[part][label]) for label in sorted(parts[part])}
             where = f"{path.name}, split {part}" if part else path.name
             found[where] = like_train(next(iter(found.values()), {}), files, where, seen)
-    return found
+    return found, others

@@ -10,7 +10,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from regbench.api import challenge, evaluate, load_records, report, sweep, train, tune
+from regbench.api import (
+    challenge,
+    embed,
+    evaluate,
+    export,
+    load,
+    load_records,
+    report,
+    sweep,
+    train,
+    tune,
+)
 from regbench.errors import RegbenchError
 from regbench.version import __version__
 
@@ -19,7 +30,10 @@ __all__ = [
     "__version__",
     "audit",
     "challenge",
+    "embed",
     "evaluate",
+    "export",
+    "load",
     "load_records",
     "methods",
     "report",

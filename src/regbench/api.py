@@ -1,5 +1,5 @@
-"""The commands as functions: train, evaluate, sweep, tune, challenge, report, and the records as a
-table.
+"""The commands as functions: train, evaluate, export, embed, sweep, tune, challenge, report, and
+the records as a table.
 
 A setting is given as on the command line, `["method=vicreg", "epochs=2"]`, or by keyword,
 `method="vicreg", epochs=2`. A keyword takes numbers, text, lists and None; a dictionary sets
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from regbench.benchmark.rundir.record import Record, Score
     from regbench.benchmark.settings.sweep import Sweep
+    from regbench.benchmark.trained import Trained
     from regbench.reports import WrittenReport
     from regbench.sweeps.run import Execute
     from regbench.sweeps.status import Announce, CellStatus
@@ -37,7 +38,18 @@ if TYPE_CHECKING:
 
     Wait = Callable[[Path], list[CellStatus]]
 
-__all__ = ["challenge", "evaluate", "load_records", "report", "sweep", "train", "tune"]
+__all__ = [
+    "challenge",
+    "embed",
+    "evaluate",
+    "export",
+    "load",
+    "load_records",
+    "report",
+    "sweep",
+    "train",
+    "tune",
+]
 
 log = logging.getLogger("regbench")
 
@@ -127,6 +139,79 @@ def evaluate(
         )
     chosen = how_chosen(directory, trained_cell(directory), final=True)
     return evaluate_directory(directory, _overrides(overrides, settings), only, chosen)
+
+
+def load(run: str | Path) -> Trained:
+    """Load the backbone of a finished run.
+
+    Args:
+        run: The run directory.
+
+    Returns:
+        Its `module` maps images (n, c, s, s) to representations (n, `dim`); its `transform` makes
+        such an image, without n, of a file or of one of Pillow's images.
+
+    Raises:
+        RegbenchError: If it is no run directory with final weights of a network for images.
+    """
+    from regbench.benchmark import trained
+
+    return trained.load(Path(run))
+
+
+def export(run: str | Path, out: str | Path, *, onnx: bool = False) -> list[Path]:
+    """Write the backbone of a finished run for other programs, as `regbench export` does.
+
+    Args:
+        run: The run directory.
+        out: The file of weights, `.safetensors`. A card beside it, `.json`, holds what the weights
+            are: scores, settings, data, normalisation, and how timm loads them.
+        onnx: Whether to write the network for ONNX too, in a file `.onnx` beside it.
+
+    Returns:
+        The files.
+
+    Raises:
+        RegbenchError: If there are no final weights, or a format cannot be written.
+    """
+    from regbench.benchmark import trained
+
+    return trained.export(Path(run), Path(out), onnx=onnx)
+
+
+def embed(
+    run: str | Path,
+    folder: str | Path,
+    out: str | Path = "embeddings.parquet",
+    overrides: str | Sequence[str] = (),
+    **settings: Any,
+) -> int:
+    """Write the representations of all images below a folder, as `regbench embed` does, going on
+    from where an earlier call was stopped.
+
+    Args:
+        run: The run directory.
+        folder: The folder; the folders in it are read too.
+        out: The parquet file, with the columns `file`, `embedding` and, where the run's data set is
+            prepared and has labels, `classes`, the nearest first.
+        overrides: Settings of `runtime`.
+        **settings: Settings by keyword, see the module.
+
+    Returns:
+        The number of images in the file.
+
+    Raises:
+        RegbenchError: If the run has no final weights, the folder no images, or `out` is another
+            file.
+    """
+    from regbench.benchmark import embed as embeddings
+    from regbench.benchmark.settings.sweep import load_run
+
+    given = _overrides(overrides, settings)
+    for override in given:
+        if not override.startswith("runtime."):
+            raise RegbenchError(f"{override}: embed takes settings of the runtime only")
+    return embeddings.embed(Path(run), Path(folder), Path(out), load_run(given)[1])
 
 
 def sweep(

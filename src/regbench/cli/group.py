@@ -14,7 +14,7 @@ from regbench.errors import RegbenchError
 from regbench.text import printable
 from regbench.version import __version__
 
-_RESUMED = ("challenge", "evaluate", "own", "sweep", "train", "tune")
+_RESUMED = ("challenge", "embed", "evaluate", "own", "sweep", "train", "tune")
 
 
 class _Cli(click.Group):

@@ -1,4 +1,4 @@
-"""Commands of single runs: train, evaluate."""
+"""Commands of single runs: train, evaluate, export, embed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import click
 
 import regbench
 from regbench.cli.group import main
-from regbench.cli.options import OVERRIDES_HELP, PathType, folder_name, overrides_and_runs_dir
+from regbench.cli.options import (
+    OVERRIDES_HELP,
+    PathType,
+    folder_name,
+    overrides_and_runs_dir,
+)
+from regbench.cli.options import settings as overrides_argument
 from regbench.errors import RegbenchError
 
 if TYPE_CHECKING:
@@ -127,6 +133,52 @@ def evaluate(
     if label is not None:
         raise RegbenchError("--label is for --backbone; a run has the label of its method")
     print_scores(regbench.evaluate(run, overrides, only=protocols))
+
+
+@main.command()
+@click.argument("run", type=PathType(exists=True, file_okay=False))
+@click.option(
+    "--out",
+    type=PathType(dir_okay=False),
+    default="model.safetensors",
+    help="File of weights; a card with the same name ends in .json.",
+)
+@click.option("--onnx", is_flag=True, help="Write the network for ONNX too.")
+def export(run: Path, out: Path, onnx: bool) -> None:
+    r"""Write the backbone of a finished run for other programs.
+
+    The weights have the names that timm and torchvision give them. The card says how timm loads
+    them, how images are resized and normalised, and what made them:
+
+    \b
+      regbench export runs/own_images/0123456789ab --out birds.safetensors
+    """
+    for path in regbench.export(run, out, onnx=onnx):
+        click.echo(path)
+
+
+@main.command()
+@click.argument("run", type=PathType(exists=True, file_okay=False))
+@click.argument("folder", type=PathType(exists=True, file_okay=False))
+@click.option(
+    "--out",
+    type=PathType(dir_okay=False),
+    default="embeddings.parquet",
+    help="Parquet file to write.",
+)
+@overrides_argument
+def embed(run: Path, folder: Path, out: Path, overrides: Sequence[str]) -> None:
+    r"""Write the representation of each image below a folder.
+
+    The file has the columns file, embedding and, where the run's data set is prepared and has
+    labels, classes: the nearest by their mean training images. The same command goes on after a
+    kill.
+
+    \b
+      regbench embed runs/own_images/0123456789ab FOLDER --out birds.parquet runtime.device=cuda
+    """
+    images = regbench.embed(run, folder, out, overrides)
+    click.echo(f"{out}: {images:,} images")
 
 
 def print_scores(scores: Sequence[Score]) -> None:
