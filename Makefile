@@ -92,6 +92,7 @@ $(RUNTIME): pyproject.toml constraints.txt .ci/install.py .ci/system-packages .c
 	@$(OPENCV); { [ '$(FFCV)' != 0 ] && $(INSTALL) -e '.[ffcv]' && $(BIN)/python -c 'import ffcv'; } || $(INSTALL) -e .
 	@[ '$(FFCV)' = 0 ] || $(BIN)/python -c 'import ffcv' 2>/dev/null || { \
 		echo "make: FFCV cannot be built here (why: above); images are loaded with torchvision instead" >&2; [ -z "$$CI" ]; }
+	@! $(BIN)/python -c 'import ffcv' 2>/dev/null || $(BIN)/python .ci/compile_loader.py
 	@touch $@
 
 $(PAGES): $(RUNTIME)
