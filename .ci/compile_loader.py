@@ -1,4 +1,4 @@
-"""Compile the inner loops of the FFCV loader at installation, which the first run would wait for."""
+"""Compile the inner loops of the FFCV loader, which the first run would wait for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.stored.prepare import prepare
