@@ -43,14 +43,15 @@ def answer(summary: Summary) -> list[str]:
     who = "No method is known to lead"
     if leaders:
         leading = few([row.name for row in leaders], "; ")
-        who = f"{len(leaders)} of {len(methods)} methods ({leading}) lead"
+        lead = "leads" if len(leaders) == 1 else "lead"
+        who = f"{len(leaders)} of {len(methods)} methods ({leading}) {lead}"
     sentences = [
         f"{who} all untrained rows by {' and '.join(titles)}; the first by {title} is "
         f"{first.name}, {' and '.join(gains)}."
     ]
     sentences.insert(1 - bool(leaders), _tried(summary, methods, names[-1]))
 
-    # Who is not told from the first, and what labels bring.
+    # Who is not significantly different from the first, and what labels bring.
     if alike:
         close = few([row.name for row in alike], "; ")
         sentences.append(f"Not known to differ from {first.name} by {title}: {close}.")
@@ -69,16 +70,18 @@ def answer(summary: Summary) -> list[str]:
             f"{title}: {gap} points from {first.name}."
         )
     if not tested:
-        seeds_s = MIN_PAIRS * math.fsum(map(_train_s, methods))
-        step = f"{MIN_PAIRS} seeds of every row, as fewer are not tested{_time(seeds_s)}"
+        left_s = 0.0
+        for row in methods:
+            left_s += max(0, MIN_PAIRS - len(row.by_unit(names[-1]))) * _train_s(row)
+        step = f"{MIN_PAIRS} seeds of every row, as fewer are not tested{_time(left_s)}"
     elif not leaders:
         records = list(summary.records)
         for configuration in summary.short:
             records += configuration.records
         in_all_s = math.fsum(record.cost.train_s or 0.0 for record in records)
         step = f"all of it with {_LONGER} times the epochs{_time(_LONGER * in_all_s)}"
-    elif alike:
-        step = _to_tell(summary, first, alike, names[-1])
+    elif close_leaders := [row for row in alike if row in leaders]:
+        step = _to_tell(summary, first, close_leaders, names[-1])
     else:
         longer = f"{_LONGER} times the epochs{_time(_LONGER * _train_s(first))}"
         step = f"take {first.name}, or train it with {longer}"
@@ -88,6 +91,9 @@ def answer(summary: Summary) -> list[str]:
 def _tried(summary: Summary, methods: Sequence[Row], name: str) -> str:
     budget = max(summary.budget(row) or 1 for row in methods)
     tried = f"Tried: {counted(len(methods), 'method')}"
+    lacking = [row.name for row in summary.methods if row not in methods]
+    if lacking:
+        tried += f" (not {few(lacking, '; ')}, for want of a score)"
     if budget > 1:
         tried += f", up to {budget} configurations of each on the {summary.selection_split} split"
     seeds = max(len(row.by_unit(name)) for row in methods)
@@ -97,12 +103,12 @@ def _tried(summary: Summary, methods: Sequence[Row], name: str) -> str:
 
 
 def _to_tell(summary: Summary, first: Row, alike: Sequence[Row], name: str) -> str:
-    """Propose what to do with rows that are not told from the first."""
+    """Propose what to do with rows that are not significantly different from the first."""
     close = [first, *alike]
-    cheapest = min(close, key=_train_s)
+    cheapest = min(close, key=lambda row: _train_s(row) or math.inf)
     points = max(_LEAST_POINTS, abs(_compared(summary, first, alike[0], name).difference))
     tukey = summary.tukey(name)
-    seeds = tukey.power.seeds_for(points)
+    seeds = max(tukey.power.seeds_for(points), tukey.seeds + 1)
     more_s = (seeds - tukey.seeds) * math.fsum(map(_train_s, close))
     return (
         f"take the one that trains fastest, {cheapest.name}{_time(_train_s(cheapest))}, or tell "

@@ -259,6 +259,10 @@ def test_what_lives_through_a_step_is_counted_to_the_allocation() -> None:
     assert in_buckets.peak_bytes - needs.peak_bytes == trained
     # Weights, gradients and the optimizer's state.
     assert needs.peak_bytes > allocated(network.state_dict().values()) + 2 * trained
+    # AdamW keeps two numbers for each parameter and a step of 512 bytes for each tensor, LARS one.
+    adamw = predict(small_cell("optimizer=adamw", "optimizer.base_lr=0.001"), world_size=2)
+    steps = 512 * len(list(network.parameters()))
+    assert adamw.peak_bytes - needs.peak_bytes == pytest.approx(trained, abs=steps)
 
 
 def test_a_teacher_lives_beside_the_network_and_is_kept_with_it() -> None:
