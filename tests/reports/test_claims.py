@@ -27,8 +27,6 @@ from tests.command import run
 from tests.reports.conftest import GIVEN
 from tests.reports.forging import Json, Parts, set_leaf
 
-LEADERBOARD = Path(__file__).parents[2] / "docs" / "leaderboard.md"
-
 Change = Callable[[Parts], Any]
 
 
@@ -381,14 +379,10 @@ def test_what_does_not_fit_is_told_and_nothing_else(
     assert all(map(re.search, reasons, lines)), lines
 
 
-def test_the_documents_table_has_forgeries_that_are_tried_here() -> None:
-    table = LEADERBOARD.read_text().partition("\n## Forgeries\n")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| ")][1:]
-    refused = {name.strip() for name, how in rows if "only by computing again" not in how}
+def test_every_forgery_changes_something() -> None:
     names = {name for _, name in CASES}
     unchanged = {name for outcome, name in CASES if "set" not in CHANGES[outcome][name]}
     assert unchanged - {*BY_CODE} == {"nothing changed"} and {*BY_CODE} <= names
-    assert refused - names == {"a score, no digest anew"}
 
 
 # ------------------------------------------------------------------ a forger who draws
