@@ -27,6 +27,7 @@ from regbench.datasets.stored.encode import in_order
 from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.files import digest, lock, write_atomically
+from regbench.settings import plain
 
 NEAREST = 3
 """Number of classes that are named for an image."""
@@ -66,9 +67,14 @@ def embed(directory: Path, folder: Path, out: Path, runtime: Runtime) -> int:
     trained.module.to(compute.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     encoder = Encoder(trained.module, trained.dim, precision)
     names, mean_CD = _classes(trained, encoder, compute)
-    seen = [[named(file, folder), file.stat().st_size] for file in files]
-    key = digest({"files": seen, "network": fingerprint(trained.module, [names, precision])})
-    if out.exists() and (pq.read_schema(out).metadata or {}).get(_KEY) != key.encode():
+    seen = []
+    for file in files:
+        status = file.stat()
+        seen.append([named(file, folder), status.st_size, status.st_mtime_ns])
+    made_by = [names, precision, trained.interpolation, mean_CD.tolist()]
+    network = fingerprint(trained.module, made_by)
+    key = digest({"files": seen, "network": network, "dataset": plain(trained.cell.dataset)})
+    if out.exists() and _key_of(out) != key.encode():
         what = f"{out} is there already and holds something else"
         raise RegbenchError(f"{what}; remove it, or give another --out")
     embedder = _Embedder(trained, encoder, compute, folder, names, mean_CD)
@@ -84,8 +90,18 @@ def embed(directory: Path, folder: Path, out: Path, runtime: Runtime) -> int:
                     table = embedder.table(files[first : first + PART])
                     write_atomically(part, partial(pq.write_table, table))
             write_atomically(out, partial(_join, sorted(parts.glob("*.parquet")), schema))
-        shutil.rmtree(parts)
+        # Another call may have done this while ours waited for it.
+        shutil.rmtree(parts, ignore_errors=True)
     return int(pq.read_metadata(out).num_rows)
+
+
+def _key_of(out: Path) -> bytes | None:
+    """Return what a parquet file was made of; None of another file."""
+    try:
+        metadata: dict[bytes, bytes] = pq.read_schema(out).metadata or {}
+    except pa.ArrowInvalid:
+        return None
+    return metadata.get(_KEY)
 
 
 def _join(parts: Sequence[Path], schema: pa.Schema, file: IO[bytes]) -> None:

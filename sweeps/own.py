@@ -22,10 +22,11 @@ from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.sweep import load_rows, load_sweep, read_rows
 from regbench.datasets.stored.manifest import Manifest, SplitEntry
 from regbench.errors import RegbenchError
-from regbench.files import write_new, write_text
+from regbench.files import digest, write_new, write_text
 from regbench.settings import read_yaml
 from regbench.sweeps.local import at_a_time
 from regbench.sweeps.run import Execute, refuse_unfinished
+from regbench.wording import quoted
 
 _PRESET = "own"
 _STAGES = ("pretrain", "tune")
@@ -109,13 +110,17 @@ def own_file(
         if override.startswith(("epochs=", "seed=")):
             raise RegbenchError(f"{override}: --hours decides the epochs, and seeds are 0, 1 and 2")
     name = f"{data.name}_{hours:g}h".replace("+", "")  # 1e+06
+    # Other settings are another comparison.
+    changed = [each for each in overrides if not each.startswith(("dataset.name=", "runtime."))]
+    if changed:
+        name += f"_{digest({'settings': sorted(changed)})[:6]}"
     path = runs_dir / name / f"{name}.yaml"
-    if path.exists():
-        return path
-    given = [f"dataset.name={data.name}", *overrides]
+    given = [f"dataset.name={quoted(data.name)}", *overrides]
     grid = load_sweep(_PRESET, given)
     if grid.scheduler == "slurm":
         raise RegbenchError("own measures this machine; on a cluster take regbench tune own --plan")
+    if path.exists():
+        return path
     cells = [cell for cell in grid.cells if cell.is_method]
     enough = cells[0].epochs
     split = data.splits[data.pretraining_split]
@@ -138,21 +143,36 @@ def own_file(
         )
     content = read_yaml(preset_files("sweep")[_PRESET])
     content["description"], content["trials"] = text, trials
-    content["common"].append(f"dataset.name={data.name} epochs={epochs}")
+    content["common"].append(f"dataset.name={quoted(data.name)} epochs={epochs}")
     # The methods come last.
-    content["cells"] = content["cells"][: len(content["cells"]) - len(cells) + methods]
+    rows = content["cells"][: len(content["cells"]) - len(cells) + methods]
+    # With few labels beside many images, they fill no batch.
+    if data.splits["train"]["num_samples"] < cells[0].batch_size:
+        rows = [row for row in rows if "baseline=supervised" not in row]
+    content["cells"] = rows
     path.parent.mkdir(parents=True, exist_ok=True)
     write_new(path, yaml.safe_dump(content, sort_keys=False, width=1000))
     return path
 
 
-def claim(data_dir: Path, name: str, folder: Path) -> None:
+def claim(data_dir: Path, name: str, folder: Path, *, known: bool) -> None:
     """Keep a data set's name for the images of one folder.
+
+    Args:
+        data_dir: The folder of all prepared data sets.
+        name: Name of the data set.
+        folder: The images.
+        known: Whether a data set of this name was prepared before.
 
     Raises:
         RegbenchError: If it is that of another folder's images.
     """
     path = data_dir / name / "folder.txt"
+    if known and not path.exists():
+        raise RegbenchError(
+            f"the data set {name} was prepared before, and it is not known from which folder; give "
+            f"another name, dataset.name=NAME, or remove {path.parent}"
+        )
     if not path.exists():
         write_text(path, str(folder.resolve()))
     owner = path.read_text()
@@ -191,14 +211,18 @@ def _measured(
         record = read_tuned(Path(grid.runtime.runs_dir) / grid.name / cell.id)
         if record is None or record.status == "diverged":
             continue
-        begun, ended = map(datetime.fromisoformat, (record.started, record.finished))
-        wall_s = (ended - begun).total_seconds() / share
+        # A measurement that was stopped goes on in another attempt.
+        last = record.attempts[-1]
+        begun = datetime.fromisoformat(last.started or record.started)
+        ended = datetime.fromisoformat(last.finished or record.finished)
+        wall_s = (ended - begun).total_seconds()
         if record.untrained:
             untrained_s += wall_s
         else:
-            # The first epoch warms up.
-            epochs_s.append(float(record.history[-1]["epoch_s"]) / share)
-            rests_s.append(wall_s - _MEASURED_EPOCHS * epochs_s[-1])
+            # The first epoch warms up. All else is much the same for a part of the images.
+            epoch_s = float(record.history[-1]["epoch_s"])
+            epochs_s.append(epoch_s / share)
+            rests_s.append(max(0.0, wall_s - _MEASURED_EPOCHS * epoch_s))
     if not epochs_s:
         raise RegbenchError(f"every cell of the measurement {grid.name} diverged")
     # On a new machine the first ones also wait for the loader to be compiled.

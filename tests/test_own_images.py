@@ -27,7 +27,7 @@ from regbench.datasets.sources.imagefolder import ImageFolder
 from regbench.datasets.stored.beton import MIN_PAGE_BYTES, Beton
 from regbench.datasets.stored.manifest import Manifest, SplitEntry
 from regbench.datasets.stored.prepare import prepare
-from regbench.files import write_bytes, write_text
+from regbench.files import digest, write_bytes, write_text
 from regbench.sweeps.own import own_file
 from regbench.sweeps.status import CellStatus
 from tests.records import made
@@ -485,9 +485,14 @@ def test_from_a_folder_to_an_answer(birds: Manifest, tmp_path: Path) -> None:
     rows = ["method=sfrik epochs=0", "method=vicreg", "method=simclr"]
     common = ["dataset=imagefolder epochs=4 evaluation.select_by=[knn,probe] seed=0"]
     plan = {"description": "a small plan", "common": common, "cells": rows}
-    path = tmp_path / "runs" / "birds_2h" / "birds_2h.yaml"
-    write_text(path, yaml.safe_dump(plan | {"final_seeds": [0]}))
     quick = [setting for setting in QUICK if not setting.startswith("epochs=")]
+    settings = sorted(setting for setting in quick if not setting.startswith("runtime."))
+    name = f"birds_2h_{digest({'settings': settings})[:6]}"
+    path = tmp_path / "runs" / name / f"{name}.yaml"
+    write_text(path, yaml.safe_dump(plan | {"final_seeds": [0]}))
+    # What was prepared by hand may be of another folder.
+    assert "and it is not known from which folder" in refusal("own", folder, *quick)
+    write_text(tmp_path / "data" / "birds" / "folder.txt", str(folder.resolve()))
     said = call("own", folder, "--hours", "2", "--plan", *quick).output
     assert "\na small plan.\nWhat this can tell: a true difference of " in said
     assert not list(path.parent.glob("*/record.json"))

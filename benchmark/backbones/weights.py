@@ -101,7 +101,10 @@ def load_backbone(
         state, sha256 = _read(path), file_sha256(path)
         card = path.with_suffix(".json")
         if path.suffix == ".safetensors" and card.exists():  # of `regbench export`
-            colours = read_json(card, dict, "remove it")["input"]
+            stated = read_json(card, dict, "remove it")
+            # A card of other weights says nothing of these.
+            if stated.get("sha256") == sha256 and isinstance(stated.get("input"), dict):
+                colours = stated["input"]
     fill(module, state, source, network.architecture)
     found = []
     for name in ("mean", "std"):

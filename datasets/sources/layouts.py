@@ -267,6 +267,9 @@ def _class_files(folder: Path, seen: Listing) -> Files:
     classes: Files = {}
     nested: list[Path] = []
     for path in tracked(folders, len(folders), f"listing {folder.name}/", unit="folders"):
+        if path.name.lower() in _UNLABELLED:
+            remedy = "dataset.source.unlabelled=true trains on its images"
+            seen.append(f"{named(path, seen.folder)}/ is no class: {remedy}, or rename it")
         classes[path.name] = seen.images_below(path)
         nested += [image for image in classes[path.name] if image.parent != path]
     if nested:

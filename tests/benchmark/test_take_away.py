@@ -228,6 +228,13 @@ def test_embed_refuses_folders_without_an_image_and_other_files(
     ):
         regbench.embed(directory, folder, out, **here)
     assert out.read_bytes() == before
+    (tmp_path / "c.parquet").write_bytes(b"no parquet")
+    with pytest.raises(RegbenchError, match="holds something else"):
+        regbench.embed(directory, folder, tmp_path / "c.parquet", **here)
+    # Another image of the same name and size.
+    (folder / "0" / "00.png").touch()
+    with pytest.raises(RegbenchError, match=r"a\.parquet is there already"):
+        regbench.embed(directory, folder, tmp_path / "a.parquet", **here)
     with pytest.raises(RegbenchError, match="epochs=3: embed takes settings of the runtime only"):
         regbench.embed(directory, folder, out, epochs=3)
 

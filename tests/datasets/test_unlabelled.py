@@ -46,6 +46,14 @@ def prepared(source: Path, *options: object) -> dict[str, tuple[list[str], list[
     return found
 
 
+def test_a_folder_of_unlabelled_images_is_no_class(source: Path) -> None:
+    for folder in ("a", "b", "Unlabelled"):
+        draw(source / folder, 0, 0, 10)
+    result = run("prepare", "imagefolder", "--source-dir", source)
+    assert result.exit_code == 2
+    assert "Unlabelled/ is no class: dataset.source.unlabelled=true trains" in result.output
+
+
 @pytest.mark.parametrize(("folders", "options"), [(("",), ()), (("a/b", "c"), ("unlabelled",))])
 def test_folders_without_classes_are_trained_on_and_measured(
     folders: tuple[str, ...],

@@ -40,7 +40,7 @@ def own(
     """
     from regbench.benchmark.settings.runtime import STAGES
     from regbench.benchmark.settings.sweep import load_dataset, read_rows
-    from regbench.datasets.stored.manifest import Manifest
+    from regbench.datasets.stored.manifest import FILE_NAME, Manifest
     from regbench.reports.rows.power import can_tell
     from regbench.sweeps.own import claim, own_file
     from regbench.sweeps.run import run_tuning
@@ -50,8 +50,9 @@ def own(
         overrides = (f"dataset.name={quoted(folder.resolve().name)}", *overrides)
     config, runtime = load_dataset(["dataset=imagefolder", *overrides])
     data_dir = Path(runtime.data_dir)
+    known = (data_dir / config.name / FILE_NAME).exists()
     ctx.invoke(prepare, dataset="imagefolder", source_dir=folder, overrides=overrides)
-    claim(data_dir, config.name, folder)
+    claim(data_dir, config.name, folder, known=known)
     manifest = Manifest.load(data_dir, config.name)
     if len(manifest.class_names) < 2:
         raise RegbenchError(
