@@ -47,7 +47,6 @@ _LABEL_GAP_IN = 0.18  # from one label's baseline to the next
 _PLOT_WIDTH_IN = 3.3
 _MARGIN_IN = 0.62  # left of the plot, for the ticks
 _ABOVE_IN = 0.15  # above the plot
-_HEADING_IN = 0.45
 _BELOW_IN = 0.5  # below the plot, for the ticks and the axis's name
 _ROW_IN = 0.36  # of a plot with a row for each method
 _PHONE_IN = 3.75  # its width: at the smallest text as wide as a phone's card
@@ -184,7 +183,7 @@ def labelled_drawing(
     """
     with _matplotlib_in(INK):
         marks = Marks()
-        figure, (axes,) = _figure_with_labels(1, names, len(names), _ABOVE_IN)
+        figure, (axes,) = _figure_with_labels(1, names, len(names))
         _place_labels(axes, draw(axes, marks), marker=marker)
         return Drawing(title, description, _to_svg(figure, marks), crowded)
 
@@ -225,23 +224,18 @@ def rows_drawing(
         return Drawing(title, description, svg.replace('<svg style="', widest, 1))
 
 
-def labelled_png(
-    panels: Sequence[Draw], names: Sequence[str], labels: int, heading: str = ""
-) -> bytes:
+def labelled_png(panels: Sequence[Draw], names: Sequence[str], labels: int) -> bytes:
     """Make a picture of plots side by side on white, each with labels at its right.
 
     Args:
         panels: Each draws into its axes, and returns the labels.
         names: The texts of all labels; the longest decides how wide the picture is.
         labels: Largest number of labels in a plot.
-        heading: A line above all.
     """
     with _matplotlib_in(_PAPER_INK):
-        above_in = _ABOVE_IN + (_HEADING_IN if heading else 0)
-        figure, axes = _figure_with_labels(len(panels), names, labels, above_in)
+        figure, axes = _figure_with_labels(len(panels), names, labels)
         for ax, draw in zip(axes, panels, strict=True):
             _place_labels(ax, draw(ax, Marks()), marker=True)
-        figure.suptitle(heading, fontsize=_TEXT_PT, x=0.01, ha="left")
         figure.patch.set(facecolor="white", alpha=1)
         _fit_texts(figure)
         buffer = BytesIO()
@@ -250,7 +244,7 @@ def labelled_png(
 
 
 def _figure_with_labels(
-    panels: int, names: Sequence[str], labels: int, above_in: float
+    panels: int, names: Sequence[str], labels: int
 ) -> tuple[Figure, list[Axes]]:
     """Make panels side by side, each with a column for labels at the right, high enough for all
     of them.
@@ -258,13 +252,14 @@ def _figure_with_labels(
     # A letter of this size is about 0.078 inches wide.
     label_width_in = 0.35 + 0.078 * min(_LONGEST, max(20, *map(len, names)))
     width_in = _MARGIN_IN + _PLOT_WIDTH_IN + label_width_in
-    height_in = max(2.95, _LABEL_GAP_IN * (labels + 1) + 0.55) + above_in
+    height_in = max(2.95, _LABEL_GAP_IN * (labels + 1) + 0.55) + _ABOVE_IN
     figure = Figure(figsize=(panels * width_in, height_in))
     figure.patch.set_alpha(0)
     axes = []
     for i in range(panels):
         left = (i * width_in + _MARGIN_IN) / (panels * width_in)
-        width, height = _PLOT_WIDTH_IN / (panels * width_in), 1 - (_BELOW_IN + above_in) / height_in
+        width = _PLOT_WIDTH_IN / (panels * width_in)
+        height = 1 - (_BELOW_IN + _ABOVE_IN) / height_in
         ax = figure.add_axes((left, _BELOW_IN / height_in, width, height))
         ax.patch.set_alpha(0)
         grid(ax)
