@@ -26,7 +26,7 @@ from regbench.datasets.sources.layouts import Listing
 from regbench.datasets.stored.encode import in_order
 from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
-from regbench.files import digest, lock, write_atomically
+from regbench.files import digest, lock, write_atomically, write_text
 from regbench.settings import plain
 
 NEAREST = 3
@@ -74,16 +74,22 @@ def embed(directory: Path, folder: Path, out: Path, runtime: Runtime) -> int:
     made_by = [names, precision, trained.interpolation, mean_CD.tolist()]
     network = fingerprint(trained.module, made_by)
     key = digest({"files": seen, "network": network, "dataset": plain(trained.cell.dataset)})
-    if out.exists() and _key_of(out) != key.encode():
-        what = f"{out} is there already and holds something else"
-        raise RegbenchError(f"{what}; remove it, or give another --out")
     embedder = _Embedder(trained, encoder, compute, folder, names, mean_CD)
     schema = embedder.table([]).schema.with_metadata({_KEY: key})
-    parts = out.with_name(f".{out.name}.{key[:12]}")
+    parts = out.with_name(f".{out.name}.parts")
     parts.mkdir(parents=True, exist_ok=True)
     with (parts / "lock").open("w") as held:
         lock(held, f"writes {out}")
+        if out.exists() and _key_of(out) != key.encode():
+            what = f"{out} is there already and holds something else"
+            raise RegbenchError(f"{what}; remove it, or give another --out")
         if not out.exists():
+            # Parts of other images or of another network are of no use.
+            made_of = parts / "key"
+            if not made_of.exists() or made_of.read_text() != key:
+                for part in parts.glob("*.parquet"):
+                    part.unlink()
+                write_text(made_of, key)
             for first in progress_bar(range(0, len(files), PART), "parts of the file"):
                 part = parts / f"{first:012}.parquet"
                 if not part.exists():

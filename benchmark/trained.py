@@ -25,7 +25,7 @@ from regbench.datasets.loading.torchvision_crops import resize
 from regbench.datasets.sources.base import ImageFiles
 from regbench.datasets.sources.imagefolder import ImageFolder
 from regbench.datasets.stored.beton import RAW
-from regbench.datasets.stored.encode import Unreadable, encode
+from regbench.datasets.stored.encode import Unreadable, encode, to_rgb
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256, write_bytes, write_text
 from regbench.version import __version__
@@ -62,8 +62,11 @@ class Trained:
             RegbenchError: If the file cannot be read.
         """
         dataset = self.cell.dataset
-        picture = image if isinstance(image, Image.Image) else self._stored(Path(image))
-        pixels = np.asarray(picture.convert("RGB"))[:, :, : dataset.channels]
+        if isinstance(image, Image.Image):
+            picture, _ = to_rgb(image, getattr(dataset.source, "levels", None))
+        else:
+            picture = self._stored(Path(image)).convert("RGB")
+        pixels = np.asarray(picture)[:, :, : dataset.channels]
         height, width = np.array([pixels.shape[:2]]).T
         boxes = center_boxes(height, width, dataset.eval_resize, dataset.image_size)
         to_height, to_width, row, column = boxes[0, 5:].tolist()

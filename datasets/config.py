@@ -222,6 +222,8 @@ class DatasetConfig:
             this.)
         train_per_class: Training takes the first so many images of each class of the train split;
             null: all of them.
+        pretraining_images: Number of images to pretrain on, at even distances in their split; null:
+            all of them.
     """
 
     name: Name
@@ -234,6 +236,7 @@ class DatasetConfig:
     num_classes: AtLeastZero
     eval_resize: AtLeastOne
     train_per_class: AtLeastOne | None = None
+    pretraining_images: AtLeastOne | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that do not fit each other."""
@@ -294,7 +297,11 @@ def decisive(dataset: Mapping[str, Any]) -> dict[str, Any]:
         source_settings.pop(name, None)
     found = {**dataset, "source": source_settings}
     # Cells from before there were these settings keep their ids.
-    for group, name in ((found, "shared_bits"), (source_settings, "levels")):
+    for group, name in (
+        (found, "shared_bits"),
+        (found, "pretraining_images"),
+        (source_settings, "levels"),
+    ):
         if not group.get(name):
             group.pop(name, None)
     for name, value in _OF_SCENES.items():

@@ -127,10 +127,13 @@ def own_file(
     speed = _measured(f"{data.name}_speed", given, cells, split, execute)
     methods, trials, epochs = speed.fitted(len(cells), 3600 * hours, enough)
     steps = epochs * (split["num_samples"] // cells[0].batch_size)
+    # With few labels beside many images, they fill no batch.
+    is_supervised = data.splits["train"]["num_samples"] >= cells[0].batch_size
+    beside = "untrained rows and the supervised one" if is_supervised else "untrained rows"
     text = (
         f"{methods} methods on {data.name} in {hours:g} hours: {trials // 3 * 4} configurations of "
         f"each by successive halving, {epochs} epochs ({steps:,} steps), and {_SEEDS} seeds of the "
-        "best, beside untrained rows and the supervised one; forecast "
+        f"best, beside {beside}; forecast "
         f"{speed.seconds(methods, trials, epochs) / 60:.0f} min, as an epoch takes "
         f"{speed.epoch_s:.2g} s and the rest of a run {speed.rest_s:.2g} s, {speed.parallel} at a "
         "time"
@@ -146,8 +149,7 @@ def own_file(
     content["common"].append(f"dataset.name={quoted(data.name)} epochs={epochs}")
     # The methods come last.
     rows = content["cells"][: len(content["cells"]) - len(cells) + methods]
-    # With few labels beside many images, they fill no batch.
-    if data.splits["train"]["num_samples"] < cells[0].batch_size:
+    if not is_supervised:
         rows = [row for row in rows if "baseline=supervised" not in row]
     content["cells"] = rows
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -196,14 +198,17 @@ def _measured(
         seed, method = divmod(number, len(cells))
         row = file.rows[method - len(cells)]
         rows.append((*row, f"epochs={_MEASURED_EPOCHS}", f"seed={seed}"))
-    share = 1.0
+    in_all, counts = split["num_samples"], split["counts_per_class"]
     images = max(_MEASURED_PIXELS // cells[0].dataset.image_size ** 2, cells[0].batch_size)
-    counts = split["counts_per_class"]
-    # A class with few images limits how many of each are taken.
-    per_class = min([math.ceil(images / max(1, len(counts))), *counts])
-    if cells[0].batch_size <= per_class * len(counts) < split["num_samples"]:
-        share = per_class * len(counts) / split["num_samples"]
-        rows = [(*row, f"dataset.train_per_class={per_class}") for row in rows]
+    part = f"dataset.pretraining_images={images}"
+    if counts:
+        # A class with few images limits how many of each are taken.
+        per_class = min(math.ceil(images / len(counts)), *counts)
+        images, part = per_class * len(counts), f"dataset.train_per_class={per_class}"
+    share = 1.0
+    if cells[0].batch_size <= images < in_all:
+        share = images / in_all
+        rows = [(*row, part) for row in rows]
     grid = load_rows(file, rows)
     refuse_unfinished(execute(grid, _STAGES), grid, _STAGES)
     epochs_s, rests_s, untrained_s = [], [], 0.0

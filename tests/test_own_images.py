@@ -434,23 +434,36 @@ def test_a_plan_fits_its_budget(
     assert ("below the untrained network before epoch 500" in file.description) == (hours < 1)
 
 
-@pytest.mark.parametrize(("rarest", "taken"), [(200_000, 43_691), (1000, 1000), (9, None)])
+@pytest.mark.parametrize(
+    ("counts", "part", "share"),
+    [
+        ([500_000, 500_000, 200_000], (43_691, None), 3 * 43_691 / 1_200_000),
+        ([500_000, 500_000, 1000], (1000, None), 3000 / 1_001_000),
+        ([500_000, 500_000, 9], (None, None), 1),
+        # Without labels.
+        ([], (None, 131_072), 131_072 / 1_000_000),
+    ],
+)
 def test_of_many_images_a_part_is_measured(
-    rarest: int, taken: int | None, birds: Manifest, tmp_path: Path
+    counts: list[int],
+    part: tuple[int | None, int | None],
+    share: float,
+    birds: Manifest,
+    tmp_path: Path,
 ) -> None:
     """As many of each class as the rarest one has, or all where that fills no batch."""
-    counts = [500_000, 500_000, rarest]
-    train = birds.splits["train"] | {"num_samples": sum(counts), "counts_per_class": counts}
-    many = replace(birds, splits=birds.splits | {"train": train})
-    seen: set[int | None] = set()
+    images = sum(counts) or 1_000_000
+    split = birds.splits["train"] | {"num_samples": images, "counts_per_class": counts}
+    many = replace(birds, splits=birds.splits | {"train" if counts else "unlabeled": split})
+    seen: set[tuple[int | None, int | None]] = set()
 
     def execute(grid: Sweep, stages: Sequence[str]) -> list[CellStatus]:
-        seen.update(cell.dataset.train_per_class for cell in grid.cells)
+        for cell in grid.cells:
+            seen.add((cell.dataset.train_per_class, cell.dataset.pretraining_images))
         return measured(grid, stages)
 
-    share = 3 * taken / sum(counts) if taken else 1.0
     file = read_rows(str(own_file(tmp_path / "runs", many, 1e9, [], execute)), ())
-    assert seen == {taken}
+    assert seen == {part}
     assert f"an epoch takes {1 / share:.2g} s and" in file.description
 
 

@@ -123,12 +123,12 @@ def _own_of_timm(
 
     arguments = network.timm_arguments(channels, image_size)
     if arguments is None or not timm.is_model_pretrained(arguments["model_name"]):
-        what = f"network.init=timm: timm has no weights of {network.architecture}"
+        what = f"timm has no weights of {network.architecture}"
         raise RegbenchError(f"{what}; give a file, or choose another network=")
     try:
         model: Any = timm.create_model(**arguments, pretrained=True)
     except (OSError, RuntimeError) as error:
-        what = f"network.init=timm: the weights of {network.architecture} cannot be loaded"
+        what = f"timm's weights of {network.architecture} cannot be loaded"
         raise RegbenchError(f"{what} ({_one_line(error)[:200]}); give a file") from error
     return model.state_dict(), model.pretrained_cfg
 

@@ -65,7 +65,8 @@ class KNN(Evaluation):
         """Refuse more neighbours than there are training images."""
         super().check(name, task)
         num_images = Manifest.load(task.data_dir, task.dataset.name).splits["train"]["num_samples"]
-        if task.dataset.train_per_class is not None:
+        # Without classes this is refused where the images are opened.
+        if task.dataset.train_per_class is not None and task.dataset.num_classes:
             num_images = min(num_images, task.dataset.train_per_class * task.dataset.num_classes)
         for k in self.all_k:
             if k > num_images:

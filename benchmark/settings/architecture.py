@@ -98,11 +98,21 @@ class NetworkConfig:
                 f"network.predictor.hidden_dim={self.predictor.hidden_dim} is without effect: "
                 "there is no predictor; set network.predictor.depth=2 too"
             )
+        if self.init_sha256 is not None and self.init is None:
+            raise RegbenchError(
+                "network.init_sha256 is without effect: it is that of network.init; give both"
+            )
         if self.momentum != _MOMENTUM and self.teacher != "ema":
             raise RegbenchError(
                 f"network.momentum={self.momentum} is without effect with "
                 f"network.teacher={self.teacher}; set network.teacher=ema too"
             )
+
+    def refuse_other_weights(self, sha256: str) -> None:
+        """Refuse weights that have another SHA-256 than those that the network is to begin with."""
+        if sha256 != self.init_sha256:
+            what = f"network.init={self.init} are not the weights of this cell: their SHA-256 is"
+            raise RegbenchError(f"{what} {sha256}, not {self.init_sha256}")
 
     @property
     def is_asymmetric(self) -> bool:

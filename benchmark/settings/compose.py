@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,14 +89,17 @@ class Composer:
             tree = self._tree([*point, *fitted])
         made = {name: self._settings(name, data) for name, data in tree.items()}
         runtime, cluster = made.pop("runtime"), made.pop("cluster")
-        return Composed(self._with_weights(Cell(**made)), runtime, cluster, " ".join(fitted))
+        given = {parse(override).key_or_group for override in point}
+        cell = self._with_weights(Cell(**made), given)
+        return Composed(cell, runtime, cluster, " ".join(fitted))
 
-    def _with_weights(self, cell: Cell) -> Cell:
+    def _with_weights(self, cell: Cell, given: Collection[str]) -> Cell:
         """Note the SHA-256 of the weights that the network begins with, and the colours that they
-        expect.
+        expect, where these are not `given`.
         """
         network, dataset = cell.network, cell.dataset
-        if network.init is None or network.init_sha256 is not None:
+        # Whether weights fit depends on the size of the images.
+        if network.init is None or not self._prepared:
             return cell
         # It needs torch, and few cells need it.
         from regbench.benchmark.backbones.weights import load_backbone
@@ -106,8 +109,13 @@ class Composer:
             found = load_backbone(*asked)
             self._weights[asked] = found.sha256, found.mean, found.std
         sha256, mean, std = self._weights[asked]
+        if network.init_sha256 is not None:
+            network.refuse_other_weights(sha256)
         network = replace(network, init_sha256=sha256)
-        dataset = replace(dataset, mean=mean or dataset.mean, std=std or dataset.std)
+        colours = {"mean": mean, "std": std}
+        for name, values in colours.items():
+            if values and f"dataset.{name}" not in given:
+                dataset = replace(dataset, **{name: values})
         return replace(cell, network=network, dataset=dataset)
 
     def _tree(self, overrides: Sequence[str]) -> Tree:

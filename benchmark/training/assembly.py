@@ -21,7 +21,6 @@ from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.step import Step
 from regbench.benchmark.training.teacher import Teacher
 from regbench.datasets.loading.loaders import PretrainingLoader
-from regbench.errors import RegbenchError
 from regbench.methods import Engine
 
 # torch renamed the setting, and warns of the old name where there is the new one.
@@ -54,9 +53,7 @@ def build_network(
     elif config.init is not None:
         image = cell.dataset.input_channels, cell.dataset.image_size
         weights = load_backbone(config.init, config.backbone, *image)
-        if weights.sha256 != config.init_sha256:
-            what = f"network.init={config.init} are not the weights of this cell: their SHA-256 is"
-            raise RegbenchError(f"{what} {weights.sha256}, not {config.init_sha256}")
+        config.refuse_other_weights(weights.sha256)
         fill(network.backbone, weights.state, config.init, config.architecture)
     # Evaluations need the layout of the training: the last bits of features depend on it. On a CPU
     # it saves a quarter of the time.

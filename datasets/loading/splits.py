@@ -25,7 +25,8 @@ def open_pretraining_split(dataset: DatasetConfig, data_dir: Path) -> tuple[Open
     Return its file and the places in it to use.
     """
     manifest = Manifest.load(data_dir, dataset)
-    return _open(manifest, dataset, manifest.pretraining_split, data_dir)
+    opened, indices = _open(manifest, dataset, manifest.pretraining_split, data_dir)
+    return opened, evenly(indices, dataset.pretraining_images or len(indices))
 
 
 def open_split(
@@ -75,6 +76,11 @@ def _first_of_each_class(labels: Ints, dataset: DatasetConfig, split: str) -> In
     """
     if split != "train" or dataset.train_per_class is None:
         return np.arange(len(labels))
+    if labels.min() < 0:
+        raise RegbenchError(
+            f"data set '{dataset.name}': dataset.train_per_class={dataset.train_per_class} takes "
+            "images of each class, and the images have no labels; leave it out"
+        )
     counts = np.bincount(labels, minlength=dataset.num_classes)
     if counts.min() < dataset.train_per_class:
         raise RegbenchError(

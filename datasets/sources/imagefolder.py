@@ -129,8 +129,12 @@ class ImageFolder(DividedFiles):
         # Images for pretraining alone.
         loose: list[Path] = []
         if labels is not None and labels.is_dir():
-            parts = parts_of(labels, seen)
             # The labelled images may be among those of the source.
+            if folder.resolve() in labels.resolve().parents:
+                labels = folder / labels.resolve().relative_to(folder.resolve())
+            parts = parts_of(labels, seen)
+            if NO_CLASS in next(iter(parts.values())):
+                seen.append(f"the folder of labels {labels} has no class folders")
             loose = sorted(set(seen.images_below(folder)) - set(seen.images_below(labels)))
         elif labels is not None:
             parts, others = of_labels(labels, folder, seen, self.unlabelled)

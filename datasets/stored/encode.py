@@ -80,7 +80,7 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
             if picture.format == "JPEG" and picture.mode == "RGB" and not shrunk:
                 return Sample(JPEG, height, width, label, data, origin)
             grey = picture.mode in ("1", "L", "LA") or picture.mode.startswith("I")
-            rgb, peak = _rgb(picture, source.levels)
+            rgb, peak = to_rgb(picture, source.levels)
             if deep_colour:
                 if source.levels is not None:
                     raise ValueError(
@@ -117,7 +117,7 @@ def shrunk_size(width: int, height: int, source: ImageFiles) -> tuple[int, int]:
     return max(1, width * source.resize_px // side), max(1, height * source.resize_px // side)
 
 
-def _rgb(picture: PIL_Image.Image, levels: int | None) -> tuple[PIL_Image.Image, int]:
+def to_rgb(picture: PIL_Image.Image, levels: int | None) -> tuple[PIL_Image.Image, int]:
     """Convert to 8-bit RGB, and return the highest value of more than 8 bits of grey, else -1."""
     if picture.mode == "F":
         what = "its pixels are floating-point numbers, whose range is not known"

@@ -66,8 +66,8 @@ class Manifest:
     Attributes:
         name: The data set's folder.
         source: Name and settings of the source that it was made from.
-        splits: Splits by name: "train", "tuning" (if there is one), "test", and for STL-10
-            "unlabeled".
+        splits: Splits by name: "train", "tuning" (if there is one), "test", and where images
+            without labels are pretrained on "unlabeled".
         class_names: Names in the order of the labels.
         beton_version: Version of the files' format.
         regbench_version: The version that wrote them.
@@ -89,8 +89,7 @@ class Manifest:
 
     @property
     def pretraining_split(self) -> str:
-        """The split to pretrain on: "unlabeled" where there is one (STL-10), else "train"."""
-        # The unlabelled split has by far the most images.
+        """The split to pretrain on: "unlabeled" where there is one, else "train"."""
         return "unlabeled" if "unlabeled" in self.splits else "train"
 
     @classmethod

@@ -73,6 +73,10 @@ def test_load_gives_the_features_that_evaluations_see(
     with torch.no_grad():
         found_ND = loaded.module(torch.stack([loaded.transform(file) for file in files]))
         opened_ND = loaded.module(torch.stack([loaded.transform(Image.open(f)) for f in files]))
+    # Of 16 bits the upper 8 are kept, as `prepare` does.
+    grey = Image.fromarray(np.linspace(0, 255, 24 * 24).reshape(24, 24).astype(np.uint8))
+    deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 256)
+    assert torch.equal(loaded.transform(deep), loaded.transform(grey))
     torch.testing.assert_close(found_ND, seen.x_ND[:40], rtol=0, atol=1e-6)
     torch.testing.assert_close(opened_ND, found_ND, rtol=0, atol=1e-6)
     assert found_ND.std(dim=0).max() > 1e-3
@@ -262,16 +266,19 @@ def test_embed_goes_on_after_a_kill_to_the_same_file(
     spawned = multiprocessing.get_context("spawn")
     found = []
     # 31 files are five parts: a kill after two, then the rest, in which two parts are not repeated.
-    for out, limits in (("killed", (2, 3)), ("whole", (5,))):
+    # Parts of the network before are of no use.
+    first = trained(shared, "seed=1")
+    for out, limits in (("killed", (2, 3)), ("whole", (5,)), ("other", (2, 5))):
         path = tmp_path / f"{out}.parquet"
         for limit in limits:
-            arguments = ((directory, folder, path), own(shared), limit)
+            network = first if (out, limit) == ("other", 2) else directory
+            arguments = ((network, folder, path), own(shared), limit)
             process = spawned.Process(target=embed_and_die, args=arguments)
             process.start()
             process.join()
         assert process.exitcode == 0
         found.append(path.read_bytes())
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert not list(tmp_path.glob(".*"))
 
 
@@ -311,6 +318,8 @@ def test_a_training_goes_on_from_the_weights_of_a_file(
     assert trained(tiny) != further
     with pytest.raises(RegbenchError, match=r"are not the weights of this cell: their SHA-256"):
         begun(tiny, again, f"network.init_sha256={'0' * 64}", "seed=2")
+    with pytest.raises(RegbenchError, match=r"network\.init_sha256 is without effect"):
+        trained(tiny, f"network.init_sha256={'0' * 64}")
     with pytest.raises(RegbenchError, match=r"model\.safetensors"):
         begun(tiny, out, "seed=3")
 
@@ -320,17 +329,20 @@ def test_timm_and_its_colours_are_a_start(
 ) -> None:
     weights = timm.create_model("resnet18", num_classes=0)
     torch.save(weights.state_dict(), tmp_path / "resnet18.pth")
-    create, file = timm.create_model, {"file": str(tmp_path / "resnet18.pth")}
-    of_file = functools.partial(create, pretrained_cfg_overlay=file)
+    own = {"file": str(tmp_path / "resnet18.pth"), "mean": (0.1, 0.2, 0.6), "std": (0.2,) * 3}
+    of_file = functools.partial(timm.create_model, pretrained_cfg_overlay=own)
     monkeypatch.setattr(timm, "create_model", of_file)
-    grey = ("dataset.channels=1", "dataset.mean=[0.1]", "dataset.std=[0.1]")
-    settings = ["network=resnet18", "epochs=0", "augmentation=small_grey", *grey]
-    directory = trained(tiny, *settings, "network.init=timm")
+    grey = ("augmentation=small_grey", "dataset.channels=1")
+    settings = ["network=resnet18", "epochs=0", *grey, "network.init=timm"]
+    directory = trained(tiny, *settings)
     loaded = regbench.load(directory)
     kernel = weights.get_parameter("conv1.weight").sum(dim=1, keepdim=True)
     torch.testing.assert_close(loaded.module.state_dict()["conv1.weight"], kernel)
-    assert loaded.cell.dataset.mean == pytest.approx([0.449])
-    assert loaded.cell.dataset.std == pytest.approx([0.226])
+    assert loaded.cell.dataset.mean == pytest.approx([0.3])
+    assert loaded.cell.dataset.std == pytest.approx([0.2])
+    # What is given counts more.
+    given = regbench.load(trained(tiny, *settings, "dataset.mean=[0.4]")).cell.dataset
+    assert (given.mean, given.std) == ((0.4,), pytest.approx([0.2]))
 
 
 def test_weights_that_do_not_fit_are_refused_by_layer_and_shape(

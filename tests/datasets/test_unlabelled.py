@@ -82,19 +82,34 @@ def test_folders_without_classes_are_trained_on_and_measured(
     out = source.parent / "a.parquet"
     assert regbench.embed(record.path.parent, source, out) == 100
     assert regbench.report("manual").page.exists()
-    for settings in (["evaluation.protocols=[knn]"], ["baseline=supervised"]):
+    few = regbench.train(
+        ["dataset=imagefolder", *QUICK, "dataset.pretraining_images=20", "batch_size=8"]
+    )
+    assert few is not None
+    assert few.history[0]["images"] == 16
+    for settings in (
+        *(["evaluation.protocols=[knn]"], ["baseline=supervised"], ["dataset.train_per_class=5"]),
+    ):
         with pytest.raises(RegbenchError, match="labels") as refused:
             regbench.train(["dataset=imagefolder", *QUICK, *settings])
         assert "imagefolder" in str(refused.value)
 
 
-@pytest.mark.parametrize("layout", ["table", "folder", "beside parts", "beside classes"])
-def test_images_without_labels_join_the_training_alone(layout: str, source: Path) -> None:
+@pytest.mark.parametrize(
+    "layout", ["table", "folder", "folder inside", "beside parts", "beside classes"]
+)
+def test_images_without_labels_join_the_training_alone(
+    layout: str, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """60 images have labels, 42 have none; a tenth of the former is held out twice."""
     options: list[object] = ["dataset.source.unlabelled=true"]
     labelled, other = source, source / "more"
     if layout == "folder":
         labelled, options = source.parent / "few", ["--labels", source.parent / "few"]
+    elif layout == "folder inside":
+        # One of the two paths is relative.
+        monkeypatch.chdir(source.parent)
+        labelled, options = source / "few", ["--labels", "photos/few"]
     elif layout == "beside parts":
         labelled, other = source / "train", source / "unlabelled"
     elif layout == "beside classes":
@@ -127,11 +142,14 @@ def test_images_without_labels_join_the_training_alone(layout: str, source: Path
 def test_what_has_no_images_or_files_is_refused_in_a_line(source: Path) -> None:
     source.mkdir()
     (source / "notes.txt").write_text("none")
+    flat = source.parent / "flat"
+    draw(flat, 0, 0, 1)
     unlabelled = "dataset.source.unlabelled=true"
     for options, reason in (
         ((), "photos/ has no class folders"),
         ((unlabelled,), "photos/ holds no image"),
         (("--labels", "few"), "the list of labels few is missing"),
+        (("--labels", flat), "flat has no class folders"),
         (
             (unlabelled, "dataset.source.held_out=null"),
             "dataset.source.unlabelled goes with dataset.source.held_out",

@@ -26,8 +26,9 @@ from regbench.errors import RegbenchError
 )
 @click.option(
     "--labels",
-    metavar="CSV",
-    help="Table of file and label, maybe split, beside a folder without classes.",
+    metavar="PATH",
+    help="A table (CSV) of file and label, and maybe split, or a folder of class folders: the "
+    "labels of a folder without classes.",
 )
 @click.option("--allow-empty", is_flag=True, help="Leave out class folders without images.")
 @click.option(

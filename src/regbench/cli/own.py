@@ -61,7 +61,8 @@ def own(
     execute = executor(None, click.echo)
     file = own_file(Path(runtime.runs_dir), manifest, hours, overrides, execute)
     planned = read_rows(str(file), overrides)
-    rows = len(planned.rows) - 1  # labels are no method's competitor
+    # The supervised network is no method's competitor.
+    rows = sum("baseline=supervised" not in row for row in planned.rows)
     test_images = manifest.splits["test"]["num_samples"]
     click.echo(f"\n{planned.description}.")
     click.echo(f"{can_tell(rows, len(planned.final_seeds), test_images)}\n")
