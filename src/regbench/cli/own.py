@@ -56,7 +56,8 @@ def own(
     manifest = Manifest.load(data_dir, config.name)
     if len(manifest.class_names) < 2:
         raise RegbenchError(
-            "methods are compared by labels of two classes or more; give a few: docs/data.md"
+            "methods are compared by labels of two classes or more: give a few (docs/data.md), or "
+            "train without: regbench sweep own_images dataset.source.unlabelled=true"
         )
     execute = executor(None, click.echo)
     file = own_file(Path(runtime.runs_dir), manifest, hours, overrides, execute)
