@@ -94,7 +94,7 @@ class Latents(Source):
     dependence: Fraction = 0.0
     depth: AtLeastOne = 3
     world_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    pretraining_examples: AtLeastOne = 51_200
+    pretraining_examples: AtLeastOne = 38_400
     train_examples: AtLeastTwo = 2_000
     tuning_examples: AtLeastTwo = 2_000
     test_examples: AtLeastTwo = 4_000

@@ -86,7 +86,7 @@ def test_clusters_are_unbalanced_for_pretraining_alone() -> None:
         "clusters": 4,
         "train_examples": 20_000,
     }
-    share_K = np.bincount(world(**settings).labels) / 51_200
+    share_K = np.bincount(world(**settings).labels) / 38_400
     expected_K = np.arange(1, 5) ** -1.5
     assert np.allclose(share_K, expected_K / expected_K.sum(), atol=0.01)
     balanced = world("train", **settings)
