@@ -4,6 +4,7 @@ methods state.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
@@ -176,7 +177,8 @@ def _own_space(cell: Cell, stated: set[str]) -> dict[str, Range | Choice]:
         ("optimizer", cell.optimizer, "base_lr"),
     ):
         # No space is no reason to refuse, as long as the file says what is searched.
-        if plugin.space is None and not any(key.startswith(f"{group}.") for key in stated):
+        is_stated = any(key.startswith(f"{group}.") for key in stated)
+        if plugin.space is None and dataclasses.fields(plugin) and not is_stated:  # type: ignore[arg-type]
             raise RegbenchError(
                 f"{type(plugin).__name__} states no search space; give its class a `space`, or "
                 "write what is searched into the sweep's file: "

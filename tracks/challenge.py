@@ -27,7 +27,7 @@ from regbench.benchmark.machine.compute import usable_cpus
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES
-from regbench.benchmark.settings.sweep import Sweep, load_grid, load_sweep
+from regbench.benchmark.settings.sweep import Sweep, load_grid, load_rows
 from regbench.errors import RegbenchError
 from regbench.reports import write_report
 from regbench.reports.bundle.bundle import SUFFIX, read_bundle
@@ -37,6 +37,7 @@ from regbench.reports.rows.grouping import summarize
 from regbench.reports.rows.significance import MIN_PAIRS
 from regbench.reports.rows.summary import Summary
 from regbench.sweeps.run import Execute, refuse_unfinished, run_grid, run_tuning
+from regbench.sweeps.search_spaces import fixed_settings, searches_of
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
 from regbench.tracks.smoke import SMOKE, SmokeTest, smoke_test
@@ -59,7 +60,8 @@ class Challenge:
         folder: Folder of the challenge.
         label: Name of the challenger's row.
         overrides: Settings of the runtime and the cluster.
-        tuning: The challenger's configurations.
+        trials: Trainings that the challenger's search may take.
+        tuning: A cell of the challenger, and the seeds of its final runs.
         shipped: Finished cells of the best rows, which are trained again here.
         repeated: The same cells, as a sweep of this machine.
     """
@@ -67,25 +69,27 @@ class Challenge:
     folder: Path
     label: str
     overrides: Sequence[str]
+    trials: int
     tuning: Sweep
     shipped: Sequence[Record]
     repeated: Sweep
 
     def plan(self) -> str:
         """Describe how many trainings it takes, and how long."""
-        finals = max(len(self.tuning.final_seeds) - 1, 0)  # the tuning has trained one of them
+        finals = len(self.tuning.final_seeds) - 1  # the search has trained one of them
         further = MOST_SEEDS - len(self.tuning.final_seeds)
-        phases = [len(self.repeated.cells), len(self.tuning.cells), finals]
+        phases = [len(self.repeated.cells), self.trials, finals]
         parallel = self.tuning.runtime.parallel or usable_cpus()
         rounds = sum(math.ceil(count / parallel) for count in phases)
         minutes = sum(record.cost.train_s or 0 for record in self.shipped) / len(self.shipped) / 60
+        hardware = self.shipped[0].environment.get("hardware")
         return (
-            f"{phases[0]} shipped cells again, {phases[1]} configurations of {self.label}, "
-            f"{finals} further seeds of the best: {sum(phases)} trainings; then up to {further} "
-            f"seeds while a verdict is open.\nThe shipped rows took {minutes:.1f} minutes a "
-            f"training ({self.shipped[0].environment.get('hardware')}). At that speed, {parallel} "
-            f"at a time, it is {rounds * minutes:.0f} to {(rounds + further) * minutes:.0f} "
-            "minutes."
+            f"{phases[0]} shipped cells again, a search with the images of {self.trials} trainings "
+            f"for {self.label}, {finals} further seeds of the best: {sum(phases)} trainings; then "
+            f"up to {further} seeds while a verdict is open.\n"
+            f"The shipped rows took {minutes:.1f} minutes a training ({hardware}). At that speed, "
+            f"{parallel} at a time, it is {rounds * minutes:.0f} to "
+            f"{(rounds + further) * minutes:.0f} minutes."
         )
 
     def run(self, execute: Execute, say: Callable[[str], None] = log.info) -> Placing | None:
@@ -191,7 +195,7 @@ class Challenge:
 
 @contextmanager
 def prepared(
-    loss: object, track: str | Track, overrides: Sequence[str]
+    loss: object, track: Track | None, overrides: Sequence[str]
 ) -> Iterator[Challenge | SmokeTest]:
     """Prepare a challenge, or find one that has begun.
 
@@ -199,7 +203,7 @@ def prepared(
 
     Args:
         loss: `my_loss.py`, `my_loss.py:Name`, or a class or function that is defined in a file.
-        track: The track, or its name; `minute` is that of a smoke test.
+        track: The track; None: the smoke test.
         overrides: Settings of the runtime and the cluster; all others are the track's.
 
     Raises:
@@ -213,14 +217,10 @@ def prepared(
                 f"{override}: the track decides it; give runtime.* and cluster.* alone"
             )
     file = LossFile.of(loss)
-    if isinstance(track, str):
-        if track == SMOKE:
-            with smoke_test(file, overrides) as begun:
-                yield begun
-            return
-        if track not in TRACKS:
-            raise RegbenchError(unknown("track", track, [*TRACKS, SMOKE]))
-        track = TRACKS[track]
+    if track is None:
+        with smoke_test(file, overrides) as begun:
+            yield begun
+        return
     folder = Path(load_grid(overrides).runtime.runs_dir) / f"{track.name}_{file.module}"
     rows = folder / "track" / "shipped"
     rows.parent.mkdir(parents=True, exist_ok=True)
@@ -237,6 +237,8 @@ def prepared(
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
     plug_in = folder / "plug_in"
+    # An earlier challenge of this process may have had a class of the same name.
+    searches_of.cache_clear()
     with file.on_path(plug_in), entered(file, plug_in) as method:
         # Rows of one label would be put together, and their seeds taken for those of one method.
         if method.label in {record.label for record in bundle.records}:
@@ -244,9 +246,10 @@ def prepared(
                 f"{file.path}: {method.label!r} is a row of the track; give it another title"
             )
         path = folder / f"{folder.name}.yaml"
-        budget = max(choice.budget for choice in bundle.choices.values())
-        write_sweep(track, method, budget, path)
-        tuning = load_sweep(str(path), overrides)
+        written = write_sweep(track, method, path)
+        fixed = fixed_settings((*written.rows[0], *overrides))
+        tuning = load_rows(written, fixed)
+        assert written.trials is not None
         ask(file, plug_in, compute_once, tuning.cells[0].batch_size, tuning.cells[0].output_dim)
         best = _summary([rows]).methods[:_REPEATED]
         shipped = [min(row.records, key=lambda record: record.seed) for row in best]
@@ -259,7 +262,18 @@ def prepared(
             runtime=machine,
             clusters=tuning.clusters[:1] * len(cells),
         )
-        yield Challenge(folder, method.label, overrides, tuning, shipped, repeated)
+        yield Challenge(folder, method.label, overrides, written.trials, tuning, shipped, repeated)
+
+
+def tasks_of(track: str | Track) -> tuple[Track | None, ...]:
+    """Return the tasks of a track by its name, one after another; None: the smoke test."""
+    if isinstance(track, Track):
+        return (track,)
+    if track == SMOKE:
+        return (None,)
+    if track not in TRACKS:
+        raise RegbenchError(unknown("track", track, [*TRACKS, SMOKE]))
+    return TRACKS[track]
 
 
 def _summary(folders: Sequence[Path]) -> Summary:

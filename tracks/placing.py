@@ -133,3 +133,19 @@ class Placing:
             f"bundle: {self.bundle}",
         ]
         return "\n".join([table, "", *filter(None, lines)])
+
+
+def side_by_side(placings: Mapping[str, Placing]) -> str:
+    """Lay out the places in several tasks, by name, for a terminal: differences from each row,
+    those that are significant with a star.
+    """
+    cells: dict[str, dict[str, str]] = {}
+    for task, placing in placings.items():
+        for verdict in placing.verdicts:
+            star = "" if verdict.words == "not significantly different from" else "*"
+            cells.setdefault(verdict.label, {})[task] = f"{verdict.difference:+.2f}{star}"
+        place = f"{placing.place} of {len(placing.rivals) + 1}"
+        cells.setdefault("place", {})[task] = place
+    rows = [[label, *(found.get(task, "–") for task in placings)] for label, found in cells.items()]
+    label = next(iter(placings.values())).label
+    return tabulate(rows, [f"{label} minus", *placings], disable_numparse=True)

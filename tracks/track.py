@@ -6,18 +6,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from regbench.benchmark.settings.sweep import load_sweep, read_rows
+from regbench.benchmark.settings.sweep import SweepFile, read_rows
 from regbench.files import write_text
 from regbench.methods import METHODS
 from regbench.methods.base import Regularizer
-from regbench.spaces import Range, Space, halton
 from regbench.wording import written
 
-# The values around a default weight reach so far down and up: five of them lie a factor of 4 apart.
+# The range around a default weight reaches so far down and up.
 _AROUND = 16.0
 
 
@@ -26,78 +25,63 @@ class Track:
     """A frozen sweep: of all rows but the challenger's the cells are in a bundle.
 
     Attributes:
-        name: Name that a user writes.
-        sweep: The preset or file of the tuning that gave the rows. What its cells have in common is
-            the challenger's.
+        name: Name of the task, with which folders begin.
+        sweep: The preset or file of the search that gave the rows. What its cells have in common,
+            the budget and the range of the learning rate are the challenger's too.
         bundle: The finished cells.
+        settings: Settings that every cell of the sweep has beside.
     """
 
     name: str
     sweep: str
     bundle: Path
+    settings: tuple[str, ...] = ()
 
 
-TRACKS = {"scenes": Track("scenes", "quickstart_tuning", Path(__file__).with_name("scenes.tar.xz"))}
-"""The tracks that come with regbench, but that of the smoke test."""
+def _shipped(name: str, sweep: str, *settings: str) -> Track:
+    return Track(name, sweep, Path(__file__).with_name(f"{name}.tar.xz"), settings)
 
 
-def write_sweep(track: Track, method: Regularizer, budget: int, path: Path) -> None:
-    """Write the file of the challenger's tuning: the settings of the track, and as many
-    configurations as others had.
+TRACKS: dict[str, tuple[Track, ...]] = {
+    "scenes": (_shipped("scenes", "pitch_tuning"),),
+}
+"""The tracks that come with regbench, but that of the smoke test, with their tasks."""
+
+
+def write_sweep(track: Track, method: Regularizer, path: Path) -> SweepFile:
+    """Write the file of the challenger's search, with the settings and the budget of the track.
 
     Args:
         track: The track.
         method: The challenger with its defaults.
-        budget: The number of configurations.
         path: The file.
     """
-    file, first = read_rows(track.sweep, ()), load_sweep(track.sweep).cells[0]
-    lines = []
-    for values in configurations(method, budget, first.batch_size, first.embedding_dim):
-        settings = [f"method.{key}={written(value)}" for key, value in values.items()]
-        lines.append(" ".join([f"method={METHODS.name(method)}", *settings]))
-    description = f"{method.label} on the track {track.name}"
-    content: dict[str, Any] = {
-        "description": description,
+    file = read_rows(track.sweep, ())
+    line = [f"method={METHODS.name(method)}", *track.settings, *searched(method)]
+    # Each row states the same range of rates.
+    line += [each for each in file.rows[-1] if each.startswith("optimizer.base_lr=")]
+    content = {
+        "description": f"{method.label} on the track {track.name}",
         "common": file.common,
         "final_seeds": file.final_seeds,
+        "trials": file.trials,
+        "cells": [shlex.join(line)],
     }
-    # JSON is YAML.
-    write_text(path, json.dumps({**content, "cells": lines}, indent=1))
+    write_text(path, json.dumps(content, indent=1))  # JSON is YAML
+    return read_rows(str(path), ())
 
 
-def configurations(method: Regularizer, budget: int, n: int, q: int) -> list[dict[str, Any]]:
-    """List the configurations of a challenger: evenly over its search space, or around its default
-    weight.
-
-    Args:
-        method: The challenger with its defaults.
-        budget: Number of configurations. A method without a hyperparameter has one.
-        n: The batch size.
-        q: The embedding dimension.
+def searched(method: Regularizer) -> list[str]:
+    """Return what is searched of a method that states no space: a range around the first
+    hyperparameter that is a positive number; without such, all are as they are.
     """
-    stated = around_default(method) if method.space is None else method.space
-    space = {name: each.at(n=n, q=q) for name, each in stated.items()}
-    if not space:
-        return [{}]
-    found = []
-    for index in range(budget):
-        # Along one hyperparameter a grid is more even than the first points of a sequence.
-        point = [index / max(budget - 1, 1)] if len(space) == 1 else halton(index, len(space))
-        found.append(
-            {name: each.value(at) for (name, each), at in zip(space.items(), point, strict=True)}
-        )
-    return found
-
-
-def around_default(method: Regularizer) -> Space:
-    """Return a range around the first hyperparameter that is a positive number.
-
-    None without such.
-    """
+    if method.space is not None:
+        return []
+    stated = []
     for each in dataclasses.fields(method):  # type: ignore[arg-type]
-        value = getattr(method, each.name)
+        value, name = getattr(method, each.name), f"method.{each.name}"
         # A whole number counts something, such as the terms of a series, and is no weight.
         if isinstance(value, float) and value > 0:
-            return {each.name: Range(value / _AROUND, value * _AROUND)}
-    return {}
+            return [f"{name}=tag(log,interval({value / _AROUND},{value * _AROUND}))"]
+        stated.append(f"{name}={written(value)}")
+    return stated

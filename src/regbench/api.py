@@ -327,7 +327,7 @@ def challenge(
     *,
     track: str | Track = "scenes",
     **settings: Any,
-) -> Placing | Smoke:
+) -> Placing | Smoke | dict[str, Placing]:
     """Place a new loss among the rows of a track, as `regbench challenge`, and wait for the end.
 
     Args:
@@ -340,19 +340,26 @@ def challenge(
 
     Returns:
         The place with the verdict beside each row, or what a smoke test found; printed, it is what
-        the command prints.
+        the command prints. Of a track with several tasks, such as latents, the place in each by
+        name.
 
     Raises:
         RegbenchError: If the file holds no loss, a setting is the track's, or cells have not
             finished.
     """
     from regbench.slurm.manage import follow
-    from regbench.tracks.challenge import prepared
+    from regbench.tracks.challenge import prepared, tasks_of
+    from regbench.tracks.placing import Placing
 
-    with prepared(loss, track, _overrides(overrides, settings)) as begun:
-        outcome = begun.run(executor(follow))
-    assert outcome is not None  # `follow` waits for Slurm
-    return outcome
+    found: dict[str, Placing] = {}
+    for task in tasks_of(track):
+        with prepared(loss, task, _overrides(overrides, settings)) as begun:
+            outcome = begun.run(executor(follow))
+        assert outcome is not None  # `follow` waits for Slurm
+        if not isinstance(outcome, Placing) or task is None:
+            return outcome
+        found[task.name] = outcome
+    return found if len(found) > 1 else next(iter(found.values()))
 
 
 def report(

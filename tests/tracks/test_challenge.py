@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -27,24 +26,25 @@ from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.record_parts import NamedFile
 from regbench.benchmark.rundir.tuning_choice import read_choice
-from regbench.benchmark.settings.sweep import Sweep, load_sweep
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.sweep import Sweep, read_rows
 from regbench.files import write_text
 from regbench.instruments.conformance import run_check
 from regbench.methods import METHODS, Regularizer
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.bundle.pack import submit
 from regbench.reports.find.records import read_records
-from regbench.spaces import Range
-from regbench.sweeps.forecast import plan
+from regbench.spaces import Choice, Range
 from regbench.sweeps.local import run_sweep
+from regbench.sweeps.search_spaces import searches_of
 from regbench.sweeps.status import CellStatus
 from regbench.text import is_name
-from regbench.tracks.challenge import Challenge, prepared
+from regbench.tracks.challenge import Challenge, prepared, tasks_of
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
 from regbench.tracks.smoke import RULES, Smoke
 from regbench.tracks.stand_in import entered
-from regbench.tracks.track import TRACKS, Track, configurations, write_sweep
+from regbench.tracks.track import TRACKS, Track, searched, write_sweep
 from tests.command import run
 from tests.conftest import TINY
 from tests.records import knn_top1, made
@@ -56,14 +56,12 @@ from typing import ClassVar
 
 from regbench.methods.base import register
 from regbench.methods.vicreg import VICReg
-from regbench.spaces import Choice
-
 
 @register("twin")
 @dataclass(frozen=True, kw_only=True)
 class Twin(VICReg):
     metadata = replace(VICReg.metadata, title="Twin")
-    space: ClassVar = {"alignment_weight": Choice((10.0, 20.0))}
+    space: ClassVar = VICReg.space
 """
 
 PULL = """
@@ -159,9 +157,7 @@ def test_a_module_is_made_with_its_hyperparameters(
             z1, z2 = torch.zeros(2, 4, 3, dtype=dtype)
             assert method(z1, z2).total == 2.0
             assert replace(method, margin=5.0)(z1, z2).total == 5.0  # type: ignore[type-var]
-        assert configurations(method, 5, 4, 3) == [
-            {"margin": 2.0 * factor} for factor in (1 / 16, 1 / 4, 1, 4, 16)
-        ]
+        assert searched(method) == ["method.margin=tag(log,interval(0.125,32.0))"]
 
 
 @pytest.mark.parametrize(("text", "refusal"), refusals("is no loss"))
@@ -262,100 +258,100 @@ def test_a_regularizer_may_be_named_and_a_function_may_state_its_space(
         "Choice((5.0, 6.0))}"
     )
     with LossFile.of(write("own.py", text)).loaded(tmp_path / "plug_in") as method:
-        assert configurations(method, 2, 4, 3) == [{"a": 5.0}, {"a": 6.0}]
+        assert method.space == {"a": Choice((5.0, 6.0))}
 
 
-def test_a_challenger_is_spread_over_the_space_of_the_tracks_sizes(tmp_path: Path) -> None:
-    auh, first = METHODS.build("auh"), load_sweep("quickstart_tuning").cells[0]
-    write_sweep(TRACKS["scenes"], auh, 3, tmp_path / "own.yaml")
-    tried = [METHODS.plain(cell.method) for cell in load_sweep(str(tmp_path / "own.yaml")).cells]
-    stated = configurations(auh, 3, first.batch_size, first.embedding_dim)
-    assert [
-        {name: plain[name] for name in values} for plain, values in zip(tried, stated, strict=True)
-    ] == stated
-
-
-def test_a_space_is_filled_evenly() -> None:
-    vicreg, auh = METHODS.build("vicreg"), METHODS.build("auh")
-    assert configurations(vicreg, 3, 128, 512) == [
-        {"alignment_weight": value} for value in (0.5, 15.8, 500.0)
-    ]
-    assert configurations(vicreg, 1, 128, 512) == [{"alignment_weight": 0.5}]
-    assert auh.space is not None
-    space = {name: each.at(n=128, q=512) for name, each in auh.space.items()}
-    found = []
-    for values in configurations(auh, 3, 128, 512):
-        found.append(
-            [each.position(values[name]) for name, each in space.items() if isinstance(each, Range)]
-        )
-    halton = [[1 / 2, 1 / 3], [1 / 4, 2 / 3], [3 / 4, 1 / 9]]
-    assert found == [pytest.approx(point, abs=0.01) for point in halton]
+def test_a_challengers_search_is_that_of_the_rows(tmp_path: Path) -> None:
+    """Its own space, and the budget, the settings and the range of rates of the track."""
+    (track,) = TRACKS["scenes"]
+    rows = read_rows(track.sweep, ())
+    written = write_sweep(track, METHODS.build("auh"), tmp_path / "own.yaml")
+    assert (written.trials, written.final_seeds) == (rows.trials, rows.final_seeds)
+    (own,), (other,) = (searches_of(file, file.rows[-1]) for file in (written, rows))
+    assert replace(own.cell, method=other.cell.method) == other.cell
+    assert own.space["optimizer.base_lr"] == other.space["optimizer.base_lr"]
+    assert set(own.space) == {"method.alignment_weight", "method.scale", "optimizer.base_lr"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("", [{}]),
-        (", offset=-1.0, power: int = 3", [{}]),
-        (", zero=0.0, power: 'int' = 3", [{}]),
-        (
-            ", offset=-1.0, power: int = 3, weight=2.0, other=5.0",
-            [{"weight": value} for value in (0.125, 2.0, 32.0)],
-        ),
+        ("", []),
+        (", offset=-1.0, power: int = 3", []),
+        (", zero=0.0, power: 'int' = 3", []),
+        (", offset=-1.0, power: int = 3, weight=2.0, other=5.0", [("weight", 0.125, 32.0)]),
     ],
 )
 def test_what_states_no_space_is_tried_around_its_first_weight(
     arguments: str,
-    expected: list[dict[str, float]],
+    expected: list[tuple[str, float, float]],
     write: Callable[[str, str], Path],
     tmp_path: Path,
 ) -> None:
     text = f"def own(z1, z2{arguments}): ..."
+    (track,) = TRACKS["scenes"]
     with LossFile.of(write("own.py", text)).loaded(tmp_path / "plug_in") as method:
-        assert configurations(method, 3, 4, 3) == expected
+        file = write_sweep(track, method, tmp_path / "own.yaml")
+        (search,) = searches_of(file, file.rows[0])
+    *own, rate = search.space.items()
+    assert rate[0] == "optimizer.base_lr"
+    assert own == [(f"method.{name}", Range(low, high, "log")) for name, low, high in expected]
 
 
+TASKS = [pytest.param(task, id=task.name) for tasks in TRACKS.values() for task in tasks]
+
+
+@pytest.mark.parametrize("task", TASKS)
 def test_a_challenge_begins_with_the_rows_of_its_track_and_the_best_of_them_to_train_again(
-    write: Callable[[str, str], Path], tmp_path: Path
+    task: Track, write: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
     """The settings are those of the rows: a preset that changes would compare the challenger
     with another task.
     """
-    track, runs = TRACKS["scenes"], tmp_path / "runs"
-    bundle = read_bundle(track.bundle)
+    runs = tmp_path / "runs"
+    bundle = read_bundle(task.bundle)
     records = bundle.records
-    preset = load_sweep(track.sweep)
-    assert {cell.id for cell in preset.cells} <= {record.cell_id for record in records}
-    with prepared(write("my_loss.py", PULL), "scenes", [f"runtime.runs_dir={runs}"]) as begun:
+    with prepared(write("my_loss.py", PULL), task, [f"runtime.runs_dir={runs}"]) as begun:
         assert isinstance(begun, Challenge)
         unpacked = {
             path.parent.name: Record.read(path)
             for path in begun.folder.glob("track/shipped/*/*/*.json")
         }
         shown = read_records(begun.folder / "track" / "shipped")
-        assert (len(shown.records), shown.skipped, shown.missing) == (len(records), (), ())
-        budgets = Counter(cell.label for cell in preset.cells if cell.is_method)
-        assert [cell.label for cell in begun.tuning.cells] == ["pull"] * max(budgets.values())
-        assert [entry.needs for entry in plan(begun.tuning)] == [None] * len(
-            begun.tuning.cells
-        )  # by jobs alone
+        assert (shown.skipped, shown.missing) == ((), ())
+        # What a search tried has no scores on the test split.
+        rows = [
+            {r.cell_id for r in read if r.status == "done"} for read in (shown.records, records)
+        ]
+        assert rows[0] == rows[1]
+        (own,) = begun.tuning.cells
+        assert own.label == "pull"
+        expected = own.plain()
         choices = [
             read_choice(path.parent)
             for path in begun.folder.glob("track/shipped/*/tuning_choice.json")
         ]
     assert {choice.sha256 for choice in choices if choice is not None} == bundle.choices.keys()
-    alike = next(cell for cell in preset.cells if cell.is_method)
-    for cell in begun.tuning.cells:
-        # The method alone is another, and its learning rate is that of the track.
-        assert replace(cell, method=alike.method, optimizer=alike.optimizer) == alike
-    assert begun.tuning.final_seeds == preset.final_seeds
+    alike = {k: v for k, v in expected.items() if k not in ("method", "optimizer", "seed")}
+    seeds: dict[str, list[int]] = {}
+    for record in records:
+        cell = Cell.stored(record.cell)
+        if record.status == "done" and cell.is_method and cell.baseline is None:
+            seeds.setdefault(record.label, []).append(cell.seed)
+            plain = cell.plain()
+            if cell.network.is_asymmetric:
+                plain["network"] = expected["network"]
+            # The method alone is another, and its learning rate is searched.
+            assert {key: value for key, value in plain.items() if key in alike} == alike
+    assert {tuple(sorted(each)) for each in seeds.values()} == {begun.tuning.final_seeds}
     assert {name: record.scores for name, record in unpacked.items()} == {
         r.cell_id: r.scores for r in records
     }
+    score = "content_r2" if task.sweep == "latents_tuning" else "linear_top1"
     found: dict[str, dict[int, float]] = {}
     for record in records:
-        value = record.score("linear_top1", "test")
-        if value is not None and not record.is_reference:
+        value = record.score(score, "test")
+        if value is not None and record.untrained is False and not record.is_reference:
             found.setdefault(record.label, {})[record.seed] = value
     best = sorted(found, key=lambda label: -fmean(found[label].values()))[:2]
     assert [(record.label, record.seed) for record in begun.shipped] == [
@@ -371,21 +367,21 @@ def test_a_challenge_begins_with_the_rows_of_its_track_and_the_best_of_them_to_t
 
 @pytest.fixture(scope="module")
 def track(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Track:
-    """A track of two methods with two configurations each."""
+    """A track of two methods, each with a search of one training."""
     folder = tmp_path_factory.mktemp("track")
     own = [
         *TINY,
-        "epochs=1",
+        "epochs=4",
         "optimizer.warmup_epochs=0",
         "seed=0",
         "evaluation.select_by=[knn,probe]",
     ]
     file = folder / "tiny_tuning.yaml"
     rows = [
-        "method=vicreg method.alignment_weight=10,20",
-        "method=auh method.alignment_weight=100,200",
+        "method=vicreg optimizer.base_lr=tag(log,interval(0.1,1))",
+        "method=auh method.scale=2.5 optimizer.base_lr=tag(log,interval(0.1,1))",
     ]
-    content = {"description": "tiny", "common": own, "final_seeds": [0, 1, 2]}
+    content = {"description": "tiny", "common": own, "final_seeds": [0, 1, 2], "trials": 3}
     file.write_text(json.dumps({**content, "cells": ["method=sfrik epochs=0", *rows]}))
     regbench.tune(file, runtime={"data_dir": str(tiny_data_dir), "runs_dir": str(folder / "runs")})
     submit([folder / "runs" / "tiny_tuning"], folder / "tiny.tar.xz")
@@ -401,7 +397,7 @@ def test_a_copy_of_a_row_is_not_told_from_its_twin_and_its_bundle_is_accepted(
     said: list[str] = []
     with prepared(file, track, overrides) as begun:
         assert isinstance(begun, Challenge)
-        assert "2 shipped cells again, 2 configurations of Twin, 2 further seeds" in begun.plan()
+        assert "2 shipped cells again, a search with the images of 3 trainings" in begun.plan()
         placing = begun.run(run_sweep, said.append)
     assert isinstance(placing, Placing)
     twin = next(verdict for verdict in placing.verdicts if verdict.label == "VICReg")
@@ -425,7 +421,9 @@ def test_a_copy_of_a_row_is_not_told_from_its_twin_and_its_bundle_is_accepted(
     assert len(trained) == placing.seeds
     bundle = read_bundle(placing.bundle)
     assert {record.label for record in bundle.records} == {"Twin"}
-    assert next(iter(bundle.choices.values())).budget == 2
+    rows = read_bundle(track.bundle)
+    (own,), (other,) = bundle.choices.values(), rows.choices.values()
+    assert own.budget == other.budget
     accepted = run("verify", placing.bundle, "--loss", file)
     assert accepted.exit_code == 0, accepted.output
     # Without its loss nobody can tell whether the settings are any.
@@ -469,24 +467,22 @@ def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(
     write: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
     runs = f"runtime.runs_dir={tmp_path / 'runs'}"
+    (track,) = TRACKS["scenes"]
+    twin = write("twin.py", TWIN.replace('title="Twin"', 'title="VICReg"'))
     with (
         pytest.raises(RegbenchError, match="'VICReg' is a row of the track; give it another title"),
-        prepared(
-            write("twin.py", TWIN.replace('title="Twin"', 'title="VICReg"')), "scenes", [runs]
-        ),
+        prepared(twin, track, [runs]),
     ):
         pass
     for setting in ("epochs=2", "seed=1", "optimizer.base_lr=0.1", "evaluation.knn.k=5"):
         with (
             pytest.raises(RegbenchError, match=f"{setting}: the track decides it"),
-            prepared(write("twin.py", TWIN), "scenes", [runs, setting]),
+            prepared(write("twin.py", TWIN), track, [runs, setting]),
         ):
             pass
-    with (
-        pytest.raises(RegbenchError, match="minute"),
-        prepared(write("twin.py", TWIN), "hour", [runs]),
-    ):
-        pass
+    with pytest.raises(RegbenchError, match="minute"):
+        tasks_of("hour")
+    assert tasks_of("minute") == (None,)
 
 
 def test_a_smoke_test_tells_a_loss_from_none(
@@ -519,7 +515,7 @@ def test_a_smoke_test_tells_a_loss_from_none(
                 write_text(folder / "record.json", record.text())
             return []
 
-        with prepared(write("my_loss.py", text), "minute", overrides) as begun:
+        with prepared(write("my_loss.py", text), None, overrides) as begun:
             found = begun.run(trained)
         assert isinstance(found, Smoke)
         return found

@@ -209,7 +209,7 @@ def tune(
 @click.option(
     "--track",
     default="scenes",
-    help="Rows to be placed among; minute: a smoke test.",
+    help="Rows to be placed among: scenes; latents: those of four worlds; minute: a smoke test.",
 )
 @_plan_option
 @_wait_option
@@ -225,24 +225,35 @@ def challenge(
     r"""Place a new loss among the rows of a track.
 
     LOSS is a file with a regularizer, or with a plain function or nn.Module of two embeddings:
-    my_loss.py, or my_loss.py:NAME. Only this loss is trained: as many configurations as the others
-    had, three seeds of the best, and further seeds while a verdict is open. Two shipped cells are
-    trained again, so that what this machine changes is in the intervals. The same command goes on
-    where it was stopped. docs/challenge.md says what a verdict takes.
+    my_loss.py, or my_loss.py:NAME. Only this loss is trained: its weight and learning rate are
+    searched with the budget that the others had, the best gets their seeds, and further ones while
+    a verdict is open. Two shipped cells are trained again, so that what this machine changes is in
+    the intervals. The same command goes on where it was stopped. docs/challenge.md says what a
+    verdict takes.
 
     \b
       regbench challenge my_loss.py --track minute    is it sound, and does it learn?
       regbench challenge my_loss.py --plan
       regbench challenge my_loss.py
+      regbench challenge my_loss.py --track latents   four worlds whose content is known
     """
-    from regbench.tracks.challenge import prepared
+    from regbench.tracks.challenge import prepared, tasks_of
+    from regbench.tracks.placing import Placing, side_by_side
     from regbench.tracks.smoke import Smoke
 
-    with prepared(loss, track, overrides) as begun:
-        execute = executor(wait, click.echo)
-        outcome = str(begun.plan()) if plan else begun.run(execute, click.echo)
-    for line in str(outcome or "when they have ended, the same command goes on").split("\n"):
-        click.echo(printable(line))
+    tasks, placings = tasks_of(track), {}
+    for task in tasks:
+        if task is not None and len(tasks) > 1:
+            click.echo(f"\n{task.name}")
+        with prepared(loss, task, overrides) as begun:
+            execute = executor(wait, click.echo)
+            outcome = str(begun.plan()) if plan else begun.run(execute, click.echo)
+        for line in str(outcome or "when they have ended, the same command goes on").split("\n"):
+            click.echo(printable(line))
+        if isinstance(outcome, Placing) and task is not None:
+            placings[task.name] = outcome
+    if len(placings) > 1:
+        click.echo(printable(f"\n{side_by_side(placings)}"))
     ctx.exit(1 if isinstance(outcome, Smoke) and not outcome.ok else 0)
 
 
