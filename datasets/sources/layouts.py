@@ -188,6 +188,8 @@ def with_unlabelled(source_dir: Path, seen: Listing) -> tuple[dict[str, Files], 
         if folder.name.lower() in _UNLABELLED:
             seen.aside = folder
             return parts_of(base, seen), seen.images_below(folder)
+    # In Kaggle's layout too, all folders are one.
+    seen.root = base
     images = seen.images_below(source_dir)
     if not images:
         seen.append(f"{source_dir.name}/ holds no image")

@@ -54,6 +54,13 @@ def test_a_folder_of_unlabelled_images_is_no_class(source: Path) -> None:
     assert "Unlabelled/ is no class: dataset.source.unlabelled=true trains" in result.output
 
 
+def test_all_folders_are_one_in_the_layout_of_kaggle_too(source: Path) -> None:
+    draw(source / "ILSVRC/Data/CLS-LOC/train", 0, 0, 20)
+    draw(source / "more", 0, 100, 20)
+    splits = prepared(source, "dataset.source.unlabelled=true")
+    assert sum(len(labels) for _, labels in splits.values()) == 40
+
+
 @pytest.mark.parametrize(("folders", "options"), [(("",), ()), (("a/b", "c"), ("unlabelled",))])
 def test_folders_without_classes_are_trained_on_and_measured(
     folders: tuple[str, ...],
