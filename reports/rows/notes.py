@@ -279,17 +279,23 @@ def power_notes(summary: Summary) -> list[str]:
     title, found = summary.scores[headline].title, tukey.power.detectable(tukey.seeds)
     one, half = tukey.power.seeds_for(1.0), tukey.power.seeds_for(0.5)
     plural = UNITS[summary.unit]
-    accuracy = fmean(tukey.means.values())
-    many, more = images_for(accuracy, 1.0), images_for(accuracy, 0.5)
-    return [
+    text = (
         f"What this comparison can tell: with {tukey.seeds} {plural} of each of {tukey.rows} rows, "
         f"a true difference of {found:.2g} points of {title} is found with {100 * POWER:.0f} % "
         f"power at {100 * LEVEL:.0f} % (Tukey's test with its variance; normal approximation). A "
-        f"difference of 1 point takes {one} {plural}, one of 0.5 points {half}. All {plural} have "
-        "the same test images, whose own error they do not average out: it is below half of such "
-        f"a difference with {many:,} and {more:,} test images (binomial variance at the rows' mean "
-        f"of {accuracy:.0f} %; fewer are enough, as methods share the images)."
-    ]
+        f"difference of 1 point takes {one} {plural}, one of 0.5 points {half}."
+    )
+    # R² has another variance.
+    if headline.endswith(("top1", "recall1")):
+        accuracy = fmean(tukey.means.values())
+        many, more = images_for(accuracy, 1.0), images_for(accuracy, 0.5)
+        text += (
+            f" All {plural} have the same test images, whose own error they do not average out: it "
+            f"is below half of such a difference with {many:,} and {more:,} test images (binomial "
+            f"variance at the rows' mean of {accuracy:.0f} %; fewer are enough, as methods share "
+            "the images)."
+        )
+    return [text]
 
 
 def _repeated(summary: Summary) -> str:

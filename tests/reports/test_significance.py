@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from scipy.stats import studentized_range
 
+from regbench.reports.bundle.bundle import read_bundle
+from regbench.reports.rows.grouping import summarize
 from regbench.reports.rows.notes import power_notes
 from regbench.reports.rows.significance import LEVEL, POWER, Best, Tukey, best, images_for
 from regbench.reports.tables.leaderboard import leaderboard
@@ -153,6 +155,13 @@ def test_the_leaderboard_says_what_it_can_tell(runs: Path, record: Make) -> None
         f"1 point takes {test.seeds_for(1)} seeds, one of 0.5 points {test.seeds_for(0.5)}." in note
     )
     assert f"with {images_for(mean, 1):,} and {images_for(mean, 0.5):,} test images" in note
+
+
+def test_the_variance_of_hits_is_not_said_of_r2() -> None:
+    bundle = read_bundle(Path(__file__).parents[2] / "results" / "latents.tar.xz")
+    (note,) = power_notes(summarize(bundle.records)[0])
+    assert "points of content R² is found" in note
+    assert "binomial" not in note
 
 
 def test_so_many_images_keep_the_error_of_a_difference_below_half_of_it() -> None:
