@@ -42,8 +42,11 @@ def _shipped(name: str, sweep: str, *settings: str) -> Track:
     return Track(name, sweep, Path(__file__).with_name(f"{name}.tar.xz"), settings)
 
 
+_WORLDS = ("latents", "latents_sphere")
+
 TRACKS: dict[str, tuple[Track, ...]] = {
     "scenes": (_shipped("scenes", "pitch_tuning"),),
+    "latents": tuple(_shipped(world, "latents_tuning", f"dataset={world}") for world in _WORLDS),
 }
 """The tracks that come with regbench, but that of the smoke test, with their tasks."""
 

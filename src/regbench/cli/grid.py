@@ -209,7 +209,7 @@ def tune(
 @click.option(
     "--track",
     default="scenes",
-    help="Rows to be placed among: scenes; latents: those of four worlds; minute: a smoke test.",
+    help="Rows to be placed among: scenes; latents: those of latent worlds; minute: a smoke test.",
 )
 @_plan_option
 @_wait_option
@@ -235,7 +235,7 @@ def challenge(
       regbench challenge my_loss.py --track minute    is it sound, and does it learn?
       regbench challenge my_loss.py --plan
       regbench challenge my_loss.py
-      regbench challenge my_loss.py --track latents   four worlds whose content is known
+      regbench challenge my_loss.py --track latents   worlds whose content is known
     """
     from regbench.tracks.challenge import prepared, tasks_of
     from regbench.tracks.placing import Placing, side_by_side
