@@ -26,7 +26,7 @@ def test_the_bundle_is_small_and_holds_what_a_machine_with_pytorch_lacks(tmp_pat
     assert bundle.stat().st_size <= 60 * 2**20
     with tarfile.open(bundle) as archive:
         names = {Path(name).relative_to("regbench-gpu") for name in archive.getnames()}
-    packed = {"run.sh", "training.py", "pyproject.toml", "tests/gpu/test_gpu_losses.py"}
+    packed = {"run.sh", "pyproject.toml", "tests/gpu/test_gpu_losses.py"}
     assert {Path(name) for name in packed} <= names
     wheels = {path.name.partition("-")[0].lower() for path in names if path.suffix == ".whl"}
     assert {
