@@ -34,7 +34,8 @@ from torchvision import transforms
 from regbench.datasets.config import DatasetConfig, Interpolation, ViewConfig
 from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench.datasets.stored.beton import RAW, Beton
-from regbench.instruments.cost.harness import compare, in_words, machine
+from regbench.instruments.cost.harness import in_words, machine
+from turns import compare
 from made_images import SCENARIOS, PreparedImages, make_images
 
 ROUNDS, IMAGES_A_TURN = 5, 2048

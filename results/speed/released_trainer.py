@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.models import resnet18
 
-from regbench.instruments.cost.harness import compare, in_words, machine
+from regbench.instruments.cost.harness import in_words, machine
+from turns import compare
 from made_images import SCENARIOS, PreparedImages, make_images
 from loaders import StoredImages
 from training import trained
