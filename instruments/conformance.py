@@ -77,16 +77,10 @@ class CheckResult:
 # Values and what they are compared with.
 
 
-def _evaluate(
-    method: Regularizer,
-    views: Views,
-    engine: Engine = AUTO,
-    global_views: int | None = None,
-    seed: int = 0,
-) -> Loss:
-    """Compute the loss with the same random numbers each time."""
+def _evaluate(method: Regularizer, views: Views, seed: int = 0, **options: Any) -> Loss:
+    """Compute the loss with the same random numbers each time; for the options see a method."""
     with seeded(seed):
-        return method(*views, engine=engine, global_views=global_views)
+        return method(*views, **options)
 
 
 def _total(method: Regularizer, views: Views, **options: Any) -> Tensor:
@@ -107,7 +101,7 @@ def value_and_gradients(
 ) -> tuple[list[Tensor], float]:
     """Compute value and gradients, and the size that the value is measured against."""
     leaves = [z_NQ.detach().clone().requires_grad_() for z_NQ in views]
-    loss = _evaluate(method, leaves, engine, global_views, seed)
+    loss = _evaluate(method, leaves, seed, engine=engine, global_views=global_views)
     return [loss.total.detach(), *torch.autograd.grad(loss.total, leaves)], _size(loss)
 
 
@@ -283,14 +277,14 @@ def forms(method: Regularizer) -> Outcome:
     ):
         views = draw_views(n, q, count)
         wanted, size = value_and_gradients(method, views, TEXTBOOK, global_views)
-        addends = _evaluate(method, views, TEXTBOOK, global_views).terms
+        addends = _evaluate(method, views, engine=TEXTBOOK, global_views=global_views).terms
         floor = max(gradient.norm().item() for gradient in wanted[1:])
         for form in method.forms[1:] or ("auto",):
             engine = Engine(form=form)
             where = f", {form} at n={n}, q={q}, {count} views, {global_views} global"
             found, _ = value_and_gradients(method, views, engine, global_views)
             outcomes += errors(found, wanted, where, size, floor)
-            own = _evaluate(method, views, engine, global_views).terms
+            own = _evaluate(method, views, engine=engine, global_views=global_views).terms
             for name, term in addends.items():
                 outcomes.append((relative(own[name], term, size), name + where))
     return worst(outcomes)
