@@ -51,7 +51,7 @@ test-all: $(TOOLS) ## Run all tests, the slow ones and those that need Slurm too
 
 gpu: $(TOOLS) ## Hold this machine's GPU against the CPU, and measure losses and trainings there, in some ten minutes
 	@$(BIN)/python -m pytest -m gpu tests/gpu; tested=$$?; \
-	$(BIN)/regbench cost $(MEASURED) && $(BIN)/python instruments/speed/training.py && exit $$tested
+	$(BIN)/regbench cost $(MEASURED) && $(BIN)/python results/speed/training.py && exit $$tested
 
 gpu-bundle: $(TOOLS) ## Pack the same for a machine without a network, into regbench-gpu.tar.gz
 	@$(BIN)/python .ci/gpu_bundle.py

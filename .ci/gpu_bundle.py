@@ -88,7 +88,8 @@ def main() -> None:
         )
         shutil.copy(ROOT / "pyproject.toml", folder)
         shutil.copy(ROOT / ".ci" / "gpu-run", folder / "run.sh")
-        shutil.copy(ROOT / "instruments" / "speed" / "training.py", folder)
+        for script in ("training.py", "made_images.py"):  # the one imports the other
+            shutil.copy(ROOT / "results" / "speed" / script, folder)
         with tarfile.open(OUT, "w:gz") as archive:
             archive.add(folder, folder.name)
     print(f"{OUT.name}: {OUT.stat().st_size / 2**20:.0f} MiB")

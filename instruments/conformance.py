@@ -8,11 +8,14 @@ by being registered.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
+import json
 import math
+import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,9 +23,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regbench import methods
+from regbench.benchmark.settings.architecture import needed_settings
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.sweep import load_run
 from regbench.errors import RegbenchError
 from regbench.instruments import loss_checks
-from regbench.instruments.declarations import configuration, documentation
 from regbench.instruments.loss_checks import (
     TINY,
     Check,
@@ -77,16 +83,10 @@ class CheckResult:
 # Values and what they are compared with.
 
 
-def _evaluate(
-    method: Regularizer,
-    views: Views,
-    engine: Engine = AUTO,
-    global_views: int | None = None,
-    seed: int = 0,
-) -> Loss:
-    """Compute the loss with the same random numbers each time."""
+def _evaluate(method: Regularizer, views: Views, seed: int = 0, **options: Any) -> Loss:
+    """Compute the loss with the same random numbers each time; for the options see a method."""
     with seeded(seed):
-        return method(*views, engine=engine, global_views=global_views)
+        return method(*views, **options)
 
 
 def _total(method: Regularizer, views: Views, **options: Any) -> Tensor:
@@ -107,7 +107,7 @@ def value_and_gradients(
 ) -> tuple[list[Tensor], float]:
     """Compute value and gradients, and the size that the value is measured against."""
     leaves = [z_NQ.detach().clone().requires_grad_() for z_NQ in views]
-    loss = _evaluate(method, leaves, engine, global_views, seed)
+    loss = _evaluate(method, leaves, seed, engine=engine, global_views=global_views)
     return [loss.total.detach(), *torch.autograd.grad(loss.total, leaves)], _size(loss)
 
 
@@ -283,17 +283,68 @@ def forms(method: Regularizer) -> Outcome:
     ):
         views = draw_views(n, q, count)
         wanted, size = value_and_gradients(method, views, TEXTBOOK, global_views)
-        addends = _evaluate(method, views, TEXTBOOK, global_views).terms
+        addends = _evaluate(method, views, engine=TEXTBOOK, global_views=global_views).terms
         floor = max(gradient.norm().item() for gradient in wanted[1:])
         for form in method.forms[1:] or ("auto",):
             engine = Engine(form=form)
             where = f", {form} at n={n}, q={q}, {count} views, {global_views} global"
             found, _ = value_and_gradients(method, views, engine, global_views)
             outcomes += errors(found, wanted, where, size, floor)
-            own = _evaluate(method, views, engine, global_views).terms
+            own = _evaluate(method, views, engine=engine, global_views=global_views).terms
             for name, term in addends.items():
                 outcomes.append((relative(own[name], term, size), name + where))
     return worst(outcomes)
+
+
+# What a method declares.
+
+
+def configuration(method: Regularizer) -> Outcome:
+    """Return the number of hyperparameters that do not come back from Hydra overrides and from
+    a cell's JSON.
+    """
+    values = asdict(method)  # type: ignore[call-overload]
+    overrides = [f"method.{key}={_hydra(value)}" for key, value in values.items()]
+    cell, _ = load_run(
+        [f"method={methods.registry_name(method)}", *overrides, *needed_settings(method)]
+    )
+    # Through text and back, since a cell's file has JSON's types: a tuple comes back as a list.
+    again = Cell.stored(json.loads(json.dumps(cell.plain())))
+    lost = []
+    for back in (cell.method, again.method):
+        for key, value in values.items():
+            if getattr(back, key) != value:
+                lost.append(f"{key}={value!r} came back as {getattr(back, key)!r}")
+    return len(lost), ", ".join(lost)
+
+
+def _hydra(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{','.join(map(_hydra, value))}]"
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def documentation(method: Regularizer) -> Outcome:
+    """Return the number of things that the docstring and the metadata leave out."""
+    data, text = method.metadata, type(method).__doc__ or ""
+    year = re.compile(r"\b(19|20)\d\d\b")
+    published = "unpublished" not in data.reference.lower()
+    # A setting that a base class brings is documented there.
+    inherited = "\n".join(base.__doc__ or "" for base in type(method).__mro__)
+    shapes = all(name.endswith("_NQ") for name in inspect.signature(method.terms).parameters)
+    wanted = {}
+    for name in ("title", "reference", "formula", "time", "memory", "published"):
+        wanted[f"metadata.{name}"] = getattr(data, name)
+    wanted["metadata.url with https://"] = data.url.startswith("https://") or not published
+    wanted['a year, or "unpublished", in metadata.reference'] = (
+        year.search(data.reference) or not published
+    )
+    wanted["the source with its year in the docstring"] = year.search(text) or not published
+    for name in asdict(method):  # type: ignore[call-overload]
+        wanted[f"{name} under Attributes"] = re.search(rf"^\s+{name}: ", inherited, re.MULTILINE)
+    wanted["the shapes in terms"] = shapes or "(n, q)" in (method.terms.__doc__ or "")
+    missing = [name for name, there in wanted.items() if not there]
+    return len(missing), ", ".join(missing)
 
 
 CHECKS = {

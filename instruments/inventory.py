@@ -40,46 +40,35 @@ def inventory() -> Iterator[Item]:
     yield Item("Python", platform.python_version())
     yield Item("packages", ", ".join(f"{name} {version}" for name, version in packages.items()))
     yield Item("processor", hardware(torch.device("cpu")))
-    yield _gpus()
-    yield _ffcv()
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    if names:
+        yield Item("GPUs", ", ".join(names))
+    elif torch.version.cuda is None:
+        remedy = "install a CUDA build: https://pytorch.org"
+        yield Item("GPUs", "none that this build of PyTorch can use", remedy)
+    else:
+        remedy = "nvidia-smi tells whether the driver sees one; trainings run on the CPU meanwhile"
+        yield Item("GPUs", "none", remedy)
+    version = versions("ffcv").get("ffcv")
+    if version and importlib.util.find_spec("ffcv"):
+        yield Item("FFCV", version)
+    else:
+        remedy = "pip install 'regbench[ffcv]' (docs/data.md); images are read by torchvision "
+        yield Item("FFCV", "none", f"{remedy}meanwhile, which is slower")
     if slurm := shutil.which("sbatch"):
         yield Item("Slurm", slurm)
     else:
         remedy = "sbatch is not on the PATH; sweeps run as local processes"
         yield Item("Slurm", "none", remedy)
-    yield _prepared(runtime.data_dir)
+    where = f"data in {runtime.data_dir}"
+    prepared = sorted(path.parent.name for path in Path(runtime.data_dir).glob(f"*/{FILE_NAME}"))
+    if prepared:
+        yield Item(where, ", ".join(prepared))
+    else:
+        remedy = "regbench prepare fashion_mnist, or another one: regbench prepare --help"
+        yield Item(where, "none", remedy)
     yield _space("data", Path(runtime.data_dir))
     yield _space("runs", Path(runtime.runs_dir))
-
-
-def _gpus() -> Item:
-    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    if names:
-        return Item("GPUs", ", ".join(names))
-    if torch.version.cuda is None:
-        remedy = "install a CUDA build: https://pytorch.org"
-        return Item("GPUs", "none that this build of PyTorch can use", remedy)
-    remedy = "nvidia-smi tells whether the driver sees one; trainings run on the CPU meanwhile"
-    return Item("GPUs", "none", remedy)
-
-
-def _ffcv() -> Item:
-    version = versions("ffcv").get("ffcv")
-    if version and importlib.util.find_spec("ffcv"):
-        return Item("FFCV", version)
-    remedy = (
-        "pip install 'regbench[ffcv]' (docs/data.md); images are read by torchvision meanwhile, "
-        "which is slower"
-    )
-    return Item("FFCV", "none", remedy)
-
-
-def _prepared(data_dir: str) -> Item:
-    names = sorted(path.parent.name for path in Path(data_dir).glob(f"*/{FILE_NAME}"))
-    if names:
-        return Item(f"data in {data_dir}", ", ".join(names))
-    remedy = "regbench prepare fashion_mnist, or another one: regbench prepare --help"
-    return Item(f"data in {data_dir}", "none", remedy)
 
 
 def _space(what: str, folder: Path) -> Item:

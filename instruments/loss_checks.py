@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,19 +29,13 @@ KEEPS_STATE = (
 """What the reader of a check can do about a loss whose gradient no differences can tell."""
 
 Views = Sequence[Tensor]
+LossOfViews = Callable[..., Tensor]
+"""A loss, a scalar, of the embeddings of each view, shape (n, q), and of the seed of what it draws.
+"""
 Outcome = tuple[float, str]
 """A deviation, and where it was."""
 Mean = tuple[float, float]
 """A mean over random numbers, and its standard error: 0 if none were drawn."""
-
-
-class LossOfViews(Protocol):
-    """A loss as a function of the embeddings of each view, shape (n, q), and of the seed of
-    what it draws.
-    """
-
-    def __call__(self, views_NQ: Views, /, *, seed: int = 0) -> Tensor:
-        """Compute the loss, a scalar."""
 
 
 # What losses are given.
@@ -174,21 +168,15 @@ def slope(loss: LossOfViews, views: Views, directions: Views, step: float) -> fl
     return (8 * near - far) / (12 * step)
 
 
-class Slope(NamedTuple):
-    """A derivative along one direction in one view's embeddings: as autograd gives it, and by
-    differences.
-    """
-
-    view: int
-    found: float
-    wanted: float
-
-
-def slopes(loss: LossOfViews, views: Views, step: float) -> list[Slope]:
+def slopes(loss: LossOfViews, views: Views, step: float) -> Tensor:
     """Differentiate a loss along each view's own gradient, where a wrong factor shows most, and at
     random.
 
     A gradient that is wrong anywhere is wrong along a random direction.
+
+    Returns:
+        A row for each direction, float64: the view, the derivative as autograd gives it, and by
+        differences.
     """
     _, gradients = evaluate(loss, views)
     generator = torch.Generator().manual_seed(3)
@@ -204,8 +192,8 @@ def slopes(loss: LossOfViews, views: Views, step: float) -> list[Slope]:
             directions = list(map(torch.zeros_like, views))
             directions[view] = direction_NQ / length
             wanted = slope(loss, views, directions, step)
-            found.append(Slope(view, (gradient_NQ * directions[view]).sum().item(), wanted))
-    return found
+            found.append((view, (gradient_NQ * directions[view]).sum().item(), wanted))
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def mean_value(loss: LossOfViews, views: Views) -> Mean:
@@ -267,7 +255,7 @@ def gradient(subject: Subject) -> Outcome:
         first, second = loss(views), loss(views)
         if not torch.allclose(first, second, rtol=1e-9, equal_nan=True):
             return math.inf, KEEPS_STATE
-        _, found, wanted = torch.tensor(slopes(loss, views, subject.step), dtype=torch.float64).T
+        _, found, wanted = slopes(loss, views, subject.step).T
         # Below it the differences' own rounding would be measured; a loss may be 0 whatever two
         # images it has.
         least = max(subject.floor * subject.size(drawn, global_views=global_views), 1e-12)

@@ -10,8 +10,7 @@ peak is that of the second step, when the optimizer has its state. What is assum
   of are free again.
 - DistributedDataParallel cannot run on fake tensors. Under it the gradients stay between steps,
   because `Step` only sets them to zero: they are there from the beginning, and autograd adds to
-  them. With `gradient_as_bucket_view` they are views of DDP's buckets; otherwise the buckets are
-  one more copy.
+  them. They are views of DDP's buckets (`gradient_as_bucket_view`).
 - SyncBatchNorm keeps what BatchNorm keeps.
 - A teacher's passes count as forward, its activations only while its layers work.
 - Workspaces of cuBLAS and cuDNN, the CUDA context (about 0.5 GB, outside the allocator) and what
@@ -38,7 +37,7 @@ from torch.utils.flop_counter import flop_registry
 
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.assembly import build_teacher, new_network, views_dtype
-from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetwork
+from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.step import Step
 from regbench.benchmark.training.teacher import Teacher
 from regbench.errors import RegbenchError
@@ -73,8 +72,6 @@ def predict(
     *,
     world_size: int = 1,
     loss_form: str = "auto",
-    ddp_bucket_view: bool = True,
-    plain_network: bool = False,
 ) -> Needs:
     """Predict what a training step of `cell` needs on each of `world_size` GPUs.
 
@@ -82,8 +79,6 @@ def predict(
         cell: The run; nothing of it is computed.
         world_size: GPUs that share the batch.
         loss_form: See `Engine`.
-        ddp_bucket_view: Whether gradients are views of DistributedDataParallel's buckets.
-        plain_network: Whether the network is `PlainSiameseNetwork`, as published code has it.
 
     Raises:
         RegbenchError: If the ranks cannot have equal parts of the batch, or the process is already
@@ -100,9 +95,7 @@ def predict(
         FakeTensorMode(),
         Accounts(world_size) as accounts,
     ):
-        network, teacher = _networks(
-            cell, accounts, plain=plain_network, in_group=group is not None
-        )
+        network, teacher = _networks(cell, accounts, in_group=group is not None)
         parameters = list(network.parameters())
         optimizer = cell.optimizer.build_clipping(parameters)
         step = Step(
@@ -125,10 +118,6 @@ def predict(
         ]
         labels = [torch.empty(images, dtype=torch.int64)] if cell.is_supervised else []
         ddp_gradients = list(map(torch.zeros_like, parameters)) if group is not None else []
-        # The name keeps them alive: what is freed does not count.
-        _buckets = []
-        if not ddp_bucket_view:
-            _buckets = list(map(torch.empty_like, ddp_gradients))
         # The first step makes the optimizer's state.
         for _ in range(2):
             for p, gradient in zip(parameters, ddp_gradients, strict=False):
@@ -150,13 +139,13 @@ def predict(
 
 
 def _networks(
-    cell: Cell, accounts: Accounts, *, plain: bool, in_group: bool
+    cell: Cell, accounts: Accounts, *, in_group: bool
 ) -> tuple[SiameseNetwork, Teacher | None]:
     """Build the network and its teacher, if it has one.
 
     In a group of ranks, count what BatchNorm sends.
     """
-    network = new_network(cell, PlainSiameseNetwork if plain else SiameseNetwork)
+    network = new_network(cell)
     layers = list(network.modules())
     teacher = build_teacher(cell, network)
     if teacher is not None:

@@ -24,7 +24,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,48 +71,6 @@ class Proposed(NamedTuple):
         if self.repeats > 1:
             text += f" in each of {self.repeats} searches"
         return text
-
-
-@dataclass(frozen=True)
-class _Budget:
-    """The budget of a tuning's searches, in trainings of full length.
-
-    Attributes:
-        trials: Trainings of each search.
-        trials_per_hyperparameter: The same for each hyperparameter that it searches, in place of
-            `trials`.
-        repeats: Number of times that each search is done; None: once.
-    """
-
-    trials: int | None
-    trials_per_hyperparameter: int | None
-    repeats: int | None
-
-    @classmethod
-    def of(cls, file: SweepFile, trials: int | None, repeats: int) -> _Budget:
-        """Return the budget of a file, or with `trials` of a command."""
-        each = None if trials else file.trials_per_hyperparameter
-        return cls(trials, each, repeats if repeats > 1 else None)
-
-    def trials_of(self, search: Search) -> int:
-        """Return the trainings that a search may take."""
-        return self.trials or (self.trials_per_hyperparameter or 0) * len(search.space)
-
-    def refuse_other(self, folder: Path) -> None:
-        """Refuse to go on with a search that began with another budget."""
-        begun = read_search(folder)
-        if not begun:
-            return
-        for key, value in asdict(self).items():
-            first = begun.get(key)
-            if first == value:
-                continue
-            option = f"{key}:" if key == "trials_per_hyperparameter" else f"--{key}"
-            began = f"without {option}" if first is None else f"with {option} {first}"
-            raise RegbenchError(
-                f"{folder / SEARCH}: this search began {began}; go on with that, or give a search "
-                f"with {value} another name (a copy of the file under another name)"
-            )
 
 
 @dataclass(frozen=True)
@@ -167,19 +125,28 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
     _refuse_unfair(name, searches)
     first = load_rows(file, [fixed_settings(file.rows[0])[0]])
     folder = Path(first.runtime.runs_dir) / file.name
-    budget = _Budget.of(file, trials, repeats)
-    budget.refuse_other(folder)
-    trainings = repeats * sum(map(budget.trials_of, searches))
+    budget: dict[str, int] = {}
+    if trials:
+        budget["trials"] = trials
+    elif file.trials_per_hyperparameter:
+        budget["trials_per_hyperparameter"] = file.trials_per_hyperparameter
+    if repeats > 1:
+        budget["repeats"] = repeats
+    _refuse_other_budget(folder, budget)
+    paid: list[tuple[Search, int]] = []
+    for search in searches:
+        paid.append((search, trials or len(search.space) * (file.trials_per_hyperparameter or 0)))
+    trainings = repeats * sum(number for _, number in paid)
     refuse_more(f"{trainings:,} trainings", trainings, most)
     cells: dict[str, tuple[Cell, Cluster]] = {}
     short: dict[str, int] = {}
     tried: list[dict[str, Any]] = []
     complete = True
     epochs_in_all = 0
-    for number, first_search in itertools.product(range(repeats), searches):
+    for number, (first_search, most_trials) in itertools.product(range(repeats), paid):
         search = first_search.again(number)
-        rounds = list(_rounds(search, budget.trials_of(search), folder))
-        trainings = budget.trials_of(search) if search.space else len(search.seeds)
+        rounds = list(_rounds(search, most_trials, folder))
+        trainings = most_trials if search.space else len(search.seeds)
         trainings += len({*file.final_seeds} - {*search.seeds})
         epochs_in_all += trainings * search.cell.epochs
         complete = complete and all(trial.score is not None for trial in rounds[-1])
@@ -194,8 +161,21 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
     chosen, clusters = zip(*cells.values(), strict=True)
     later_epochs = max(0, epochs_in_all - sum(cell.epochs for cell in chosen))
     sweep = replace(first, cells=chosen, clusters=clusters, later_epochs=later_epochs)
-    content = {key: value for key, value in asdict(budget).items() if value is not None}
-    return Proposed(sweep, complete, {**content, "short": short, "tried": tried}, repeats)
+    return Proposed(sweep, complete, {**budget, "short": short, "tried": tried}, repeats)
+
+
+def _refuse_other_budget(folder: Path, budget: Mapping[str, int]) -> None:
+    """Refuse to go on with a search that began with another budget."""
+    begun = read_search(folder)
+    for key in ("trials", "trials_per_hyperparameter", "repeats"):
+        first, value = begun.get(key), budget.get(key)
+        if begun and first != value:
+            option = f"{key}:" if key == "trials_per_hyperparameter" else f"--{key}"
+            began = f"without {option}" if first is None else f"with {option} {first}"
+            raise RegbenchError(
+                f"{folder / SEARCH}: this search began {began}; go on with that, or give a search "
+                f"with {value} another name (a copy of the file under another name)"
+            )
 
 
 def mean_trials(file: SweepFile) -> int | None:

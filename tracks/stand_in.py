@@ -138,7 +138,7 @@ def recompute_apart(
     """
     arguments = record, folder, weights, tuple(overrides)
     answer = ask(file, folder / "plug_in", _recomputed, *arguments, limit_s=RECOMPUTE_LIMIT_S)
-    return settings.from_answer(Recomputed, answer, str(file.path))
+    return settings.from_plain(Recomputed, answer, f"{file.path}: ")
 
 
 def _recomputed(
@@ -251,7 +251,7 @@ def entered(file: LossFile, folder: Path) -> Iterator[StandIn]:
         key = json.dumps(given)
         if key not in known:
             answer = ask(file, folder, _facts, given)
-            known[key] = settings.from_answer(Facts, answer, str(file.path))
+            known[key] = settings.from_plain(Facts, answer, f"{file.path}: ")
             known[json.dumps(known[key].settings)] = known[key]
         return known[key]
 

@@ -29,7 +29,7 @@ if _BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameter
     _BUFFERS = "broadcast_buffers"
 
 
-def new_network(cell: Cell, kind: type[SiameseNetwork] = SiameseNetwork) -> SiameseNetwork:
+def new_network(cell: Cell) -> SiameseNetwork:
     """Build the network of a cell as its seed initialises it."""
     config, width, prototypes = cell.network, cell.embedding_dim, cell.method.prototypes
     if cell.is_supervised:
@@ -38,7 +38,9 @@ def new_network(cell: Cell, kind: type[SiameseNetwork] = SiameseNetwork) -> Siam
         config = replace(config, projector=ProjectorConfig(depth=1, bias=True))
     image = cell.dataset.input_channels, cell.dataset.image_size
     weights = cell.method.prototype_weights
-    return kind(config, width, *image, cell.seed, prototypes=prototypes, prototype_weights=weights)
+    return SiameseNetwork(
+        config, width, *image, cell.seed, prototypes=prototypes, prototype_weights=weights
+    )
 
 
 def build_network(

@@ -5,14 +5,12 @@ Shapes: N = images, C = channels, H, W = pixels, D = representation, Q = embeddi
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regbench.benchmark.settings.architecture import NetworkConfig, ProjectorConfig
-from regbench.benchmark.training.layers import SmallLinear, SmallMaxPool
+from regbench.benchmark.training.layers import SmallLinear
 from regbench.errors import RegbenchError
 from regbench.methods.base import PrototypeWeights
 
@@ -92,26 +90,6 @@ class SiameseNetwork(nn.Module):
 
     def _with_predictions(self, views_NQ: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return views_NQ if self.predictor is None else (*views_NQ, *map(self.predictor, views_NQ))
-
-
-class PlainSiameseNetwork(SiameseNetwork):
-    """The same network made of torch's own layers, each view apart: equal but for rounding,
-    with more memory.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        """See `SiameseNetwork`."""
-        super().__init__(*args, **options)
-        for module in self.modules():
-            if isinstance(module, SmallLinear):
-                module.__class__ = nn.Linear  # type: ignore[assignment]
-            elif isinstance(module, SmallMaxPool):
-                module.__class__ = nn.MaxPool2d  # type: ignore[assignment]
-
-    def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
-        """See `SiameseNetwork.forward`."""
-        views_NQ = tuple(self.projector(self.backbone(x_NCHW)) for x_NCHW in views_NCHW)
-        return self._with_predictions(views_NQ)
 
 
 class Prototypes(nn.Module):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Required, Self, TypedDict, TypeVar, get_args
+from typing import Any, Generic, Required, Self, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,9 +17,7 @@ from regbench.datasets.loading.crops import CropStream, Ints
 from regbench.datasets.loading.latent_split import LatentSplit
 from regbench.datasets.loading.views import ImageViews, LatentViews, Transfer, View, Views
 from regbench.datasets.stored.beton import Beton
-from regbench.errors import RegbenchError
 
-BACKENDS = ("auto", "ffcv", "torchvision")
 Batch = TypeVar("Batch")
 
 
@@ -106,12 +104,6 @@ class EpochLoader:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Set up the backend; for the options see `Reading`."""
-        if backend not in BACKENDS:
-            raise RegbenchError(f"unknown loader '{backend}'; choose one of {', '.join(BACKENDS)}")
-        if interpolation not in get_args(Interpolation):
-            raise RegbenchError(f"interpolation={interpolation} must be bicubic, bilinear or area")
-        if workers < 1 or batch_size < 1:
-            raise RegbenchError(f"workers ({workers}) and batch size ({batch_size}) are at least 1")
         self.batch_size = batch_size
         self.device = device
         self._seed = seed

@@ -24,8 +24,6 @@ from regbench.datasets.loading.views import View, list_views
 from regbench.datasets.stored.beton import Beton
 from regbench.errors import RegbenchError
 
-TRANSFORMS = ("center", "crop_flip")
-
 
 class PretrainingLoader(EpochLoader):
     """Augmented views of every training image, two or many, in an order drawn anew for each epoch.
@@ -196,10 +194,6 @@ class EvalLoader(EpochLoader):
             choice: Record of what was chosen, and on which split, before "test" is opened.
             **reading: Further options.
         """
-        if transform not in TRANSFORMS:
-            raise RegbenchError(
-                f"unknown transform '{transform}'; choose one of {', '.join(TRANSFORMS)}"
-            )
         beton, self._indices = open_split(dataset, split, data_dir, choice)
         self._labels = torch.from_numpy(beton.labels)
         self.num_samples = len(self._indices)

@@ -116,8 +116,7 @@ def _wrong_gradient(target: Target, subject: Subject, error: float) -> Finding:
     ((n, q, (count, global_views)),) = subject.places
     drawn = subject.draw(n, q, (count, global_views))
     views, loss = drawn[:count], of_views(subject.value, drawn[count:], global_views)
-    tried = slopes(loss, views, subject.step)
-    view_of, found, wanted = torch.tensor(tried, dtype=torch.float64).T
+    view_of, found, wanted = slopes(loss, views, subject.step).T
     scale = wanted.abs().max().item()
     _, gradients = evaluate(loss, views)
     stopped = [view for view, gradient_NQ in enumerate(gradients) if not gradient_NQ.any()]

@@ -82,19 +82,6 @@ def span(values: Sequence[float] | None) -> str:
     return f"{number(min(values))}–{number(max(values))}" if values else "–"
 
 
-def compare(turns: Mapping[str, Callable[[], float]], rounds: int, base: str) -> None:
-    """Print what each measured, its median and range over rounds, and the ratio to `base`.
-
-    A round that is not counted warms up.
-    """
-    take_turns(turns, 1)
-    found = take_turns(turns, rounds)
-    for name, values in found.items():
-        of_base = ratios(values, found[base])
-        share = f"{number(median(of_base))} ({span(of_base)}) of {base}"
-        print(f"{name}: {number(median(values))} ({span(values)}); {share}")
-
-
 def to_csv(rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> str:
     """Write rows of the same names as CSV, with the machine in columns of its own."""
     heads = dict.fromkeys(chain(*rows, machine))

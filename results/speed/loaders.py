@@ -34,8 +34,9 @@ from torchvision import transforms
 from regbench.datasets.config import DatasetConfig, Interpolation, ViewConfig
 from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench.datasets.stored.beton import RAW, Beton
-from regbench.instruments.cost.harness import compare, in_words, machine
-from regbench.instruments.cost.images import SCENARIOS, PreparedImages, make_images
+from regbench.instruments.cost.harness import in_words, machine
+from turns import compare
+from made_images import SCENARIOS, PreparedImages, make_images
 
 ROUNDS, IMAGES_A_TURN = 5, 2048
 Pair = tuple[Tensor, ...]

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from regbench import methods
-from regbench.instruments.cost.harness import compare, in_words, machine
+from regbench.instruments.cost.harness import in_words, machine
+from turns import compare
 from regbench.instruments.cost.timing import draw_embeddings
 from regbench.methods import Engine
 

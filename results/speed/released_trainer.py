@@ -25,10 +25,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.models import resnet18
 
-from regbench.instruments.cost.harness import compare, in_words, machine
-from regbench.instruments.cost.images import SCENARIOS, PreparedImages, make_images
-from regbench.instruments.speed.loaders import StoredImages
-from regbench.instruments.speed.training import trained
+from regbench.instruments.cost.harness import in_words, machine
+from turns import compare
+from made_images import SCENARIOS, PreparedImages, make_images
+from loaders import StoredImages
+from training import trained
 
 ROUNDS, BATCH, SIDE_PX, Q = 3, 64, 64, 2048
 WEIGHT_OF_ALIGNMENT, WEIGHTS = 4000.0, (1.0, 40.0, 40.0)

@@ -31,7 +31,8 @@ from regbench.benchmark.training.assembly import (
     views_dtype,
 )
 from regbench.benchmark.training.distributed import World
-from regbench.instruments.cost.harness import compare, in_words, machine
+from regbench.instruments.cost.harness import in_words, machine
+from turns import compare
 from regbench.methods import Engine
 
 ROUNDS = 20

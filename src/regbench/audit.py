@@ -20,7 +20,7 @@ from regbench.instruments.audit.probes import PROBES, run_probe
 from regbench.instruments.audit.ranks import Ranks, ranks
 from regbench.instruments.audit.target import SIZE, Call, Target
 from regbench.processes import FORKED, apart
-from regbench.settings import from_answer
+from regbench.settings import from_plain
 
 __all__ = ["ALL_PROBES", "Finding", "Report", "assert_sound", "audit"]
 
@@ -108,7 +108,7 @@ def audit_losses(
         for target in losses:
             if separately and target.is_own:
                 said = apart(target.name, LIMIT_S, _audited_alone, target, probes, options)
-                yield from_answer(Report, said, target.name)
+                yield from_plain(Report, said, f"{target.name}: ")
             else:
                 yield _audited(target, probes, options, group)
 

@@ -110,7 +110,7 @@ def from_plain(cls: type[T], data: object, prefix: str = "") -> T:
     """
     if not isinstance(data, Mapping):
         raise RegbenchError(
-            f"{prefix.rstrip('.') or 'a cell'} must be a group of settings, not {shown(data)}"
+            f"{prefix.rstrip('. :') or 'a cell'} must be a group of settings, not {shown(data)}"
         )
     values = {}
     for name, value in data.items():
@@ -125,32 +125,11 @@ def from_plain(cls: type[T], data: object, prefix: str = "") -> T:
     return made
 
 
-def from_answer(cls: type[T], data: object, source: str) -> T:
-    """Make an instance of a frozen dataclass from what another process answered.
-
-    Args:
-        cls: The class; its fields may be other dataclasses and unions of them.
-        data: Data of JSON.
-        source: Who answered, for the message.
-
-    Raises:
-        RegbenchError: If the answer is no such instance.
-    """
-    if not isinstance(data, Mapping):
-        raise RegbenchError(f"{source}: its answer must be a group of values, not {shown(data)}")
-    # pydantic would take them from JSON.
-    _refuse_long(data, f"{source}: ")
-    try:
-        made: T = adapter(cast("Any", cls)).validate_json(json.dumps(data))
-    except ValidationError as error:
-        _refuse(cls, data, error, f"{source}: ")
-    return made
-
-
 def setting(cls: Any, name: str, data: Any, prefix: str = "") -> Any:
     """Make one setting of a class of its plain data, for the class to be made of settings.
 
-    A plug-in or a group is made and checked. Any other value stays: the class checks it.
+    A plug-in or a group is made and checked. Any other value is read as pydantic reads it from
+    JSON; what cannot be read stays, and the class refuses it.
     """
     if type(data) is not dict or not _is_plain(data):
         return _made(cls, name, data, prefix)
@@ -183,23 +162,15 @@ def _made(cls: Any, name: str, data: Any, prefix: str) -> Any:
         return plug_in.read(data)
     _refuse_long(data, f"{path}.")
     group = _group_of(hint)
-    if group is None or not isinstance(data, Mapping):
-        return _read(cls, name, data)
-    if get_origin(hint) is not dict:
-        return from_plain(group, data, f"{path}.")
-    found = {}
-    for key, value in data.items():
-        found[str(key)] = value
-        if isinstance(value, Mapping):
-            found[str(key)] = from_plain(group, value, f"{path}.{key}.")
-    return found
-
-
-def _read(cls: Any, name: str, data: Any) -> Any:
-    """Read a value that is neither a plug-in nor a group as pydantic reads it from JSON.
-
-    What cannot be read stays: the class refuses it.
-    """
+    if group is not None and isinstance(data, Mapping):
+        if get_origin(hint) is not dict:
+            return from_plain(group, data, f"{path}.")
+        found = {}
+        for key, value in data.items():
+            found[str(key)] = value
+            if isinstance(value, Mapping):
+                found[str(key)] = from_plain(group, value, f"{path}.{key}.")
+        return found
     value, reader = _as_tuples(data), _reader(cls, name)
     if reader is None:  # there is no such setting
         return value

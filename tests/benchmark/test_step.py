@@ -17,13 +17,14 @@ from torch.utils._pytree import tree_leaves
 from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.settings.architecture import NetworkConfig, ProjectorConfig
 from regbench.benchmark.training import layers
-from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetwork
+from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.optimizers.base import OPTIMIZERS
 from regbench.benchmark.training.optimizers.lars import LARS
 from regbench.benchmark.training.step import Step
 from regbench.methods import Engine, build, names
 from regbench.methods.forms.pairwise import panels_of
 from tests.launches import LaunchCounter
+from tests.plain_network import PlainSiameseNetwork
 
 CONFIG = NetworkConfig(
     backbone=BACKBONES.build("resnet18"), projector=ProjectorConfig(hidden_dim=48)

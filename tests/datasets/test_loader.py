@@ -28,7 +28,6 @@ from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.sources.base import SOURCES
 from regbench.datasets.stored.beton import Beton
 from regbench.datasets.stored.prepare import prepare
-from tests.waiting import PATIENCE_S
 
 Config = Callable[..., DatasetConfig]
 Open = Callable[..., PretrainingLoader]
@@ -448,13 +447,9 @@ def test_refusals_of_loaders(
         ("batch size 25 is larger than the 24 .* at most 24", two_views, {"batch_size": 25}),
         ("batch size 9 x 3 .* at most 8", two_views, {"batch_size": 9, "world_size": 3}),
         (f"'insects' is not prepared in .*; run: {command}", two_views, {"data_dir": tmp_path}),
-        ("unknown loader 'dali'; choose one of auto, ffcv, torch", two_views, {"backend": "dali"}),
-        ("at least 1", two_views, {"workers": 0}),
         ("train_per_class 8.* not .*train_per_class 5", two_views, {"config": few}),
         ("train_per_class is 11, but class 0 has 10", two_views, {"config": many}),
         ("has no split 'val'; it has train, ", evaluation, {"split": "val"}),
-        ("unknown transform 'x'", evaluation, {"transform": "x"}),
-        ("interpolation=x must be bicubic, bilinear or area", evaluation, {"interpolation": "x"}),
     )
     for reason, function, options in cases:
         with pytest.raises(RegbenchError, match=reason):
@@ -573,41 +568,6 @@ def test_leaving_early_stops_the_work(
         next(epoch)
     # Of 100 batches with two views: the one taken and the few made ahead.
     assert len(calls) <= 2 * 10
-
-
-class _Compiling:
-    """Numba's dispatcher of `decode` while a thread compiles it: the first image waits until
-    somebody has looked.
-
-    Only `overloads` can be looked at: numba's lists cannot be walked while a thread that compiles
-    adds to them.
-    """
-
-    def __init__(self, decode: Callable[..., None]) -> None:
-        self._decode = decode
-        self._looked = threading.Event()
-
-    def __getattr__(self, name: str) -> dict[object, None]:
-        self._looked.set()
-        if name == "overloads":
-            return {}
-        raise AttributeError(name)
-
-    def __call__(self, *arguments: object) -> None:
-        assert self._looked.wait(PATIENCE_S)
-        self._decode(*arguments)
-
-
-@pytest.mark.skipif(not FFCV, reason="needs FFCV")
-def test_it_waits_while_the_decoder_is_compiled(
-    two_views: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from regbench.datasets.loading import ffcv_crops, kernels
-
-    expected = batches(two_views(backend="ffcv"))
-    monkeypatch.setattr(ffcv_crops, "decode", _Compiling(kernels.decode))
-    for views, others in zip(batches(two_views(backend="ffcv")), expected, strict=True):
-        assert all(torch.equal(view, other) for view, other in zip(views, others, strict=True))
 
 
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")

@@ -5,21 +5,22 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from regbench.datasets.config import AugmentationConfig, ViewsConfig
+from regbench.benchmark.settings.sweep import load_dataset
+from regbench.datasets.config import UNCHANGED, AugmentationConfig, DatasetConfig
 from regbench.datasets.loading.loaders import PretrainingLoader
-from regbench.instruments.cost.images import SCENARIOS, PreparedImages, make_images
+from regbench.datasets.stored.prepare import prepare
 from regbench.processes import Place, Processes
 
 BATCH, BATCHES = 32, 40  # of each rank
-PLAIN = ViewsConfig(jitter_p=0.0, grayscale_p=0.0, blur_p=0.0, solarize_p=0.0)
 CROPS = AugmentationConfig(
-    name="crops", views={"view1": PLAIN, "view2": PLAIN}, interpolation="area"
+    name="crops", views={"view1": UNCHANGED, "view2": UNCHANGED}, interpolation="area"
 )
 
 
@@ -34,13 +35,13 @@ def private_bytes() -> int:
     return 1024 * (int(kibibytes["Anonymous:"]) + int(kibibytes["Pss_Shmem:"]))
 
 
-def read_some(here: Place, images: PreparedImages) -> Iterator[int]:
+def read_some(here: Place, dataset: DatasetConfig, data_dir: Path) -> Iterator[int]:
     """Read batches from all over the file, and give the most private bytes between two of them."""
     warnings.simplefilter("ignore")
     with PretrainingLoader(
-        images.dataset,
+        dataset,
         CROPS,
-        data_dir=images.data_dir,
+        data_dir=data_dir,
         batch_size=BATCH,
         seed=0,
         device=torch.device("cpu"),
@@ -51,21 +52,35 @@ def read_some(here: Place, images: PreparedImages) -> Iterator[int]:
         yield max(private_bytes() for _ in itertools.islice(batches, BATCHES))
 
 
-def most(images: PreparedImages) -> int:
-    """Return the private bytes of that of two ranks which needs more."""
-    with Processes(2, read_some, images) as readers:
-        found: list[int] = readers.ask(lambda reader: next(reader))
-        return max(found)
+def sizes(folder: Path, copies: int) -> tuple[int, int]:
+    """Prepare copies of 64 noisy JPEGs of 500 x 375 px.
+
+    Return the size of the file, and the private bytes of that of two ranks which needs more.
+    """
+    train = folder / str(copies) / "train" / "noise"
+    train.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(64):
+        pixels = rng.integers(0, 256, (375, 500, 3), dtype=np.uint8)
+        first = train / f"{number}_0.jpg"
+        Image.fromarray(pixels).save(first, quality=50)
+        for copy in range(1, copies):
+            first.with_name(f"{number}_{copy}.jpg").hardlink_to(first)
+    test = folder / str(copies) / "val" / "noise"
+    test.mkdir(parents=True)
+    Image.fromarray(pixels[:32, :32]).save(test / "one.png")
+    settings = f"dataset=imagefolder dataset.name=noise_{copies} dataset.num_classes=1"
+    settings += " dataset.image_size=64 dataset.eval_resize=64 dataset.source.held_out=null"
+    dataset, _ = load_dataset(settings.split())
+    entries = prepare(dataset, folder, source_dir=folder / str(copies), progress=False).splits
+    with Processes(2, read_some, dataset, folder) as readers:
+        return entries["train"]["bytes"], max(readers.ask(lambda reader: next(reader)))
 
 
 @pytest.mark.slow
 def test_private_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """Small crops: it is the reading that matters."""
-    files = []
-    for copies in (19, 76):  # 130 and 520 MiB
-        scenario = replace(
-            SCENARIOS["500x375"], name=f"{copies}_copies", image_size=64, distinct=64, copies=copies
-        )
-        files.append(make_images(scenario, tmp_path))
-    small, large = (images.file.stat().st_size for images in files)
-    assert most(files[1]) - most(files[0]) < 0.1 * (large - small)
+    small_bytes, small_private = sizes(tmp_path, 19)
+    large_bytes, large_private = sizes(tmp_path, 76)
+    assert large_bytes - small_bytes > 200 * 2**20
+    assert large_private - small_private < 0.1 * (large_bytes - small_bytes)

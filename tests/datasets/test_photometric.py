@@ -155,13 +155,6 @@ def test_an_operation_on_all_images_bears_one_on_some_after_it(images: Tensor) -
     )
 
 
-@pytest.mark.parametrize("way", ["batch", "numba"])
-def test_nothing_drawn_changes_nothing(way: str, images: Tensor) -> None:
-    config = ViewConfig(jitter_p=0, grayscale_p=0, blur_p=0, solarize_p=0)
-    drawn = draws.photometric_draws(draws.keys(0, 0, np.arange(N), draws.PHOTOMETRIC), config)
-    torch.testing.assert_close(augmented(images, drawn, config, way), images.float())
-
-
 def test_the_crops_given_are_not_written_to(images: Tensor) -> None:
     config = ViewConfig(blur_p=1, solarize_p=1)
     crops = images.permute(0, 2, 3, 1).contiguous()

@@ -12,8 +12,7 @@ from PIL import Image
 from regbench.benchmark.machine.compute import forbid_tf32
 from regbench.benchmark.settings.sweep import load_dataset
 from regbench.datasets.stored.prepare import prepare
-from regbench.instruments.cost.images import photo
-from tests.gpu.training import CLASSES, SETTINGS
+from tests.gpu.training import CLASSES, SETTINGS, photo
 
 PER_CLASS = 64
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
@@ -40,7 +39,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> str:
             place = folder / "source" / part / f"class{label}"
             place.mkdir(parents=True)
             for number in range(count):
-                pixels = photo(1000 * label + number + 500 * (part == "val"), 40, 40)
+                pixels = photo(1000 * label + number + 500 * (part == "val"), 40)
                 Image.fromarray(np.roll(pixels, label, axis=2)).save(place / f"{number}.jpg")
     dataset, _ = load_dataset([setting for setting in SETTINGS if setting.startswith("dataset")])
     prepare(dataset, folder / "data", source_dir=folder / "source", progress=False)

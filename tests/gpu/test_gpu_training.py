@@ -24,10 +24,17 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.config import ViewConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.photometric import chains, photometric
-from regbench.instruments.cost.images import photo
 from regbench.instruments.loss_checks import relative
 from regbench.sweeps.predict import predict
-from tests.gpu.training import SETTINGS, as_loaded, losses_of, run_regbench, state_of, step_of
+from tests.gpu.training import (
+    SETTINGS,
+    as_loaded,
+    losses_of,
+    photo,
+    run_regbench,
+    state_of,
+    step_of,
+)
 from tests.waiting import wait_for
 
 TRANSFORMER = ("optimizer=adamw", "optimizer.lr_scaling=none")
@@ -85,7 +92,7 @@ def test_the_augmentation_gives_the_pictures_of_the_cpu(device: torch.device) ->
     config = ViewConfig(jitter_p=0.8, grayscale_p=0.2, blur_p=0.5, solarize_p=0.2)
     key = draws.keys(0, 0, np.arange(count), draws.PHOTOMETRIC)
     chain = chains(draws.photometric_draws(key, config), config, 3)
-    crops = torch.from_numpy(np.stack([photo(number, side_px, side_px) for number in range(count)]))
+    crops = torch.from_numpy(np.stack([photo(number, side_px) for number in range(count)]))
     here, there = photometric(crops, chain), photometric(crops.to(device), chain)
     # A pixel at solarization's threshold may fall on either side of it.
     assert ((here - there.cpu()).abs() > 0.1).double().mean() <= 1e-4

@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor
 
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
@@ -34,6 +37,14 @@ SETTINGS = (
     ),
     *("embedding_dim=64", "batch_size=32", "method=sfrik_l3", "optimizer.warmup_epochs=0"),
 )
+
+
+def photo(seed: int, side_px: int) -> npt.NDArray[np.uint8]:
+    """Draw a picture of smooth colours and noise, (side, side, 3)."""
+    rng = np.random.default_rng(seed)
+    few = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
+    smooth = np.asarray(few.resize((side_px, side_px), Image.Resampling.BICUBIC), np.float64)
+    return (smooth + rng.normal(0, 8, smooth.shape)).clip(0, 255).astype(np.uint8)
 
 
 def step_of(cell: Cell, device: torch.device) -> Step:

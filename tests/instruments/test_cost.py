@@ -23,7 +23,6 @@ import torch
 from regbench import RegbenchError, methods
 from regbench.instruments.cost import timing
 from regbench.instruments.cost.harness import (
-    compare,
     in_words,
     median,
     number,
@@ -74,17 +73,6 @@ def test_ratios_are_of_one_round() -> None:
     assert ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
     assert ratios([2.0, 9.0], [1.0]) == ratios([2.0], None) == []
     assert (median([1.0, 9.0, 2.0]), median([])) == (2.0, None)
-
-
-def test_what_is_compared_is_printed_without_the_round_that_warms_up(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    ours, theirs = iter((50.0, 1.0, 8.0, 3.0)), iter((60.0, 2.0, 2.0, 2.0))
-    compare({"theirs": lambda: next(theirs), "ours": lambda: next(ours)}, 3, "theirs")
-    assert capsys.readouterr().out.splitlines() == [
-        "theirs: 2.00 (2.00–2.00); 1.00 (1.00–1.00) of theirs",
-        "ours: 3.00 (1.00–8.00); 1.50 (0.500–4.00) of theirs",
-    ]
 
 
 def test_numbers_have_three_digits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ def test_the_bundle_is_small_and_holds_what_a_machine_with_pytorch_lacks(tmp_pat
     assert bundle.stat().st_size <= 60 * 2**20
     with tarfile.open(bundle) as archive:
         names = {Path(name).relative_to("regbench-gpu") for name in archive.getnames()}
+        archive.extractall(tmp_path, filter="data")
     packed = {"run.sh", "training.py", "pyproject.toml", "tests/gpu/test_gpu_losses.py"}
     assert {Path(name) for name in packed} <= names
     wheels = {path.name.partition("-")[0].lower() for path in names if path.suffix == ".whl"}
@@ -38,3 +40,18 @@ def test_the_bundle_is_small_and_holds_what_a_machine_with_pytorch_lacks(tmp_pat
         "pytest",
     } <= wheels
     assert not wheels & {"torch", "numpy", "nvidia_cublas", "ffcv"}
+
+    # What a training is measured with is in the bundle too.
+    measured = subprocess.run(
+        [sys.executable, "training.py", "--device", "cpu", "resnet18"],
+        cwd=tmp_path / "regbench-gpu",
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    values = [cell.strip() for cell in measured.stdout.splitlines()[-1].strip("|").split("|")]
+    assert values[:3] == ["resnet18", "16", "64"]
+    rate, bare, ratio = map(float, values[3:6])
+    assert min(rate, bare) > 0 and ratio == pytest.approx(rate / bare, rel=0.02)
+    assert "" not in values[6:12]

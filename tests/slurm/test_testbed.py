@@ -80,7 +80,7 @@ def test_cleaning_heals_the_cluster(slurm: Testbed) -> None:
 def test_stop_leaves_no_process(tmp_path: Path) -> None:
     directory = Path(tempfile.mkdtemp(prefix="regbench-slurm-"))
     try:
-        with Testbed(directory, nodes=1, gpus=0) as cluster:
+        with Testbed(directory) as cluster:
             # Its own session and no living parent: nothing in Slurm holds it.
             submit(cluster, tmp_path / "log", "setsid sleep 300 & echo start; exec sleep 300")
             wait_for_text(tmp_path / "log", "start")

@@ -29,11 +29,8 @@ COMMANDS = (
 )
 # Where distributions keep daemons, which a user's PATH often leaves out.
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-# Variables of Slurm's programs: those of a cluster we run on would change what this one's do.
-CLIENT_VARIABLES = (
-    *("SACCT_", "SALLOC_", "SBATCH_", "SCANCEL_", "SCONTROL_"),
-    *("SINFO_", "SLURM", "SQUEUE_", "SRUN_"),
-)
+# Of Slurm's programs: those of a cluster we run on would change what this one's do.
+CLIENT_VARIABLES = re.compile(r"SLURM|S(ACCT|ALLOC|BATCH|CANCEL|CONTROL|INFO|QUEUE|RUN)_")
 # The first command of a node: /etc/hosts and the host's name become the node's, in its namespaces
 # only.
 BECOME_NODE = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
@@ -58,7 +55,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60) -> N
 
 
 class Testbed:
-    """A cluster: a controller and nodes `node1`, `node2`, … on this machine, without accounting.
+    """A cluster: a controller, `node1` and `node2` on this machine, without accounting.
 
     Its partitions are `main` and `high`, whose jobs requeue those in `main`, 20 s after sending
     them their `--signal`. CPUs and memory are declared and not enforced, so the nodes may have more
@@ -76,18 +73,10 @@ class Testbed:
 
     __test__ = False  # pytest takes a class of this name for tests
 
-    def __init__(
-        self,
-        directory: Path,
-        nodes: int = 2,
-        cpus: int = 8,
-        mem_mb: int = 65536,
-        gpus: int = 2,
-    ) -> None:
+    def __init__(self, directory: Path) -> None:
         """Describes a cluster."""
         self.directory = directory
-        self.nodes = tuple(f"node{i + 1}" for i in range(nodes))
-        self.cpus, self.mem_mb, self.gpus = cpus, mem_mb, gpus
+        self.nodes = ("node1", "node2")
         self.daemons = ("munged", "slurmctld", *(f"slurmd-{node}" for node in self.nodes))
         self.named_nodes = False
         self._host = socket.gethostname().partition(".")[0]
@@ -141,12 +130,11 @@ class Testbed:
 
     def env(self) -> dict[str, str]:
         """The environment of this cluster's clients."""
-        env = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(CLIENT_VARIABLES)
-        }
-        return env | {"PATH": PATH, "SLURM_CONF": str(self.directory / "slurm.conf")}
+        env = {"PATH": PATH, "SLURM_CONF": str(self.directory / "slurm.conf")}
+        for name, value in os.environ.items():
+            if not CLIENT_VARIABLES.match(name):
+                env.setdefault(name, value)
+        return env
 
     def command(self, *args: str) -> str:
         """Standard output of one of Slurm's commands, or any other, as a client of this cluster.
@@ -219,13 +207,8 @@ class Testbed:
         for path in sorted((*self.directory.glob("*.log"), *self.directory.glob("*.out"))):
             # What a daemon prints goes to its log as well, once it has one.
             if path.suffix == ".log" or not path.with_suffix(".log").exists():
-                text += "\n".join(
-                    (
-                        f"----- {path.name}",
-                        *path.read_text(errors="replace").splitlines()[-lines:],
-                        "",
-                    )
-                )
+                last = path.read_text(errors="replace").splitlines()[-lines:]
+                text += "\n".join((f"----- {path.name}", *last, ""))
         return text
 
     # -------------------------------------------------------------- daemons
@@ -236,28 +219,21 @@ class Testbed:
         name, _, node = daemon.partition("-")
         commands = {
             "munged": [
-                *(
-                    "munged",
-                    "--foreground",
-                    f"--key-file={directory}/munge.key",
-                    f"--socket={directory}/munge.sock",
-                ),
-                *(f"--pid-file={directory}/munged.pid", f"--seed-file={directory}/munge.seed"),
+                *("munged", "--foreground", f"--key-file={directory}/munge.key"),
+                *(f"--socket={directory}/munge.sock", f"--pid-file={directory}/munged.pid"),
+                f"--seed-file={directory}/munge.seed",
             ],
             "slurmctld": ["slurmctld", "-D"],
-            "slurmd": [
-                *(self._in_node(node) if self.named_nodes else []),
-                "slurmd",
-                "-D",
-                "-N",
-                node,
-            ],
+            "slurmd": ["slurmd", "-D", "-N", node],
         }
+        command = commands[name]
+        if name == "slurmd" and self.named_nodes:
+            command = [*self._in_node(node), *command]
         self._started[daemon] = datetime.now()
         with (directory / f"{daemon}.out").open("ab") as out:
             self._processes[daemon] = subprocess.Popen(
                 # The daemon ends with this process (to be exact: this thread), however that ends.
-                ["setpriv", "--pdeathsig", "KILL", *commands[name]],
+                ["setpriv", "--pdeathsig", "KILL", *command],
                 env=self.env(),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -270,16 +246,8 @@ class Testbed:
         """What a command is prefixed with to run in namespaces where the machine is called
         `node`.
         """
-        return [
-            "unshare",
-            "-mu",
-            "sh",
-            "-c",
-            BECOME_NODE,
-            "sh",
-            str(self.directory / "hosts"),
-            node,
-        ]
+        hosts = str(self.directory / "hosts")
+        return ["unshare", "-mu", "sh", "-c", BECOME_NODE, "sh", hosts, node]
 
     def _is_running(self, daemon: str) -> bool:
         return daemon in self._processes and self._processes[daemon].poll() is None
@@ -357,10 +325,9 @@ class Testbed:
         self.named_nodes = (
             subprocess.run([*self._in_node("node1"), "true"], capture_output=True).returncode == 0
         )
-        if self.gpus:
-            (directory / "gres.conf").write_text(
-                f"NodeName={','.join(self.nodes)} Name=gpu File={self._gpu_devices()}\n"
-            )
+        (directory / "gres.conf").write_text(
+            f"NodeName={','.join(self.nodes)} Name=gpu File={self._gpu_devices()}\n"
+        )
         (directory / "slurm.conf").write_text(self._slurm_conf())
 
     def _gpu_devices(self) -> str:
@@ -368,23 +335,19 @@ class Testbed:
 
         Slurm only looks at them, but with plain files it would not set CUDA_VISIBLE_DEVICES.
         """
-        numbers = f"[0-{self.gpus - 1}]"
         try:
-            for i in range(self.gpus):
+            for i in range(2):
                 os.mknod(self.directory / f"gpu{i}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         except PermissionError:
             # Not root: other devices whose names end with the same numbers.
-            return f"/dev/tty{numbers}"
-        return f"{self.directory}/gpu{numbers}"
+            return "/dev/tty[0-1]"
+        return f"{self.directory}/gpu[0-1]"
 
     def _slurm_conf(self) -> str:
         directory, ports = self.directory, self._ports
-        gres_types, gres = "", ""
-        if self.gpus:
-            gres_types, gres = "GresTypes=gpu", f"Gres=gpu:{self.gpus}"
         nodes = "\n".join(
             f"NodeName={node} NodeHostname={self._host} NodeAddr=127.0.0.1 "
-            f"Port={ports[f'slurmd-{node}']} CPUs={self.cpus} RealMemory={self.mem_mb} {gres}"
+            f"Port={ports[f'slurmd-{node}']} CPUs=8 RealMemory=65536 Gres=gpu:2"
             for node in self.nodes
         )
         return f"""
@@ -416,7 +379,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 # Without it a job that names no memory gets all of a node's.
 DefMemPerCPU=256
-{gres_types}
+GresTypes=gpu
 # Tests do not want to wait.
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1

@@ -382,6 +382,10 @@ def test_refusals(
         RegbenchError, match="holds runs that were scored on the test split already"
     ):
         tune.begin(cells, tmp_path / "runs" / "tested", tiny_data_dir)
+    for cell in cells:
+        score(tmp_path / "runs" / "ended", cell, None)
+    with pytest.raises(RegbenchError, match=r"every cell of .* diverged"):
+        choose(tmp_path / "runs" / "ended")
 
 
 GRIDS: dict[str, tuple[Sequence[str], Sequence[str], Surface]] = {
@@ -613,16 +617,6 @@ def test_a_data_set_without_a_tuning_split_is_refused(
     done = runner.invoke(main, ["tune", str(path)])
     assert done.exit_code == 2
     assert "has no tuning split to choose on; the paper's second variant" in done.output
-
-
-def test_a_grid_where_all_diverge_is_told(
-    cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path
-) -> None:
-    tune.begin(cells, folder, tiny_data_dir)
-    for cell in cells:
-        score(folder, cell, None)
-    with pytest.raises(RegbenchError, match=r"every cell of .* diverged"):
-        choose(folder)
 
 
 ROWS = (
@@ -1008,6 +1002,14 @@ TWICE = "2 searches for TCR that differ in nothing but epochs or tuned values"
         (["method=tcr epochs=4,8"], 6, TWICE),
         ([f"method=tcr method.alignment_weight={weight}" for weight in (1, 2)], 6, TWICE),
         (["method=tcr seed=0,1", "method=vicreg seed=0"], 6, "different seeds; give all the same"),
+        *(
+            (
+                [f"method=vicreg method.alignment_weight={given}"],
+                2,
+                r"method\.alignment_weight=.*: range from .* from a smaller to a larger one",
+            )
+            for given in ("interval(5,1)", "tag(log,interval(0,1))", "interval(1,inf)")
+        ),
     ],
 )
 def test_a_search_that_cannot_be_made_is_refused(
@@ -1184,16 +1186,6 @@ def test_a_budget_may_be_in_proportion_to_the_searched_hyperparameters(
     assert (
         "tuned by 7 trainings a search" in told.output
     )  # 3 times 7/3, the mean over the three methods
-
-
-def test_an_impossible_interval_is_refused(tmp_path: Path, settings: list[str]) -> None:
-    for interval in ("interval(5,1)", "tag(log,interval(0,1))", "interval(1,inf)"):
-        path = sweep_file(tmp_path, [f"method=vicreg method.alignment_weight={interval}"], settings)
-        with pytest.raises(
-            RegbenchError,
-            match=r"method\.alignment_weight=.*: range from .* from a smaller to a larger one",
-        ):
-            propose(str(path), [], 2)
 
 
 def test_an_interval_is_no_grid(tmp_path: Path, settings: list[str]) -> None:

@@ -1,4 +1,5 @@
-"""Mistakes that are made by program, and what the audit finds of them.
+"""Mistakes that are made by program, and what the audit finds of them:
+`python results/audit/planting.py [METHODS]`.
 
 A mutant is a method's published formula with one line of it wrong: while the formula runs, each
 torch call is looked at, and those that one line of `methods/` makes are replaced. The audit gets
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regbench import methods
-from regbench.instruments.audit.probes import run_probe
+from regbench.instruments.audit.probes import PROBES, run_probe
 from regbench.instruments.audit.target import Batch, Target
 from regbench.instruments.audit.textbook import has_targets, textbook
 from regbench.instruments.loss_checks import draw_views, evaluate, relative, seeded
@@ -258,7 +259,7 @@ def examine(method: str, probes: Sequence[str], most: int = 20) -> Iterator[Exam
     """Audit a method as it is, its twin and its mutants."""
     known: set[str] = set()
     for number, place in [(ORIGINAL, ""), (TWIN, ""), *mutants(method, most)]:
-        expression = f"{__name__}:Mutant({method!r}, {number}, {place!r})"
+        expression = f"planting:Mutant({method!r}, {number}, {place!r})"
         target = Target(name=method, expression=expression, call=_at_once, claims=method)
         found: dict[str, None] = {}  # each once, in the order of the probes
         for probe in probes:
@@ -277,3 +278,19 @@ def examine(method: str, probes: Sequence[str], most: int = 20) -> Iterator[Exam
 
 def _at_once(loss: Any, batch: Batch) -> Any:
     return loss(*batch.views_NQ, *batch.targets_NQ)
+
+
+def main() -> None:
+    """Print mistakes of which nothing was found, sound losses of which something was, and counts."""
+    examined = missed = 0
+    for method in sys.argv[1:] or methods.names():
+        for entry in examine(method, tuple(PROBES)):
+            examined += 1
+            if bool(entry.mistake) != bool(entry.found):
+                missed += 1
+                print(entry)
+    print(f"{examined} losses, {missed} misjudged")
+
+
+if __name__ == "__main__":
+    main()

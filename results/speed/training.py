@@ -1,4 +1,4 @@
-"""Trains beside a bare loop: `python instruments/speed/training.py [--device cpu] [NETWORKS]`.
+"""Trains beside a bare loop: `python results/speed/training.py [--device cpu] [NETWORKS]`.
 
 Two epochs of SFRIK (L = 3) from JPEG files in bf16, loading included; the second one is measured.
 The bare loop has the same layers in plain PyTorch, on one batch that lies on the device, without a
@@ -25,7 +25,7 @@ from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.record_parts import Cost
 from regbench.benchmark.settings.sweep import load_run
 from regbench.instruments.cost.harness import in_words, machine
-from regbench.instruments.cost.images import SCENARIOS, PreparedImages, make_images
+from made_images import SCENARIOS, PreparedImages, make_images
 
 PARTS = ("step_ms", "data_ms", "forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
 
