@@ -81,52 +81,34 @@ def curves_drawing(
     """
     crowded = len(curves) > LABELLED
     labelled = LABELLED_OF_MANY if crowded else len(curves)
-    draw = partial(draw_curves, curves=curves, labelled=labelled, heads=heads, finish=finish)
-    return labelled_drawing(
-        title,
-        f"{heads[1]} {about}",
-        [line.name for line in curves[:labelled]],
-        draw,
-        crowded=crowded,
-        marker=_has_markers(curves),
-    )
+    # Whether there is room for a marker at each point.
+    markers = max(len(line.points) for line in curves) < _FEW_POINTS
 
+    def draw(axes: Axes, marks: Marks) -> list[Label]:
+        labels = []
+        for place, line in enumerate(curves):
+            s, (xs, means, stds) = line.style, np.array(line.points).T
+            gid = marks.add(s, line.rows, f"{line.name}: {line.tooltip}")
+            look: dict[str, Any] = {"color": s.colour, "ls": s.dash, "gid": gid, "ms": 4.5}
+            look |= {"lw": 1.6} if place < labelled else {"lw": 0.9, "alpha": 0.5}
+            if markers:
+                look["marker"] = s.marker
+            draw_line(axes, xs.tolist(), means.tolist(), **look)
+            if place >= labelled:
+                continue
+            labels.append(Label(line.name, float(xs[-1]), float(means[-1]), s, gid))
+            if np.any(stds > 0):
+                # The page finds the band by its gid, and makes it pale with its line.
+                look = {"color": s.colour, "alpha": 0.15, "lw": 0, "gid": f"{gid}.band"}
+                axes.fill_between(xs, means - stds, means + stds, **look)
+        finish(axes)
+        axes.set_xlabel(heads[0])
+        axes.set_ylabel(heads[1])
+        return labels
 
-def draw_curves(
-    axes: Axes,
-    marks: Marks,
-    *,
-    curves: Sequence[Curve],
-    labelled: int,
-    heads: tuple[str, str],
-    finish: Callable[[Axes], None],
-) -> list[Label]:
-    """Draw lines, and return the labels of the first ones."""
-    labels, markers = [], _has_markers(curves)
-    for place, line in enumerate(curves):
-        s, (xs, means, stds) = line.style, np.array(line.points).T
-        gid = marks.add(s, line.rows, f"{line.name}: {line.tooltip}")
-        look: dict[str, Any] = {"color": s.colour, "ls": s.dash, "gid": gid, "ms": 4.5}
-        look |= {"lw": 1.6} if place < labelled else {"lw": 0.9, "alpha": 0.5}
-        if markers:
-            look["marker"] = s.marker
-        draw_line(axes, xs.tolist(), means.tolist(), **look)
-        if place >= labelled:
-            continue
-        labels.append(Label(line.name, float(xs[-1]), float(means[-1]), s, gid))
-        if np.any(stds > 0):
-            # The page finds the band by its gid, and makes it pale with its line.
-            look = {"color": s.colour, "alpha": 0.15, "lw": 0, "gid": f"{gid}.band"}
-            axes.fill_between(xs, means - stds, means + stds, **look)
-    finish(axes)
-    axes.set_xlabel(heads[0])
-    axes.set_ylabel(heads[1])
-    return labels
-
-
-def _has_markers(curves: Sequence[Curve]) -> bool:
-    """Return True if there is room for a marker at each point."""
-    return max(len(line.points) for line in curves) < _FEW_POINTS
+    names = [line.name for line in curves[:labelled]]
+    text = f"{heads[1]} {about}"
+    return labelled_drawing(title, text, names, draw, crowded=crowded, marker=markers)
 
 
 def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
