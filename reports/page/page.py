@@ -25,7 +25,7 @@ from regbench.reports.page.lines import (
 from regbench.reports.page.template import packed, table_for_page, templates, with_own_ids
 from regbench.reports.rows.answer import answer
 from regbench.reports.rows.comparable import SETTING_NAMES
-from regbench.reports.rows.curves import curve_notes
+from regbench.reports.rows.notes import curve_notes
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.table import Table
 

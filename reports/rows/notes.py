@@ -1,4 +1,4 @@
-"""Notes below a task's tables: how rows were chosen, what is missing, and what bold means.
+"""Notes below a task's tables and curves: how rows were chosen, what is missing, what bold means.
 
 A note that does not apply is an empty text.
 """
@@ -363,3 +363,25 @@ def machine(record: Record) -> str:
         record.environment.get(key) for key in ("hardware", "threads", "loader")
     )
     return f"{hardware} with {threads} threads, {loader} loader"
+
+
+def curve_notes(summary: Summary) -> list[str]:
+    """Describe the curves: on which split, how often, and on what hardware their time was taken."""
+    splits: dict[str, None] = {}
+    intervals, machines = set(), set()
+    for row in summary.rows:
+        for record in row.records:
+            if record.measured:
+                splits |= dict.fromkeys(each.score.split for each in record.measured)
+                intervals.add(int(record.cell["evaluation"]["every_epochs"]))
+                machines.add(machine(record))
+    how_often = "each epoch"
+    if intervals != {1}:
+        how_often = f"every {' or '.join(map(str, sorted(intervals)))} epochs and after the last"
+    where = "; ".join(sorted(machines))
+    if len(machines) > 1:
+        where = f"unequal machines, so compare within one: {where}"
+    return [
+        f"Accuracy while training is of the {' and '.join(splits)} split, after {how_often}.",
+        f"Its time is that of training alone, without checkpoints and evaluations, on {where}.",
+    ]
