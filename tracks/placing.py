@@ -68,9 +68,9 @@ class Placing:
     def claim(self) -> str:
         """Sentence that may be claimed."""
         beaten = [verdict.label for verdict in select(self.verdicts, "better than")]
-        held = (
-            f"{self.label} is better than {', '.join(beaten)}" if beaten else "better than no row"
-        )
+        held = "better than no row"
+        if beaten:
+            held = f"{self.label} is better than {', '.join(beaten)}"
         return f"{held} (all verdicts together hold in {100 - 100 * LEVEL:.0f} of 100 challenges)"
 
     @property
