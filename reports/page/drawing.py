@@ -260,8 +260,7 @@ def _figure_with_labels(
         left = (i * width_in + _MARGIN_IN) / (panels * width_in)
         width = _PLOT_WIDTH_IN / (panels * width_in)
         height = 1 - (_BELOW_IN + _ABOVE_IN) / height_in
-        ax = figure.add_axes((left, _BELOW_IN / height_in, width, height))
-        axes.append(ax)
+        axes.append(figure.add_axes((left, _BELOW_IN / height_in, width, height)))
     return figure, axes
 
 

@@ -297,10 +297,8 @@ def size_drawings(summary: Summary, style: Styles) -> list[Drawing]:
                 sizes: set[int] = set()
                 for line in curves:
                     sizes.update(int(size) for size, _, _ in line.points)
-                name, about = (
-                    f"{capital(title)} against {of_title}",
-                    f"of each line against {of_title}.",
-                )
+                name = f"{capital(title)} against {of_title}"
+                about = f"of each line against {of_title}."
                 finish = partial(sizes_axis, sizes=sizes)
                 drawings.append(curves_drawing(name, (of_axis, head), about, curves, finish))
     return drawings
