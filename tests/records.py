@@ -65,13 +65,13 @@ def chosen(label: str, *ranking: RankedConfiguration, **changes: Any) -> ChosenC
     return ChosenConfiguration(**fields | changes)
 
 
-def tuning_choice(folder: Path, *choices: ChosenConfiguration) -> str:
-    """Write what a tuning chose into its folder; return the digest."""
+def tuning_choice(folder: Path, *choices: ChosenConfiguration, **changes: Any) -> str:
+    """Write what a tuning chose into its folder; return the digest. Keywords are fields of it."""
     budget = max((len(entry.ranking) for entry in choices), default=0)
     how: dict[str, Any] = {"selected_on": "tuning", "score": "knn_top1", "seeds": (0,)}
     how |= {"budget": budget, "created": "2026-11-22T05:30:00+00:00"}
     path = folder / TUNING_CHOICE
-    path.write_text(TuningChoice(choices=choices, **how).text())
+    path.write_text(TuningChoice(choices=choices, **how | changes).text())
     return TuningChoice.read(path).sha256
 
 

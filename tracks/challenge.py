@@ -159,14 +159,12 @@ class Challenge:
             elif not row.is_reference:
                 trained[row.name] = scores
         shifts = []
+        folder = Path(self.repeated.runtime.runs_dir) / self.repeated.name
         for record in self.shipped:
-            here = read_record(
-                Path(self.repeated.runtime.runs_dir) / self.repeated.name / record.cell_id
-            )
-            before, now = (
-                record.score(name, "test"),
-                None if here is None else here.score(name, "test"),
-            )
+            here = read_record(folder / record.cell_id)
+            before, now = record.score(name, "test"), None
+            if here is not None:
+                now = here.score(name, "test")
             if before is None or now is None:
                 raise RegbenchError(
                     f"{record.label} diverged here, and not where the rows are from; {self.folder}"

@@ -68,18 +68,19 @@ class Placing:
     def claim(self) -> str:
         """Sentence that may be claimed."""
         beaten = [verdict.label for verdict in select(self.verdicts, "better than")]
-        held = (
-            f"{self.label} is better than {', '.join(beaten)}" if beaten else "better than no row"
-        )
+        held = "better than no row"
+        if beaten:
+            held = f"{self.label} is better than {', '.join(beaten)}"
         return f"{held} (all verdicts together hold in {100 - 100 * LEVEL:.0f} of 100 challenges)"
 
     @property
     def next_claim(self) -> str:
         """Sentence on what it would take to tell one more row; empty if all are told."""
         untold = select(self.verdicts, "not significantly different from")
-        possible = [
-            (verdict.seeds, verdict.label) for verdict in untold if verdict.seeds is not None
-        ]
+        possible = []
+        for verdict in untold:
+            if verdict.seeds is not None:
+                possible.append((verdict.seeds, verdict.label))
         if possible:
             seeds, label = min(possible)  # the row that takes the fewest seeds
             return (
@@ -97,18 +98,9 @@ class Placing:
         """Lay it out for a terminal."""
         rows = []
         for verdict in self.verdicts:
-            low, high = (
-                verdict.difference - verdict.half_width,
-                verdict.difference + verdict.half_width,
-            )
-            rows.append(
-                [
-                    verdict.words,
-                    verdict.label,
-                    f"{verdict.difference:+.2f}",
-                    f"{low:+.2f} to {high:+.2f}",
-                ]
-            )
+            middle, half = verdict.difference, verdict.half_width
+            interval = f"{middle - half:+.2f} to {middle + half:+.2f}"
+            rows.append([verdict.words, verdict.label, f"{middle:+.2f}", interval])
         # tabulate would take "+0.10" for a number, and print 0.1.
         table = tabulate(
             rows, [self.label + " is", "row", "points", "interval"], disable_numparse=True
@@ -116,23 +108,25 @@ class Placing:
         best, worst = self.places
         mean = statistics.fmean(self.values)
         shifts = ", ".join(f"{shift:+.2f}" for shift in self.shifts)
-        measured = []
-        for name, (found, unit) in self.measured.items():
-            if found is not None:
-                measured.append(f"{name}: {found.mean:.3g}{unit}")
         lines = [
             f"place {self.place} of {len(self.rivals) + 1}, by its verdicts {best} to {worst}",
             f"{self.score}: {mean:.2f} % over {self.seeds} seeds, of {MOST_SEEDS} at most",
             f"claim: {self.claim}",
-            f"next: {self.next_claim}" if self.next_claim else "",
-            f"share of the way to labels: {self.share:.0f} %" if self.share is not None else "",
-            *measured,
+        ]
+        if self.next_claim:
+            lines.append(f"next: {self.next_claim}")
+        if self.share is not None:
+            lines.append(f"share of the way to labels: {self.share:.0f} %")
+        for name, (found, unit) in self.measured.items():
+            if found is not None:
+                lines.append(f"{name}: {found.mean:.3g}{unit}")
+        lines += [
             f"repeated cells scored {shifts} points more here than where the rows are from; it is "
             "in the intervals",
             f"report: {self.page}",
             f"bundle: {self.bundle}",
         ]
-        return "\n".join([table, "", *filter(None, lines)])
+        return "\n".join([table, "", *lines])
 
 
 def side_by_side(placings: Mapping[str, Placing]) -> str:

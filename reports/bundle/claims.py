@@ -250,8 +250,9 @@ def _of_shared_files(records: Sequence[Record]) -> Iterator[Misfit]:
             ("its history is that", record.metrics),
             ("its weights are those", record.checkpoint),
         ):
-            other = first.setdefault(named.sha256, record) if named else record
+            if named is None:
+                continue
+            other = first.setdefault(named.sha256, record)
             if other is not record:
-                yield Misfit(
-                    record.path, f"{what} of cell {other.cell_id}: one run under two names"
-                )
+                text = f"{what} of cell {other.cell_id}: one run under two names"
+                yield Misfit(record.path, text)

@@ -234,8 +234,8 @@ def _by_blocks(content: bytes) -> object:
     """
     config: dict[Any, Any] = {}
     try:
-        for block in _BLOCK.split(content):
-            config |= _load_block(block) if block else {}
+        for block in filter(None, _BLOCK.split(content)):
+            config |= _load_block(block)
     except (TypeError, ValueError):
         return None
     return config

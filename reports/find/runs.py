@@ -129,18 +129,10 @@ def find_missing(found: Found) -> list[Missing]:
         for cell in readable_plan(folder):
             place = folder.absolute() / cell["id"]
             if place not in done and place not in found.short:
-                run = begun.pop(place) if place in begun else RunFolder(place)
+                run = begun.pop(place, RunFolder(place))
                 plan = {name: cell.get(name) for name in _PLANNED if name in cell}
-                missing.append(
-                    Missing(
-                        folder.absolute().name,
-                        cell["id"],
-                        cell["label"],
-                        cell["seed"],
-                        plan,
-                        run.failure,
-                    )
-                )
+                sweep, seed = folder.absolute().name, cell["seed"]
+                missing.append(Missing(sweep, cell["id"], cell["label"], seed, plan, run.failure))
     for place, run in begun.items():
         if place not in found.short:
             missing.append(Missing(place.parent.name, place.name, "", None, {}, run.failure))

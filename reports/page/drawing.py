@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from html import escape
 from io import BytesIO, StringIO
 from typing import Any
@@ -24,7 +23,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
-from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from regbench.text import printable
 
@@ -154,6 +153,11 @@ def _matplotlib_in(ink: str) -> AbstractContextManager[None]:
             "xtick.major.width": 0.7,
             "ytick.major.width": 0.7,
             "axes.formatter.useoffset": False,
+            "axes.facecolor": "none",
+            "figure.facecolor": "none",
+            # A quiet grid behind the rest.
+            **{"axes.grid": True, "axes.axisbelow": True, "grid.color": GREY},
+            **{"grid.alpha": 0.22, "grid.linewidth": 0.6},
             **dict.fromkeys(
                 ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"),
                 ink,
@@ -206,11 +210,8 @@ def rows_drawing(
         marks = Marks()
         height_in = _ROW_IN * len(names) + _ABOVE_IN + _BELOW_IN
         figure = Figure(figsize=(_PHONE_IN, height_in))
-        figure.patch.set_alpha(0)
         height = _ROW_IN * len(names) / height_in
         axes = figure.add_axes((0.02, _BELOW_IN / height_in, 0.96, height))
-        axes.patch.set_alpha(0)
-        grid(axes)
         draw(axes, marks)
         axes.set_ylim(len(names) - 0.55, -0.6)  # the first row is the highest
         axes.yaxis.set_visible(False)
@@ -236,7 +237,7 @@ def labelled_png(panels: Sequence[Draw], names: Sequence[str], labels: int) -> b
         figure, axes = _figure_with_labels(len(panels), names, labels)
         for ax, draw in zip(axes, panels, strict=True):
             _place_labels(ax, draw(ax, Marks()), marker=True)
-        figure.patch.set(facecolor="white", alpha=1)
+        figure.patch.set(facecolor="white")
         _fit_texts(figure)
         buffer = BytesIO()
         figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
@@ -254,23 +255,13 @@ def _figure_with_labels(
     width_in = _MARGIN_IN + _PLOT_WIDTH_IN + label_width_in
     height_in = max(2.95, _LABEL_GAP_IN * (labels + 1) + 0.55) + _ABOVE_IN
     figure = Figure(figsize=(panels * width_in, height_in))
-    figure.patch.set_alpha(0)
     axes = []
     for i in range(panels):
         left = (i * width_in + _MARGIN_IN) / (panels * width_in)
         width = _PLOT_WIDTH_IN / (panels * width_in)
         height = 1 - (_BELOW_IN + _ABOVE_IN) / height_in
-        ax = figure.add_axes((left, _BELOW_IN / height_in, width, height))
-        ax.patch.set_alpha(0)
-        grid(ax)
-        axes.append(ax)
+        axes.append(figure.add_axes((left, _BELOW_IN / height_in, width, height)))
     return figure, axes
-
-
-def grid(axes: Axes) -> None:
-    """Draw a quiet grid behind the rest."""
-    axes.grid(color=GREY, alpha=0.22, lw=0.6)
-    axes.set_axisbelow(True)
 
 
 def sizes_axis(axes: Axes, sizes: Iterable[int]) -> None:
@@ -278,11 +269,10 @@ def sizes_axis(axes: Axes, sizes: Iterable[int]) -> None:
     many.
     """
     ticks = sorted(sizes)
+    shown = ticks[:: math.ceil(len(ticks) / 8)]
     axes.set_xscale("log")
-    axes.set_xticks(ticks[:: math.ceil(len(ticks) / 8)])
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(shown, list(map(str, shown)))
+    axes.minorticks_off()
 
 
 def plain_ticks(axis: Axis) -> None:
@@ -300,41 +290,31 @@ def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], **style: Any
 def _place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
     """Write the labels in a column right of the plot, ordered by y, and tie each to its point."""
     axes.autoscale_view()
-    low, high = axes.get_ylim()
-    height_in = axes.bbox.height / axes.figure.dpi
-    scale = axes.transScale.transform  # logarithmic axes
-    bottom, top = (float(scale((1.0, y))[1]) for y in (low, high))
+    limits, right = axes.get_ylim(), axes.get_xlim()[1]
     labels.sort(key=lambda label: label.y)
-    heights = []
+    # In axes coordinates (0, 0) is the plot's lower left corner, (1, 1) its upper right one.
+    to_axes = axes.transData - axes.transAxes
+    points = []
     for label in labels:
-        scaled = float(scale((1.0, label.y))[1])
-        heights.append((scaled - bottom) / (top - bottom))
-    wanted = [y * height_in for y in heights]
+        # A line across the plot has no point.
+        x = right if math.isnan(label.x) else label.x
+        points.append(to_axes.transform((x, label.y)))
+    height_in = axes.bbox.height / axes.figure.dpi
+    wanted = [float(y) * height_in for _, y in points]
     positions = separated(wanted, _LABEL_GAP_IN, height_in)
-    # All in axes coordinates: (0, 0) is the plot's lower left corner, (1, 1) its upper right one.
-    for label, point_y, position in zip(labels, heights, positions, strict=True):
-        style = label.style
-        draw = partial(
-            draw_line,
-            axes,
-            transform=axes.transAxes,
-            clip_on=False,
-            color=style.colour,
-            gid=label.gid,
-        )
-        y = position / height_in
-        if not math.isnan(label.x):  # a line across the plot has no point
-            start = axes.transAxes.inverted().transform(
-                axes.transData.transform((label.x, label.y))
-            )[0]
-            draw([start, 1.0], [point_y, point_y], alpha=0.4, lw=0.7)
-        draw([1.0, 1.035], [point_y, y], alpha=0.7, lw=0.8)
+    for label, (x, point_y), position in zip(labels, points, positions, strict=True):
+        y, style = position / height_in, label.style
+        look: dict[str, Any] = {"color": style.colour, "gid": label.gid, "clip_on": False}
+        look["transform"] = axes.transAxes
+        if not math.isnan(label.x):
+            draw_line(axes, [x, 1.0], [point_y, point_y], alpha=0.4, lw=0.7, **look)
+        draw_line(axes, [1.0, 1.035], [point_y, y], alpha=0.7, lw=0.8, **look)
         if marker:
-            draw([1.055], [y], marker=style.marker, ms=5, ls="")
+            draw_line(axes, [1.055], [y], marker=style.marker, ms=5, ls="", **look)
         else:
-            draw([1.038, 1.072], [y, y], ls=style.dash, lw=2)
+            draw_line(axes, [1.038, 1.072], [y, y], ls=style.dash, lw=2, **look)
         axes.text(1.085, y, label.text, va="center", transform=axes.transAxes, gid=label.gid)
-    axes.set_ylim(low, high)  # what was drawn beside the plot may have moved them
+    axes.set_ylim(limits)  # what was drawn beside the plot may have moved them
 
 
 def separated(wanted: Sequence[float], gap: float, height: float) -> list[float]:

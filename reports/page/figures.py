@@ -93,17 +93,12 @@ EFFECTIVE_RANK = Against(
 
 @dataclass(frozen=True)
 class _Point:
-    """A row of the leaderboard, by its place there, with what it is drawn at.
-
-    Attributes:
-        better: The mean of `y`, with the sign that makes more better.
-    """
+    """A row of the leaderboard, by its place there, with what it is drawn at."""
 
     place: int
     row: Row
     x: Stat
     y: Stat
-    better: float
 
 
 @dataclass(frozen=True)
@@ -111,20 +106,17 @@ class _Panel:
     """One score against one quantity.
 
     Attributes:
-        named: The places of the rows that are labelled.
+        front: The places in `points` of those on the Pareto front, the cheapest first.
+        labelled: The points that are labelled.
         references: Scores of the rows that are no methods, by label.
     """
 
     score: Score
     against: Against
     points: list[_Point]
-    named: set[int]
+    front: list[int]
+    labelled: list[_Point]
     references: dict[str, Stat]
-
-    @property
-    def labels(self) -> list[str]:
-        """The texts of its labels."""
-        return [point.row.name for point in self.points if point.place in self.named]
 
 
 def accuracy_rows(summary: Summary, style: Styles) -> list[Drawing]:
@@ -187,7 +179,8 @@ def scatter_drawings(summary: Summary, style: Styles, axes_of: Sequence[Against]
             text = f"{title}; the numbers are in the tables."
             draw = partial(_draw, panel=panel, style=style)
             crowded = len(panel.points) > LABELLED
-            drawings.append(labelled_drawing(title, text, panel.labels, draw, crowded=crowded))
+            names = [point.row.name for point in panel.labelled]
+            drawings.append(labelled_drawing(title, text, names, draw, crowded=crowded))
     return drawings[:COSTS_DRAWN]
 
 
@@ -198,8 +191,8 @@ def scatter_png(summary: Summary, style: Styles, against: Against) -> bytes | No
     panels, names, labels = [], [], 0
     for panel in _panels(summary, against, LABELLED_IN_PNG):
         panels.append(partial(_draw, panel=panel, style=style))
-        names += panel.labels
-        labels = max(labels, len(panel.labels))
+        names += [point.row.name for point in panel.labelled]
+        labels = max(labels, len(panel.labelled))
     return labelled_png(panels, names, labels) if panels else None
 
 
@@ -217,7 +210,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 def _panels(summary: Summary, against: Against, limit: int) -> list[_Panel]:
     """Find what rows have both a score and the quantity, for each score.
 
-    Label all up to a limit.
+    Up to a limit all are labelled, of more the Pareto front or the most accurate.
     """
     panels: list[_Panel] = []
     if against.is_cost and against.alike(summary):
@@ -233,28 +226,16 @@ def _panels(summary: Summary, against: Against, limit: int) -> list[_Panel]:
                     references[row.label] = y
             # A measure has a logarithmic axis, on which 0 has no place.
             elif x is not None and y is not None and (against.is_cost or x.mean > 0):
-                points.append(_Point(place, row, x, y, sign * y.mean))
+                points.append(_Point(place, row, x, y))
         if points:
-            panels.append(
-                _Panel(score, against, points, _named(points, limit, against), references)
-            )
+            front = pareto([(point.x.mean, sign * point.y.mean) for point in points])
+            labelled = points
+            if len(points) > limit and against.is_cost:
+                labelled = [points[i] for i in front]
+            elif len(points) > limit:
+                labelled = sorted(points, key=lambda point: -sign * point.y.mean)[:LABELLED_OF_MANY]
+            panels.append(_Panel(score, against, points, front, labelled, references))
     return panels
-
-
-def _named(points: Sequence[_Point], limit: int, against: Against) -> set[int]:
-    """Choose the rows that are labelled: all up to a limit, of more the Pareto front or the
-    most accurate.
-    """
-    named = points
-    if len(points) > limit and against.is_cost:
-        named = [points[i] for i in _front(points)]
-    elif len(points) > limit:
-        named = sorted(points, key=lambda point: -point.better)[:LABELLED_OF_MANY]
-    return {point.place for point in named}
-
-
-def _front(points: Sequence[_Point]) -> list[int]:
-    return pareto([(point.x.mean, point.better) for point in points])
 
 
 def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Styles) -> list[Label]:
@@ -274,7 +255,7 @@ def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Styles) -> list[Lab
         tooltip = f"{row.name}: {stat_text(point.y, 2)}{percent}, {value}, n = {point.y.n}"
         gid = marks.add(s, [point.place], tooltip)
         _draw_point(axes, row, s, cost, point.y, gid)
-        if point.place in panel.named:
+        if point in panel.labelled:
             labels.append(Label(row.name, cost.mean, point.y.mean, s, gid))
     # Lines across: what was not trained has cost nothing, so it has no place along x.
     for label, score in panel.references.items():
@@ -292,9 +273,8 @@ def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Styles) -> list[Lab
     axes.autoscale_view()
     if against.is_cost:
         low, high = axes.get_xlim()
-        front = _front(points)
         # The last step goes on to the edge: what costs more than it is beaten by it.
-        steps = np.array([*zip(xs, ys, strict=True)])[[*front, front[-1]]]
+        steps = np.array([*zip(xs, ys, strict=True)])[[*panel.front, panel.front[-1]]]
         steps[-1, 0] = high
         axes.step(*steps.T, where="post", color=GREY, lw=3, alpha=0.35, zorder=0.9, gid="front")
         axes.set_xlim(low, high)

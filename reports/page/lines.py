@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from regbench.benchmark.rundir.record import Score
 from regbench.reports.page.drawing import (
     Drawing,
     Label,
@@ -23,12 +24,9 @@ from regbench.reports.page.drawing import (
     sizes_axis,
 )
 from regbench.reports.page.figures import LABELLED, LABELLED_OF_MANY, capital, stat_text
-from regbench.reports.rows.curves import curve, curve_scores
 from regbench.reports.rows.deviations import Stat, stat
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.units import largest, memory_unit, time_unit
-
-T = TypeVar("T")
 
 # Numbers of the training history that are drawn.
 CURVES = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread")
@@ -62,6 +60,21 @@ class Curve:
     points: Sequence[tuple[float, float, float]]
 
 
+@dataclass(frozen=True)
+class Point:
+    """A point of a row's curve, a mean over the seeds.
+
+    Attributes:
+        epoch: Epoch after which it was measured.
+        train_s: Seconds of training until then.
+        value: Statistics of what was measured.
+    """
+
+    epoch: int
+    train_s: float
+    value: Stat
+
+
 def curves_drawing(
     title: str,
     heads: tuple[str, str],
@@ -81,52 +94,34 @@ def curves_drawing(
     """
     crowded = len(curves) > LABELLED
     labelled = LABELLED_OF_MANY if crowded else len(curves)
-    draw = partial(draw_curves, curves=curves, labelled=labelled, heads=heads, finish=finish)
-    return labelled_drawing(
-        title,
-        f"{heads[1]} {about}",
-        [line.name for line in curves[:labelled]],
-        draw,
-        crowded=crowded,
-        marker=_has_markers(curves),
-    )
+    # Whether there is room for a marker at each point.
+    markers = max(len(line.points) for line in curves) < _FEW_POINTS
 
+    def draw(axes: Axes, marks: Marks) -> list[Label]:
+        labels = []
+        for place, line in enumerate(curves):
+            s, (xs, means, stds) = line.style, np.array(line.points).T
+            gid = marks.add(s, line.rows, f"{line.name}: {line.tooltip}")
+            look: dict[str, Any] = {"color": s.colour, "ls": s.dash, "gid": gid, "ms": 4.5}
+            look |= {"lw": 1.6} if place < labelled else {"lw": 0.9, "alpha": 0.5}
+            if markers:
+                look["marker"] = s.marker
+            draw_line(axes, xs.tolist(), means.tolist(), **look)
+            if place >= labelled:
+                continue
+            labels.append(Label(line.name, float(xs[-1]), float(means[-1]), s, gid))
+            if np.any(stds > 0):
+                # The page finds the band by its gid, and makes it pale with its line.
+                look = {"color": s.colour, "alpha": 0.15, "lw": 0, "gid": f"{gid}.band"}
+                axes.fill_between(xs, means - stds, means + stds, **look)
+        finish(axes)
+        axes.set_xlabel(heads[0])
+        axes.set_ylabel(heads[1])
+        return labels
 
-def draw_curves(
-    axes: Axes,
-    marks: Marks,
-    *,
-    curves: Sequence[Curve],
-    labelled: int,
-    heads: tuple[str, str],
-    finish: Callable[[Axes], None],
-) -> list[Label]:
-    """Draw lines, and return the labels of the first ones."""
-    labels, markers = [], _has_markers(curves)
-    for place, line in enumerate(curves):
-        s, (xs, means, stds) = line.style, np.array(line.points).T
-        gid = marks.add(s, line.rows, f"{line.name}: {line.tooltip}")
-        look: dict[str, Any] = {"color": s.colour, "ls": s.dash, "gid": gid, "ms": 4.5}
-        look |= {"lw": 1.6} if place < labelled else {"lw": 0.9, "alpha": 0.5}
-        if markers:
-            look["marker"] = s.marker
-        draw_line(axes, xs.tolist(), means.tolist(), **look)
-        if place >= labelled:
-            continue
-        labels.append(Label(line.name, float(xs[-1]), float(means[-1]), s, gid))
-        if np.any(stds > 0):
-            # The page finds the band by its gid, and makes it pale with its line.
-            look = {"color": s.colour, "alpha": 0.15, "lw": 0, "gid": f"{gid}.band"}
-            axes.fill_between(xs, means - stds, means + stds, **look)
-    finish(axes)
-    axes.set_xlabel(heads[0])
-    axes.set_ylabel(heads[1])
-    return labels
-
-
-def _has_markers(curves: Sequence[Curve]) -> bool:
-    """Return True if there is room for a marker at each point."""
-    return max(len(line.points) for line in curves) < _FEW_POINTS
+    names = [line.name for line in curves[:labelled]]
+    text = f"{heads[1]} {about}"
+    return labelled_drawing(title, text, names, draw, crowded=crowded, marker=markers)
 
 
 def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
@@ -140,20 +135,29 @@ def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
         curves = []
         # The loss of a row that is no method compares with no other.
         for place, row in enumerate(summary.methods[:DRAWN_CURVES]):
-            by_epoch = _logged(row, key)
-            if not by_epoch:
+            logged = []
+            for record in row.records:
+                for line in record.history:
+                    epoch, value = line.get("epoch"), line.get(key)
+                    if not isinstance(epoch, int) or not isinstance(value, int | float):
+                        continue
+                    if math.isfinite(value):
+                        logged.append((epoch, 0.0, float(value)))
+            curve = _curve(logged)
+            if not curve:
                 continue
             low, span = 0.0, 1.0
             if is_loss:
                 # Losses of different methods have no common scale: each is drawn from its lowest
                 # (0) to its highest (1), and one that never moves stays at 0.
-                means = [value.mean for _, value in by_epoch]
+                means = [point.value.mean for point in curve]
                 low, span = min(means), float(np.ptp(means)) or 1.0
             points = []
-            for epoch, value in by_epoch:
-                points.append((epoch, (value.mean - low) / span, (value.std or 0.0) / span))
-            epoch, last = by_epoch[-1]
-            tooltip = f"{stat_text(last)} in epoch {epoch}, n = {last.n}"
+            for point in curve:
+                mean, std = point.value.mean, point.value.std or 0.0
+                points.append((point.epoch, (mean - low) / span, std / span))
+            last = curve[-1].value
+            tooltip = f"{stat_text(last)} in epoch {curve[-1].epoch}, n = {last.n}"
             curves.append(Curve(row.name, style[row.label], [place], tooltip, points))
         if curves:
             finish = partial(_epochs_axis, scaled=is_loss)
@@ -162,20 +166,23 @@ def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
     return drawings
 
 
-def _logged(row: Row, key: str) -> list[tuple[int, Stat]]:
-    """Return the statistics over the seeds that logged a quantity, by epoch."""
-    by_epoch: dict[int, list[float]] = {}
-    for record in row.records:
-        for logged in record.history:
-            epoch, value = logged.get("epoch"), logged.get(key)
-            if isinstance(epoch, int) and isinstance(value, int | float) and math.isfinite(value):
-                by_epoch.setdefault(epoch, []).append(float(value))
-    found = []
-    for epoch in _thinned(sorted(by_epoch)):
-        value = stat(by_epoch[epoch])
-        if value is not None:
-            found.append((epoch, value))
-    return found
+def _curve(logged: Iterable[tuple[int, float, float]]) -> list[Point]:
+    """Return the points that are drawn of what the seeds logged: (epoch, seconds of training until
+    then, value).
+    """
+    by_epoch: dict[int, list[tuple[float, float]]] = {}
+    for epoch, seconds, value in logged:
+        by_epoch.setdefault(epoch, []).append((seconds, value))
+    epochs = sorted(by_epoch)
+    if len(epochs) > _CURVE_POINTS:
+        epochs = [epochs[round(i)] for i in np.linspace(0, len(epochs) - 1, _CURVE_POINTS)]
+    points = []
+    for epoch in epochs:
+        seconds_of, values = zip(*by_epoch[epoch], strict=True)
+        found = stat(values)
+        if found is not None:
+            points.append(Point(epoch, math.fsum(seconds_of) / len(values), found))
+    return points
 
 
 def _epochs_axis(axes: Axes, *, scaled: bool = False) -> None:
@@ -189,13 +196,20 @@ def accuracy_drawings(summary: Summary, style: Styles) -> list[Drawing]:
 
     A band is one deviation.
     """
+    scores: dict[str, Score] = {}
+    logged: dict[tuple[str, int], list[tuple[int, float, float]]] = {}
+    for place, row in enumerate(summary.rows):
+        for record in row.records:
+            for each in record.measured:
+                scores[each.score.name] = each.score
+                line = (each.epoch, each.train_s, each.score.value)
+                logged.setdefault((each.score.name, place), []).append(line)
     drawings = []
-    for name, score in curve_scores(summary).items():
+    for name, score in scores.items():
         found = {}
-        for place, row in enumerate(summary.methods[:DRAWN_CURVES]):
-            points = curve(row, name)
-            if points:
-                found[place] = points
+        for place in range(len(summary.methods[:DRAWN_CURVES])):
+            if (name, place) in logged:
+                found[place] = _curve(logged[name, place])
         if not found:
             continue
         unit = time_unit(max(points[-1].train_s for points in found.values()))
@@ -206,13 +220,13 @@ def accuracy_drawings(summary: Summary, style: Styles) -> list[Drawing]:
         ):
             curves = []
             for place, points in found.items():
-                row, last, line = summary.rows[place], points[-1], []
-                for point in _thinned(points):
+                row, last, drawn = summary.rows[place], points[-1], []
+                for point in points:
                     x = float(point.epoch) if along == "epoch" else point.train_s / unit.divisor
-                    line.append((x, point.value.mean, point.value.std or 0.0))
+                    drawn.append((x, point.value.mean, point.value.std or 0.0))
                 value = f"{stat_text(last.value, 2)} {score.unit}"
                 tooltip = f"{value} after epoch {last.epoch}, n = {last.value.n}"
-                curves.append(Curve(row.name, style[row.label], [place], tooltip, line))
+                curves.append(Curve(row.name, style[row.label], [place], tooltip, drawn))
             title = f"{capital(score.title)} while training, by {along}"
             about = f"of each method by {x_head}."
             drawings.append(curves_drawing(title, (x_head, head), about, curves, finish))
@@ -283,10 +297,8 @@ def size_drawings(summary: Summary, style: Styles) -> list[Drawing]:
                 sizes: set[int] = set()
                 for line in curves:
                     sizes.update(int(size) for size, _, _ in line.points)
-                name, about = (
-                    f"{capital(title)} against {of_title}",
-                    f"of each line against {of_title}.",
-                )
+                name = f"{capital(title)} against {of_title}"
+                about = f"of each line against {of_title}."
                 finish = partial(sizes_axis, sizes=sizes)
                 drawings.append(curves_drawing(name, (of_axis, head), about, curves, finish))
     return drawings
@@ -324,13 +336,6 @@ def _size_curves(
                 Curve(name, style[summary.rows[places[0]].label], places, "; ".join(texts), points)
             )
     return curves
-
-
-def _thinned(points: list[T]) -> list[T]:
-    """Choose those of a curve's points that are drawn."""
-    if len(points) <= _CURVE_POINTS:
-        return points
-    return [points[round(i)] for i in np.linspace(0, len(points) - 1, _CURVE_POINTS)]
 
 
 def _subscript(number: int) -> str:

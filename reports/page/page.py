@@ -22,10 +22,10 @@ from regbench.reports.page.lines import (
     spectrum_drawings,
     training_drawings,
 )
-from regbench.reports.page.template import render, table_for_page, with_own_ids
+from regbench.reports.page.template import packed, table_for_page, templates, with_own_ids
 from regbench.reports.rows.answer import answer
 from regbench.reports.rows.comparable import SETTING_NAMES
-from regbench.reports.rows.curves import curve_notes
+from regbench.reports.rows.notes import curve_notes
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.table import Table
 
@@ -71,16 +71,16 @@ def render_page(
         sections.append(section(summary, made, number, style))
         cells += cells_of(summary, number, style)
         heads |= {name: score.head for name, score in summary.scores.items()}
+    probes = set()  # they have a table of their own
+    for cell in cells:
+        probes |= {score.name for score in cell["scores"] if score.probe is not None}
     names = ", ".join(summary.name for summary in summaries)
     if len(summaries) > 3:  # more names would fill the screen
         names = f"{len(summaries)} sweeps"
-    return render(
-        cells,
-        heads,
+    page = templates().get_template("page.html")
+    return page.render(
+        data=packed({"cells": cells, "scores": heads, "probes": sorted(probes)}),
         title=f"regbench: {names}",
-        lead="A comparison of regularizers for self-supervised learning.",
-        footer="Made by regbench from the records of finished runs; tables as Markdown, LaTeX and "
-        "CSV lie beside this page.",
         sections=sections,
         paper=table_for_page(paper) if paper else None,
         methods=methods_of(summaries),

@@ -1,6 +1,4 @@
-"""Parts that all pages are made with: templates, tables and figures for them, data for the
-script.
-"""
+"""Parts that the page is made with: templates, tables and figures for them, data for the script."""
 
 from __future__ import annotations
 
@@ -8,10 +6,9 @@ import base64
 import functools
 import gzip
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import orjson
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -35,24 +32,10 @@ _SEARCHED_ROWS = 10  # a table with more has a box to filter it
 _HERE = Path(__file__).parent
 
 
-def render(cells: Sequence[Mapping[str, Any]], heads: Mapping[str, str], **content: Any) -> str:
-    """Make a page that needs no other file and no network.
-
-    Args:
-        cells: Facts about each cell that the page shows.
-        heads: The titles of their scores, by name.
-        content: Further content of the template.
-    """
-    probes = set()
-    for cell in cells:
-        probes |= {score.name for score in cell["scores"] if score.probe is not None}
-    data = _packed({"cells": cells, "scores": heads, "probes": sorted(probes)})
-    css, js = _HERE.joinpath("page.css").read_text(), _HERE.joinpath("page.js").read_text()
-    return _templates().get_template("page.html").render(**content, data=data, css=css, js=js)
-
-
 @functools.cache
-def _templates() -> Environment:
+def templates() -> Environment:
+    """Set the templates up."""
+
     def shown(value: object) -> object:
         """Escape labels, commands and settings, which are untrusted text."""
         return printable(value) if type(value) is str else value
@@ -63,6 +46,8 @@ def _templates() -> Environment:
         loader=loader, autoescape=True, finalize=shown, undefined=StrictUndefined, trim_blocks=True
     )
     environment.globals["marker_paths"] = MARKER_PATHS
+    for name in ("css", "js"):
+        environment.globals[name] = _HERE.joinpath(f"page.{name}").read_text()
     return environment
 
 
@@ -104,7 +89,7 @@ def with_own_ids(drawings: Iterable[Drawing], prefix: str) -> list[Drawing]:
     return out
 
 
-def _packed(data: object) -> str:
+def packed(data: object) -> str:
     """Pack data as JSON, gzipped and in base64. Numbers that are not finite become null."""
     # The settings of an untrusted cell may have keys of other kinds, and paths are no JSON.
     text = orjson.dumps(data, default=str, option=orjson.OPT_NON_STR_KEYS).decode()

@@ -38,7 +38,10 @@ def answer(summary: Summary) -> list[str]:
         assert trivial is not None
         titles.append(summary.scores[name].title)
         gain = _compared(summary, first, trivial, name)
-        gains.append(f"{_points(gain)} by {titles[-1]} from {trivial.label}")
+        points = _points(gain)
+        if math.isnan(gain.difference):
+            points = f"a number of points that is not known (no {summary.unit} in common)"
+        gains.append(f"{points} by {titles[-1]} from {trivial.label}")
         tested = tested and not math.isnan(gain.p)
     who = "No method is known to lead"
     if leaders:

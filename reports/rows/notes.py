@@ -1,4 +1,4 @@
-"""Notes below a task's tables: how rows were chosen, what is missing, and what bold means.
+"""Notes below a task's tables and curves: how rows were chosen, what is missing, what bold means.
 
 A note that does not apply is an empty text.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from regbench.benchmark.rundir.record import Record
@@ -38,8 +38,21 @@ def task_notes(summary: Summary) -> list[str]:
             "them with each other only."
         )
     notes.append(_budget(summary))
-    for listed, beginning in _LISTS:
-        names = listed(summary)
+    for beginning, names in (
+        (
+            "Not in the table, as not all of several configurations have a score to choose by",
+            summary.unchosen,
+        ),
+        ("Not in the table, as tuned without final scores yet", summary.waiting),
+        (
+            "† diverged (loss not finite, or embeddings collapsed) and not counted in the means",
+            _diverged(summary),
+        ),
+        (
+            "‡ chosen at the edge of what was tried, so a better value may lie beyond",
+            _edges(summary),
+        ),
+    ):
         if names:
             notes.append(f"{beginning}: {'; '.join(names)}.")
     notes += [_missing(summary), _origins(summary), _repeated(summary), _machines(summary)]
@@ -102,21 +115,6 @@ def _edges(summary: Summary) -> list[str]:
         if edges:
             listed.append(f"{row.name} ({', '.join(edges)})")
     return listed
-
-
-# What is listed of a task, and the beginning of the note that lists it.
-_LISTS: Sequence[tuple[Callable[[Summary], Sequence[str]], str]] = (
-    (
-        lambda summary: summary.unchosen,
-        "Not in the table, as not all of several configurations have a score to choose by",
-    ),
-    (lambda summary: summary.waiting, "Not in the table, as tuned without final scores yet"),
-    (
-        _diverged,
-        "† diverged (loss not finite, or embeddings collapsed) and not counted in the means",
-    ),
-    (_edges, "‡ chosen at the edge of what was tried, so a better value may lie beyond"),
-)
 
 
 def _missing(summary: Summary) -> str:
@@ -371,3 +369,25 @@ def machine(record: Record) -> str:
         record.environment.get(key) for key in ("hardware", "threads", "loader")
     )
     return f"{hardware} with {threads} threads, {loader} loader"
+
+
+def curve_notes(summary: Summary) -> list[str]:
+    """Describe the curves: on which split, how often, and on what hardware their time was taken."""
+    splits: dict[str, None] = {}
+    intervals, machines = set(), set()
+    for row in summary.rows:
+        for record in row.records:
+            if record.measured:
+                splits |= dict.fromkeys(each.score.split for each in record.measured)
+                intervals.add(int(record.cell["evaluation"]["every_epochs"]))
+                machines.add(machine(record))
+    how_often = "each epoch"
+    if intervals != {1}:
+        how_often = f"every {' or '.join(map(str, sorted(intervals)))} epochs and after the last"
+    where = "; ".join(sorted(machines))
+    if len(machines) > 1:
+        where = f"unequal machines, so compare within one: {where}"
+    return [
+        f"Accuracy while training is of the {' and '.join(splits)} split, after {how_often}.",
+        f"Its time is that of training alone, without checkpoints and evaluations, on {where}.",
+    ]

@@ -182,9 +182,8 @@ class Row(Configuration):
     @functools.cached_property
     def setting(self) -> str:
         """The varying settings, such as "q=1024, batch=256"; empty without any."""
-        return ", ".join(
-            f"{name}={value}" for name, value in self.settings.items() if value != DASH
-        )
+        known = [f"{name}={value}" for name, value in self.settings.items() if value != DASH]
+        return ", ".join(known)
 
     @functools.cached_property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from regbench.reports.rows.comparable import SETTING_NAMES, is_setting
 from regbench.reports.rows.summary import DASH, Configuration, Row, Summary
@@ -25,27 +26,17 @@ def hyperparameters_table(summary: Summary) -> Table:
     rows: dict[str, Row] = {}
     for row in summary.rows:
         rows |= dict.fromkeys((record.cell_id for record in row.records), row)
-    tried = []
-    for configuration in summary.configurations:
-        if not configuration.is_reference:
-            found = [rows[each.cell_id] for each in configuration.records if each.cell_id in rows]
-            score = configuration.score(summary.selection, summary.selection_split)
-            tried.append((configuration, found[0] if found else None, score))
-    several = any(row.tried > 1 for row in summary.rows) or any(row is None for _, row, _ in tried)
-
-    # Sorts are stable: this order by score is what remains within each method and setting.
-    tried.sort(key=lambda one: -(one[2].mean if one[2] else 0.0))
-    # Places are texts of numbers: shorter ones are smaller.
-    tried.sort(
-        key=lambda one: (
-            one[0].label,
-            *map(_by_length, _places(one[0])),
-            several and one[1] is None,
-        )
-    )
-    varying = _varying([configuration for configuration, _, _ in tried])
-    lines = []
-    for configuration, row_of, score in tried:
+    trained = [one for one in summary.configurations if not one.is_reference]
+    several = any(row.tried > 1 for row in summary.rows)
+    varying = _varying(trained)
+    # Each line with what orders them: what stands in the leaderboard first within each method and
+    # setting, then by score.
+    ordered: list[tuple[tuple[Any, ...], list[str], Row | None]] = []
+    for configuration in trained:
+        own: Row | None = None
+        for record in configuration.records:
+            own = own or rows.get(record.cell_id)
+        several = several or own is None
         # A run that diverged does not say what chose it, so the first that says it is asked.
         stated = [record.choice.get("hyperparameters") for record in configuration.records]
         how = next(filter(None, stated), {})
@@ -54,14 +45,24 @@ def hyperparameters_table(summary: Summary) -> Table:
         for key in varying:
             if key in cell:
                 words.append(f"{key.removeprefix('method.')}={cell[key]}")
-        texts = [configuration.label + " †" * bool(configuration.diverged)]
-        texts += _places(configuration)
+        places = [cell.get(key, "null") for key in SETTING_NAMES]
+        places = [DASH if place == "null" else place for place in places]
+        score = configuration.score(summary.selection, summary.selection_split)
+        texts = [configuration.label + " †" * bool(configuration.diverged), *places]
         texts += [", ".join(words), mean_pm(score, 2), str(len(configuration.records))]
         texts += [str(how.get("selected_on") or DASH), str(how.get("budget") or DASH)]
-        if several:
-            texts.append("no" if row_of is None else "yes")
-        shown = entries(*(text or DASH for text in texts))
-        lines.append(Line(shown, configuration.label, row_of))
+        texts.append("no" if own is None else "yes")
+        # Places are texts of numbers: shorter ones are smaller.
+        sizes = [(len(place), place) for place in places]
+        mean = score.mean if score else 0.0
+        order = (configuration.label, *sizes, own is None, -mean)
+        ordered.append((order, [text or DASH for text in texts], own))
+    ordered.sort(key=lambda one: one[0])
+    lines = []
+    for (label, *_), texts, own in ordered:
+        if not several:
+            texts.pop()
+        lines.append(Line(entries(*texts), label, own))
     selected = f"{summary.selection_title} (%), {summary.selection_split}"
     columns = [*text_columns("method"), *number_columns(*SETTING_NAMES.values())]
     columns += [Column("hyperparameters", numeric=False), Column(selected), Column("n")]
@@ -81,16 +82,6 @@ def hyperparameters_table(summary: Summary) -> Table:
             f"{images:,} training images a method."
         )
     return Table("hyperparameters", "Hyperparameters", columns, lines, notes)
-
-
-def _places(configuration: Configuration) -> list[str]:
-    """Return its values of the settings that have a column of their own."""
-    values = [configuration.first.settings.get(key, "null") for key in SETTING_NAMES]
-    return [DASH if value == "null" else value for value in values]
-
-
-def _by_length(text: str) -> tuple[int, str]:
-    return len(text), text
 
 
 def _varying(trained: Sequence[Configuration]) -> list[str]:

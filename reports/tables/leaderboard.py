@@ -105,17 +105,16 @@ def _gain_column(summary: Summary, name: str, trivial: Row) -> Filled:
 
 
 def _cost_columns(rows: Sequence[Row]) -> list[Filled]:
+    # The memory of the loss tells methods apart: a narrow terminal can do without the other.
+    has_loss_memory = largest(rows, "loss_extra_bytes") > 0
     columns = [
         cost_column(rows, "train_s", "train time", mean),
         cost_column(rows, "img_per_s", "images/s", mean, spare=7),
         cost_column(rows, "loss_ms", "loss", mean),
+        cost_column(rows, "peak_memory_bytes", "peak memory", mean, spare=5 * has_loss_memory),
     ]
-    if largest(rows, "loss_extra_bytes"):
-        # The memory of the loss tells methods apart: a narrow terminal can do without the other.
-        columns.append(cost_column(rows, "peak_memory_bytes", "peak memory", mean, spare=5))
+    if has_loss_memory:
         columns.append(cost_column(rows, "loss_extra_bytes", "loss memory", mean))
-    else:
-        columns.append(cost_column(rows, "peak_memory_bytes", "peak memory", mean))
     for kind, cost in energies(rows).items():
         columns.append(cost_column(rows, cost, f"{kind.upper()} energy", mean, spare=6))
     return columns

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ import pytest
 import yaml
 from playwright.sync_api import Browser, expect, sync_playwright
 
+from regbench import methods
 from regbench.benchmark.rundir.record import LaterEvaluation, Record, Score
-from regbench.benchmark.rundir.record_parts import Cost, ImageSource, NamedFile, PastAttempt
+from regbench.benchmark.rundir.record_parts import Cost, ImageSource, NamedFile, PastAttempt, Saved
+from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
+from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.identity import cell_id
 from regbench.benchmark.settings.sweep import load_run
 from regbench.files import signed
 from regbench.reports.bundle.pack import submit
-from tests.reports import forging
+from tests.records import chosen, ranked, tuning_choice
 from tests.waiting import PATIENCE_S
 
 METHODS = {
@@ -44,6 +48,9 @@ TITLES = {
 GIVEN = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
 RATE = {"selected_on": "tuning", "chosen": 0.5, "candidates": {"0.02": 70.1, "0.5": 72.0}}
 
+DATA = ("dataset=fashion_mnist", "augmentation=small_grey", "network=resnet_tiny")
+STEPS = 3  # of an epoch of a run in a bundle
+
 PATIENCE_MS = 1000 * PATIENCE_S
 
 STILL: Any = {"offline": True, "reduced_motion": "reduce"}
@@ -56,14 +63,8 @@ Make = Callable[..., Path]
 
 @functools.cache
 def _settings() -> dict[str, Any]:
-    overrides = [
-        "dataset=fashion_mnist",
-        "augmentation=small_grey",
-        "network=resnet_tiny",
-        "method=vicreg",
-    ]
     sizes = ["embedding_dim=512", "batch_size=256", "epochs=3", "optimizer.warmup_epochs=1"]
-    return load_run([*overrides, *sizes, "dataset.train_per_class=1000"])[0].plain()
+    return load_run([*DATA, *sizes, "method=vicreg", "dataset.train_per_class=1000"])[0].plain()
 
 
 def settings(label: str, seed: int = 0, **changes: Any) -> dict[str, Any]:
@@ -248,11 +249,88 @@ def _recorder(runs: Path) -> Make:
     return write
 
 
+def tuned_sweep(runs: Path, name: str = "mine", *overrides: str) -> Path:
+    """Writes a finished tuning of two methods with two configurations each, and two final seeds,
+    as runs leave it.
+    """
+    sizes = ["embedding_dim=64", "batch_size=32", "epochs=2", "optimizer.warmup_epochs=1"]
+    rates = "evaluation.probe.learning_rates=[0.1,0.5]"
+    base = load_run([*DATA, *sizes, rates, *overrides])[0]
+    split = base.evaluation.select_on
+    cells: dict[str, Cell] = {}
+    entries = []
+    for place, method in enumerate(("vicreg", "auh")):
+        ranking = []
+        for rate, value in ((0.5, 70.0 + place), (0.3, 66.0)):
+            optimizer = replace(base.optimizer, base_lr=rate)
+            cell = replace(base, method=methods.build(method), optimizer=optimizer)
+            one = ranked(cell.id, value, **{"optimizer.base_lr": rate})
+            ranking.append(replace(one, epochs=base.epochs))
+            cells.setdefault(method, cell)
+        _leave(runs, name, cell, 66.0, 1, {})
+        setting = {"dataset": "fashion_mnist", "backbone": "resnet_tiny", "embedding_dim": 64}
+        setting |= {"batch_size": 32, "epochs": base.epochs}
+        images = 2 * STEPS * base.epochs * 32
+        entries.append(chosen(cell.label, *ranking, setting=setting, images=images))
+    created = "2026-11-22T06:00:00+00:00"
+    sha256 = tuning_choice(runs / name, *entries, selected_on=split, created=created)
+    how: dict[str, Any] = {"selected_on": split, "score": "knn_top1", "budget": 2, "edges": {}}
+    how["sha256"] = sha256
+    how["record"] = f"{name}/{TUNING_CHOICE}"
+    probe = {"selected_on": split, "chosen": 0.5, "candidates": {"0.1": 60.0, "0.5": 65.0}}
+    for place, cell in enumerate(cells.values()):
+        for seed in (0, 1):
+            choice = {"hyperparameters": dict(how), "probe_learning_rate": probe}
+            _leave(runs, name, replace(cell, seed=seed), 70.0 + place, 3 + seed, choice)
+    return runs / name
+
+
+def _leave(runs: Path, sweep: str, cell: Cell, knn: float, hour: int, choice: Any) -> None:
+    """Leaves a run with its weights: a final one if something chose it, or else one of a tuning."""
+    draw = int(cell.id, 16)  # no two runs take equally long
+    epoch_s = [10.0 + draw % 997 / 1e3, 11.0 + draw % 991 / 1e3, 12.0][: cell.epochs]
+    history = []
+    for epoch, seconds in enumerate(epoch_s, 1):
+        line = {"epoch": epoch, "loss": 5.0 / epoch, "effective_rank": 30.0}
+        history.append({**line, "epoch_s": seconds, "images": STEPS * 32})
+    values, splits = {"knn_top1": knn, "knn_top5": 90.0}, {cell.evaluation.select_on: None}
+    day = "2026-11-22T0{}:{:02}:00+00:00"
+    attempts = [PastAttempt(number=1, started=day.format(hour, 0), finished=day.format(hour, 30))]
+    if choice:
+        values["linear_top1"] = 65.0
+        splits["test"] = None
+        attempts.append(PastAttempt(number=2, started=day.format(7, 0), finished=day.format(7, 30)))
+    scores = []
+    for name, value in values.items():
+        scores += [Score(name, value, of, f"how {name} is measured", name) for of in splits]
+    weights, steps = f"weights of {cell.id}".encode(), STEPS * cell.epochs
+    sha256 = hashlib.sha256(weights).hexdigest()
+    saved = Saved(f"checkpoint-0001-{steps:09d}-{sha256[:16]}.pt", sha256, steps)
+    images = {"train": "ab" * 32, "tuning": "ef" * 32, "test": "cd" * 32}
+    plain = cell.plain()
+    plain.pop("seed")
+    path = _recorder(runs)(
+        cell.label,
+        cell.seed,
+        sweep=sweep,
+        cell=plain,
+        status="done" if choice else "tuned",
+        history=history,
+        scores=tuple(scores),
+        cost={"train_s": sum(epoch_s)},
+        data=ImageSource("fashion_mnist", images),
+        attempts=tuple(attempts),
+        choice=choice,
+        checkpoint=saved,
+    )
+    path.with_name(saved.file).write_bytes(weights)
+
+
 @pytest.fixture(scope="session")
 def submitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the bundle `lab.tar.xz` of a tuning."""
     folder = tmp_path_factory.mktemp("submitted")
-    submit([forging.tuned_sweep(folder / "runs")], folder / "results" / "lab.tar.xz")
+    submit([tuned_sweep(folder / "runs")], folder / "results" / "lab.tar.xz")
     return folder / "results"
 
 
@@ -266,7 +344,7 @@ def lab(submitted: Path) -> Path:
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of a tuning, with weights and a later evaluation."""
     folder = tmp_path_factory.mktemp("honest")
-    sweep = forging.tuned_sweep(folder / "runs")
+    sweep = tuned_sweep(folder / "runs")
     later(next(sweep.glob("*/record.json")), score("voc07_map", 50.0))
     submit([sweep], folder / "lab.tar.xz", weights=True)
     return folder / "lab.tar.xz"

@@ -1,4 +1,4 @@
-"""An honest sweep for bundles, and what changes a bundle and computes every digest anew."""
+"""What changes a bundle and computes every digest anew."""
 
 from __future__ import annotations
 
@@ -7,178 +7,18 @@ import hashlib
 import json
 import tarfile
 from collections.abc import Callable
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, cast
 
 import yaml
 
-from regbench import methods
-from regbench.benchmark.rundir.record import Record, Score
-from regbench.benchmark.rundir.record_parts import Cost, ImageSource, NamedFile, PastAttempt, Saved
-from regbench.benchmark.rundir.tuning_choice import (
-    TUNING_CHOICE,
-    ChosenConfiguration,
-    RankedConfiguration,
-    TuningChoice,
-)
-from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.benchmark.settings.identity import cell_id
-from regbench.benchmark.settings.sweep import load_run
 from regbench.files import digest
 from regbench.text import is_name
 
 Json = dict[str, Any]
-
-STEPS = 3
-RATES = {"0.1": 60.0, "0.5": 65.0}
-
-
-def tuned_sweep(runs: Path, name: str = "mine", *overrides: str) -> Path:
-    """Writes a finished tuning of two methods with two configurations each, and two final
-    seeds, as runs leave it.
-    """
-    base = load_run(
-        [
-            *(
-                "dataset=fashion_mnist",
-                "augmentation=small_grey",
-                "network=resnet_tiny",
-                "embedding_dim=64",
-            ),
-            *("batch_size=32", "epochs=2", "optimizer.warmup_epochs=1"),
-            "evaluation.probe.learning_rates=[0.1,0.5]",
-            *overrides,
-        ]
-    )[0]
-    split = base.evaluation.select_on
-    folder, entries = runs / name, []
-    for place, method in enumerate(("vicreg", "auh")):
-        cells = [
-            replace(
-                base, method=methods.build(method), optimizer=replace(base.optimizer, base_lr=rate)
-            )
-            for rate in (0.5, 0.3)
-        ]
-        values = [70.0 + place, 66.0]
-        ranking = tuple(
-            RankedConfiguration(
-                cell_id=cell.id,
-                configuration=cell.id,
-                epochs=base.epochs,
-                value=value,
-                status="tuned",
-                hyperparameters={"optimizer.base_lr": cell.optimizer.base_lr},
-            )
-            for cell, value in zip(cells, values, strict=True)
-        )
-        _write(folder, cells[1], 66.0, "tuned", 1, {})
-        setting = {
-            "dataset": "fashion_mnist",
-            "backbone": "resnet_tiny",
-            "embedding_dim": 64,
-            "batch_size": 32,
-        }
-        entries.append(
-            ChosenConfiguration(
-                label=cells[0].label,
-                method=method,
-                setting=setting | {"epochs": base.epochs},
-                chosen=cells[0].id,
-                configuration=cells[0].id,
-                ranking=ranking,
-                edges={},
-                images=2 * STEPS * base.epochs * 32,
-            )
-        )
-    choice = TuningChoice(
-        selected_on=split,
-        score="knn_top1",
-        budget=2,
-        seeds=(0,),
-        choices=tuple(entries),
-        created="2026-11-22T06:00:00+00:00",
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / TUNING_CHOICE).write_text(choice.text())
-    how = {
-        "selected_on": split,
-        "score": "knn_top1",
-        "budget": 2,
-        "record": f"{folder.name}/{TUNING_CHOICE}",
-    }
-    how["sha256"] = TuningChoice.read(folder / TUNING_CHOICE).sha256
-    for place, method in enumerate(("vicreg", "auh")):
-        for seed in (0, 1):
-            cell = replace(
-                base,
-                method=methods.build(method),
-                seed=seed,
-                optimizer=replace(base.optimizer, base_lr=0.5),
-            )
-            rate = {"selected_on": split, "chosen": 0.5, "candidates": RATES}
-            chosen = {"hyperparameters": {**how, "edges": {}}, "probe_learning_rate": rate}
-            _write(folder, cell, 70.0 + place, "done", 3 + seed, chosen)
-    return folder
-
-
-def _write(folder: Path, cell: Cell, knn: float, status: Any, hour: int, choice: Json) -> None:
-    draw = int(cell.id, 16)  # no two runs take equally long
-    epoch_s = [10.0 + draw % 997 / 1e3, 11.0 + draw % 991 / 1e3, 12.0][: cell.epochs]
-    rows = [
-        {"epoch": e, "loss": 5.0 / e, "effective_rank": 30.0, "epoch_s": s, "images": STEPS * 32}
-        for e, s in enumerate(epoch_s, 1)
-    ]
-    history = "".join(json.dumps(row) + "\n" for row in rows)
-    splits = dict.fromkeys([cell.evaluation.select_on, *(["test"] if status == "done" else [])])
-    scores = [
-        ("knn_top1", knn),
-        ("knn_top5", 90.0),
-        *([("linear_top1", 65.0)] if status == "done" else []),
-    ]
-    day = "2026-11-22T0{}:{:02}:00+00:00"
-    attempts = [PastAttempt(number=1, started=day.format(hour, 0), finished=day.format(hour, 30))]
-    if status == "done":
-        attempts.append(PastAttempt(number=2, started=day.format(7, 0), finished=day.format(7, 30)))
-    weights = f"weights of {cell.id}".encode()
-    sha256 = hashlib.sha256(weights).hexdigest()
-    steps = STEPS * cell.epochs
-    saved = Saved(f"checkpoint-0001-{steps:09d}-{sha256[:16]}.pt", sha256, steps)
-    record = Record(
-        cell_id=cell.id,
-        sweep=folder.name,
-        label=cell.label,
-        method=methods.registry_name(cell.method),
-        seed=cell.seed,
-        status=status,
-        cell=cell.plain(),
-        scores=tuple(
-            Score(n, v, split, f"how {n} is measured", n) for n, v in scores for split in splits
-        ),
-        cost=Cost(train_s=sum(epoch_s), evaluate_s=1.0, step_ms=9.0, peak_memory_bytes=2**30),
-        environment={
-            "hardware": "1 x Example",
-            "git": "abc1234",
-            "torch": "2.14",
-            "regbench": "0.1.0",
-        },
-        data=ImageSource(
-            "fashion_mnist", {"train": "ab" * 32, "tuning": "ef" * 32, "test": "cd" * 32}
-        ),
-        attempts=tuple(attempts),
-        command=f"regbench train --config runs/{folder.name}/{cell.id}/config.yaml",
-        choice=choice,
-        regularizer={"reference": "somebody, 2021", "formula": "a + b"},
-        metrics=NamedFile("metrics-0001.jsonl", hashlib.sha256(history.encode()).hexdigest()),
-        checkpoint=saved,
-    )
-    run = folder / cell.id
-    run.mkdir(parents=True)
-    (run / record.file_name).write_text(record.text())
-    (run / "metrics-0001.jsonl").write_text(history)
-    (run / saved.file).write_bytes(weights)
-    (run / "config.yaml").write_text(yaml.safe_dump(record.cell, sort_keys=False))
 
 
 class Parts:

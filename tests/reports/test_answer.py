@@ -100,6 +100,19 @@ def test_one_seed_tells_nothing(runs: Path, record: Make) -> None:
     assert step == "Next: 3 seeds of every row, as fewer are not tested (42.0 min of training)."
 
 
+def test_what_shares_no_seed_is_not_compared(runs: Path, record: Make) -> None:
+    rows = {"AUH": (70.0, 80.0), "VICReg": (60.0, 70.0)}
+    sentences(runs, record, rows)
+    record("untrained", 9, knn=40.0, linear=50.0)
+    lead, *others = answer(task(runs))
+    unknown = "a number of points that is not known (no seed in common)"
+    assert lead == (
+        f"{NONE_LEADS}{unknown} by kNN top-1 from untrained and {unknown} by linear top-1 from "
+        "untrained."
+    )
+    assert "nan" not in " ".join(others)
+
+
 @pytest.mark.parametrize("left_out", ["VICReg", "untrained"])
 def test_without_two_methods_and_an_untrained_row_there_is_no_answer(
     runs: Path, record: Make, left_out: str

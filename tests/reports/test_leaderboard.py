@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 from tests.command import run
-from tests.reports.conftest import GIVEN
-from tests.reports.forging import Parts, tuned_sweep
+from tests.reports.conftest import GIVEN, tuned_sweep
+from tests.reports.forging import Parts
 from tests.reports.reading import cells_in, tables_in
 
 EVIL = "</script><img src=x onerror=alert(1)>"

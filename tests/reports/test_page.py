@@ -436,17 +436,26 @@ def test_signs_behind_a_name_leave_the_row_its_method_and_its_cells(
     )
 
 
-def test_more_methods_than_labels(runs: Path, record: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_error", [False, True])
+def test_of_more_methods_than_labels_the_pareto_front_is_labelled(
+    is_error: bool, runs: Path, record: Make, tmp_path: Path
+) -> None:
+    """The scores of a plug-in may be errors, without a unit, of which less is better."""
     for i in range(figures.LABELLED + 1):
-        record(
-            f"method {i:02}", linear=60.0 + i, knn=None, cost={"train_s": 10.0 + i % 3}, history=[]
-        )
+        found = score("linear_top1", 60.0 + i)
+        if is_error:
+            error = score("error", 1.0 - i / 100, unit="")
+            found = replace(error, higher_is_better=False)
+        record(f"method {i:02}", scores=(found,), cost={"train_s": 10.0 + i % 3}, history=[])
+    title = "Error" if is_error else "Linear top-1"
     text = write_report(runs, tmp_path / "report").page.read_text()
-    scatter = text[text.index("Linear top-1 against training time") :]
+    scatter = text[text.index(f"{title} against training time") :]
     scatter = scatter[: scatter.index("</svg>")]
     drawn = [f"method {i:02}" for i in range(15) if f">method {i:02}</text>" in scatter]
-    assert drawn == ["method 12", "method 13", "method 14"]  # the Pareto front
+    assert drawn == ["method 12", "method 13", "method 14"]
     assert all(f"<title>method {i:02}: " in scatter for i in range(15))
+    value = "0.86" if is_error else "74.00 %"
+    assert f"<title>method 14: {value}, 12.0 s" in scatter
 
 
 def test_the_first_figure_has_a_row_for_each_method(
@@ -473,19 +482,6 @@ def test_the_first_figure_has_a_row_for_each_method(
         "VICReg: 60.00 ± 0.00, n = 3",
         "untrained: 50.00 ± 0.00, n = 3",
     ]
-
-
-def test_of_an_error_less_is_better(runs: Path, record: Make, tmp_path: Path) -> None:
-    """The scores of a plug-in may be errors, without a unit."""
-    for i in range(figures.LABELLED + 1):
-        error = replace(score("error", 1.0 - i / 100), unit="", higher_is_better=False)
-        record(f"method {i:02}", scores=(error,), cost={"train_s": 10.0 + i % 3}, history=[])
-    text = write_report(runs, tmp_path / "report").page.read_text()
-    scatter = text[text.index("Error against training time") :]
-    scatter = scatter[: scatter.index("</svg>")]
-    drawn = [f"method {i:02}" for i in range(15) if f">method {i:02}</text>" in scatter]
-    assert drawn == ["method 12", "method 13", "method 14"]
-    assert "<title>method 14: 0.86, 12.0 s" in scatter
 
 
 def test_a_page_of_a_running_sweep_loads_itself_again_and_stays_as_it_was_left(

@@ -16,7 +16,8 @@ import pytest
 from click.testing import Result
 
 from tests.command import run
-from tests.reports.forging import Json, Parts, tuned_sweep
+from tests.reports.conftest import tuned_sweep
+from tests.reports.forging import Json, Parts
 from tests.reports.reading import cells_in
 
 HOSTILE = (
