@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ COMPONENTS = (16, 32, 64, 128, 256)
 
 PATCHES = (200, 400, 800)
 """Numbers of random patches that it chooses from."""
+
+T = TypeVar("T")
 
 _ALL = "all features"
 _PATCH_PX = 6
@@ -63,66 +66,69 @@ def untrained(subject: Subject, baseline: str) -> Subject:
         return subject
     if baseline == "pca":
         return subject.of(chosen_pca(subject))
-    if baseline == "hog":
-        base = _hog(subject)
-        forms = _Forms(base, baseline, ())
-    else:
-        base = _random_patches(subject)
-        forms = _Forms(base, baseline, PATCHES)
-    base.form_for = forms.chosen_for
+    base, sizes = (_hog(subject), ()) if baseline == "hog" else (_random_patches(subject), PATCHES)
+
+    @functools.cache
+    def candidates() -> dict[str, Subject]:
+        return _forms(base, sizes)
+
+    @functools.cache
+    def chosen_by(by: str) -> Subject:
+        # Always the same judge, so that a later evaluation of the run sees the same form. Its name
+        # is not that of the cell's own evaluation, whose settings may be others.
+        judge: Evaluation = KNN() if by == "knn" else LinearProbe()
+        what, name = f"{baseline}_for_{by}", f"{by}_of_forms"
+        return candidates()[_choose(base, what, candidates(), judge, name, _ALL)]
+
+    # All that is linear sees one form, and kNN another.
+    base.form_for = lambda evaluation: chosen_by("knn" if evaluation == "knn" else "probe")
     return base
 
 
-class _Forms:
-    """The forms of a baseline's features, of which the selection split chooses one for kNN and one
-    for all that is linear.
+def _forms(base: Subject, sizes: Sequence[int]) -> dict[str, Subject]:
+    """Return all features, the first of them (sizes in patches), and whitened components of all,
+    by name.
     """
+    dim = base.encoder.dim
+    found = {_ALL: base.projected(nn.Identity(), dim)}
+    for size in sizes[:-1]:
+        first = dim // sizes[-1] * size
+        found[f"{size} patches"] = base.projected(_First(first), first)
+    largest = _fitted(base.features("train", KNN().interpolation), COMPONENTS[-1])
+    for components in COMPONENTS:
+        if components <= len(largest.weight_KD):
+            label = f"{components} whitened components"
+            found[label] = base.projected(largest.first(components), components)
+    return found
 
-    def __init__(self, base: Subject, name: str, sizes: Sequence[int]) -> None:
-        """Take the features `base`, of which a part can be had: the first `sizes`, in patches."""
-        self._base, self._name, self._sizes = base, name, sizes
-        self._chosen: dict[str, Subject] = {}
 
-    def chosen_for(self, evaluation: str) -> Subject:
-        """Return the form that an evaluation sees; the choice is made once and written down."""
-        by = "knn" if evaluation == "knn" else "probe"
-        if by not in self._chosen:
-            self._chosen[by] = self._choice(by)
-        return self._chosen[by]
+def _choose(
+    base: Subject,
+    what: str,
+    candidates: Mapping[T, Subject],
+    judge: Evaluation,
+    name: str,
+    default: T,
+) -> T:
+    """Choose a candidate by the judge's score, and write that down before the test split opens.
 
-    def _choice(self, by: str) -> Subject:
-        base, what = self._base, f"{self._name}_for_{by}"
-        if not base.task.splits(by):  # there is nothing to choose on
-            base.note(what, selected_on="given", chosen=_ALL, candidates={})
-            return base.projected(nn.Identity(), base.encoder.dim)
-        noted = base.choices.entries.get(what)
-        if noted is not None:  # by an attempt before this one
-            base.note(what, **noted)
-            return self._candidates[noted["chosen"]]
-        # Always the same judge, so that a later evaluation of the run sees the same form.
-        judge: Evaluation = KNN() if by == "knn" else LinearProbe()
-        top1 = {}
-        for label, subject in self._candidates.items():
-            # Under another name than the cell's own evaluation, whose settings may be others.
-            top1[label] = judge.select(f"{by}_of_forms", subject.unrecorded())[0].value
-        chosen = max(top1, key=lambda label: top1[label])
-        base.note(what, selected_on=base.task.select_on, chosen=chosen, candidates=top1)
-        return self._candidates[chosen]
-
-    @functools.cached_property
-    def _candidates(self) -> dict[str, Subject]:
-        """All features, the first of them, and whitened components of all, by name."""
-        base, dim = self._base, self._base.encoder.dim
-        candidates = {_ALL: base.projected(nn.Identity(), dim)}
-        for size in self._sizes[:-1]:
-            first = dim // self._sizes[-1] * size
-            candidates[f"{size} patches"] = base.projected(_First(first), first)
-        largest = _fitted(base.features("train", KNN().interpolation), COMPONENTS[-1])
-        for components in COMPONENTS:
-            if components <= len(largest.weight_KD):
-                label = f"{components} whitened components"
-                candidates[label] = base.projected(largest.first(components), components)
-        return candidates
+    The default is taken where there is no split to choose on.
+    """
+    noted = base.choices.entries.get(what)
+    if noted is not None:  # by an attempt before this one
+        base.note(what, **noted)
+        chosen: T = noted["chosen"]
+        return chosen
+    top1: dict[T, float] = {}
+    if base.task.splits(name):
+        for label, candidate in candidates.items():
+            for score in judge.select(name, candidate.unrecorded())[:1]:
+                top1[label] = score.value
+    chosen = max(top1, key=lambda label: top1[label]) if top1 else default
+    shown = {str(label): value for label, value in top1.items()}
+    selected_on = base.task.select_on if top1 else "given"
+    base.note(what, selected_on=selected_on, chosen=chosen, candidates=shown)
+    return chosen
 
 
 def _hog(subject: Subject) -> Subject:
@@ -232,23 +238,11 @@ def chosen_pca(subject: Subject) -> Encoder:
         if components <= most:
             encoders[components] = Encoder(largest.first(components), components)
     encoders = encoders or {most: Encoder(largest, most)}
-    noted = subject.choices.entries.get("pca_components")
-    if noted is not None:  # by an attempt before this one
-        subject.note("pca_components", **noted)
-        return encoders[noted["chosen"]]
-    top1 = {}
+    candidates = {}
     for components, encoder in encoders.items():
-        for score in KNN().select("knn", subject.of(encoder))[:1]:
-            top1[components] = score.value
+        candidates[components] = subject.of(encoder)
     middle = list(encoders)[len(encoders) // 2]
-    chosen = max(top1, key=lambda components: top1[components]) if top1 else middle
-    subject.note(
-        "pca_components",
-        selected_on=subject.task.select_on if top1 else "given",
-        chosen=chosen,
-        candidates={str(components): value for components, value in top1.items()},
-    )
-    return encoders[chosen]
+    return encoders[_choose(subject, "pca_components", candidates, KNN(), "knn", middle)]
 
 
 def _fitted(train: Features, components: int) -> _Projection:

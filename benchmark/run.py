@@ -5,7 +5,6 @@ is finished, or published.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import shlex
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regbench import methods
+from regbench.benchmark import scoring
 from regbench.benchmark.backbones.weights import load_backbone
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.features import Encoder, NotFinite
@@ -29,17 +29,6 @@ from regbench.benchmark.rundir.interruption import Interruption
 from regbench.benchmark.rundir.lease import Attempt, attempt_at, now
 from regbench.benchmark.rundir.record import LaterEvaluation, Record, Score, read_record, read_tuned
 from regbench.benchmark.rundir.record_parts import Cost
-from regbench.benchmark.scoring import (
-    SELECTION,
-    cost_of,
-    distinct_scores,
-    evaluated,
-    images_record,
-    note_choice,
-    past_attempts,
-    score,
-    subject_of,
-)
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.identity import cell_id
 from regbench.benchmark.settings.runtime import STAGES, Runtime
@@ -53,7 +42,7 @@ from regbench.benchmark.training.run_progress import Diverged, Progress, write_m
 from regbench.benchmark.training.sinks import require_sinks
 from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
-from regbench.files import read_file, write_new
+from regbench.files import write_new
 from regbench.methods.forms.spectrum import kernel_spectrum
 from regbench.text import refuse_name
 
@@ -123,7 +112,9 @@ def run_cell(
         if world.rank > 0:
             return None
         if attempt is not None and not attempt.finished and set(stages) != {"pretrain"}:
-            run.evaluate_trained(attempt, trained or run.load_trained(), is_final="final" in stages)
+            trained = trained or run.load_trained()
+            weights = trained.checkpoint.sha256 if trained.checkpoint else None
+            run.evaluate(attempt, trained.network, weights, trained, is_final="final" in stages)
     return read_record(run.directory)
 
 
@@ -225,30 +216,31 @@ def evaluate_directory(
     names = list(cell.evaluation.protocols)
     # The score that hyperparameters are selected by is kNN's unless the cell says otherwise.
     if not only or "knn" in only:
-        names.insert(0, SELECTION)
+        names.insert(0, scoring.SELECTION)
     compute = resolve(runtime)
     network = build_network(own, compute.device, final_state(directory, own))
     scores: list[Score] = []
     # The run's own files stay as they are: choices are written into a folder that is removed
     # afterwards.
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        attempt = stack.enter_context(attempt_at(folder, runtime.lease_s))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        attempt_at(Path(folder), runtime.lease_s) as attempt,
+    ):
         assert attempt is not None
         on_test = own.evaluation.select_on == "test"
-        choices = note_choice(attempt, cell, how_chosen, on_test=on_test)
-        subject = subject_of(cell, network, compute, choices)
+        choices = scoring.note_choice(attempt, cell, how_chosen, on_test=on_test)
+        subject = scoring.subject_of(cell, network, compute, choices)
         for name in names:
             path, before = directory / "evaluations" / f"{name}.json", choices.entries
             if name not in new or (path.exists() and changed):
-                scores += evaluated(subject, name).scores
-                if name != SELECTION:
+                scores += scoring.evaluated(subject, name).scores
+                if name != scoring.SELECTION:
                     log.info("%s: shown only, nothing is written", name)
                 continue
             if path.exists():  # of an earlier call, which may have been killed after it
                 log.info("%s is there already; remove it to evaluate again", path)
             else:
-                found = evaluated(subject, name)
+                found = scoring.evaluated(subject, name)
                 # The record has its own choices; these are the ones that this evaluation made.
                 choice = {"hyperparameters": choices.entries["hyperparameters"]}
                 for what, entry in choices.entries.items():
@@ -269,8 +261,9 @@ def evaluate_directory(
                 # The first of two processes that evaluate at once wins.
                 write_new(path, evaluation.text())
                 log.info("%s: written to %s", name, path)
-            written = functools.partial(LaterEvaluation.parse, path=path)
-            scores += read_file(path, written, f"remove it to evaluate {name} again").scores
+            written = LaterEvaluation.read_if_there(path, f"remove it to evaluate {name} again")
+            assert written is not None
+            scores += written.scores
     return scores
 
 
@@ -365,7 +358,7 @@ class _Run:
         self.manifest = _refuse_unfit(cell, self.compute.data_dir)
         if cell.evaluation.while_training and cell.evaluation.select_on == "test":
             # Such evaluations read the test split, which opens only after the choice.
-            note_choice(attempt, cell, self.how_chosen)
+            scoring.note_choice(attempt, cell, self.how_chosen)
         self.surroundings = environment(self.compute.device)
         if self.method != METHOD:
             self.surroundings["loss_form"] = runtime.loss_form
@@ -405,21 +398,6 @@ class _Run:
         network = build_network(self.cell, self.compute.device, state)
         return Trained(network=network, progress=progress, checkpoint=saved)
 
-    def evaluate_trained(self, attempt: Attempt, trained: Trained, *, is_final: bool) -> None:
-        """Evaluate a trained network; if its representations are not finite, it has diverged."""
-        progress = trained.progress
-        weights = trained.checkpoint.sha256 if trained.checkpoint else None
-        try:
-            self.evaluate(attempt, trained.network, weights, trained, is_final=is_final)
-        except NotFinite as error:
-            # A network as it is initialised has not diverged: something is wrong with it or the
-            # images.
-            if not self.cell.epochs:
-                raise
-            epochs = len(progress.history)
-            diverged = Diverged(self.label, progress.step, epochs, str(error), progress)
-            self._end_diverged(attempt, diverged)
-
     def evaluate(
         self,
         attempt: Attempt,
@@ -431,39 +409,59 @@ class _Run:
     ) -> None:
         """Score a network, whose weights have a SHA-256, and write the record; do nothing twice.
 
-        If it is not `is_final`, only what hyperparameters are selected by is scored.
+        If it is not `is_final`, only what hyperparameters are selected by is scored. A trained
+        network whose representations are not finite has diverged.
         """
-        choices = note_choice(attempt, self.cell, self.how_chosen)
-        subject = subject_of(self.cell, network, self.compute, choices)
+        # Choose.
+        choices = scoring.note_choice(attempt, self.cell, self.how_chosen)
+        subject = scoring.subject_of(self.cell, network, self.compute, choices)
         protocols: tuple[str, ...] = ()
         status: Literal["done", "tuned"] = "tuned"
         if is_final:
             protocols, status = self.cell.evaluation.protocols, "done"
-        done = score(attempt, subject, self.label, protocols, weights)
-        names = (SELECTION, *protocols)
-        scores = distinct_scores(done, names)
+        # Score.
+        try:
+            done = scoring.score(attempt, subject, self.label, protocols, weights)
+        except NotFinite as error:
+            # A network as it is initialised has not diverged: something is wrong with it or the
+            # images.
+            if trained is None or not self.cell.epochs:
+                raise
+            progress, epochs = trained.progress, len(trained.progress.history)
+            diverged = Diverged(self.label, progress.step, epochs, str(error), progress)
+            self._end_diverged(attempt, diverged)
+            return
+        # Each score once: the protocol knn, for example, gives one that the selection gave too.
+        names = (scoring.SELECTION, *protocols)
+        found: dict[tuple[str, str], Score] = {}
+        for name in names:
+            for entry in done[name]["scores"]:
+                found[entry["name"], entry["split"]] = Score(**entry)
         # Others see these while the record is being written.
         headline = []
-        for entry in scores:
-            is_shown = entry.split == "test" or not is_final
-            if is_shown and entry.name in ("knn_top1", "linear_top1", "content_r2"):
-                headline.append(entry.text)
+        for shown in found.values():
+            is_shown = shown.split == "test" or not is_final
+            if is_shown and shown.name in ("knn_top1", "linear_top1", "content_r2"):
+                headline.append(shown.text)
         attempt.update(outcome=status, detail=", ".join(headline))
-        self.surroundings["loader"] = done[SELECTION]["loader"]
+        # Record.
+        self.surroundings["loader"] = done[scoring.SELECTION]["loader"]
+        parts: dict[str, Any] = {"scores": tuple(found.values())}
         evaluate_s = sum(done[name]["seconds"] for name in names)
-        parts: dict[str, Any] = {"scores": scores, "cost": Cost(evaluate_s=evaluate_s)}
-        if trained is not None:
-            parts["cost"] = cost_of(trained.progress, evaluate_s)
-            parts["checkpoint"] = trained.checkpoint
         if is_final:
             parts["choice"] = choices.entries
-        progress = None if trained is None else trained.progress
-        self._write_record(attempt, status, progress, **parts)
+        if trained is None:
+            parts["cost"] = Cost(evaluate_s=evaluate_s)
+            self._write_record(attempt, status, None, **parts)
+        else:
+            parts["cost"] = scoring.cost_of(trained.progress, evaluate_s)
+            parts["checkpoint"] = trained.checkpoint
+            self._write_record(attempt, status, trained.progress, **parts)
 
     def _end_diverged(self, attempt: Attempt, error: Diverged) -> None:
         log.warning("%s", error)
         attempt.update(outcome="diverged", detail=str(error))
-        cost = cost_of(error.progress, 0.0)
+        cost = scoring.cost_of(error.progress, 0.0)
         self._write_record(
             attempt, "diverged", error.progress, scores=(), cost=cost, diverged=error.what
         )
@@ -494,8 +492,8 @@ class _Run:
             status=status,
             cell=dict(self.plain),
             environment={**self.surroundings, "world_size": world_size},
-            data=images_record(self.manifest),
-            attempts=past_attempts(self.directory),
+            data=scoring.images_record(self.manifest),
+            attempts=scoring.past_attempts(self.directory),
             command=shlex.join(self.command or again),
             **parts,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,9 +56,11 @@ def note_choice(
 
     `on_test`: whether anything was chosen there by other settings than the cell's.
     """
-    choices = Choices(attempt)
-    on_test = on_test or cell.evaluation.select_on == "test"
-    choices.note_hyperparameters(how_chosen, on_test=on_test)
+    choices, entry = Choices(attempt), dict(how_chosen)
+    # If the evaluations choose on the test split, its scores are optimistic.
+    if on_test or cell.evaluation.select_on == "test":
+        entry["selected_on"] = "test"
+    choices.note("hyperparameters", entry)
     return choices
 
 
@@ -68,27 +70,16 @@ def subject_of(
     """Return a network, or the trivial baseline in its place, ready for the evaluations of a
     cell.
     """
-    embedder = None
+    settings = cell.evaluation, cell.dataset, cell.augmentation
+    means = compute, choices, cell.seed
     if isinstance(network, Encoder):
-        encoder = network
-    elif cell.baseline is None or cell.is_supervised:
+        return Subject(*settings, network, *means)
+    if cell.baseline is None or cell.is_supervised:
         encoder = Encoder(network.backbone, network.representation_dim)
         embedder = Encoder(nn.Sequential(network.backbone, network.projector), cell.output_dim)
-    else:
-        encoder = baselines.pixels(cell.dataset.input_channels, cell.dataset.image_size)
-    subject = Subject(
-        cell.evaluation,
-        cell.dataset,
-        cell.augmentation,
-        encoder,
-        compute,
-        choices,
-        cell.seed,
-        embedder,
-    )
-    if encoder is network or cell.baseline is None or cell.is_supervised:
-        return subject
-    return baselines.untrained(subject, cell.baseline)
+        return Subject(*settings, encoder, *means, embedder)
+    pixels = baselines.pixels(cell.dataset.input_channels, cell.dataset.image_size)
+    return baselines.untrained(Subject(*settings, pixels, *means), cell.baseline)
 
 
 def evaluated(subject: Subject, name: str) -> Evaluated:
@@ -134,18 +125,6 @@ def score(
     return done
 
 
-def distinct_scores(
-    done: Mapping[str, Mapping[str, Any]], names: Iterable[str]
-) -> tuple[Score, ...]:
-    """Return the scores of some evaluations that `score` returned, each once."""
-    # The protocol knn, for example, gives a score that the selection gave too.
-    found: dict[tuple[str, str], Score] = {}
-    for name in names:
-        for entry in done[name]["scores"]:
-            found[entry["name"], entry["split"]] = Score(**entry)
-    return tuple(found.values())
-
-
 def images_record(manifest: Manifest) -> ImageSource:
     """Return a record's entry on its images."""
     digests = {name: split["content_sha256"] for name, split in manifest.splits.items()}
@@ -157,15 +136,13 @@ def past_attempts(directory: Path) -> tuple[PastAttempt, ...]:
     attempts = read_attempts(directory)
     # The last one ends once the record is written.
     attempts[-1]["finished"] = now()
+    names = ("number", "started", "finished", "ended", "error")
     found = []
     for attempt in attempts:
-        times = {
-            name: attempt.get(name) for name in ("number", "started", "finished", "ended", "error")
-        }
-        from_step = attempt["progress"].get("began", {}).get("step")
-        found.append(
-            PastAttempt(**times, hostname=attempt["owner"].get("hostname"), from_step=from_step)
-        )
+        parts = {name: attempt.get(name) for name in names}
+        parts["hostname"] = attempt["owner"].get("hostname")
+        parts["from_step"] = attempt["progress"].get("began", {}).get("step")
+        found.append(PastAttempt(**parts))
     return tuple(found)
 
 

@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from regbench.benchmark.machine.bf16 import fast_bf16
 from regbench.benchmark.machine.compute import Compute
-from regbench.datasets.config import AugmentationConfig, DatasetConfig
-from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
+from regbench.datasets.config import DatasetConfig
+from regbench.datasets.loading.loaders import EvalLoader
 from regbench.errors import RegbenchError
 
 T = TypeVar("T")
@@ -46,11 +46,6 @@ class Features:
 
     x_ND: Tensor
     y_N: Tensor
-
-    @property
-    def even(self) -> Features:
-        """Features of every second image, from the first on."""
-        return Features(self.x_ND[::2], self.y_N[::2])
 
     def of_classes(self, classes: Tensor) -> Features:
         """Return those of the images that belong to one of `classes`."""
@@ -98,9 +93,10 @@ class Images:
 
     def loader(self, split: str, batch_size: int, **options: Any) -> EvalLoader:
         """Return a loader of a split; `options` as for `EvalLoader`."""
-        return EvalLoader(self.dataset, split, batch_size=batch_size, **self._reading(), **options)
+        return EvalLoader(self.dataset, split, batch_size=batch_size, **self.reading(), **options)
 
-    def _reading(self) -> dict[str, Any]:
+    def reading(self) -> dict[str, Any]:
+        """Return the options of every loader of these images."""
         compute = self.compute
         return {
             "data_dir": compute.data_dir,
@@ -163,41 +159,6 @@ class Images:
                     yield from progress_bar(batches, title, len(loader))
 
             yield epoch
-
-    def views(
-        self,
-        encoder: Encoder,
-        augmentation: AugmentationConfig,
-        split: str,
-        *,
-        images: int,
-        views: int,
-        seed: int,
-        batch_size: int,
-    ) -> tuple[Tensor, str]:
-        """Return the representations (n, views, d) of augmented views of images, and what read the
-        images.
-
-        Views come in pairs, of the first and of the second view's augmentation; `seed` decides
-        them.
-
-        Raises:
-            NotFinite: If they are not finite.
-        """
-        options = {"images": images, "batch_size": batch_size, "seed": seed, **self._reading()}
-        with ViewLoader(self.dataset, augmentation, split, **options) as loader:
-            pairs = []
-            for number in progress_bar(range(-(-views // 2)), f"views of {split}"):
-                batches = []
-                with loader.epoch(number) as epoch:
-                    for pair in epoch:
-                        batches.append(torch.stack([*map(encoder.represent, pair)], dim=1))
-                pairs.append(torch.cat(batches))
-        # An odd number of views leaves out the last view of the last pair.
-        views_NVD = torch.cat(pairs, dim=1)[:, :views]
-        if not views_NVD.isfinite().all():
-            raise NotFinite(f"the representations of views of the {split} split are not finite")
-        return views_NVD, loader.backend
 
 
 def _place(device: torch.device, size_bytes: int) -> torch.device:

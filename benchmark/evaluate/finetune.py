@@ -92,10 +92,8 @@ class FineTuning(Evaluation):
         labels = [f"{backbone:g} and {head:g}" for backbone, head in pairs]
 
         def network(number: int) -> FineTuned:
-            num_classes, device = self.dataset.num_classes, subject.compute.device
-            return FineTuned(
-                subject.encoder, num_classes, self, pairs[number], subject.seed, device
-            )
+            how = self, pairs[number], subject.seed, subject.compute.device
+            return FineTuned(subject.encoder, self.dataset.num_classes, *how)
 
         found: dict[str, list[tuple[float, float]]] = {split: [] for split in splits}
         # An attempt that was killed has tried some pairs.
@@ -114,9 +112,8 @@ class FineTuning(Evaluation):
                 state.save(done, last=True, tried=number + 1, found=found, best=best, epoch=0)
         chosen, selected_on, candidates = choose(found, labels)
         rates = dict(zip(("backbone", "head"), pairs[chosen], strict=True))
-        subject.note(
-            f"{name}_learning_rates", selected_on=selected_on, chosen=rates, candidates=candidates
-        )
+        what = f"{name}_learning_rates"
+        subject.note(what, selected_on=selected_on, chosen=rates, candidates=candidates)
         results = {split: found[split][chosen] for split in splits}
         # The test split has its scores already if it was the split that chose.
         if "test" not in results:
@@ -196,13 +193,9 @@ class FineTuned:
                 F.cross_entropy(self.network(x_NCHW), y_N).backward()
                 optimizer.step()
             rates = f"learning rates {self._rates[0]:g} and {self._rates[1]:g}"
-            state.save(
-                f"{rates}, epoch {epoch + 1} of {config.epochs}",
-                last=epoch + 1 == config.epochs,
-                epoch=epoch + 1,
-                network=self.network.state_dict(),
-                optimizer=optimizer.state_dict(),
-            )
+            done, last = epoch + 1, epoch + 1 == config.epochs
+            states = {"network": self.network.state_dict(), "optimizer": optimizer.state_dict()}
+            state.save(f"{rates}, epoch {done} of {config.epochs}", last=last, epoch=done, **states)
 
     @torch.no_grad()
     def accuracy(self, images: Images, split: str, batch_size: int) -> tuple[float, float]:

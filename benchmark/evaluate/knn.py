@@ -7,7 +7,6 @@ representation, C = classes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -79,13 +78,13 @@ class KNN(Evaluation):
     def select(self, name: str, subject: Subject) -> Scores:
         """Return the scores on the selection split."""
         splits = subject.task.splits(name)
-        return self._scores(splits[0], subject, halved=True) if splits else []
+        return self._scores(splits[0], subject) if splits else []
 
     def run(self, name: str, subject: Subject) -> Scores:
         """Return the scores on the test split; none if that chose."""
         return [] if "test" in subject.task.splits(name) else self._scores("test", subject)
 
-    def _scores(self, split: str, subject: Subject, *, halved: bool = False) -> Scores:
+    def _scores(self, split: str, subject: Subject) -> Scores:
         bank = subject.features("train", self.interpolation)
         queries = subject.features(split, self.interpolation)
         num_classes, device = subject.task.dataset.num_classes, subject.compute.device
@@ -97,8 +96,6 @@ class KNN(Evaluation):
             if k != self.k:
                 name, title = f"knn_k{k}", f"kNN (k = {k})"
             scores += accuracy_scores(name, title, accuracies(hits_Q2), split, protocol)
-        if halved:
-            scores[0] = replace(scores[0], even=accuracies(hits[self.k][::2])[0])
         return scores
 
 
@@ -147,23 +144,14 @@ def weighted_knn(
     steps = -(-len(queries.y_N) // blocks[0]) * -(-len(bank.y_N) // blocks[1])
     bar: tqdm[Any] = tqdm(total=steps, desc="nearest neighbours", disable=None, leave=False)
     with bar:
-        for x_QD, y_Q in zip(
-            queries.x_ND.split(blocks[0]), queries.y_N.split(blocks[0]), strict=True
-        ):
-            similarity_QK, index_QK = _nearest(
-                bank.x_ND, x_QD.to(device), max(neighbours), blocks[1], bar
-            )
-            voters_QK = bank.y_N[index_QK.to(bank.y_N.device)].to(device)
+        of_queries = queries.x_ND.split(blocks[0]), queries.y_N.split(blocks[0])
+        for x_QD, y_Q in zip(*of_queries, strict=True):
+            sought = x_QD.to(device), max(neighbours), blocks[1]
+            similarity_QK, index_QK = _nearest(bank.x_ND, *sought, bar)
+            voters_QK, y_Q = bank.y_N[index_QK.to(bank.y_N.device)].to(device), y_Q.to(device)
             for k, found in hits.items():
-                found.append(
-                    _hits(
-                        similarity_QK[:, :k],
-                        voters_QK[:, :k],
-                        y_Q.to(device),
-                        temperature,
-                        num_classes,
-                    )
-                )
+                nearest = similarity_QK[:, :k], voters_QK[:, :k]
+                found.append(_hits(*nearest, y_Q, temperature, num_classes))
     return {k: torch.cat(found) for k, found in hits.items()}
 
 
@@ -213,14 +201,11 @@ def _hits(
     # Relative to the nearest neighbour, so that no temperature is too low; sums in double
     # precision.
     weights_QK = ((similarity_QK - similarity_QK[:, :1]).double() / temperature).exp()
-    scores_QC = weights_QK.new_zeros(len(y_Q), num_classes).scatter_add_(
-        1, neighbours_QK, weights_QK
-    )
+    scores_QC = weights_QK.new_zeros(len(y_Q), num_classes)
+    scores_QC.scatter_add_(1, neighbours_QK, weights_QK)
     own_Q1 = scores_QC.gather(1, y_Q[:, None])
-    ahead_QC = scores_QC > own_Q1
-    ahead_QC |= (scores_QC == own_Q1) & (
-        torch.arange(num_classes, device=y_Q.device) < y_Q[:, None]
-    )
+    smaller_QC = torch.arange(num_classes, device=y_Q.device) < y_Q[:, None]
+    ahead_QC = (scores_QC > own_Q1) | ((scores_QC == own_Q1) & smaller_QC)
     rank_Q = ahead_QC.sum(dim=1)
     voted_Q = (neighbours_QK == y_Q[:, None]).any(dim=1)
     return torch.stack([voted_Q & (rank_Q < top) for top in (1, 5)], dim=1)

@@ -9,14 +9,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import AfterValidator, Field
 from torch import Tensor
-from tqdm import tqdm
 
 from regbench.benchmark.evaluate.base import (
     Evaluation,
@@ -29,7 +27,7 @@ from regbench.benchmark.evaluate.base import (
     refuse_choice,
     register,
 )
-from regbench.benchmark.evaluate.features import Epochs, Features
+from regbench.benchmark.evaluate.features import Epochs, Features, progress_bar
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.rundir.record import Score
@@ -146,9 +144,8 @@ class LinearProbe(Evaluation):
         labels = [f"{rate:g}" for rate in self.learning_rates]
         chosen, selected_on, candidates = choose(found, labels)
         rate = self.learning_rates[chosen]
-        subject.note(
-            f"{name}_learning_rate", selected_on=selected_on, chosen=rate, candidates=candidates
-        )
+        what = f"{name}_learning_rate"
+        subject.note(what, selected_on=selected_on, chosen=rate, candidates=candidates)
         # The choice is written down, so the test split may be opened.
         if final and "test" not in found:
             found["test"] = accuracies("test")
@@ -161,10 +158,6 @@ class LinearProbe(Evaluation):
             scores += accuracy_scores(score, title, of_heads[chosen], split, protocol)
         if self.dataset is None and self.features == "cached" and "test" in found:
             scores += self._by_frequency(heads, chosen, protocol, subject)
-        # Features of a data set of its own are not kept, and hyperparameters are not chosen by it.
-        if self.dataset is None and found and scores[0].split == subject.task.select_on:
-            half = subject.features(scores[0].split, self.interpolation).even
-            scores[0] = replace(scores[0], even=heads.accuracies(half)[chosen][0])
         return scores
 
     def _by_frequency(
@@ -180,36 +173,31 @@ class LinearProbe(Evaluation):
         for part, classes in head_and_tail(counts_C).items():
             top1 = heads.accuracies(test.of_classes(classes))[chosen][0]
             words = f"{protocol}; test images of the {len(classes)} {_PARTS[part]} classes"
-            scores.append(
-                Score(f"linear_{part}_top1", top1, "test", words, f"linear top-1 of the {part}")
-            )
+            title = f"linear top-1 of the {part}"
+            scores.append(Score(f"linear_{part}_top1", top1, "test", words, title))
         return scores
 
     def _protocol(self, rate: str) -> str:
         """Describe how the scores were found."""
-        batch_norm = ", BN without scale and shift" if self.batch_norm else ""
-        steps = ""
+        text = f"linear probing, {self.features} features"
+        if self.batch_norm:
+            text += ", BN without scale and shift"
+        text += f", {self.epochs} epochs"
         if self.milestones:
-            steps = (
-                f" with a tenth of the rate from epochs {', '.join(map(str, self.milestones))} on"
-            )
-        return (
-            f"linear probing, {self.features} features{batch_norm}, {self.epochs} epochs{steps}, "
-            f"learning rate {rate}"
-        )
+            epochs = ", ".join(map(str, self.milestones))
+            text += f" with a tenth of the rate from epochs {epochs} on"
+        return f"{text}, learning rate {rate}"
 
     def _fitted(self, name: str, subject: Subject) -> LinearHeads:
         """Train the linear layers."""
         device, images = subject.compute.device, subject.images(self.dataset)
         state = subject.state(name, self, self.dataset)
-        heads = LinearHeads(
-            subject.encoder.dim, images.dataset.num_classes, self, subject.seed, device
-        )
+        sizes = subject.encoder.dim, images.dataset.num_classes
+        heads = LinearHeads(*sizes, self, subject.seed, device)
         if self.features == "cached":
             features = subject.features("train", self.interpolation, self.dataset)
-            heads.fit(
-                functools.partial(shuffled, features, self.batch_size, subject.seed, device), state
-            )
+            how = self.batch_size, subject.seed, device
+            heads.fit(functools.partial(shuffled, features, *how), state)
         else:
             with images.augmented(self, subject.seed) as epochs:
 
@@ -240,18 +228,14 @@ class LinearHeads:
         heads = len(config.learning_rates)
         self._config, self._device = config, device
         self._shape = (heads, num_classes)
-        self._weight_KD = (
-            initial_weight(dim, num_classes, seed).repeat(heads, 1).to(device)
-        )  # K = H · C
+        # K = H · C
+        self._weight_KD = initial_weight(dim, num_classes, seed).repeat(heads, 1).to(device)
         self._bias_K1 = torch.zeros(heads * num_classes, 1, device=device)
         self._momenta = (torch.zeros_like(self._weight_KD), torch.zeros_like(self._bias_K1))
-        self._mean_D, self._variance_D = (
-            torch.zeros(dim, device=device),
-            torch.ones(dim, device=device),
-        )
-        self._rates_K1 = torch.tensor(config.learning_rates, device=device).repeat_interleave(
-            num_classes
-        )[:, None]
+        self._mean_D = torch.zeros(dim, device=device)
+        self._variance_D = torch.ones(dim, device=device)
+        rates_H = torch.tensor(config.learning_rates, device=device)
+        self._rates_K1 = rates_H.repeat_interleave(num_classes)[:, None]
 
     @torch.no_grad()
     def fit(self, epochs: Epochs, state: State | None = None) -> None:
@@ -271,9 +255,7 @@ class LinearHeads:
             for tensor, saved in zip(tensors, state.data["heads"], strict=True):
                 tensor.copy_(saved)
         left = range(first, config.epochs)
-        for epoch in tqdm(
-            left, "linear probing", config.epochs, initial=first, disable=None, leave=False
-        ):
+        for epoch in progress_bar(left, "linear probing", config.epochs, first):
             rates_K1 = self._rates_K1 * decay(epoch, config.epochs, config.milestones)
             for x_ND, y_N in epochs(epoch):
                 if config.batch_norm and len(y_N) == 1:  # torch refuses it too
@@ -289,9 +271,8 @@ class LinearHeads:
                     p.addcmul_(rates_K1, momentum, value=-1)
             if state is not None:
                 done, last = epoch + 1, epoch + 1 == config.epochs
-                state.save(
-                    f"epoch {done} of {config.epochs}", last=last, epoch=done, heads=list(tensors)
-                )
+                what = f"epoch {done} of {config.epochs}"
+                state.save(what, last=last, epoch=done, heads=list(tensors))
 
     def _normalized(self, x_ND: Tensor, *, training: bool) -> Tensor:
         """Apply BN without scale and shift, if there is one.
@@ -319,9 +300,11 @@ class LinearHeads:
 
         With BN, by its running statistics.
         """
-        return head_accuracies(
-            features, lambda x_ND: self.logits(x_ND).transpose(1, 2), block, self._device
-        )
+
+        def logits_HNC(x_ND: Tensor) -> Tensor:
+            return self.logits(x_ND).transpose(1, 2)
+
+        return head_accuracies(features, logits_HNC, block, self._device)
 
 
 def head_and_tail(counts_C: Tensor) -> dict[str, Tensor]:
@@ -340,10 +323,8 @@ def head_and_tail(counts_C: Tensor) -> dict[str, Tensor]:
 
 def initial_weight(dim: int, num_classes: int, seed: int) -> Tensor:
     """Draw the weights (C, D) of a linear classifier from N(0, 0.01²)."""
-    return (
-        _INITIAL_STD
-        * torch.randn(dim, num_classes, generator=torch.Generator().manual_seed(seed)).T
-    )
+    generator = torch.Generator().manual_seed(seed)
+    return _INITIAL_STD * torch.randn(dim, num_classes, generator=generator).T
 
 
 def decay(epoch: int, epochs: int, milestones: tuple[int, ...] = ()) -> float:

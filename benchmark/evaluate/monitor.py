@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import copy
 
+from torch import nn
+
 from regbench.benchmark.evaluate.base import Scores
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.state import state_kind
@@ -18,41 +20,29 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.network import SiameseNetwork
 
 
-class Monitor:
-    """Evaluates a network in training on the split that choices are made on, and leaves it as
-    it is.
+def monitored_scores(
+    cell: Cell, network: SiameseNetwork, backbone: nn.Module, compute: Compute, attempt: Attempt
+) -> Scores:
+    """Evaluate a network in training on the split that choices are made on.
+
+    `backbone` is a copy of the network's, which gets its weights: the network stays as it is.
+
+    Returns:
+        One score of each evaluation of `evaluation.while_training`: the one that hyperparameters
+        are chosen by.
+
+    Raises:
+        LeaseLost: If another process has taken over the run.
     """
-
-    def __init__(
-        self, cell: Cell, network: SiameseNetwork, compute: Compute, attempt: Attempt
-    ) -> None:
-        """Copy the backbone of a network on its device."""
-        # Layers of several processes cannot be copied.
-        self._cell, self._compute, self._attempt = cell, compute, attempt
-        # On the CPU: on the device it would count as memory of the training.
-        self._backbone = copy.deepcopy(network.backbone).cpu()
-
-    def scores(self, network: SiameseNetwork) -> Scores:
-        """Evaluate the network as it is now.
-
-        Returns:
-            One score of each evaluation of `evaluation.while_training`: the one that
-            hyperparameters are chosen by.
-
-        Raises:
-            LeaseLost: If another process has taken over the run.
-        """
-        cell, compute, attempt = self._cell, self._compute, self._attempt
-        backbone = copy.deepcopy(self._backbone).to(compute.device)
-        backbone.load_state_dict(network.backbone.state_dict())
-        encoder, choices = Encoder(backbone, network.representation_dim), Choices(attempt)
-        subject = Subject(
-            cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, choices, cell.seed
-        ).unrecorded()
-        found = []
-        for name in cell.evaluation.while_training:
-            found.append(cell.evaluation[name].select(name, subject)[0])
-        # The next point is another network's, so what is kept of a long evaluation is of no more
-        # use.
-        remove_tensors(attempt.directory, state_kind("*"), attempt.number)
-        return found
+    backbone = copy.deepcopy(backbone).to(compute.device)
+    backbone.load_state_dict(network.backbone.state_dict())
+    encoder, choices = Encoder(backbone, network.representation_dim), Choices(attempt)
+    subject = Subject(
+        cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, choices, cell.seed
+    ).unrecorded()
+    found = []
+    for name in cell.evaluation.while_training:
+        found.append(cell.evaluation[name].select(name, subject)[0])
+    # The next point is another network's, so what is kept of a long evaluation is of no more use.
+    remove_tensors(attempt.directory, state_kind("*"), attempt.number)
+    return found

@@ -9,16 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from regbench.benchmark.evaluate.base import Scores, Task
-from regbench.benchmark.evaluate.features import Encoder, Features, Images
+from regbench.benchmark.evaluate.features import Encoder, Features, Images, NotFinite, progress_bar
 from regbench.benchmark.evaluate.state import State, fingerprint
 from regbench.benchmark.machine.compute import Compute
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.record import Score
 from regbench.benchmark.settings.cell import EvaluationConfig
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
+from regbench.datasets.loading.loaders import ViewLoader
 from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.settings import plain
@@ -173,17 +175,31 @@ class Subject:
         return self.once(key, lambda: Features(projection(found.x_ND), found.y_N))
 
     def views(self, split: str, *, images: int, views: int) -> Tensor:
-        """Return the representations (n, views, d) of augmented views of images of a split."""
+        """Return the representations (n, views, d) of augmented views of images of a split.
+
+        Views come in pairs, of the first and of the second view's augmentation; the seed decides
+        them.
+
+        Raises:
+            NotFinite: If they are not finite.
+        """
         # Not kept: measures take unequal numbers of them.
-        views_NVD, self.backend = self.images().views(
-            self.encoder,
-            self.augmentation,
-            split,
-            images=images,
-            views=views,
-            seed=self.seed,
-            batch_size=self.batch_size,
-        )
+        options: dict[str, Any] = self.images().reading()
+        options |= {"images": images, "batch_size": self.batch_size, "seed": self.seed}
+        with ViewLoader(self.dataset, self.augmentation, split, **options) as loader:
+            pairs = []
+            for number in progress_bar(range(-(-views // 2)), f"views of {split}"):
+                batches = []
+                with loader.epoch(number) as epoch:
+                    for pair in epoch:
+                        represented = [self.encoder.represent(x_NCHW) for x_NCHW in pair]
+                        batches.append(torch.stack(represented, dim=1))
+                pairs.append(torch.cat(batches))
+            self.backend = loader.backend
+        # An odd number of views leaves out the last view of the last pair.
+        views_NVD = torch.cat(pairs, dim=1)[:, :views]
+        if not views_NVD.isfinite().all():
+            raise NotFinite(f"the representations of views of the {split} split are not finite")
         return views_NVD
 
     def once(self, name: str, make: Callable[[], T]) -> T:
@@ -225,11 +241,7 @@ def _mean_score(scores: Scores, split: str) -> Score:
     names = " and ".join(score.name for score in scores)
     titles = " and ".join(score.title.removesuffix(" top-1") for score in scores)
     mean = sum(score.value for score in scores) / len(scores)
-    halves = [score.even for score in scores if score.even is not None]
-    even = sum(halves) / len(scores) if len(halves) == len(scores) else None
-    return Score(
-        "selection_top1", mean, split, f"mean of {names}", f"mean of {titles} top-1", even=even
-    )
+    return Score("selection_top1", mean, split, f"mean of {names}", f"mean of {titles} top-1")
 
 
 def selection_splits(config: EvaluationConfig, task: Task) -> list[str]:

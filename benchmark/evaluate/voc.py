@@ -142,14 +142,8 @@ def linear_svm(cost: float) -> Any:
     # iterations for the larger costs, and draws random numbers.
     from sklearn.svm import LinearSVC
 
-    return LinearSVC(
-        C=cost,
-        penalty="l2",
-        loss="squared_hinge",
-        dual=False,
-        class_weight={1: _POSITIVE_WEIGHT, -1: 1},
-        max_iter=2000,
-    )
+    weights = {1: _POSITIVE_WEIGHT, -1: 1}
+    return LinearSVC(C=cost, dual=False, class_weight=weights, max_iter=2000)
 
 
 def choose_costs(

@@ -53,16 +53,6 @@ class Choices:
             self._entries[what] = entry
             self.attempt.write("choice.json", signed(self._entries).encode())
 
-    def note_hyperparameters(self, how: Mapping[str, Any], *, on_test: bool) -> None:
-        """Write down how the cell's hyperparameters were chosen: `GIVEN`, or the same keys of a
-        tuning.
-        """
-        # If the evaluations choose on the test split, its scores are optimistic.
-        entry = dict(how)
-        if on_test:
-            entry["selected_on"] = "test"
-        self.note("hyperparameters", entry)
-
     @property
     def entries(self) -> dict[str, Any]:
         """The choices so far, by what was chosen."""

@@ -99,21 +99,15 @@ def _path(directory: Path, number: int) -> Path:
 
 
 def _read(directory: Path, number: int) -> dict[str, Any]:
-    path = _path(directory, number)
+    path, remedy = _path(directory, number), "the cell goes on when the same command is given again"
     state: Mapping[str, Any]
     try:
-        state = read_json(
-            path, _AttemptFile, "the cell goes on when the same command is given again"
-        )
+        state = read_json(path, _AttemptFile, remedy)
     except RegbenchError as error:
         # The attempt's owner is unknown, so the file's age has to tell whether somebody still
         # writes it.
-        state = {
-            "heartbeat": path.stat().st_mtime,
-            "beat": -1,
-            "lease_s": 60,
-            "damaged": str(error),
-        }
+        state = {"heartbeat": path.stat().st_mtime, "beat": -1, "lease_s": 60}
+        state["damaged"] = str(error)
     return {"ended": None, "owner": {}, "progress": {}, **state, "number": number}
 
 
@@ -311,16 +305,26 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
     # started again takes over from its earlier life at once, though that may live on where Slurm
     # lost sight of it.
     (directory / "attempts").mkdir(parents=True, exist_ok=True)
-    wait = _Wait(directory, lease_s)
+    seen: tuple[int, int] | None = None
     while not (directory / "record.json").exists():
         try:
             # Before the look at the last attempt: whoever claims in the meantime takes the number
             # after this one.
             highest = highest_number(directory)
             last = last_attempt(directory)
-            if last is not None and not _is_free(last) and not wait.is_over(last):
-                time.sleep(min(1.0, lease_s / 20))
-                continue
+            if last is not None and not _is_free(last):
+                if seen is None:
+                    owner = last["owner"]
+                    name = f"process {owner.get('pid', '?')} on {owner.get('hostname', '?')}"
+                    log.info("%s: %s is at work here; waiting for it", directory, name)
+                # Silence is measured by this host's clock alone: the time in the owner's file is
+                # by another.
+                if seen != (last["number"], last["beat"]):
+                    seen, since_s = (last["number"], last["beat"]), time.monotonic()
+                is_silent = time.monotonic() - since_s >= lease_s
+                if not is_silent or _owner_lives(last["owner"]):
+                    time.sleep(min(1.0, lease_s / 20))
+                    continue
             number, state = highest + 1, _begun(lease_s)
             if not write_new(_path(directory, number), _text(state).decode()):
                 continue
@@ -335,28 +339,6 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
             break
         return Attempt(directory, number, state)
     return None
-
-
-class _Wait:
-    """A wait for the owner of a run, which is over when it is dead or its beats have stopped."""
-
-    def __init__(self, directory: Path, lease_s: float) -> None:
-        self._directory, self._lease_s = directory, lease_s
-        self._seen: tuple[int, int] | None = None
-        self._since_s = time.monotonic()
-
-    def is_over(self, last: dict[str, Any]) -> bool:
-        """Return True if the owner of the last attempt need not be waited for any longer."""
-        owner, beat = last["owner"], (last["number"], last["beat"])
-        if self._seen is None:
-            name = f"process {owner.get('pid', '?')} on {owner.get('hostname', '?')}"
-            log.info("%s: %s is at work here; waiting for it", self._directory, name)
-        if beat != self._seen:
-            self._seen, self._since_s = beat, time.monotonic()
-        # Silence is measured by this host's clock alone: the time in the owner's file is by
-        # another.
-        is_silent = time.monotonic() - self._since_s >= self._lease_s
-        return is_silent and not _owner_lives(owner)
 
 
 def _begun(lease_s: float) -> dict[str, Any]:

@@ -55,8 +55,7 @@ class Score:
         title: Name in tables, without the unit, such as "linear top-1".
         unit: The unit, such as "%"; empty for a pure number.
         higher_is_better: None where no value is the best.
-        even: The value on every second image of the split, from the first on, where hyperparameters
-            are chosen by it.
+        even: The value on every second image of the split, which records of the past may have.
     """
 
     name: str

@@ -1,16 +1,12 @@
-"""Puts together what a training is made of: the network, the loader of its images, and the step."""
+"""Puts together what a training is made of: network, teacher, and the loader of its images."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from regbench.benchmark.backbones.weights import fill, load_backbone
 from regbench.benchmark.machine.compute import Compute
@@ -18,15 +14,8 @@ from regbench.benchmark.settings.architecture import ProjectorConfig
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.distributed import World
 from regbench.benchmark.training.network import SiameseNetwork
-from regbench.benchmark.training.step import Step
 from regbench.benchmark.training.teacher import Teacher
 from regbench.datasets.loading.loaders import PretrainingLoader
-from regbench.methods import Engine
-
-# torch renamed the setting, and warns of the old name where there is the new one.
-_BUFFERS = "forward_sync_buffers"
-if _BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameters:
-    _BUFFERS = "broadcast_buffers"
 
 
 def new_network(cell: Cell) -> SiameseNetwork:
@@ -94,44 +83,4 @@ def build_loader(cell: Cell, compute: Compute, world: World) -> PretrainingLoade
         parts=cell.batch_size // (cell.micro_batch_size or cell.batch_size),
         labels=cell.is_supervised,
         dtype=views_dtype(cell),
-    )
-
-
-def build_step(
-    cell: Cell,
-    world: World,
-    device: torch.device,
-    *,
-    network: nn.Module,
-    optimizer: Optimizer,
-    engine: Engine,
-    mark: Callable[[], Any],
-    teacher: Teacher | None,
-    done: Callable[[], float],
-) -> Step:
-    """Return the step, with the network in DistributedDataParallel if there are several ranks."""
-    if world.group is not None:
-        # Synchronised BN gives every rank the same buffers, so they need not be sent.
-        buffers: dict[str, Any] = {_BUFFERS: False}
-        network = DistributedDataParallel(
-            network,
-            device_ids=[device] if device.type == "cuda" else None,
-            process_group=world.group,
-            **buffers,
-            gradient_as_bucket_view=True,
-            static_graph=cell.micro_batch_size is None,
-        )
-    return Step(
-        network=network,
-        optimizer=optimizer,
-        method=cell.method,
-        engine=engine,
-        precision=cell.precision,
-        global_views=cell.augmentation.global_views,
-        micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world.size,
-        mark=mark,
-        labelled=cell.baseline,
-        is_asymmetric=cell.network.is_asymmetric,
-        teacher=teacher,
-        done=done,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import inspect
 import os
 import threading
 from collections.abc import Iterator
@@ -21,10 +22,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from regbench.benchmark.training.sync_batch_norm import Kernels, SyncBatchNorm
 from regbench.errors import RegbenchError
+
+# torch renamed the setting, and warns of the old name where there is the new one.
+_BUFFERS = "forward_sync_buffers"
+if _BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameters:
+    _BUFFERS = "broadcast_buffers"
 
 _TIMEOUT = timedelta(minutes=30)
 # The first rank may wait for another process at work in the run directory before it lets the others
@@ -199,7 +206,9 @@ def connect(device: torch.device) -> Iterator[World]:
     except Exception as error:
         is_over.set()
         failed = True
-        is_own = not _says_only_that_a_peer_is_silent(error)
+        # gloo has no class for its errors, only the path of its source in the message.
+        is_of_gloo = isinstance(error, RuntimeError) and "/gloo/" in str(error)
+        is_own = not is_of_gloo and not isinstance(error, dist.DistError | PeerLost)
         store.set_timeout(_ERROR_TIMEOUT)
         if is_own:
             with contextlib.suppress(RuntimeError):  # the process that keeps the store is gone
@@ -241,12 +250,6 @@ def _watch(store: Any, group: dist.ProcessGroup, is_over: threading.Event, threa
         group.abort()
 
 
-def _says_only_that_a_peer_is_silent(error: Exception) -> bool:
-    # gloo has no class for its errors, only the path of its source in the message.
-    is_of_gloo = isinstance(error, RuntimeError) and "/gloo/" in str(error)
-    return is_of_gloo or isinstance(error, dist.DistError | PeerLost)
-
-
 def synchronize_batch_norm(network: nn.Module, world: World, device: torch.device) -> None:
     """Replace every BN layer of `network` by one that takes its statistics over the batches of
     all ranks.
@@ -264,3 +267,20 @@ def synchronize_batch_norm(network: nn.Module, world: World, device: torch.devic
                         "several processes; train it in one, or choose another network"
                     )
                 setattr(parent, name, SyncBatchNorm(child, world.group, kernels))
+
+
+def spread(
+    network: nn.Module, group: dist.ProcessGroup, device: torch.device, *, is_static: bool
+) -> DistributedDataParallel:
+    """Return the network in DistributedDataParallel; `is_static`: its graph never changes."""
+    # Synchronised BN gives every rank the same buffers, so they need not be sent.
+    options: dict[str, Any] = {_BUFFERS: False}
+    if device.type == "cuda":
+        options["device_ids"] = [device]
+    return DistributedDataParallel(
+        network,
+        process_group=group,
+        gradient_as_bucket_view=True,
+        static_graph=is_static,
+        **options,
+    )

@@ -122,8 +122,27 @@ class Journal:
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, int(allocated))
         progress.peak_reserved_bytes = max(progress.peak_reserved_bytes, int(reserved))
         progress.peak_memory_kind = memory.kind
-        self._add_energy()
-        self._tell_progress(steps_per_epoch)
+        joules, before, total = self._energy.read_joules(), self._joules, progress.energy_joules
+        for kind in ENERGY_KINDS:
+            new = joules.get(kind, 0.0) - before.get(kind, 0.0)
+            # Every rank has a GPU of its own, but the ranks of a machine share its processors.
+            is_counted = kind == "gpu" or self._world.local_rank == 0
+            new = self._world.sum(new if is_counted else 0.0)
+            if new:
+                total[kind] = total.get(kind, 0.0) + new
+        self._joules = joules
+        if self._attempt is not None:
+            steps = cell.epochs * steps_per_epoch
+            done = (progress.step - 1) % steps_per_epoch + 1
+            img_per_s = done * cell.batch_size / progress.epoch_s
+            self._attempt.update(
+                epoch=len(progress.history),
+                epochs=cell.epochs,
+                step=progress.step,
+                steps=steps,
+                img_per_s=img_per_s,
+                remaining_s=(steps - progress.step) * cell.batch_size / img_per_s,
+            )
 
     def end_epoch(self, learning_rate: float, steps: int) -> None:
         """Make a row of the history of the epoch, all of whose steps have been looked at."""
@@ -188,28 +207,3 @@ class Journal:
     def _end_diverged(self, step: int, steps_per_epoch: int, reason: str) -> NoReturn:
         epoch = (step - 1) // steps_per_epoch + 1
         raise Diverged(self._cell.label, step, epoch, reason, self._progress)
-
-    def _add_energy(self) -> None:
-        joules, before = self._energy.read_joules(), self._joules
-        total = self._progress.energy_joules
-        for kind in ENERGY_KINDS:
-            new = joules.get(kind, 0.0) - before.get(kind, 0.0)
-            # Every rank has a GPU of its own, but the ranks of a machine share its processors.
-            is_counted = kind == "gpu" or self._world.local_rank == 0
-            new = self._world.sum(new if is_counted else 0.0)
-            if new:
-                total[kind] = total.get(kind, 0.0) + new
-        self._joules = joules
-
-    def _tell_progress(self, steps_per_epoch: int) -> None:
-        if self._attempt is None:
-            return
-        cell, step = self._cell, self._progress.step
-        steps = cell.epochs * steps_per_epoch
-        done = (step - 1) % steps_per_epoch + 1
-        img_per_s = done * cell.batch_size / self._progress.epoch_s
-        place = {"epoch": len(self._progress.history), "epochs": cell.epochs}
-        remaining_s = (steps - step) * cell.batch_size / img_per_s
-        self._attempt.update(
-            **place, step=step, steps=steps, img_per_s=img_per_s, remaining_s=remaining_s
-        )

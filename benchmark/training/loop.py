@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 import sys
@@ -9,13 +10,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from tqdm import tqdm
 
 from regbench.benchmark.evaluate.features import NotFinite
-from regbench.benchmark.evaluate.monitor import Monitor
+from regbench.benchmark.evaluate.monitor import monitored_scores
 from regbench.benchmark.machine.compute import Compute
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
@@ -26,11 +29,15 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.assembly import (
     build_loader,
     build_network,
-    build_step,
     build_teacher,
 )
 from regbench.benchmark.training.checkpoint_writer import CheckpointWriter
-from regbench.benchmark.training.distributed import Agreement, World, synchronize_batch_norm
+from regbench.benchmark.training.distributed import (
+    Agreement,
+    World,
+    spread,
+    synchronize_batch_norm,
+)
 from regbench.benchmark.training.journal import Journal
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.run_progress import Diverged, Progress, write_metrics
@@ -107,11 +114,11 @@ class _Training:
                 )
         self.network = build_network(cell, compute.device)
         self.teacher = build_teacher(cell, self.network)
-        self.monitor: Monitor | None = None
+        # For evaluations while training. A backbone whose BN layers belong to several processes
+        # cannot be copied, and on the device it would count as memory of the training.
+        self.backbone: nn.Module | None = None
         if attempt is not None and cell.evaluation.while_training:
-            # The monitor copies the network, which cannot be done once the BN layers belong to
-            # several processes.
-            self.monitor = Monitor(cell, self.network, compute, attempt)
+            self.backbone = copy.deepcopy(self.network.backbone).cpu()
         for network in filter(None, (self.network, self.teacher)):
             synchronize_batch_norm(network, world, compute.device)
         self.optimizer = cell.optimizer.build_clipping(self.network.parameters())
@@ -166,71 +173,52 @@ class _Training:
                 with self.interruption.deferred():
                     self._end_epoch(0, is_due=True)
             if len(progress.history) < cell.epochs:
-                with (
-                    build_loader(cell, self.compute, self.world) as loader,
-                    self.interruption.deferred(),
-                ):
-                    step = self._prepare(loader)
-                    while len(progress.history) < cell.epochs:
-                        stop, due = self._train_epoch(step, loader)
-                        self._end_epoch(stop, is_due=bool(due))
+                loading = build_loader(cell, self.compute, self.world)
+                with loading as loader, self.interruption.deferred():
+                    self._train(loader)
             # A signal may have come while the last evaluation or checkpoint was at work.
             self._stop_if(self.world.maximum(self.interruption.requested)[0])
             saved = self.checkpoints.wait()
             return Trained(network=self.network, progress=progress, checkpoint=saved)
 
-    def _train_epoch(self, step: Step, loader: PretrainingLoader) -> tuple[float, float]:
-        """Train to the end of the present epoch: load, step, look, save, stop.
-
-        A step is forward, loss, backward and update; see `Step.__call__`.
-
-        Returns:
-            The signal that asks to stop or 0, and whether a checkpoint is due.
-        """
+    def _train(self, loader: PretrainingLoader) -> None:
+        """Train to the end of the last epoch."""
         cell, progress, journal = self.cell, self.progress, self.journal
-        steps = len(loader)
-        epoch, done = divmod(progress.step, steps)
-        stop, due = 0.0, 0.0
-        bar = tqdm(
-            total=steps,
-            initial=done,
-            desc=f"{cell.label} epoch {epoch + 1}/{cell.epochs}",
-            leave=False,
-            unit="batch",
-            disable=self.world.rank > 0 or not sys.stderr.isatty(),
-        )
-        journal.begin_epoch()
-        with bar, loader.epoch(epoch, first=done) as batches:
-            for batch in batches:
-                _seed_generators(self._step_seed(), self.world.rank)
-                schedule = cell.batch_size, progress.step, steps, cell.epochs
-                rate = cell.optimizer.learning_rate(*schedule)
-                for parameters in self.optimizer.param_groups:
-                    parameters["lr"] = rate
-                try:
-                    with numerical_failures("the step"):
-                        stepped = step(*batch)
-                except NotComputable as error:
-                    journal.end_broken(str(error), steps)
-                progress.step += 1
-                journal.note(stepped)
-                ends = progress.step % steps == 0
-                # At the end of an epoch all ranks wait for each other anyway, so they wait for the
-                # answer too.
-                stop, due = self._agree(now=ends)
-                if ends or stop or due or progress.step % LOGGING_STEPS == 0:
-                    journal.look(steps)
-                if ends:
-                    journal.end_epoch(rate, steps)
-                elif stop or due:
-                    journal.leave_out(self._save())
-                    self._stop_if(stop)
-                journal.wait_for_batch()
-                bar.update()
-        return stop, due
+        train_step, steps = self._prepare(loader), len(loader)
+        while len(progress.history) < cell.epochs:
+            epoch, done = divmod(progress.step, steps)
+            stop, due = 0.0, 0.0
+            bar = self._bar(epoch, done, steps)
+            journal.begin_epoch()
+            with bar, loader.epoch(epoch, first=done) as batches:
+                for batch in batches:
+                    # Step: forward, loss, backward, update.
+                    rate = self._begin_step(steps)
+                    try:
+                        with numerical_failures("the step"):
+                            stepped = train_step(*batch)
+                    except NotComputable as error:
+                        journal.end_broken(str(error), steps)
+                    progress.step += 1
+                    # Log. At the end of an epoch all ranks wait for each other anyway, so they
+                    # wait for the answer too.
+                    journal.note(stepped)
+                    is_last = progress.step % steps == 0
+                    stop, due = self._agree(now=is_last)
+                    if is_last or stop or due or progress.step % LOGGING_STEPS == 0:
+                        journal.look(steps)
+                    # Save and stop; after the last step the epoch does both.
+                    if is_last:
+                        journal.end_epoch(rate, steps)
+                    elif stop or due:
+                        journal.leave_out(self._save())
+                        self._stop_if(stop)
+                    journal.wait_for_batch()
+                    bar.update()
+            self._end_epoch(stop, is_due=bool(due))
 
     def _end_epoch(self, stop: float, *, is_due: bool) -> None:
-        """Bring a trained epoch to its end: evaluate, log, save, stop."""
+        """Evaluate, log, save, stop."""
         progress, epochs = self.progress, len(self.progress.history)
         if not stop and progress.is_unscored(self.cell):
             stop = self._evaluate()
@@ -243,6 +231,30 @@ class _Training:
         if stop or is_due or epochs == self.cell.epochs:
             self._save()
         self._stop_if(stop)
+
+    def _bar(self, epoch: int, done: int, steps: int) -> tqdm[Any]:
+        return tqdm(
+            total=steps,
+            initial=done,
+            desc=f"{self.cell.label} epoch {epoch + 1}/{self.cell.epochs}",
+            leave=False,
+            unit="batch",
+            disable=self.world.rank > 0 or not sys.stderr.isatty(),
+        )
+
+    def _begin_step(self, steps: int) -> float:
+        """Set the random generators and the learning rate of the next step; return the rate."""
+        # What a step draws depends on nothing that ran before it, in any process. Ranks have
+        # numbers of their own, or stochastic layers would treat the images of all of them alike.
+        number = self._step_seed() + (self.world.rank << 53)
+        torch.manual_seed(number)
+        random.seed(number)
+        np.random.seed(number % 2**32)  # the global generator is the one that others may draw from
+        cell = self.cell
+        rate = cell.optimizer.learning_rate(cell.batch_size, self.progress.step, steps, cell.epochs)
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = rate
+        return rate
 
     def _agree(self, *, now: bool) -> tuple[float, float]:
         """Return the signal that asks any rank to stop or 0, and whether a checkpoint is due.
@@ -270,14 +282,22 @@ class _Training:
         steps = cell.epochs * len(loader)
         if progress.step:
             log.info("%s: goes on after step %d of %d", cell.label, progress.step, steps)
-        step = build_step(
-            cell,
-            self.world,
-            self.compute.device,
-            network=self.network,
+        network: nn.Module = self.network
+        if self.world.group is not None:
+            is_static = cell.micro_batch_size is None
+            group, device = self.world.group, self.compute.device
+            network = spread(network, group, device, is_static=is_static)
+        step = Step(
+            network=network,
             optimizer=self.optimizer,
+            method=cell.method,
             engine=self.engine,
+            precision=cell.precision,
+            global_views=cell.augmentation.global_views,
+            micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // self.world.size,
             mark=self.journal.clock.mark,
+            labelled=cell.baseline,
+            is_asymmetric=cell.network.is_asymmetric,
             teacher=self.teacher,
             done=lambda: progress.step / steps,
         )
@@ -304,12 +324,13 @@ class _Training:
         scores: list[Score] = []
         stop: int = 0
         reason = ""
-        if self.attempt is not None and self.monitor is not None:
+        if self.attempt is not None and self.backbone is not None:
             names = " and ".join(cell.evaluation.while_training)
             self.attempt.update(stage="monitor", detail=f"{names} after epoch {epochs}")
             try:
                 with self.interruption.at_once():
-                    scores = self.monitor.scores(self.network)
+                    given = cell, self.network, self.backbone, self.compute, self.attempt
+                    scores = monitored_scores(*given)
             except Interrupted as interrupted:
                 stop = interrupted.signal
                 log.info("%s; the evaluation is repeated on resumption", interrupted)
@@ -337,15 +358,3 @@ class _Training:
         if signal:
             self.checkpoints.wait()
             raise Interrupted(int(signal))
-
-
-def _seed_generators(step_seed: int, rank: int) -> None:
-    """Set every generator, so that what a step draws depends on nothing that ran before it, in
-    any process.
-    """
-    # Ranks have numbers of their own, or stochastic layers would treat the images of all of them
-    # alike.
-    number = step_seed + (rank << 53)
-    torch.manual_seed(number)
-    random.seed(number)
-    np.random.seed(number % 2**32)  # the global generator is the one that others may draw from

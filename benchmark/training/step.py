@@ -238,7 +238,11 @@ class Step:
         passes = []
         with _frozen_statistics(self.network):
             for part in parts:
-                states.append(_generator_states(part[0].device))
+                # Stochastic layers draw from the CPU's generator and a GPU's.
+                device = part[0].device
+                states.append([torch.random.get_rng_state()])
+                if device.type == "cuda":
+                    states[-1].append(torch.cuda.get_rng_state(device))
                 passes.append(self._embed(*part).trained_NQ(has_targets=False))
         whole_NQ = [torch.cat(view) for view in zip(*passes, strict=True)]
         return Outputs.of(whole_NQ, len(parts[0]))
@@ -264,7 +268,10 @@ class Step:
             wait = isinstance(self.network, DistributedDataParallel) and not is_last
 
             with self.network.no_sync() if wait else contextlib.nullcontext():  # type: ignore[operator]
-                _set_generators(part[0].device, states[number - 1])
+                of_cpu, *of_gpu = states[number - 1]
+                torch.random.set_rng_state(of_cpu)
+                for state in of_gpu:
+                    torch.cuda.set_rng_state(state, part[0].device)
                 outputs = self._embed(*part)
                 _backward(outputs.trained_NQ(has_targets=has_targets), rows)
 
@@ -276,20 +283,6 @@ def _values(group_NQ: Sequence[Tensor]) -> list[Tensor]:
 def _backward(outputs_NQ: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     """Pass the gradients of outputs back through the network, in the precision of the outputs."""
     torch.autograd.backward(outputs_NQ, [g_NQ.to(outputs_NQ[0].dtype) for g_NQ in gradients])
-
-
-def _generator_states(device: torch.device) -> list[Tensor]:
-    """Return the states of the generators that stochastic layers draw from: the CPU's and a
-    GPU's.
-    """
-    states = [torch.random.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
-
-
-def _set_generators(device: torch.device, states: list[Tensor]) -> None:
-    torch.random.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)
 
 
 @contextlib.contextmanager

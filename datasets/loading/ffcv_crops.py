@@ -22,6 +22,7 @@ FFCV 1.0.2 is used as published. What to know, and what is different here from i
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -45,12 +46,16 @@ from regbench.datasets.loading.kernels_cut import FILTERS
 from regbench.datasets.loading.photometric import CHAIN, Normalize, blur_taps
 from regbench.datasets.stored.beton import Beton
 
+log = logging.getLogger("regbench")
+
 # Batches that are made before they are asked for, beside the one that was handed over.
 _AHEAD = 4
 # Batches that are at work at once: while one waits for its last images, the threads have the next.
 _AT_WORK = 2
 # Parts of a batch for each thread. Images differ, so some threads take more parts than others.
 _PARTS_PER_THREAD = 4
+# After waiting so long for a batch a user is told why.
+_COMPILING_S = 2.0
 
 
 @contextmanager
@@ -158,10 +163,10 @@ class FfcvCrops:
                     ahead.append((indices, made))
                     if len(ahead) > _AHEAD:
                         indices, batch = ahead.popleft()
-                        yield indices, batch.result()
+                        yield indices, _result(batch)
                 while ahead:
                     indices, batch = ahead.popleft()
-                    yield indices, batch.result()
+                    yield indices, _result(batch)
             finally:
                 for _, batch in ahead:
                     batch.cancel()
@@ -204,6 +209,18 @@ class FfcvCrops:
             image = self._beton.image(int(indices[n]))
             show(image, n, count, box[n], self._cutting, chain[n], self._finishing, out)
         return torch.from_numpy(finished if self.finishes else crops)
+
+
+def _result(batch: Future[torch.Tensor]) -> torch.Tensor:
+    """Wait for a batch, and tell why when the first one takes long."""
+    try:
+        return batch.result(_COMPILING_S)
+    except TimeoutError:
+        # Only whether it is empty: numba's dictionary cannot be walked while a thread that compiles
+        # adds to it.
+        if not decode.overloads:
+            log.info("compiling the loader, once on this machine; it takes some 15 s")
+        return batch.result()
 
 
 def _end(batches: Any) -> None:

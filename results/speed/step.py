@@ -24,13 +24,8 @@ from regbench.benchmark.machine.bf16 import ProductsInFloat32
 from regbench.benchmark.machine.compute import keep_freed_memory
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.sweep import load_run
-from regbench.benchmark.training.assembly import (
-    build_network,
-    build_step,
-    build_teacher,
-    views_dtype,
-)
-from regbench.benchmark.training.distributed import World
+from regbench.benchmark.training.assembly import build_network, build_teacher, views_dtype
+from regbench.benchmark.training.step import Step
 from regbench.instruments.cost.harness import in_words, machine
 from turns import compare
 from regbench.methods import Engine
@@ -61,16 +56,15 @@ def timed_step(settings: str, products: str = "") -> Callable[[], float]:
     """
     cell, _ = load_run([*" ".join(COMMON).split(), "method=vicreg", *settings.split()])
     network = build_network(cell, CPU).train()
-    step = build_step(
-        cell,
-        World(),
-        CPU,
+    step = Step(
         network=network,
         optimizer=cell.optimizer.build_clipping(network.parameters()),
+        method=cell.method,
         engine=Engine(even=True),
+        precision=cell.precision,
         mark=time.process_time,
+        is_asymmetric=cell.network.is_asymmetric,
         teacher=build_teacher(cell, network),
-        done=lambda: 0.0,
     )
     shape = (cell.batch_size, 3, cell.dataset.image_size, cell.dataset.image_size)
     views = [

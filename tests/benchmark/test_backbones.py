@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
@@ -464,40 +465,10 @@ def test_other_models_of_timm_give_what_is_pooled() -> None:
     assert dim == 320
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"model": "vit_smal_patch16_224"},
-            "timm has no 'vit_smal_patch16_224'; near: vit_small_patch16_224",
-        ),
-        ({"patch_size": 5}, "views of 28 px cannot be cut into patches of 5"),
-        (
-            {"options": {"width": 3}},
-            "timm cannot make vit_small_patch16_224 with .*width: 3.*: .*'width'",
-        ),
-        (
-            {"last_blocks": 3, "representation": "mean"},
-            "last_blocks=3: vit_small_patch16_224 has fewer blocks",
-        ),
-        (
-            {"options": {"checkpoint_path": "/dev/zero"}},
-            "options.checkpoint_path reads weights of a file; evaluate them",
-        ),
-        (
-            {"last_blocks": 2},
-            "last_blocks=2 needs network.backbone.representation=class_token or mean",
-        ),
-        (
-            {"model": "convnext_atto", "patch_size": None, "options": {}, "representation": "mean"},
-            "representation=mean needs a vision transformer, and convnext_atto is none; use pooled",
-        ),
-        (
-            {"representation": "class_token", "options": {"class_token": False}},
-            "has no class token; use network.backbone.representation=mean",
-        ),
-    ],
-)
+TIMM_REFUSALS = yaml.safe_load(Path(__file__).with_name("timm_refusals.yaml").read_text())
+
+
+@pytest.mark.parametrize(("settings", "message"), TIMM_REFUSALS)
 def test_what_timm_cannot_make_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(RegbenchError, match=message) as refusal:
         vit(**settings)

@@ -291,14 +291,6 @@ def test_base_features_are_computed_once_for_all_their_forms(
     assert sorted(passes) == ["test", "train", "tuning"]
 
 
-@pytest.mark.parametrize("baseline", ["raw_pixels", "pca", "hog", "random_patches"])
-def test_a_baseline_is_not_trained(baseline: str) -> None:
-    with pytest.raises(
-        RegbenchError, match=f"baseline={baseline} is not trained; set epochs=0 with it"
-    ):
-        load_run([*SCENES, f"baseline={baseline}", "epochs=5"])
-
-
 def test_factors_are_probed_from_representation_and_embedding(run: Callable[..., Record]) -> None:
     record = run("evaluation.protocols=[knn,factors]")
     probed = {score.name: score for score in record.scores if score.name.startswith("factor_")}
@@ -466,6 +458,3 @@ def test_a_cell_that_labels_train_knows_nothing_of_methods(
     plain, changed = cell(), cell(other)
     assert {cell(change).id for change in alike} == {plain.id} != {changed.id}
     assert [plain.output_dim, changed.output_dim] == dims
-    reason = f"baseline={baseline} is trained; set epochs=1 or more"
-    with pytest.raises(RegbenchError, match=reason):
-        load_run([*SCENES, f"baseline={baseline}"])

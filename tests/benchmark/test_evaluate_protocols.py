@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.base import EVALUATIONS, Task, choose
 from regbench.benchmark.evaluate.features import Encoder, Features, Images, NotFinite
 from regbench.benchmark.evaluate.finetune import FineTuned, FineTuning
-from regbench.benchmark.evaluate.knn import KNN, accuracies, weighted_knn
+from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.linear import LinearHeads, LinearProbe, head_and_tail, shuffled
 from regbench.benchmark.evaluate.retrieval import Retrieval, ranks
 from regbench.benchmark.evaluate.state import State
@@ -152,35 +151,6 @@ def test_several_k_are_scored_in_one_pass(make: Make, cell: Cell) -> None:
     assert list(scores) == [(name, split) for split in ("tuning", "test") for name in names]
     alone = make("alone", knn=KNN(k=20)).run("knn")
     assert scores["knn_k20_top1", "test"] == named(alone)["knn_top1", "test"]
-
-
-def test_what_chooses_is_scored_on_both_halves_of_the_tuning_split(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both evaluations and their mean; those that choose nothing have no halves."""
-    probe = probing(features="cached")
-    subject = make("halves", knn=KNN(k=5), probe=probe, select_by=("knn", "probe"))
-    scores = {score.name: score for score in subject.select()}
-    train, tuning = (subject.features(split, "bicubic") for split in ("train", "tuning"))
-    odd = Features(tuning.x_ND[1::2], tuning.y_N[1::2])
-    rate = subject.choices.entries["probe_learning_rate"]["chosen"]
-    heads: Any = subject.once("probe", dict)  # as it was fitted for the choice
-    by_odd = {
-        "knn_top1": accuracies(weighted_knn(train, odd, [5], 0.07, 3)[5])[0],
-        "linear_top1": heads.accuracies(odd)[(0.001, 0.1).index(rate)][0],
-    }
-    by_odd["selection_top1"] = fmean(by_odd.values())
-    for name, accuracy in by_odd.items():
-        score = scores[name]
-        assert score.even is not None
-        # The score is the mean over both halves, which have as many images.
-        assert 2 * score.value - score.even == pytest.approx(accuracy)
-    assert {score.even for score in subject.run("knn")} == {None} == {scores["knn_top5"].even}
-    select = KNN.select
-    monkeypatch.setattr(
-        KNN, "select", lambda *own: [replace(score, even=None) for score in select(*own)]
-    )
-    assert subject.select()[-1].even is None  # a plug-in may not know them
 
 
 def test_unbalanced_classes_are_scored_by_how_frequent_they_are(

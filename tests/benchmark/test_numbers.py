@@ -19,7 +19,6 @@ from unittest.mock import ANY
 import pytest
 import torch
 
-from regbench.benchmark.evaluate.monitor import Monitor
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.machine.meters import PeakMemory
 from regbench.benchmark.run import run_cell
@@ -27,7 +26,7 @@ from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.settings.sweep import load_run
-from regbench.benchmark.training import checkpoint_writer, journal
+from regbench.benchmark.training import checkpoint_writer, journal, loop
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.optimizers.lars import LARS
 from regbench.datasets.loading.loaders import PretrainingLoader
@@ -87,7 +86,7 @@ class Machine:
         self._slow(patch, checkpoint_writer, "save_checkpoint", lambda: CHECKPOINT_S)
         self._slow(patch, Subject, "select", lambda: SELECTION_S)
         self._slow(patch, Subject, "run", lambda: PROTOCOL_S)
-        self._slow(patch, Monitor, "scores", self._monitor_s)
+        self._slow(patch, loop, "monitored_scores", self._monitor_s)
         self.monitored_joules, self.monitored_bytes = 0.0, 0
         steps = self.done
         epoch, update = PretrainingLoader.epoch, Attempt.update

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from regbench import RegbenchError
@@ -227,27 +229,7 @@ def test_learning_rate_rises_and_falls() -> None:
     assert rates[quarter] == pytest.approx(1.6 * ((1 + math.sqrt(0.5)) / 2 * (1 - 1e-3) + 1e-3))
 
 
-# Rates of steps 0, 1, … of 2 epochs of 5 steps with a batch of 1024, base_lr 1, in quarters.
-SCHEDULES: list[tuple[dict[str, Any], list[int]]] = [
-    ({"lr_scaling": "linear", "schedule": "constant", "warmup_epochs": 0.0}, [16] * 10),
-    ({"lr_scaling": "sqrt", "schedule": "constant", "warmup_epochs": 0.0}, [8] * 10),
-    ({"lr_scaling": "none", "schedule": "constant", "warmup_epochs": 0.0}, [4] * 10),
-    ({"schedule": "constant", "warmup_epochs": 0.4}, [0, 8] + [16] * 8),
-    ({"schedule": "constant", "warmup_steps": 4}, [0, 4, 8, 12] + [16] * 6),
-    (
-        {"schedule": "constant", "warmup_steps": 4, "warmup_start_fraction": 0.5},
-        [8, 10, 12, 14] + [16] * 6,
-    ),
-    (
-        {"schedule": "wsd", "warmup_steps": 2, "decay_fraction": 0.4},
-        [0, 8, 16, 16, 16, 16, 16, 12, 8, 4],
-    ),
-    (
-        {"schedule": "wsd", "warmup_steps": 0, "decay_fraction": 0.2, "final_lr_fraction": 0.5},
-        [16, 16, 16, 16, 16, 16, 16, 16, 16, 12],
-    ),
-    ({"schedule": "wsd", "warmup_steps": 1, "decay_fraction": 0.0}, [0] + [16] * 9),
-]
+SCHEDULES = yaml.safe_load(Path(__file__).with_name("schedules.yaml").read_text())
 
 
 @pytest.mark.parametrize(("settings", "quarters"), SCHEDULES)

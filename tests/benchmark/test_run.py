@@ -567,19 +567,6 @@ def test_a_seed_decides_the_run_and_another_gives_another(
         assert len(set(numbers_of_a_generator)) == 9 + 3
 
 
-def test_micro_batches_train(tiny: list[str]) -> None:
-    """BN sees parts of the batch, so the numbers differ, but not by much.
-
-    And it is another cell.
-    """
-    whole, runtime = load(tiny, *SHORT, "precision=fp32")
-    parts = replace(whole, micro_batch_size=16)
-    assert whole.id != parts.id
-    losses = [finish(cell, runtime, "here").history[-1]["loss"] for cell in (whole, parts)]
-    assert losses[0] != losses[1]
-    assert losses[1] == pytest.approx(losses[0], rel=0.1)
-
-
 @pytest.mark.slow
 def test_a_compiled_network_trains_as_the_plain_one(tiny: list[str]) -> None:
     records = []
@@ -691,6 +678,7 @@ TAUGHT = ("network.predictor.depth=2", "network.teacher=ema")
         ("baseline=supcon",),
         ("method=vicreg", "optimizer=sgd", "optimizer.base_lr=1e308"),
         ("method=vicreg", "optimizer=adamw", "optimizer.base_lr=1e308"),
+        ("method=vicreg", "optimizer=lars", "optimizer.base_lr=1e308"),
     ],
     ids=" ".join,
 )
@@ -730,14 +718,6 @@ def test_a_loss_that_hides_or_fails_at_broken_embeddings_ends_the_run_as_diverge
         monkeypatch.setattr(type(cell.method), "terms", terms)
         what = finish(cell, runtime, terms.__name__).diverged or {}
         assert (what["step"], what["reason"][: len(reason)]) == (step, reason)
-
-
-def test_a_rate_beyond_float32_ends_the_run_as_diverged(tiny: list[str]) -> None:
-    rate = ("optimizer=lars", "optimizer.base_lr=1e308", "optimizer.warmup_epochs=0")
-    settings = ("method=vicreg", *rate, "epochs=1", "precision=fp32")
-    what = finish(*load(tiny, *settings), "here").diverged or {}
-    assert what["step"] == 1
-    assert "the step cannot be computed: value cannot be converted to type float" in what["reason"]
 
 
 @pytest.mark.parametrize("watched", ["", "evaluation.while_training=[knn]"])

@@ -28,6 +28,7 @@ from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.sources.base import SOURCES
 from regbench.datasets.stored.beton import Beton
 from regbench.datasets.stored.prepare import prepare
+from tests.waiting import PATIENCE_S
 
 Config = Callable[..., DatasetConfig]
 Open = Callable[..., PretrainingLoader]
@@ -568,6 +569,41 @@ def test_leaving_early_stops_the_work(
         next(epoch)
     # Of 100 batches with two views: the one taken and the few made ahead.
     assert len(calls) <= 2 * 10
+
+
+class _Compiling:
+    """Numba's dispatcher of `decode` while a thread compiles it: the first image waits until
+    somebody has looked.
+
+    Only `overloads` can be looked at: numba's lists cannot be walked while a thread that compiles
+    adds to them.
+    """
+
+    def __init__(self, decode: Callable[..., None]) -> None:
+        self._decode = decode
+        self._looked = threading.Event()
+
+    def __getattr__(self, name: str) -> dict[object, None]:
+        self._looked.set()
+        if name == "overloads":
+            return {}
+        raise AttributeError(name)
+
+    def __call__(self, *arguments: object) -> None:
+        assert self._looked.wait(PATIENCE_S)
+        self._decode(*arguments)
+
+
+@pytest.mark.skipif(not FFCV, reason="needs FFCV")
+def test_it_waits_while_the_decoder_is_compiled(
+    two_views: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from regbench.datasets.loading import ffcv_crops, kernels
+
+    expected = batches(two_views(backend="ffcv"))
+    monkeypatch.setattr(ffcv_crops, "decode", _Compiling(kernels.decode))
+    for views, others in zip(batches(two_views(backend="ffcv")), expected, strict=True):
+        assert all(torch.equal(view, other) for view, other in zip(views, others, strict=True))
 
 
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")

@@ -253,7 +253,8 @@ def challenge(
         if isinstance(outcome, Placing) and task is not None:
             placings[task.name] = outcome
     if len(placings) > 1:
-        click.echo(printable(f"\n{side_by_side(placings)}"))
+        for line in ["", *side_by_side(placings).split("\n")]:
+            click.echo(printable(line))
     ctx.exit(1 if isinstance(outcome, Smoke) and not outcome.ok else 0)
 
 
