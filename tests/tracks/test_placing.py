@@ -215,13 +215,13 @@ def test_a_challenge_says_what_it_takes(
     monkeypatch.setattr("regbench.tracks.challenge.usable_cpus", lambda: 10)
     as_many = replace(challenge.tuning.runtime, parallel=0)
     assert (
-        "At that speed, 10 at a time, it is 5 to 10 minutes."
+        "At that speed, 10 at a time, it is 3 to 6 minutes."
         in replace(challenge, tuning=replace(challenge.tuning, runtime=as_many)).plan()
     )
     assert challenge.plan() == (
         "2 shipped cells again, a search with the images of 5 trainings for KoLeo, 2 further seeds "
-        "of the best: 9 trainings; then up to 3 seeds while a verdict is open.\nThe shipped rows took 1.6 minutes "
-        "a training (2 x Example CPU). At that speed, 2 at a time, it is 8 to 13 minutes."
+        "of the best: 9 trainings; then up to 3 seeds while a verdict is open.\nA shipped row took 1.0 minutes "
+        "a training (2 x Example CPU). At that speed, 2 at a time, it is 5 to 8 minutes."
     )
 
 
