@@ -78,7 +78,10 @@ def untrained(subject: Subject, baseline: str) -> Subject:
         # is not that of the cell's own evaluation, whose settings may be others.
         judge: Evaluation = KNN() if by == "knn" else LinearProbe()
         what, name = f"{baseline}_for_{by}", f"{by}_of_forms"
-        return candidates()[_choose(base, what, candidates(), judge, name, _ALL)]
+        found = {_ALL: base.projected(nn.Identity(), base.encoder.dim)}
+        if base.task.splits(name):  # else there is nothing to choose by
+            found = candidates()
+        return found[_choose(base, what, found, judge, name, _ALL)]
 
     # All that is linear sees one form, and kNN another.
     base.form_for = lambda evaluation: chosen_by("knn" if evaluation == "knn" else "probe")

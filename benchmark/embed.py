@@ -76,13 +76,12 @@ def embed(directory: Path, folder: Path, out: Path, runtime: Runtime) -> int:
     key = digest({"files": seen, "network": network, "dataset": plain(trained.cell.dataset)})
     embedder = _Embedder(trained, encoder, compute, folder, names, mean_CD)
     schema = embedder.table([]).schema.with_metadata({_KEY: key})
+    _refuse_other(out, key)
     parts = out.with_name(f".{out.name}.parts")
     parts.mkdir(parents=True, exist_ok=True)
     with (parts / "lock").open("w") as held:
         lock(held, f"writes {out}")
-        if out.exists() and _key_of(out) != key.encode():
-            what = f"{out} is there already and holds something else"
-            raise RegbenchError(f"{what}; remove it, or give another --out")
+        _refuse_other(out, key)  # another call may have written it
         if not out.exists():
             # Parts of other images or of another network are of no use.
             made_of = parts / "key"
@@ -99,6 +98,13 @@ def embed(directory: Path, folder: Path, out: Path, runtime: Runtime) -> int:
         # Another call may have done this while ours waited for it.
         shutil.rmtree(parts, ignore_errors=True)
     return int(pq.read_metadata(out).num_rows)
+
+
+def _refuse_other(out: Path, key: str) -> None:
+    """Refuse to replace a file that is there and was made of something else."""
+    if out.exists() and _key_of(out) != key.encode():
+        what = f"{out} is there already and holds something else"
+        raise RegbenchError(f"{what}; remove it, or give another --out")
 
 
 def _key_of(out: Path) -> bytes | None:

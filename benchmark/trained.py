@@ -59,11 +59,14 @@ class Trained:
         s, s) float32, resized, cut and normalised.
 
         Raises:
-            RegbenchError: If the file cannot be read.
+            RegbenchError: If the image cannot be read, or the range of its values is not known.
         """
         dataset = self.cell.dataset
         if isinstance(image, Image.Image):
-            picture, _ = to_rgb(image, getattr(dataset.source, "levels", None))
+            try:
+                picture, _ = to_rgb(image, getattr(dataset.source, "levels", None))
+            except ValueError as error:
+                raise RegbenchError(f"the image cannot be read: {error}") from error
         else:
             picture = self._stored(Path(image)).convert("RGB")
         pixels = np.asarray(picture)[:, :, : dataset.channels]

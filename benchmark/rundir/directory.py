@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -32,13 +32,26 @@ _ATTEMPT = re.compile(r"(\d{4,})\.json")
 _TENSORS = re.compile(rf"([a-z][\w-]*)-(\d{{4,}})-(\d{{9,}})-([0-9a-f]{{{DIGITS}}})\.pt")
 
 
-def run_directory(runtime: Any, sweep: str, cell: Any) -> Path:
-    """Return `<runs_dir>/<sweep>/<cell id>` of a `Runtime` and a `Cell`, which need torch.
+class HasRuns(Protocol):
+    """A runtime, as far as it says where runs lie."""
 
-    Refuse a sweep's name that is none of a folder.
-    """
+    @property
+    def runs_dir(self) -> str:
+        """Folder of run directories."""
+
+
+class HasId(Protocol):
+    """A cell, as far as its folder is named after it."""
+
+    @property
+    def id(self) -> str:
+        """Name of the folder."""
+
+
+def run_directory(runtime: HasRuns, sweep: str, cell: HasId) -> Path:
+    """Return `<runs_dir>/<sweep>/<cell id>`; refuse a sweep's name that is none of a folder."""
     refuse_name("the folder of runs", sweep)
-    return Path(runtime.runs_dir, sweep, cell.id)
+    return Path(runtime.runs_dir) / sweep / cell.id
 
 
 def write_config(directory: Path, plain: Mapping[str, Any]) -> None:

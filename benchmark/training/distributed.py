@@ -269,7 +269,7 @@ def synchronize_batch_norm(network: nn.Module, world: World, device: torch.devic
                 setattr(parent, name, SyncBatchNorm(child, world.group, kernels))
 
 
-def spread(
+def distributed_network(
     network: nn.Module, group: dist.ProcessGroup, device: torch.device, *, is_static: bool
 ) -> DistributedDataParallel:
     """Return the network in DistributedDataParallel; `is_static`: its graph never changes."""

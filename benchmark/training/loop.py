@@ -35,7 +35,7 @@ from regbench.benchmark.training.checkpoint_writer import CheckpointWriter
 from regbench.benchmark.training.distributed import (
     Agreement,
     World,
-    spread,
+    distributed_network,
     synchronize_batch_norm,
 )
 from regbench.benchmark.training.journal import Journal
@@ -116,9 +116,9 @@ class _Training:
         self.teacher = build_teacher(cell, self.network)
         # For evaluations while training. A backbone whose BN layers belong to several processes
         # cannot be copied, and on the device it would count as memory of the training.
-        self.backbone: nn.Module | None = None
+        self.spare_backbone: nn.Module | None = None
         if attempt is not None and cell.evaluation.while_training:
-            self.backbone = copy.deepcopy(self.network.backbone).cpu()
+            self.spare_backbone = copy.deepcopy(self.network.backbone).cpu()
         for network in filter(None, (self.network, self.teacher)):
             synchronize_batch_norm(network, world, compute.device)
         self.optimizer = cell.optimizer.build_clipping(self.network.parameters())
@@ -215,6 +215,7 @@ class _Training:
                         self._stop_if(stop)
                     journal.wait_for_batch()
                     bar.update()
+            del batch, stepped  # else they take memory of the device while the epoch is evaluated
             self._end_epoch(stop, is_due=bool(due))
 
     def _end_epoch(self, stop: float, *, is_due: bool) -> None:
@@ -286,7 +287,7 @@ class _Training:
         if self.world.group is not None:
             is_static = cell.micro_batch_size is None
             group, device = self.world.group, self.compute.device
-            network = spread(network, group, device, is_static=is_static)
+            network = distributed_network(network, group, device, is_static=is_static)
         step = Step(
             network=network,
             optimizer=self.optimizer,
@@ -324,12 +325,12 @@ class _Training:
         scores: list[Score] = []
         stop: int = 0
         reason = ""
-        if self.attempt is not None and self.backbone is not None:
+        if self.attempt is not None and self.spare_backbone is not None:
             names = " and ".join(cell.evaluation.while_training)
             self.attempt.update(stage="monitor", detail=f"{names} after epoch {epochs}")
             try:
                 with self.interruption.at_once():
-                    given = cell, self.network, self.backbone, self.compute, self.attempt
+                    given = cell, self.network, self.spare_backbone, self.compute, self.attempt
                     scores = monitored_scores(*given)
             except Interrupted as interrupted:
                 stop = interrupted.signal

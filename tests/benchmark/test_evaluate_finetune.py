@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.finetune import FineTuned, FineTuning
 from regbench.benchmark.evaluate.state import State
@@ -109,3 +110,37 @@ def test_a_last_batch_of_one_image_is_left_out(tmp_path: Path, claimed: Claimed)
     network.fit(batches((16, 1)), state)
     for name, value in by_hand(module, (16,)).state_dict().items():
         torch.testing.assert_close(network.network.state_dict()[name], value)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_training_goes_on_after_a_kill_as_if_there_was_none(
+    at: int, tmp_path: Path, claimed: Claimed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "SAVE_EVERY_S", 0.0)
+    module = small_backbone()
+    walked: list[int] = []
+
+    def killed(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for number, batch in enumerate(batches()(epoch)):
+            if (epoch, number) == (at, 1):
+                raise Killed
+            yield batch
+
+    def counted(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        walked.append(epoch)
+        return batches()(epoch)
+
+    network, state = tuned(claimed(tmp_path), module)
+    with pytest.raises(Killed):
+        network.fit(killed, state)
+    resumed, state = tuned(claimed(tmp_path), module)
+    resumed.fit(counted, state)
+    assert walked == list(range(at, 4))
+    undisturbed, state = tuned(claimed(tmp_path / "other"), module)
+    undisturbed.fit(batches(), state)
+    for name, value in undisturbed.network.state_dict().items():
+        assert torch.equal(resumed.network.state_dict()[name], value), name

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.features import Features
 from regbench.benchmark.evaluate.linear import LinearHeads, LinearProbe, correct_answers, shuffled
 from regbench.benchmark.evaluate.state import State
@@ -160,11 +161,47 @@ def test_every_image_comes_once_in_an_epoch_in_an_order_of_its_own() -> None:
     assert len(set(orders.values())) == 5
 
 
+class Killed(BaseException):
+    pass
+
+
 Claimed = Callable[[Path], Attempt]
 
 
 def state(attempt: Attempt, key: str = "key") -> State:
     return State(attempt, "probe", key, CPU)
+
+
+@pytest.mark.parametrize("config", [PROBE, STEPS], ids=["cosine", "steps and BN"])
+@pytest.mark.parametrize("at", [0, 3, 4])
+def test_training_goes_on_after_a_kill_as_if_there_was_none(
+    at: int, config: LinearProbe, tmp_path: Path, claimed: Claimed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "SAVE_EVERY_S", 0.0)
+    train = batches(draw(70, 4, seed=5), (32, 32, 6))
+    walked: list[int] = []
+
+    def killed(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for number, batch in enumerate(train(epoch)):
+            if (epoch, number) == (at, 2):
+                raise Killed
+            yield batch
+
+    def counted(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        walked.append(epoch)
+        return train(epoch)
+
+    with pytest.raises(Killed):
+        LinearHeads(6, 4, config, 4, CPU).fit(killed, state(claimed(tmp_path)))
+    assert bool(tensor_files(tmp_path, "evaluation-probe")) == (at > 0)
+    resumed = LinearHeads(6, 4, config, 4, CPU)
+    resumed.fit(counted, state(claimed(tmp_path)))
+    assert walked == list(range(at, config.epochs))
+    undisturbed = fitted(config, 4)
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(6))
+    assert torch.equal(resumed.logits(x), undisturbed.logits(x))
+    # All is trained: a third process only scores.
+    LinearHeads(6, 4, config, 4, CPU).fit(killed, state(claimed(tmp_path)))
 
 
 def test_a_state_of_another_evaluation_or_a_damaged_one_is_not_used(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -379,3 +383,55 @@ def test_numbers_go_on_where_somebody_removed_the_attempts(
     undisturbed = run_cell(cell, runtime, "undisturbed")
     assert undisturbed is not None
     assert record.scores == undisturbed.scores
+
+
+STOPPED = """
+import json, os, platform, signal, sys
+import pytest
+platform.node = lambda: "elsewhere"  # whose processes nobody sees from here
+from regbench.benchmark.rundir.lease import LeaseLost
+from tests.benchmark.test_fencing import Process
+for at in json.loads(sys.argv[2]):
+    with pytest.MonkeyPatch.context() as patch:
+        process = Process(json.loads(sys.argv[1]), patch, f"stopped{at}")
+        process.succeed(at, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+        try:
+            process.run()
+            print("done", flush=True)
+        except LeaseLost:
+            print("lost", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped_for_longer_than_the_lease_changes_nothing(
+    small: list[str], alone: tuple[list[str], Record]
+) -> None:
+    operations, record = alone
+    kinds = ("environment", "checkpoint", "metrics", "scores", "evaluation-probe", "record.json")
+    places = [
+        [i for i, name in enumerate(operations, 1) if name.startswith(f"make {kind}")][-1]
+        for kind in kinds
+    ]
+    overrides = [*small, "runtime.lease_s=1"]
+    cell, runtime = load_run(overrides)
+    command = [sys.executable, "-c", STOPPED, json.dumps(overrides), json.dumps(places)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for at in places:
+                os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+                directory = run_directory(runtime, f"stopped{at}", cell)
+                mine = run_cell(cell, runtime, f"stopped{at}")
+                assert mine is not None
+                assert mine.scores == record.scores
+                before = content(directory)
+                process.send_signal(signal.SIGCONT)
+                assert process.stdout.readline() == "lost\n"
+                late = changes(before, content(directory)) - {"attempts/0001.json"}
+                assert all("-0001" in name for name in late), operations[at - 1]
+                seen = [attempt["ended"] for attempt in read_attempts(directory)]
+                assert seen == ["superseded", "done"]
+                assert check_records([directory]).misfits == ()
+        finally:
+            process.kill()

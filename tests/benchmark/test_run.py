@@ -567,6 +567,19 @@ def test_a_seed_decides_the_run_and_another_gives_another(
         assert len(set(numbers_of_a_generator)) == 9 + 3
 
 
+def test_micro_batches_train(tiny: list[str]) -> None:
+    """BN sees parts of the batch, so the numbers differ, but not by much.
+
+    And it is another cell.
+    """
+    whole, runtime = load(tiny, *SHORT, "precision=fp32")
+    parts = replace(whole, micro_batch_size=16)
+    assert whole.id != parts.id
+    losses = [finish(cell, runtime, "here").history[-1]["loss"] for cell in (whole, parts)]
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=0.1)
+
+
 @pytest.mark.slow
 def test_a_compiled_network_trains_as_the_plain_one(tiny: list[str]) -> None:
     records = []

@@ -29,6 +29,8 @@ from regbench.benchmark import embed
 from regbench.benchmark.evaluate.features import Encoder, Images
 from regbench.benchmark.machine.compute import resolve
 from regbench.benchmark.settings.stored import load_config
+from regbench.benchmark.settings.sweep import load_run
+from regbench.benchmark.training.assembly import build_network
 from tests.command import run
 from tests.conftest import stripes
 
@@ -77,6 +79,8 @@ def test_load_gives_the_features_that_evaluations_see(
     grey = Image.fromarray(np.linspace(0, 255, 24 * 24).reshape(24, 24).astype(np.uint8))
     deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 256)
     assert torch.equal(loaded.transform(deep), loaded.transform(grey))
+    with pytest.raises(RegbenchError, match="the image cannot be read: its pixels are floating"):
+        loaded.transform(grey.convert("F"))
     torch.testing.assert_close(found_ND, seen.x_ND[:40], rtol=0, atol=1e-6)
     torch.testing.assert_close(opened_ND, found_ND, rtol=0, atol=1e-6)
     assert found_ND.std(dim=0).max() > 1e-3
@@ -235,6 +239,7 @@ def test_embed_refuses_folders_without_an_image_and_other_files(
     (tmp_path / "c.parquet").write_bytes(b"no parquet")
     with pytest.raises(RegbenchError, match="holds something else"):
         regbench.embed(directory, folder, tmp_path / "c.parquet", **here)
+    assert not list(tmp_path.glob(".*"))
     # Another image of the same name and size.
     (folder / "0" / "00.png").touch()
     with pytest.raises(RegbenchError, match=r"a\.parquet is there already"):
@@ -322,6 +327,12 @@ def test_a_training_goes_on_from_the_weights_of_a_file(
         trained(tiny, f"network.init_sha256={'0' * 64}")
     with pytest.raises(RegbenchError, match=r"model\.safetensors"):
         begun(tiny, out, "seed=3")
+    # Nor does a run begin with a file that was replaced after its cell was made.
+    cell, _ = load_run([*tiny, *SHORT, f"network.init={again}"])
+    state = safetensors.torch.load_file(again)
+    safetensors.torch.save_file({name: value + 1 for name, value in state.items()}, again)
+    with pytest.raises(RegbenchError, match=r"are not the weights of this cell: their SHA-256"):
+        build_network(cell, torch.device("cpu"))
 
 
 def test_timm_and_its_colours_are_a_start(
