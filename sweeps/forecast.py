@@ -108,6 +108,8 @@ def plan(sweep: Sweep) -> list[Planned]:
 
 def _images(data_dir: Path, dataset: DatasetConfig) -> int | None:
     """Return the number of images of a training; None if it is not known."""
+    if dataset.pretraining_images:
+        return dataset.pretraining_images
     try:
         manifest = Manifest.load(data_dir, dataset.name)
         return int(manifest.splits[manifest.pretraining_split]["num_samples"])

@@ -130,16 +130,18 @@ class Placing:
 
 
 def side_by_side(placings: Mapping[str, Placing]) -> str:
-    """Lay out the places in several tasks, by name, for a terminal: differences from each row,
-    those that are significant with a star.
+    """Lay out the places in several tasks, by name, for a terminal: the difference from each
+    row.
     """
     cells: dict[str, dict[str, str]] = {}
+    places = {}
     for task, placing in placings.items():
         for verdict in placing.verdicts:
             star = "" if verdict.words == "not significantly different from" else "*"
             cells.setdefault(verdict.label, {})[task] = f"{verdict.difference:+.2f}{star}"
-        place = f"{placing.place} of {len(placing.rivals) + 1}"
-        cells.setdefault("place", {})[task] = place
+        places[task] = f"{placing.place} of {len(placing.rivals) + 1}"
+    cells["place"] = places
     rows = [[label, *(found.get(task, "–") for task in placings)] for label, found in cells.items()]
     label = next(iter(placings.values())).label
-    return tabulate(rows, [f"{label} minus", *placings], disable_numparse=True)
+    table = tabulate(rows, [f"{label} minus", *placings], disable_numparse=True)
+    return f"{table}\n* significantly different, by the verdicts of each task by itself"

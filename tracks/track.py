@@ -58,6 +58,9 @@ def write_sweep(track: Track, method: Regularizer, path: Path) -> SweepFile:
         track: The track.
         method: The challenger with its defaults.
         path: The file.
+
+    Returns:
+        The file, read.
     """
     file = read_rows(track.sweep, ())
     line = [f"method={METHODS.name(method)}", *track.settings, *searched(method)]

@@ -67,6 +67,7 @@ class PretrainingLoader(EpochLoader):
         if labels and isinstance(beton, Beton):
             # Images that have labels may be a part of those to pretrain on.
             beton, self._indices = open_split(dataset, "train", data_dir, None)
+            self._indices = evenly(self._indices, dataset.pretraining_images or len(self._indices))
         self.num_samples = len(self._indices)
         if batch_size * world_size > self.num_samples:
             whole = f"{batch_size}"

@@ -26,7 +26,13 @@ def open_pretraining_split(dataset: DatasetConfig, data_dir: Path) -> tuple[Open
     """
     manifest = Manifest.load(data_dir, dataset)
     opened, indices = _open(manifest, dataset, manifest.pretraining_split, data_dir)
-    return opened, evenly(indices, dataset.pretraining_images or len(indices))
+    asked = dataset.pretraining_images or len(indices)
+    if asked > len(indices):
+        raise RegbenchError(
+            f"data set '{dataset.name}': pretraining_images is {asked:,}, and there are "
+            f"{len(indices):,} to pretrain on; choose at most as many"
+        )
+    return opened, evenly(indices, asked)
 
 
 def open_split(

@@ -23,7 +23,7 @@ from regbench.reports.rows.deviations import Stat
 from regbench.sweeps.run import Unfinished
 from regbench.sweeps.status import CellStatus
 from regbench.tracks.challenge import Challenge
-from regbench.tracks.placing import Placing
+from regbench.tracks.placing import Placing, side_by_side
 from regbench.tracks.verdicts import Verdict
 from tests.conftest import TINY
 from tests.records import knn_top1, made
@@ -52,6 +52,18 @@ PLACING = Placing(
     page=Path("report/index.html"),
     bundle=Path("mine.tar.xz"),
 )
+
+
+def test_the_places_in_several_tasks_stand_side_by_side() -> None:
+    other = replace(PLACING, verdicts=(*VERDICTS[:1], Verdict("E", 0.1, 1.0, None)), rivals=("A",))
+    table, note = side_by_side({"one": PLACING, "two": other}).rsplit("\n", 1)
+    rows = {row[0]: row[1:] for row in (re.split("  +", line) for line in table.splitlines()[2:])}
+    assert rows["A"] == ["-5.00*", "-5.00*"]
+    assert rows["B"] == ["-1.00", "–"]
+    assert rows["E"] == ["–", "+0.10"]
+    assert list(rows)[-1] == "place"
+    assert rows["place"] == [f"{PLACING.place} of 5", f"{other.place} of 2"]
+    assert note.startswith("* significantly different")
 
 
 def test_a_place_is_among_the_methods_alone_and_told_with_all_that_was_measured() -> None:

@@ -14,6 +14,7 @@ from regbench.cli.group import main
 from regbench.cli.jobs import show_until_ended
 from regbench.cli.options import OVERRIDES_HELP, WHOLE_NUMBERS, overrides_and_runs_dir, positive
 from regbench.cli.reporting import write_and_show_report
+from regbench.errors import RegbenchError
 from regbench.text import printable
 
 if TYPE_CHECKING:
@@ -241,13 +242,19 @@ def challenge(
     from regbench.tracks.placing import Placing, side_by_side
     from regbench.tracks.smoke import Smoke
 
-    tasks, placings = tasks_of(track), {}
+    tasks, placings, failed = tasks_of(track), {}, False
     for task in tasks:
         if task is not None and len(tasks) > 1:
             click.echo(f"\n{task.name}")
-        with prepared(loss, task, overrides) as begun:
-            execute = executor(wait, click.echo)
-            outcome = str(begun.plan()) if plan else begun.run(execute, click.echo)
+        try:
+            with prepared(loss, task, overrides) as begun:
+                execute = executor(wait, click.echo)
+                outcome = str(begun.plan()) if plan else begun.run(execute, click.echo)
+        except RegbenchError as error:
+            # A loss that has no place in one task may have one in the next.
+            if task is tasks[-1]:
+                raise
+            outcome, failed = str(error), True
         for line in str(outcome or "when they have ended, the same command goes on").split("\n"):
             click.echo(printable(line))
         if isinstance(outcome, Placing) and task is not None:
@@ -255,7 +262,8 @@ def challenge(
     if len(placings) > 1:
         for line in ["", *side_by_side(placings).split("\n")]:
             click.echo(printable(line))
-    ctx.exit(1 if isinstance(outcome, Smoke) and not outcome.ok else 0)
+    failed = failed or (isinstance(outcome, Smoke) and not outcome.ok)
+    ctx.exit(1 if failed else 0)
 
 
 def show_plan(grid: Sweep) -> list[Planned]:
