@@ -13,7 +13,7 @@ from regbench.reports.rows.summary import Configuration, mean_of
 from regbench.reports.tables.table import mean_pm
 from regbench.sweeps.status import CellStatus, failure
 
-SHIPPED = {"quickstart": Path(__file__).with_name("pitch.tar.xz")}
+SHIPPED = {"quickstart": Path(__file__).with_name("scenes.tar.xz")}
 """Sweeps of which longer trainings are in a bundle that comes with regbench."""
 
 _SCORES = {"linear_top1": "linear top-1 (%)", "knn_top1": "kNN top-1 (%)"}

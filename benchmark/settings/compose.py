@@ -82,14 +82,14 @@ class Composer:
         between values.
         """
         tree = self._tree(point)
-        chosen = _fitted(tree, point, prepared=self._prepared)
+        given = {parse(override).key_or_group for override in point}
+        chosen = _fitted(tree, given, prepared=self._prepared)
         fitted = [f"{name}={shown(value)}" for name, value in chosen.items()]
         # Again from the start, as a fitted setting may be that of a plug-in or a group.
         if fitted:
             tree = self._tree([*point, *fitted])
         made = {name: self._settings(name, data) for name, data in tree.items()}
         runtime, cluster = made.pop("runtime"), made.pop("cluster")
-        given = {parse(override).key_or_group for override in point}
         cell = self._with_weights(Cell(**made), given)
         return Composed(cell, runtime, cluster, " ".join(fitted))
 
@@ -199,11 +199,10 @@ def _keys(node: object, path: str = "") -> Iterator[str]:
             yield from _keys(value, f"{path}.{key}" if path else str(key))
 
 
-def _fitted(tree: Tree, point: Sequence[str], *, prepared: bool) -> dict[str, Any]:
+def _fitted(tree: Tree, given: Collection[str], *, prepared: bool) -> dict[str, Any]:
     """Choose what is left open: a warm-up that fits the epochs, and whatever one's own images
-    decide.
+    decide; settings that are `given`, by name, stay.
     """
-    given = {parse(override).key_or_group for override in point}
     fitted: dict[str, Any] = {}
     epochs: Any = tree.get("epochs")
     batch_size: Any = tree.get("batch_size")

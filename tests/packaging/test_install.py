@@ -154,7 +154,7 @@ def test_wheel_holds_every_source_file_and_no_other_package(built: Built) -> Non
     assert contents == {name: path.read_bytes() for name, path in expected.items()}
     # Whatever else changes, these must be there: data that no import would miss.
     conf = ("benchmark/conf/sweep/quickstart.yaml", "benchmark/conf/published.csv")
-    tracks = ("tracks/pitch.tar.xz", "tracks/scenes.tar.xz", "tracks/latents.tar.xz")
+    tracks = ("tracks/scenes.tar.xz", "tracks/latents.tar.xz")
     data = ("py.typed", "datasets/sources/imagenet100.txt", *tracks, *conf)
     assert {f"regbench/{name}" for name in data} <= names
 
