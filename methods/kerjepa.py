@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
@@ -218,6 +219,11 @@ def sliced_gaussian(x: Tensor, q: int) -> Tensor:
     return (1 + x / half).rsqrt() * chebyshev_series(_sliced_series(q), scaled)
 
 
+@lru_cache(maxsize=1)
+def _legendre_quadrature(nodes: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    return np.polynomial.legendre.leggauss(nodes)
+
+
 @lru_cache(maxsize=64)
 def _sliced_series(q: int) -> tuple[float, ...]:
     """Compute the coefficients by Gauss-Legendre quadrature of E exp(−x cos²θ), the density
@@ -225,7 +231,7 @@ def _sliced_series(q: int) -> tuple[float, ...]:
     """
     # With these numbers the error is 4e-11 at q = 3, and smaller at larger q.
     degree = 40
-    points, weights = np.polynomial.legendre.leggauss(800)
+    points, weights = _legendre_quadrature(800)
     # The angle ends at π/2, about which cos² θ and the density are symmetric.
     theta = (points + 1) * np.pi / 4
     logarithms = (q - 2) * np.log(np.sin(theta))
