@@ -49,6 +49,8 @@ from regbench.text import refuse_name
 METHOD = "external"
 """Method in the record of published weights."""
 
+_SHOWN = ("knn_top1", "linear_top1", "content_r2", "retrieval_recall1")
+
 SPECTRUM_ORDER = 6
 """Highest order of the coefficients of a kernel that a record holds."""
 
@@ -441,7 +443,7 @@ class _Run:
         headline = []
         for shown in found.values():
             is_shown = shown.split == "test" or not is_final
-            if is_shown and shown.name in ("knn_top1", "linear_top1", "content_r2"):
+            if is_shown and shown.name in _SHOWN:
                 headline.append(shown.text)
         attempt.update(outcome=status, detail=", ".join(headline))
         # Record.

@@ -19,7 +19,7 @@ import yaml
 from regbench.benchmark.rundir.record import read_tuned
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.presets import preset_files
-from regbench.benchmark.settings.sweep import load_rows, load_sweep, read_rows
+from regbench.benchmark.settings.sweep import SweepFile, load_rows, load_sweep, read_rows
 from regbench.datasets.stored.manifest import Manifest, SplitEntry
 from regbench.errors import RegbenchError
 from regbench.files import digest, write_new, write_text
@@ -28,7 +28,6 @@ from regbench.sweeps.local import at_a_time
 from regbench.sweeps.run import Execute, refuse_unfinished
 from regbench.wording import quoted
 
-_PRESET = "own"
 _STAGES = ("pretrain", "tune")
 # Of the budget, what is planned: a machine does not always run as fast as it did.
 _PLANNED = 0.85
@@ -36,7 +35,9 @@ _MEASURED_EPOCHS = 2
 # An epoch of the measurement has no more pixels than so many images of 32 px, but one batch.
 _MEASURED_PIXELS = 8192 * 32**2
 # Trainings of a search: one, two or three brackets of successive halving, each of seven trainings.
+# Nothing is searched where no label can choose.
 _TRIALS = (9, 6, 3)
+_NO_TRIALS = (0,)
 _CELLS_PER_TRIAL = 7 / 3
 _SEEDS = 3
 _LEAST_METHODS = 2
@@ -60,19 +61,25 @@ class _Speed:
     parallel: int
 
     def seconds(self, methods: int, trials: int, epochs: int) -> float:
-        """Return how long a comparison takes, with the supervised and the untrained rows."""
-        # The search has trained the first seed, and every cell of it is scored once more at last.
-        trained = methods * (trials + _SEEDS - 1) + _SEEDS
-        runs = methods * (_CELLS_PER_TRIAL * trials + _SEEDS) + _SEEDS + 1
+        """Return how long a comparison takes, with the untrained rows and, where labels choose,
+        the supervised one.
+        """
+        trained, runs = methods * _SEEDS, methods * _SEEDS + 1.0
+        if trials:
+            # The search trains the first seed, and every cell of it is scored once more at last.
+            trained += methods * (trials - 1) + _SEEDS
+            runs += methods * _CELLS_PER_TRIAL * trials + _SEEDS
         in_all = trained * epochs * self.epoch_s + runs * self.rest_s
         return (in_all + (_SEEDS + 1) * self.untrained_s) / self.parallel
 
-    def fitted(self, methods: int, budget_s: float, enough: int) -> tuple[int, int, int]:
+    def fitted(
+        self, methods: int, budget_s: float, enough: int, trials: Sequence[int]
+    ) -> tuple[int, int, int]:
         """Return methods, trials and epochs of the largest comparison that has `enough` epochs; of
         two methods, as many epochs as the budget pays.
         """
-        sizes = [(methods, trials) for trials in _TRIALS]
-        sizes += [(fewer, _TRIALS[-1]) for fewer in range(methods - 1, _LEAST_METHODS - 1, -1)]
+        sizes = [(methods, count) for count in trials]
+        sizes += [(fewer, trials[-1]) for fewer in range(methods - 1, _LEAST_METHODS - 1, -1)]
         epochs = 0
         for size in sizes:
             fixed_s = self.seconds(*size, 0)
@@ -116,7 +123,8 @@ def own_file(
         name += f"_{digest({'settings': sorted(changed)})[:6]}"
     path = runs_dir / name / f"{name}.yaml"
     given = [f"dataset.name={quoted(data.name)}", *overrides]
-    grid = load_sweep(_PRESET, given)
+    preset, all_trials = ("own", _TRIALS) if data.class_names else ("own_images", _NO_TRIALS)
+    grid = load_sweep(preset, given)
     if grid.scheduler == "slurm":
         raise RegbenchError("own measures this machine; on a cluster take regbench tune own --plan")
     if path.exists():
@@ -124,16 +132,20 @@ def own_file(
     cells = [cell for cell in grid.cells if cell.is_method]
     enough = cells[0].epochs
     split = data.splits[data.pretraining_split]
-    speed = _measured(f"{data.name}_speed", given, cells, split, execute)
-    methods, trials, epochs = speed.fitted(len(cells), 3600 * hours, enough)
+    file = replace(read_rows(preset, given), name=f"{data.name}_speed")
+    speed = _measured(file, cells, split, execute)
+    methods, trials, epochs = speed.fitted(len(cells), 3600 * hours, enough, all_trials)
     steps = epochs * (split["num_samples"] // cells[0].batch_size)
     # With few labels beside many images, they fill no batch.
     is_supervised = data.splits["train"]["num_samples"] >= cells[0].batch_size
-    beside = "untrained rows and the supervised one" if is_supervised else "untrained rows"
+    tried = "one configuration, as no label can choose,"
+    beside = "the untrained network"
+    if trials:
+        tried = f"{trials // 3 * 4} configurations by successive halving and, of the best,"
+        beside = "untrained rows" + " and the supervised one" * is_supervised
     text = (
-        f"{methods} methods on {data.name} in {hours:g} hours: {trials // 3 * 4} configurations of "
-        f"each by successive halving, {epochs} epochs ({steps:,} steps), and {_SEEDS} seeds of the "
-        f"best, beside {beside}; forecast "
+        f"{methods} methods on {data.name} in {hours:g} hours: of each {tried} {_SEEDS} seeds, "
+        f"{epochs} epochs ({steps:,} steps), beside {beside}; forecast "
         f"{speed.seconds(methods, trials, epochs) / 60:.0f} min, as an epoch takes "
         f"{speed.epoch_s:.2g} s and the rest of a run {speed.rest_s:.2g} s, {speed.parallel} at a "
         "time"
@@ -144,9 +156,14 @@ def own_file(
             ". That is too short to learn much: many methods end below the untrained network "
             f"before epoch {enough}, for which it takes --hours {hours:.2g}"
         )
-    content = read_yaml(preset_files("sweep")[_PRESET])
-    content["description"], content["trials"] = text, trials
-    content["common"].append(f"dataset.name={quoted(data.name)} epochs={epochs}")
+    content = read_yaml(preset_files("sweep")[preset])
+    content["description"] = text
+    own = f"dataset.name={quoted(data.name)} epochs={epochs}"
+    if trials:
+        content["trials"] = trials
+    else:
+        own += f" seed={','.join(map(str, range(_SEEDS)))}"
+    content["common"].append(own)
     # The methods come last.
     rows = content["cells"][: len(content["cells"]) - len(cells) + methods]
     if not is_supervised:
@@ -186,12 +203,11 @@ def claim(data_dir: Path, name: str, folder: Path, *, known: bool) -> None:
 
 
 def _measured(
-    name: str, given: Sequence[str], cells: Sequence[Cell], split: SplitEntry, execute: Execute
+    file: SweepFile, cells: Sequence[Cell], split: SplitEntry, execute: Execute
 ) -> _Speed:
-    """Train some cells for two epochs, and score the untrained rows, on a part of many images;
-    return what they took.
+    """Train some cells of a sweep for two epochs, and score the untrained rows, on a part of many
+    images; return what they took.
     """
-    file = replace(read_rows(_PRESET, given), name=name)
     parallel = min(at_a_time(load_rows(file, file.rows).runtime), 4 * len(cells))
     rows = [row for row in file.rows if "epochs=0" in row]
     for number in range(2 * parallel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -467,6 +468,23 @@ def test_of_many_images_a_part_is_measured(
     assert f"an epoch takes {1 / share:.2g} s and" in file.description
 
 
+def test_a_plan_without_labels_searches_nothing(data_dir: Path, tmp_path: Path) -> None:
+    folder = draw(tmp_path / "images" / "birds", 30, 8)
+    given = ["dataset=imagefolder", "dataset.name=birds", "dataset.source.unlabelled=true"]
+    birds = prepare(load_run(given)[0].dataset, data_dir, source_dir=folder, progress=False)
+    two = ["runtime.parallel=2", "runtime.device=cpu", "dataset.source.unlabelled=true"]
+    path = own_file(tmp_path / "runs", birds, 1.5, two, measured)
+    grid = load_sweep(str(path), [])
+    # Three seeds of five methods, 15 starts and that of the untrained row, which takes 3 s thrice
+    # and once more.
+    epochs = int((0.85 * 10800 - 2 * 16 - 4 * 3) / 15) // 4 * 4
+    assert {cell.epochs for cell in grid.cells if cell.is_method} == {epochs}
+    assert len(grid.cells) == 3 * 6
+    assert {cell.seed for cell in grid.cells} == {0, 1, 2}
+    assert read_rows(str(path), []).trials is None
+    assert "of each one configuration, as no label can choose, 3 seeds" in grid.description
+
+
 def test_a_plan_is_made_once(birds: Manifest, tmp_path: Path) -> None:
     file, _ = planned(birds, tmp_path, 1)
 
@@ -490,6 +508,30 @@ def test_a_budget_that_pays_nothing_is_refused(
     given = ["runtime.parallel=2", "runtime.device=cpu", *overrides]
     with pytest.raises(RegbenchError, match=message):
         own_file(tmp_path / "runs", birds, hours, given, measured)
+
+
+def test_without_labels_the_answer_recommends_none(data_dir: Path, tmp_path: Path) -> None:
+    folder = draw(tmp_path / "birds", 30, 8)
+    quick = [setting for setting in QUICK if not setting.startswith("epochs=")]
+    quick += ["dataset.source.unlabelled=true", "network=resnet_tiny"]
+    settings = sorted(setting for setting in quick if not setting.startswith("runtime."))
+    name = f"birds_2h_{digest({'settings': settings})[:6]}"
+    rows = ["method=sfrik epochs=0", "method=vicreg", "method=simclr"]
+    plan = {"description": "a small plan", "common": ["dataset=imagefolder epochs=4 seed=0"]}
+    text = yaml.safe_dump(plan | {"cells": rows})
+    write_text(tmp_path / "runs" / name / f"{name}.yaml", text)
+    said = call("own", folder, "--hours", "2", *quick).output
+    assert "What this can tell: which methods learn anything here" in said
+    answer = " ".join(said[said.rindex("No method is known to lead") :].split())
+    assert "No label was read: recall@1 is how often an image's other view is found" in answer
+    assert "no score without labels is known to find the method" in answer
+
+
+def test_images_of_one_class_are_not_compared(data_dir: Path, tmp_path: Path) -> None:
+    folder = draw(tmp_path / "birds", 30, 8)
+    for name in CLASSES[1:]:
+        shutil.rmtree(folder / name)
+    assert "all images are of one class, 'heron': give labels" in refusal("own", folder, *QUICK)
 
 
 def test_from_a_folder_to_an_answer(birds: Manifest, tmp_path: Path) -> None:

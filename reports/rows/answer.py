@@ -11,6 +11,7 @@ from regbench.reports.rows.summary import LEADING, Row, Summary, mean_of
 from regbench.reports.tables.units import time_unit
 from regbench.text import counted
 
+_RETRIEVAL = "retrieval_recall1"  # the leading score where no image has a label
 _LEAST_POINTS = 0.5  # a smaller difference is worth no further seeds
 _LONGER = 4  # times the epochs of a longer training
 
@@ -20,7 +21,7 @@ def answer(summary: Summary) -> list[str]:
 
     Empty where a task has no two methods, or no untrained row, with an accuracy in per cent.
     """
-    names = [name for name in LEADING if name in summary.leading]
+    names = [name for name in (*LEADING, _RETRIEVAL) if name in summary.leading]
     names = [name for name in names if summary.scores[name].unit == "%"]
     methods = [row for row in summary.methods if all(row.score(name) for name in names)]
     if not names or len(methods) < 2 or not all(map(summary.best_trivial, names)):
@@ -64,6 +65,12 @@ def answer(summary: Summary) -> list[str]:
             f"All other methods are significantly below {first.name} by {title}: {gap} from "
             f"{others[0].name}."
         )
+    if names == [_RETRIEVAL]:
+        sentences.append(
+            f"No label was read: {title} is how often an image's other view is found among those "
+            "of all images, and no score without labels is known to find the method that serves a "
+            "task best."
+        )
     supervised = summary.supervised(names[-1])
     if supervised is not None:
         accuracy = mean_of(supervised, names[-1])
@@ -83,6 +90,12 @@ def answer(summary: Summary) -> list[str]:
             records += configuration.records
         in_all_s = math.fsum(record.cost.train_s or 0.0 for record in records)
         step = f"all of it with {_LONGER} times the epochs{_time(_LONGER * in_all_s)}"
+    elif names == [_RETRIEVAL]:
+        cheapest = min(leaders, key=_train_s)
+        step = (
+            "label some images of each class, which lets a comparison choose; until then take the "
+            f"one that trains fastest, {cheapest.name}{_time(_train_s(cheapest))}"
+        )
     elif close_leaders := [row for row in alike if row in leaders]:
         step = _to_tell(summary, first, close_leaders, names[-1])
     else:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from regbench.benchmark.rundir.record import Score
 from regbench.reports import write_report
 from regbench.reports.rows.answer import answer
 from tests.reports.reading import Make, task
@@ -111,6 +112,27 @@ def test_what_shares_no_seed_is_not_compared(runs: Path, record: Make) -> None:
         "untrained."
     )
     assert "nan" not in " ".join(others)
+
+
+def test_a_score_without_labels_recommends_none(runs: Path, record: Make) -> None:
+    rows = {"AUH": 70.0, "VICReg": 60.0, "untrained": 1.0}
+    for place, (label, recall) in enumerate(rows.items()):
+        for seed in range(3):
+            value = recall + LUCK[(seed + place) % 3]
+            score = Score(
+                "retrieval_recall1", value, "test", "the other view", "recall@1", "%", True
+            )
+            cost = {"train_s": 600.0 - 60 * place}
+            record(label, seed, scores=(score,), cost=cost)
+    _, lead, order, labels, step = answer(task(runs))
+    assert lead.startswith("2 of 2 methods (AUH; VICReg) lead all untrained rows by recall@1; the ")
+    assert order.startswith("All other methods are significantly below AUH by recall@1: +10.0 ")
+    assert labels.startswith("No label was read: recall@1 is how often an image's other view")
+    # The fastest leader, although another one is ahead by this score.
+    assert step == (
+        "Next: label some images of each class, which lets a comparison choose; until then take "
+        "the one that trains fastest, VICReg (540.0 s of training)."
+    )
 
 
 @pytest.mark.parametrize("left_out", ["VICReg", "untrained"])

@@ -39,7 +39,7 @@ def own(
       regbench own birds --hours 3
     """
     from regbench.benchmark.settings.runtime import STAGES
-    from regbench.benchmark.settings.sweep import load_dataset, read_rows
+    from regbench.benchmark.settings.sweep import Sweep, load_dataset, load_sweep, read_rows
     from regbench.datasets.stored.manifest import FILE_NAME, Manifest
     from regbench.reports.rows.power import can_tell
     from regbench.sweeps.own import claim, own_file
@@ -54,10 +54,10 @@ def own(
     ctx.invoke(prepare, dataset="imagefolder", source_dir=folder, overrides=overrides)
     claim(data_dir, config.name, folder, known=known)
     manifest = Manifest.load(data_dir, config.name)
-    if len(manifest.class_names) < 2:
+    if len(manifest.class_names) == 1:
         raise RegbenchError(
-            "methods are compared by labels of two classes or more: give a few (docs/data.md), or "
-            "train without: regbench sweep own_images dataset.source.unlabelled=true"
+            f"all images are of one class, {manifest.class_names[0]!r}: give labels of two classes "
+            "or more (docs/data.md), or take all images without: dataset.source.unlabelled=true"
         )
     execute = executor(None, click.echo)
     file = own_file(Path(runtime.runs_dir), manifest, hours, overrides, execute)
@@ -66,9 +66,14 @@ def own(
     rows = sum("baseline=supervised" not in row for row in planned.rows)
     test_images = manifest.splits["test"]["num_samples"]
     click.echo(f"\n{planned.description}.")
-    click.echo(f"{can_tell(rows, len(planned.final_seeds), test_images)}\n")
+    if manifest.class_names:
+        click.echo(f"{can_tell(rows, len(planned.final_seeds), test_images)}\n")
+    else:
+        click.echo("What this can tell: which methods learn anything here, and at what cost.\n")
     if plan:
         return
-    final = run_tuning(str(file), overrides, execute, click.echo)
+    final: Sweep | None = load_sweep(str(file), overrides)
+    if manifest.class_names:
+        final = run_tuning(str(file), overrides, execute, click.echo)
     assert final is not None  # not on Slurm
     conclude(final, execute(final, STAGES), report=True)
