@@ -192,6 +192,7 @@ def connect(device: torch.device) -> Iterator[World]:
         return
     backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
     is_over, failed = threading.Event(), False
+    watcher: threading.Thread | None = None
     store, _, _ = next(rendezvous("env://", timeout=_TIMEOUT))
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT, device_id=device_id
@@ -201,7 +202,8 @@ def connect(device: torch.device) -> Iterator[World]:
         assert isinstance(group, dist.ProcessGroup)
         assert isinstance(control, dist.ProcessGroup)
         watched = (store, group, is_over, threading.get_ident())
-        threading.Thread(target=_watch, args=watched, daemon=True).start()
+        watcher = threading.Thread(target=_watch, args=watched, daemon=True)
+        watcher.start()
         yield World(rank, size, local_rank, group, control)
     except Exception as error:
         is_over.set()
@@ -227,6 +229,9 @@ def connect(device: torch.device) -> Iterator[World]:
         raise PeerLost(f"another process of the run is gone ({why})") from error
     finally:
         is_over.set()
+        if watcher is not None:
+            # A thread that is still within the store when the interpreter ends aborts the process.
+            watcher.join(_ERROR_TIMEOUT.total_seconds())
         with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
             dist.destroy_process_group()
 

@@ -251,6 +251,35 @@ def test_an_error_of_one_rank_ends_the_others_wherever_they_wait() -> None:
     assert first.stdout == ""
 
 
+# The store answers a second late, as where its process is not given a core.
+LATE = """
+import datetime, threading, torch
+import torch.distributed as dist
+from regbench.benchmark.training import distributed
+asked = threading.Event()
+def check(store, keys):
+    asked.set()
+    try:
+        store.wait(["never"], datetime.timedelta(seconds=1))
+    except dist.DistStoreError:
+        return False
+dist.TCPStore.check = check
+distributed._WATCH_S, before = 0.0, threading.active_count()
+with distributed.connect(torch.device("cpu")) as world:
+    asked.wait()
+print(threading.active_count() - before)
+"""
+
+
+@pytest.mark.slow
+def test_no_thread_is_left_within_the_store() -> None:
+    """The end of the interpreter would abort the process, and Slurm run a job again that is
+    done.
+    """
+    for rank in launch(2, LATE):
+        assert (rank.returncode, rank.stdout) == (0, "0\n")
+
+
 def test_a_layer_that_does_more_than_bn_is_not_taken_for_bn() -> None:
     """timm's rectifies too, which would be lost."""
     from timm.layers.norm_act import BatchNormAct2d

@@ -107,7 +107,12 @@ def test_stages_follow_each_other_without_anybody_waiting(user: User, slurm: Tes
         record = read_record(status.directory)
         assert record is not None
         assert status.state == "done"
-        assert [attempt["ended"] for attempt in read_attempts(status.directory)] == ["done"] * 3
+        attempts = read_attempts(status.directory)
+        ends = [
+            (attempt["progress"]["stage"], attempt["ended"], attempt["owner"]["slurm_restarts"])
+            for attempt in attempts
+        ]
+        assert ends == [(stage, "done", 0) for stage in ("pretrain", "tune", "final")], attempts
         assert record.environment["world_size"] == 2  # of the training
         assert {score.split for score in record.scores} == {"tuning", "test"}
     assert bad.state == "failed"
