@@ -42,7 +42,7 @@ def _shipped(name: str, sweep: str, *settings: str) -> Track:
     return Track(name, sweep, Path(__file__).with_name(f"{name}.tar.xz"), settings)
 
 
-_WORLDS = ("latents", "latents_sphere")
+_WORLDS = ("latents", "latents_sphere", "latents_sparse", "latents_clusters")
 
 TRACKS: dict[str, tuple[Track, ...]] = {
     "scenes": (_shipped("scenes", "pitch_tuning"),),
