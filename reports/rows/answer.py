@@ -65,7 +65,8 @@ def answer(summary: Summary) -> list[str]:
             f"All other methods are significantly below {first.name} by {title}: {gap} from "
             f"{others[0].name}."
         )
-    if names == [_RETRIEVAL]:
+    unlabelled = names == [_RETRIEVAL]
+    if unlabelled:
         sentences.append(
             f"No label was read: {title} is how often an image's other view is found among those "
             "of all images, and no score without labels is known to find the method that serves a "
@@ -90,7 +91,7 @@ def answer(summary: Summary) -> list[str]:
             records += configuration.records
         in_all_s = math.fsum(record.cost.train_s or 0.0 for record in records)
         step = f"all of it with {_LONGER} times the epochs{_time(_LONGER * in_all_s)}"
-    elif names == [_RETRIEVAL]:
+    elif unlabelled:
         cheapest = min(leaders, key=_train_s)
         step = (
             "label some images of each class, which lets a comparison choose; until then take the "

@@ -39,7 +39,7 @@ def own(
       regbench own birds --hours 3
     """
     from regbench.benchmark.settings.runtime import STAGES
-    from regbench.benchmark.settings.sweep import Sweep, load_dataset, load_sweep, read_rows
+    from regbench.benchmark.settings.sweep import load_dataset, load_sweep, read_rows
     from regbench.datasets.stored.manifest import FILE_NAME, Manifest
     from regbench.reports.rows.power import can_tell
     from regbench.sweeps.own import claim, own_file
@@ -72,8 +72,9 @@ def own(
         click.echo("What this can tell: which methods learn anything here, and at what cost.\n")
     if plan:
         return
-    final: Sweep | None = load_sweep(str(file), overrides)
     if manifest.class_names:
         final = run_tuning(str(file), overrides, execute, click.echo)
-    assert final is not None  # not on Slurm
+        assert final is not None  # not on Slurm
+    else:
+        final = load_sweep(str(file), overrides)
     conclude(final, execute(final, STAGES), report=True)
