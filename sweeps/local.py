@@ -198,7 +198,9 @@ def _drain(
                 for cell in running.values():
                     bar.n -= cell.epochs - _status(runtime, name, cell).epochs_done
                 bar.refresh()
-                if bar.disable and ended_workers and bar.n > before:  # a log
+                if bar.n <= before:  # cells that train nothing tell nothing of the time of an epoch
+                    begun_s, bar.start_t = time.monotonic(), time.time()
+                elif bar.disable and ended_workers:  # a log
                     per_epoch_s = (time.monotonic() - begun_s) / (bar.n - before)
                     time_left = tqdm.format_interval(per_epoch_s * (epochs - bar.n))
                     log.info("%d of %d epochs, about %s left", bar.n, epochs, time_left)

@@ -614,6 +614,31 @@ def test_a_sweep_of_which_all_diverged_has_a_report(
 
 
 @pytest.mark.usefixtures("in_this_process")
+def test_cells_that_train_nothing_tell_nothing_of_the_time_left(
+    own: Sweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own.write("method=sfrik epochs=0", "method=vicreg seed=0,1")
+    untrained = own.directory("method=sfrik", "epochs=0")
+    trained = [own.directory("method=vicreg", f"seed={seed}") for seed in range(2)]
+    clock_s = 0.0
+
+    def run(cell: Cell, *_: object) -> None:
+        nonlocal clock_s
+        directory = trained[cell.seed] if cell.epochs else untrained
+        attempt(directory, ended="done", progress={"epoch": 1, "outcome": "done", "detail": ""})
+        (directory / "record.json").write_text(made().text())
+        clock_s += 2 if cell.epochs else 1000
+
+    now = SimpleNamespace(monotonic=lambda: clock_s, time=lambda: clock_s)
+    monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
+    monkeypatch.setattr("regbench.sweeps.local.time", now)
+    with caplog.at_level("INFO", "regbench"):
+        run_sweep(load_sweep(str(own.folder / "own.yaml"), ["runtime.parallel=1"]))
+    told = [record.getMessage() for record in caplog.records if "epochs" in record.getMessage()]
+    assert told == ["2 of 4 epochs, about 00:02 left", "4 of 4 epochs, about 00:00 left"]
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
     own: Sweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -726,7 +751,7 @@ def test_a_cell_that_another_command_has_claimed_is_waited_for_or_through(
         ]
     )
     monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
-    clock = SimpleNamespace(sleep=lambda _: next(looks)(), monotonic=lambda: 0.0)
+    clock = SimpleNamespace(sleep=lambda _: next(looks)(), monotonic=lambda: 0.0, time=lambda: 0.0)
     monkeypatch.setattr("regbench.sweeps.local.time", clock)
     with caplog.at_level("INFO", "regbench"):
         found = run_sweep(load_sweep(str(own.folder / "own.yaml")), ("pretrain", "tune"))
