@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regbench.benchmark.machine.bf16 import product
+
 
 class SmallLinear(nn.Linear):
     """A linear layer that, under autocast, keeps no copies of its weight's size.
@@ -67,13 +69,13 @@ class _CastLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             gradient_NI = torch.empty_like(x_NI)
             for columns in _blocks(*weight_OI.T.shape):
-                gradient_NI[:, columns] = gradient_NO @ weight_OI[:, columns].to(x_NI.dtype)
+                gradient_NI[:, columns] = product(gradient_NO, weight_OI[:, columns].to(x_NI.dtype))
         if ctx.needs_input_grad[1]:
             total_OI = weight_OI.grad
             if total_OI is None:  # then autograd takes the gradient, as of any layer
                 total_OI = gradient_OI = torch.zeros_like(weight_OI)
             for rows in _blocks(*weight_OI.shape):
-                total_OI[rows] += gradient_NO[:, rows].T @ x_NI
+                total_OI[rows] += product(gradient_NO[:, rows].T, x_NI)
         if ctx.needs_input_grad[2]:
             gradient_O = gradient_NO.sum(dim=0)
         return gradient_NI, gradient_OI, gradient_O

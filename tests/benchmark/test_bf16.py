@@ -80,6 +80,8 @@ def test_training_and_evaluation_multiply_in_float32_where_bf16_is_slow(
         run_cell(*load_run([*tiny, *changes]), "test")
     expected = torch.bfloat16 if is_fast else torch.float32
     assert watch.dtypes["convolution"] == watch.dtypes["convolution_backward"] == {expected}
+    # Measures are computed in float32 anywhere, and so are losses.
+    assert (torch.bfloat16 in watch.dtypes["mm"]) == is_fast
 
 
 def test_nothing_changes_in_float32_or_on_a_gpu(is_fast: bool) -> None:
