@@ -248,7 +248,10 @@ class _Training:
         # What a step draws depends on nothing that ran before it, in any process. Ranks have
         # numbers of their own, or stochastic layers would treat the images of all of them alike.
         number = self._step_seed() + (self.world.rank << 53)
-        torch.manual_seed(number)
+        # torch.manual_seed takes a millisecond: it formats tracebacks for devices not in use.
+        torch.default_generator.manual_seed(number)
+        if self.compute.device.type == "cuda":
+            torch.cuda.manual_seed_all(number)
         random.seed(number)
         np.random.seed(number % 2**32)  # the global generator is the one that others may draw from
         cell = self.cell
