@@ -38,6 +38,7 @@ from regbench.reports.rows.significance import MIN_PAIRS
 from regbench.reports.rows.summary import Summary
 from regbench.sweeps.run import Execute, refuse_unfinished, run_grid, run_tuning
 from regbench.sweeps.search_spaces import fixed_settings, searches_of
+from regbench.text import counted
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
 from regbench.tracks.smoke import SMOKE, SmokeTest, smoke_test
@@ -92,7 +93,7 @@ class Challenge:
         return (
             f"{phases[0]} shipped cells again, a search with the images of {self.trials} trainings "
             f"for {self.label}, {finals} further seeds of the best: {sum(phases)} trainings; then "
-            f"up to {further} seeds while a verdict is open.\n"
+            f"up to {counted(further, 'seed')} while a verdict is open.\n"
             f"A shipped row took {minutes:.1f} minutes a training ({hardware}). At that speed, "
             f"{parallel} at a time, it is {rounds * minutes:.0f} to "
             f"{(rounds + further) * minutes:.0f} minutes."
@@ -129,7 +130,10 @@ class Challenge:
             if not still:
                 break
             names = ", ".join(verdict.label for verdict in still)
-            say(f"{placing.seeds} seeds do not tell {self.label} from {names}; one more may")
+            say(
+                f"after {placing.seeds} seeds {self.label} is not significantly different from "
+                f"{names}; one more may show a difference"
+            )
             seed = max(cell.seed for cell in final.cells) + 1
             cells = (*final.cells, replace(final.cells[0], seed=seed))
             final = replace(final, cells=cells, clusters=(*final.clusters, final.clusters[0]))

@@ -249,7 +249,10 @@ def test_a_challenge_takes_seeds_for_as_long_as_one_more_may_tell(
         ("mine", [0] * 5),
         *(("mine", each) for each in seeds),
     ]
-    assert said[-1] == "3 seeds do not tell KoLeo from VICReg; one more may"
+    assert said[-1] == (
+        "after 3 seeds KoLeo is not significantly different from VICReg; one more may show a "
+        "difference"
+    )
     assert [(verdict.label, verdict.words) for verdict in placing.verdicts] == [
         ("SimCLR", "worse than"),
         ("VICReg", "better than"),
