@@ -99,7 +99,7 @@ def load(directory: Path) -> Trained:
     cell = trained_cell(directory)
     if cell.baseline is not None and not cell.is_supervised:
         raise RegbenchError(f"{directory} is of {cell.label}, which has no backbone; give another")
-    if cell.dataset.source.vector_dim or cell.dataset.shared_bits:
+    if cell.dataset.source.drawn_shape or cell.dataset.shared_bits:
         what = (
             f"{directory} was trained on {cell.dataset.name!r}, whose examples are no plain images"
         )

@@ -245,9 +245,11 @@ class DatasetConfig:
             raise RegbenchError(f"{where}: mean and std need {self.channels} numbers each")
         if not self.num_classes and not self.source.own:
             raise RegbenchError(f"{where}: num_classes is at least 1")
-        if self.source.vector_dim and (self.image_size != 1 or self.train_per_class):
+        if (drawn := self.source.drawn_shape) and (
+            self.image_size != drawn[1] or self.train_per_class
+        ):
             raise RegbenchError(
-                f"{where}: examples are vectors, which are taken whole; set dataset.image_size=1 "
+                f"{where}: examples are drawn, and taken whole; set dataset.image_size={drawn[1]} "
                 "dataset.train_per_class=null, and dataset.source.train_examples for fewer labels"
             )
         if self.eval_resize < self.image_size:
@@ -261,7 +263,8 @@ class DatasetConfig:
         """Number of channels that the network is given: those of the images, or the values of a
         vector, and the shared bits.
         """
-        return (self.source.vector_dim or self.channels) + self.shared_bits
+        drawn = self.source.drawn_shape
+        return (drawn[0] if drawn else self.channels) + self.shared_bits
 
     @property
     def prepare_command(self) -> str:

@@ -18,7 +18,7 @@ _OPEN = ("num_classes", "image_size", "eval_resize", "channels", "mean", "std")
 _UNKNOWN_PX = 256
 # In fewer steps many methods end below the untrained network.
 _STEPS = 500
-# The other groups' settings where examples are vectors of known content.
+# The other groups' settings where content is known.
 _FOR_LATENTS = {
     "augmentation": "unaugmented",
     "network": "mlp",
@@ -65,8 +65,10 @@ def fitting(
     """
     source = dataset["source"]
     fitted: dict[str, Any] = {}
-    if source["name"] == "latents":
+    if source["name"] in ("latents", "latent_pictures"):
         fitted |= _FOR_LATENTS
+    if source["name"] == "latent_pictures":
+        fitted["network"] = "resnet_tiny"
     divided_by = ("train_per_class", "tuning_per_class", "train_list")
     if source.get("held_out") and any(source.get(name) is not None for name in divided_by):
         fitted["dataset.source.held_out"] = None

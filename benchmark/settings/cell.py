@@ -211,7 +211,7 @@ class Cell:
                 "network.predictor.depth=0 network.teacher=none with it"
             )
         self.augmentation.kinds(self.dataset.image_size)  # refuses views that cannot be cut
-        if self.dataset.source.vector_dim:
+        if self.dataset.source.drawn_shape:
             self._refuse_images()
         # Only the images tell the steps of an epoch, so a warm-up in steps is checked when they are
         # opened.
@@ -224,17 +224,17 @@ class Cell:
             )
 
     def _refuse_images(self) -> None:
-        """Refuse what only images can have, where examples are vectors."""
+        """Refuse what only images of a file can have, where examples are drawn."""
         for kind in self.augmentation.views.values():
             if replace(kind, count=1) != UNAUGMENTED:
                 raise RegbenchError(
-                    f"augmentation={self.augmentation.name}: data set {self.dataset.name!r} has "
-                    "vectors, which are not augmented; set augmentation=unaugmented network=mlp"
+                    f"augmentation={self.augmentation.name}: data set {self.dataset.name!r} is a "
+                    "latent world, whose examples are not augmented; set augmentation=unaugmented"
                 )
         if self.baseline in ("hog", "random_patches", "supcon"):
             raise RegbenchError(
                 f"baseline={self.baseline} is for images with classes, and data set "
-                f"{self.dataset.name!r} has vectors; choose raw_pixels, pca or supervised"
+                f"{self.dataset.name!r} is a latent world; choose raw_pixels, pca or supervised"
             )
 
     @property

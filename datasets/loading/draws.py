@@ -33,9 +33,12 @@ EVALUATION_VIEW = 2
 
 def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Apply the finalizer of SplitMix64, a bijection of 64-bit integers."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    z = z ^ (z >> np.uint64(30))  # a new array, which the rest changes in place
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return z
 
 
 def keys(seed: int, epoch: int, indices: Ints, purpose: int, view: int = 0) -> Keys:
@@ -61,7 +64,11 @@ def uniforms(key: Keys, first: int, count: int) -> Floats:
     """
     steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _GAMMA
     # The upper 53 bits, which a float64 holds exactly.
-    return (_mix(key[:, None] + steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    z = _mix(key[:, None] + steps)
+    z >>= np.uint64(11)
+    found = z.astype(np.float64)
+    found *= 2.0**-53
+    return found
 
 
 def epoch_order(seed: int, epoch: int, indices: Ints) -> Ints:

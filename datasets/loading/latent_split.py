@@ -9,18 +9,21 @@ K = clusters, U = uniform numbers of an example.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import Ints
-from regbench.datasets.sources.latents import Latents
+from regbench.datasets.sources.latents import LatentPictures, Latents
 
 LAW = 1
 """Version of the laws: other numbers from the same settings need another one."""
@@ -33,6 +36,10 @@ _SPLITS = ("unlabeled", "train", "tuning", "test")
 # Of the variance of clustered content, the part within a cluster.
 _WITHIN = 0.1
 _SLOPE = 0.2
+# Number of batches that are drawn at once.
+_AHEAD = 8
+# Side of the smallest square that a picture grows from, and of kernels; and channels on the way.
+_FIRST_PX, _WIDTH = 4, 16
 # Fineness of the tabulated law of von Mises and Fisher, and steps of the search for its parameter.
 _ANGLES, _HALVINGS = 10_001, 60
 
@@ -61,12 +68,27 @@ class LatentSplit:
         towards_style = random.standard_normal((source.content_dim, source.style_dim))
         self._style_of_content_CS = F.normalize(self._tensor(towards_style), dim=0)
         falling = torch.arange(1, source.content_dim + 1, dtype=torch.float64) ** -source.decay
+        self._kernels = []
+        if isinstance(source, LatentPictures):
+            self._kernels = self._drawn_kernels(source, random)
         self._deviation_C: Tensor | float = 1.0
         if source.prior == "anisotropic":
             self._deviation_C = (falling / falling.square().mean().sqrt()).to(self.device)
 
-    def _tensor(self, array: np.typing.NDArray[np.float64]) -> Tensor:
+    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
+
+    def _drawn_kernels(self, source: LatentPictures, random: np.random.Generator) -> list[Tensor]:
+        """Draw the kernels that lead from a vector to a square, and to others twice as large."""
+        doublings = (source.picture_px // _FIRST_PX).bit_length() - 1
+        widths = [source.observed_dim] + [_WIDTH] * doublings + [3]
+        kernels = []
+        for number, (width, next_width) in enumerate(itertools.pairwise(widths)):
+            # A pixel after the first kernel is a sum over four, and half of them were shrunk.
+            square = 2 * (1 + _SLOPE**2) * width if number else width
+            kernel = random.standard_normal((width, next_width, _FIRST_PX, _FIRST_PX))
+            kernels.append(self._tensor(kernel / math.sqrt(square)).float())
+        return kernels
 
     def __len__(self) -> int:
         """Count the examples."""
@@ -75,17 +97,21 @@ class LatentSplit:
     @functools.cached_property
     def labels(self) -> Ints:
         """The class of each example, (N,): its cluster, or the signs of its first values."""
-        everything = np.arange(len(self))
         if self.source.prior == "clusters":
-            return self._clusters(self._content_draws(everything)).cpu().numpy()
+            return self._clusters(self._content_draws()).cpu().numpy()
         signs = len(self.source.class_names).bit_length() - 1
-        positive = (self.content(everything)[:, :signs] > 0).long()
+        positive = (self._content_NC[:, :signs] > 0).long()
         return (positive * 2 ** torch.arange(signs, device=self.device)).sum(dim=1).cpu().numpy()
 
     def content(self, indices: Ints) -> Tensor:
         """Return the content of examples, (N, C) float64."""
+        return self._content_NC[self._tensor(indices)]
+
+    @functools.cached_property
+    def _content_NC(self) -> Tensor:
+        """The content of all examples; each batch of each epoch would draw it again."""
         source, width = self.source, self.source.content_dim
-        u_NU = self._content_draws(indices)
+        u_NU = self._content_draws()
         first_NC = u_NU[:, :width]
         if source.prior == "uniform":
             return math.sqrt(3) * (2 * first_NC - 1)
@@ -113,6 +139,8 @@ class LatentSplit:
     def style(self, content_NC: Tensor, normal_NS: Tensor) -> Tensor:
         """Return style of which the content decides a share, (N, S)."""
         share = self.source.dependence
+        if not share:
+            return self.source.style_strength * normal_NS
         decided_NS = content_NC @ self._style_of_content_CS
         free = math.sqrt(1 - share**2)
         return self.source.style_strength * (share * decided_NS + free * normal_NS)
@@ -121,6 +149,13 @@ class LatentSplit:
         self, seed: int, epoch: int, indices: Ints, views: Sequence[int]
     ) -> list[tuple[Tensor, Tensor]]:
         """Return content (N, C) and style (N, S) of each view of examples, in an epoch."""
+        drawn = self._drawn(seed, epoch, indices, views)
+        return [(content_NC, self.style(content_NC, normal_NS)) for content_NC, normal_NS in drawn]
+
+    def _drawn(
+        self, seed: int, epoch: int, indices: Ints, views: Sequence[int]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return content (N, C) and the normal numbers of the style (N, S) of each view."""
         source, found = self.source, []
         content_NC = self.content(indices)
         for view in views:
@@ -133,28 +168,47 @@ class LatentSplit:
                 count = 2 * source.content_dim + 1
                 shared_NU = draws.uniforms(key, 2 * source.style_dim, count)
                 view_NC = self._near(content_NC, shared_NU)
-            found.append((view_NC, self.style(view_NC, _bell(u_NU))))
+            found.append((view_NC, _bell(u_NU)))
         return found
 
     def observations(self, seed: int, epoch: int, indices: Ints, views: Sequence[int]) -> Tensor:
-        """Return the observations of views, (V, N, D, 1, 1) float32: images of one pixel."""
-        pairs = self.latents(seed, epoch, indices, views)
+        """Return the observations of views, float32: (V, N, D, 1, 1), or pictures
+        (V, N, 3, S, S).
+        """
+        return self._mixed(self.latents(seed, epoch, indices, views))
+
+    def _mixed(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Return the observations of the content and the style of views."""
         x_BD = torch.cat([torch.cat(pair, dim=1) for pair in pairs]).float() @ self._layers[0]
         for layer_DD in self._layers[1:]:
             x_BD = F.leaky_relu(x_BD, _SLOPE) @ layer_DD
-        return x_BD.view(len(views), len(indices), -1, 1, 1)
+        x_BCSS = x_BD[:, :, None, None]
+        if self._kernels:
+            first, *doubling = self._kernels
+            x_BCSS = F.conv_transpose2d(x_BCSS, first)
+            for kernel in doubling:
+                x_BCSS = F.leaky_relu(x_BCSS, _SLOPE)
+                x_BCSS = F.conv_transpose2d(x_BCSS, kernel, stride=2, padding=1)
+        return x_BCSS.unflatten(0, (len(pairs), -1))  # type: ignore[no-any-return]
 
     def stream(
         self, order: Ints, batch_size: int, seed: int, epoch: int, views: Sequence[int]
     ) -> Generator[tuple[Ints, Tensor]]:
         """Yield the indices and the observations of each batch of an epoch."""
-        for first in range(0, len(order), batch_size):
-            indices = order[first : first + batch_size]
-            yield indices, self.observations(seed, epoch, indices, views)
+        # Many small draws take longer than few large ones. Products are left to the batches, as
+        # their last bits depend on the size.
+        for first in range(0, len(order), _AHEAD * batch_size):
+            ahead = order[first : first + _AHEAD * batch_size]
+            drawn = self._drawn(seed, epoch, ahead, views)
+            for start in range(0, len(ahead), batch_size):
+                rows, pairs = slice(start, start + batch_size), []
+                for content_NC, normal_NS in drawn:
+                    pairs.append((content_NC[rows], self.style(content_NC[rows], normal_NS[rows])))
+                yield ahead[rows], self._mixed(pairs)
 
-    def _content_draws(self, indices: Ints) -> Tensor:
+    def _content_draws(self) -> Tensor:
         number = _SPLITS.index(self.path.stem)
-        key = draws.keys(self.source.world_seed, 0, indices, _CONTENT, number)
+        key = draws.keys(self.source.world_seed, 0, np.arange(len(self)), _CONTENT, number)
         return self._tensor(draws.uniforms(key, 0, 3 * self.source.content_dim + 1))
 
     def _clusters(self, u_NU: Tensor) -> Tensor:
@@ -208,7 +262,7 @@ def _bell(u_NU: Tensor, freedom: float | None = None) -> Tensor:
     """
     radius_NX, turn_NX = u_NU.chunk(2, dim=1)
     if freedom is None:
-        square_NX = -2 * torch.log1p(-radius_NX)
+        square_NX = radius_NX.neg().log1p_().mul_(-2)
     else:
         square_NX = freedom * ((1 - radius_NX) ** (-2 / freedom) - 1)
-    return square_NX.sqrt() * (2 * math.pi * turn_NX).cos()
+    return square_NX.sqrt_().mul_((2 * math.pi * turn_NX).cos_())

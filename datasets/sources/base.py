@@ -100,9 +100,9 @@ class Source(ABC):
         return {}
 
     @property
-    def vector_dim(self) -> int:
-        """The length of an example where it is a vector; 0: examples are images."""
-        return 0
+    def drawn_shape(self) -> tuple[int, int] | None:
+        """Channels and side of examples that loaders draw; None: examples are read from a file."""
+        return None
 
     @abstractmethod
     def open(self, folder: Path | None, downloads: Path) -> Contents:

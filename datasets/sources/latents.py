@@ -131,9 +131,9 @@ class Latents(Source):
                 )
 
     @property
-    def vector_dim(self) -> int:
-        """The length of an observation."""
-        return self.observed_dim
+    def drawn_shape(self) -> tuple[int, int]:
+        """Channels and side of an observation, which is an image of one pixel."""
+        return self.observed_dim, 1
 
     @property
     def counts(self) -> dict[str, int]:
@@ -156,3 +156,22 @@ class Latents(Source):
     def open(self, folder: Path | None, downloads: Path) -> Contents:
         """Return the classes alone: no file holds what is drawn where it is used."""
         return Contents({}, self.class_names)
+
+
+@register("latent_pictures")
+@settings
+class LatentPictures(Latents):
+    """Latent worlds seen as pictures: a fixed random deconvolution makes one of each vector.
+
+    Attributes:
+        picture_px: Side of a picture.
+    """
+
+    picture_px: Literal[8, 16, 32, 64] = 16
+
+    title = "pictures of generated latent variables"
+
+    @property
+    def drawn_shape(self) -> tuple[int, int]:
+        """Channels and side of a picture."""
+        return 3, self.picture_px

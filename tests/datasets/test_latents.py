@@ -34,6 +34,12 @@ def world(split: str = "unlabeled", **settings: Any) -> LatentSplit:
     return LatentSplit(source, Path(f"{split}.json"))
 
 
+def pictures(split: str = "unlabeled", **settings: Any) -> LatentSplit:
+    source = SOURCES.build("latent_pictures", **settings)
+    assert isinstance(source, Latents)
+    return LatentSplit(source, Path(f"{split}.json"))
+
+
 def config(*overrides: str) -> DatasetConfig:
     return load_dataset(["dataset=latents", *SMALL, *overrides])[0]
 
@@ -166,11 +172,14 @@ def test_the_numbers_of_this_version_of_the_laws() -> None:
     vmf = world(prior="sphere", sharing="vmf", correlation=0.9)
     ((content_NC, _),) = vmf.latents(1, 0, np.array([3]), [1])
     assert content_NC[0, :3].tolist() == pytest.approx(GOLDEN["shared"], abs=1e-5)
+    picture_CSS = pictures("test").observations(0, 0, np.array([3]), [2])[0, 0]
+    assert picture_CSS[0, 8, 8:12].tolist() == pytest.approx(GOLDEN["picture"], abs=1e-5)
 
 
 GOLDEN = {
     "observation": [-0.5851588, 0.9684512, 0.2201557, -0.4992549],
     "shared": [1.3977011, 0.2723513, -1.3280873],
+    "picture": [0.7506685, -2.2461388, 0.0508497, -0.6031364],
 }
 
 
@@ -183,6 +192,23 @@ def test_the_mixing_can_be_inverted() -> None:
     hidden_ND = torch.where(hidden_ND < 0, hidden_ND / 0.2, hidden_ND) @ first.T
     expected_ND = torch.cat([content_NC, style_NS], dim=1).float()
     assert torch.allclose(hidden_ND, expected_ND, atol=1e-3)
+
+
+@pytest.mark.parametrize("side_px", [8, 16, 32, 64])
+def test_pictures_show_the_vectors_of_the_same_world(side_px: int) -> None:
+    split, some = pictures(picture_px=side_px), np.arange(400)
+    (picture_NCSS,) = split.observations(0, 0, some, [0])
+    assert picture_NCSS.shape == (400, 3, side_px, side_px)
+    assert picture_NCSS.std().item() == pytest.approx(0.8, abs=0.15)
+    assert torch.equal(split.content(some), world().content(some))
+    # Another draw of all that is behind a vector leaves its picture: those of vectors that are near
+    # are near, so that the nearest vector has the nearest picture mostly.
+    vector_ND = world().observations(0, 0, some, [0]).flatten(2)[0]
+    nearest = []
+    for x_NX in (vector_ND, picture_NCSS.flatten(1)):
+        distance_NN = torch.cdist(x_NX, x_NX).fill_diagonal_(torch.inf)
+        nearest.append(distance_NN.argmin(dim=1))
+    assert (nearest[0] == nearest[1]).double().mean() > 0.3
 
 
 def test_batches_of_the_loaders(tmp_path: Path) -> None:
@@ -237,7 +263,7 @@ def test_files_say_what_examples_are_drawn_by(tmp_path: Path) -> None:
         Manifest.load(tmp_path, "latents").require(config("dataset.source.depth=1"), tmp_path)
 
 
-@pytest.mark.parametrize("name", [name for name in preset_files("dataset") if "latents" in name])
+@pytest.mark.parametrize("name", [name for name in preset_files("dataset") if "latent" in name])
 def test_presets_can_be_prepared(name: str, tmp_path: Path) -> None:
     assert prepare(dataset_preset(name), tmp_path).name == name
 
@@ -254,8 +280,8 @@ REFUSED = {
     "dataset.source.imbalance=1.5": "without effect with dataset.source.prior=normal; set "
     "dataset.source.prior=clusters too",
     "dataset.train_per_class=5": "set dataset.image_size=1 dataset.train_per_class=null",
-    "augmentation=small_grey": "which are not augmented; set augmentation=unaugmented network=mlp",
-    "augmentation=unaugmented augmentation.views.draw.flip_p=0.5": "which are not augmented",
+    "augmentation=small_grey": "whose examples are not augmented; set augmentation=unaugmented",
+    "augmentation=unaugmented augmentation.views.draw.flip_p=0.5": "whose examples are not augmented",
     "baseline=hog epochs=0": "choose raw_pixels, pca or supervised",
 }
 
