@@ -35,6 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from regbench.benchmark.machine.bf16 import as_on_gpu
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.assembly import build_teacher, new_network, views_dtype
 from regbench.benchmark.training.network import SiameseNetwork
@@ -92,6 +93,7 @@ def predict(
     with (
         _ranks(world_size) as group,
         panels_of("cuda"),
+        as_on_gpu(),
         FakeTensorMode(),
         Accounts(world_size) as accounts,
     ):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,18 @@ from regbench.benchmark.machine.description import has_fast_bf16
 
 _PRODUCTS = {torch.conv1d, torch.conv2d, torch.conv3d, F.linear}
 _PRODUCTS |= {torch.bmm, torch.matmul, torch.mm, Tensor.__matmul__, Tensor.matmul}
+_IN_FLOAT32 = ContextVar("in_float32", default=False)
+_AS_ON_GPU = ContextVar("as_on_gpu", default=False)
+
+
+@contextlib.contextmanager
+def as_on_gpu() -> Iterator[None]:
+    """Multiply as a GPU does, whatever this processor is: for tensors without data."""
+    before = _AS_ON_GPU.set(True)
+    try:
+        yield
+    finally:
+        _AS_ON_GPU.reset(before)
 
 
 def fast_bf16(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
@@ -29,15 +43,19 @@ def fast_bf16(device: torch.device, precision: str) -> contextlib.AbstractContex
         device: The device that computes.
         precision: "bf16" or "fp32".
     """
-    if precision == "fp32" or device.type != "cpu" or has_fast_bf16():
+    if precision == "fp32" or device.type != "cpu" or _AS_ON_GPU.get() or has_fast_bf16():
         return contextlib.nullcontext()
     return ProductsInFloat32()
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply two matrices as the context does, in a backward pass, where it has ended."""
-    if a.dtype != torch.bfloat16 or a.device.type != "cpu" or has_fast_bf16():
-        return a @ b
+def multiplier() -> Callable[[Tensor, Tensor], Tensor]:
+    """Return what multiplies two matrices as the context around this call does: for a backward
+    pass, where the context has ended.
+    """
+    return _multiplied_in_float32 if _IN_FLOAT32.get() else torch.matmul
+
+
+def _multiplied_in_float32(a: Tensor, b: Tensor) -> Tensor:
     return (a.float() @ b.float()).bfloat16()
 
 
@@ -45,6 +63,17 @@ class ProductsInFloat32(TorchFunctionMode):
     """Computes convolutions and matrix products under bf16 autocast from rounded factors in
     float32.
     """
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._before = _IN_FLOAT32.set(True)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        """End."""
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        _IN_FLOAT32.reset(self._before)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regbench.benchmark.machine.bf16 import product
+from regbench.benchmark.machine.bf16 import multiplier
 
 
 class SmallLinear(nn.Linear):
@@ -55,6 +55,7 @@ class _CastLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         ctx.save_for_backward(x_NI, weight_OI)
+        ctx.multiply = multiplier()
         out_NO = x_NI.new_empty(len(x_NI), len(weight_OI))
         for rows in _blocks(*weight_OI.shape):
             bias = None if bias_O is None else bias_O[rows].to(x_NI.dtype)
@@ -69,13 +70,14 @@ class _CastLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             gradient_NI = torch.empty_like(x_NI)
             for columns in _blocks(*weight_OI.T.shape):
-                gradient_NI[:, columns] = product(gradient_NO, weight_OI[:, columns].to(x_NI.dtype))
+                cast_OI = weight_OI[:, columns].to(x_NI.dtype)
+                gradient_NI[:, columns] = ctx.multiply(gradient_NO, cast_OI)
         if ctx.needs_input_grad[1]:
             total_OI = weight_OI.grad
             if total_OI is None:  # then autograd takes the gradient, as of any layer
                 total_OI = gradient_OI = torch.zeros_like(weight_OI)
             for rows in _blocks(*weight_OI.shape):
-                total_OI[rows] += product(gradient_NO[:, rows].T, x_NI)
+                total_OI[rows] += ctx.multiply(gradient_NO[:, rows].T, x_NI)
         if ctx.needs_input_grad[2]:
             gradient_O = gradient_NO.sum(dim=0)
         return gradient_NI, gradient_OI, gradient_O

@@ -227,6 +227,17 @@ def test_the_work_of_a_step_is_that_of_all_ranks() -> None:
     assert four.flop_per_step == pytest.approx(one.flop_per_step, rel=0.01)
 
 
+def test_it_does_not_matter_where_it_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that multiplies bf16 slowly does so in float32, and a GPU does not."""
+    cell = load_run(["method=vicreg", "embedding_dim=512", "batch_size=64"])[0]
+    found = []
+    for is_fast in (True, False):
+        monkeypatch.setattr("regbench.benchmark.machine.bf16.has_fast_bf16", lambda it=is_fast: it)
+        found.append(predict(cell))
+    assert cell.precision == "bf16"
+    assert found[0] == found[1]
+
+
 def test_micro_batches_need_less() -> None:
     cell = small_cell("batch_size=64")
     parts = replace(cell, micro_batch_size=16)
