@@ -70,8 +70,9 @@ class _CastLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             gradient_NI = torch.empty_like(x_NI)
             for columns in _blocks(*weight_OI.T.shape):
-                cast_OI = weight_OI[:, columns].to(x_NI.dtype)
-                gradient_NI[:, columns] = ctx.multiply(gradient_NO, cast_OI)
+                gradient_NI[:, columns] = ctx.multiply(
+                    gradient_NO, weight_OI[:, columns].to(x_NI.dtype)
+                )
         if ctx.needs_input_grad[1]:
             total_OI = weight_OI.grad
             if total_OI is None:  # then autograd takes the gradient, as of any layer
