@@ -35,7 +35,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from regbench.benchmark.machine.bf16 import as_on_gpu
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.assembly import build_teacher, new_network, views_dtype
 from regbench.benchmark.training.network import SiameseNetwork
@@ -43,7 +42,7 @@ from regbench.benchmark.training.step import Step
 from regbench.benchmark.training.teacher import Teacher
 from regbench.errors import RegbenchError
 from regbench.methods import Engine
-from regbench.methods.forms.pairwise import panels_of
+from regbench.methods.forms.pairwise import as_on
 
 _ALLOCATION_BYTES = 512  # what the CUDA allocator rounds up to
 
@@ -92,8 +91,7 @@ def predict(
         )
     with (
         _ranks(world_size) as group,
-        panels_of("cuda"),
-        as_on_gpu(),
+        as_on("cuda"),
         FakeTensorMode(),
         Accounts(world_size) as accounts,
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Self
 
@@ -13,21 +13,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regbench.benchmark.machine.description import has_fast_bf16
+from regbench.methods.forms.pairwise import planned_kind
 
 _PRODUCTS = {torch.conv1d, torch.conv2d, torch.conv3d, F.linear}
 _PRODUCTS |= {torch.bmm, torch.matmul, torch.mm, Tensor.__matmul__, Tensor.matmul}
 _IN_FLOAT32 = ContextVar("in_float32", default=False)
-_AS_ON_GPU = ContextVar("as_on_gpu", default=False)
-
-
-@contextlib.contextmanager
-def as_on_gpu() -> Iterator[None]:
-    """Multiply as a GPU does, whatever this processor is: for tensors without data."""
-    before = _AS_ON_GPU.set(True)
-    try:
-        yield
-    finally:
-        _AS_ON_GPU.reset(before)
 
 
 def fast_bf16(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
@@ -43,7 +33,7 @@ def fast_bf16(device: torch.device, precision: str) -> contextlib.AbstractContex
         device: The device that computes.
         precision: "bf16" or "fp32".
     """
-    if precision == "fp32" or device.type != "cpu" or _AS_ON_GPU.get() or has_fast_bf16():
+    if precision == "fp32" or planned_kind(device) != "cpu" or has_fast_bf16():
         return contextlib.nullcontext()
     return ProductsInFloat32()
 

@@ -67,10 +67,10 @@ class LatentSplit:
         )
         towards_style = random.standard_normal((source.content_dim, source.style_dim))
         self._style_of_content_CS = F.normalize(self._tensor(towards_style), dim=0)
-        falling = torch.arange(1, source.content_dim + 1, dtype=torch.float64) ** -source.decay
         self._kernels = []
         if isinstance(source, LatentPictures):
             self._kernels = self._drawn_kernels(source, random)
+        falling = torch.arange(1, source.content_dim + 1, dtype=torch.float64) ** -source.decay
         self._deviation_C: Tensor | float = 1.0
         if source.prior == "anisotropic":
             self._deviation_C = (falling / falling.square().mean().sqrt()).to(self.device)

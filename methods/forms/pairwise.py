@@ -42,8 +42,8 @@ _planned_device: ContextVar[str | None] = ContextVar("planned_device", default=N
 
 
 @contextlib.contextmanager
-def panels_of(device: str) -> Iterator[None]:
-    """Cut panels as on another device, to count what it would need."""
+def as_on(device: str) -> Iterator[None]:
+    """Compute as on another kind of device, to count what it would need."""
     token = _planned_device.set(device)
     try:
         yield
@@ -82,12 +82,13 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=True)
 
 
-def _device(like: Tensor) -> str:
-    return _planned_device.get() or like.device.type
+def planned_kind(device: torch.device) -> str:
+    """Return the kind of device to compute for: the device's own, but for `as_on`."""
+    return _planned_device.get() or device.type
 
 
 def _panel_bytes(like: Tensor) -> int:
-    return PANEL_BYTES.get(_device(like), PANEL_BYTES["cpu"])
+    return PANEL_BYTES.get(planned_kind(like.device), PANEL_BYTES["cpu"])
 
 
 # Plain formulas: what the streamed functions must equal.
@@ -220,11 +221,11 @@ def panels(
         lower: Factor, by device, that makes the panels lower for a caller who keeps more tensors of
             their size.
     """
-    if _device(like) == "cpu":
+    if planned_kind(like.device) == "cpu":
         height = max(128, -(-rows // 8)) if triangle else 512
     else:
         height = max(512, -(-rows // (4 if triangle else 2)))
-    columns *= lower.get(_device(like), 1)
+    columns *= lower.get(planned_kind(like.device), 1)
     height = max(16, min(height, _panel_bytes(like) // max(1, columns * like.element_size())))
     for start in range(0, rows, height):
         yield slice(start, min(start + height, rows))

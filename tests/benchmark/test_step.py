@@ -22,7 +22,7 @@ from regbench.benchmark.training.optimizers.base import OPTIMIZERS
 from regbench.benchmark.training.optimizers.lars import LARS
 from regbench.benchmark.training.step import Step
 from regbench.methods import Engine, build, names
-from regbench.methods.forms.pairwise import panels_of
+from regbench.methods.forms.pairwise import as_on
 from tests.launches import LaunchCounter
 from tests.plain_network import PlainSiameseNetwork
 
@@ -261,7 +261,7 @@ def test_no_loss_has_many_operations_or_one_that_a_gpus_host_waits_for(
     monkeypatch.setattr(torch, "tensor", _refuse_to_copy)
     for n, q in ((256, 8192), (4096, 2048), (2048, 32768)):
         z1, z2 = torch.empty(2, n, q, device="meta").requires_grad_()
-        with panels_of("cuda"), Waits() as waits, LaunchCounter() as operations:
+        with as_on("cuda"), Waits() as waits, LaunchCounter() as operations:
             build(name).loss(z1, z2, engine=Engine(draw_seed=lambda: 0)).backward()
         # Whether a Cholesky factor was found.
         assert waits.found <= {"_linalg_check_errors"}

@@ -52,7 +52,7 @@ def test_a_gpu_gets_few_large_panels_and_a_plan_counts_those() -> None:
 
     on_gpu, on_cpu = products("cuda:0"), products("cpu")
     assert on_gpu <= 48 and on_cpu >= 8 * on_gpu
-    with pairwise.panels_of("cuda"):
+    with pairwise.as_on("cuda"):
         assert products("cpu") == on_gpu
     assert products("cpu") == on_cpu
     # Of 512 rows one panel for each view: the inner products and the gradient, in two parts, of
