@@ -211,6 +211,14 @@ def test_pictures_show_the_vectors_of_the_same_world(side_px: int) -> None:
     assert (nearest[0] == nearest[1]).double().mean() > 0.3
 
 
+def test_a_network_of_images_is_chosen_for_pictures() -> None:
+    chosen = {
+        name: load_run([f"dataset={name}"])[0].network for name in ("latents", "latent_pictures")
+    }
+    assert type(chosen["latents"].backbone).__name__ == "MLP"
+    assert "ResNet" in type(chosen["latent_pictures"].backbone).__name__
+
+
 def test_batches_of_the_loaders(tmp_path: Path) -> None:
     dataset, views = config(), plain_views()
     prepare(dataset, tmp_path)
