@@ -77,6 +77,7 @@ def tune(
         search is None
     ):  # what a search tries follows from its scores, some of which may be gone once it has chosen
         _refuse_more(sweep.cells, folder)
+    _refuse_other_repeats(folder, repeats)
     while not (folder / TUNING_CHOICE).exists():
         # Each time, because the file closes the test split, and has to name a cell before it runs.
         begin(sweep.cells, folder, Path(sweep.runtime.data_dir), search)
@@ -214,6 +215,19 @@ def _refuse_more(cells: Sequence[Cell], folder: Path) -> None:
         raise RegbenchError(
             f"{folder} has made its choice among other cells; a tuning with more of them needs "
             "another name"
+        )
+
+
+def _refuse_other_repeats(folder: Path, repeats: int) -> None:
+    """Refuse to take the choices of another number of searches for those that are asked for."""
+    choice = read_choice(folder)
+    if choice is None:
+        return
+    searches = 1 + max(entry.search or 0 for entry in choice.choices)
+    if searches != repeats:
+        raise RegbenchError(
+            f"{folder} has made its choice with --repeats {searches}; a tuning with --repeats "
+            f"{repeats} needs another name"
         )
 
 

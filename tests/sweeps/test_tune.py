@@ -1084,6 +1084,11 @@ def test_each_search_of_a_repeated_tuning_has_seeds_and_configurations_of_its_ow
         tune.how_chosen(folder / other.id, other, final=True)
     with pytest.raises(RegbenchError, match="this search began with --repeats 3"):
         propose(str(path), [], 3, 2)
+    for name in ("search.json", "tune.json"):  # they are in no bundle that is unpacked
+        (folder / name).unlink()
+    with pytest.raises(RegbenchError, match="has made its choice with --repeats 3"):
+        search(path, folder, 3, peak(100.0), repeats=2)
+    assert search(path, folder, 3, peak(100.0), repeats=3).sha256 == choice.sha256
 
 
 def test_a_repeated_grid_chooses_in_each_repeat(
