@@ -40,6 +40,11 @@ images/s).
 _Times = Mapping[str, Sequence[tuple[float, float]]]
 """Kind of cell -> GPU seconds of each that has run: per epoch, and for the rest."""
 
+_NEEDS: dict[tuple[Any, ...], Needs] = {}
+"""What was predicted, by what it depends on: it takes seconds, and most cells of a grid, and the
+next plan of the same process, need the same.
+"""
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -74,20 +79,17 @@ def plan(sweep: Sweep) -> list[Planned]:
     """
     runs = Path(sweep.runtime.runs_dir)
     times = _times(runs)
-    # A prediction takes a while, and many cells of a grid have the same.
-    shapes: dict[Any, Needs] = {}
     planned = []
     pairs = zip(sweep.cells, sweep.clusters, strict=True)
     for cell, cluster in tqdm(pairs, "plan", len(sweep.cells), leave=False, disable=None):
         pretrain = cluster.at("pretrain")
         needs = None
         if cell.epochs and cell.method.has_code:
-            shape = _shape(cell, pretrain.processes)
-            if shape not in shapes:
-                shapes[shape] = predict(
-                    cell, world_size=pretrain.processes, loss_form=sweep.runtime.loss_form
-                )
-            needs = shapes[shape]
+            form = sweep.runtime.loss_form
+            shape = (*_shape(cell, pretrain.processes), form)
+            if shape not in _NEEDS:
+                _NEEDS[shape] = predict(cell, world_size=pretrain.processes, loss_form=form)
+            needs = _NEEDS[shape]
         fits = None  # as long as nobody says what memory the GPUs have
         if needs is not None and pretrain.gpu_memory_gib is not None:
             fits = needs.peak_bytes <= GPU_SHARE * pretrain.gpu_memory_gib * 2**30
@@ -143,12 +145,11 @@ def refuse_oversized(sweep: Sweep) -> None:
         )
 
 
-def _shape(cell: Cell, processes: int) -> Any:
+def _shape(cell: Cell, processes: int) -> tuple[Any, ...]:
     """Return what the needs of a step depend on.
 
     A grid has many seeds, rates and hyperparameters, which do not.
     """
-    method = methods.registry_name(cell.method)
     sizes = (
         cell.embedding_dim,
         cell.output_dim,
@@ -159,7 +160,7 @@ def _shape(cell: Cell, processes: int) -> Any:
     )
     views = (*cell.augmentation.sizes_px(cell.dataset.image_size), cell.dataset.channels)
     trained = (cell.network, cell.dataset.image_size, type(cell.optimizer), cell.baseline)
-    return (method, cell.method.forms, sizes, views, trained)
+    return (type(cell.method), cell.method.forms, sizes, views, trained)
 
 
 def _times(runs: Path) -> _Times:

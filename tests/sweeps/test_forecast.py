@@ -232,6 +232,7 @@ def test_cells_of_one_shape_are_predicted_once(
     assert entry.needs is not None
     needed = entry.needs
     monkeypatch.setattr("regbench.sweeps.forecast.predict", predicted)
+    monkeypatch.setattr("regbench.sweeps.forecast._NEEDS", {})
     warmup = "optimizer.warmup_epochs=1"
     alike = [[], ["seed=1"], ["optimizer.base_lr=2"], ["method.alignment_weight=7"], ["epochs=9"]]
     apart = [
