@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from regbench.benchmark.backbones.base import BACKBONES
+from regbench.benchmark.machine.bf16 import fast_bf16
 from regbench.benchmark.settings.architecture import NetworkConfig, ProjectorConfig
 from regbench.benchmark.training import layers
 from regbench.benchmark.training.network import SiameseNetwork
@@ -54,7 +55,10 @@ def gradients(
     network.to(memory_format=layout)
     for p in network.parameters():
         p.grad = torch.zeros_like(p) if given else None
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
+        fast_bf16(torch.device("cpu"), precision),
+    ):
         embeddings = network(*views(0, layout))
     weights = [torch.linspace(-1, 1, z.numel()).view_as(z).to(z.dtype) for z in embeddings]
     torch.autograd.backward(embeddings, weights)
