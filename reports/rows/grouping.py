@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,31 +33,6 @@ from regbench.reports.rows.summary import DASH, Configuration, Row, Summary
 _PLANNED = ("embedding_dim", "batch_size", "epochs")
 
 
-@dataclass
-class _Task:
-    """The records of a task.
-
-    Attributes:
-        records: Records that can stand in a table, by cell id.
-        sweeps: Names of their sweeps, as an ordered set.
-        short: Records of short trainings of a search, by configuration.
-    """
-
-    records: dict[str, Record] = field(default_factory=dict)
-    sweeps: dict[str, None] = field(default_factory=dict)
-    short: dict[Settings, list[Record]] = field(default_factory=dict)
-
-    @property
-    def first(self) -> Record:
-        """Any record, for what all share."""
-        return next(iter(self.records.values()))
-
-    @property
-    def name(self) -> str:
-        """The sweeps, which may be those of another task too."""
-        return " + ".join(self.sweeps) + " (chosen on the test set)" * self.first.on_test
-
-
 def summarize(
     records: Sequence[Record],
     missing: Sequence[Missing] = (),
@@ -74,56 +49,62 @@ def summarize(
         short: Good ones too, of trainings that are steps of a search.
     """
     settings = {record: row_settings(record) for record in records}
-    tasks: dict[object, _Task] = {}
+    tasks: dict[tuple[bool, Settings], list[Record]] = {}
     for record in records:
-        task = tasks.setdefault(task_of(record, settings[record]), _Task())
-        task.sweeps[record.sweep] = None
-        known = task.records.get(record.cell_id)
-        if known is None or known.status == "tuned":  # a cell that two sweeps share counts once
-            task.records[record.cell_id] = record
+        tasks.setdefault(task_of(record, settings[record]), []).append(record)
+    short_of: dict[object, dict[Settings, list[Record]]] = {}
     for record in short:
-        of_task = tasks.get(task_of(record))
-        if of_task is not None:
-            of_task.short.setdefault(configuration_settings(record), []).append(record)
-    in_order = sorted(tasks.values(), key=lambda task: task.first.on_test)
+        of_task = short_of.setdefault(task_of(record), {})
+        of_task.setdefault(configuration_settings(record), []).append(record)
     summaries = []
-    for name, task in zip(_names(in_order), in_order, strict=True):
-        own = _own_choices(task, choices or {})
-        summary = Summary(name, tuple(task.sweeps), tuple(task.records.values()), own)
-        summary.short += [Configuration(tuple(seeds)) for seeds in task.short.values()]
+    for task in sorted(tasks, key=lambda task: task[0]):
+        by_id: dict[str, Record] = {}
+        sweeps: dict[str, None] = {}
+        for record in tasks[task]:
+            sweeps[record.sweep] = None
+            known = by_id.get(record.cell_id)
+            if known is None or known.status == "tuned":  # a cell that two sweeps share counts once
+                by_id[record.cell_id] = record
+        summary = Summary(tuple(sweeps), tuple(by_id.values()))
+        summary.choices = _own_choices(summary, choices or {})
+        summary.short += [Configuration(tuple(seeds)) for seeds in short_of.get(task, {}).values()]
         _fill(summary, settings)
         summaries.append(summary)
+    _name(summaries)
     _place_missing(summaries, missing)
     return summaries
 
 
-def _names(tasks: Sequence[_Task]) -> list[str]:
+def _name(summaries: Sequence[Summary]) -> None:
     """Name each task by its sweeps, and by its data set and backbone where others have the same
     sweeps.
     """
-    shared = Counter(task.name for task in tasks)
-    names: list[str] = []
-    for task in tasks:
-        name = task.name
-        if shared[name] > 1:
-            name += f": {task.first.cell['dataset']['name']}, {task.first.backbone}"
+    shared = Counter((summary.sweeps, summary.on_test) for summary in summaries)
+    names: set[str] = set()
+    for summary in summaries:
+        first = summary.records[0]
+        name = " + ".join(summary.sweeps) + " (chosen on the test set)" * summary.on_test
+        if shared[summary.sweeps, summary.on_test] > 1:
+            name += f": {first.cell['dataset']['name']}, {first.backbone}"
         while name in names:  # what differs then is hidden deep in the settings
             name += " (another evaluation or image size)"
-        names.append(name)
-    return names
+        names.add(name)
+        summary.name = name
 
 
-def _own_choices(task: _Task, choices: Mapping[Path, TuningChoice]) -> dict[Path, TuningChoice]:
+def _own_choices(
+    summary: Summary, choices: Mapping[Path, TuningChoice]
+) -> dict[Path, TuningChoice]:
     """Select the choices of a task's sweeps, and those that its records name."""
     # A sweep may have been copied, but its records still name the choice by the sweep's first name.
     named = set()
-    for record in task.records.values():
+    for record in summary.records:
         how = record.choice.get("hyperparameters", {})
         named.add(str(how.get("record")))
     own = {}
     for path, choice in choices.items():
         place = path.absolute()
-        if place.parent.name in task.sweeps or "/".join(place.parts[-2:]) in named:
+        if place.parent.name in summary.sweeps or "/".join(place.parts[-2:]) in named:
             own[path] = choice
     return own
 
@@ -169,14 +150,13 @@ def _choose(
     if len(alive) < 2:
         # Any one stands for the method if all diverged, so that the table says that it did.
         return [*alive, *configurations][0]
-    best, highest = None, -math.inf
+    means = {}
     for configuration in alive:
         found = configuration.score(score, split)
         if found is None:
             return None
-        if found.mean > highest:
-            best, highest = configuration, found.mean
-    return best
+        means[configuration] = found.mean
+    return max(means, key=lambda configuration: means[configuration])
 
 
 def _all_searches(chosen: Configuration, configurations: Sequence[Configuration]) -> Configuration:
@@ -225,16 +205,14 @@ def _order(row: Row, headline: Score | None) -> tuple[bool, float]:
 
 def _place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> None:
     """Assign each cell without a record to its row, as far as its plan identifies one."""
-    plans = []
-    for summary in summaries:
-        first = summary.records[0]
-        plans.append({"dataset": first.cell["dataset"]["name"], "backbone": first.backbone})
-    groups: dict[tuple[int, object], list[Missing]] = {}
+    groups: dict[tuple[Summary, object], list[Missing]] = {}
     for cell in missing:
         tasks = []
-        for place, summary in enumerate(summaries):
-            if cell.sweep in summary.sweeps and _agrees(cell.plan, plans[place]):
-                tasks.append(place)
+        for summary in summaries:
+            first = summary.records[0]
+            plan = {"dataset": first.cell["dataset"]["name"], "backbone": first.backbone}
+            if cell.sweep in summary.sweeps and _agrees(cell.plan, plan):
+                tasks.append(summary)
                 if cell.failure:
                     summary.failures.append(cell)
         # Nobody knows where a cell will stand whose plan fits two tasks.
@@ -242,7 +220,7 @@ def _place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> 
             # One group of all sweeps, as several may plan the same cells.
             groups.setdefault((tasks[0], (cell.label, *sorted(cell.plan.items()))), []).append(cell)
     for (task, _), cells in groups.items():
-        _place(summaries[task], cells)
+        _place(task, cells)
 
 
 def _place(summary: Summary, cells: Sequence[Missing]) -> None:

@@ -196,10 +196,10 @@ class Summary:
     """One task.
 
     Attributes:
-        name: The sweeps that the cells come from, with the task where that does not tell it from
-            others.
         sweeps: Names of the sweeps.
         records: The good records, each cell once.
+        name: The sweeps that the cells come from, with the task where that does not tell it from
+            others.
         choices: Choices of the tunings of these cells, by the path of their file.
         varying: The settings that tell its trained cells apart, by their full names.
         configurations: All configurations tried, in the order of their labels.
@@ -213,10 +213,10 @@ class Summary:
             others have none of them.
     """
 
-    name: str
     sweeps: tuple[str, ...]
     records: tuple[Record, ...]
-    choices: Mapping[Path, TuningChoice]
+    name: str = ""
+    choices: Mapping[Path, TuningChoice] = field(default_factory=dict)
     varying: Sequence[str] = ()
     configurations: list[Configuration] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
