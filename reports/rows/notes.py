@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.rundir.record import Record, Score
 from regbench.reports.rows.deviations import nested_deviations
 from regbench.reports.rows.significance import LEVEL, POWER, images_for
-from regbench.reports.rows.summary import CONTENT, Summary, mean_of
+from regbench.reports.rows.summary import CONTENT, Row, Summary, mean_of
 from regbench.text import counted
 
 # A note is one paragraph below a table: of what is listed in it, a reader sees the first few and
@@ -38,6 +38,13 @@ def task_notes(summary: Summary) -> list[str]:
             "them with each other only."
         )
     notes.append(_budget(summary))
+    diverged, at_edge = [], []
+    for row in summary.rows:
+        if row.diverged:
+            diverged.append(f"{row.name} ({row.diverged} of {counted(len(row.records), 'cell')})")
+        edges = [f"{side} {key.removeprefix('method.')}" for key, side in row.edges.items()]
+        if edges:
+            at_edge.append(f"{row.name} ({', '.join(edges)})")
     for beginning, names in (
         (
             "Not in the table, as not all of several configurations have a score to choose by",
@@ -46,12 +53,9 @@ def task_notes(summary: Summary) -> list[str]:
         ("Not in the table, as tuned without final scores yet", summary.waiting),
         (
             "† diverged (loss not finite, or embeddings collapsed) and not counted in the means",
-            _diverged(summary),
+            diverged,
         ),
-        (
-            "‡ chosen at the edge of what was tried, so a better value may lie beyond",
-            _edges(summary),
-        ),
+        ("‡ chosen at the edge of what was tried, so a better value may lie beyond", at_edge),
     ):
         if names:
             notes.append(f"{beginning}: {'; '.join(names)}.")
@@ -100,23 +104,6 @@ def _budget(summary: Summary) -> str:
     return f"Unequal tuning budgets, so compare with care, {chosen} ({budgets_of_rows})."
 
 
-def _diverged(summary: Summary) -> list[str]:
-    listed = []
-    for row in summary.rows:
-        if row.diverged:
-            listed.append(f"{row.name} ({row.diverged} of {counted(len(row.records), 'cell')})")
-    return listed
-
-
-def _edges(summary: Summary) -> list[str]:
-    listed = []
-    for row in summary.rows:
-        edges = [f"{side} {key.removeprefix('method.')}" for key, side in row.edges.items()]
-        if edges:
-            listed.append(f"{row.name} ({', '.join(edges)})")
-    return listed
-
-
 def _missing(summary: Summary) -> str:
     """Count what is planned and not finished, and what failed."""
     texts = []
@@ -161,10 +148,9 @@ def _origins(summary: Summary) -> str:
 def way_notes(summary: Summary) -> list[str]:
     """Describe where the share of the way begins and ends, by each score that has one."""
     ends = []
-    for name in summary.leading:
-        trivial, lead = summary.best_trivial(name), _lead_of_labels(summary, name)
-        if trivial is not None and lead is not None and lead > 0:
-            ends.append(f"{summary.scores[name].title} {trivial.label} ({lead:.1f} away)")
+    for score, trivial, lead in _leads_of_labels(summary):
+        if lead > 0:
+            ends.append(f"{score.title} {trivial.label} ({lead:.1f} away)")
     if not ends:
         return []
     notes = [
@@ -181,24 +167,25 @@ def way_notes(summary: Summary) -> list[str]:
     return notes
 
 
-def _lead_of_labels(summary: Summary, name: str) -> float | None:
-    """Return by how much the supervised row is better than the best untrained one, to a tenth."""
-    trivial, supervised = summary.best_trivial(name), summary.supervised(name)
-    if trivial is None or supervised is None:
-        return None
-    sign = -1 if summary.scores[name].higher_is_better is False else 1
-    return round(sign * (mean_of(supervised, name) - mean_of(trivial, name)), 1)
+def _leads_of_labels(summary: Summary) -> Iterator[tuple[Score, Row, float]]:
+    """Yield each leading score that both have, the best untrained row, and by how much the
+    supervised one is better, to a tenth.
+    """
+    for name in summary.leading:
+        score, trivial = summary.scores[name], summary.best_trivial(name)
+        supervised = summary.supervised(name)
+        if trivial is not None and supervised is not None:
+            sign = -1 if score.higher_is_better is False else 1
+            lead = sign * (mean_of(supervised, name) - mean_of(trivial, name))
+            yield score, trivial, round(lead, 1)
 
 
 def task_gate(summary: Summary) -> str:
     """Warn of a task on which labels lead the best untrained row by less than `GATE_POINTS`."""
     narrow = []
-    for name in summary.leading:
-        trivial, lead = summary.best_trivial(name), _lead_of_labels(summary, name)
-        if trivial is None or lead is None or summary.scores[name].unit != "%":
-            continue
-        if lead < GATE_POINTS:
-            narrow.append(f"{lead:.1f} points of {summary.scores[name].title} ({trivial.label})")
+    for score, trivial, lead in _leads_of_labels(summary):
+        if score.unit == "%" and lead < GATE_POINTS:
+            narrow.append(f"{lead:.1f} points of {score.title} ({trivial.label})")
     if not narrow:
         return ""
     return (
@@ -334,13 +321,12 @@ def _machines(summary: Summary) -> str:
             # Runs of one search are compared, so that what the search gives does not count as the
             # machine's.
             searches: dict[int | None, dict[str, list[float]]] = {}
-            own = set()
             for record in row.records:
                 value = record.score(name, "test")
                 if value is not None:
-                    model = processor(record)
-                    own.add(model)
-                    searches.setdefault(record.search, {}).setdefault(model, []).append(value)
+                    of_search = searches.setdefault(record.search, {})
+                    of_search.setdefault(processor(record), []).append(value)
+            own = set().union(*searches.values())
             if len(own) > 1:
                 models |= own
                 groups += searches.values()
@@ -365,10 +351,8 @@ def processor(record: Record) -> str:
 
 def machine(record: Record) -> str:
     """Describe what a record's times were taken on."""
-    hardware, threads, loader = (
-        record.environment.get(key) for key in ("hardware", "threads", "loader")
-    )
-    return f"{hardware} with {threads} threads, {loader} loader"
+    said = record.environment.get
+    return f"{said('hardware')} with {said('threads')} threads, {said('loader')} loader"
 
 
 def curve_notes(summary: Summary) -> list[str]:
