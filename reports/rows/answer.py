@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from regbench.reports.rows.notes import UNITS, few
 from regbench.reports.rows.significance import LEVEL, MIN_PAIRS, PairTest
 from regbench.reports.rows.summary import LEADING, Row, Summary, mean_of
+from regbench.reports.tables.table import signed
 from regbench.reports.tables.units import time_unit
 from regbench.text import counted
 
@@ -75,7 +76,7 @@ def answer(summary: Summary) -> list[str]:
     supervised = summary.supervised(names[-1])
     if supervised is not None:
         accuracy = mean_of(supervised, names[-1])
-        gap = _signed(accuracy - mean_of(first, names[-1]))
+        gap = signed(accuracy - mean_of(first, names[-1]), 1)
         sentences.append(
             f"With the labels of the training images, the same network has {accuracy:.1f} % by "
             f"{title}: {gap} points from {first.name}."
@@ -160,14 +161,10 @@ def _time(seconds: float) -> str:
     return text if seconds > 0 else ""
 
 
-def _signed(points: float) -> str:
-    return f"{points:+.1f}".replace("-", "−")
-
-
 def _points(found: PairTest) -> str:
     """Format a difference with its interval."""
     if math.isnan(found.half):
-        return f"{_signed(found.difference)} points (not tested)"
+        return f"{signed(found.difference, 1)} points (not tested)"
     low, high = found.difference - found.half, found.difference + found.half
     interval = f"95 % interval {low:.1f} to {high:.1f}"
-    return f"{_signed(found.difference)} points ({interval})".replace("-", "−")
+    return f"{signed(found.difference, 1)} points ({interval})".replace("-", "−")
