@@ -71,15 +71,35 @@ def leaderboard(summary: Summary) -> Table:
     for spare, name in enumerate(measured, start=2):
         # A narrow terminal keeps accuracies, time and memory of the loss, and does without these.
         columns.append((Column(name.replace("_", " "), spare=spare), partial(_at_end, name)))
-    columns += _cost_columns(summary.rows)
-    columns += published_columns(summary, summary.leading)
-    notes = [
-        *_notes(summary, at_end=bool(measured)),
-        *published_notes(summary, summary.leading),
-        *task_notes(summary),
-        *power_notes(summary),
+    # The memory of the loss tells methods apart: a narrow terminal can do without the other.
+    rows, has_loss_memory = summary.rows, largest(summary.rows, "loss_extra_bytes") > 0
+    columns += [
+        cost_column(rows, "train_s", "train time", mean),
+        cost_column(rows, "img_per_s", "images/s", mean, spare=7),
+        cost_column(rows, "loss_ms", "loss", mean),
+        cost_column(rows, "peak_memory_bytes", "peak memory", mean, spare=5 * has_loss_memory),
     ]
-    notes += same_loss_notes(summary)
+    notes = [
+        "Accuracies on the test split: mean ± sample standard deviation over n seeds; one seed has "
+        "no ±."
+    ]
+    notes += [*best_notes(summary, summary.leading), *way_notes(summary)]
+    if measured:
+        notes.append(
+            "Effective rank (exp of the entropy of the singular values) and alignment (mean ‖u − "
+            "v‖² of the unit embeddings of an image's two views: 0 the same, 2 orthogonal) are of "
+            "the embeddings of the last training batch."
+        )
+    if has_loss_memory:
+        columns.append(cost_column(rows, "loss_extra_bytes", "loss memory", mean))
+        notes.append(LOSS_MEMORY)
+    for kind, cost in energies(rows).items():
+        columns.append(cost_column(rows, cost, f"{kind.upper()} energy", mean, spare=6))
+    if energies(rows):
+        notes.append(ENERGY)
+    columns += published_columns(summary, summary.leading)
+    notes += published_notes(summary, summary.leading)
+    notes += [*task_notes(summary), *power_notes(summary), *same_loss_notes(summary)]
     title = "Leaderboard: chosen on the test set" if summary.on_test else "Leaderboard"
     table = table_of_rows(summary, "leaderboard", title, columns, notes, whole=True)
     warnings = [task_gate(summary), no_better_than_trivial(summary)]
@@ -93,52 +113,14 @@ def _gain_column(summary: Summary, name: str, trivial: Row) -> Filled:
     """
     title = summary.scores[name].title.removesuffix(" top-1")
     if summary.supervised(name) is None:
-        return Column(f"{title} − {trivial.label}", spare=4), lambda row: signed(
-            summary.gain(row, name)
-        )
+        head = Column(f"{title} − {trivial.label}", spare=4)
+        return head, lambda row: signed(summary.gain(row, name))
 
     def share(row: Row) -> str:
         value = summary.share(row, name)
         return DASH if value is None else f"{value:.0f}".replace("-", "−")
 
     return Column(f"share of the way, {title} (%)", spare=4), share
-
-
-def _cost_columns(rows: Sequence[Row]) -> list[Filled]:
-    # The memory of the loss tells methods apart: a narrow terminal can do without the other.
-    has_loss_memory = largest(rows, "loss_extra_bytes") > 0
-    columns = [
-        cost_column(rows, "train_s", "train time", mean),
-        cost_column(rows, "img_per_s", "images/s", mean, spare=7),
-        cost_column(rows, "loss_ms", "loss", mean),
-        cost_column(rows, "peak_memory_bytes", "peak memory", mean, spare=5 * has_loss_memory),
-    ]
-    if has_loss_memory:
-        columns.append(cost_column(rows, "loss_extra_bytes", "loss memory", mean))
-    for kind, cost in energies(rows).items():
-        columns.append(cost_column(rows, cost, f"{kind.upper()} energy", mean, spare=6))
-    return columns
-
-
-def _notes(summary: Summary, *, at_end: bool) -> list[str]:
-    """Describe what the columns hold."""
-    notes = [
-        "Accuracies on the test split: mean ± sample standard deviation over n seeds; one seed has "
-        "no ±."
-    ]
-    notes += best_notes(summary, summary.leading)
-    notes += way_notes(summary)
-    if at_end:
-        notes.append(
-            "Effective rank (exp of the entropy of the singular values) and alignment (mean ‖u − "
-            "v‖² of the unit embeddings of an image's two views: 0 the same, 2 orthogonal) are of "
-            "the embeddings of the last training batch."
-        )
-    if largest(summary.rows, "loss_extra_bytes"):
-        notes.append(LOSS_MEMORY)
-    if energies(summary.rows):
-        notes.append(ENERGY)
-    return notes
 
 
 def accuracies(summary: Summary, names: Sequence[str], suffix: str = "") -> list[Filled]:
