@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pandas as pd
 
 from regbench.benchmark.rundir.record import Score
@@ -27,13 +25,6 @@ _NOTES = (
     "The page shades a place from 0 to R² = 1 or 100 %. Nothing is bold: whether a factor should "
     "be kept is a question of what the representation is for.",
 )
-
-
-@dataclass(frozen=True)
-class Shaded(Entry):
-    """The text in one place of a heat map, and how dark the page makes the place, from 0 to 100."""
-
-    shade: int = 0
 
 
 def factors_tables(summary: Summary) -> list[Table]:
@@ -99,4 +90,4 @@ def _entry(stat: Stat | None, score: Score) -> Entry:
     # R² is below 0 where a probe is worse than the mean. A colour has nothing below white.
     shade = round(100 * min(max(stat.mean / whole, 0.0), 1.0))
     text = f"{rounded:.{decimals}f}".replace("-", "−")
-    return Shaded(text, why=f"{mean_pm(stat, decimals + 1)}, n = {stat.n}", shade=shade)
+    return Entry(text, why=f"{mean_pm(stat, decimals + 1)}, n = {stat.n}", shade=shade)

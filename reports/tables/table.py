@@ -39,12 +39,14 @@ class Column:
 class Entry:
     """The text in one place of a table.
 
-    Bold marks the best of its column, `why` says why it is bold or is not.
+    Bold marks the best of its column, `why` says why it is bold or is not. `shade` is how dark the
+    page makes a place of a heat map, from 0 to 100.
     """
 
     text: str
     bold: bool = False
     why: str = ""
+    shade: int | None = None
 
 
 @dataclass(frozen=True)
