@@ -19,11 +19,9 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from regbench.text import printable
 
@@ -264,24 +262,6 @@ def _figure_with_labels(
     return figure, axes
 
 
-def sizes_axis(axes: Axes, sizes: Iterable[int]) -> None:
-    """Make the x-axis logarithmic, with ticks at the sizes that were measured, or at some of
-    many.
-    """
-    ticks = sorted(sizes)
-    shown = ticks[:: math.ceil(len(ticks) / 8)]
-    axes.set_xscale("log")
-    axes.set_xticks(shown, list(map(str, shown)))
-    axes.minorticks_off()
-
-
-def plain_ticks(axis: Axis) -> None:
-    """Put the ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, as plain numbers."""
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
 def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], **style: Any) -> None:
     """Do what `Axes.plot` does, in a tenth of its time."""
     axes.add_line(Line2D(xs, ys, **style))
@@ -384,9 +364,6 @@ def _quiet_tag(tag: str) -> str:
     """Make a tag short and in the page's colour: without namespaces, with numbers to a
     hundredth of a point.
     """
-    tag = re.sub(
-        r'\sxmlns(:\w+)?="[^"]*"',
-        "",
-        tag.replace(INK, "currentColor").replace("xlink:href", "href"),
-    )
+    tag = tag.replace(INK, "currentColor").replace("xlink:href", "href")
+    tag = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", tag)
     return re.sub(r"(\.\d\d)\d+", r"\1", tag)

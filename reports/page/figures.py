@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from regbench.benchmark.rundir.record import Score
 from regbench.reports.page.drawing import (
@@ -26,12 +27,12 @@ from regbench.reports.page.drawing import (
     draw_line,
     labelled_drawing,
     labelled_png,
-    plain_ticks,
     rows_drawing,
 )
 from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.significance import MIN_PAIRS
 from regbench.reports.rows.summary import Row, Summary
+from regbench.reports.tables.table import mean_pm
 from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
 
 # points or lines of a figure that are all labelled; of more than these, only LABELLED_OF_MANY
@@ -134,7 +135,7 @@ def accuracy_rows(summary: Summary, style: Styles) -> list[Drawing]:
         if any(not row.is_reference for _, row, _ in rows):
             title = f"{capital(score.title)} of each method"
             text = f"{title}; the numbers are in the tables."
-            names = [(row.name, stat_text(found, 2)) for _, row, found in rows]
+            names = [(row.name, mean_pm(found, 2)) for _, row, found in rows]
             draw = partial(_draw_rows, rows=rows, score=score, style=style)
             drawings.append(rows_drawing(title, text, names, draw))
     return drawings
@@ -152,7 +153,7 @@ def _draw_rows(
             axes.axvline(found.mean, color=GREY, ls=s.dash, lw=1, alpha=0.45)
         else:
             s = style[row.label]
-        tooltip = f"{row.name}: {stat_text(found, 2)}, n = {found.n}"
+        tooltip = f"{row.name}: {mean_pm(found, 2)}, n = {found.n}"
         look = {"color": s.colour, "gid": marks.add(s, [place], tooltip)}
         if found.n >= MIN_PAIRS:
             low, high = found.interval()
@@ -251,8 +252,8 @@ def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Styles) -> list[Lab
         row, s, cost = point.row, style[point.row.label], point.x.over(unit.divisor)
         xs.append(cost.mean)
         ys.append(point.y.mean)
-        value = f"{stat_text(cost, unit.decimals)} {unit.name or against.name}"
-        tooltip = f"{row.name}: {stat_text(point.y, 2)}{percent}, {value}, n = {point.y.n}"
+        value = f"{mean_pm(cost, unit.decimals)} {unit.name or against.name}"
+        tooltip = f"{row.name}: {mean_pm(point.y, 2)}{percent}, {value}, n = {point.y.n}"
         gid = marks.add(s, [point.place], tooltip)
         _draw_point(axes, row, s, cost, point.y, gid)
         if point in panel.labelled:
@@ -264,7 +265,10 @@ def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Styles) -> list[Lab
     # Costs of one order of magnitude are easier to compare on a linear axis.
     if not against.is_cost or max(xs) > 8 * min(xs) > 0:
         axes.set_xscale("log")
-        plain_ticks(axes.xaxis)
+        # Ticks at 1, 2 and 5 times powers of ten, as plain numbers.
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     if len(set(xs)) == 1:  # matplotlib would make a range of a few millionths of it
         axes.set_xlim(0.8 * xs[0], 1.2 * xs[0])
     axes.set_xlabel(f"{against.name} ({unit.name})" if unit.name else against.name)
@@ -294,15 +298,6 @@ def _draw_point(axes: Axes, row: Row, style: Style, x: Stat, y: Stat, gid: str) 
         "mfc": "none" if row.diverged else style.colour,
     }
     draw_line(axes, xs, ys, lw=1.1 if dx or dy else 0, ms=6.5, markevery=[1], gid=gid, **look)
-
-
-def stat_text(s: Stat, decimals: int | None = None) -> str:
-    """Format mean ± standard deviation for a tooltip, with four significant digits where no
-    decimals are given.
-    """
-    form = ",.4g" if decimals is None else f",.{decimals}f"
-    text = f"{s.mean:{form}}"
-    return text if s.std is None else f"{text} ± {s.std:{form}}"
 
 
 def capital(text: str) -> str:

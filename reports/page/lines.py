@@ -21,11 +21,11 @@ from regbench.reports.page.drawing import (
     Styles,
     draw_line,
     labelled_drawing,
-    sizes_axis,
 )
-from regbench.reports.page.figures import LABELLED, LABELLED_OF_MANY, capital, stat_text
+from regbench.reports.page.figures import LABELLED, LABELLED_OF_MANY, capital
 from regbench.reports.rows.deviations import Stat, stat
 from regbench.reports.rows.summary import DASH, Row, Summary
+from regbench.reports.tables.table import mean_pm
 from regbench.reports.tables.units import largest, memory_unit, time_unit
 
 # Numbers of the training history that are drawn.
@@ -34,6 +34,8 @@ CURVES = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread")
 DRAWN_CURVES = 60  # rows, best first, whose training is drawn: more lines cannot be distinguished
 _CURVE_POINTS = 150  # of a curve with more epochs, evenly chosen ones are drawn
 _FEW_POINTS = 12  # a line of fewer has a marker at each
+
+_SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 _SIZES = (
     ("q", "embedding_dim", "the embedding dimension", "embedding dimension q"),
@@ -80,7 +82,7 @@ def curves_drawing(
     heads: tuple[str, str],
     about: str,
     curves: Sequence[Curve],
-    finish: Callable[[Axes], None],
+    finish: Callable[[Axes], object],
 ) -> Drawing:
     """Draw lines with a band of one deviation; of too many only the first are labelled, and the
     others thin.
@@ -157,7 +159,7 @@ def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
                 mean, std = point.value.mean, point.value.std or 0.0
                 points.append((point.epoch, (mean - low) / span, std / span))
             last = curve[-1].value
-            tooltip = f"{stat_text(last)} in epoch {curve[-1].epoch}, n = {last.n}"
+            tooltip = f"{mean_pm(last)} in epoch {curve[-1].epoch}, n = {last.n}"
             curves.append(Curve(row.name, style[row.label], [place], tooltip, points))
         if curves:
             finish = partial(_epochs_axis, scaled=is_loss)
@@ -197,26 +199,23 @@ def accuracy_drawings(summary: Summary, style: Styles) -> list[Drawing]:
     A band is one deviation.
     """
     scores: dict[str, Score] = {}
-    logged: dict[tuple[str, int], list[tuple[int, float, float]]] = {}
-    for place, row in enumerate(summary.rows):
+    logged: dict[str, dict[int, list[tuple[int, float, float]]]] = {}
+    for place, row in enumerate(summary.methods[:DRAWN_CURVES]):
         for record in row.records:
             for each in record.measured:
                 scores[each.score.name] = each.score
                 line = (each.epoch, each.train_s, each.score.value)
-                logged.setdefault((each.score.name, place), []).append(line)
+                logged.setdefault(each.score.name, {}).setdefault(place, []).append(line)
     drawings = []
     for name, score in scores.items():
         found = {}
-        for place in range(len(summary.methods[:DRAWN_CURVES])):
-            if (name, place) in logged:
-                found[place] = _curve(logged[name, place])
-        if not found:
-            continue
+        for place, lines in logged[name].items():
+            found[place] = _curve(lines)
         unit = time_unit(max(points[-1].train_s for points in found.values()))
         head = f"{score.title}, {score.split} ({score.unit})"
         for along, x_head, finish in (
             ("epoch", "epoch", _epochs_axis),
-            ("time", f"training time ({unit.name})", _from_zero),
+            ("time", f"training time ({unit.name})", partial(Axes.set_xlim, left=0)),
         ):
             curves = []
             for place, points in found.items():
@@ -224,17 +223,13 @@ def accuracy_drawings(summary: Summary, style: Styles) -> list[Drawing]:
                 for point in points:
                     x = float(point.epoch) if along == "epoch" else point.train_s / unit.divisor
                     drawn.append((x, point.value.mean, point.value.std or 0.0))
-                value = f"{stat_text(last.value, 2)} {score.unit}"
+                value = f"{mean_pm(last.value, 2)} {score.unit}"
                 tooltip = f"{value} after epoch {last.epoch}, n = {last.value.n}"
                 curves.append(Curve(row.name, style[row.label], [place], tooltip, drawn))
             title = f"{capital(score.title)} while training, by {along}"
             about = f"of each method by {x_head}."
             drawings.append(curves_drawing(title, (x_head, head), about, curves, finish))
     return drawings
-
-
-def _from_zero(axes: Axes) -> None:
-    axes.set_xlim(left=0)
 
 
 def spectrum_drawings(summary: Summary, style: Styles) -> list[Drawing]:
@@ -253,7 +248,7 @@ def spectrum_drawings(summary: Summary, style: Styles) -> list[Drawing]:
     for (label, b), places in kernels.items():
         points, values = [], []
         for degree, value in enumerate(b[1:], start=1):
-            values.append(f"b{_subscript(degree)} = {value:.3g}")
+            values.append(f"b{str(degree).translate(_SUBSCRIPTS)} = {value:.3g}")
             # The axis is logarithmic. A billionth of the highest is beyond what anybody sees on the
             # axis.
             if value > 1e-9 * highest:
@@ -299,7 +294,7 @@ def size_drawings(summary: Summary, style: Styles) -> list[Drawing]:
                     sizes.update(int(size) for size, _, _ in line.points)
                 name = f"{capital(title)} against {of_title}"
                 about = f"of each line against {of_title}."
-                finish = partial(sizes_axis, sizes=sizes)
+                finish = partial(_sizes_axis, sizes=sizes)
                 drawings.append(curves_drawing(name, (of_axis, head), about, curves, finish))
     return drawings
 
@@ -329,7 +324,7 @@ def _size_curves(
         places, texts, points = [], [], []
         for size, (place, value) in sorted(by_size.items()):
             places.append(place)
-            texts.append(f"{along} = {size}: {stat_text(value)} (n = {value.n})")
+            texts.append(f"{along} = {size}: {mean_pm(value)} (n = {value.n})")
             points.append((float(size), value.mean, value.std or 0.0))
         if len(points) > 1:  # one point makes no line
             curves.append(
@@ -338,5 +333,12 @@ def _size_curves(
     return curves
 
 
-def _subscript(number: int) -> str:
-    return str(number).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
+def _sizes_axis(axes: Axes, sizes: Iterable[int]) -> None:
+    """Make the x-axis logarithmic, with ticks at the sizes that were measured, or at some of
+    many.
+    """
+    ticks = sorted(sizes)
+    shown = ticks[:: math.ceil(len(ticks) / 8)]
+    axes.set_xscale("log")
+    axes.set_xticks(shown, list(map(str, shown)))
+    axes.minorticks_off()

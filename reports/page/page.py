@@ -9,11 +9,12 @@ table and dialogs when the page asks: ten thousand cells as elements would take 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.find.records import Records
-from regbench.reports.page.drawing import Styles
+from regbench.reports.page.drawing import Styles, unique_ids
 from regbench.reports.page.figures import COSTS, EFFECTIVE_RANK, accuracy_rows, scatter_drawings
 from regbench.reports.page.lines import (
     DRAWN_CURVES,
@@ -22,7 +23,7 @@ from regbench.reports.page.lines import (
     spectrum_drawings,
     training_drawings,
 )
-from regbench.reports.page.template import packed, table_for_page, templates, with_own_ids
+from regbench.reports.page.template import packed, table_for_page, templates
 from regbench.reports.rows.answer import answer
 from regbench.reports.rows.comparable import SETTING_NAMES
 from regbench.reports.rows.notes import curve_notes
@@ -47,8 +48,8 @@ def render_page(
     tables: Sequence[Mapping[str, Table]],
     found: Records,
     style: Styles,
-    paper: Table | None = None,
-    together: Table | None = None,
+    paper: Table | None,
+    together: Table | None,
 ) -> str:
     """Make the page of some tasks.
 
@@ -101,7 +102,8 @@ def section(
 ) -> dict[str, Any]:
     """Prepare a task for the templates; `number` is its place on the page, from 1."""
     prefix = f"s{number}"
-    keys, places = {}, {}
+    keys: dict[str, str] = {}
+    places: dict[Row | None, int] = {}
     for place, row in enumerate(summary.rows):
         keys[row.label] = _key(row, style)
         places[row] = place
@@ -116,8 +118,11 @@ def section(
         "curves": training_drawings(summary, style),
         "spectra": spectrum_drawings(summary, style),
     }
+    # Several drawings on a page may have the same ids.
     for kind, drawings in figures.items():
-        figures[kind] = with_own_ids(drawings, f"{prefix}-{kind}")
+        for place, drawing in enumerate(drawings):
+            svg = unique_ids(drawing.svg, f"{prefix}-{kind}{place}")
+            drawings[place] = replace(drawing, svg=svg)
     return {
         **figures,
         "name": summary.name,
@@ -230,9 +235,8 @@ def protocols_of(records: Iterable[Record]) -> list[str]:
     by_title: dict[str, dict[str, None]] = {}
     for r in records:
         for s in r.scores:
-            if s.probe is not None:  # below its table
-                continue
-            by_title.setdefault(s.head, {})[s.protocol] = None
+            if s.probe is None:  # that of a probe is below its table
+                by_title.setdefault(s.head, {})[s.protocol] = None
     out = []
     for title, protocols in by_title.items():
         shown = list(protocols)
@@ -260,13 +264,10 @@ def _filters(summary: Summary, labels: Iterable[str]) -> dict[str, list[str]]:
 
 def _shared(summary: Summary) -> list[tuple[str, str]]:
     """List the settings that all trained cells share."""
-    shared: dict[str, str] | None = None
-    for record in summary.records:
-        settings = record.settings
+    trained = [record.settings for record in summary.records if not record.is_reference]
+    shared = next(iter(trained), {})
+    for settings in trained:
         # Most records share all of it, and need no new dictionary.
-        if record.is_reference or (shared is not None and shared.items() <= settings.items()):
-            continue
-        if shared is None:
-            shared = dict(settings)
-        shared = {key: value for key, value in shared.items() if settings.get(key) == value}
-    return list((shared or {}).items())
+        if not shared.items() <= settings.items():
+            shared = {key: value for key, value in shared.items() if settings.get(key) == value}
+    return list(shared.items())

@@ -6,14 +6,12 @@ import base64
 import functools
 import gzip
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 import orjson
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from regbench.reports.page.drawing import Drawing, unique_ids
 from regbench.reports.rows.summary import Row
 from regbench.reports.tables.table import Table
 from regbench.text import printable
@@ -54,8 +52,8 @@ def templates() -> Environment:
 def table_for_page(
     table: Table,
     prefix: str = "",
-    keys: Mapping[str, str] | None = None,
-    places: Mapping[Row, int] | None = None,
+    keys: Mapping[str, str] = {},
+    places: Mapping[Row | None, int] = {},
 ) -> dict[str, object]:
     """Prepare a table for the templates, with its id on the page.
 
@@ -67,10 +65,7 @@ def table_for_page(
     """
     rows = []
     for line in table.lines:
-        place = None
-        if places and line.row is not None:
-            place = places[line.row]
-        key = (keys or {}).get(line.label, "")
+        key, place = keys.get(line.label, ""), places.get(line.row)
         rows.append({"cells": line.entries, "label": line.label, "key": key, "place": place})
     searched = len(rows) > _SEARCHED_ROWS
     return {
@@ -79,14 +74,6 @@ def table_for_page(
         "rows": rows,
         "searched": searched,
     }
-
-
-def with_own_ids(drawings: Iterable[Drawing], prefix: str) -> list[Drawing]:
-    """Keep the ids of several drawings on a page apart."""
-    out = []
-    for number, drawing in enumerate(drawings):
-        out.append(replace(drawing, svg=unique_ids(drawing.svg, f"{prefix}{number}")))
-    return out
 
 
 def packed(data: object) -> str:

@@ -153,12 +153,15 @@ def mean(s: Stat | None, decimals: int, divisor: float = 1) -> str:
     return DASH if s is None else f"{s.mean / divisor:,.{decimals}f}"
 
 
-def mean_pm(s: Stat | None, decimals: int, divisor: float = 1) -> str:
-    """Format mean ± sample standard deviation."""
-    text = mean(s, decimals, divisor)
-    if s is None or s.std is None:
-        return text
-    return f"{text} ± {s.std / divisor:,.{decimals}f}"
+def mean_pm(s: Stat | None, decimals: int | None = None, divisor: float = 1) -> str:
+    """Format mean ± sample standard deviation, or a dash; with four significant digits where no
+    decimals are given.
+    """
+    if s is None:
+        return DASH
+    form = ",.4g" if decimals is None else f",.{decimals}f"
+    text = f"{s.mean / divisor:{form}}"
+    return text if s.std is None else f"{text} ± {s.std / divisor:{form}}"
 
 
 def cost_column(
