@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -94,18 +93,3 @@ def center_boxes(heights: Ints, widths: Ints, resize: int, size: int) -> Ints:
         # rint takes halves to even, as Python's round does, which torchvision uses.
         boxes[:, 7 + side] = np.rint((boxes[:, 5 + side] - size) / 2)
     return boxes
-
-
-class CropLoader(Protocol):
-    """Makes the views of one `.beton` file."""
-
-    finishes: bool
-    """Whether it delivers finished views rather than crops."""
-
-    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains) -> CropStream:
-        """Start an epoch over the images `order` (places in the file), in that order; the last
-        batch may be short.
-
-        A loader that finishes views is told by `chains` what to do with them; others do not call
-        it.
-        """

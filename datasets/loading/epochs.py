@@ -5,8 +5,9 @@ device.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, Required, Self, TypedDict, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Self, Unpack
 
 import torch
 from torch import Tensor
@@ -15,13 +16,14 @@ from regbench.datasets.config import DatasetConfig, Interpolation
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import CropStream, Ints
 from regbench.datasets.loading.latent_split import LatentSplit
-from regbench.datasets.loading.views import ImageViews, LatentViews, Transfer, View, Views
-from regbench.datasets.stored.beton import Beton
+from regbench.datasets.loading.splits import Opened
+from regbench.datasets.loading.views import ImageViews, LatentViews, Reading, Transfer, View
 
-Batch = TypeVar("Batch")
+Batch = tuple[Tensor, ...]
+"""The views of some images, and then their labels if there are any."""
 
 
-class Epoch(Generic[Batch]):
+class Epoch(ExitStack, Iterator[Batch]):
     """One epoch's batches. Leaving it, in whatever way, stops the work behind it.
 
     It is an iterator and a context manager. When it is dropped half-way without either, it is
@@ -30,14 +32,11 @@ class Epoch(Generic[Batch]):
 
     def __init__(self, stream: CropStream, finish: Callable[[Ints, Tensor], Batch]) -> None:
         """Make an epoch of `stream`, each of whose batches goes through `finish`."""
+        super().__init__()
         self._stream = stream
         self._finish = finish
         # Unlike `__del__`, it also runs when Python ends in the middle of an epoch.
-        self._close = weakref.finalize(self, stream.close)
-
-    def __iter__(self) -> Self:
-        """Return itself."""
-        return self
+        self.callback(weakref.finalize(self, stream.close))
 
     def __next__(self) -> Batch:
         """Make the next batch; refuse an image that cannot be decoded."""
@@ -48,36 +47,6 @@ class Epoch(Generic[Batch]):
             self.close()
             raise
 
-    def close(self) -> None:
-        """Stop; harmless when repeated."""
-        self._close()
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop."""
-        self.close()
-
-
-class Reading(TypedDict, total=False):
-    """Options of reading that all loaders have.
-
-    Attributes:
-        seed: Decides all draws, together with the epoch.
-        device: Device that views are augmented on and delivered to.
-        backend: "ffcv", "torchvision", or "auto": FFCV if it is installed.
-        workers: Threads (FFCV) or processes (torchvision; 1: this one) that decode and crop.
-        dtype: Type that views are rounded to at the end.
-    """
-
-    seed: int
-    device: Required[torch.device]
-    backend: str
-    workers: int
-    dtype: torch.dtype
-
 
 class EpochLoader:
     """Hands out epochs over an open split; the base of the loaders that training and evaluation
@@ -85,6 +54,7 @@ class EpochLoader:
 
     Attributes:
         backend: "ffcv" or "torchvision", whichever runs; "auto" where no file is read.
+        num_samples: Number of images.
         batch_size: Images a batch.
         device: Device that views are delivered to.
     """
@@ -92,56 +62,49 @@ class EpochLoader:
     def __init__(
         self,
         dataset: DatasetConfig,
-        beton: Beton | LatentSplit,
+        opened: tuple[Opened, Ints],
         views: Sequence[View],
-        *,
         interpolation: Interpolation,
         batch_size: int,
-        seed: int = 0,
-        device: torch.device,
-        backend: str = "auto",
-        workers: int = 1,
-        dtype: torch.dtype = torch.float32,
+        labels: Tensor | None = None,
+        **reading: Unpack[Reading],
     ) -> None:
-        """Set up the backend; for the options see `Reading`."""
-        self.batch_size = batch_size
-        self.device = device
-        self._seed = seed
-        self._split, self._bits, self._dtype = beton.path.stem, dataset.shared_bits, dtype
-        self._transfer = Transfer(device)
-        self._open: weakref.WeakSet[Epoch[Any]] = weakref.WeakSet()
-        self._views: Views
-        if isinstance(beton, LatentSplit):
-            self._views = LatentViews(
-                beton, views, batch_size=batch_size, seed=seed, device=device, dtype=dtype
-            )
+        """Set up the backend for some images of a split.
+
+        `labels` are those of all its images, and delivered after the views.
+        """
+        given: Reading = {
+            "seed": 0,
+            "backend": "auto",
+            "workers": 1,
+            "dtype": torch.float32,
+            **reading,
+        }
+        split, self._indices = opened
+        self.num_samples = len(self._indices)
+        self.batch_size = min(batch_size, self.num_samples)
+        self.device = given["device"]
+        self._seed, self._dtype, self._labels = given["seed"], given["dtype"], labels
+        self._split, self._bits = split.path.stem, dataset.shared_bits
+        self._transfer = Transfer(self.device)
+        self._open: weakref.WeakSet[Epoch] = weakref.WeakSet()
+        self._views: ImageViews | LatentViews
+        if isinstance(split, LatentSplit):
+            self._views = LatentViews(split, views, self.batch_size, given)
         else:
-            self._views = ImageViews(
-                dataset,
-                beton,
-                views,
-                self._transfer,
-                interpolation=interpolation,
-                batch_size=batch_size,
-                seed=seed,
-                device=device,
-                backend=backend,
-                workers=workers,
-                dtype=dtype,
-            )
+            how = self._transfer, interpolation, self.batch_size, given
+            self._views = ImageViews(dataset, split, views, *how)
         self.backend = self._views.backend
 
-    def _epoch(
-        self, order: Ints, e: int, give: Callable[[Ints, list[Tensor]], Batch]
-    ) -> Epoch[Batch]:
-        """Start epoch `e` over the images `order`.
-
-        `give` makes a batch of its indices and views.
-        """
+    def _epoch(self, order: Ints, e: int) -> Epoch:
+        """Start epoch `e` over the images `order`."""
 
         def finish(indices: Ints, flat: Tensor) -> Batch:
-            views = self._views.finished(e, indices, flat)
-            return give(indices, self._with_bits(indices, views))
+            views = self._with_bits(indices, self._views.finished(e, indices, flat))
+            if self._labels is None:
+                return tuple(views)
+            # Labels go as the crops do: a plain copy would wait for all that the device has to do.
+            return *views, self._transfer(self._labels[torch.from_numpy(indices)])
 
         epoch = Epoch(self._views.stream(order, e), finish)
         self._open.add(epoch)

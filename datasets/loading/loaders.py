@@ -16,20 +16,17 @@ from torch import Tensor
 
 from regbench.datasets.config import UNCHANGED, AugmentationConfig, DatasetConfig, Interpolation
 from regbench.datasets.loading import draws
-from regbench.datasets.loading.crops import Ints
-from regbench.datasets.loading.epochs import Epoch, EpochLoader, Reading
+from regbench.datasets.loading.epochs import Epoch, EpochLoader
 from regbench.datasets.loading.latent_split import LatentSplit
 from regbench.datasets.loading.splits import evenly, open_pretraining_split, open_split
-from regbench.datasets.loading.views import View, list_views
+from regbench.datasets.loading.views import Reading, View, list_views
 from regbench.datasets.stored.beton import Beton
 from regbench.errors import RegbenchError
 
 
 class PretrainingLoader(EpochLoader):
-    """Augmented views of every training image, two or many, in an order drawn anew for each epoch.
-
-    Attributes:
-        num_samples: Number of training images.
+    """Augmented views of every training image, two or many, in an order drawn anew for each
+    epoch.
     """
 
     def __init__(
@@ -63,41 +60,38 @@ class PretrainingLoader(EpochLoader):
             labels: Whether to deliver the images' labels, after their views.
             **reading: Further options.
         """
-        beton, self._indices = open_pretraining_split(dataset, data_dir)
-        if labels and isinstance(beton, Beton):
+        split, indices = open_pretraining_split(dataset, data_dir)
+        if labels and isinstance(split, Beton):
             # Images that have labels may be a part of those to pretrain on.
-            beton, self._indices = open_split(dataset, "train", data_dir, None)
-            self._indices = evenly(self._indices, dataset.pretraining_images or len(self._indices))
-        self.num_samples = len(self._indices)
-        if batch_size * world_size > self.num_samples:
+            split, indices = open_split(dataset, "train", data_dir, None)
+            indices = evenly(indices, dataset.pretraining_images or len(indices))
+        if batch_size * world_size > len(indices):
             whole = f"{batch_size}"
             if world_size > 1:
                 whole += f" x {world_size} processes"
-            what = f"batch size {whole} is larger than the {self.num_samples:,} training images"
-            raise RegbenchError(f"{what}; choose at most {self.num_samples // world_size}")
-        self._labels: Tensor | None = None
-        if labels and isinstance(beton, LatentSplit):
+            what = f"batch size {whole} is larger than the {len(indices):,} training images"
+            raise RegbenchError(f"{what}; choose at most {len(indices) // world_size}")
+        delivered: Tensor | None = None
+        if labels and isinstance(split, LatentSplit):
             # What is to be learned of a vector is its content, not a class.
-            self._labels = beton.content(self._indices).float()
+            delivered = split.content(indices).float()
         elif labels:
-            self._labels = torch.from_numpy(beton.labels)
+            delivered = torch.from_numpy(split.labels)
         views = list_views(augmentation.kinds(dataset.image_size))
-        interpolation = augmentation.interpolation
-        super().__init__(
-            dataset, beton, views, interpolation=interpolation, batch_size=batch_size, **reading
-        )
+        how = views, augmentation.interpolation, batch_size, delivered
+        super().__init__(dataset, (split, indices), *how, **reading)
         self._rank, self._world_size, self._parts = rank, world_size, parts
         if self.backend == "ffcv":
             # numba reads its compiled code with the first image, or compiles it. Training's time
             # does not include that.
-            with self._epoch(self._indices[:1], 0, lambda indices, _: indices) as first:
+            with self._epoch(self._indices[:1], 0) as first:
                 next(first)
 
     def __len__(self) -> int:
         """Count the batches of an epoch; a last one that would be short is left out."""
         return self.num_samples // (self.batch_size * self._world_size)
 
-    def epoch(self, e: int, first: int = 0) -> Epoch[tuple[Tensor, ...]]:
+    def epoch(self, e: int, first: int = 0) -> Epoch:
         """Start epoch `e` at batch `first`: a (N, C, S, S) for each view, normalised, on the
         device.
 
@@ -109,22 +103,11 @@ class PretrainingLoader(EpochLoader):
         order = order[: len(self) * self.batch_size * self._world_size]
         # Each batch is cut into parts first and each part among the ranks, see `parts`.
         shape = (len(self), self._parts, self._world_size, self.batch_size // self._parts)
-        order = order.reshape(shape)[first:, :, self._rank].reshape(-1)
-
-        def give(indices: Ints, views: list[Tensor]) -> tuple[Tensor, ...]:
-            if self._labels is None:
-                return tuple(views)
-            return *views, self._transfer(self._labels[torch.from_numpy(indices)])
-
-        return self._epoch(order, e, give)
+        return self._epoch(order.reshape(shape)[first:, :, self._rank].reshape(-1), e)
 
 
 class ViewLoader(EpochLoader):
-    """Two augmented views of some images of a split, which are in the same order in each epoch.
-
-    Attributes:
-        num_samples: Number of images.
-    """
+    """Two augmented views of some images of a split, which are in the same order in each epoch."""
 
     def __init__(
         self,
@@ -143,29 +126,21 @@ class ViewLoader(EpochLoader):
         So many images are taken at even distances over the file, which may be sorted by class. For
         `choice` see `EvalLoader`, for `reading` see `Reading`.
         """
-        beton, indices = open_split(dataset, split, data_dir, choice)
-        self._indices = evenly(indices, images)
-        self.num_samples = len(self._indices)
+        opened, indices = open_split(dataset, split, data_dir, choice)
         views = list_views(augmentation.pair().kinds(dataset.image_size))
-        interpolation, batch_size = augmentation.interpolation, min(batch_size, self.num_samples)
-        super().__init__(
-            dataset, beton, views, interpolation=interpolation, batch_size=batch_size, **reading
-        )
+        how = views, augmentation.interpolation, batch_size
+        super().__init__(dataset, (opened, evenly(indices, images)), *how, **reading)
 
-    def epoch(self, e: int) -> Epoch[tuple[Tensor, ...]]:
+    def epoch(self, e: int) -> Epoch:
         """Start epoch `e`: pairs of (N, C, S, S) float32, normalised, on the device.
 
         The last batch may be short.
         """
-        return self._epoch(self._indices, e, lambda _, views: tuple(views))
+        return self._epoch(self._indices, e)
 
 
 class EvalLoader(EpochLoader):
-    """Images of a split with their labels, each once per epoch.
-
-    Attributes:
-        num_samples: Number of images.
-    """
+    """Images of a split with their labels, each once per epoch."""
 
     def __init__(
         self,
@@ -195,31 +170,22 @@ class EvalLoader(EpochLoader):
             choice: Record of what was chosen, and on which split, before "test" is opened.
             **reading: Further options.
         """
-        beton, self._indices = open_split(dataset, split, data_dir, choice)
-        self._labels = torch.from_numpy(beton.labels)
-        self.num_samples = len(self._indices)
+        opened = open_split(dataset, split, data_dir, choice)
         self._random = transform == "crop_flip"
         kind = replace(UNCHANGED, size=dataset.image_size, crop_scale=crop_scale)
         if not self._random:
             kind = replace(kind, flip_p=0.0, cut="center", resize=dataset.eval_resize)
         views = [View(kind, 0, draws.EVALUATION_VIEW)]
-        batch_size = min(batch_size, self.num_samples)
-        super().__init__(
-            dataset, beton, views, interpolation=interpolation, batch_size=batch_size, **reading
-        )
+        labels = torch.from_numpy(opened[0].labels)
+        super().__init__(dataset, opened, views, interpolation, batch_size, labels, **reading)
 
     def __len__(self) -> int:
         """Count the batches of an epoch; the last one may be short."""
         return -(-self.num_samples // self.batch_size)
 
-    def epoch(self, e: int = 0) -> Epoch[tuple[Tensor, Tensor]]:
+    def epoch(self, e: int = 0) -> Epoch:
         """Start epoch `e`: images (N, C, S, S) float32, normalised, and labels (N,) int64, on
         the device.
         """
         order = draws.epoch_order(self._seed, e, self._indices) if self._random else self._indices
-
-        def give(indices: Ints, views: list[Tensor]) -> tuple[Tensor, Tensor]:
-            # Labels go as the crops do: a plain copy would wait for all that the device has to do.
-            return views[0], self._transfer(self._labels[torch.from_numpy(indices)])
-
-        return self._epoch(order, e, give)
+        return self._epoch(order, e)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Protocol
+from typing import TYPE_CHECKING, Required, TypedDict
 
 import numpy as np
 import torch
@@ -15,12 +15,15 @@ from torch import Tensor
 
 from regbench.datasets.config import DatasetConfig, Interpolation, ViewsConfig
 from regbench.datasets.loading import draws
-from regbench.datasets.loading.crops import CropLoader, CropShape, CropStream, Ints, boxes_of
+from regbench.datasets.loading.crops import CropShape, CropStream, Ints, boxes_of
 from regbench.datasets.loading.latent_split import LatentSplit
 from regbench.datasets.loading.photometric import Chain, Normalize, chains, photometric
 from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
 from regbench.datasets.stored.beton import Beton
 from regbench.errors import RegbenchError
+
+if TYPE_CHECKING:
+    from regbench.datasets.loading.ffcv_crops import FfcvCrops
 
 
 @dataclass(frozen=True)
@@ -50,20 +53,22 @@ def list_views(kinds: Sequence[ViewsConfig]) -> list[View]:
     return views
 
 
-class Views(Protocol):
-    """Makes the views of an open split.
+class Reading(TypedDict, total=False):
+    """Options of reading that all loaders have.
 
     Attributes:
-        backend: "ffcv" or "torchvision", whichever runs; "auto" where no file is read.
+        seed: Decides all draws, together with the epoch.
+        device: Device that views are augmented on and delivered to.
+        backend: "ffcv", "torchvision", or "auto": FFCV if it is installed.
+        workers: Threads (FFCV) or processes (torchvision; 1: this one) that decode and crop.
+        dtype: Type that views are rounded to at the end.
     """
 
+    seed: int
+    device: Required[torch.device]
     backend: str
-
-    def stream(self, order: Ints, e: int) -> CropStream:
-        """Start epoch `e` over the examples `order` (places in the split), in that order."""
-
-    def finished(self, e: int, indices: Ints, flat: Tensor) -> list[Tensor]:
-        """Return the views, (N, C, S, S) each on the device, of a batch that `stream` gave."""
+    workers: int
+    dtype: torch.dtype
 
 
 class Transfer:
@@ -97,23 +102,20 @@ class LatentViews:
         self,
         split: LatentSplit,
         views: Sequence[View],
-        *,
         batch_size: int,
-        seed: int,
-        device: torch.device,
-        dtype: torch.dtype,
+        reading: Reading,
     ) -> None:
         """Move the world to the device."""
-        self._split = LatentSplit(split.source, split.path, device)
+        self._split = LatentSplit(split.source, split.path, reading["device"])
         self._drawn = [view.drawn for view in views]
-        self._batch_size, self._seed, self._dtype = batch_size, seed, dtype
+        self._batch_size, self._seed, self._dtype = batch_size, reading["seed"], reading["dtype"]
 
     def stream(self, order: Ints, e: int) -> CropStream:
-        """Start epoch `e` over the examples `order`."""
+        """Start epoch `e` over the examples `order` (places in the split), in that order."""
         return self._split.stream(order, self._batch_size, self._seed, e, self._drawn)
 
     def finished(self, e: int, indices: Ints, flat: Tensor) -> list[Tensor]:
-        """Return the views of a batch."""
+        """Return the views, (N, D, 1, 1) or (N, 3, S, S) each, of a batch that `stream` gave."""
         return list(flat.to(self._dtype))
 
 
@@ -126,27 +128,22 @@ class ImageViews:
         beton: Beton,
         views: Sequence[View],
         transfer: Transfer,
-        *,
         interpolation: Interpolation,
         batch_size: int,
-        seed: int,
-        device: torch.device,
-        backend: str,
-        workers: int,
-        dtype: torch.dtype,
+        reading: Reading,
     ) -> None:
-        """Set up the backend; for the options see `epochs.Reading`."""
+        """Set up the backend."""
+        self.backend, device, workers = reading["backend"], reading["device"], reading["workers"]
         # find_spec does not import FFCV, which would be slow.
-        if backend == "auto":
-            backend = "ffcv" if importlib.util.find_spec("ffcv") is not None else "torchvision"
-        self.backend = backend
+        if self.backend == "auto":
+            self.backend = "ffcv" if importlib.util.find_spec("ffcv") is not None else "torchvision"
         self._beton, self._views, self._transfer = beton, views, transfer
-        self._batch_size, self._seed, self._dtype = batch_size, seed, dtype
+        self._batch_size, self._seed, self._dtype = batch_size, reading["seed"], reading["dtype"]
         sizes = tuple(view.kind.side for view in views)
         self._shape = CropShape(sizes=sizes, channels=dataset.channels, interpolation=interpolation)
         self._normalize = Normalize(dataset.mean, dataset.std, device)
-        self._crops: CropLoader
-        if backend == "ffcv":
+        self._crops: FfcvCrops | TorchvisionCrops
+        if self.backend == "ffcv":
             try:
                 from regbench.datasets.loading.ffcv_crops import FfcvCrops
             except (ImportError, RuntimeError) as error:
@@ -164,12 +161,12 @@ class ImageViews:
             )
 
     def stream(self, order: Ints, e: int) -> CropStream:
-        """Start epoch `e` over the images `order`."""
+        """Start epoch `e` over the images `order` (places in the file), in that order."""
         draw = partial(self._boxes, e), partial(self._chains, e)
         return self._crops.stream(order, self._batch_size, *draw)
 
     def finished(self, e: int, indices: Ints, flat: Tensor) -> list[Tensor]:
-        """Return the views of a batch, normalised."""
+        """Return the views, (N, C, S, S) each on the device, of a batch that `stream` gave."""
         views = []
         if self._crops.finishes:
             for view in self._shape.split(flat):
