@@ -14,7 +14,6 @@ least 3 (3 at 28 and 32 px, 7 at 64, 9 at 96), and mirrors at the borders.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -124,21 +123,8 @@ def solarize(x: Tensor, threshold: Tensor) -> Tensor:
     return torch.where(x >= _per_image(threshold), 255 - x, x)
 
 
-_JITTER: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
-    adjust_brightness,
-    adjust_contrast,
-    adjust_saturation,
-    adjust_hue,
-)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One operation, the rows of the batch that it is for, and its value for each of them."""
-
-    operation: Callable[[Tensor, Tensor], Tensor]
-    rows: npt.NDArray[np.int64]
-    values: npt.NDArray[np.generic]
+# One operation, the rows of the batch that it is for, and its value for each of them.
+_Step = tuple[Callable[[Tensor, Tensor], Tensor], npt.NDArray[np.int64], npt.NDArray[np.generic]]
 
 
 def chains(draws: PhotometricDraws, config: ViewConfig, channels: int) -> Chain:
@@ -164,11 +150,12 @@ def chains(draws: PhotometricDraws, config: ViewConfig, channels: int) -> Chain:
 
 def _steps(chain: Chain) -> list[_Step]:
     """List the operations of one batch in the order in which they are applied."""
-    steps = []
+    steps: list[_Step] = []
+    jitters = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
     for place in range(4):
-        for number, operation in enumerate(_JITTER):
+        for number, jitter in enumerate(jitters):
             rows = np.flatnonzero(chain["order"][:, place] == number)
-            steps.append(_Step(operation, rows, chain["factors"][rows, number]))
+            steps.append((jitter, rows, chain["factors"][rows, number]))
     after = (
         (to_grayscale, "grayscale", chain["grayscale"]),
         (gaussian_blur, "sigma", chain["sigma"] > 0),
@@ -176,8 +163,8 @@ def _steps(chain: Chain) -> list[_Step]:
     )
     for operation, column, chosen in after:
         rows = np.flatnonzero(chosen)
-        steps.append(_Step(operation, rows, chain[column][rows]))
-    return [step for step in steps if len(step.rows)]
+        steps.append((operation, rows, chain[column][rows]))
+    return [step for step in steps if len(step[1])]
 
 
 def on_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
@@ -200,16 +187,17 @@ def photometric(crops: Tensor, chain: Chain) -> Tensor:
         return planes.to(torch.float32)
     x = planes.to(torch.float32, memory_format=torch.contiguous_format)
     # One transfer for the rows and one for the values of all steps.
-    lengths = [len(step.rows) for step in steps]
-    all_rows = on_device(np.concatenate([step.rows for step in steps]), x.device).split(lengths)
-    values = np.concatenate([step.values for step in steps]).astype(np.float32)
+    operations, own_rows, own_values = zip(*steps, strict=True)
+    lengths = list(map(len, own_rows))
+    all_rows = on_device(np.concatenate(own_rows), x.device).split(lengths)
+    values = np.concatenate(own_values).astype(np.float32)
     all_values = on_device(values, x.device).split(lengths)
-    for step, rows, value in zip(steps, all_rows, all_values, strict=True):
-        if len(step.rows) == len(x):
+    for operation, rows, value in zip(operations, all_rows, all_values, strict=True):
+        if len(rows) == len(x):
             # A step for all images needs no picking and putting back.
-            x = step.operation(x, value)
+            x = operation(x, value)
         else:
-            x.index_copy_(0, rows, step.operation(x.index_select(0, rows), value))
+            x.index_copy_(0, rows, operation(x.index_select(0, rows), value))
     return x
 
 

@@ -4,7 +4,6 @@ resize.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -73,17 +72,14 @@ class _Batches(Dataset[Any]):
         self.shape = shape
 
     def __getitem__(self, batch: tuple[Ints, Ints]) -> tuple[Ints, torch.Tensor] | RegbenchError:
-        try:
-            return self._crops(*batch)
-        except RegbenchError as error:
-            return error
-
-    def _crops(self, indices: Ints, boxes: Ints) -> tuple[Ints, torch.Tensor]:
-        shape = self.shape
+        (indices, boxes), shape = batch, self.shape
         crops = torch.empty(len(indices) * shape.numbers_per_image, dtype=torch.uint8)
         views = [view.numpy() for view in shape.split(crops)]
         for n, index in enumerate(indices):
-            image = self.beton.image(int(index))[:, :, : shape.channels]
+            try:
+                image = self.beton.image(int(index))[:, :, : shape.channels]
+            except RegbenchError as error:
+                return error
             for view, size, box in zip(views, shape.sizes, boxes[n].tolist(), strict=True):
                 top, left, height, width, flip, to_height, to_width, row, column = box
                 part = np.ascontiguousarray(image[top : top + height, left : left + width])
@@ -95,16 +91,6 @@ class _Batches(Dataset[Any]):
 
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-def _checked(batches: Iterator[Any]) -> CropStream:
-    """Raise refusals among the batches."""
-    # Closing the generator drops the `DataLoader`'s iterator, whose finalizer stops its workers and
-    # joins them.
-    for batch in batches:
-        if isinstance(batch, RegbenchError):
-            raise batch
-        yield batch
 
 
 class TorchvisionCrops:
@@ -136,4 +122,9 @@ class TorchvisionCrops:
             # The global generator must not depend on which loader runs, so the loader has its own.
             generator=torch.Generator(),
         )
-        return _checked(iter(loader))
+        # Closing the generator drops the `DataLoader`'s iterator, whose finalizer stops its workers
+        # and joins them.
+        for batch in loader:
+            if isinstance(batch, RegbenchError):
+                raise batch
+            yield batch
