@@ -8,7 +8,6 @@ themselves.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -276,7 +275,7 @@ def _image_files(shard: _Shard, taken: npt.NDArray[np.bool_]) -> Iterator[tuple[
                 if taken[first : first + number].any():
                     # A group may be larger than the memory.
                     batches = file.iter_batches(_ROWS, [group], [shard.columns.image])
-                    values = itertools.chain.from_iterable(batch.column(0) for batch in batches)
+                    values = chain.from_iterable(batch.column(0) for batch in batches)
                     for row, value in enumerate(values, first):
                         if taken[row]:
                             yield row, _content(value.as_py())

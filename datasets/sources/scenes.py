@@ -10,8 +10,7 @@ Shapes: N = images of a block, S = side of a scene, F = side of a foreground ima
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -118,7 +117,7 @@ class Scenes(Source):
         counts = {"train": self.train_images, "tuning": self.tuning_images}
         counts["test"] = self.test_images
         for split, count in counts.items():
-            foreground = _Foreground.read(contents.splits[split])
+            foreground = _Foreground(contents.splits[split])
             imbalance = self.imbalance if split == "train" else 0.0
             labels = self._labels(count, len(names) * self.patterns, imbalance)
             self._refuse_too_few(split, labels, foreground, names)
@@ -190,7 +189,6 @@ def _shared(source: Scenes, split: str, count: int) -> npt.NDArray[np.intp]:
     return (drawn * source.backgrounds).astype(np.intp)
 
 
-@dataclass(frozen=True)
 class _Foreground:
     """The foreground images of a split.
 
@@ -199,17 +197,12 @@ class _Foreground:
         rows_by_class: The rows of each class.
     """
 
-    grey_NFF: Floats
-    rows_by_class: Mapping[int, npt.NDArray[np.intp]]
-
-    @classmethod
-    def read(cls, split: Split) -> _Foreground:
+    def __init__(self, split: Split) -> None:
         """Read all images of a split; colours become grey levels."""
         pixels = np.stack([image for image, _ in split.images() if isinstance(image, np.ndarray)])
-        grey = pixels.mean(axis=3) if pixels.ndim == 4 else pixels.astype(np.float64)
+        self.grey_NFF = pixels.mean(axis=3) if pixels.ndim == 4 else pixels.astype(np.float64)
         labels = np.unique(split.labels)
-        rows = {int(label): np.flatnonzero(split.labels == label) for label in labels}
-        return cls(grey, rows)
+        self.rows_by_class = {int(each): np.flatnonzero(split.labels == each) for each in labels}
 
 
 class _Scenes:
