@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.sources.base import SOURCES
 from regbench.datasets.stored.manifest import FILE_NAME, Manifest
+from regbench.settings import defaults
+from regbench.wording import hints
 
 # Settings that depend on the images, if they are one's own.
 _OPEN = ("num_classes", "image_size", "eval_resize", "channels", "mean", "std")
@@ -39,13 +40,10 @@ def complete(dataset: Mapping[str, Any]) -> dict[str, Any]:
     source = dataset.get("source")
     given = source if isinstance(source, Mapping) else {"name": source}
     name = str(given.get("name"))
-    defaults: dict[str, Any] = {}
-    for field in dataclasses.fields(DatasetConfig):
-        has_default = field.default is not dataclasses.MISSING
-        defaults[field.name] = field.default if has_default else None
+    whole: dict[str, Any] = {**dict.fromkeys(hints(DatasetConfig)), **defaults(DatasetConfig)}
     if any(dataset.get(name) is None for name in _OPEN if name != "channels"):
-        defaults["channels"] = None  # it depends on the images as the others in _OPEN do
-    return {**defaults, **dataset, "source": {"name": name, **SOURCES.defaults(name), **given}}
+        whole["channels"] = None  # it depends on the images as the others in _OPEN do
+    return {**whole, **dataset, "source": {"name": name, **SOURCES.defaults(name), **given}}
 
 
 def fitting(
