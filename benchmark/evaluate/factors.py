@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, Task, register
-from regbench.benchmark.evaluate.ridge import PENALTIES, Regression, Ridge
+from regbench.benchmark.evaluate.ridge import PENALTIES, Ridge
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.rundir.record import Score
 from regbench.datasets.stored.factor_tables import has_factors, read_factors
@@ -65,7 +65,7 @@ class FactorProbes(Evaluation):
             for factor, target in train[1].items():
                 regression = regressions[factor] = ridge.of(target.y_NT)
                 held_out = chosen_on[1][factor]
-                penalties[factor] = _best_penalty(regression, chosen_on[0], held_out)
+                penalties[factor] = regression.best_penalty(chosen_on[0], held_out.score)
             split = selection[0] if selection else "train"
             what, candidates = f"{name}_penalties_{place}", list(PENALTIES)
             subject.note(what, selected_on=split, chosen=penalties, candidates=candidates)
@@ -132,11 +132,3 @@ class _Target:
         residual = (self.y_NT - predicted_NT).square().sum()
         total = (self.y_NT - self.y_NT.mean(dim=0)).square().sum()
         return 1 - (residual / total).item()
-
-
-def _best_penalty(regression: Regression, x_ND: Tensor, held_out: _Target) -> float:
-    """Return the penalty whose predictions for the selection split are best."""
-    scores = {}
-    for penalty in PENALTIES:
-        scores[penalty] = held_out.score(regression.predicted(penalty, x_ND))
-    return max(scores, key=lambda penalty: scores[penalty])

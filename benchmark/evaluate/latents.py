@@ -152,11 +152,12 @@ class _Probed:
         regression = ridge.of(self._target(target, "train"))
         held_out_ND = self._features(features, self.selection)
         true_NT = self._target(target, self.selection)
-        errors = {}
-        for penalty in PENALTIES:
-            error_NT = regression.predicted(penalty, held_out_ND) - true_NT
-            errors[penalty] = (error_NT.square().mean(dim=0) / true_NT.var(dim=0)).mean().item()
-        return min(errors, key=lambda penalty: errors[penalty]), regression
+
+        def score(predicted_NT: Tensor) -> float:
+            error_T = (predicted_NT - true_NT).square().mean(dim=0)
+            return -(error_T / true_NT.var(dim=0)).mean().item()
+
+        return regression.best_penalty(held_out_ND, score), regression
 
     def _x_ND(self, split: str) -> Tensor:
         # The smallest eigenvalues of features are lost in single precision.

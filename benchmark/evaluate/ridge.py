@@ -5,6 +5,7 @@ Shapes: N = images, D = representation, T = targets.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -59,3 +60,7 @@ class Regression:
         weight_DT = self.ridge.vectors_DD @ (self.product_DT / damped_D[:, None])
         predicted_NT: Tensor = (x_ND - self.ridge.mean_D) @ weight_DT + self.centre_T
         return predicted_NT
+
+    def best_penalty(self, x_ND: Tensor, score: Callable[[Tensor], float]) -> float:
+        """Return the penalty whose predictions from other features have the highest score."""
+        return max(PENALTIES, key=lambda penalty: score(self.predicted(penalty, x_ND)))
