@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from collections.abc import Sequence
@@ -102,18 +103,14 @@ def embed(directory: Path, folder: Path, out: Path, runtime: Runtime) -> int:
 
 def _refuse_other(out: Path, key: str) -> None:
     """Refuse to replace a file that is there and was made of something else."""
-    if out.exists() and _key_of(out) != key.encode():
+    metadata: dict[bytes, bytes] = {}
+    if not out.exists():
+        return
+    with contextlib.suppress(pa.ArrowInvalid):  # it is no parquet file
+        metadata = pq.read_schema(out).metadata or {}
+    if metadata.get(_KEY) != key.encode():
         what = f"{out} is there already and holds something else"
         raise RegbenchError(f"{what}; remove it, or give another --out")
-
-
-def _key_of(out: Path) -> bytes | None:
-    """Return what a parquet file was made of; None of another file."""
-    try:
-        metadata: dict[bytes, bytes] = pq.read_schema(out).metadata or {}
-    except pa.ArrowInvalid:
-        return None
-    return metadata.get(_KEY)
 
 
 def _join(parts: Sequence[Path], schema: pa.Schema, file: IO[bytes]) -> None:
@@ -168,9 +165,8 @@ class _Embedder:
                     read.append(named(file, self.folder))
                     images.append(image)
             if images:
-                found.append(
-                    self.encoder.represent(torch.stack(images).to(self.compute.device)).cpu()
-                )
+                x_NCHW = torch.stack(images).to(self.compute.device)
+                found.append(self.encoder.represent(x_NCHW).cpu())
         x_ND = torch.cat(found)
         values = pa.array(x_ND.flatten().numpy())
         columns = {

@@ -322,9 +322,9 @@ class Record(SignedFile):
         return finite_numbers(last[0]) if last else {}
 
     def _metrics_lines(self) -> list[bytes]:
-        return (
-            self.place(self.metrics).read_bytes().splitlines() if self.metrics is not None else []
-        )
+        if self.metrics is None:
+            return []
+        return self.place(self.metrics).read_bytes().splitlines()
 
 
 def read_record(directory: Path) -> Record | None:
@@ -367,22 +367,19 @@ class LaterEvaluation(SignedFile):
     command: str
 
 
-def _flat(cell: Mapping[str, Any]) -> dict[str, str]:
+def _flat(group: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     out: dict[str, str] = {}
-    for key, value in sorted(cell.items()):
-        out.update(_flat_group(key, marshal.dumps(value, _NO_REFERENCES)))
+    for key, value in sorted(group.items()):
+        out.update(_flat_setting(f"{prefix}{key}", marshal.dumps(value, _NO_REFERENCES)))
     return out
 
 
 # Ten thousand records have mostly the same groups of settings.
 @functools.lru_cache(maxsize=65536)
-def _flat_group(name: str, content: bytes) -> dict[str, str]:
+def _flat_setting(name: str, content: bytes) -> dict[str, str]:
     value = marshal.loads(content)
     if isinstance(value, dict):
-        out: dict[str, str] = {}
-        for key, inner in sorted(value.items()):
-            out.update(_flat_group(f"{name}.{key}", marshal.dumps(inner, _NO_REFERENCES)))
-        return out
+        return _flat(value, f"{name}.")
     # Settings of all types become texts, which can be compared and sorted.
     return {name: value if isinstance(value, str) else json.dumps(value)}
 
