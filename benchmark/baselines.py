@@ -236,16 +236,13 @@ def chosen_pca(subject: Subject) -> Encoder:
     # the middle number of components is taken.
     largest = _fitted(subject.features("train", KNN().interpolation), COMPONENTS[-1])
     most = len(largest.weight_KD)
-    encoders = {}
+    candidates = {}
     for components in COMPONENTS:
         if components <= most:
-            encoders[components] = Encoder(largest.first(components), components)
-    encoders = encoders or {most: Encoder(largest, most)}
-    candidates = {}
-    for components, encoder in encoders.items():
-        candidates[components] = subject.of(encoder)
-    middle = list(encoders)[len(encoders) // 2]
-    return encoders[_choose(subject, "pca_components", candidates, KNN(), "knn", middle)]
+            candidates[components] = subject.of(Encoder(largest.first(components), components))
+    candidates = candidates or {most: subject.of(Encoder(largest, most))}
+    middle = list(candidates)[len(candidates) // 2]
+    return candidates[_choose(subject, "pca_components", candidates, KNN(), "knn", middle)].encoder
 
 
 def _fitted(train: Features, components: int) -> _Projection:
