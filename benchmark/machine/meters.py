@@ -91,12 +91,8 @@ def peak_extra_bytes(run: Callable[[], Sequence[Tensor]], device: torch.device) 
     """Measure the highest sum of live allocations that `run` makes on `device`, without the
     tensors that it returns.
     """
-    if device.type == "cuda":
-        return _peak_extra_cuda_bytes(run, device)
-    return _peak_extra_cpu_bytes(run)
-
-
-def _peak_extra_cuda_bytes(run: Callable[[], Sequence[Tensor]], device: torch.device) -> int:
+    if device.type != "cuda":
+        return _peak_extra_cpu_bytes(run)
     # The first call makes what libraries keep, such as cuBLAS's workspace.
     run()
     gc.collect()
@@ -119,9 +115,8 @@ def _peak_extra_cpu_bytes(run: Callable[[], Sequence[Tensor]]) -> int:
     assert profile.kineto_results is not None
     # A dispatch mode that watches the outputs of operations would count 10 % too much for some
     # textbook losses: autograd does not accumulate gradients in place while one is active.
-    events = sorted(
-        _allocations(profile.kineto_results.experimental_event_tree()), key=lambda event: event[0]
-    )
+    tree = profile.kineto_results.experimental_event_tree()
+    events = sorted(_allocations(tree), key=lambda event: event[0])
     # An address is used again and again; what is returned lies in its last allocation.
     newest = {pointer: i for i, (_, pointer, size) in enumerate(events) if size > 0}
     returned = {newest.get(tensor.untyped_storage().data_ptr()) for tensor in kept_tensors}

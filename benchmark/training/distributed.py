@@ -13,7 +13,7 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -72,19 +72,18 @@ class World:
 
     def maximum(self, *values: float) -> list[float]:
         """Return the largest of each value over all ranks."""
-        if self.control is None:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control)
-        return tensor.tolist()
+        return self._reduced(values, dist.ReduceOp.MAX)
 
     def sum(self, value: float) -> float:
         """Return the sum over all ranks."""
+        return self._reduced((value,), dist.ReduceOp.SUM)[0]
+
+    def _reduced(self, values: Sequence[float], operation: Any) -> list[float]:
         if self.control is None:
-            return value
-        tensor = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(tensor, group=self.control)
-        return tensor.item()
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, operation, group=self.control)
+        return tensor.tolist()
 
     def from_first(self, value: Any) -> Any:
         """Return the value that the first rank gives."""

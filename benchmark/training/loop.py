@@ -26,11 +26,7 @@ from regbench.benchmark.rundir.lease import Attempt, LeaseLost
 from regbench.benchmark.rundir.record import Score
 from regbench.benchmark.rundir.record_parts import Saved
 from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.training.assembly import (
-    build_loader,
-    build_network,
-    build_teacher,
-)
+from regbench.benchmark.training.assembly import build_loader, build_network, build_teacher
 from regbench.benchmark.training.checkpoint_writer import CheckpointWriter
 from regbench.benchmark.training.distributed import (
     Agreement,
@@ -188,7 +184,14 @@ class _Training:
         while len(progress.history) < cell.epochs:
             epoch, done = divmod(progress.step, steps)
             stop, due = 0.0, 0.0
-            bar = self._bar(epoch, done, steps)
+            bar: tqdm[Any] = tqdm(
+                total=steps,
+                initial=done,
+                desc=f"{cell.label} epoch {epoch + 1}/{cell.epochs}",
+                leave=False,
+                unit="batch",
+                disable=self.world.rank > 0 or not sys.stderr.isatty(),
+            )
             journal.begin_epoch()
             with bar, loader.epoch(epoch, first=done) as batches:
                 for batch in batches:
@@ -232,16 +235,6 @@ class _Training:
         if stop or is_due or epochs == self.cell.epochs:
             self._save()
         self._stop_if(stop)
-
-    def _bar(self, epoch: int, done: int, steps: int) -> tqdm[Any]:
-        return tqdm(
-            total=steps,
-            initial=done,
-            desc=f"{self.cell.label} epoch {epoch + 1}/{self.cell.epochs}",
-            leave=False,
-            unit="batch",
-            disable=self.world.rank > 0 or not sys.stderr.isatty(),
-        )
 
     def _begin_step(self, steps: int) -> float:
         """Set the random generators and the learning rate of the next step; return the rate."""

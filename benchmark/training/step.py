@@ -120,7 +120,8 @@ class Step:
             outputs = self._embed(*views_NCHW)
         else:
             outputs = self._embed_without_graph(parts, states)
-        values = Outputs(*(_values(group_NQ) for group_NQ in outputs))
+        values_NQ = [z_NQ.detach().float() for z_NQ in outputs.trained_NQ(has_targets=False)]
+        values = Outputs.of(values_NQ, len(views_NCHW))
         method = self.method
         if self.teacher is not None:
             if targets_NQ is None:
@@ -274,10 +275,6 @@ class Step:
                     torch.cuda.set_rng_state(state, part[0].device)
                 outputs = self._embed(*part)
                 _backward(outputs.trained_NQ(has_targets=has_targets), rows)
-
-
-def _values(group_NQ: Sequence[Tensor]) -> list[Tensor]:
-    return [z_NQ.detach().float() for z_NQ in group_NQ]
 
 
 def _backward(outputs_NQ: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
