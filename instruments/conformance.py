@@ -417,9 +417,8 @@ def check_sharded(many: Mapping[str, Regularizer]) -> dict[str, CheckResult]:
 
 def _join(here: Place) -> dict[int, Any]:
     """Make the groups; a process outside of one gets a placeholder that it never uses."""
-    warnings.filterwarnings(
-        "ignore", LOCAL_ROWS
-    )  # one process's value is what the others are compared with
+    # One process's value is what the others are compared with.
+    warnings.filterwarnings("ignore", LOCAL_ROWS)
     here.join("gloo")
     return {size: dist.new_group(list(range(size))) for size in SHARDS}
 

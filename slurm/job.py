@@ -68,9 +68,8 @@ class SlurmJob:
             try:
                 if rank == 0:
                     _refuse_fruitless(Path(runtime.runs_dir, sweep, cell_id(cell)))
-                from regbench.benchmark.run import (
-                    run_cell,
-                )  # takes seconds, in which signals may come
+                # This takes seconds, in which signals may come.
+                from regbench.benchmark.run import run_cell
                 from regbench.sweeps.tune import how_chosen
 
                 _log_to_file()

@@ -189,9 +189,8 @@ def preempted(names: Collection[str]) -> set[str]:
     """
     arrays = ",".join(sorted(set(map(_array_of, names))))
     ends: dict[str, str] = {}
-    with contextlib.suppress(
-        SlurmError
-    ):  # for MinJobAge, five minutes, it knows of jobs that have ended
+    # For MinJobAge, five minutes, it knows of jobs that have ended.
+    with contextlib.suppress(SlurmError):
         ends = _ends(
             "squeue", "--noheader", "--array", "--states=all", "--format=%i|%T", f"--jobs={arrays}"
         )
@@ -241,8 +240,7 @@ def _states(arrays: Sequence[str]) -> dict[str, tuple[str, str]] | None:
     for line in filter(None, output.splitlines()):
         job = re.fullmatch(r"([^|]+)\|([A-Z_]+)\|(.*)", line)
         if job is None:
-            return (
-                None  # others may be lost too, and jobs that are there must not be taken for gone
-            )
+            # Others may be lost too, and jobs that are there must not be taken for gone.
+            return None
         found[job[1]] = (job[2], job[3])
     return found

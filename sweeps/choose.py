@@ -215,9 +215,8 @@ def _ranked(
     full_length = []
     for configuration, cells in configurations.items():
         tunable[configuration] = _tunable(cells[0])
-        if (
-            cells[0].id not in short
-        ):  # a short training has a shorter warm-up too, which is no choice
+        # A short training has a shorter warm-up too, which is no choice.
+        if cells[0].id not in short:
             full_length.append(tunable[configuration])
     shown = []
     for key in next(iter(tunable.values())):

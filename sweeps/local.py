@@ -117,10 +117,9 @@ def run_local_job(
         gpu: Number or UUID of the only GPU that the run sees; empty: none.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before anything initialises CUDA
+    # These are slow to import, and the sweep does without.
     from regbench.benchmark.run import run_cell
-    from regbench.benchmark.rundir.interruption import (
-        Interruption,
-    )  # slow to import, and the sweep does without
+    from regbench.benchmark.rundir.interruption import Interruption
     from regbench.sweeps.tune import how_chosen
 
     # The output goes to a file.

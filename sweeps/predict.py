@@ -220,9 +220,8 @@ class Accounts(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count an operation and what it makes."""
         if func is torch.ops.aten._local_scalar_dense.default:
-            return (
-                0  # there are no data; any number will do, such as for a seed, and 0 drops no path
-            )
+            # There are no data; any number will do, such as for a seed, and 0 drops no path.
+            return 0
         out = func(*args, **(kwargs or {}))
         self._count_work(func, args, kwargs or {}, out)
         for tensor in _tensors(out):

@@ -73,9 +73,8 @@ def tune(
     sweep, complete, search, repeats = proposed
     seeds = sweep.final_seeds if final_seeds is None else final_seeds
     folder = Path(sweep.runtime.runs_dir) / sweep.name
-    if (
-        search is None
-    ):  # what a search tries follows from its scores, some of which may be gone once it has chosen
+    # What a search tries follows from its scores, some of which may be gone once it has chosen.
+    if search is None:
         _refuse_more(sweep.cells, folder)
     _refuse_other_repeats(folder, repeats)
     while not (folder / TUNING_CHOICE).exists():

@@ -42,9 +42,8 @@ def quadrature(q: int, nodes: int) -> tuple[Array, Array]:
     are eigenvalues of the Jacobi matrix of its orthonormal polynomials (Golub and Welsch, 1969),
     which are well scaled at every q.
     """
-    from scipy.linalg import (
-        eigh_tridiagonal,
-    )  # takes a tenth of a second to import, and few losses need it
+    # This takes a tenth of a second to import, and few losses need it.
+    from scipy.linalg import eigh_tridiagonal
 
     beside = np.sqrt(_recurrence(q, nodes - 1))
     points, vectors = eigh_tridiagonal(np.zeros(nodes), beside)

@@ -97,9 +97,8 @@ def train(
         prepare_all(cell.datasets, Path(runtime.data_dir))
     interruption = Interruption()
     with contextlib.ExitStack() as stack:
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # Python lets no other answer signals
+        # Python lets no other thread answer signals.
+        if threading.current_thread() is threading.main_thread():
             stack.enter_context(interruption.listening(signal.SIGINT, signal.SIGTERM))
         chosen = how_chosen(run_directory(runtime, name, cell), cell, final=True)
         return run_cell(cell, runtime, name, interruption=interruption, how_chosen=chosen)
