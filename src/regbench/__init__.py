@@ -10,37 +10,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from regbench.api import (
-    challenge,
-    embed,
-    evaluate,
-    export,
-    load,
-    load_records,
-    report,
-    sweep,
-    train,
-    tune,
-)
+from regbench import api
+from regbench.api import *  # noqa: F403
 from regbench.errors import RegbenchError
 from regbench.version import __version__
 
-__all__ = [
-    "RegbenchError",
-    "__version__",
-    "audit",
-    "challenge",
-    "embed",
-    "evaluate",
-    "export",
-    "load",
-    "load_records",
-    "methods",
-    "report",
-    "sweep",
-    "train",
-    "tune",
-]
+__all__ = ["RegbenchError", "__version__", "audit", "methods"]
+__all__ += api.__all__
 
 
 if TYPE_CHECKING:
