@@ -66,14 +66,13 @@ def audit(
       regbench audit my_loss.py:MyLoss --claims vicreg         a file of your own
       regbench audit 'my.package:Loss(0.1)' --call list --views 4 --gathers
     """
-    import torch
     from tqdm import tqdm
 
     from regbench.audit import ALL_PROBES, audit_losses
-    from regbench.benchmark.machine.description import hardware, versions
     from regbench.files import write_text
     from regbench.instruments.audit.adapters import find_losses
     from regbench.instruments.audit.finding import plain, table
+    from regbench.instruments.cost.harness import in_words, machine
 
     if source is not None:
         # First, so that it counts more than an installed copy.
@@ -91,10 +90,8 @@ def audit(
             bar.write(f"{report.loss} ({report.version}): {done}")
     if any(report.findings for report in reports):
         click.echo(f"\n{table(reports)}\n")
-    machine = hardware(torch.device("cpu"))
-    packages = ", ".join(map(" ".join, versions("regbench", "torch").items()))
-    machine = f"{machine}; {packages}."
-    write_text(out / "audit.json", plain(reports, machine))
+    where = f"{in_words(machine('cpu', ('regbench', 'torch')))}."
+    write_text(out / "audit.json", plain(reports, where))
     click.echo(f"written: {out / 'audit.json'}")
     defects = 0
     for report in reports:

@@ -41,18 +41,13 @@ _wait_option = click.option(
 
 def grid_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Take the options of a command that runs a grid: settings, --plan, --wait and --oversized."""
+    oversized = click.option(
+        "--oversized",
+        is_flag=True,
+        help="Run cells too that are predicted not to fit cluster.gpu_memory_gib.",
+    )
     # The last decorator comes first in --help.
-    for option in (
-        click.option(
-            "--oversized",
-            is_flag=True,
-            help="Run cells too that are predicted not to fit cluster.gpu_memory_gib.",
-        ),
-        _wait_option,
-        _plan_option,
-    ):
-        command = option(command)
-    return overrides_and_runs_dir(command)
+    return overrides_and_runs_dir(_plan_option(_wait_option(oversized(command))))
 
 
 @main.command(epilog=OVERRIDES_HELP)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from types import FrameType
 from typing import Any
 
 import click
@@ -87,11 +86,6 @@ def _fail(ctx: click.Context, error: BaseException, line: str, code: int) -> Non
     ctx.exit(code)
 
 
-# SIGTERM acts as Ctrl-C does, so that `kill` and a scheduler end a command as gently.
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
 
@@ -121,7 +115,8 @@ def main(debug: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Printable())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    signal.signal(signal.SIGTERM, _interrupt)
+    # SIGTERM acts as Ctrl-C does, so that `kill` and a scheduler end a command as gently.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @main.command()
@@ -134,5 +129,4 @@ def doctor() -> None:
 
     from regbench.instruments.inventory import inventory
 
-    rows = [(each.what, each.found, each.remedy) for each in inventory()]
-    click.echo(tabulate(rows, ("", "found", "to have it"), disable_numparse=True))
+    click.echo(tabulate(list(inventory()), ("", "found", "to have it"), disable_numparse=True))
