@@ -105,24 +105,21 @@ class Registry(Generic[P]):
         settings.group_of_settings.cache_clear()
         Registry._plain_defaults.cache_clear()
         cls = self._classes.pop(name)
-        self._presets = {
-            preset: entry for preset, entry in self._presets.items() if entry[0] is not cls
-        }
+        for preset, (other, _) in list(self._presets.items()):
+            if other is cls:
+                del self._presets[preset]
 
+    @functools.cache  # noqa: B019  # there is one registry of a kind
     def _all(self) -> dict[str, tuple[type[P], Preset]]:
         """Return the presets, after importing every module of the package and every entry point
         of the group.
         """
-        self._discover()
-        return self._presets
-
-    @functools.cache  # noqa: B019  # there is one registry of a kind
-    def _discover(self) -> None:
         package = importlib.import_module(self.package)
         for module in pkgutil.iter_modules(package.__path__, f"{self.package}."):
             importlib.import_module(module.name)
         for entry_point in importlib.metadata.entry_points(group=self.group):
             self._load(entry_point)
+        return self._presets
 
     def _load(self, entry_point: EntryPoint) -> None:
         """Load what another wheel has, or warn and leave it out: it must not break the commands

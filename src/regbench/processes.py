@@ -216,12 +216,10 @@ class Processes:
             self._start()
         try:
             return self._send((function, arguments, named))
-        except WorkFailed:
-            if self._world > 1 or not self._running[0][0].is_alive():
+        except BaseException as error:
+            goes_on = isinstance(error, WorkFailed) and self._world == 1
+            if not goes_on or not self._running[0][0].is_alive():
                 self.close(at_once=True)
-            raise
-        except BaseException:
-            self.close(at_once=True)
             raise
 
     def _start(self) -> None:
