@@ -14,7 +14,6 @@ from typing import Any
 
 from submitit.core.utils import DelayedSubmission
 
-from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import LeaseLost, read_attempts
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.identity import cell_id
@@ -69,15 +68,13 @@ class SlurmJob:
                 if rank == 0:
                     _refuse_fruitless(Path(runtime.runs_dir, sweep, cell_id(cell)))
                 # This takes seconds, in which signals may come.
-                from regbench.benchmark.run import run_cell
-                from regbench.sweeps.tune import how_chosen
+                from regbench.sweeps.tune import run_stages
 
-                _log_to_file()
+                # Output goes to a file; submitit's own handlers would give each line twice.
+                form = "%(asctime)s %(message)s"
+                logging.basicConfig(level=logging.INFO, format=form, force=True)
                 _export_ranks(rank)
-                stored = Cell.stored(cell)
-                directory = run_directory(runtime, sweep, stored)
-                chosen = how_chosen(directory, stored, final="final" in stages)
-                run_cell(stored, runtime, sweep, stages, interruption, chosen)
+                run_stages(Cell.stored(cell), runtime, sweep, stages, interruption)
                 return
             except Interrupted as error:
                 interrupted = error
@@ -124,11 +121,6 @@ def _requeue(end_s: float) -> None:
         except SlurmError as error:
             log.warning("scontrol requeue: %s; trying again", error)
             time.sleep(_RETRY_S)
-
-
-def _log_to_file() -> None:
-    # A job's output goes to a file; submitit's own handlers would give each line twice.
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
 
 
 def _export_ranks(rank: int) -> None:

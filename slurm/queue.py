@@ -27,6 +27,7 @@ log = logging.getLogger("regbench")
 # Slurm's commands hang while its controller is away.
 _TIMEOUT_S = 10.0
 _COMMANDS = ("sbatch", "scancel", "scontrol", "squeue", "srun")
+_SQUEUE = ("squeue", "--noheader", "--array")
 
 
 class SlurmError(RegbenchError):
@@ -147,9 +148,7 @@ def recover_interrupted(folder: Path) -> None:
     # The process must hold the folder, see `regbench.sweeps.status.locked`.
     for intent in (folder / "jobs").glob("*.intent"):
         entry = _read_intent(intent)
-        found = call(
-            "squeue", "--noheader", "--array", "--format=%i", f"--name={entry['name']}"
-        ).split()
+        found = call(*_SQUEUE, "--format=%i", f"--name={entry['name']}").split()
         # submitit writes this file when Slurm has taken the job; a job without it does not know
         # what to do.
         ready = all((folder / "jobs" / "logs" / f"{name}_submitted.pkl").exists() for name in found)
@@ -191,9 +190,7 @@ def preempted(names: Collection[str]) -> set[str]:
     ends: dict[str, str] = {}
     # For MinJobAge, five minutes, it knows of jobs that have ended.
     with contextlib.suppress(SlurmError):
-        ends = _ends(
-            "squeue", "--noheader", "--array", "--states=all", "--format=%i|%T", f"--jobs={arrays}"
-        )
+        ends = _ends(*_SQUEUE, "--states=all", "--format=%i|%T", f"--jobs={arrays}")
     if not ends.keys() >= set(names):
         with contextlib.suppress(SlurmError):  # the cluster keeps no accounts
             ends = _accounts(arrays) | ends
@@ -230,9 +227,7 @@ def _states(arrays: Sequence[str]) -> dict[str, tuple[str, str]] | None:
     if not arrays:
         return {}
     try:
-        output = call(
-            "squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--jobs={','.join(arrays)}"
-        )
+        output = call(*_SQUEUE, "--format=%i|%T|%r", f"--jobs={','.join(arrays)}")
     except SlurmError as error:
         # Slurm says so when none of the jobs is in its memory any more.
         return {} if "Invalid job id" in str(error) else None

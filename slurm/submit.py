@@ -91,7 +91,6 @@ def submit(
     groups: dict[str, tuple[Cluster, list[Cell]]] = {}
     for cell, cluster in cells:
         groups.setdefault(json.dumps(asdict(cluster)), (cluster, []))[1].append(cell)
-    for cell, _ in cells:
         (folder / cell.id).mkdir(parents=True, exist_ok=True)
         write_config(folder / cell.id, cell.plain())
     arrays = []

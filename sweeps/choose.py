@@ -301,9 +301,8 @@ def choice_table(choice: TuningChoice) -> str:
             varying.append(key)
     # q is always shown, and other settings where the methods differ in them.
     score = f"{choice.score} (%), {choice.selected_on}"
-    headers = ["method", "q"]
-    headers += [key.replace("_", " ") for key in varying]
-    headers += [score, "runner-up", "tried", "images"]
+    headers = ["method", "q", *(key.replace("_", " ") for key in varying)]
+    headers += [score, "runner-up", "tried", "images", "chosen", "at the edge of what was tried"]
     rows = []
     for entry in choice.choices:
         best, *others = entry.ranking
@@ -321,7 +320,6 @@ def choice_table(choice: TuningChoice) -> str:
             f"{side} {key.removeprefix('method.')}" for key, side in entry.edges.items()
         )
         rows.append([*row, len(entry.ranking), f"{entry.images:,}", ", ".join(chosen), edges])
-    headers += ["chosen", "at the edge of what was tried"]
     table = tabulate(rows, headers, disable_numparse=True)
     budget = f"from at most {choice.budget} configurations a method"
     return f"{table}\n\nchosen on the {choice.selected_on} split {budget}"

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from regbench.benchmark.machine.compute import default_threads, default_workers, usable_cpus
 from regbench.benchmark.rundir.directory import run_directory
+from regbench.benchmark.rundir.interruption import Interruption
 from regbench.benchmark.rundir.run_folder import RunFolder
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES, Runtime
@@ -32,6 +33,7 @@ from regbench.sweeps.status import (
     plan_of,
     write_plan,
 )
+from regbench.sweeps.tune import run_stages
 from regbench.text import counted
 
 log = logging.getLogger("regbench")
@@ -117,18 +119,11 @@ def run_local_job(
         gpu: Number or UUID of the only GPU that the run sees; empty: none.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before anything initialises CUDA
-    # These are slow to import, and the sweep does without.
-    from regbench.benchmark.run import run_cell
-    from regbench.benchmark.rundir.interruption import Interruption
-    from regbench.sweeps.tune import how_chosen
-
     # The output goes to a file.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
     interruption = Interruption()
     with interruption.listening(signal.SIGTERM):
-        stored = Cell.stored(cell)
-        chosen = how_chosen(run_directory(runtime, sweep, stored), stored, final="final" in stages)
-        run_cell(stored, runtime, sweep, stages, interruption, chosen)
+        run_stages(Cell.stored(cell), runtime, sweep, stages, interruption)
 
 
 def _visible_gpus() -> list[str]:

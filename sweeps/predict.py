@@ -37,9 +37,7 @@ from torch.utils.flop_counter import flop_registry
 
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.assembly import build_teacher, new_network, views_dtype
-from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.step import Step
-from regbench.benchmark.training.teacher import Teacher
 from regbench.errors import RegbenchError
 from regbench.methods import Engine
 from regbench.methods.forms.pairwise import as_on
@@ -95,7 +93,14 @@ def predict(
         FakeTensorMode(),
         Accounts(world_size) as accounts,
     ):
-        network, teacher = _networks(cell, accounts, in_group=group is not None)
+        network = new_network(cell)
+        layers = list(network.modules())
+        teacher = build_teacher(cell, network)
+        if teacher is not None:
+            layers += teacher.modules()
+        for layer in layers:
+            if group is not None and isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.register_forward_hook(accounts.synchronize_statistics)
         parameters = list(network.parameters())
         optimizer = cell.optimizer.build_clipping(parameters)
         step = Step(
@@ -136,24 +141,6 @@ def predict(
             sent_bytes_per_step=round(accounts.sent_bytes),
             checkpoint_bytes=_bytes(kept),
         )
-
-
-def _networks(
-    cell: Cell, accounts: Accounts, *, in_group: bool
-) -> tuple[SiameseNetwork, Teacher | None]:
-    """Build the network and its teacher, if it has one.
-
-    In a group of ranks, count what BatchNorm sends.
-    """
-    network = new_network(cell)
-    layers = list(network.modules())
-    teacher = build_teacher(cell, network)
-    if teacher is not None:
-        layers += teacher.modules()
-    for layer in layers:
-        if in_group and isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            layer.register_forward_hook(accounts.synchronize_statistics)
-    return network, teacher
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -26,7 +26,9 @@ from typing import Any
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.subject import selection_splits
 from regbench.benchmark.rundir.choice import GIVEN
-from regbench.benchmark.rundir.record import read_record
+from regbench.benchmark.rundir.directory import run_directory
+from regbench.benchmark.rundir.interruption import Interruption
+from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.rundir.tuning_choice import (
     APART,
     SEARCH,
@@ -38,6 +40,7 @@ from regbench.benchmark.rundir.tuning_choice import (
 )
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.identity import configuration_id
+from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.stored import load_cell
 from regbench.benchmark.settings.sweep import Sweep
 from regbench.errors import RegbenchError
@@ -262,6 +265,16 @@ def how_chosen(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:
             f"split; see: regbench tune {folder.name}"
         )
     return found
+
+
+def run_stages(
+    cell: Cell, runtime: Runtime, sweep: str, stages: Sequence[str], interruption: Interruption
+) -> Record | None:
+    """Run stages of a cell, see `run_cell`; its record says how it was chosen, see `how_chosen`."""
+    from regbench.benchmark.run import run_cell  # slow to import, and only what trains needs it
+
+    chosen = how_chosen(run_directory(runtime, sweep, cell), cell, final="final" in stages)
+    return run_cell(cell, runtime, sweep, stages, interruption, chosen)
 
 
 def final_cells(

@@ -81,14 +81,13 @@ def train(
         RegbenchError: If a setting or the data set is refused, or the run is lost to another
             process.
     """
-    from regbench.benchmark.run import run_cell
-    from regbench.benchmark.rundir.directory import run_directory
     from regbench.benchmark.rundir.interruption import Interruption
+    from regbench.benchmark.settings.runtime import STAGES
     from regbench.benchmark.settings.stored import load_config
     from regbench.benchmark.settings.sweep import load_run
     from regbench.benchmark.training.distributed import environment_ranks
     from regbench.datasets.stored.prepare import prepare_all
-    from regbench.sweeps.tune import how_chosen
+    from regbench.sweeps.tune import run_stages
 
     refuse_name("name", name)
     given = _overrides(overrides, settings)
@@ -100,8 +99,7 @@ def train(
         # Python lets no other thread answer signals.
         if threading.current_thread() is threading.main_thread():
             stack.enter_context(interruption.listening(signal.SIGINT, signal.SIGTERM))
-        chosen = how_chosen(run_directory(runtime, name, cell), cell, final=True)
-        return run_cell(cell, runtime, name, interruption=interruption, how_chosen=chosen)
+        return run_stages(cell, runtime, name, STAGES, interruption)
 
 
 def evaluate(
