@@ -50,6 +50,7 @@ from regbench.methods.base import Loss
 from regbench.methods.forms.engine import LOCAL_ROWS
 from regbench.processes import Place, Processes, WorkFailed, one_line
 from regbench.spaces import Range, halton
+from regbench.wording import shown
 
 # Rows of each rank in the sharded checks: as uneven as a last batch can be.
 SHARDS = {1: (11,), 2: (7, 4), 3: (6, 4, 1), 4: (5, 3, 2, 1)}
@@ -304,7 +305,7 @@ def configuration(method: Regularizer) -> Outcome:
     a cell's JSON.
     """
     values = asdict(method)  # type: ignore[call-overload]
-    overrides = [f"method.{key}={_hydra(value)}" for key, value in values.items()]
+    overrides = [f"method.{key}={shown(value)}" for key, value in values.items()]
     cell, _ = load_run(
         [f"method={methods.registry_name(method)}", *overrides, *needed_settings(method)]
     )
@@ -316,12 +317,6 @@ def configuration(method: Regularizer) -> Outcome:
             if getattr(back, key) != value:
                 lost.append(f"{key}={value!r} came back as {getattr(back, key)!r}")
     return len(lost), ", ".join(lost)
-
-
-def _hydra(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"[{','.join(map(_hydra, value))}]"
-    return json.dumps(value) if isinstance(value, bool) else str(value)
 
 
 def documentation(method: Regularizer) -> Outcome:

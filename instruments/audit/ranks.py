@@ -12,7 +12,6 @@ import datetime
 import itertools
 import math
 import os
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,8 +87,7 @@ class _Here:
 
 def _start(place: Place) -> _Here:
     warnings.simplefilter("ignore")
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return _Here(place)
 
 

@@ -31,7 +31,7 @@ from regbench import methods
 from regbench.errors import RegbenchError
 from regbench.instruments.cost.harness import machine, number, span
 from regbench.instruments.cost.timing import LossCost, join, measure_rows
-from regbench.methods.forms.engine import FORMS
+from regbench.methods.forms.engine import Engine
 from regbench.processes import Processes, WorkFailed
 from regbench.settings import AtLeastOne, AtLeastTwo, AtLeastZero, settings
 
@@ -80,8 +80,7 @@ class Grid:
         for name in self.methods:
             methods.build(name)
         for form in self.forms:
-            if form not in FORMS:
-                raise RegbenchError(f"unknown form {form!r}; choose {', '.join(FORMS)}")
+            Engine(form=form)
         cuda = torch.cuda.is_available()
         if self.device == "cuda" and not cuda:
             raise RegbenchError("no CUDA device is here; give device cpu or auto")

@@ -35,22 +35,16 @@ def series_derivative(coefficients: Sequence[float]) -> tuple[float, ...]:
     return tuple(np.polynomial.chebyshev.chebder(coefficients).tolist())
 
 
-def _felt(coefficients: Sequence[float], precision: float) -> Sequence[float]:
-    """Leave out the last coefficients whose magnitudes add up to less than so much of the
-    largest one.
-    """
-    sizes = np.abs(coefficients)
-    left_N = np.cumsum(sizes[::-1])[::-1]
-    return coefficients[: max(1, int((left_N > precision * sizes.max()).sum()))]
-
-
 # Through the recurrence autograd would keep tensors of every degree; here it keeps s alone.
 class _Chebyshev(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, s: Tensor, coefficients: tuple[float, ...]) -> Tensor:
         ctx.save_for_backward(s)
         ctx.coefficients = coefficients
-        felt = _felt(coefficients, torch.finfo(s.dtype).eps / 16)
+        sizes = np.abs(coefficients)
+        left_N = np.cumsum(sizes[::-1])[::-1]
+        least = torch.finfo(s.dtype).eps / 16 * sizes.max()
+        felt = coefficients[: max(1, int((left_N > least).sum()))]
         # Every other pair of b_k = c_k + 2 s b_{k+1} − b_{k+2} has its sign turned: so all is added
         # up in place.
         signed = [-c if k & 2 else c for k, c in enumerate(felt)]

@@ -55,11 +55,7 @@ class KernelEnergy(Decomposed):
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute uniformity over pairs i ≠ j, and the constant diagonal of the Gram matrix."""
         n, q = u_NQ.shape
-
-        def phi(t: Tensor) -> Tensor:
-            return self.kernel(t, q)
-
-        uniformity = off_diagonal_energy(u_NQ, phi)
+        uniformity = off_diagonal_energy(u_NQ, partial(self.kernel, q=q))
         return {"uniformity": uniformity, "diagonal": self.at_one(uniformity, q) / n}
 
     @property
@@ -143,10 +139,9 @@ def series_derivative(coefficients: Sequence[float], q: int) -> list[float]:
     """Compute the coefficients, in dimension q + 2, of the derivative of a Legendre series in
     dimension q.
     """
+    derivative = [c * order * (order + q - 2) / (q - 1) for order, c in enumerate(coefficients)]
     # The derivative of a constant has one coefficient, as a series needs.
-    return [c * order * (order + q - 2) / (q - 1) for order, c in enumerate(coefficients)][1:] or [
-        0.0
-    ]
+    return derivative[1:] or [0.0]
 
 
 class _LegendreSeries(torch.autograd.Function):
@@ -154,27 +149,19 @@ class _LegendreSeries(torch.autograd.Function):
     def forward(ctx: Any, t: Tensor, coefficients: tuple[float, ...], q: int) -> Tensor:
         ctx.save_for_backward(t)
         ctx.coefficients, ctx.q = coefficients, q
-        return _clenshaw(coefficients, t, q)
+        last = torch.full_like(t, coefficients[-1])
+        before = torch.zeros_like(t)
+        for degree in range(len(coefficients) - 2, -1, -1):
+            # P_{ℓ+1} = a t P_ℓ − b P_{ℓ−1}; here a is that of ℓ = degree, b that of ℓ = degree + 1.
+            # At ℓ = 0 a is 1, which the formula does not give at q = 2: 0/0.
+            a = (2 * degree + q - 2) / (degree + q - 2) if degree else 1.0
+            b = (degree + 1) / (degree + q - 1)
+            before.mul_(-b).add_(coefficients[degree]).addcmul_(t, last, value=a)
+            before, last = last, before
+        return last
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None]:
         (t,) = ctx.saved_tensors
-        (gradient,) = outputs
-        return (
-            gradient * legendre_series(series_derivative(ctx.coefficients, ctx.q), t, ctx.q + 2),
-            None,
-            None,
-        )
-
-
-def _clenshaw(coefficients: Sequence[float], t: Tensor, q: int) -> Tensor:
-    last = torch.full_like(t, coefficients[-1])
-    before = torch.zeros_like(t)
-    for degree in range(len(coefficients) - 2, -1, -1):
-        # P_{ℓ+1} = a t P_ℓ − b P_{ℓ−1}; here a is that of ℓ = degree, b that of ℓ = degree + 1.
-        # At ℓ = 0 a is 1, which the formula does not give at q = 2: 0/0.
-        a = (2 * degree + q - 2) / (degree + q - 2) if degree else 1.0
-        b = (degree + 1) / (degree + q - 1)
-        before.mul_(-b).add_(coefficients[degree]).addcmul_(t, last, value=a)
-        before, last = last, before
-    return last
+        slope = legendre_series(series_derivative(ctx.coefficients, ctx.q), t, ctx.q + 2)
+        return outputs[0] * slope, None, None

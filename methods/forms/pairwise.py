@@ -41,27 +41,26 @@ A CPU's caches hold small ones; a GPU takes as long to start the work on a small
 _planned_device: ContextVar[str | None] = ContextVar("planned_device", default=None)
 
 
-@contextlib.contextmanager
-def as_on(device: str) -> Iterator[None]:
-    """Compute as on another kind of device, to count what it would need."""
-    token = _planned_device.set(device)
-    try:
-        yield
-    finally:
-        _planned_device.reset(token)
-
-
 _fusing: ContextVar[bool] = ContextVar("fusing", default=False)
 
 
 @contextlib.contextmanager
-def fusing(enabled: bool) -> Iterator[None]:
-    """Let torch.compile build what `fused` is asked for, or nothing."""
-    token = _fusing.set(enabled)
+def _as_long(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _fusing.reset(token)
+        variable.reset(token)
+
+
+def as_on(device: str) -> contextlib.AbstractContextManager[None]:
+    """Compute as on another kind of device, to count what it would need."""
+    return _as_long(_planned_device, device)
+
+
+def fusing(enabled: bool) -> contextlib.AbstractContextManager[None]:
+    """Let torch.compile build what `fused` is asked for, or nothing."""
+    return _as_long(_fusing, enabled)
 
 
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:
