@@ -115,11 +115,8 @@ class Contrastive(Regularizer):
         rows = self.anchors * shard.n
         for gradient_NQ in gradients:
             gradient_NQ.mul_(self.uniformity_weight / (self.temperature * rows))
-        total = shard.sum(
-            torch.stack(
-                [log_sums_N.double().sum() for log_sums_N in log_sums[: self.anchors]]
-            ).sum()
-        )
+        sums = [log_sums_N.double().sum() for log_sums_N in log_sums[: self.anchors]]
+        uniformity = self.uniformity_weight * shard.sum(torch.stack(sums).sum()) / rows
 
         (z1_NQ, inverse1_N), (z2_NQ, inverse2_N) = views
         # A rank without rows has no chunk, and `cat` wants a tensor: hence the empty one before
@@ -127,9 +124,8 @@ class Contrastive(Regularizer):
         dots = [(z1_NQ[part] * z2_NQ[part]).sum(dim=1) for part in chunks(z1_NQ)]
         # The weights of DCLW depend on all positive pairs, so those of the whole batch are
         # gathered.
-        similarity_N = shard.gather(
-            torch.cat([z1_NQ.new_zeros(0), *dots]) * inverse1_N * inverse2_N
-        ).requires_grad_()
+        cosines_N = torch.cat([z1_NQ.new_zeros(0), *dots]) * inverse1_N * inverse2_N
+        similarity_N = shard.gather(cosines_N).requires_grad_()
         with torch.enable_grad():
             alignment = self.alignment(similarity_N)
         (slope_N,) = torch.autograd.grad(alignment, similarity_N)
@@ -139,10 +135,7 @@ class Contrastive(Regularizer):
             gradients[1][part].addcmul_(z1_NQ[part], (inverse1_N * slope_N)[part, None])
         for (z_NQ, inverse_N), gradient_NQ in zip(views, gradients, strict=True):
             to_embedding_gradient(gradient_NQ, z_NQ, inverse_N)
-        return {
-            "alignment": alignment.detach(),
-            "uniformity": self.uniformity_weight * total / rows,
-        }, *gradients
+        return {"alignment": alignment.detach(), "uniformity": uniformity}, *gradients
 
     def _blocks(self) -> Iterator[tuple[int, int, bool]]:
         """Yield pairs of views (a, b) whose Gram block counts, a <= b, and whether its diagonal

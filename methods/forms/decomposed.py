@@ -185,9 +185,8 @@ class Decomposed(Regularizer):
                 gradient_NQ.mul_(share)
             else:
                 gradient_NQ = torch.zeros_like(z_NQ)
-                own = add_regularizer(
-                    StreamedView(z_NQ, inverse_N, gradient_NQ, share, shard, form)
-                )
+                streamed = StreamedView(z_NQ, inverse_N, gradient_NQ, share, shard, form)
+                own = add_regularizer(streamed)
             addends.append(own)
             gradients_NQ.append(gradient_NQ)
         scale = self.alignment_scale(q) / (shard.n * q)

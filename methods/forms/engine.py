@@ -148,7 +148,11 @@ class Shard:
         """
         # Every backend gathers equal shapes; only batches of uneven length pay for copies.
         longest = max(self.sizes)
-        padded = _pad(local, longest)
+        if len(local) == longest:
+            padded = local.detach().contiguous()
+        else:
+            padded = local.new_zeros(longest, *local.shape[1:])
+            padded[: len(local)] = local
         gathered = padded.new_empty(self.world * longest, *local.shape[1:])
         work: Any = all_gather(gathered, padded, group=self.group, async_op=True)
 
@@ -156,12 +160,8 @@ class Shard:
             work.wait()
             if min(self.sizes) == longest:
                 return gathered
-            return torch.cat(
-                [
-                    rows[:size]
-                    for rows, size in zip(gathered.split(longest), self.sizes, strict=True)
-                ]
-            )
+            of_ranks = zip(gathered.split(longest), self.sizes, strict=True)
+            return torch.cat([rows[:size] for rows, size in of_ranks])
 
         return finish
 
@@ -262,12 +262,3 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, gradient_NQ: Tensor) -> tuple[Tensor, None]:
         shard: Shard = ctx.shard
         return gradient_NQ[shard.rows] * shard.world, None
-
-
-def _pad(tensor: Tensor, length: int) -> Tensor:
-    """Pad the tensor with rows of zeros to the length, contiguous; copy only what has to be."""
-    if len(tensor) == length:
-        return tensor.detach().contiguous()
-    padded = tensor.new_zeros(length, *tensor.shape[1:])
-    padded[: len(tensor)] = tensor
-    return padded

@@ -44,9 +44,8 @@ def differentiate(
         )
         own_NQ = gradient_NQ.clone() if shared else gradient_NQ.contiguous()
         gradients_NQ.append(own_NQ)
-    return {name: term.detach() for name, term in terms.items()}, [
-        g_NQ[shard.rows] for g_NQ in gradients_NQ
-    ]
+    detached = {name: term.detach() for name, term in terms.items()}
+    return detached, [gradient_NQ[shard.rows] for gradient_NQ in gradients_NQ]
 
 
 def with_slopes(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[Tensor, ...]:

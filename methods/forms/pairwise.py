@@ -376,9 +376,8 @@ def quadratic_energy(
     constant, linear, quadratic = coefficients
     moment_QQ = second_moment(z_NQ, inverse_N, shard) if quadratic else None
     sum_Q = shard.sum(inverse_N @ z_NQ)
-    total = torch.full(
-        (), constant * len(z_NQ) * (shard.n - 1), dtype=torch.float64, device=z_NQ.device
-    )
+    constants = constant * len(z_NQ) * (shard.n - 1)
+    total = torch.full((), constants, dtype=torch.float64, device=z_NQ.device)
     for rows in chunks(z_NQ):
         u_PQ = z_NQ[rows] * inverse_N[rows, None]
         squared_length_P = u_PQ.square().sum(dim=1)

@@ -78,9 +78,8 @@ class SlicedCharacteristic(Sliced):
 
     def add_regularizer_of_step(self, like_NQ: Tensor) -> AddRegularizer:
         """Draw the directions of a step."""
-        return partial(
-            self._add_powers, random_directions(like_NQ.shape[1], self.directions, like_NQ)
-        )
+        directions_QK = random_directions(like_NQ.shape[1], self.directions, like_NQ)
+        return partial(self._add_powers, directions_QK)
 
     def _add_powers(self, directions_QK: Tensor, view: StreamedView) -> Addends:
         """Compute e^{itx} at all frequencies as powers of the first, see
