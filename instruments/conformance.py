@@ -206,10 +206,8 @@ def half_precision(method: Regularizer) -> Outcome:
         with torch.autocast("cpu", torch.bfloat16):
             found, _ = value_and_gradients(method, views)
         if found[0].dtype != torch.float32 or found[1].dtype != dtype:
-            return (
-                math.inf,
-                f"{dtype} gives a {found[0].dtype} value and {found[1].dtype} gradients",
-            )
+            what = f"{dtype} gives a {found[0].dtype} value and {found[1].dtype} gradients"
+            return math.inf, what
         outcomes += errors(found, wanted, f" in {dtype}")
     return worst(outcomes)
 
@@ -306,9 +304,8 @@ def configuration(method: Regularizer) -> Outcome:
     """
     values = asdict(method)  # type: ignore[call-overload]
     overrides = [f"method.{key}={shown(value)}" for key, value in values.items()]
-    cell, _ = load_run(
-        [f"method={methods.registry_name(method)}", *overrides, *needed_settings(method)]
-    )
+    choice = f"method={methods.registry_name(method)}"
+    cell, _ = load_run([choice, *overrides, *needed_settings(method)])
     # Through text and back, since a cell's file has JSON's types: a tuple comes back as a list.
     again = Cell.stored(json.loads(json.dumps(cell.plain())))
     lost = []

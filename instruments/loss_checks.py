@@ -182,10 +182,8 @@ def slopes(loss: LossOfViews, views: Views, step: float) -> Tensor:
     generator = torch.Generator().manual_seed(3)
     found = []
     for view, gradient_NQ in enumerate(gradients):
-        noise_NQ = torch.randn(gradient_NQ.shape, generator=generator, dtype=torch.float64).to(
-            gradient_NQ.dtype
-        )
-        for direction_NQ in (gradient_NQ, noise_NQ):
+        noise_NQ = torch.randn(gradient_NQ.shape, generator=generator, dtype=torch.float64)
+        for direction_NQ in (gradient_NQ, noise_NQ.to(gradient_NQ.dtype)):
             length = direction_NQ.norm().item()
             if length == 0:
                 continue

@@ -151,11 +151,10 @@ def _refuse_fruitless(directory: Path) -> None:
             up while code is loaded.
     """
     job = os.environ["SLURM_JOB_ID"]
-    mine = [
-        attempt
-        for attempt in read_attempts(directory)
-        if attempt["owner"].get("slurm_job_id") == job
-    ]
+    mine = []
+    for attempt in read_attempts(directory):
+        if attempt["owner"].get("slurm_job_id") == job:
+            mine.append(attempt)
     worked = mine[-1]["owner"].get("slurm_restarts", 0) + 1 if mine else 0
     if int(os.environ.get("SLURM_RESTART_COUNT", "0")) - worked >= _FRUITLESS_ATTEMPTS:
         raise RegbenchError(

@@ -105,10 +105,9 @@ def submissions(folder: Path) -> list[Submission]:
     found = []
     # The file's name is the id of the job array.
     for path in (folder / "jobs").glob("*.json"):
+        remedy = f"see: squeue --jobs={path.stem}; then remove it"
         try:
-            found.append(
-                read_json(path, Submission, f"see: squeue --jobs={path.stem}; then remove it")
-            )
+            found.append(read_json(path, Submission, remedy))
         except (OSError, RegbenchError) as error:
             log.warning("%s", error)
     return sorted(found, key=lambda entry: entry["submitted"])
@@ -134,11 +133,8 @@ def note_submitted(intent: Path, array: str) -> None:
 
 
 def _read_intent(path: Path) -> _Intent:
-    return read_json(
-        path,
-        _Intent,
-        "cancel the jobs that the interrupted command left (squeue --me), then remove it",
-    )
+    remedy = "cancel the jobs that the interrupted command left (squeue --me), then remove it"
+    return read_json(path, _Intent, remedy)
 
 
 def recover_interrupted(folder: Path) -> None:

@@ -85,9 +85,8 @@ def submit(
             "choose another folder (runtime.runs_dir)"
         )
     # A later call may come from another place; jobs themselves begin where they were submitted.
-    runtime = replace(
-        runtime, runs_dir=str(folder.parent), data_dir=str(Path(runtime.data_dir).absolute())
-    )
+    data_dir = str(Path(runtime.data_dir).absolute())
+    runtime = replace(runtime, runs_dir=str(folder.parent), data_dir=data_dir)
     groups: dict[str, tuple[Cluster, list[Cell]]] = {}
     for cell, cluster in cells:
         groups.setdefault(json.dumps(asdict(cluster)), (cluster, []))[1].append(cell)
@@ -99,9 +98,8 @@ def submit(
     longest = max(1, int(found[1]) - 1) if found else 1000
     for cluster, members in groups.values():
         for start in range(0, len(members), longest):
-            arrays += _submit_array(
-                members[start : start + longest], cluster, runtime, folder, stages
-            )
+            part = members[start : start + longest]
+            arrays += _submit_array(part, cluster, runtime, folder, stages)
     return arrays
 
 
@@ -140,17 +138,15 @@ def _submit_array(
         before = jobs[0].job_id.partition("_")[0]
         arrays.append(before)
         note_submitted(intent, before)
-        log.info(
-            "submitted job %s: %s of %s", before, ", ".join(names), counted(len(cells), "cell")
-        )
+        done, count = ", ".join(names), counted(len(cells), "cell")
+        log.info("submitted job %s: %s of %s", before, done, count)
     return arrays
 
 
 def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str) -> Any:
+    logs = folder / "jobs" / "logs"
     python = None if cluster.container is None else f"{cluster.container} python3"
-    executor = submitit.SlurmExecutor(
-        folder / "jobs" / "logs", max_num_timeout=10**6, python=python
-    )
+    executor = submitit.SlurmExecutor(logs, max_num_timeout=10**6, python=python)
     options: dict[str, Any] = {
         "job_name": name,
         "partition": cluster.partition,
@@ -167,7 +163,7 @@ def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str)
         "signal_delay_s": cluster.notice_s,
         "dependency": dependency,
         "setup": [
-            f"regbench_job={shlex.quote(str(folder / 'jobs' / 'logs'))}/{_OWN}",
+            f"regbench_job={shlex.quote(str(logs))}/{_OWN}",
             'echo >>"$regbench_job"_missed',
             *(f"module load {shlex.quote(module)}" for module in cluster.modules),
             *cluster.setup,
@@ -182,7 +178,6 @@ def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str)
             **(cluster.extra or {}),
         },
     }
-    executor.update_parameters(
-        **{key: value for key, value in options.items() if value is not None}
-    )
+    given = {key: value for key, value in options.items() if value is not None}
+    executor.update_parameters(**given)
     return executor

@@ -176,9 +176,8 @@ def _times(runs: Path) -> _Times:
         if record is None or record.status != "done" or not record.cell["epochs"]:
             continue
         cost = record.cost
-        epoch_s = (
-            record.environment.get("world_size", 1) * (cost.train_s or 0.0) / record.cell["epochs"]
-        )
+        gpus = record.environment.get("world_size", 1)
+        epoch_s = gpus * (cost.train_s or 0.0) / record.cell["epochs"]
         rest_s = (cost.monitor_s or 0.0) + (cost.evaluate_s or 0.0)
         for kind in _kinds(record.method, record.cell):
             times.setdefault(kind, []).append((epoch_s, rest_s))

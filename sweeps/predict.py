@@ -117,10 +117,8 @@ def predict(
         )
         images, channels = cell.batch_size // world_size, cell.dataset.input_channels
         sides_px = cell.augmentation.sizes_px(cell.dataset.image_size)
-        views = [
-            torch.empty(images, channels, side_px, side_px, dtype=views_dtype(cell))
-            for side_px in sides_px
-        ]
+        dtype = views_dtype(cell)
+        views = [torch.empty(images, channels, px, px, dtype=dtype) for px in sides_px]
         labels = [torch.empty(images, dtype=torch.int64)] if cell.is_supervised else []
         ddp_gradients = list(map(torch.zeros_like, parameters)) if group is not None else []
         # The first step makes the optimizer's state.
@@ -238,8 +236,7 @@ class Accounts(TorchDispatchMode):
         elif func.namespace == "aten":
             # An operation in place (addmm_) costs what the other (addmm) does; a CPU's attention
             # what a GPU's does.
-            formula = flop_registry.get(
-                getattr(torch.ops.aten, name.rstrip("_").replace("_for_cpu", ""), None)
-            )
+            other = name.rstrip("_").replace("_for_cpu", "")
+            formula = flop_registry.get(getattr(torch.ops.aten, other, None))
             if formula is not None:
                 self.flop += formula(*args, **kwargs, out_val=out)

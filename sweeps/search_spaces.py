@@ -63,9 +63,7 @@ class Search:
         if share < 1:
             warmup_steps = cell.optimizer.warmup_steps
             settings["optimizer"]["warmup_epochs"] = share * cell.optimizer.warmup_epochs
-            settings["optimizer"]["warmup_steps"] = (
-                None if warmup_steps is None else int(share * warmup_steps)
-            )
+            settings["optimizer"]["warmup_steps"] = warmup_steps and int(share * warmup_steps)
             # A search asks of a short training only its scores at the end.
             evaluation = evaluation.replaced(while_training=(), every_epochs=1)
         return replace(

@@ -94,9 +94,8 @@ def tune(
     clusters = {}
     for cell, cluster in zip(sweep.cells, sweep.clusters, strict=True):
         clusters[configuration_id(cell.plain())] = cluster
-    places = tuple(
-        clusters.get(configuration_id(cell.plain()), sweep.clusters[0]) for cell in cells
-    )
+    first = sweep.clusters[0]
+    places = tuple(clusters.get(configuration_id(cell.plain()), first) for cell in cells)
     return replace(sweep, cells=tuple(cells), clusters=places, later_epochs=0)
 
 

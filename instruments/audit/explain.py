@@ -306,9 +306,8 @@ def in_n_and_q(values: Mapping[Size, float], tolerance: float = 1e-5) -> str:
     words = in_words({f"n={n} q={q}": value for (n, q), value in known.items()}, tolerance)
     if len(known) > 1 and " at " in words:
         for form, scale in SCALES.items():
-            constant = in_words(
-                {str(size): value / scale(*size) for size, value in known.items()}, tolerance
-            )
+            scaled = {str(size): value / scale(*size) for size, value in known.items()}
+            constant = in_words(scaled, tolerance)
             if " at " not in constant:
                 return f"{form} ({words})" if constant == "1" else f"{constant} · {form} ({words})"
     return words

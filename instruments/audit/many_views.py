@@ -221,9 +221,8 @@ def _parts(method: Regularizer, views: Views, global_views: int) -> dict[tuple[s
                 parts["regularizer", (v,)] = torch.stack(list(regularizer(u_NQ).values())).sum()
         elif method.kind == "pairwise":
             for i, j in pairs:
-                parts["loss", (i, j)] = torch.stack(
-                    list(method.terms(views[i], views[j]).values())
-                ).sum()
+                terms = method.terms(views[i], views[j])
+                parts["loss", (i, j)] = torch.stack(list(terms.values())).sum()
         else:
             for name, term in method.view_terms(list(views), global_views).items():
                 parts[name, ()] = term

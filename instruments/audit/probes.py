@@ -59,9 +59,8 @@ def value(target: Target) -> list[Finding]:
     if finding is not None:
         findings.append(finding)
     if target.single:
-        findings.append(
-            Finding("float32 only", "note", math.nan, "refuses float64; all was done in float32")
-        )
+        text = "refuses float64; all was done in float32"
+        findings.append(Finding("float32 only", "note", math.nan, text))
     return findings
 
 
@@ -276,9 +275,8 @@ def precision(target: Target) -> list[Finding]:
         elif isinstance(wanted, Tensor) and not random:
             loss = relative(found, wanted)
             if loss >= bound:
-                findings.append(
-                    Finding(title, severity, loss, f"{name} loses {loss:.2g} of the gradient")
-                )
+                text = f"{name} loses {loss:.2g} of the gradient"
+                findings.append(Finding(title, severity, loss, text))
     return findings
 
 

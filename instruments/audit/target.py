@@ -163,10 +163,9 @@ class Target:
         weights = {
             argument: value for argument, (value, _) in self.weights.items() if argument != "loss"
         }
+        names = {**vars(module), "n": n, "q": q, "views": views, "weights": weights}
         try:
-            loss = eval(
-                expression, {**vars(module), "n": n, "q": q, "views": views, "weights": weights}
-            )
+            loss = eval(expression, names)
             if inspect.isclass(loss):
                 loss = loss()
         except Exception as error:
@@ -209,9 +208,8 @@ class Target:
         factor, _ = self.weights.get("loss", (1.0, ""))
         with seeded(seed):
             for each_NQ in batches:
-                batch = Batch(
-                    list(each_NQ[:count]), list(each_NQ[count:]), global_views or count, first
-                )
+                own_NQ, targets_NQ = list(each_NQ[:count]), list(each_NQ[count:])
+                batch = Batch(own_NQ, targets_NQ, global_views or count, first)
                 value = scalar(call(loss, batch), self.name if self.is_own else "")
         return factor * value
 

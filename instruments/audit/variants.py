@@ -88,9 +88,8 @@ def hypotheses(method: Regularizer) -> Iterator[Hypothesis]:
             yield Hypothesis(terms, "a setting that depends on the batch", text, "defect")
     if method.metadata.scale_invariant:
         text = f"{ours} on unit embeddings only: the caller has to normalise"
-        yield Hypothesis(
-            partial(_textbook, method), "does not normalise", text, on_unit_embeddings=True
-        )
+        terms = partial(_textbook, method)
+        yield Hypothesis(terms, "does not normalise", text, on_unit_embeddings=True)
     else:
         unit: Terms = lambda views: _textbook(method, list(map(normalize, views)))  # noqa: E731
         yield Hypothesis(unit, "normalises", f"{ours} on normalised embeddings")

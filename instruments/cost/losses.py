@@ -150,14 +150,18 @@ def measure(grid: Grid) -> list[LossCost]:
             pool = Processes(ranks, join, grid.device, grid.limit_bytes, threads=grid.threads)
             pools[ranks] = stack.enter_context(pool)
         # tqdm is silent where the standard error is no terminal.
-        bar = stack.enter_context(
-            tqdm(total=len(groups), unit="method and size", disable=None, leave=False)
-        )
+        bar = tqdm(total=len(groups), unit="method and size", disable=None, leave=False)
+        stack.enter_context(bar)
         for key in sorted(groups, key=_work):
             bar.set_description("{} n={} q={} ranks={}".format(*key))
             group, left_s = groups[key], end_s - time.perf_counter()
             if left_s > 0:
-                measured = _measure(grid, group, pools[group[0].ranks], left_s)
+                pool, dtype = pools[group[0].ranks], getattr(torch, grid.dtype)
+                try:
+                    measured = pool.ask(measure_rows, group, dtype, grid.repeats, left_s)[0]
+                except WorkFailed as error:
+                    # The process ended, for want of memory say, and took the others' results along.
+                    measured = [replace(row, note=f"failed: {error}") for row in group]
             else:
                 note = f"left out: the budget of {grid.budget_s:g} s is spent"
                 measured = [replace(row, note=note) for row in group]
@@ -171,16 +175,6 @@ def _work(key: tuple[str, int, int, int]) -> tuple[int, int]:
     _, n, q, ranks = key
     # Textbooks take more than streams, but sizes have the same order for both.
     return n * q * min(n, q), ranks
-
-
-def _measure(
-    grid: Grid, rows: Sequence[LossCost], pool: Processes, left_s: float
-) -> list[LossCost]:
-    try:
-        return pool.ask(measure_rows, rows, getattr(torch, grid.dtype), grid.repeats, left_s)[0]
-    except WorkFailed as error:
-        # The process ended, for want of memory say, and took the others' results along.
-        return [replace(row, note=f"failed: {error}") for row in rows]
 
 
 LEGEND = """\

@@ -40,9 +40,8 @@ def write_table(table: pyarrow.Table, file: IO[bytes]) -> None:
         if types.is_string(column.type):
             # Of a million texts a few are different.
             encoded = column.combine_chunks().dictionary_encode()
-            column = array(map(_cell, encoded.dictionary.to_pylist()), column.type).take(
-                encoded.indices
-            )
+            texts = array(map(_cell, encoded.dictionary.to_pylist()), column.type)
+            column = texts.take(encoded.indices)
         table = table.set_column(place, _cell(name), column)
     write_csv(table, file, WriteOptions(quoting_style="needed"))
 
@@ -51,9 +50,8 @@ def read_csv(text: str) -> list[dict[str, str]]:
     """Read the rows of a table that `csv_text` or `write_table` wrote, as texts by the heads of
     the columns.
     """
-    heads, *rows = (
-        [_read(cell) for cell in row] for row in csv.reader(io.StringIO(text, newline=""))
-    )
+    lines = csv.reader(io.StringIO(text, newline=""))
+    heads, *rows = ([_read(cell) for cell in line] for line in lines)
     return [dict(zip(heads, row, strict=True)) for row in rows]
 
 

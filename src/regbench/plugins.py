@@ -230,9 +230,8 @@ class Registry(Generic[P]):
             ours = tuple(self._classes.values())
             return value if isinstance(value, ours) else self.from_plain(value, prefix)
 
-        return wording.PlugIn(
-            read, self.plain, f"the name of a registered {self.kind}, with its settings"
-        )
+        words = f"the name of a registered {self.kind}, with its settings"
+        return wording.PlugIn(read, self.plain, words)
 
 
 def _group(kind: str) -> str:

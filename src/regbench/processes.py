@@ -53,9 +53,8 @@ def hold_blas(threads: int) -> None:
 
 def _start(function: Callable[..., None], *arguments: Any) -> Any:
     """Call a function of this module in a process of its own."""
-    process = FORKED.Process(
-        target=_enter, args=(dict(os.environ), os.sched_getaffinity(0), function, arguments)
-    )
+    given = dict(os.environ), os.sched_getaffinity(0), function, arguments
+    process = FORKED.Process(target=_enter, args=given)
     # The caller's script is hidden: multiprocessing would import it again in each process. So a
     # script needs no guard.
     main = sys.modules["__main__"]

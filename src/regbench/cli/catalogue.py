@@ -173,9 +173,8 @@ def check(names: Sequence[str]) -> None:
                 bar.write(f"does not apply: {', '.join(others)}{why}")
             if rows:
                 headers = ["check", "", "error", "allowed", "largest at"]
-                bar.write(
-                    tabulate(rows, headers, disable_numparse=True, maxcolwidths=[None] * 4 + [90])
-                )
+                widths = [None] * 4 + [90]
+                bar.write(tabulate(rows, headers, disable_numparse=True, maxcolwidths=widths))
     if failed:
         raise click.ClickException(f"{failed} of {len(chosen)} methods failed")
 

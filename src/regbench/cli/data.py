@@ -83,9 +83,8 @@ def prepare(
             )
         labels = labels or config.source.labels
         allow_empty = allow_empty or config.source.allow_empty
-        config = replace(
-            config, source=replace(config.source, labels=labels, allow_empty=allow_empty)
-        )
+        source = replace(config.source, labels=labels, allow_empty=allow_empty)
+        config = replace(config, source=source)
     data_dir = Path(runtime.data_dir)
     if verify:
         images, problems = read_back(config.name, data_dir)

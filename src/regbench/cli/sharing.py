@@ -139,9 +139,8 @@ def verify(
             verdict = "equal to the last bit"
         if found:
             verdict = "not the same"
-        click.echo(
-            printable(f"{record.cell_id} ({record.label}, seed {record.seed}): {how}, {verdict}")
-        )
+        name = f"{record.cell_id} ({record.label}, seed {record.seed})"
+        click.echo(printable(f"{name}: {how}, {verdict}"))
     checked = str(Check(len(read.records), tuple(misfits), "cell"))
     if misfits:
         click.echo(checked)

@@ -189,6 +189,5 @@ def print_scores(scores: Sequence[Score]) -> None:
     for s in scores:
         value = f"{s.value:.2f} {s.unit}" if s.unit else f"{s.value:.4g}"
         rows.append([s.name, s.split, value, s.protocol])
-    click.echo(
-        tabulate(rows, headers=["score", "split", "value", "protocol"], disable_numparse=True)
-    )
+    headers = ["score", "split", "value", "protocol"]
+    click.echo(tabulate(rows, headers, disable_numparse=True))
