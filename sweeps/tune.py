@@ -224,7 +224,8 @@ def _refuse_other_repeats(folder: Path, repeats: int) -> None:
     choice = read_choice(folder)
     if choice is None:
         return
-    searches = 1 + max(entry.search or 0 for entry in choice.choices)
+    # By the seeds, as a search of which all diverged has chosen nothing.
+    searches = 1 + max(choice.seeds) // APART if choice.repeated else 1
     if searches != repeats:
         raise RegbenchError(
             f"{folder} has made its choice with --repeats {searches}; a tuning with --repeats "

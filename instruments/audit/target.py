@@ -215,22 +215,22 @@ class Target:
 
     @functools.cached_property
     def dtype(self) -> torch.dtype:
-        """float64; float32 if the loss refuses that.
+        """float64; float32 if the loss refuses that, or computes in float32 all the same.
 
         Raises:
             NotScalar: If a loss without an adapter returns no scalar.
         """
         try:
-            self.value(draw_views(*SIZE, 4 if self.has_targets else 2))
+            value = self.value(draw_views(*SIZE, 4 if self.has_targets else 2))
         except NotScalar:
             raise
         except Exception:
             return torch.float32
-        return torch.float64
+        return torch.float64 if value.dtype == torch.float64 else torch.float32
 
     @property
     def single(self) -> bool:
-        """Whether the loss takes float32 only, so that tolerances have to be wider."""
+        """Whether the loss computes in float32 only, so that tolerances have to be wider."""
         return self.dtype == torch.float32
 
     def tolerance(self, double: float, single: float) -> float:

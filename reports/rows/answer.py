@@ -30,8 +30,16 @@ def answer(summary: Summary) -> list[str]:
     methods.sort(key=lambda row: -mean_of(row, names[-1]))
     leaders = [row for row in methods if all(_leads(summary, row, name) for name in names)]
     first, title = (leaders or methods)[0], summary.scores[names[-1]].title
-    others = [row for row in methods if row is not first]
-    alike = [row for row in others if not _compared(summary, first, row, names[-1]).p <= LEVEL]
+    above: list[Row] = []
+    alike: list[Row] = []
+    below: list[Row] = []
+    for row in methods:
+        if row is not first:
+            found = _compared(summary, first, row, names[-1])
+            if not found.p <= LEVEL:
+                alike.append(row)
+            else:
+                (above if found.difference < 0 else below).append(row)
 
     # What was compared, and who leads the untrained rows.
     titles, gains, tested = [], [], True
@@ -50,22 +58,32 @@ def answer(summary: Summary) -> list[str]:
         leading = few([row.name for row in leaders], "; ")
         lead = "leads" if len(leaders) == 1 else "lead"
         who = f"{len(leaders)} of {len(methods)} methods ({leading}) {lead}"
+    among = "the first of these" if leaders else "the first"
     sentences = [
-        f"{who} all untrained rows by {' and '.join(titles)}; the first by {title} is "
+        f"{who} all untrained rows by {' and '.join(titles)}; {among} by {title} is "
         f"{first.name}, {' and '.join(gains)}."
     ]
     sentences.insert(1 - bool(leaders), _tried(summary, methods, names[-1]))
 
     # Who is not significantly different from the first, and what labels bring.
+    clauses, it = [], f"{first.name} by {title}"
+    if above:
+        better = few([row.name for row in above], "; ")
+        verb, does = ("is", "does") if len(above) == 1 else ("are", "do")
+        clauses.append(
+            f"{better} {verb} significantly above {it}, and {does} not lead all untrained rows"
+        )
+        it = "it"
     if alike:
         close = few([row.name for row in alike], "; ")
-        sentences.append(f"Not known to differ from {first.name} by {title}: {close}.")
-    else:
-        gap = _points(_compared(summary, first, others[0], names[-1]))
-        sentences.append(
-            f"All other methods are significantly below {first.name} by {title}: {gap} from "
-            f"{others[0].name}."
+        clauses.append(f"not known to differ from {it}: {close}")
+    elif below:
+        gap = _points(_compared(summary, first, below[0], names[-1]))
+        clauses.append(
+            f"all other methods are significantly below {it}: {gap} from {below[0].name}"
         )
+    order = "; ".join(clauses)
+    sentences.append(f"{order if above else order[0].upper() + order[1:]}.")
     unlabelled = names == [_RETRIEVAL]
     if unlabelled:
         sentences.append(
@@ -114,8 +132,9 @@ def _tried(summary: Summary, methods: Sequence[Row], name: str) -> str:
         tried += f" (not {few(lacking, '; ')}, for want of a score)"
     if budget > 1:
         tried += f", up to {budget} configurations of each on the {summary.selection_split} split"
-    seeds = max(len(row.by_unit(name)) for row in methods)
-    unit = summary.unit if seeds == 1 else UNITS[summary.unit]
+    numbers = sorted({len(row.by_unit(name)) for row in methods})
+    seeds = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
+    unit = summary.unit if numbers == [1] else UNITS[summary.unit]
     untrained = counted(sum(row.untrained for row in summary.rows), "untrained row")
     return f"{tried}, {seeds} {unit} of each, beside {untrained}."
 

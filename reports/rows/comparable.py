@@ -21,7 +21,10 @@ _TUNED = ("method.", "optimizer.", "seed", "external.", "baseline")
 
 # The part of the evaluation that accuracies of a leaderboard depend on; other protocols say beside
 # their scores what they did.
-_EVALUATION = ("evaluation.knn.", "evaluation.probe.", "evaluation.select_on")
+_EVALUATION = (
+    *("evaluation.knn.", "evaluation.probe.", "evaluation.select_on"),
+    "evaluation.precision",
+)
 
 # Parts of a cell that an accuracy depends on beside the method and its training.
 _OF_TASK = ("dataset.", "network.", "evaluation.")
@@ -55,8 +58,27 @@ def is_setting(key: str) -> bool:
 
 
 def configuration_settings(record: Record) -> Settings:
-    """Return all settings but the seed."""
-    return tuple(item for item in record.settings.items() if item[0] != "seed")
+    """Return all settings but the seed, and how the run was evaluated beside what is compared."""
+    found = []
+    for key, value in record.settings.items():
+        is_compared = not key.startswith("evaluation.") or key.startswith(_EVALUATION)
+        if key != "seed" and is_compared:
+            found.append((key, value))
+    return tuple(found)
+
+
+def reference_settings(record: Record) -> tuple[Settings, Settings]:
+    """Return what makes the row and the configuration of a record that is of no method."""
+    if record.untrained:  # neither a method nor its projector touches the representation
+        return (), ()
+    row, configuration = row_settings(record), configuration_settings(record)
+    if record.cell["baseline"] != "supervised":
+        return row, configuration
+    without = (*_TRAINING_ONLY, "embedding_dim", "method.")
+    return (
+        tuple(item for item in row if not item[0].startswith(without)),
+        tuple(item for item in configuration if not item[0].startswith(without)),
+    )
 
 
 def row_settings(record: Record) -> Settings:

@@ -22,6 +22,7 @@ from regbench.reports.find.runs import Missing, MissingRow
 from regbench.reports.rows.comparable import (
     Settings,
     configuration_settings,
+    reference_settings,
     row_settings,
     setting_names,
     task_of,
@@ -111,15 +112,26 @@ def _own_choices(
 
 def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
     """Make the configurations and the rows of a task's records."""
-    of_methods = [record for record in summary.records if not record.is_reference]
-    summary.varying = varying_settings(settings[record] for record in of_methods)
-    groups: dict[object, dict[Settings, dict[int, Record]]] = {}
+    groups: dict[tuple[str, Settings], dict[Settings, dict[int, Record]]] = {}
+    of_methods: set[Settings] = set()
+    of_references: dict[str, set[Settings]] = {}
     for record in summary.records:
-        # Neither the method nor its projector touches a baseline's representation: one row, a cell
-        # a seed.
-        row = record.label if record.is_reference else (record.label, settings[record])
-        configuration = () if record.is_reference else configuration_settings(record)
-        groups.setdefault(row, {}).setdefault(configuration, {})[record.seed] = record
+        if record.is_reference:
+            row, configuration = reference_settings(record)
+            of_references.setdefault(record.label, set()).add(row)
+        else:
+            row, configuration = settings[record], configuration_settings(record)
+            of_methods.add(row)
+        seeds = groups.setdefault((record.label, row), {}).setdefault(configuration, {})
+        known = seeds.get(record.seed)
+        # Cells may differ in how they were evaluated beside.
+        if known is None or len(record.scores) >= len(known.scores):
+            seeds[record.seed] = record
+    # A reference shows what tells its own rows apart, and a method all that varies.
+    own = []
+    for rows in of_references.values():
+        own += varying_settings(rows)
+    summary.varying = list(dict.fromkeys([*varying_settings(of_methods), *own]))
     for group in groups.values():
         configurations = [Configuration(tuple(seeds.values())) for seeds in group.values()]
         summary.configurations += configurations
@@ -135,7 +147,8 @@ def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
             summary.unchosen.append(described)
         else:
             whole = _all_searches(chosen, configurations)
-            summary.rows.append(_row(whole, summary.varying, len(configurations)))
+            shown = own if whole.is_reference else summary.varying
+            summary.rows.append(_row(whole, summary.varying, shown, len(configurations)))
     headline = summary.scores[summary.headline] if summary.headline else None
     summary.rows.sort(key=lambda row: _order(row, headline))
 
@@ -147,6 +160,8 @@ def _choose(
     not all have one.
     """
     alive = [configuration for configuration in configurations if configuration.final]
+    # One that diverges with any seed is not one to recommend.
+    alive = [configuration for configuration in alive if not configuration.diverged] or alive
     if len(alive) < 2:
         # Any one stands for the method if all diverged, so that the table says that it did.
         return [*alive, *configurations][0]
@@ -182,13 +197,14 @@ def _repeated_tuning(record: Record) -> str | None:
     return str(record.choice["hyperparameters"]["sha256"])
 
 
-def _row(chosen: Configuration, varying: Sequence[str], tried: int) -> Row:
-    """Make the row of a configuration, with the settings that vary in its task."""
-    cell = {} if chosen.is_reference else chosen.first.settings
+def _row(chosen: Configuration, varying: Sequence[str], shown: Sequence[str], tried: int) -> Row:
+    """Make the row of a configuration, with those of the settings that vary in its task which it
+    shows.
+    """
     settings = {}
     for key, name in setting_names(varying).items():
-        value = cell.get(key, "null")
-        settings[name] = DASH if value == "null" else value
+        value = chosen.first.settings.get(key, "null")
+        settings[name] = DASH if value == "null" or key not in shown else value
     # A seed of the chosen configuration that has only been tuned has no score of the test split
     # yet.
     records = tuple(record for record in chosen.records if record.status != "tuned")

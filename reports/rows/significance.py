@@ -89,7 +89,10 @@ class Tukey:
         # The variance of each row's own remainders. A row takes its share of what the seeds give,
         # so that its squares are too few by 1 - 1 / rows.
         self._own = np.full(len(scores), np.nan)
-        squares = np.nansum(remainders**2, axis=1) / (seeds_of[enough] - 1)
+        # Of a seed that no other row has nothing remains, however much its row scatters.
+        known = ~np.isnan(remainders)
+        paired = np.sum(known & (known.sum(axis=0) > 1), axis=1)
+        squares = np.nansum(remainders**2, axis=1) / np.maximum(paired - 1, 1)
         self._own[enough] = self.rows / max(self.rows - 1, 1) * squares
 
     def compare(self, one: int, others: Sequence[int]) -> list[PairTest]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from regbench.benchmark.evaluate.base import EVALUATIONS, selection_name
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.tuning_choice import ChosenConfiguration, TuningChoice
 from regbench.benchmark.settings.identity import configuration_id
@@ -129,10 +130,11 @@ class Configuration:
 
     @_kept
     def cost(self, name: str) -> Stat | None:
-        """Return the statistics of a cost over the seeds; None of an untrained network."""
-        if self.untrained:
-            return None
-        return stat(getattr(record.cost, name) for record in self.records)
+        """Return the statistics of a cost over the seeds; None of an untrained network.
+
+        Diverged cells do not count.
+        """
+        return stat(getattr(record.cost, name) for record in self._trained_to_the_end)
 
     @_kept
     def at_end(self, name: str) -> Stat | None:
@@ -140,10 +142,13 @@ class Configuration:
 
         Diverged cells do not count.
         """
+        return stat(record.at_end.get(name) for record in self._trained_to_the_end)
+
+    @property
+    def _trained_to_the_end(self) -> list[Record]:
         if self.untrained:
-            return None
-        alive = [record for record in self.records if record.status != "diverged"]
-        return stat(record.at_end.get(name) for record in alive)
+            return []
+        return [record for record in self.records if record.status != "diverged"]
 
 
 def mean_of(row: Configuration, name: str) -> float:
@@ -291,8 +296,12 @@ class Summary:
     @functools.cached_property
     def selection(self) -> str:
         """The score that chose among configurations."""
-        for name in ("selection_top1", "knn_top1", CONTENT):
-            for record in self.records:
+        known = set(EVALUATIONS.names())
+        for record in self.records:
+            select_by = record.cell["evaluation"]["select_by"]
+            # That of somebody else's cells may be a plug-in that is not installed here.
+            if known.issuperset(select_by):
+                name = selection_name(select_by)
                 if record.score(name, self.selection_split) is not None:
                     return name
         return "knn_top1"
@@ -355,11 +364,16 @@ class Summary:
         return max(found, key=lambda row: sign * mean_of(row, name), default=None)
 
     def supervised(self, name: str) -> Row | None:
-        """Find the supervised row, trained by cross-entropy, if it has a test score."""
+        """Find the supervised row, trained by cross-entropy, if it has a test score: of several
+        the one that was trained as long as a method.
+        """
+        found = []
         for row in self.rows:
             if row.first.cell.get("baseline") == "supervised" and row.score(name) is not None:
-                return row
-        return None
+                found.append(row)
+        epochs = {row.first.cell["epochs"] for row in self.methods}
+        as_long = [row for row in found if row.first.cell["epochs"] in epochs]
+        return next(iter(as_long or found), None)
 
     def gain(self, row: Row, name: str) -> float | None:
         """Subtract the best trivial row's mean of a test score from the row's."""

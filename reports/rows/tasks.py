@@ -49,16 +49,18 @@ class Comparison:
         standings: Best mean rank first.
         tasks: Names of the tasks.
         left_out: Methods that some task does not have.
+        tasks_left_out: Names of tasks that share too few methods, or no run of them, with these.
     """
 
     standings: list[Standing]
     tasks: list[str]
     left_out: list[str]
+    tasks_left_out: list[str]
 
 
 def over_tasks(summaries: Sequence[Summary]) -> Comparison | None:
-    """Compare methods over the tasks of a report; None with fewer than two tasks or three methods
-    in all of them.
+    """Compare methods over the tasks of a report; None where no two tasks have three methods in
+    common.
 
     Rows that were chosen on the test split take no part.
     """
@@ -90,7 +92,11 @@ def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
         having = {label: by_run for label, by_run in scores.items() if by_run}
         if len(having) >= MIN_METHODS:
             scored[name] = having
-    everywhere = set.intersection(*map(set, scored.values())) if scored else set()
+    # One task that has other methods takes nothing from the rest.
+    while len(scored) > MIN_TASKS and len(_in_all(scored)) < MIN_METHODS:
+        without = {name: _in_all(scored, but=name) for name in reversed(scored)}
+        del scored[max(without, key=lambda name: len(without[name]))]
+    everywhere = _in_all(scored)
     labels = sorted(everywhere)
     # Each method's mean over the runs that all share, (methods,), for each task with such runs.
     means_of = {}
@@ -110,4 +116,11 @@ def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
     for i in np.argsort(mean_ranks, kind="stable"):
         standings.append(Standing(labels[i], float(mean_ranks[i]), tuple(shortfalls[:, i])))
     left_out = set().union(*scored.values()) - everywhere
-    return Comparison(standings, list(means_of), sorted(left_out))
+    others = [name for name in tasks if name not in means_of]
+    return Comparison(standings, list(means_of), sorted(left_out), others)
+
+
+def _in_all(tasks: Mapping[str, Mapping[str, ByRun]], but: str = "") -> set[str]:
+    """Return the methods that all tasks have, but for one of them."""
+    found = [set(scores) for name, scores in tasks.items() if name != but]
+    return set.intersection(*found) if found else set()

@@ -42,6 +42,9 @@ def over_tasks_table(found: Comparison) -> Table:
     ]
     if found.left_out:
         notes.append(f"Left out, for not every task has them: {', '.join(found.left_out)}.")
+    if found.tasks_left_out:
+        listed = "; ".join(found.tasks_left_out)
+        notes.append(f"Tasks left out, for sharing too few methods or seeds with these: {listed}.")
     heads = ["label", "mean_rank", "shortfalls", "tasks"]
     frame = pd.DataFrame(numbers, columns=heads)
     return Table("over_tasks", "All tasks together", columns, body, notes, numbers=frame)

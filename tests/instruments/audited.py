@@ -374,3 +374,21 @@ def own_directions(z1: Tensor, z2: Tensor) -> Tensor:
     c = _covariance(z1, z2)
     c = all_reduce(c) / world() if world() > 1 else c
     return (c @ torch.randn(len(c), 1, dtype=c.dtype)).square().sum()
+
+
+class _Pull(torch.autograd.Function):
+    """Keeps what backward needs as an attribute, where no hook sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, z1_NQ: Tensor, z2_NQ: Tensor) -> Tensor:
+        ctx.difference_NQ = (z1_NQ - z2_NQ) / len(z1_NQ)
+        return len(z1_NQ) * ctx.difference_NQ.square().sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return 2 * gradient * ctx.difference_NQ, -2 * gradient * ctx.difference_NQ
+
+
+def pulls_by_a_function_of_its_own(z1_NQ: Tensor, z2_NQ: Tensor) -> Tensor:
+    pulled: Tensor = _Pull.apply(z1_NQ, z2_NQ)
+    return pulled

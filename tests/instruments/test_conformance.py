@@ -130,6 +130,11 @@ class RefusesWhatLiesBeyondItsSpace(Broken):
     space: ClassVar[Space] = {"scale": Range(1, 10)}  # a tuning may go on to 100
 
 
+class ComputesInFloat32(Plain):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return super().terms(z1_NQ.float(), z2_NQ.float())
+
+
 class Fails(Plain):
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         raise ValueError("not written yet")
@@ -146,6 +151,7 @@ def checked(method: Regularizer, check: str) -> CheckResult:
     ("broken", "check"),
     [
         (WrongGradient, "gradient"),
+        (ComputesInFloat32, "gradient"),
         (WrongGradient, "forms"),
         (WrongStreamedValue, "forms"),
         (WeighsByPosition, "order of images"),
@@ -174,6 +180,12 @@ def test_a_broken_method_fails(broken: type[Broken | Plain], check: str) -> None
 def test_what_broke_is_said() -> None:
     finding = checked(Fails(), "float32")
     assert (finding.error, finding.where) == (math.inf, "ValueError: not written yet")
+
+
+def test_a_method_that_leaves_the_precision_of_the_embeddings_is_told_so() -> None:
+    assert (
+        "of a lower precision than the embeddings" in checked(ComputesInFloat32(), "gradient").where
+    )
 
 
 def test_the_size_of_the_error_is_said() -> None:

@@ -17,7 +17,7 @@ LUCK = (0.5, -0.5, 0.1)
 
 LEAD = (
     "2 of 2 methods (AUH; VICReg) lead all untrained rows by kNN top-1 and linear top-1; the first "
-    "by linear top-1 is AUH, "
+    "of these by linear top-1 is AUH, "
 )
 NONE_LEADS = (
     "No method is known to lead all untrained rows by kNN top-1 and linear top-1; the first by "
@@ -69,6 +69,35 @@ def test_a_method_that_does_not_lead_is_not_recommended(runs: Path, record: Make
     assert lead.startswith("1 of 2 methods (AUH) leads all untrained rows")
     assert order == "Not known to differ from AUH by linear top-1: VICReg."
     assert step == "Next: take AUH, or train it with 4 times the epochs (44.0 min of training)."
+
+
+@pytest.mark.parametrize("others", [{}, {"VICReg": (60.0, 70.0)}, {"VICReg": (69.9, 79.9)}])
+def test_a_method_that_is_better_and_does_not_lead_is_said_to_be(
+    runs: Path, record: Make, others: Rows
+) -> None:
+    rows = {"AUH": (70.0, 80.0), "SimCLR": (30.0, 90.0), **others, "untrained": (40.0, 50.0)}
+    lead, order = sentences(runs, record, rows)[1:3]
+    assert "; the first of these by linear top-1 is AUH, " in lead
+    clauses = order.removesuffix(".").split("; ")
+    assert clauses[0] == (
+        "SimCLR is significantly above AUH by linear top-1, and does not lead all untrained rows"
+    )
+    if not others:
+        assert clauses[1:] == []
+    elif others["VICReg"][1] == 70.0:
+        assert clauses[1].startswith(
+            "all other methods are significantly below it: +10.0 points (95 % "
+        )
+        assert clauses[1].endswith(" from VICReg")
+    else:
+        assert clauses[1:] == ["not known to differ from it: VICReg"]
+
+
+def test_rows_of_unlike_numbers_of_seeds_are_said_to_have_these(runs: Path, record: Make) -> None:
+    rows = {"AUH": (70.0, 80.0), "VICReg": (60.0, 70.0), "untrained": (40.0, 50.0)}
+    for seed in (3, 4):
+        record("VICReg", seed, knn=60.0, linear=70.0)
+    assert sentences(runs, record, rows)[0].startswith("Tried: 2 methods, 3 to 5 seeds of each, ")
 
 
 def test_a_method_without_a_score_is_named(runs: Path, record: Make) -> None:

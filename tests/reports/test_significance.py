@@ -207,3 +207,17 @@ def test_at_most_one_table_in_twenty_of_equal_rows_claims_a_difference_from_the_
         found = best(Tukey([dict(enumerate(row)) for row in scores]))
         false.append(any(p <= LEVEL for p in found.p.values()))
     assert np.mean(false) <= LEVEL + 2 * np.sqrt(LEVEL * (1 - LEVEL) / 400)
+
+
+def test_seeds_that_no_other_row_has_do_not_hide_how_much_a_row_scatters() -> None:
+    """What remains of such a seed is zero, whatever the row's variance is."""
+    rng = np.random.default_rng(0)
+    variances = []
+    for _ in range(400):
+        scores = [dict(enumerate(row)) for row in rng.normal(size=(7, 3))]
+        wild = dict(enumerate(10 * rng.normal(size=10)))
+        (pair,) = Tukey([wild, *scores]).compare(0, [1])
+        (alone,) = Tukey([{seed: wild[seed] for seed in range(3)}, *scores]).compare(0, [1])
+        variances.append((pair.half**2, alone.half**2))
+    found, expected = np.mean(variances, axis=0)
+    assert found == pytest.approx(expected, rel=0.05)

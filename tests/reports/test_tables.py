@@ -23,7 +23,8 @@ from regbench.reports.tables.details import (
 from regbench.reports.tables.leaderboard import leaderboard
 from regbench.reports.tables.over_tasks import over_tasks_table
 from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
-from tests.reports.reading import Make, grid, task, texts
+from tests.reports.conftest import score, settings
+from tests.reports.reading import Make, grid, task, tasks, texts
 
 KNN, LINEAR = "kNN top-1 (%)", "linear top-1 (%)"
 DIVERGED: dict[str, Any] = {"status": "diverged", "knn": None, "linear": None}
@@ -161,6 +162,89 @@ def test_of_equally_good_configurations_the_first_stands_for_the_method(
         found[record("AUH", tuning=65.0, linear=linear, cell=weight(1.0 + number))] = linear
     # Cells are read in the order of their folders.
     assert f"{found[min(found)]:.2f}" in grid(leaderboard(task(runs)))["AUH"][LINEAR]
+
+
+def test_a_configuration_that_diverged_with_a_seed_is_not_chosen(runs: Path, record: Make) -> None:
+    for seed in range(3):
+        record("AUH", seed, tuning=60.0, linear=70.0, cell=weight(1.0))
+    record("AUH", 0, tuning=65.0, linear=75.0, cell=weight(2.0))
+    record("AUH", 1, status="diverged", knn=None, linear=None, cell=weight(2.0))
+    row = grid(leaderboard(task(runs)))["AUH"]
+    assert ("70.00" in row[LINEAR], row["n"]) == (True, "3")
+
+
+def test_where_all_diverged_with_a_seed_the_best_of_the_others_stands(
+    runs: Path, record: Make
+) -> None:
+    for value, tuning in ((1.0, 60.0), (2.0, 65.0)):
+        record("AUH", 0, tuning=tuning, linear=tuning, cell=weight(value))
+        record("AUH", 1, status="diverged", knn=None, linear=None, cell=weight(value))
+    assert "**65.00" in grid(leaderboard(task(runs)))["AUH †"][LINEAR]
+
+
+def test_costs_of_diverged_runs_are_in_no_mean(runs: Path, record: Make) -> None:
+    record("AUH", 0, cost={"train_s": 600.0})
+    record("AUH", 1, status="diverged", knn=None, linear=None, cost={"train_s": 2.0})
+    (row,) = task(runs).rows
+    cost = row.cost("train_s")
+    assert cost is not None
+    assert (cost.mean, cost.n) == (600.0, 1)
+
+
+def test_how_a_run_was_evaluated_beside_makes_no_other_configuration(
+    runs: Path, record: Make
+) -> None:
+    """Curves while training, further protocols and the batch of the evaluation change no score."""
+    evaluation = settings("AUH")["evaluation"]
+    beside = [{"while_training": ["knn"]}, {"protocols": ["knn"]}, {"batch_size": 99}]
+    for seed, change in enumerate(beside):
+        record("AUH", seed, tuning=60.0 + seed, cell={"evaluation": evaluation | change})
+    assert grid(leaderboard(task(runs)))["AUH"]["n"] == "3"
+    record("AUH", 3, cell={"evaluation": evaluation | {"precision": "bf16"}})
+    assert len(tasks(runs)) == 2
+
+
+@pytest.mark.parametrize("best", [1.0, 2.0])
+def test_the_score_that_chose_is_that_of_the_settings(
+    runs: Path, record: Make, best: float
+) -> None:
+    """By linear probing alone, among scores of kNN that say the opposite."""
+    evaluation = settings("AUH")["evaluation"] | {"select_by": ["probe"]}
+    for value in (1.0, 2.0):
+        probing = 60.0 + 5 * (value == best)
+        found = (score("linear_top1", probing, "tuning"), score("knn_top1", 70.0, "tuning"))
+        found += (score("linear_top1", probing, "test"), score("knn_top1", 70.0, "test"))
+        record("AUH", scores=found, cell=weight(value) | {"evaluation": evaluation})
+    table = leaderboard(task(runs))
+    assert grid(table)["AUH"][LINEAR] == "**65.00**"
+    assert any("chosen by linear top-1 on the tuning split" in note for note in table.notes)
+
+
+def test_supervised_rows_of_unlike_trainings_stand_apart(runs: Path, record: Make) -> None:
+    """The share of the way is to the one that was trained as long as the methods."""
+    record("AUH", linear=80.0)
+    record("untrained", linear=50.0)
+    for epochs, linear in ((1, 95.0), (3, 90.0)):
+        cell = {"baseline": "supervised", "epochs": epochs}
+        record("supervised", linear=linear, cell=cell)
+    summary = task(runs)
+    assert [row.name for row in summary.rows if row.label == "supervised"] == [
+        "supervised, epochs=1",
+        "supervised, epochs=3",
+    ]
+    assert summary.share(summary.methods[0], "linear_top1") == pytest.approx(75.0)
+
+
+def test_a_task_that_shares_no_method_takes_no_comparison_from_the_others() -> None:
+    scores = {label: {0: 70.0 + place} for place, label in enumerate("abc")}
+    other = {label: {0: 70.0} for label in "pqr"}
+    unlike = {label: {place: 70.0} for place, label in enumerate("abc")}  # no seed in common
+    found = compare_over({"one": scores, "two": other, "three": scores, "four": unlike})
+    assert found is not None
+    assert found.tasks == ["one", "three"]
+    assert [one.label for one in found.standings] == ["c", "b", "a"]
+    notes = over_tasks_table(found).notes
+    assert "Tasks left out, for sharing too few methods or seeds with these: two; four." in notes
 
 
 def test_methods_are_ranked_by_their_means_over_what_all_have() -> None:
