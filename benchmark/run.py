@@ -414,6 +414,7 @@ class _Run:
         If it is not `is_final`, only what hyperparameters are selected by is scored. A trained
         network whose representations are not finite has diverged.
         """
+        progress = None if trained is None else trained.progress
         # Choose.
         choices = scoring.note_choice(attempt, self.cell, self.how_chosen)
         subject = scoring.subject_of(self.cell, network, self.compute, choices)
@@ -427,11 +428,10 @@ class _Run:
         except NotFinite as error:
             # A network as it is initialised has not diverged: something is wrong with it or the
             # images.
-            if trained is None or not self.cell.epochs:
+            if progress is None or not self.cell.epochs:
                 raise
-            progress, epochs = trained.progress, len(trained.progress.history)
-            diverged = Diverged(self.label, progress.step, epochs, str(error), progress)
-            self._end_diverged(attempt, diverged)
+            where = progress.step, len(progress.history)
+            self._end_diverged(attempt, Diverged(self.label, *where, str(error), progress))
             return
         # Each score once: the protocol knn, for example, gives one that the selection gave too.
         names = (scoring.SELECTION, *protocols)
@@ -452,38 +452,31 @@ class _Run:
         evaluate_s = sum(done[name]["seconds"] for name in names)
         if is_final:
             parts["choice"] = choices.entries
-        if trained is None:
-            parts["cost"] = Cost(evaluate_s=evaluate_s)
-            self._write_record(attempt, status, None, **parts)
-        else:
-            parts["cost"] = scoring.cost_of(trained.progress, evaluate_s)
-            parts["checkpoint"] = trained.checkpoint
-            self._write_record(attempt, status, trained.progress, **parts)
+        parts["checkpoint"] = trained and trained.checkpoint
+        self._write_record(attempt, status, progress, evaluate_s, **parts)
 
     def _end_diverged(self, attempt: Attempt, error: Diverged) -> None:
         log.warning("%s", error)
         attempt.update(outcome="diverged", detail=str(error))
-        cost = scoring.cost_of(error.progress, 0.0)
-        self._write_record(
-            attempt, "diverged", error.progress, scores=(), cost=cost, diverged=error.what
-        )
+        self._write_record(attempt, "diverged", error.progress, 0.0, scores=(), diverged=error.what)
 
     def _write_record(
         self,
         attempt: Attempt,
         status: Literal["done", "diverged", "tuned"],
         progress: Progress | None,
+        evaluate_s: float,
         **parts: Any,
     ) -> None:
-        method = self.cell.method
+        method, cost, world_size = self.cell.method, Cost(evaluate_s=evaluate_s), 1
         # The record takes its attempts from their files, so this one's must be up to date.
         attempt.beat()
         if progress is not None:
+            cost, world_size = scoring.cost_of(progress, evaluate_s), progress.world_size
             parts["metrics"] = write_metrics(attempt, progress)
             parts["spectrum"] = kernel_spectrum(method, self.cell.embedding_dim, SPECTRUM_ORDER)
             metadata = asdict(method.metadata).items()
             parts["regularizer"] = {key: value for key, value in metadata if isinstance(value, str)}
-        world_size = 1 if progress is None else progress.world_size
         again = ["regbench", "train", "--config", str(self.directory / "config.yaml")]
         record = Record(
             cell_id=self.directory.name,
@@ -493,6 +486,7 @@ class _Run:
             seed=self.cell.seed,
             status=status,
             cell=dict(self.plain),
+            cost=cost,
             environment={**self.surroundings, "world_size": world_size},
             data=scoring.images_record(self.manifest),
             attempts=scoring.past_attempts(self.directory),
