@@ -16,13 +16,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from regbench.benchmark.rundir.record import read_record, read_tuned
 from regbench.files import DIGITS, verified, write_new, write_there
 from regbench.text import refuse_name
+
+if TYPE_CHECKING:
+    from regbench.benchmark.settings.cell import Cell
+    from regbench.benchmark.settings.runtime import Runtime
 
 log = logging.getLogger("regbench")
 
@@ -32,23 +36,7 @@ _ATTEMPT = re.compile(r"(\d{4,})\.json")
 _TENSORS = re.compile(rf"([a-z][\w-]*)-(\d{{4,}})-(\d{{9,}})-([0-9a-f]{{{DIGITS}}})\.pt")
 
 
-class HasRuns(Protocol):
-    """A runtime, as far as it says where runs lie."""
-
-    @property
-    def runs_dir(self) -> str:
-        """Folder of run directories."""
-
-
-class HasId(Protocol):
-    """A cell, as far as its folder is named after it."""
-
-    @property
-    def id(self) -> str:
-        """Name of the folder."""
-
-
-def run_directory(runtime: HasRuns, sweep: str, cell: HasId) -> Path:
+def run_directory(runtime: Runtime, sweep: str, cell: Cell) -> Path:
     """Return `<runs_dir>/<sweep>/<cell id>`; refuse a sweep's name that is none of a folder."""
     refuse_name("the folder of runs", sweep)
     return Path(runtime.runs_dir) / sweep / cell.id
