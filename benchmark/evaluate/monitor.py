@@ -11,11 +11,11 @@ from torch import nn
 from regbench.benchmark.evaluate.base import Scores
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.state import state_kind
-from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.machine.compute import Compute
 from regbench.benchmark.rundir.checkpoint import remove_tensors
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.lease import Attempt
+from regbench.benchmark.scoring import subject_of
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.network import SiameseNetwork
 
@@ -36,10 +36,8 @@ def monitored_scores(
     """
     backbone = copy.deepcopy(backbone).to(compute.device)
     backbone.load_state_dict(network.backbone.state_dict())
-    encoder, choices = Encoder(backbone, network.representation_dim), Choices(attempt)
-    subject = Subject(
-        cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, choices, cell.seed
-    ).unrecorded()
+    encoder = Encoder(backbone, network.representation_dim)
+    subject = subject_of(cell, encoder, compute, Choices(attempt)).unrecorded()
     found = []
     for name in cell.evaluation.while_training:
         found.append(cell.evaluation[name].select(name, subject)[0])
