@@ -45,7 +45,9 @@ PLUG_INS: dict[str, Registry[Any]] = {
 }
 """Settings that are chosen by the name of a plug-in."""
 
-_GROUP_NAMES = (*(field.name for field in dataclasses.fields(Cell)), "runtime", "cluster")
+# The groups of settings beside those of a cell.
+_BESIDE: dict[str, Any] = {"runtime": Runtime, "cluster": Cluster}
+_GROUP_NAMES = (*(field.name for field in dataclasses.fields(Cell)), *_BESIDE)
 
 
 class Composed(NamedTuple):
@@ -153,10 +155,8 @@ class Composer:
         """Return the settings made of the plain data of a group, which are told by identity."""
         place = name, id(data)
         if place not in self._made:
-            if name == "runtime":
-                made: Any = from_plain(Runtime, data, "runtime.")
-            elif name == "cluster":
-                made = from_plain(Cluster, data, "cluster.")
+            if name in _BESIDE:
+                made: Any = from_plain(_BESIDE[name], data, f"{name}.")
             else:
                 made = setting(Cell, name, data)
             # The data too, so that no others get their id.

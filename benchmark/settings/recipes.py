@@ -53,22 +53,17 @@ class PublishedNumber:
     def is_of(self, cell: Mapping[str, Any]) -> bool:
         """Return True if it is about a cell, given as plain data."""
         for setting in self.cell.split():
-            name, _, value = setting.partition("=")
-            # The value is read as an override is: 2 is a number and null is nothing.
-            if _setting(cell, name) != yaml.safe_load(value):
+            name, _, wanted = setting.partition("=")
+            value: Any = cell
+            for part in name.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            # A line names a method, whatever its hyperparameters are.
+            if isinstance(value, Mapping) and "name" in value:
+                value = value["name"]
+            # What is wanted is read as an override is: 2 is a number and null is nothing.
+            if value != yaml.safe_load(wanted):
                 return False
         return True
-
-
-def _setting(cell: Mapping[str, Any], name: str) -> Any:
-    """Look up a setting of a cell by its full name; a plug-in is told by its own name."""
-    value: Any = cell
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    # A line names a method, whatever its hyperparameters are.
-    if isinstance(value, Mapping) and "name" in value:
-        return value["name"]
-    return value
 
 
 def published_numbers() -> tuple[PublishedNumber, ...]:

@@ -159,10 +159,6 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
     else:
         remedy = f"known: {', '.join(presets)}, or give the path of a .yaml file of your own"
         raise RegbenchError(f"no sweep named {name!r}; {remedy}")
-    return _read_file(path, overrides)
-
-
-def _read_file(path: Path, overrides: Sequence[str]) -> SweepFile:
     # YAML reads a key without a value as null, which says as much as no key.
     given = {key: value for key, value in read_yaml(path).items() if value is not None}
     try:
