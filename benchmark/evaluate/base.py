@@ -10,9 +10,7 @@ from typing import Any, ClassVar
 
 from regbench.benchmark.rundir.record import Score
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.config import (
-    Interpolation as Interpolation,
-)  # evaluations take all from this module
+from regbench.datasets.config import Interpolation as Interpolation  # for all evaluations
 from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.plugins import Registry

@@ -134,7 +134,7 @@ class Sinks:
             with self._warning(name):
                 sink.write(row["epoch"], numbers)
 
-    def close(self) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close all of them."""
         # In threads, because one that hangs must be left behind: a run that is to stop has little
         # time.
@@ -167,10 +167,6 @@ class Sinks:
     def __enter__(self) -> Sinks:
         """Return itself."""
         return self
-
-    def __exit__(self, *error: object) -> None:
-        """Close all of them."""
-        self.close()
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, float]:
