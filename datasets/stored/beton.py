@@ -38,7 +38,7 @@ Array = npt.NDArray[Any]
 
 _COUNTS = [("num_fields", "<u2"), ("page_size", "<u4"), ("num_samples", "<u8")]
 _HEADER = np.dtype([("version", "<u2"), *_COUNTS, ("alloc_table_ptr", "<u8")], align=True)
-_NAMED = [("type_id", "<u1"), ("name", ("<u1", 16)), ("arguments", ("<u1", 1024))]
+_NAMED = [("type_id", "<u1"), ("name", "S16"), ("arguments", ("<u1", 1024))]
 _FIELD = np.dtype(_NAMED, align=True)
 # FFCV aligns headers, fields and samples as C does, and packs what an image and the table say.
 _IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("data_ptr", "<u8")])
@@ -134,9 +134,8 @@ def _write(
     file.write(allocations[:written].tobytes())
     file.seek(_METADATA_START - 2 * _FIELD.itemsize)
     fields = np.zeros(2, _FIELD)
-    for row, name, type_id in ((0, b"image", _IMAGE_FIELD), (1, b"label", _INT_FIELD)):
-        fields[row]["type_id"] = type_id
-        fields[row]["name"][: len(name)] = np.frombuffer(name, np.uint8)
+    fields["type_id"] = _IMAGE_FIELD, _INT_FIELD
+    fields["name"] = b"image", b"label"
     file.write(fields.tobytes())
     # Rows of images that could not be read stay unused, between these and the first page.
     file.write(metadata[:written].tobytes())
