@@ -300,11 +300,7 @@ class LinearHeads:
 
         With BN, by its running statistics.
         """
-
-        def logits_HNC(x_ND: Tensor) -> Tensor:
-            return self.logits(x_ND).transpose(1, 2)
-
-        return head_accuracies(features, logits_HNC, block, self._device)
+        return head_accuracies(features, lambda x_ND: self.logits(x_ND).mT, block, self._device)
 
 
 def head_and_tail(counts_C: Tensor) -> dict[str, Tensor]:
