@@ -73,13 +73,9 @@ class LatentProbes(Evaluation):
             suffix, of = "", ""
             if place != "representation":
                 suffix, of = f"_{place}", f" of the {place}"
-            choices = probed.chosen()
-            subject.note(
-                f"{name}_penalties_{place}",
-                selected_on=probed.selection,
-                chosen=choices,
-                candidates=list(PENALTIES),
-            )
+            choices, candidates = probed.chosen(), list(PENALTIES)
+            what, split = f"{name}_penalties_{place}", probed.selection
+            subject.note(what, selected_on=split, chosen=choices, candidates=candidates)
             for short, value, how, title in probed.scores():
                 scores.append(Score(f"{short}{suffix}", value, "test", how, f"{title}{of}"))
         return scores
