@@ -211,12 +211,11 @@ class Attempt:
             self.lost = f"{self._path} was removed"
             return
         last = max(attempt_numbers(self.directory), default=0)
+        superseded = f"attempt {self.number} was superseded"
         if last > self.number:
-            self.lost = f"attempt {self.number} was superseded by attempt {last}"
+            self.lost = f"{superseded} by attempt {last}"
         elif (self.directory / "record.json").exists():
-            self.lost = (
-                f"attempt {self.number} was superseded: another process has finished the run"
-            )
+            self.lost = f"{superseded}: another process has finished the run"
 
     def check(self) -> None:
         """Return if this attempt may still write.
