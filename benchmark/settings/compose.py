@@ -210,8 +210,8 @@ def _fitted(tree: Tree, given: Collection[str], *, prepared: bool) -> dict[str, 
     # Values of other types are refused later, by the classes.
     are_numbers = isinstance(epochs, int) and isinstance(warmup, int | float)
     in_epochs = tree["optimizer"].get("warmup_steps") is None
-    if in_epochs and are_numbers and 0 < epochs < 2 * warmup:
+    is_open = "optimizer.warmup_epochs" not in given and in_epochs
+    if is_open and are_numbers and 0 < epochs < 2 * warmup:
         fitted["optimizer.warmup_epochs"] = epochs / 2
     data_dir = Path(str(tree["runtime"].get("data_dir"))) if prepared else None
-    fitted |= fitting(tree["dataset"], batch_size, epochs, data_dir, given)
-    return {name: value for name, value in fitted.items() if name not in given}
+    return fitted | fitting(tree["dataset"], batch_size, epochs, data_dir, given)
