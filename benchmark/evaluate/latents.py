@@ -82,13 +82,6 @@ class LatentProbes(Evaluation):
 
 
 _LINEAR = "ridge regression, mean R² over values"
-# What is regressed, on which features.
-_REGRESSED = {
-    "content": ("content", "linear"),
-    "content_kernel": ("content", "kernel"),
-    "style": ("style", "linear"),
-    "cluster": ("cluster", "linear"),
-}
 
 
 @dataclass(eq=False)
@@ -135,19 +128,16 @@ class _Probed:
     def predictions(self, what: str, split: str) -> tuple[Tensor, Tensor]:
         """Return what a regression predicts for a split, and what is true, (N, T) each."""
         penalty, regression = self._fit(what)
-        target, features = _REGRESSED[what]
-        predicted_NT = regression.predicted(penalty, self._features(features, split))
-        return predicted_NT, self._target(target, split)
+        predicted_NT = regression.predicted(penalty, self._features(what, split))
+        return predicted_NT, self._target(what, split)
 
     def _fit(self, what: str) -> tuple[float, Regression]:
         return self.subject.once(f"{self.name} {what}", lambda: self._fitted(what))
 
     def _fitted(self, what: str) -> tuple[float, Regression]:
-        target, features = _REGRESSED[what]
-        ridge = Ridge(self._features(features, "train"))
-        regression = ridge.of(self._target(target, "train"))
-        held_out_ND = self._features(features, self.selection)
-        true_NT = self._target(target, self.selection)
+        regression = Ridge(self._features(what, "train")).of(self._target(what, "train"))
+        held_out_ND = self._features(what, self.selection)
+        true_NT = self._target(what, self.selection)
 
         def score(predicted_NT: Tensor) -> float:
             error_T = (predicted_NT - true_NT).square().mean(dim=0)
@@ -159,8 +149,8 @@ class _Probed:
         # The smallest eigenvalues of features are lost in single precision.
         return self.subject.features(split, "bicubic").x_ND.cpu().double()
 
-    def _features(self, kind: str, split: str) -> Tensor:
-        if kind == "linear":
+    def _features(self, what: str, split: str) -> Tensor:
+        if what != "content_kernel":
             return self._x_ND(split)
         landmark_MD = self._x_ND("train")[: self.landmarks]
         width = torch.pdist(landmark_MD).median().clamp_min(torch.finfo(torch.float64).tiny)
@@ -168,14 +158,14 @@ class _Probed:
         kernel_NM: Tensor = (-0.5 * (distance_NM / width).square()).exp()
         return kernel_NM
 
-    def _target(self, kind: str, split: str) -> Tensor:
+    def _target(self, what: str, split: str) -> Tensor:
         world = LatentSplit(self._source, Path(f"{split}.json"))
         everything = np.arange(len(world))
-        if kind == "cluster":
+        if what == "cluster":
             return F.one_hot(torch.from_numpy(world.labels), self._source.clusters).double()
         # The draws of the examples that evaluations see.
         ((content_NC, style_NS),) = world.latents(0, 0, everything, [draws.EVALUATION_VIEW])
-        return content_NC if kind == "content" else style_NS
+        return style_NS if what == "style" else content_NC
 
 
 def _r2(predicted_NT: Tensor, true_NT: Tensor) -> float:
