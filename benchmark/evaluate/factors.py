@@ -73,12 +73,13 @@ class FactorProbes(Evaluation):
             for factor, target in targets.items():
                 predicted_NT = regressions[factor].predicted(penalties[factor], test_ND)
                 how = f"ridge regression from the {place}, penalty {penalties[factor]:g}"
-                title = f"{factor.replace('_', ' ')} from the {place}, {target.measure}"
-                value = target.score(predicted_NT)
-                if target.unit == "%":
-                    value *= 100
+                # R², which may be negative, is a pure number.
+                value, measure, unit = target.score(predicted_NT), "R²", ""
+                if target.classes_N is not None:
+                    value, measure, unit = 100 * value, "accuracy", "%"
+                title = f"{factor.replace('_', ' ')} from the {place}, {measure}"
                 name_of_score = f"factor_{factor}_{place}"
-                scores.append(Score(name_of_score, value, "test", how, title, target.unit))
+                scores.append(Score(name_of_score, value, "test", how, title, unit))
         return scores
 
     def _split(self, subject: Subject, split: str) -> tuple[Tensor, dict[str, _Target]]:
@@ -114,16 +115,6 @@ class _Target:
         if column_N.is_floating_point():
             return cls(column_N[:, None])
         return cls(torch.nn.functional.one_hot(column_N).double(), column_N)
-
-    @property
-    def measure(self) -> str:
-        """The name of the score."""
-        return "R²" if self.classes_N is None else "accuracy"
-
-    @property
-    def unit(self) -> str:
-        """The unit of the score: R², which may be negative, is a pure number."""
-        return "" if self.classes_N is None else "%"
 
     def score(self, predicted_NT: Tensor) -> float:
         """Return R² or accuracy, at most 1."""
