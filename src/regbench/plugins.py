@@ -255,15 +255,12 @@ def own_names(kind: str) -> list[str]:
     """Return the names of our own plug-ins of a kind, sorted, without the import of any."""
     names: list[str] = []
     for file in own_files(kind):
-        for call in ast.walk(ast.parse(file.read_text())):
-            # Calls have the form register("name", preset=...).
-            if (
-                isinstance(call, ast.Call)
-                and isinstance(call.func, ast.Name)
-                and call.func.id == "register"
-            ):
-                names.append(ast.literal_eval(call.args[0]))
-                names += [str(keyword.arg) for keyword in call.keywords]
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                # As in register("name", preset=...).
+                case ast.Call(func=ast.Name(id="register"), args=[name], keywords=presets):
+                    names.append(ast.literal_eval(name))
+                    names += [str(preset.arg) for preset in presets]
     return sorted(names)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen
+from annotated_types import MinLen
 from pydantic_core import core_schema
 
 from regbench.errors import RegbenchError
@@ -139,6 +139,7 @@ _KINDS = {
 }
 _ITEMS = {int: "whole numbers", float: "numbers", str: "words"}
 _EXAMPLES = {int: "[1,2]", float: "[0.5,1]"}
+_BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
 
 def type_words(hint: Any) -> str:
@@ -181,15 +182,9 @@ def _bounds(hint: Any) -> str:
     for each in hint.__metadata__:
         # pydantic's Field holds its bounds as a list; annotated_types' stand alone.
         for bound in getattr(each, "metadata", [each]):
-            match bound:
-                case MinLen():
-                    return ", not empty"
-                case Gt(gt=number):
-                    words.append(f"above {number}")
-                case Ge(ge=number):
-                    words.append(f"at least {number}")
-                case Lt(lt=number):
-                    words.append(f"below {number}")
-                case Le(le=number):
-                    words.append(f"at most {number}")
+            if isinstance(bound, MinLen):
+                return ", not empty"
+            for name, word in _BOUNDS.items():
+                if hasattr(bound, name):
+                    words.append(f"{word} {getattr(bound, name)}")
     return f", {' and '.join(words)}" if words else ""

@@ -82,6 +82,7 @@ def _show_method(method: Regularizer, defaults: Mapping[str, Any]) -> None:
     import inspect
 
     from regbench.benchmark.settings.architecture import needed_settings
+    from regbench.benchmark.training.optimizers.base import OPTIMIZERS
 
     data = method.metadata
     source = "; ".join(filter(None, (data.reference, data.url)))
@@ -90,7 +91,17 @@ def _show_method(method: Regularizer, defaults: Mapping[str, Any]) -> None:
     click.echo("\nHyperparameters (override with method.NAME=VALUE):")
     for key, value in defaults.items():
         click.echo(f"  method.{key}={list(value) if isinstance(value, tuple) else value}")
-    _show_space(method)
+    click.echo("Search space (regbench tune --trials):")
+    space = method.space or {}
+    if not space:
+        stated = "not stated" if method.space is None else "no hyperparameter of the method"
+        click.echo(f"    {stated}")
+    for key, values in space.items():
+        click.echo(f"    method.{key}: {values}")
+    # The learning rate is searched for every method alike.
+    for name in OPTIMIZERS.names():
+        for key, values in (OPTIMIZERS.of(name).space or {}).items():
+            click.echo(f"    optimizer.{key} of {name}: {values}")
     if data.latex:
         click.echo(f"LaTeX: {data.latex}")
     click.echo(f"Published: {data.published}.")
@@ -103,25 +114,6 @@ def _show_method(method: Regularizer, defaults: Mapping[str, Any]) -> None:
         click.echo(f"Limitation: {data.limitation}.")
     takes = f"Time {data.time}, memory {data.memory} beyond the embeddings"
     click.echo(f"\n{takes}; forms: {', '.join(method.forms)}.")
-
-
-def _show_space(method: Regularizer) -> None:
-    """Show what a tuning searches: hyperparameters of the method, and the learning rate as for
-    every method.
-    """
-    from regbench.benchmark.training.optimizers.base import OPTIMIZERS
-
-    click.echo("Search space (regbench tune --trials):")
-    space = method.space or {}
-    if not space:
-        stated = "not stated" if method.space is None else "no hyperparameter of the method"
-        click.echo(f"    {stated}")
-    for key, values in space.items():
-        click.echo(f"    method.{key}: {values}")
-    # The learning rate is searched for every method alike.
-    for name in OPTIMIZERS.names():
-        for key, values in (OPTIMIZERS.of(name).space or {}).items():
-            click.echo(f"    optimizer.{key} of {name}: {values}")
 
 
 @main.command()

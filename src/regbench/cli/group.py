@@ -21,10 +21,6 @@ class _Cli(click.Group):
     for a failure.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.help = _as_written(self.help)
-
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         cmd.help = _as_written(cmd.help)
         super().add_command(cmd, name)
@@ -117,6 +113,9 @@ def main(debug: bool) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     # SIGTERM acts as Ctrl-C does, so that `kill` and a scheduler end a command as gently.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+main.help = _as_written(main.help)
 
 
 @main.command()
