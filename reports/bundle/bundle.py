@@ -130,7 +130,7 @@ class _Decoder:
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
         self.decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_DECODER_BYTES)
-        self.allowed = 0
+        self.allowed = _AROUND_A_FILE
 
     def read(self, size: int) -> bytes:
         """Read at most `size` bytes; nothing at the end."""
@@ -154,7 +154,6 @@ def _unpack(path: Path, folder: Path) -> str:
     found: dict[str, str] = {}
     with path.open("rb") as packed:
         decoder = _Decoder(packed)
-        decoder.allowed = _AROUND_A_FILE
         with tarfile.open(fileobj=cast("BytesIO", decoder), mode="r|") as archive:
             while (member := archive.next()) is not None:
                 left -= member.size

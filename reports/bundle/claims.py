@@ -58,13 +58,9 @@ def claim_misfits(bundle: Bundle) -> list[str]:
                 tuned_sweeps.update(each.sweep for each in configurations[ranked.configuration])
     rules: list[tuple[Path, Iterator[str]]] = []
     for record in bundle.records:
-        rules += [
-            (record.path, _of_settings(record)),
-            (record.path, _of_attempts(record)),
-            (record.path, _of_splits(record)),
-            (record.path, _of_scores(record)),
-            (record.path, _of_history(record, bundle.histories)),
-        ]
+        for rule in (_of_settings, _of_attempts, _of_splits, _of_scores):
+            rules.append((record.path, rule(record)))
+        rules.append((record.path, _of_history(record, bundle.histories)))
     for choice in bundle.choices.values():
         rules.append((choice.path, of_choice(choice, configurations)))
     for record in bundle.records:
@@ -155,12 +151,10 @@ def _is_time(text: str) -> bool:
     order of times.
     """
     try:
-        return (
-            text.endswith("+00:00")
-            and datetime.fromisoformat(text).isoformat(timespec="seconds") == text
-        )
+        as_spelled = datetime.fromisoformat(text).isoformat(timespec="seconds")
     except ValueError:
         return False
+    return text == as_spelled and text.endswith("+00:00")
 
 
 def _is_command(text: str) -> bool:
@@ -210,16 +204,13 @@ def _of_history(record: Record, histories: Mapping[str, bytes]) -> Iterator[str]
         yield (
             f"its history has {len(epochs)} epochs, which are not 1 to {planned} as in its settings"
         )
-    if record.cost.train_s is None or not math.isclose(
-        train_s, record.cost.train_s, rel_tol=_ROUNDED
-    ):
-        yield (
-            f"its training took {record.cost.train_s} s, the epochs of its history {train_s:g} s"
-        )
+    stated_s = record.cost.train_s
+    if stated_s is None or not math.isclose(train_s, stated_s, rel_tol=_ROUNDED):
+        yield f"its training took {stated_s} s, the epochs of its history {train_s:g} s"
     if record.checkpoint is not None and None not in images:
         steps, size = record.checkpoint.step, record.cell["batch_size"]
         if sum(images) != steps * size:
-            yield (f"its {steps} steps of {size} images are not the {sum(images)} of its history")
+            yield f"its {steps} steps of {size} images are not the {sum(images)} of its history"
 
 
 def _of_units(records: Sequence[Record]) -> Iterator[Misfit]:

@@ -67,16 +67,13 @@ def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
             name = Path(printable(str(path.relative_to(folder))))
             try:
                 bundle = read_bundle(path, name)
+                misfits = claim_misfits(bundle)
+                misfits = misfits or [*image_misfits([*known.values(), *bundle.records])]
+                if misfits:
+                    raise RegbenchError(first_of(misfits))
             except RegbenchError as error:
                 left_out.append(Misfit(name, str(error)))
                 shutil.rmtree(name, ignore_errors=True)
-                continue
-            misfits = claim_misfits(bundle) or list(
-                image_misfits([*known.values(), *bundle.records])
-            )
-            if misfits:
-                left_out.append(Misfit(name, first_of(misfits)))
-                shutil.rmtree(name)
                 continue
             taken.append(name)
             known |= {record.cell["dataset"]["name"]: record for record in bundle.records}

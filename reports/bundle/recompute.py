@@ -109,7 +109,8 @@ def recompute(
     for name in ("threads", "loader", "loss_form", "compile"):
         if name in said:
             own.append(f"runtime.{name}={said[name]}")
-    cell, runtime = load_config(folder / "config.yaml", [*own, *overrides])
+    own += overrides
+    cell, runtime = load_config(folder / "config.yaml", own)
     compute = resolve(runtime)
     # A GPU adds up in an order of its own.
     on_cpu = compute.device.type == "cpu"
@@ -129,9 +130,7 @@ def recompute(
         assert again is not None
         return Recomputed(True, on_cpu and _alike(record, again.environment), again.scores)
     (folder / record.file_name).write_text(record.text())
-    scores = evaluate_directory(
-        folder, [*own, *overrides], how_chosen=record.choice["hyperparameters"]
-    )
+    scores = evaluate_directory(folder, own, how_chosen=record.choice["hyperparameters"])
     # The rest of what the record says holds for the training, which is not done again.
     now = {**said, "loader": runtime.loader, **environment(compute.device)}
     return Recomputed(False, on_cpu and _alike(record, now), scores)
@@ -212,13 +211,9 @@ def _noise(records: Sequence[Record]) -> dict[tuple[str, str], float]:
         for score in record.scores:
             rows.append((score.name, score.split, configuration, score.value))
     names = ["name", "split", "configuration"]
+    by_name = pd.DataFrame(rows, columns=[*names, "value"]).groupby(names)["value"]
     # A single seed has no variance, and drops out.
-    found = (
-        pd.DataFrame(rows, columns=[*names, "value"])
-        .groupby(names)["value"]
-        .agg(["var", "count"])
-        .dropna()
-    )
+    found = by_name.agg(["var", "count"]).dropna()
     # Seeds of one configuration share its mean, so each gives one degree of freedom less than it
     # has seeds.
     freedom = found["count"] - 1

@@ -24,9 +24,35 @@ _CLOCKS = timedelta(minutes=5)
 def of_choice(
     choice: TuningChoice, configurations: Mapping[str, Sequence[Record]]
 ) -> Iterator[str]:
-    """Compare what a tuning chose with the records of what it tried, by configuration."""
+    """Compare what a tuning chose with the records of what it tried, by configuration.
+
+    It has to be the best, by values that are those of its records.
+    """
     for entry in choice.choices:
-        yield from _of_ranking(choice, entry, configurations)
+        whole, label = [], entry.label
+        for ranked in entry.ranking:
+            # A configuration of which a seed diverged has no value.
+            if ranked.status == "tuned" and ranked.value is not None:
+                whole.append(ranked)
+        best = max(whole, key=lambda ranked: ranked.value or 0.0, default=None)
+        if best is None:
+            yield f"nothing was tried to the end for {label}"
+            continue
+        first = entry.ranking[0]
+        is_first = (entry.chosen, entry.configuration) == (first.cell_id, first.configuration)
+        if not is_first or first.value != best.value:
+            yield f"{entry.chosen} was chosen for {label}, though {best.cell_id} scored higher"
+        seen: set[str] = set()
+        for ranked in entry.ranking:
+            if ranked.configuration in seen:
+                yield f"{ranked.cell_id} is ranked twice for {label}"
+            seen.add(ranked.configuration)
+            own = []
+            for record in configurations[ranked.configuration]:
+                # Final runs may have further seeds, which the ranking has not seen.
+                if record.seed in choice.seeds and entry.owns(record.seed):
+                    own.append(record)
+            yield from _of_place(choice, entry, ranked, own)
     yield from _of_budgets(choice)
 
 
@@ -70,38 +96,6 @@ def of_final_run(
             f"its last attempt began at {began or 'no time'}, before its tuning chose at "
             f"{chosen.created}"
         )
-
-
-def _of_ranking(
-    choice: TuningChoice, entry: ChosenConfiguration, configurations: Mapping[str, Sequence[Record]]
-) -> Iterator[str]:
-    """Check that a tuning has chosen the best, by values that are those of its records."""
-    whole = []
-    for ranked in entry.ranking:
-        # A configuration of which a seed diverged has no value.
-        if ranked.status == "tuned" and ranked.value is not None:
-            whole.append(ranked)
-    best = max(whole, key=lambda ranked: ranked.value or 0.0, default=None)
-    if best is None:
-        yield f"nothing was tried to the end for {entry.label}"
-        return
-    first = entry.ranking[0]
-    if (entry.chosen, entry.configuration) != (
-        first.cell_id,
-        first.configuration,
-    ) or first.value != best.value:
-        yield (f"{entry.chosen} was chosen for {entry.label}, though {best.cell_id} scored higher")
-    seen: set[str] = set()
-    for ranked in entry.ranking:
-        if ranked.configuration in seen:
-            yield f"{ranked.cell_id} is ranked twice for {entry.label}"
-        seen.add(ranked.configuration)
-        tried = configurations[ranked.configuration]
-        # Final runs may have further seeds, which the ranking has not seen.
-        own = [
-            record for record in tried if record.seed in choice.seeds and entry.owns(record.seed)
-        ]
-        yield from _of_place(choice, entry, ranked, own)
 
 
 def _of_place(
@@ -149,7 +143,7 @@ def _of_budgets(choice: TuningChoice) -> Iterator[str]:
     """
     most = max((len(entry.ranking) for entry in choice.choices), default=0)
     if choice.budget != most:
-        yield (f"it claims a budget of {choice.budget}, and its longest ranking has {most}")
+        yield f"it claims a budget of {choice.budget}, and its longest ranking has {most}"
     settings: dict[str, list[ChosenConfiguration]] = defaultdict(list)
     for entry in choice.choices:
         settings[str(sorted(entry.setting.items()))].append(entry)
@@ -159,10 +153,9 @@ def _of_budgets(choice: TuningChoice) -> Iterator[str]:
             statuses.update(ranked.status for ranked in entry.ranking)
         what, counts = "configurations", {entry.label: len(entry.ranking) for entry in entries}
         if "stopped" in statuses:
-            what, counts = (
-                "epochs",
-                {entry.label: sum(ranked.epochs for ranked in entry.ranking) for entry in entries},
-            )
+            what = "epochs"
+            for entry in entries:
+                counts[entry.label] = sum(ranked.epochs for ranked in entry.ranking)
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{label} {count:,}" for label, count in counts.items())
             yield f"the methods had unequal budgets, in {what}: {listed}"

@@ -80,10 +80,7 @@ def check_records(folders: Sequence[Path]) -> Check:
 
 def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
     """Check what tunings chose, and that the cells which they chose are here."""
-    finished: dict[Path, set[str]] = {}
-    for run in found.runs:
-        if run.record is not None:
-            finished.setdefault(run.path.parent, set()).add(run.path.name)
+    finished = {run.path for run in found.runs if run.record is not None}
     for folder in found.sweeps:
         path = folder / TUNING_CHOICE
         choice = choices.read(path)
@@ -96,7 +93,7 @@ def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
                 # sense.
                 if all(ranked.cell_id != entry.chosen for ranked in entry.ranking):
                     yield Misfit(path, f"{name} is not in its ranking")
-                elif entry.chosen not in finished.get(folder, ()):
+                elif folder / entry.chosen not in finished:
                     yield Misfit(path, f"{name} has no record beside it")
 
 

@@ -22,9 +22,8 @@ from regbench.benchmark.settings.identity import cell_id
 from regbench.files import file_sha256, parse_yaml
 
 _NOTHING = object()
-_BLOCK = re.compile(
-    rb"^(?=[a-z])", re.MULTILINE
-)  # a key of the mapping with all that is indented below it
+# A key of the mapping with all that is indented below it.
+_BLOCK = re.compile(rb"^(?=[a-z])", re.MULTILINE)
 
 F = TypeVar("F", Record, LaterEvaluation, TuningChoice)
 
@@ -61,27 +60,26 @@ class Judged:
 
 
 class TuningChoices:
-    """Choices of tunings (`tuning_choice.json` of their sweeps). Each file is read once."""
+    """Choices of tunings (`tuning_choice.json` of their sweeps). Each file is read once.
+
+    Attributes:
+        good: Choices that were read and fit, by path.
+    """
 
     def __init__(self) -> None:
         """Begin with no choice read."""
+        self.good: dict[Path, TuningChoice] = {}
         self._read: dict[Path, TuningChoice | Misfit | None] = {}
-
-    @property
-    def good(self) -> dict[Path, TuningChoice]:
-        """Choices that were read and fit, by path."""
-        return {
-            choice.path: choice
-            for choice in self._read.values()
-            if isinstance(choice, TuningChoice)
-        }
 
     def read(self, path: Path) -> TuningChoice | Misfit | None:
         """Read a choice: it, what does not fit in it, or None where it is not there."""
         # One file may be asked for by a relative path and by an absolute one.
         key = path.absolute()
         if key not in self._read:
-            self._read[key] = _read(TuningChoice, path) if path.exists() else None
+            found = _read(TuningChoice, path) if path.exists() else None
+            if isinstance(found, TuningChoice):
+                self.good[path] = found
+            self._read[key] = found
         return self._read[key]
 
 
@@ -124,11 +122,7 @@ def judge(run: RunFolder, choices: TuningChoices) -> Judged:
             )
     of_evaluations = []
     for path in run.evaluations:
-        later = _read(LaterEvaluation, path)
-        if isinstance(later, Misfit):
-            of_evaluations.append(later)
-            continue
-        longer = _with_evaluation(record, later)
+        longer = _with_evaluation(record, path)
         if isinstance(longer, Misfit):
             of_evaluations.append(longer)
         else:
@@ -169,8 +163,11 @@ def _read(kind: type[F], path: Path) -> F | Misfit:
         return Misfit(path, str(error))
 
 
-def _with_evaluation(record: Record, later: LaterEvaluation) -> Record | Misfit:
+def _with_evaluation(record: Record, path: Path) -> Record | Misfit:
     """Add to a record those scores of a later evaluation that it does not have itself."""
+    later = _read(LaterEvaluation, path)
+    if isinstance(later, Misfit):
+        return later
     if later.cell_id != record.cell_id:
         return Misfit(later.path, f"of cell {later.cell_id}, in the folder of {record.cell_id}")
     # Such a score is optimistic, and would stand in one row with those that are not.

@@ -106,7 +106,16 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
         short.append(good.pop((record.sweep, record.cell_id)))
     missing = find_missing(found)
     if not good:
-        raise RegbenchError(_nothing_good(folders, skipped, len(missing)))
+        places = ", ".join(map(str, folders))
+        if skipped:
+            raise RegbenchError(
+                f"no record that fits in {places}: {len(skipped)} damaged or changed, the first is "
+                f"{skipped[0]}; delete the folder of such a run and run the cell again"
+            )
+        waiting = f", {counted(len(missing), 'cell')} without one yet" * bool(missing)
+        raise RegbenchError(
+            f"no finished run in {places}{waiting}; make some with `regbench sweep quickstart`"
+        )
     records = sorted(
         good.values(), key=lambda r: (r.sweep, r.is_reference, r.label, r.seed, r.cell_id)
     )
@@ -142,17 +151,6 @@ def steps_of_searches(
         if epochs not in chosen and epochs < max(chosen, default=0):
             steps[record] = None
     return steps
-
-
-def _nothing_good(folders: Sequence[Path], skipped: Sequence[Misfit], missing: int) -> str:
-    places = ", ".join(map(str, folders))
-    if skipped:
-        return (
-            f"no record that fits in {places}: {len(skipped)} damaged or changed, the first is "
-            f"{skipped[0]}; delete the folder of such a run and run the cell again"
-        )
-    waiting = f", {counted(missing, 'cell')} without one yet" * (missing > 0)
-    return f"no finished run in {places}{waiting}; make some with `regbench sweep quickstart`"
 
 
 def load_records(folder: Path | list[Path]) -> pd.DataFrame:
