@@ -146,9 +146,8 @@ def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
         elif chosen is None:
             summary.unchosen.append(described)
         else:
-            whole = _all_searches(chosen, configurations)
-            shown = own if whole.is_reference else summary.varying
-            summary.rows.append(_row(whole, summary.varying, shown, len(configurations)))
+            shown = own if chosen.is_reference else summary.varying
+            summary.rows.append(_row(chosen, configurations, summary.varying, shown))
     headline = summary.scores[summary.headline] if summary.headline else None
     summary.rows.sort(key=lambda row: _order(row, headline))
 
@@ -174,9 +173,14 @@ def _choose(
     return max(means, key=lambda configuration: means[configuration])
 
 
-def _all_searches(chosen: Configuration, configurations: Sequence[Configuration]) -> Configuration:
-    """Put together what the searches of a repeated tuning chose, each of which stands for the
-    method.
+def _row(
+    chosen: Configuration,
+    configurations: Sequence[Configuration],
+    varying: Sequence[str],
+    shown: Sequence[str],
+) -> Row:
+    """Make the row of a configuration, or of what all searches of a repeated tuning chose, with
+    those of the settings that vary in its task which it shows.
     """
     tunings = set(map(_repeated_tuning, chosen.records)) - {None}
     records: list[Record] = []
@@ -185,7 +189,15 @@ def _all_searches(chosen: Configuration, configurations: Sequence[Configuration]
         searches = {record.search for record in of_tuning}
         # By the seed, because a run that diverged does not say what chose it.
         records += [record for record in configuration.records if record.seed // APART in searches]
-    return Configuration(tuple(records)) if records else chosen
+    records = records or list(chosen.records)
+    settings = {}
+    for key, name in setting_names(varying).items():
+        value = records[0].settings.get(key, "null")
+        settings[name] = DASH if value == "null" or key not in shown else value
+    # A seed of the chosen configuration that has only been tuned has no score of the test split
+    # yet.
+    scored = tuple(record for record in records if record.status != "tuned")
+    return Row(scored, settings, len(configurations))
 
 
 def _repeated_tuning(record: Record) -> str | None:
@@ -195,20 +207,6 @@ def _repeated_tuning(record: Record) -> str | None:
     if record.search is None:
         return None
     return str(record.choice["hyperparameters"]["sha256"])
-
-
-def _row(chosen: Configuration, varying: Sequence[str], shown: Sequence[str], tried: int) -> Row:
-    """Make the row of a configuration, with those of the settings that vary in its task which it
-    shows.
-    """
-    settings = {}
-    for key, name in setting_names(varying).items():
-        value = chosen.first.settings.get(key, "null")
-        settings[name] = DASH if value == "null" or key not in shown else value
-    # A seed of the chosen configuration that has only been tuned has no score of the test split
-    # yet.
-    records = tuple(record for record in chosen.records if record.status != "tuned")
-    return Row(records, settings, tried)
 
 
 def _order(row: Row, headline: Score | None) -> tuple[bool, float]:
