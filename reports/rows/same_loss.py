@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from regbench.reports.rows.notes import UNITS
 from regbench.reports.rows.summary import Row, Summary
 
 _NONE, _LINEAR, _QUADRATIC, _CANDIDATES = "0", "u·v", "(u·v)²", "log Σ exp(u·v/τ)"
@@ -204,7 +205,7 @@ def _differences(summary: Summary, pair: Pair) -> str:
         points = " points" * (score.unit == "%")
         text = f"{abs(math.fsum(apart)) / len(apart):.2f}{points} of {score.title}"
         if len(apart) > 1:
-            units = "searches" if summary.unit == "search" else "seeds"
+            units = UNITS[summary.unit]
             text += f" (up to {max(map(abs, apart)):.2f} in one of {len(apart)} {units})"
         texts.append(text)
     return " and ".join(texts)
@@ -227,10 +228,8 @@ def _trained_alike(one: Row, other: Row) -> bool:
     """
     if one.repeated or other.repeated:
         return False
-    ours, theirs = one.first.settings, other.first.settings
-    for key in ours.keys() | theirs.keys():
-        is_free = key.startswith("method.") or key == "seed"
-        if not is_free and ours.get(key) != theirs.get(key):
+    for key, _ in one.first.settings.items() ^ other.first.settings.items():
+        if key != "seed" and not key.startswith("method."):
             return False
     return True
 

@@ -100,9 +100,8 @@ class Tukey:
         differences = np.round(self._scores[one] - self._scores[list(others)], 9)
         shared = ~np.isnan(differences)
         pairs = np.sum(shared, axis=1)
-        with np.errstate(
-            divide="ignore", invalid="ignore"
-        ):  # of rows that share no seed, of scores without any variance
+        # Of rows that share no seed, of scores without any variance.
+        with np.errstate(divide="ignore", invalid="ignore"):
             means = np.sum(differences, axis=1, where=shared) / pairs
             own = (self._own[one] + self._own[list(others)]) / 2
             deviations = np.sqrt(self.deviation**2 + own_weight(self.rows) * own)
@@ -188,12 +187,8 @@ class Power:
         """
         if math.isnan(self.deviation):
             return math.nan
-        # The degrees of freedom of rows × seeds without a gap.
-        significant = (
-            critical_range(self.rows, (self.rows - 1) * (seeds - 1))
-            * self.typical
-            / math.sqrt(seeds)
-        )
+        freedom = (self.rows - 1) * (seeds - 1)  # of rows × seeds without a gap
+        significant = critical_range(self.rows, freedom) * self.typical / math.sqrt(seeds)
         # A true difference that lies so far beyond is seen as a significant one in 80 % of the
         # cases.
         return significant + NormalDist().inv_cdf(POWER) * self.deviation * math.sqrt(2 / seeds)
