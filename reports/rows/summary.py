@@ -262,6 +262,10 @@ class Summary:
         usual.sort(key=lambda score: score.higher_is_better is None)
         return {score.name: score for score in usual}
 
+    def measured(self, name: str, split: str = "test") -> bool:
+        """Return True if any row has a score."""
+        return any(row.score(name, split) for row in self.rows)
+
     @functools.cached_property
     def leading(self) -> tuple[str, ...]:
         """The scores of the leaderboard: those in `LEADING` that a row has, or else `CONTENT`, or
@@ -269,7 +273,7 @@ class Summary:
         """
         measured = []
         for name, score in self.scores.items():
-            if score.higher_is_better is not None and any(row.score(name) for row in self.rows):
+            if score.higher_is_better is not None and self.measured(name):
                 measured.append(name)
         leading = tuple(name for name in LEADING if name in measured)
         if not leading and CONTENT in measured:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,10 +22,8 @@ from regbench.reports.tables.table import (
     cost_column,
     entries,
     mean_pm,
-    number_columns,
     p_value,
     table_of_rows,
-    text_columns,
 )
 from regbench.reports.tables.units import energies, largest
 
@@ -38,23 +35,17 @@ def accuracy_table(summary: Summary) -> Table:
     """Make the table of every score of the test split but probes of factors, and of those of
     the tuning split that selection saw.
     """
-    measured: set[tuple[str, str]] = set()
-    for row in summary.rows:
-        for record in row.records:
-            for score in record.scores:
-                measured.add((score.name, score.split))
     # Probes of factors have a table of their own.
     named = [name for name, score in summary.scores.items() if score.probe is None]
-    tested = [name for name in named if (name, "test") in measured]
-    tuned = [name for name in named if (name, "tuning") in measured]
+    tested = [name for name in named if summary.measured(name)]
+    tuned = [name for name in named if summary.measured(name, "tuning")]
     columns = [*accuracies(summary, tested, ", test"), *published_columns(summary, tested)]
     # ± of two or three searches says little about the mean; Student's interval shows how little is
     # known.
     if any(row.repeated for row in summary.rows):
         for name in summary.leading:
-            columns.append(
-                (Column(f"95 % interval, {summary.scores[name].head}"), partial(_interval, name))
-            )
+            head = f"95 % interval, {summary.scores[name].head}"
+            columns.append((Column(head), partial(_interval, name)))
     for name in tuned:
         columns.append((Column(f"{summary.scores[name].head}, tuning"), partial(_tuned, name)))
     notes = ["The tuning split chooses; it is no result.", *best_notes(summary, tested)]
@@ -119,19 +110,14 @@ def significance_table(summary: Summary) -> Table:
     notes += same_loss_notes(summary)
     title = "Significance of differences" + (f", {summary.scores[name].head}" if name else "")
     places = map(str, range(1, len(shown) + 1))
-    columns = [*text_columns(""), *number_columns(*places)]
+    columns = [Column("", numeric=False), *map(Column, places)]
     numbers = significance_frame(summary)
     return Table("significance", title, columns, lines, notes, numbers=numbers)
 
 
-def _ratio(above: str, below: str, factor: float, decimals: int) -> Callable[[Row], str]:
-    """Make the function by which a row fills a column with the ratio of two mean costs."""
-
-    def fill(row: Row) -> str:
-        a, b = row.cost(above), row.cost(below)
-        return f"{factor * a.mean / b.mean:,.{decimals}f}" if a and b and b.mean > 0 else DASH
-
-    return fill
+def _ratio(above: str, below: str, factor: float, decimals: int, row: Row) -> str:
+    a, b = row.cost(above), row.cost(below)
+    return f"{factor * a.mean / b.mean:,.{decimals}f}" if a and b and b.mean > 0 else DASH
 
 
 def cost_table(summary: Summary) -> Table:
@@ -148,7 +134,7 @@ def cost_table(summary: Summary) -> Table:
         cost_column(rows, "img_per_s", "images/s"),
         cost_column(rows, "step_ms", "step"),
         cost_column(rows, "loss_ms", "loss"),
-        (Column("loss / step (%)"), _ratio("loss_ms", "step_ms", 100, 1)),
+        (Column("loss / step (%)"), partial(_ratio, "loss_ms", "step_ms", 100, 1)),
         cost_column(rows, "peak_memory_bytes", "peak memory"),
         (Column("measured as", numeric=False), _memory_kinds),
     ]
@@ -158,8 +144,8 @@ def cost_table(summary: Summary) -> Table:
         notes.append(LOSS_MEMORY)
     for kind, cost in energies(rows).items():
         columns.append(cost_column(rows, cost, f"{kind.upper()} energy"))
-        # Joules over seconds are watts, so the factor is 1.
-        columns.append((Column(f"{kind.upper()} mean power (W)"), _ratio(cost, "train_s", 1, 0)))
+        power = partial(_ratio, cost, "train_s", 1, 0)  # joules over seconds are watts
+        columns.append((Column(f"{kind.upper()} mean power (W)"), power))
     if energies(rows):
         notes.append(f"{ENERGY} Power is over the training time.")
     return table_of_rows(summary, "cost", "Time, memory and energy", columns, notes)

@@ -13,8 +13,6 @@ from regbench.reports.tables.table import (
     Table,
     entries,
     mean_pm,
-    number_columns,
-    text_columns,
 )
 from regbench.text import counted
 
@@ -64,11 +62,11 @@ def hyperparameters_table(summary: Summary) -> Table:
             texts.pop()
         lines.append(Line(entries(*texts), label, own))
     selected = f"{summary.selection_title} (%), {summary.selection_split}"
-    columns = [*text_columns("method"), *number_columns(*SETTING_NAMES.values())]
+    columns = [Column("method", numeric=False), *map(Column, SETTING_NAMES.values())]
     columns += [Column("hyperparameters", numeric=False), Column(selected), Column("n")]
     columns += [Column("chosen on", numeric=False), Column("tried")]
     if several:
-        columns += text_columns("in the leaderboard")
+        columns.append(Column("in the leaderboard", numeric=False))
     notes = [
         "In the order of the selection score within each method and setting; what stands in the "
         "leaderboard is first."

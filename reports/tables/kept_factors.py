@@ -14,8 +14,6 @@ from regbench.reports.tables.table import (
     Table,
     entries,
     mean_pm,
-    number_columns,
-    text_columns,
 )
 
 _NOTES = (
@@ -31,7 +29,7 @@ def factors_tables(summary: Summary) -> list[Table]:
     """Make a table of methods against factors for each layer that was probed."""
     tables = []
     for layer, scores in _layers(summary).items():
-        columns = [*text_columns("method"), *number_columns(*summary.rows[0].settings)]
+        columns = [Column("method", numeric=False), *map(Column, summary.rows[0].settings)]
         for place, (factor, score) in enumerate(scores.items()):
             # A narrow terminal leaves out the last factors first.
             columns.append(Column(f"{factor.replace('_', ' ')}, {_measure(score)}", spare=place))
@@ -67,7 +65,7 @@ def _layers(summary: Summary) -> dict[str, dict[str, Score]]:
     """Find the probes that were made: layer -> factor -> score."""
     layers: dict[str, dict[str, Score]] = {}
     for name, score in summary.scores.items():
-        if score.probe is not None and any(row.score(name) for row in summary.rows):
+        if score.probe is not None and summary.measured(name):
             factor, layer = score.probe
             layers.setdefault(layer, {})[factor] = score
     return layers

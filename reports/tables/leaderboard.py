@@ -190,9 +190,8 @@ def _numbers(summary: Summary) -> pd.DataFrame:
             entry |= _mean_and_std(name, row.at_end(name))
         out.append(entry)
     for absent in summary.missing:
-        out.append(
-            {**_settings(summary, absent.label, absent.settings), "n": 0, "n_missing": absent.seeds}
-        )
+        entry = _settings(summary, absent.label, absent.settings)
+        out.append(entry | {"n": 0, "n_missing": absent.seeds})
     return pd.DataFrame(out)
 
 

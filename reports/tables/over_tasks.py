@@ -7,7 +7,7 @@ from bisect import bisect_right
 import pandas as pd
 
 from regbench.reports.rows.tasks import Comparison
-from regbench.reports.tables.table import Line, Table, entries, number_columns, text_columns
+from regbench.reports.tables.table import Column, Line, Table, entries
 
 WITHIN_POINTS = (1, 3)
 """The table says in how many tasks a method is within this many percentage points of the best."""
@@ -18,11 +18,11 @@ def over_tasks_table(found: Comparison) -> Table:
 
     In its numbers, `shortfalls` are points below the best in each task, ascending.
     """
-    columns = [*text_columns("method"), *number_columns("mean rank")]
+    columns = [Column("method", numeric=False), Column("mean rank")]
     for points in WITHIN_POINTS:
         head = f"within {points} point{'s' * (points > 1)} of the best (% of tasks)"
-        columns += number_columns(head)
-    columns += number_columns("farthest below the best")
+        columns.append(Column(head))
+    columns.append(Column("farthest below the best"))
     body, numbers = [], []
     for one in found.standings:
         texts = [one.label, f"{one.mean_rank:.2f}"]

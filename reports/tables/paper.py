@@ -24,9 +24,7 @@ from regbench.reports.tables.table import (
     Table,
     entries,
     mean_pm,
-    number_columns,
     signed,
-    text_columns,
 )
 
 _BACKBONES = {"in20": "resnet18", "in100": "resnet50"}
@@ -129,8 +127,9 @@ def beside_paper(summaries: Sequence[Summary]) -> Table | None:
         line = {"table": int(table), "label": row.label, "cell": number.cell, "score": number.score}
         line |= {"paper": number.number, "ours": ours.mean, "ours_std": ours.std, "n": ours.n}
         numbers.append(line | {"difference": apart, "ours_on_test": on_test})
-    columns = text_columns("table", "method", "experiment", "score")
-    columns += number_columns("ours", "paper", "difference")
+    words = ("table", "method", "experiment", "score")
+    columns = [Column(name, numeric=False) for name in words]
+    columns += map(Column, ("ours", "paper", "difference"))
     frame = pd.DataFrame(numbers)
     return Table("beside_paper", "Ours and the paper's", columns, lines, list(_NOTES), "", frame)
 

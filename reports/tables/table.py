@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Column:
-    """A column's head; `spare` > 0 lets a narrow terminal leave it out, the highest first."""
+    """A column's head. Numbers stand at the right, words at the left.
+
+    `spare` > 0 lets a narrow terminal leave it out, the highest first.
+    """
 
     name: str
     numeric: bool = True
@@ -94,16 +97,6 @@ Filled = tuple[Column, Callable[[Row], Entry | str]]
 """A column of a table of rows, and how a row fills it."""
 
 
-def text_columns(*names: str) -> list[Column]:
-    """Make columns of words, which stand at the left."""
-    return [Column(name, numeric=False) for name in names]
-
-
-def number_columns(*names: str) -> list[Column]:
-    """Make columns of numbers, which stand at the right."""
-    return [Column(name) for name in names]
-
-
 def entries(*texts: Entry | str) -> list[Entry]:
     """Make a line of a table."""
     return [text if isinstance(text, Entry) else Entry(text) for text in texts]
@@ -132,7 +125,7 @@ def table_of_rows(
     """
     places = [row.settings for row in summary.rows] or [row.settings for row in summary.missing]
     settings = places[0] if places else {}
-    heads = [*text_columns("method"), *number_columns(*settings)]
+    heads = [Column("method", numeric=False), *map(Column, settings)]
     heads += [column for column, _ in columns]
     lines, same = [], same_loss_marks(summary)
     for row in summary.rows if whole else summary.methods:
@@ -189,27 +182,11 @@ def p_value(p: float) -> str:
 
 def to_markdown(table: Table) -> str:
     """Make GitHub Markdown with the title as a heading, the warning above and the notes below."""
-    rows = []
-    for line in table.lines:
-        texts = []
-        for entry in line.entries:
-            text = _markdown(entry.text)
-            texts.append(f"**{text}**" if entry.bold else text)
-        rows.append(texts)
     heads = [_markdown(column.name) for column in table.columns]
     parts = [f"### {_markdown(table.title)}"]
     if table.warning:
         parts.append(_markdown(table.warning))
-    # tabulate would take texts for numbers, and print 60.10 as 60.1.
-    parts.append(
-        tabulate(
-            rows,
-            heads,
-            tablefmt="github",
-            disable_numparse=True,
-            colalign=_alignment(table.columns),
-        )
-    )
+    parts.append(_grid("github", table.columns, heads, _texts(table, _markdown, "**{}**")))
     parts += [f"- {_markdown(note)}" for note in table.notes]
     return "\n\n".join(parts) + "\n"
 
@@ -224,11 +201,7 @@ def to_latex(table: Table) -> str:
     columns = "".join("r" if column.numeric else "l" for column in table.columns)
     head = " & ".join(_latex(column.name) for column in table.columns)
     lines += [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", f"{head} \\\\", "\\midrule"]
-    for line in table.lines:
-        texts = []
-        for entry in line.entries:
-            text = _latex(entry.text)
-            texts.append(f"\\textbf{{{text}}}" if entry.bold else text)
+    for texts in _texts(table, _latex, "\\textbf{{{}}}"):
         lines.append(" & ".join(texts) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
 
@@ -237,6 +210,7 @@ def to_terminal(table: Table, width: int = 120) -> str:
     """Make text that fits a terminal: heads wrap, spare columns are left out if they must, *
     marks the best.
     """
+    body = _texts(table, _one_line, "{}*")
     keep = list(range(len(table.columns)))
     while True:
         columns = [table.columns[i] for i in keep]
@@ -244,12 +218,9 @@ def to_terminal(table: Table, width: int = 120) -> str:
             "\n".join(wrap(column.name, _HEAD_WIDTH, break_long_words=False)) for column in columns
         ]
         rows = []
-        for line in table.lines:
-            shown = [line.entries[i] for i in keep]
-            rows.append([_one_line(entry.text) + "*" * entry.bold for entry in shown])
-        text = tabulate(
-            rows, heads, tablefmt="pretty", disable_numparse=True, colalign=_alignment(columns)
-        )
+        for texts in body:
+            rows.append([texts[i] for i in keep])
+        text = _grid("pretty", columns, heads, rows)
         # A column with 0 stays, however narrow the terminal is.
         spare = max(keep, key=lambda i: table.columns[i].spare)
         # Measured and not reckoned: how wide a table is depends on how its heads wrap.
@@ -258,8 +229,24 @@ def to_terminal(table: Table, width: int = 120) -> str:
         keep.remove(spare)
 
 
-def _alignment(columns: Sequence[Column]) -> list[str]:
-    return ["right" if column.numeric else "left" for column in columns]
+def _texts(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    """Escape the texts of a table, and set those in bold that are."""
+    rows = []
+    for line in table.lines:
+        texts = []
+        for entry in line.entries:
+            text = escape(entry.text)
+            texts.append(bold.format(text) if entry.bold else text)
+        rows.append(texts)
+    return rows
+
+
+def _grid(
+    form: str, columns: Sequence[Column], heads: Sequence[str], rows: Sequence[Sequence[str]]
+) -> str:
+    sides = ["right" if column.numeric else "left" for column in columns]
+    # tabulate would take texts for numbers, and print 60.10 as 60.1.
+    return tabulate(rows, heads, tablefmt=form, disable_numparse=True, colalign=sides)
 
 
 def _one_line(text: str) -> str:
