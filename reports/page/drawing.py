@@ -314,9 +314,8 @@ def _to_svg(figure: Figure, marks: Marks) -> str:
     _fit_texts(figure)
     buffer = StringIO()
     # A date would make each report another file.
-    figure.savefig(
-        buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-    )
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", metadata=metadata)
     text = buffer.getvalue()
     text = _in_tags(_quiet_tag, text[text.index("<svg") :])
     # The page scrolls where there is less room, as on a phone, rather than make text too small to

@@ -327,9 +327,8 @@ def _size_curves(
             texts.append(f"{along} = {size}: {mean_pm(value)} (n = {value.n})")
             points.append((float(size), value.mean, value.std or 0.0))
         if len(points) > 1:  # one point makes no line
-            curves.append(
-                Curve(name, style[summary.rows[places[0]].label], places, "; ".join(texts), points)
-            )
+            label = summary.rows[places[0]].label
+            curves.append(Curve(name, style[label], places, "; ".join(texts), points))
     return curves
 
 

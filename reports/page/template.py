@@ -67,12 +67,11 @@ def table_for_page(
     for line in table.lines:
         key, place = keys.get(line.label, ""), places.get(line.row)
         rows.append({"cells": line.entries, "label": line.label, "key": key, "place": place})
-    searched = len(rows) > _SEARCHED_ROWS
     return {
         "id": f"{prefix}-{table.slug}".strip("-"),
         "table": table,
         "rows": rows,
-        "searched": searched,
+        "searched": len(rows) > _SEARCHED_ROWS,
     }
 
 
