@@ -172,9 +172,8 @@ class Challenge:
         folder = Path(self.repeated.runtime.runs_dir) / self.repeated.name
         for record in self.shipped:
             here = read_record(folder / record.cell_id)
-            before, now = record.score(name, "test"), None
-            if here is not None:
-                now = here.score(name, "test")
+            assert here is not None
+            before, now = record.score(name, "test"), here.score(name, "test")
             if before is None or now is None:
                 raise RegbenchError(
                     f"{record.label} diverged here, and not where the rows are from; {self.folder}"

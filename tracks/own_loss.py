@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -141,7 +140,18 @@ class LossFile:
             try:
                 # Python may have listed the folder before the copy was in it.
                 importlib.invalidate_caches()
-                yield self._loaded(before)
+                try:
+                    importlib.import_module(self.module)
+                except RegbenchError as error:
+                    raise RegbenchError(f"{self.path}: {error}") from error
+                new = sorted(set(METHODS.names()) - before)
+                if len(new) != 1:
+                    found = ", ".join(new) or "none"
+                    raise RegbenchError(
+                        f"{self.path} must register one method with @register(NAME), and registers "
+                        f"{found}"
+                    )
+                yield METHODS.build(new[0])
             finally:
                 # Another file may hold a loss of the same name.
                 for name in {
@@ -149,19 +159,6 @@ class LossFile:
                 }:
                     METHODS.unregister(name)
                 sys.modules.pop(self.module, None)
-
-    def _loaded(self, before: set[str]) -> Regularizer:
-        try:
-            importlib.import_module(self.module)
-        except RegbenchError as error:
-            raise RegbenchError(f"{self.path}: {error}") from error
-        new = sorted(set(METHODS.names()) - before)
-        if len(new) != 1:
-            found = ", ".join(new) or "none"
-            raise RegbenchError(
-                f"{self.path} must register one method with @register(NAME), and registers {found}"
-            )
-        return METHODS.build(new[0])
 
 
 class Plain(Regularizer):
@@ -207,12 +204,12 @@ def enter(module_name: str, name: str, chosen: str) -> None:
     Raises:
         RegbenchError: If the module holds none, or several.
     """
-    module = sys.modules[module_name]
-    own = _own(module)
-    if chosen:
-        own = {key: value for key, value in own.items() if key == chosen}
     modules, functions = [], []
-    for value in own.values():
+    for key, value in vars(sys.modules[module_name]).items():
+        is_own = getattr(value, "__module__", None) == module_name and not key.startswith("_")
+        # What it imports is no loss of its own.
+        if not is_own or key != (chosen or key):
+            continue
         if inspect.isclass(value) and issubclass(value, Regularizer):
             return
         if inspect.isclass(value) and issubclass(value, nn.Module):
@@ -226,17 +223,6 @@ def enter(module_name: str, name: str, chosen: str) -> None:
             f"it must hold one loss of two embeddings, and holds {names}; give FILE:NAME"
         )
     register(name)(_wrapped(losses[0]))
-
-
-def _own(module: ModuleType) -> dict[str, Any]:
-    """Return what a module defines itself, without what it imports and what begins with an
-    underscore.
-    """
-    found = {}
-    for key, value in vars(module).items():
-        if getattr(value, "__module__", None) == module.__name__ and not key.startswith("_"):
-            found[key] = value
-    return found
 
 
 def _wrapped(loss: Any) -> type[Regularizer]:

@@ -101,10 +101,9 @@ class Placing:
             middle, half = verdict.difference, verdict.half_width
             interval = f"{middle - half:+.2f} to {middle + half:+.2f}"
             rows.append([verdict.words, verdict.label, f"{middle:+.2f}", interval])
+        heads = [f"{self.label} is", "row", "points", "interval"]
         # tabulate would take "+0.10" for a number, and print 0.1.
-        table = tabulate(
-            rows, [self.label + " is", "row", "points", "interval"], disable_numparse=True
-        )
+        table = tabulate(rows, heads, disable_numparse=True)
         best, worst = self.places
         mean = statistics.fmean(self.values)
         shifts = ", ".join(f"{shift:+.2f}" for shift in self.shifts)

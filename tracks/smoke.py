@@ -89,9 +89,8 @@ class SmokeTest:
         for rule, error, where in self.check():
             bound = CHECKS[rule].bound
             result = CheckResult(rule, bound, error, where)
-            findings.append(
-                (result.ok, rule, f"deviation {error:.2g}, {bound:g} is allowed ({where})")
-            )
+            text = f"deviation {error:.2g}, {bound:g} is allowed ({where})"
+            findings.append((result.ok, rule, text))
         statuses = run_grid(self.grid, execute, oversized=False)
         refuse_unfinished(statuses, self.grid)
         if statuses is None:

@@ -65,9 +65,8 @@ def ask(
         RegbenchError: If the file holds no loss, or the function refuses.
         CodeFailed: If the code of the file does anything else.
     """
-    FORKED.set_forkserver_preload(
-        ["regbench.sweeps.preload"]
-    )  # jobs are forked from the same server
+    # Jobs are forked from the same server.
+    FORKED.set_forkserver_preload(["regbench.sweeps.preload"])
     return apart(
         str(file.path), limit_s or LIMIT_S, _with_loaded, file, folder, function, arguments
     )

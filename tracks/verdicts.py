@@ -8,7 +8,6 @@ and by all looks. So no false claim is made in 95 of 100 challenges, whatever de
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -72,11 +71,14 @@ def verdicts(
             common spread is not taken from them.
         shifts: Points that repeated cells scored more on this machine than where the rows are from.
     """
+    from scipy.stats import t  # takes longer to import than a report of a few cells
+
     samples = [np.asarray(challenger), *map(np.asarray, trained.values())]
     freedom = sum(len(sample) - 1 for sample in samples)
     squares = sum(float(sample.var(ddof=1)) * (len(sample) - 1) for sample in samples)
     rows = {**trained, **untrained}
-    critical = _critical(freedom, len(rows))
+    # Two-sided, and shared by all rows and all looks.
+    critical = float(t.ppf(1 - LEVEL / (2 * len(rows) * LOOKS), freedom))
     weight = own_weight(len(samples))
 
     def variance(scores: Sequence[float]) -> float:
@@ -105,19 +107,9 @@ def unclear(found: Sequence[Verdict], seeds: int) -> list[Verdict]:
     if seeds >= MOST_SEEDS:
         return []
     untold = select(found, "not significantly different from")
-    return [
-        verdict for verdict in untold if verdict.seeds is not None and verdict.seeds <= MOST_SEEDS
-    ]
+    return [verdict for verdict in untold if (verdict.seeds or math.inf) <= MOST_SEEDS]
 
 
 def select(found: Sequence[Verdict], words: str) -> list[Verdict]:
     """Return the verdicts of some words."""
     return [verdict for verdict in found if verdict.words == words]
-
-
-@functools.cache
-def _critical(freedom: int, rows: int) -> float:
-    from scipy.stats import t  # takes longer to import than a report of a few cells
-
-    # Two-sided, and shared by all rows and all looks.
-    return float(t.ppf(1 - LEVEL / (2 * rows * LOOKS), freedom))
