@@ -255,8 +255,8 @@ def _place(summary: Summary, cells: Sequence[Missing]) -> None:
     # not counted.
     if len(fitting) == 1:
         row = summary.rows[fitting[0]]
-        more = len(seeds - row.seeds)
-        summary.rows[fitting[0]] = replace(row, missing=row.missing + more)
+        more = seeds - {record.seed for record in row.records}
+        summary.rows[fitting[0]] = replace(row, missing=row.missing + len(more))
     elif not fitting and seeds:
         # A plan states few settings; those that it leaves out are shown as unknown.
         names = setting_names(summary.varying)

@@ -69,11 +69,6 @@ class Configuration:
         return self.first.label
 
     @property
-    def seeds(self) -> set[int]:
-        """The seeds of the cells."""
-        return {record.seed for record in self.records}
-
-    @property
     def untrained(self) -> bool:
         """Whether nothing was trained: the network as it is initialised, or a trivial baseline."""
         return self.first.untrained
