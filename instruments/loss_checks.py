@@ -27,8 +27,8 @@ KEEPS_STATE = (
     "target_transform of a regularizer keep it"
 )
 ROUNDS = (
-    "the value is of a lower precision than the embeddings: compute in theirs, and leave float32 to "
-    "the training, which gives embeddings in it"
+    "the value is of a lower precision than the embeddings: compute in theirs, and leave float32 "
+    "to the training, which gives embeddings in it"
 )
 """What the reader of a check can do about a loss whose gradient no differences can tell."""
 

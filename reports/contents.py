@@ -43,8 +43,8 @@ def report_contents(found: Records) -> tuple[ReportFiles, str]:
         The files, and the leaderboards with their notes as text for a terminal.
     """
     summaries = summarize(found.records, found.missing, found.choices, found.short)
-    methods = [record.label for record in found.records if not record.is_reference]
-    style = styles(methods)
+    shown = (*found.records, *found.short)  # a method may have short trainings alone so far
+    style = styles([record.label for record in shown if not record.is_reference])
     data = tidy(found.records)
     contents: ReportFiles = {
         "tidy.csv": lambda file: write_table(data, file),

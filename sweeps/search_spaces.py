@@ -7,12 +7,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep
 
+from regbench import wording
 from regbench.benchmark.rundir.tuning_choice import seed_in
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.overrides import row_values
@@ -154,7 +156,7 @@ def _space(
     """
     given = {}
     for key, (override, values) in searched.items():
-        given[key] = _given(file, fixed, key, override, values)
+        given[key] = _given(file, fixed, cell, key, override, values)
     stated = {text.partition("=")[0] for text in fixed}
     space = {**_own_space(cell, stated | set(given)), **given}
     if len(space) > DIMENSIONS:
@@ -190,19 +192,38 @@ def _own_space(cell: Cell, stated: set[str]) -> dict[str, Range | Choice]:
 
 
 def _given(
-    file: SweepFile, fixed: Sequence[str], key: str, override: Any, values: Sequence[str]
+    file: SweepFile,
+    fixed: Sequence[str],
+    cell: Cell,
+    key: str,
+    override: Any,
+    values: Sequence[str],
 ) -> Range | Choice:
     """Return the space of a setting that the sweep's file states."""
     value = override.value()
+    group, _, name = key.partition(".")
     if isinstance(value, IntervalSweep):
         assert value.start is not None and value.end is not None
         try:
-            return Range(value.start, value.end, "log" if "log" in value.tags else "linear")
+            stated = Range(value.start, value.end, "log" if "log" in value.tags else "linear")
         except RegbenchError as error:
             raise RegbenchError(f"{override.input_line}: {error}") from error
-    group, _, name = key.partition(".")
+        plugin: Any = type(getattr(cell, group))
+        return _within(stated, wording.bounds(wording.hints(plugin)[name]))
     choices = []
     for text in values:  # as the cell has them, not as they are written
         cell = load_rows(file, [[*fixed, text]]).cells[0]
         choices.append(getattr(getattr(cell, group), name))
     return Choice(tuple(choices))
+
+
+def _within(stated: Range, bounds: Mapping[str, float]) -> Range:
+    """Return a range beyond which a search goes no farther than the bounds of its setting."""
+    least, most = bounds.get("ge", -math.inf), bounds.get("le", math.inf)
+    # No number is the first above a bound, or the last below it: the search stays in the range. But
+    # numbers on a logarithmic scale are above 0 in any case.
+    if bounds.get("gt", -math.inf) > (0 if stated.scale == "log" else -math.inf):
+        least = stated.low
+    if "lt" in bounds:
+        most = stated.high
+    return replace(stated, least=least, most=most)

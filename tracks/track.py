@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from regbench import wording
 from regbench.benchmark.settings.sweep import SweepFile, read_rows
 from regbench.files import write_text
 from regbench.methods import METHODS
@@ -88,6 +90,11 @@ def searched(method: Regularizer) -> list[str]:
         value, name = getattr(method, each.name), f"method.{each.name}"
         # A whole number counts something, such as the terms of a series, and is no weight.
         if isinstance(value, float) and value > 0:
-            return [f"{name}=tag(log,interval({value / _AROUND},{value * _AROUND}))"]
+            bounds = wording.bounds(wording.hints(type(method))[each.name])
+            low = max(value / _AROUND, bounds.get("ge", 0.0))
+            high = min(value * _AROUND, bounds.get("le", math.inf))
+            # A number that has to be above another one, or below it, is left as it is.
+            if low < value < high and bounds.get("gt", 0.0) <= 0 and "lt" not in bounds:
+                return [f"{name}=tag(log,interval({low},{high}))"]
         stated.append(f"{name}={written(value)}")
     return stated

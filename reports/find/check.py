@@ -9,6 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.rundir.run_folder import RunFolder
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.errors import RegbenchError
 from regbench.reports.find.judging import Misfit, TuningChoices, judge, weights_misfits
@@ -79,8 +80,7 @@ def check_records(folders: Sequence[Path]) -> Check:
 
 
 def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
-    """Check what tunings chose, and that the cells which they chose are here."""
-    finished = {run.path for run in found.runs if run.record is not None}
+    """Check what tunings chose, and that the cells which they chose are beside it."""
     for folder in found.sweeps:
         path = folder / TUNING_CHOICE
         choice = choices.read(path)
@@ -93,7 +93,7 @@ def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
                 # sense.
                 if all(ranked.cell_id != entry.chosen for ranked in entry.ranking):
                     yield Misfit(path, f"{name} is not in its ranking")
-                elif folder / entry.chosen not in finished:
+                elif RunFolder(folder / entry.chosen).record is None:
                     yield Misfit(path, f"{name} has no record beside it")
 
 

@@ -178,13 +178,25 @@ def _bounds(hint: Any) -> str:
     """Describe the bounds, such as ", at least 0 and below 1"; empty without bounds."""
     if get_origin(hint) is not Annotated:
         return ""
-    words = []
-    for each in hint.__metadata__:
-        # pydantic's Field holds its bounds as a list; annotated_types' stand alone.
-        for bound in getattr(each, "metadata", [each]):
-            if isinstance(bound, MinLen):
-                return ", not empty"
-            for name, word in _BOUNDS.items():
-                if hasattr(bound, name):
-                    words.append(f"{word} {getattr(bound, name)}")
+    if any(isinstance(limit, MinLen) for limit in _limits(hint)):
+        return ", not empty"
+    words = [f"{_BOUNDS[name]} {value}" for name, value in bounds(hint).items()]
     return f", {' and '.join(words)}" if words else ""
+
+
+def bounds(hint: Any) -> dict[str, float]:
+    """Return the bounds of a type by their names, "gt", "ge", "lt" and "le"; those that it has."""
+    found = {}
+    for limit in _limits(hint):
+        for name in _BOUNDS:
+            if hasattr(limit, name):
+                found[name] = getattr(limit, name)
+    return found
+
+
+def _limits(hint: Any) -> list[Any]:
+    limits: list[Any] = []
+    for each in getattr(hint, "__metadata__", ()):
+        # pydantic's Field holds its bounds as a list; annotated_types' stand alone.
+        limits += getattr(each, "metadata", [each])
+    return limits

@@ -382,7 +382,8 @@ class _Pull(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z1_NQ: Tensor, z2_NQ: Tensor) -> Tensor:
         ctx.difference_NQ = (z1_NQ - z2_NQ) / len(z1_NQ)
-        return len(z1_NQ) * ctx.difference_NQ.square().sum()
+        total: Tensor = len(z1_NQ) * ctx.difference_NQ.square().sum()
+        return total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -390,5 +391,6 @@ class _Pull(torch.autograd.Function):
 
 
 def pulls_by_a_function_of_its_own(z1_NQ: Tensor, z2_NQ: Tensor) -> Tensor:
-    pulled: Tensor = _Pull.apply(z1_NQ, z2_NQ)
+    pulled = _Pull.apply(z1_NQ, z2_NQ)
+    assert isinstance(pulled, Tensor)
     return pulled

@@ -66,6 +66,9 @@ def test_a_record_may_be_checked_from_within_its_folder(
 ) -> None:
     monkeypatch.chdir(record().parent)
     assert str(check_records([Path()])) == "1 record checks out"
+    beside = record("AUH").parent.name  # what a tuning chose need not be asked for
+    tuning_choice(Path().absolute().parent, chosen("AUH", ranked(beside)))
+    assert str(check_records([Path()])) == "1 record checks out"
 
 
 def test_a_run_without_a_record_is_nothing_to_check(runs: Path, record: Make) -> None:

@@ -212,9 +212,10 @@ def test_the_score_that_chose_is_that_of_the_settings(
     evaluation = settings("AUH")["evaluation"] | {"select_by": ["probe"]}
     for value in (1.0, 2.0):
         probing = 60.0 + 5 * (value == best)
-        found = (score("linear_top1", probing, "tuning"), score("knn_top1", 70.0, "tuning"))
-        found += (score("linear_top1", probing, "test"), score("knn_top1", 70.0, "test"))
-        record("AUH", scores=found, cell=weight(value) | {"evaluation": evaluation})
+        found = []
+        for split in ("tuning", "test"):
+            found += [score("linear_top1", probing, split), score("knn_top1", 70.0, split)]
+        record("AUH", scores=tuple(found), cell=weight(value) | {"evaluation": evaluation})
     table = leaderboard(task(runs))
     assert grid(table)["AUH"][LINEAR] == "**65.00**"
     assert any("chosen by linear top-1 on the tuning split" in note for note in table.notes)

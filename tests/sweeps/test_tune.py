@@ -822,6 +822,37 @@ def test_a_search_closes_in_on_the_best_of_full_length(
     assert values(folder, epochs=2) == [8, 4, *(7, 5)]
 
 
+@pytest.mark.parametrize(
+    ("searched", "name", "best", "ends"),
+    [
+        ("method=vicreg method.alignment_weight=interval(4,100)", "alignment_weight", 0, (0, 3.9)),
+        ("method=simclr method.temperature=interval(0.05,1)", "temperature", 0, (0.05, 0.2)),
+        ("method=vicreg optimizer.momentum=interval(0.5,0.95)", "momentum", 1, (0.8, 0.95)),
+    ],
+)
+def test_a_search_goes_on_up_to_what_its_setting_takes(
+    searched: str,
+    name: str,
+    best: float,
+    ends: tuple[float, float],
+    tmp_path: Path,
+    settings: list[str],
+    folder: Path,
+) -> None:
+    def surface(cell: Cell) -> float:
+        plain = cell.plain()
+        value: float = (plain["method"] | plain["optimizer"])[name]
+        return 90 - abs(value - best)
+
+    search(sweep_file(tmp_path, [f"{searched} optimizer.base_lr=1"], settings), folder, 8, surface)
+    found = []
+    for cell in tried(folder):
+        plain = cell.plain()
+        found.append((plain["method"] | plain["optimizer"])[name])
+    nearest = min(found, key=lambda value: abs(value - best))
+    assert ends[0] <= nearest <= ends[1]
+
+
 def test_an_optimum_that_the_budget_does_not_reach_is_marked(
     tmp_path: Path, settings: list[str], folder: Path
 ) -> None:
