@@ -430,8 +430,9 @@ class _Run:
             # images.
             if progress is None or not self.cell.epochs:
                 raise
-            where = progress.step, len(progress.history)
-            self._end_diverged(attempt, Diverged(self.label, *where, str(error), progress))
+            epochs = len(progress.history)
+            diverged = Diverged(self.label, progress.step, epochs, str(error), progress)
+            self._end_diverged(attempt, diverged)
             return
         # Each score once: the protocol knn, for example, gives one that the selection gave too.
         names = (scoring.SELECTION, *protocols)
@@ -452,7 +453,8 @@ class _Run:
         evaluate_s = sum(done[name]["seconds"] for name in names)
         if is_final:
             parts["choice"] = choices.entries
-        parts["checkpoint"] = trained and trained.checkpoint
+        if trained is not None:
+            parts["checkpoint"] = trained.checkpoint
         self._write_record(attempt, status, progress, evaluate_s, **parts)
 
     def _end_diverged(self, attempt: Attempt, error: Diverged) -> None:

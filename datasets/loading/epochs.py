@@ -92,8 +92,9 @@ class EpochLoader:
         if isinstance(split, LatentSplit):
             self._views = LatentViews(split, views, self.batch_size, given)
         else:
-            how = self._transfer, interpolation, self.batch_size, given
-            self._views = ImageViews(dataset, split, views, *how)
+            self._views = ImageViews(
+                dataset, split, views, self._transfer, interpolation, self.batch_size, given
+            )
         self.backend = self._views.backend
 
     def _epoch(self, order: Ints, e: int) -> Epoch:

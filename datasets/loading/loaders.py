@@ -78,8 +78,10 @@ class PretrainingLoader(EpochLoader):
         elif labels:
             delivered = torch.from_numpy(split.labels)
         views = list_views(augmentation.kinds(dataset.image_size))
-        how = views, augmentation.interpolation, batch_size, delivered
-        super().__init__(dataset, (split, indices), *how, **reading)
+        interpolation = augmentation.interpolation
+        super().__init__(
+            dataset, (split, indices), views, interpolation, batch_size, delivered, **reading
+        )
         self._rank, self._world_size, self._parts = rank, world_size, parts
         if self.backend == "ffcv":
             # numba reads its compiled code with the first image, or compiles it. Training's time
@@ -128,8 +130,8 @@ class ViewLoader(EpochLoader):
         """
         opened, indices = open_split(dataset, split, data_dir, choice)
         views = list_views(augmentation.pair().kinds(dataset.image_size))
-        how = views, augmentation.interpolation, batch_size
-        super().__init__(dataset, (opened, evenly(indices, images)), *how, **reading)
+        chosen = opened, evenly(indices, images)
+        super().__init__(dataset, chosen, views, augmentation.interpolation, batch_size, **reading)
 
     def epoch(self, e: int) -> Epoch:
         """Start epoch `e`: pairs of (N, C, S, S) float32, normalised, on the device.
