@@ -294,15 +294,16 @@ class Summary:
 
     @functools.cached_property
     def selection(self) -> str:
-        """The score that chose among the configurations of most methods."""
-        known, found = set(EVALUATIONS.names()), Counter[str]()
+        """The score that chose among configurations."""
+        known = set(EVALUATIONS.names())
         for record in self.records:
             select_by = record.cell["evaluation"]["select_by"]
             # That of somebody else's cells may be a plug-in that is not installed here.
-            if not record.is_reference and known.issuperset(select_by):
+            if known.issuperset(select_by):
                 name = selection_name(select_by)
-                found[name] += record.score(name, self.selection_split) is not None
-        return max(found, key=lambda name: found[name], default="knn_top1")
+                if record.score(name, self.selection_split) is not None:
+                    return name
+        return "knn_top1"
 
     @property
     def selection_title(self) -> str:
