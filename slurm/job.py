@@ -70,9 +70,7 @@ class SlurmJob:
                 # This takes seconds, in which signals may come.
                 from regbench.sweeps.tune import run_stages
 
-                # Output goes to a file; submitit's own handlers would give each line twice.
-                form = "%(asctime)s %(message)s"
-                logging.basicConfig(level=logging.INFO, format=form, force=True)
+                _log_to_file()
                 _export_ranks(rank)
                 run_stages(Cell.stored(cell), runtime, sweep, stages, interruption)
                 return
@@ -121,6 +119,11 @@ def _requeue(end_s: float) -> None:
         except SlurmError as error:
             log.warning("scontrol requeue: %s; trying again", error)
             time.sleep(_RETRY_S)
+
+
+def _log_to_file() -> None:
+    # A job's output goes to a file; submitit's own handlers would give each line twice.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
 
 
 def _export_ranks(rank: int) -> None:

@@ -220,10 +220,12 @@ def _given(
 def _within(stated: Range, bounds: Mapping[str, float]) -> Range:
     """Return a range beyond which a search goes no farther than the bounds of its setting."""
     least, most = bounds.get("ge", -math.inf), bounds.get("le", math.inf)
-    # No number is the first above a bound, or the last below it: the search stays in the range. But
-    # numbers on a logarithmic scale are above 0 in any case.
-    if bounds.get("gt", -math.inf) > (0 if stated.scale == "log" else -math.inf):
+    # No number is the first above a bound, or the last below it: the search stays in the range.
+    if "gt" in bounds:
         least = stated.low
     if "lt" in bounds:
         most = stated.high
+    # On a logarithmic scale all numbers are above 0.
+    if stated.scale == "log" and bounds.get("ge", bounds.get("gt", 0)) <= 0:
+        least = -math.inf
     return replace(stated, least=least, most=most)

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from regbench.benchmark.evaluate.base import EVALUATIONS, selection_name
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.tuning_choice import ChosenConfiguration, TuningChoice
 from regbench.benchmark.settings.identity import configuration_id
@@ -294,13 +293,9 @@ class Summary:
 
     @functools.cached_property
     def selection(self) -> str:
-        """The score that chose among configurations."""
-        known = set(EVALUATIONS.names())
-        for record in self.records:
-            select_by = record.cell["evaluation"]["select_by"]
-            # That of somebody else's cells may be a plug-in that is not installed here.
-            if known.issuperset(select_by):
-                name = selection_name(select_by)
+        """The score that chose among configurations: no other is measured on that split."""
+        for name in ("selection_top1", *LEADING, CONTENT, *self.scores):
+            for record in self.records:
                 if record.score(name, self.selection_split) is not None:
                     return name
         return "knn_top1"

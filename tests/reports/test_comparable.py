@@ -23,6 +23,7 @@ DECIDES = {
     "evaluation.knn.other_k": (False, False),
     "evaluation.probe.epochs": (True, True),
     "evaluation.probe.learning_rates": (False, False),
+    "evaluation.precision": (True, True),
     "evaluation.select_on": (True, True),
     "evaluation.select_by": (False, False),
     "evaluation.voc07.costs": (False, False),
@@ -58,7 +59,8 @@ def test_what_makes_a_row_and_a_task() -> None:
     of_task = {key for key, (_, task) in DECIDES.items() if task}
     assert (task_of(record)[0], {key for key, _ in task_of(record)[1]}) == (False, of_task)
     assert task_of(record, row_settings(record)) == task_of(record)
-    assert {key for key, _ in configuration_settings(record)} == DECIDES.keys() - {"seed"}
+    beside = {"seed", "evaluation.select_by", "evaluation.voc07.costs"}
+    assert {key for key, _ in configuration_settings(record)} == DECIDES.keys() - beside
     assert task_of(made(cell, choice={"probe": {"selected_on": "test"}}))[0]
 
 
