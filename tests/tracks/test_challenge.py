@@ -16,10 +16,13 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType
+from typing import Annotated, ClassVar
 
 import pytest
 import torch
 import yaml
+from pydantic import Field
+from torch import Tensor
 
 import regbench
 from regbench import RegbenchError
@@ -30,11 +33,13 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import Sweep, read_rows
 from regbench.files import write_text
 from regbench.instruments.conformance import run_check
-from regbench.methods import METHODS, Regularizer
+from regbench.methods import METHODS, Metadata, Regularizer
+from regbench.methods.rbf import RBF
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.bundle.pack import submit
 from regbench.reports.find.records import read_records
-from regbench.spaces import Choice, Range
+from regbench.settings import Fraction, settings
+from regbench.spaces import Choice, Range, Space
 from regbench.sweeps.local import run_sweep
 from regbench.sweeps.search_spaces import searches_of
 from regbench.sweeps.status import CellStatus
@@ -296,6 +301,24 @@ def test_what_states_no_space_is_tried_around_its_first_weight(
     *own, rate = search.space.items()
     assert rate[0] == "optimizer.base_lr"
     assert own == [(f"method.{name}", Range(low, high, "log")) for name, low, high in expected]
+
+
+@settings
+class Mixes(Regularizer):
+    """Weights of two terms that make one."""
+
+    inner: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    share: Fraction = 0.5
+    metadata: ClassVar[Metadata] = RBF.metadata
+    space: ClassVar[Space | None] = None
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return {}
+
+
+def test_a_range_around_a_weight_ends_where_its_values_do() -> None:
+    """Below a bound there is no last number, so that a weight which has one is left as it is."""
+    assert searched(Mixes()) == ["method.share=tag(log,interval(0.03125,1))"]
 
 
 TASKS = [pytest.param(task, id=task.name) for tasks in TRACKS.values() for task in tasks]
