@@ -171,7 +171,10 @@ class LinearProbe(Evaluation):
         test = subject.features("test", self.interpolation)
         scores = []
         for part, classes in head_and_tail(counts_C).items():
-            top1 = heads.accuracies(test.of_classes(classes))[chosen][0]
+            own = test.of_classes(classes)
+            if not len(own.y_N):  # no test image is of these classes
+                continue
+            top1 = heads.accuracies(own)[chosen][0]
             words = f"{protocol}; test images of the {len(classes)} {_PARTS[part]} classes"
             title = f"linear top-1 of the {part}"
             scores.append(Score(f"linear_{part}_top1", top1, "test", words, title))

@@ -183,6 +183,15 @@ def test_unbalanced_classes_are_scored_by_how_frequent_they_are(
         right = (found_N == label)[test.y_N == label].float().mean()
         assert scores[f"linear_{part}_top1", "test"] == pytest.approx(100 * float(right))
     assert scores["linear_head_top1", "test"] != scores["linear_tail_top1", "test"]
+
+    def without_tail(self: Subject, split: str, *options: Any) -> Features:
+        found = unbalanced(self, split, *options)
+        return found.of_classes(torch.tensor([1, 2])) if split == "test" else found
+
+    monkeypatch.setattr(Subject, "features", without_tail)
+    scores = named(make("without_tail", probe=probing(features="cached")).run("probe"))
+    parts = [part for part in ("head", "tail") if (f"linear_{part}_top1", "test") in scores]
+    assert parts == ["head"]  # of classes without a test image there is no accuracy
     monkeypatch.undo()
     even = make("even", probe=probing(features="cached")).run("probe")
     assert ("linear_head_top1", "test") not in named(even)
