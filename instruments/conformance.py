@@ -113,7 +113,17 @@ def value_and_gradients(
 
 
 def _subject(method: Regularizer) -> Subject:
-    """Describe a method to the checks that are asked of every loss."""
+    """Describe a method to the checks that are asked of every loss.
+
+    Raises:
+        RegbenchError: If it computes in float32 whatever it is given, which would be measured as
+            its error.
+    """
+    if _evaluate(method, draw_views(4, 3, 2), engine=TEXTBOOK).total.dtype != torch.float64:
+        raise RegbenchError(
+            "the value is of a lower precision than the embeddings: compute in theirs, and leave "
+            "float32 to the training, which gives embeddings in it"
+        )
 
     def size(views: Views, global_views: int | None = None) -> float:
         return max(_size(_evaluate(method, views, global_views=global_views)), TINY)

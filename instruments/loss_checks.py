@@ -26,10 +26,6 @@ KEEPS_STATE = (
     "centre, a schedule); compute that from the embeddings, make it a setting, or let the "
     "target_transform of a regularizer keep it"
 )
-ROUNDS = (
-    "the value is of a lower precision than the embeddings: compute in theirs, and leave float32 "
-    "to the training, which gives embeddings in it"
-)
 """What the reader of a check can do about a loss whose gradient no differences can tell."""
 
 Views = Sequence[Tensor]
@@ -257,8 +253,6 @@ def gradient(subject: Subject) -> Outcome:
         first, second = loss(views), loss(views)
         if not torch.allclose(first, second, rtol=1e-9, equal_nan=True):
             return math.inf, KEEPS_STATE
-        if first.dtype != views[0].dtype:
-            return math.inf, ROUNDS
         _, found, wanted = slopes(loss, views, subject.step).T
         # Below it the differences' own rounding would be measured; a loss may be 0 whatever two
         # images it has.
