@@ -160,6 +160,28 @@ def test_the_names_of_our_plug_ins_are_known_without_their_import() -> None:
         assert own_names(registry.kind) == registry.names()
 
 
+# What each job of a sweep begins with, in the process that jobs are forked from.
+READ_A_CELL = """
+import json, sys
+import regbench.sweeps.preload
+from regbench.benchmark.settings.cell import Cell
+before = {*sys.modules}
+Cell.stored(json.loads(sys.argv[1]))
+print(*[name for name in sys.modules if name not in before and name.startswith("regbench.")])
+"""
+
+
+def test_the_fork_server_of_a_sweep_has_imported_what_reads_a_cell() -> None:
+    cell, _ = load_run(TINY)
+    done = subprocess.run(
+        [sys.executable, "-c", READ_A_CELL, json.dumps(cell.plain())],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == []
+
+
 REFUSALS = {
     "train method=vicregg": "unknown method 'vicregg'; did you mean vicreg",
     "train method=vicreg,SimCLR": "unknown method 'SimCLR'; did you mean simclr?",

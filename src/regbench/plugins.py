@@ -62,7 +62,7 @@ class Registry(Generic[P]):
 
     def __init__(self, kind: str) -> None:
         """Begin with no plug-in of one of the kinds in `PACKAGES`."""
-        self.kind, self.group, self.package = kind, _group(kind), PACKAGES[kind]
+        self.kind, self.group = kind, _group(kind)
         self._classes: dict[str, type[P]] = {}
         self._presets: dict[str, tuple[type[P], Preset]] = {}
         self._broken: dict[str, str] = {}  # name of an entry point -> why it is left out
@@ -114,9 +114,7 @@ class Registry(Generic[P]):
         """Return the presets, after importing every module of the package and every entry point
         of the group.
         """
-        package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__, f"{self.package}."):
-            importlib.import_module(module.name)
+        import_own(self.kind)
         for entry_point in importlib.metadata.entry_points(group=self.group):
             self._load(entry_point)
         return self._presets
@@ -242,6 +240,13 @@ def _group(kind: str) -> str:
 def has_others(kind: str) -> bool:
     """Return True if another wheel has plug-ins of a kind."""
     return bool(importlib.metadata.entry_points(group=_group(kind)))
+
+
+def import_own(kind: str) -> None:
+    """Import all modules of the package that holds our own plug-ins of a kind."""
+    package = importlib.import_module(PACKAGES[kind])
+    for module in pkgutil.iter_modules(package.__path__, f"{PACKAGES[kind]}."):
+        importlib.import_module(module.name)
 
 
 def own_files(kind: str) -> list[Path]:
