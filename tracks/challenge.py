@@ -158,6 +158,7 @@ class Challenge:
                 f"{self.label} diverged with {own.diverged} of its seeds, and has no place; "
                 f"{self.folder}"
             )
+        repeated = any(row.repeated for row in summary.rows)
         trained, untrained = {}, {}
         for row in summary.rows:
             scores = list(row.by_unit(name).values())
@@ -180,7 +181,7 @@ class Challenge:
                 )
             shifts.append(now - before)
         scores = list(own.by_unit(name).values())
-        found = verdicts(scores, trained, untrained, shifts)
+        found = verdicts(scores, trained, untrained, shifts, of_searches=repeated)
         return Placing(
             label=self.label,
             score=summary.scores[name].title,

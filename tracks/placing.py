@@ -89,8 +89,8 @@ class Placing:
             )
         if untold:
             return (
-                "no number of its seeds tells another row: the rows' own seeds and the machines "
-                "are too uncertain"
+                "no number of its seeds tells another row: searches, the rows' own seeds and the "
+                "machines are too uncertain"
             )
         return ""
 

@@ -4,6 +4,10 @@ The rows have their few seeds and get no more, so that a challenger's seeds narr
 difference alone. The test is of two samples: Student's t, where the variance of a row is that of
 all trained rows plus its own, as in `Tukey`. Its level is shared equally (Bonferroni) by all rows
 and by all looks. So no false claim is made in 95 of 100 challenges, whatever decides when to stop.
+
+Rows of repeated searches have a score for each search. The challenger has one search, and its seeds
+say nothing of what another would choose: its mean is one such score, which scatters as those of the
+rows do.
 """
 
 from __future__ import annotations
@@ -38,8 +42,8 @@ class Verdict:
         half_width: Half of the width of the difference's interval. All intervals of a challenge
             hold together.
         seeds: Seeds of the challenger that would tell such a difference; None if no number would,
-            because the row's own seeds, or the difference between the machines, are too uncertain
-            for it.
+            because the row's own seeds, its searches or the difference between the machines are
+            too uncertain for it.
     """
 
     label: str
@@ -60,6 +64,8 @@ def verdicts(
     trained: Mapping[str, Sequence[float]],
     untrained: Mapping[str, Sequence[float]],
     shifts: Sequence[float],
+    *,
+    of_searches: bool = False,
 ) -> list[Verdict]:
     """Compare a challenger with each row.
 
@@ -70,32 +76,41 @@ def verdicts(
         untrained: The same of rows that nothing was trained for. They scatter less, so that the
             common spread is not taken from them.
         shifts: Points that repeated cells scored more on this machine than where the rows are from.
+        of_searches: Whether the rows' scores are those of repeated searches, and not of seeds.
     """
     from scipy.stats import t  # takes longer to import than a report of a few cells
 
-    samples = [np.asarray(challenger), *map(np.asarray, trained.values())]
+    samples = [np.asarray(scores) for scores in trained.values()]
+    looks = 1
+    if not of_searches:
+        samples.append(np.asarray(challenger))
+        looks = LOOKS
     freedom = sum(len(sample) - 1 for sample in samples)
     squares = sum(float(sample.var(ddof=1)) * (len(sample) - 1) for sample in samples)
     rows = {**trained, **untrained}
     # Two-sided, and shared by all rows and all looks.
-    critical = float(t.ppf(1 - LEVEL / (2 * len(rows) * LOOKS), freedom))
-    weight = own_weight(len(samples))
+    critical = float(t.ppf(1 - LEVEL / (2 * len(rows) * looks), freedom))
+    weight = own_weight(len(trained) + 1)
 
     def variance(scores: Sequence[float]) -> float:
         return squares / freedom + weight * float(np.var(scores, ddof=1))
 
-    # The machines' effect is the same for all seeds of the challenger, so no number of seeds
-    # averages it away.
-    machine = float(np.mean(np.square(shifts)))
-    own = variance(challenger)
+    # The machines' effect and the search are the same for all seeds of the challenger, so no number
+    # of seeds averages them away.
+    shared = float(np.mean(np.square(shifts)))
+    if of_searches:
+        shared += (1 + weight) * squares / freedom
+        own = 0.0
+    else:
+        own = variance(challenger)
     found = []
     for label, scores in rows.items():
         difference = float(np.mean(challenger) - np.mean(scores))
-        fixed = variance(scores) / len(scores) + machine
+        fixed = variance(scores) / len(scores) + shared
         half_width = critical * math.sqrt(own / len(challenger) + fixed)
         # The number of seeds at which the interval's end reaches 0; below `fixed`, none does.
         left = (difference / critical) ** 2 - fixed
-        seeds = math.floor(own / left) + 1 if left > own / _MANY else None
+        seeds = math.floor(own / left) + 1 if own and left > own / _MANY else None
         found.append(Verdict(label, difference, half_width, seeds))
     return found
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from scipy.stats import t
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record, Score
@@ -104,7 +107,7 @@ def test_what_is_not_known_is_not_told() -> None:
     assert [line.partition(":")[0] for line in lines[1:4]] == ["linear top-1", "claim", "next"]
     assert lines[2].startswith("claim: better than no row (")
     assert lines[3].startswith(
-        "next: no number of its seeds tells another row: the rows' own seeds and the machines "
+        "next: no number of its seeds tells another row: searches, the rows' own seeds and the machines"
     )
     assert [line.split()[0] for line in lines[4:]] == ["repeated", "report:", "bundle:"]
     assert "next" not in str(replace(bare, verdicts=VERDICTS[3:5]))
@@ -124,7 +127,14 @@ ROWS = {
 OWN = (61.3, 61.6, 61.9, 61.6)
 
 
-def leave(folder: Path, cell: Cell, linear: float | None, *, final: bool = True) -> None:
+def leave(
+    folder: Path,
+    cell: Cell,
+    linear: float | None,
+    *,
+    final: bool = True,
+    search: int | None = None,
+) -> None:
     """Write what a training of the cell leaves: its final record, or that of a tuning."""
     metrics = NamedFile("metrics.jsonl", hashlib.sha256(HISTORY.encode()).hexdigest())
     cost = Cost(
@@ -140,6 +150,8 @@ def leave(folder: Path, cell: Cell, linear: float | None, *, final: bool = True)
         "method": cell.plain()["method"]["name"],
         "environment": {"hardware": "2 x Example CPU"},
     }
+    if search is not None:
+        fields["choice"] = {"hyperparameters": {"search": search, "sha256": "0" * 64}}
     weight = cell.plain()["method"].get("alignment_weight", 0.0)
     if not final:
         record = made(cell.plain(), status="tuned", scores=(knn_top1(weight),), **fields)
@@ -278,6 +290,29 @@ def test_a_challenge_takes_seeds_for_as_long_as_one_more_may_tell(
         ([folder, folder / "track" / "shipped"], folder / "report"),
         ([folder], folder / "mine.tar.xz"),
     ]
+
+
+def test_beside_repeated_searches_seeds_of_one_search_tell_little(
+    challenge: Challenge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = challenge.folder / "track" / "shipped" / "theirs"
+    for record in map(Record.read, [*shipped.glob("*/record.json")]):
+        shutil.rmtree(record.path.parent)
+        (score,) = record.scores
+        searched = replace(Cell.stored(record.cell), seed=1000 * record.seed)
+        leave(shipped, searched, score.value, search=record.seed)
+    trainings = Trainings(monkeypatch)
+    placing = challenge.run(trainings.run)
+    assert placing is not None
+    # As rows of seeds VICReg's was below; here no further seed is asked for.
+    assert trainings.asked[-1] == ("mine", [0, 1, 2])
+    found = {verdict.label: verdict for verdict in placing.verdicts}
+    assert found["VICReg"].words == "not significantly different from"
+    assert found["AUH"].words == "better than"
+    # Searches of each of three rows have the variance 0.09, of which a row adds two thirds.
+    variance = 0.09 * 5 / 3 * (1 + 1 / 3) + (0.1**2 + 0.05**2) / 2
+    half_width = t.ppf(1 - 0.05 / 2 / 4, 6) * math.sqrt(variance)
+    assert found["AUH"].half_width == pytest.approx(half_width)
 
 
 @pytest.mark.parametrize("queued", [1, 2, 3])

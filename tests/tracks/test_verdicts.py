@@ -67,6 +67,18 @@ def test_noise_comes_out_as_better_in_five_of_a_hundred_challenges_at_most(
     assert better <= 0.05 * count
 
 
+def test_a_lucky_search_comes_out_as_better_in_five_of_a_hundred_challenges_at_most() -> None:
+    rng, count, better = np.random.default_rng(0), 1000, 0
+    for _ in range(count):
+        searched = rng.normal(0, (0.5, 1, 2, 1, 1, 3, 1, 1, 2, 1), (3, 10))
+        trained = dict(zip("abcdefghij", searched.T.tolist(), strict=True))
+        # Seeds of one search hardly differ, and searches do.
+        seeds = (rng.normal(0, 1.4) + rng.normal(0, 0.1, 5)).tolist()
+        judged = verdicts(seeds, trained, {}, [0.0], of_searches=True)
+        better += any(verdict.words == "better than" for verdict in judged)
+    assert better <= 0.05 * count
+
+
 def test_a_gain_of_two_points_is_found() -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -103,6 +115,26 @@ def test_an_interval_is_that_of_two_samples_with_its_share_of_the_level() -> Non
         assert verdict.half_width == pytest.approx(
             critical * math.sqrt((pooled + own / 2) / 3 + fixed)
         )
+
+
+def test_an_interval_beside_searches_has_the_variance_of_one_search_and_no_further_look() -> None:
+    """By hand: searches with variances of 1 and 4.
+
+    The challenger has their mean and half of it, a row their mean and half of its own.
+    """
+    trained = {"small": [0.0, 1.0, 2.0], "large": [0.0, 2.0, 4.0]}
+    pooled = (1 + 4) / 2
+    pixels = {"pixels": [1.0, 1.0, 1.0, 1.0]}
+    found = verdicts([6.0, 7.0, 8.0], trained, pixels, [1.0], of_searches=True)
+    critical = t.ppf(1 - 0.05 / 2 / 3, 4)
+    for verdict, mean, own, searches in zip(
+        found, (1.0, 2.0, 1.0), (1.0, 4.0, 0.0), (3, 3, 4), strict=True
+    ):
+        variance = 1.5 * pooled + (pooled + own / 2) / searches + 1.0**2
+        assert verdict.difference == pytest.approx(7.0 - mean)
+        assert verdict.half_width == pytest.approx(critical * math.sqrt(variance))
+        assert verdict.seeds is None
+    assert unclear(found, 3) == []
 
 
 def test_a_twin_is_not_told_and_asks_for_no_further_seed() -> None:
