@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from regbench import methods
+from regbench import methods, settings
 from regbench.benchmark import scoring
 from regbench.benchmark.backbones.weights import load_backbone
 from regbench.benchmark.evaluate.base import Task
@@ -157,6 +157,13 @@ def evaluate_backbone(
     # A record names a file without its folder.
     shown = source if source.startswith(("torchvision:", "timm:")) else Path(source).name
     label = label or shown
+    backbone: dict[str, Any] = {}
+    # Libraries' models are as they have them; the weights of a file may fit several networks.
+    if not source.startswith(("torchvision:", "timm:")):
+        usual = settings.plain(type(cell.network.backbone)())
+        for key, value in settings.plain(cell.network.backbone).items():
+            if value != usual[key]:
+                backbone[key] = value
     command = ["regbench", "evaluate", "--backbone", source, "--label", label, "--name", name]
     if only:
         command += ["--only", ",".join(only)]
@@ -164,7 +171,7 @@ def evaluate_backbone(
     plain = {
         **cell.plain(),
         **dict.fromkeys(_OF_TRAINING),
-        "network": {"backbone": {"name": published.architecture}},
+        "network": {"backbone": {"name": published.architecture, **backbone}},
         "method": {"name": METHOD},
         "external": {"source": shown, "sha256": published.sha256},
     }

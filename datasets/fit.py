@@ -79,7 +79,7 @@ def fitting(
             # Those that need no labels.
             fitted["evaluation.protocols"] = ["retrieval", "measures"]
         if manifest and isinstance(batch_size, int) and isinstance(epochs, int):
-            images = manifest.splits[manifest.pretraining_split]["num_samples"]
+            images = _pretraining_images(dataset, manifest)
             if "batch_size" not in given:
                 # The largest power of two, of which a quarter will do: then an epoch has four
                 # steps.
@@ -90,6 +90,17 @@ def fitting(
             steps = max(1, images // max(1, batch_size))
             fitted["epochs"] = max(epochs, math.ceil(_STEPS / steps))
     return {name: value for name, value in fitted.items() if name not in given}
+
+
+def _pretraining_images(dataset: Mapping[str, Any], manifest: Manifest) -> int:
+    """Count the images that are pretrained on."""
+    count = manifest.splits[manifest.pretraining_split]["num_samples"]
+    limits = [dataset.get("pretraining_images")]
+    per_class = dataset.get("train_per_class")
+    if isinstance(per_class, int) and manifest.pretraining_split == "train":
+        limits.append(per_class * len(manifest.class_names))
+    # What is no number, or none that can be, is refused later.
+    return min([count, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
 
 
 def _fitting_images(dataset: Mapping[str, Any], manifest: Manifest | None) -> dict[str, Any]:

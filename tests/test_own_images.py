@@ -259,6 +259,8 @@ def test_what_fits_the_images_is_chosen(
         (100_000, [], 256, 5),
         (480, ["batch_size=240"], 240, 250),
         (480, ["epochs=3"], 64, 3),
+        (5000, ["dataset.pretraining_images=480"], 64, 72),
+        (5000, ["dataset.train_per_class=160"], 64, 72),  # of three classes
     ],
 )
 def test_the_epochs_have_steps_enough_to_learn_something(

@@ -49,7 +49,7 @@ class Features:
 
     def of_classes(self, classes: Tensor) -> Features:
         """Return those of the images that belong to one of `classes`."""
-        chosen_N = torch.isin(self.y_N, classes)
+        chosen_N = torch.isin(self.y_N, classes.to(self.y_N.device))
         return Features(self.x_ND[chosen_N], self.y_N[chosen_N])
 
 

@@ -81,8 +81,9 @@ class KNN(Evaluation):
         return self._scores(splits[0], subject) if splits else []
 
     def run(self, name: str, subject: Subject) -> Scores:
-        """Return the scores on the test split; none if that chose."""
-        return [] if "test" in subject.task.splits(name) else self._scores("test", subject)
+        """Return the scores on the test split; none if they chose."""
+        chose = name in subject.config.select_by and "test" in subject.task.splits(name)
+        return [] if chose else self._scores("test", subject)
 
     def _scores(self, split: str, subject: Subject) -> Scores:
         bank = subject.features("train", self.interpolation)

@@ -21,6 +21,7 @@ from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.rundir.record import Score
 from regbench.benchmark.training.embedding_metrics import effective_rank, feature_spread, uniformity
 from regbench.datasets.loading.splits import evenly
+from regbench.datasets.stored.manifest import Manifest
 from regbench.settings import AtLeastTwo, settings
 
 ALPHA_RANKS = (4, 100)
@@ -61,7 +62,10 @@ class LabelFreeMeasures(Evaluation):
 
     def run(self, name: str, subject: Subject) -> Scores:
         """Return the measures on the selection split (the test split where there is none)."""
-        split = (subject.task.splits(name) or ["test"])[0]
+        task = subject.task
+        # Images without labels have a tuning split too.
+        there = Manifest.load(task.data_dir, task.dataset).splits
+        split = task.select_on if task.select_on in there else "test"
         x_ND = subject.features(split, self.interpolation).x_ND
         views_NVD = subject.views(split, images=self.view_images, views=self.views)
         x_ND = x_ND[torch.from_numpy(evenly(np.arange(len(x_ND)), self.images)).to(x_ND.device)]

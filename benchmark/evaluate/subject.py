@@ -153,8 +153,16 @@ class Subject:
         return self.form_for(name) if self.form_for else self
 
     def images(self, dataset: DatasetConfig | None = None) -> Images:
-        """Return the images of a data set; None: the cell's own."""
-        return Images(dataset or self.dataset, self.compute, self.choices.path)
+        """Return the images of a data set, in the colours that the encoder was trained with; None:
+        the cell's own.
+        """
+        return Images(self._in_own_colours(dataset), self.compute, self.choices.path)
+
+    def _in_own_colours(self, dataset: DatasetConfig | None) -> DatasetConfig:
+        own = self.dataset
+        if dataset is None or dataset.channels != own.channels:
+            return dataset or own
+        return replace(dataset, mean=own.mean, std=own.std)
 
     def features(
         self, split: str, interpolation: str, dataset: DatasetConfig | None = None
@@ -222,7 +230,7 @@ class Subject:
 
         The data set is the cell's own if it is None.
         """
-        dataset = dataset or self.dataset
+        dataset = self._in_own_colours(dataset)
         splits = Manifest.load(self.compute.data_dir, dataset).splits
         content = {name: entry["content_sha256"] for name, entry in splits.items()}
         settings = [plain(config), plain(dataset), content, self.config.select_on, self.seed]

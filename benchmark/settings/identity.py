@@ -7,6 +7,18 @@ from typing import Any
 
 from regbench.files import digest
 
+_OF_CENTRE_CROPS = {
+    "knn",
+    "probe",
+    "factors",
+    "latents",
+    "voc07",
+    "places205",
+    "labels1",
+    "labels10",
+}
+"""Evaluations whose scores do not depend on the augmentation of pretraining."""
+
 
 def cell_id(cell: Mapping[str, Any]) -> str:
     """Return twelve hex digits that depend on the content of a cell alone, given as plain data."""
@@ -25,11 +37,12 @@ def cell_id(cell: Mapping[str, Any]) -> str:
     # Cells from before this setting keep their ids.
     if deciding.get("micro_batch_size") is None:
         deciding.pop("micro_batch_size", None)
-    # Nothing of an untrained network depends on these, but measures look at augmented views.
+    # Nothing of an untrained network depends on these, but some evaluations look at augmented
+    # views.
     if deciding.get("epochs") == 0:
         for name in ("method", "optimizer"):
             deciding.pop(name, None)
-        if "measures" not in deciding.get("evaluation", {}).get("protocols", ()):
+        if _OF_CENTRE_CROPS.issuperset(deciding.get("evaluation", {}).get("protocols", ())):
             deciding.pop("augmentation", None)
     # Labels take the place of the method, and logits that of embeddings.
     if deciding.get("baseline") in ("supervised", "supcon"):

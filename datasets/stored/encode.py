@@ -84,7 +84,8 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
             if deep_colour:
                 if source.levels is not None:
                     raise ValueError(
-                        "dataset.source.levels is for grey images; convert its colours to 8 bits"
+                        "dataset.source.levels is for grey images without transparency; convert it "
+                        "to 8 bits"
                     )
                 # At most: the lower bits are not known.
                 peak = int(np.asarray(rgb).max()) * 256 + 255

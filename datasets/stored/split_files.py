@@ -178,7 +178,8 @@ def _notes(stored: Iterable[_Stored], source: Source) -> list[str]:
         note += f"; the highest is {peak}"
         if peak < levels // 4:
             fitting = max(2, 1 << peak.bit_length())
-            note = f"warning: {note}, so they are nearly black; set dataset.source.levels={fitting}"
+            remedy = f"set dataset.source.levels={fitting} if they are grey, else convert them"
+            note = f"warning: {note}, so they are nearly black; {remedy} to 8 bits"
         elif peak >= levels:
             note += f", and from {levels} on all is white"
         notes.append(note)

@@ -255,6 +255,15 @@ def test_places205_is_probed_on_its_own_images(
     assert file.number == 1
 
 
+def test_images_of_another_data_set_have_the_colours_that_the_network_was_trained_with(
+    make: Make, cell: Cell
+) -> None:
+    subject = make("run")
+    other = replace(cell.dataset, mean=(0.9, 0.9, 0.9), std=(0.1, 0.1, 0.1))
+    own, found = (subject.features("train", "bicubic", dataset) for dataset in (None, other))
+    torch.testing.assert_close(found.x_ND, own.x_ND)
+
+
 @pytest.mark.parametrize("features", ["cached", "augmented"])
 def test_probing_with_many_rates_is_as_with_each_alone(make: Make, features: str) -> None:
     config = probing(features=features)
@@ -429,6 +438,12 @@ def test_choosing_on_the_test_split_says_so(make: Make, few: DatasetConfig, tmp_
         assert {score.split for score in scores} == {"test"}
         assert "chosen on test from" in scores[0].protocol
         assert read_numbered(tmp_path / "run", "choice.json")[entry]["selected_on"] == "test"
+
+
+def test_what_does_not_choose_is_scored_on_the_test_split_that_chooses(make: Make) -> None:
+    subject = make("run", select_on="test", select_by=("probe",), probe=probing(features="cached"))
+    subject.select()
+    assert {score.split for score in subject.run("knn")} == {"test"}
 
 
 def test_what_cannot_be_evaluated_is_refused_before_training(

@@ -466,6 +466,11 @@ def test_the_id_of_published_weights_is_of_what_decides_the_scores(
     torch.save(content, weights)
     assert len(directories()) == 2
     assert len(directories("seed=1")) == 3
+    # The weights fit both.
+    torch.save(resnet18(weights=None).state_dict(), weights)
+    small = ["network=resnet18_small", "network.backbone.stem=imagenet"]
+    assert len(directories(*small)) == 4
+    assert len(directories(*small, "network.backbone.stem_padding=2")) == 5
 
 
 def test_an_interrupted_evaluation_goes_on(

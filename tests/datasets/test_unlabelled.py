@@ -84,6 +84,8 @@ def test_folders_without_classes_are_trained_on_and_measured(
     assert "evaluation.protocols=[retrieval,measures]" in caplog.text
     names = {score.name for score in record.scores}
     assert {"rankme", "retrieval_recall1"} <= names
+    # What measures compare is for choices, so the test split stays closed to them.
+    assert {score.split for score in record.scores if score.name == "rankme"} == {"tuning"}
     assert not {"knn_top1", "linear_top1"} & names
     assert record.history[0]["loss"] > 0
     out = source.parent / "a.parquet"

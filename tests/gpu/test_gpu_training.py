@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regbench import methods
+from regbench.benchmark.evaluate.features import Features
 from regbench.benchmark.machine.meters import peak_extra_bytes
 from regbench.benchmark.rundir.directory import run_directory, tensor_files
 from regbench.benchmark.rundir.record import read_record
@@ -84,6 +85,11 @@ def test_a_step_never_makes_the_host_wait(method: str, device: torch.device) -> 
     finally:
         if device.type == "cuda":
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_images_of_some_classes_are_found_on_the_device(device: torch.device) -> None:
+    features = Features(torch.eye(3, device=device), torch.tensor([0, 1, 2], device=device))
+    assert features.of_classes(torch.tensor([2, 0])).y_N.tolist() == [0, 2]
 
 
 def test_the_augmentation_gives_the_pictures_of_the_cpu(device: torch.device) -> None:
