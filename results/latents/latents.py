@@ -22,27 +22,30 @@ REFERENCES = ["supervised", *TRIVIAL]
 
 
 def scores(bundle: str) -> pd.DataFrame:
-    """Read the test scores of a bundle: one row for each final cell and score."""
+    """Read the test scores of a bundle: one row for each score and final seed.
+
+    Where searches were repeated, one for each score and search, the mean over its seeds.
+    """
     rows = []
     for record in read_bundle(RESULTS / f"{bundle}.tar.xz").records:
+        unit = record.seed if record.search is None else record.search
         for score in record.scores:
             if score.split == "test":
-                rows.append([bundle, record.label, record.seed, score.name, score.value])
-    return pd.DataFrame(rows, columns=["world", "row", "seed", "score", "value"])
+                rows.append([bundle, record.label, unit, score.name, score.value])
+    names = ["world", "row", "unit", "score"]
+    found = pd.DataFrame(rows, columns=[*names, "value"])
+    return found.groupby(names, as_index=False)["value"].mean()
 
 
 def difference(data: pd.DataFrame, score: str, row: str, world: str, base: str) -> str:
     """Describe how far a row's score in a world is above that in another, with Welch's interval."""
     own = data[(data["score"] == score) & (data["row"] == row)]
     here, there = (own.loc[own["world"] == place, "value"] for place in (world, base))
-    parts = [values.var() / len(values) for values in (here, there)]
-    squares = sum(part**2 for part in parts)
-    freedom = sum(parts) ** 2 / squares * (len(here) - 1) if squares else 0.0
-    if not freedom > 0:  # of rows without any scatter
-        return f"{row}: {here.mean() - there.mean():+.1f}"
-    half = stats.t.ppf(0.975, freedom) * math.sqrt(sum(parts))
     gap = here.mean() - there.mean()
-    return f"{row}: {gap:+.1f} ({gap - half:.1f} to {gap + half:.1f})"
+    if here.var() + there.var() < 1e-9:  # of rows without any scatter
+        return f"{row}: {gap:+.1f}"
+    interval = stats.ttest_ind(here, there, equal_var=False).confidence_interval()
+    return f"{row}: {gap:+.1f} ({interval.low:.1f} to {interval.high:.1f})"
 
 
 def main() -> None:
