@@ -5,7 +5,6 @@ is finished, or published.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import shlex
 import tempfile
@@ -24,7 +23,7 @@ from regbench.benchmark.machine.compute import Compute, resolve
 from regbench.benchmark.machine.description import environment
 from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved
 from regbench.benchmark.rundir.choice import GIVEN
-from regbench.benchmark.rundir.directory import write_config
+from regbench.benchmark.rundir.directory import read_numbered, write_config
 from regbench.benchmark.rundir.interruption import Interruption
 from regbench.benchmark.rundir.lease import Attempt, attempt_at, now
 from regbench.benchmark.rundir.record import LaterEvaluation, Record, Score, read_record, read_tuned
@@ -42,7 +41,7 @@ from regbench.benchmark.training.run_progress import Diverged, Progress, write_m
 from regbench.benchmark.training.sinks import require_sinks
 from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
-from regbench.files import write_new
+from regbench.files import signed, write_new
 from regbench.methods.forms.spectrum import kernel_spectrum
 from regbench.text import refuse_name
 
@@ -361,10 +360,18 @@ class _Run:
     def begin(self, attempt: Attempt) -> None:
         """Write down what the run is made of.
 
-        Refuse before the training what its evaluations would refuse.
+        Refuse before the training what its evaluations would refuse, and other images than those
+        that the run began with.
         """
         cell, runtime = self.cell, self.compute.runtime
         self.manifest = _refuse_unfit(cell, self.compute.data_dir)
+        images = scoring.images_record(self.manifest).content_sha256
+        before = read_numbered(self.directory, "environment.json")
+        if before.get("content_sha256", images) != images:
+            raise RegbenchError(
+                f"{self.directory} was begun with other images of {cell.dataset.name!r}: remove "
+                "this folder, or give the sweep another name"
+            )
         if cell.evaluation.while_training and cell.evaluation.select_on == "test":
             # Such evaluations read the test split, which opens only after the choice.
             scoring.note_choice(attempt, cell, self.how_chosen)
@@ -376,7 +383,8 @@ class _Run:
             if cell.network.teacher == "ema":
                 self.surroundings["evaluated_network"] = "student"
         write_config(self.directory, self.plain)
-        attempt.write("environment.json", json.dumps(self.surroundings, indent=2).encode())
+        written = {**self.surroundings, "content_sha256": images}
+        attempt.write("environment.json", signed(written).encode())
 
     def pretrain(
         self, world: World, attempt: Attempt | None, interruption: Interruption

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tabulate import tabulate
 
@@ -112,8 +112,17 @@ def choose(folder: Path, repeats: int = 1) -> TuningChoice:
     choice = read_choice(folder)
     if choice is not None:
         return choice
-    cells = [load_cell(folder / name / "config.yaml") for name in compared_ids(folder)]
+    cells = []
+    for name in compared_ids(folder):
+        path = folder / name / "config.yaml"
+        if not path.exists():  # it never began
+            _refuse_missing(folder, folder / name)
+        cells.append(load_cell(path))
     search = read_search(folder)
+    if not search:
+        # Of a grid that was changed, the cells from before count too.
+        remedy = f"give all the same, or remove {folder / COMPARED} to forget earlier ones"
+        refuse_unequal(cells, remedy)
     choices = []
     for number in range(repeats):
         # A repeat adds so much to the seeds of its search, see `seed_in`.
@@ -197,12 +206,26 @@ def _choose_one(
 def _record(folder: Path, cell: Cell) -> Record:
     record = read_tuned(folder / cell.id)
     if record is None:
-        raise RegbenchError(
-            f"{folder / cell.id} ({cell.label}) has no score to choose by yet; bring it to one by "
-            "the command that began it, or, if this tuning is to do without it, remove "
-            f"{folder / COMPARED} and tune again"
-        )
+        _refuse_missing(folder, f"{folder / cell.id} ({cell.label})")
     return record
+
+
+def _refuse_missing(folder: Path, cell: Path | str) -> NoReturn:
+    raise RegbenchError(
+        f"{cell} has no score to choose by yet; bring it to one by the command that began it, or, "
+        f"if this tuning is to do without it, remove {folder / COMPARED} and tune again"
+    )
+
+
+def refuse_unequal(cells: Sequence[Cell], remedy: str) -> None:
+    """Refuse a grid that gives one method more configurations to choose from than another."""
+    budgets = {name: len(configurations) for name, configurations in grouped(cells, {}).items()}
+    if len(set(budgets.values())) > 1:
+        listed = ", ".join(f"{name} {number}" for name, number in budgets.items())
+        raise RegbenchError(
+            "the methods have different numbers of configurations to choose from, which is not a "
+            f"fair comparison: {listed}; {remedy}"
+        )
 
 
 def _ranked(

@@ -6,6 +6,9 @@ import logging
 from pathlib import Path
 
 from regbench.benchmark.rundir.directory import superfluous_files
+from regbench.benchmark.rundir.record import read_tuned
+from regbench.benchmark.rundir.tuning_choice import read_choice
+from regbench.benchmark.settings.identity import configuration_id
 from regbench.errors import RegbenchError
 from regbench.sweeps.status import FINISHED, sweep_status
 
@@ -16,7 +19,8 @@ def clean_folder(folder: Path, *, checkpoints: bool, dry_run: bool) -> tuple[int
     """Remove what finished cells no longer need: all checkpoints but the last, damaged ones,
     leftovers of attempts.
 
-    `checkpoints` removes the last ones too, which are the trained weights; `dry_run` only counts.
+    `checkpoints` removes the last ones too, which are the trained weights, but for those that a
+    tuning has chosen, or may yet choose, to be scored; `dry_run` only counts.
 
     Returns:
         The number of files, and their bytes in all.
@@ -26,7 +30,9 @@ def clean_folder(folder: Path, *, checkpoints: bool, dry_run: bool) -> tuple[int
         if status.state not in FINISHED:
             continue
         try:
-            found += superfluous_files(status.directory, checkpoints=checkpoints)
+            is_needed = status.state == "tuned" and _may_be_scored(status.directory)
+            unused = checkpoints and not is_needed
+            found += superfluous_files(status.directory, checkpoints=unused)
         except RegbenchError as error:  # a damaged record does not say what is needed
             log.warning("%s", error)
     size_bytes = sum(path.stat().st_size for path in found)
@@ -34,3 +40,11 @@ def clean_folder(folder: Path, *, checkpoints: bool, dry_run: bool) -> tuple[int
         for path in found:
             path.unlink(missing_ok=True)
     return len(found), size_bytes
+
+
+def _may_be_scored(directory: Path) -> bool:
+    """Return True if a tuned cell may get scores of the test split."""
+    choice, record = read_choice(directory.parent), read_tuned(directory)
+    if choice is None or record is None:
+        return True
+    return choice.find(configuration_id(record.cell), record.seed) is not None

@@ -167,7 +167,7 @@ def _drain(
             while todo or running:
                 for worker, gpu in gpu_of.items():
                     while worker not in running and todo:
-                        cell = todo.popleft()
+                        cell = _next_free(todo, runtime, name)
                         try:
                             _begin(worker, cell, runtime, name, stages, gpu)
                             running[worker] = cell
@@ -205,6 +205,19 @@ def _drain(
             while any(worker.busy for worker in gpu_of):
                 Worker.wait(gpu_of, POLL_S)
             raise
+
+
+def _next_free(todo: deque[Cell], runtime: Runtime, name: str) -> Cell:
+    """Take the first cell that nobody else is at work on, so that two commands share a sweep; the
+    first of all if others are at work on each.
+    """
+    for _ in range(len(todo)):
+        directory = run_directory(runtime, name, todo[0])
+        # What is no folder is found out when it is begun.
+        if not (directory.is_dir() and RunFolder(directory).is_running):
+            break
+        todo.rotate(-1)
+    return todo.popleft()
 
 
 def _begin(

@@ -214,17 +214,13 @@ def _measured(
         seed, method = divmod(number, len(cells))
         row = file.rows[method - len(cells)]
         rows.append((*row, f"epochs={_MEASURED_EPOCHS}", f"seed={seed}"))
-    in_all, counts = split["num_samples"], split["counts_per_class"]
-    images = max(_MEASURED_PIXELS // cells[0].dataset.image_size ** 2, cells[0].batch_size)
-    part = f"dataset.pretraining_images={images}"
-    if counts:
-        # A class with few images limits how many of each are taken.
-        per_class = min(math.ceil(images / len(counts)), *counts)
-        images, part = per_class * len(counts), f"dataset.train_per_class={per_class}"
+    in_all, batch = split["num_samples"], cells[0].batch_size
+    images = max(_MEASURED_PIXELS // cells[0].dataset.image_size ** 2, batch)
     share = 1.0
-    if cells[0].batch_size <= images < in_all:
-        share = images / in_all
-        rows = [(*row, part) for row in rows]
+    if images < in_all:
+        # Epochs have no step for a last short batch. Evaluations see all images, as later.
+        share = (images // batch) / (in_all // batch)
+        rows = [(*row, f"dataset.pretraining_images={images}") for row in rows]
     grid = load_rows(file, rows)
     refuse_unfinished(execute(grid, _STAGES), grid, _STAGES)
     epochs_s, rests_s, untrained_s = [], [], 0.0
@@ -240,7 +236,7 @@ def _measured(
         if record.untrained:
             untrained_s += wall_s
         else:
-            # The first epoch warms up. All else is much the same for a part of the images.
+            # The first epoch warms up.
             epoch_s = float(record.history[-1]["epoch_s"])
             epochs_s.append(epoch_s / share)
             rests_s.append(max(0.0, wall_s - _MEASURED_EPOCHS * epoch_s))

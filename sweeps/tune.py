@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from regbench.benchmark.settings.stored import load_cell
 from regbench.benchmark.settings.sweep import Sweep
 from regbench.errors import RegbenchError
 from regbench.files import signed, write_text
-from regbench.sweeps.choose import COMPARED, choose, compared_ids, grouped
+from regbench.sweeps.choose import COMPARED, choose, compared_ids, refuse_unequal
 from regbench.sweeps.search import Proposed
 from regbench.sweeps.status import locked
 
@@ -76,9 +76,12 @@ def tune(
     sweep, complete, search, repeats = proposed
     seeds = sweep.final_seeds if final_seeds is None else final_seeds
     folder = Path(sweep.runtime.runs_dir) / sweep.name
-    # What a search tries follows from its scores, some of which may be gone once it has chosen.
-    if search is None:
-        _refuse_more(sweep.cells, folder)
+    asked = {cell.id for cell in sweep.cells}
+    # What a search tries later follows from its scores, some of which may be gone once it has
+    # chosen.
+    if search is not None:
+        asked = {entry["cell_id"] for entry in search["tried"] if entry["round"] == 0}
+    _refuse_more(asked, folder)
     _refuse_other_repeats(folder, repeats)
     while not (folder / TUNING_CHOICE).exists():
         # Each time, because the file closes the test split, and has to name a cell before it runs.
@@ -144,8 +147,8 @@ def begin(
     _refuse_incomparable(cells, data_dir)
     # The plan of a search gives all methods equally much.
     if search is None:
-        _refuse_unequal(cells)
-    _refuse_more(cells, folder)
+        refuse_unequal(cells, "give all the same")
+    _refuse_more({cell.id for cell in cells}, folder)
     _refuse_tested(folder)
     path = folder / COMPARED
     with locked(folder):
@@ -154,12 +157,17 @@ def begin(
         ids |= {cell.id for cell in cells}
         write_text(path, json.dumps(sorted(ids), indent=1))
         # Another process of the same search may have got further, and even have chosen.
-        if search is not None and _scored(search) >= _scored(read_search(folder)):
+        if search is not None and not _is_behind(search, read_search(folder)):
             write_text(folder / SEARCH, signed(search))
 
 
-def _scored(search: Mapping[str, Any]) -> int:
-    return sum(entry.get("score") is not None for entry in search.get("tried", ()))
+def _is_behind(search: Mapping[str, Any], written: Mapping[str, Any]) -> bool:
+    """Return True if what is written is of the same search, with more scores."""
+    own, others = (
+        {e["cell_id"]: e["score"] for e in s.get("tried", ())} for s in (search, written)
+    )
+    scored = [sum(score is not None for score in each.values()) for each in (own, others)]
+    return own.keys() <= others.keys() and scored[0] < scored[1]
 
 
 def _refuse_incomparable(cells: Sequence[Cell], data_dir: Path) -> None:
@@ -181,17 +189,6 @@ def _refuse_incomparable(cells: Sequence[Cell], data_dir: Path) -> None:
             raise RegbenchError(f"evaluation.{name} must be the same for all cells of a tuning")
 
 
-def _refuse_unequal(cells: Sequence[Cell]) -> None:
-    """Refuse a grid that gives one method more configurations to choose from than another."""
-    budgets = {name: len(configurations) for name, configurations in grouped(cells, {}).items()}
-    if len(set(budgets.values())) > 1:
-        listed = ", ".join(f"{name} {number}" for name, number in budgets.items())
-        raise RegbenchError(
-            "the methods have different numbers of configurations to choose from, which is not a "
-            f"fair comparison: {listed}; give all the same"
-        )
-
-
 def _refuse_tested(folder: Path) -> None:
     """Refuse to choose where the test split was opened before, as it is once a choice that was
     made is removed.
@@ -207,12 +204,11 @@ def _refuse_tested(folder: Path) -> None:
             )
 
 
-def _refuse_more(cells: Sequence[Cell], folder: Path) -> None:
-    """Refuse cells that a choice which is on record was not made among."""
+def _refuse_more(asked: Collection[str], folder: Path) -> None:
+    """Refuse cells, by id, that a choice which is on record was not made among."""
     if not (folder / TUNING_CHOICE).exists() or not (folder / COMPARED).exists():
         return
-    asked = {cell.id for cell in cells}
-    if not asked <= set(compared_ids(folder)):
+    if not set(asked) <= set(compared_ids(folder)):
         raise RegbenchError(
             f"{folder} has made its choice among other cells; a tuning with more of them needs "
             "another name"

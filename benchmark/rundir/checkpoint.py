@@ -21,6 +21,7 @@ import torch
 
 from regbench.benchmark.rundir.directory import TensorFile, tensor_files
 from regbench.benchmark.rundir.record_parts import Saved
+from regbench.errors import RegbenchError
 from regbench.files import write_digested
 
 log = logging.getLogger("regbench")
@@ -31,6 +32,10 @@ _KEPT = 2
 
 class Damaged(ValueError):
     """The content of a file is not what its name says, or cannot be read."""
+
+
+class Unreadable(Damaged):
+    """A file cannot be read now: a disk or a network may come back."""
 
 
 def save_checkpoint(directory: Path, attempt: int, step: int, state: dict[str, Any]) -> Saved:
@@ -61,17 +66,27 @@ def save_tensors(
 def load_tensors(
     directory: Path, kind: str, map_location: Any = "cpu"
 ) -> tuple[dict[str, Any], Saved] | None:
-    """Load the newest file of a kind that is whole; None if there is none."""
+    """Load the newest file of a kind that is whole; None if there is none.
+
+    Raises:
+        RegbenchError: If there are some, and none can be read now.
+    """
+    unreadable = ""
     # A damaged file is set aside as `….damaged`, with a warning.
     for file in tensor_files(directory, kind):
         try:
             return read_tensors(file, map_location)
         except FileNotFoundError:  # whoever wrote it has just replaced it
             continue
+        except Unreadable as error:
+            unreadable = f"{file.path}: {error}; mend that, and give the same command again"
+            log.warning("%s: %s; going back to the one before it", file.path, error)
         except Damaged as error:
             log.warning("%s is damaged (%s); going back to the one before it", file.path, error)
             with contextlib.suppress(OSError):
                 file.path.replace(file.path.with_name(f"{file.path.name}.damaged"))
+    if unreadable:
+        raise RegbenchError(unreadable)
     return None
 
 
@@ -79,7 +94,7 @@ def read_tensors(file: TensorFile, map_location: Any = "cpu") -> tuple[dict[str,
     """Read one file of tensors.
 
     Raises:
-        Damaged: If its content is not what its name says, or cannot be read.
+        Damaged: If its content is not what its name says; `Unreadable` if it cannot be read.
         FileNotFoundError: If it is not there.
     """
     try:
@@ -93,7 +108,7 @@ def read_tensors(file: TensorFile, map_location: Any = "cpu") -> tuple[dict[str,
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise Damaged(f"it cannot be read: {error.strerror}") from error
+        raise Unreadable(f"it cannot be read: {error.strerror}") from error
     return state, Saved(file.path.name, sha256, file.number)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from regbench import RegbenchError
 from regbench.benchmark.rundir.checkpoint import (
     Damaged,
     load_checkpoint,
@@ -138,18 +139,23 @@ def test_another_file_by_the_name_that_a_record_gives_counts_as_damaged(tmp_path
 def test_what_cannot_be_read_falls_back_to_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save(tmp_path, 3)
-    path = tmp_path / save(tmp_path, 7).file
-    read = hashlib.file_digest
+    """Nothing is set aside: a disk or a network may come back."""
+    files = [tmp_path / save(tmp_path, step).file for step in (3, 7)]
+    read, bad = hashlib.file_digest, files[1:]
 
     def failing(file: BufferedReader, name: str) -> Any:
-        if file.name == str(path):
+        if Path(file.name) in bad:
             raise OSError(5, "Input/output error")
         return read(file, name)
 
-    monkeypatch.setattr(hashlib, "file_digest", failing)
-    assert step_of(tmp_path) == 3
-    assert f"{path} is damaged (it cannot be read: Input/output error)" in caplog.text
+    with monkeypatch.context() as patch:
+        patch.setattr(hashlib, "file_digest", failing)
+        assert step_of(tmp_path) == 3
+        assert f"{files[1]}: it cannot be read: Input/output error; going back" in caplog.text
+        bad = files
+        with pytest.raises(RegbenchError, match="cannot be read: Input/output error; mend that"):
+            load_checkpoint(tmp_path)
+    assert step_of(tmp_path) == 7
 
 
 def test_a_process_that_goes_on_removes_nothing_of_its_successor(tmp_path: Path) -> None:

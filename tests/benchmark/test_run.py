@@ -10,6 +10,7 @@ import math
 import os
 import random
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -55,6 +56,7 @@ from regbench.benchmark.training.loop import Trained, train
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.step import Step, Stepped
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
+from regbench.datasets.stored.manifest import Manifest
 from regbench.datasets.stored.prepare import prepare
 from regbench.instruments.cost.timing import draw_embeddings, value_and_gradient
 from regbench.methods import Engine, Regularizer
@@ -499,6 +501,22 @@ def test_scores_of_other_weights_are_not_taken_up(
     assert_same(record, undisturbed.record)
     assert record.checkpoint
     assert record.checkpoint.file == checkpoint_files(directory)[0].name
+
+
+def test_a_run_does_not_go_on_with_other_images(
+    tiny: list[str], tiny_data_dir: Path, tmp_path: Path
+) -> None:
+    data_dir = tmp_path / "data"
+    shutil.copytree(tiny_data_dir, data_dir)
+    cell, runtime = load([*tiny, f"runtime.data_dir={data_dir}"], "method=vicreg")
+    assert run_cell(cell, runtime, "here", ("pretrain", "tune")) is None
+    manifest = Manifest.load(data_dir, cell.dataset)
+    splits = manifest.splits | {"test": {**manifest.splits["test"], "content_sha256": "0" * 64}}
+    replace(manifest, splits=splits).save(data_dir)
+    with pytest.raises(RegbenchError, match="was begun with other images of 'tiny': remove"):
+        finish(cell, runtime, "here")
+    manifest.save(data_dir)
+    assert finish(cell, runtime, "here").status == "done"
 
 
 def test_a_failed_evaluation_does_not_train_again(

@@ -31,6 +31,7 @@ from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.rundir.record_parts import NamedFile, Saved
 from regbench.benchmark.rundir.run_folder import read_plan
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.identity import cell_id
 from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.sweeps.local import run_sweep
@@ -45,7 +46,7 @@ from regbench.sweeps.status import (
 )
 from tests.command import run as command_line
 from tests.history import untimed
-from tests.records import attempted, made
+from tests.records import CELL, attempted, chosen, made, ranked, tuning_choice
 from tests.sweep_file import write_sweep
 from tests.waiting import PATIENCE_S, wait_for
 
@@ -449,6 +450,26 @@ def test_clean_leaves_a_tuned_cell_the_weights_that_were_scored(tmp_path: Path) 
     assert left == {"config.yaml", "tuning.json", "attempts/0001.json", CHECKPOINTS[0], *last}
 
 
+def test_clean_leaves_weights_that_a_tuning_has_chosen_or_may_choose(tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    cells = {cell_id(CELL | {"seed": seed}): CELL | {"seed": seed} for seed in (0, 1)}
+    other = CELL | {"epochs": 99, "seed": 0}
+    cells[cell_id(other)] = other
+    plan(folder, *cells)
+    for name, cell in cells.items():
+        attempt(folder / name, **ENDED)
+        saved = Saved(CHECKPOINTS[0], "0" * 64, 3)
+        record = made(cell, status="tuned", checkpoint=saved, seed=cell["seed"])
+        (folder / name / "tuning.json").write_text(record.text())
+        (folder / name / CHECKPOINTS[0]).touch()
+    clean = ("clean", "own", "--checkpoints", "--runs-dir", tmp_path)
+    assert command_line(*clean).output == "removed 0 files, 0 GB\n"
+    first = next(iter(cells))
+    tuning_choice(folder, chosen("VICReg", ranked(first), ranked(cell_id(other))))
+    assert command_line(*clean).output == "removed 1 files, 0 GB\n"
+    assert not (folder / cell_id(other) / CHECKPOINTS[0]).exists()
+
+
 def test_a_damaged_sweep_hides_no_other(tmp_path: Path) -> None:
     plan(tmp_path / "one", "a")
     plan(tmp_path / "two", "a", "b")
@@ -694,21 +715,19 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
     with caplog.at_level("INFO", "regbench"):
         found = run_sweep(grid, ("pretrain", "tune", "final"))
     stages = ("pretrain", "tune", "final")
-    assert seen == [(seed, "own", stages, "given", 1) for seed in (1, 2, 3)]
+    # That of somebody else comes last.
+    assert seen == [(seed, "own", stages, "given", 1) for seed in (2, 3, 1)]
     assert [status.state for status in found] == ["done", "done", "failed", "pending"]
     names = [f"VICReg seed {seed} ({directory.name})" for seed, directory in enumerate(directories)]
-    begun, waits, *ends = [record.getMessage() for record in caplog.records]
+    begun, *ends = [record.getMessage() for record in caplog.records]
     assert begun == "sweep own: 4 cells, 1 done, 3 to run, 2 at a time with 1 thread each"
-    assert (
-        waits
-        == f"{names[1]}: process {HERE['pid']} on {HERE['hostname']} is at work on it; waiting "
-        "for it"
-    )
+    owner = f"process {HERE['pid']} on {HERE['hostname']}"
     assert ends == [
-        f"[1/3] {names[1]}: kNN 5 %",
-        f"[2/3] {names[2]} FAILED: too large (logs: {directories[2]}/logs/7_log.out)",
+        f"[1/3] {names[2]} FAILED: too large (logs: {directories[2]}/logs/7_log.out)",
+        f"[2/3] {names[3]} FAILED: ended without a record (logs: None)",
         "6 of 8 epochs, about 00:00 left",
-        f"[3/3] {names[3]} FAILED: ended without a record (logs: None)",
+        f"{names[1]}: {owner} is at work on it; waiting for it",
+        f"[3/3] {names[1]}: kNN 5 %",
         "8 of 8 epochs, about 00:00 left",
     ]
     # Four cells of two epochs, two at a time; those of a cell that failed are over too.

@@ -191,14 +191,23 @@ def test_a_search_that_has_got_further_elsewhere_is_not_set_back(
     The slower one writes what it knew before the faster one's last round.
     """
     first, early, late = (
-        {"tried": [{"score": 1.0}] * number + [{"score": None}]} for number in range(3)
+        {
+            "tried": [
+                {"cell_id": str(place), "score": 1.0 if place < number else None}
+                for place in range(number + 1)
+            ]
+        }
+        for number in range(3)
     )
+    # One that has other cells is another search, as after a change of the sweep's file.
+    other = {"tried": [{"cell_id": "other", "score": None}]}
     for search, expected in (
         (first, first),
         (early, early),
         (late, late),
         (early, late),
         (late, late),
+        (other, other),
     ):
         tune.begin(cells[:2], folder, tiny_data_dir, search)
         assert read_search(folder)["tried"] == expected["tried"]
@@ -246,7 +255,7 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
         str(sweep_file(tmp_path, GRID, settings)), ["seed=0,1", "optimizer.base_lr=1,2"]
     ).cells
     tune.begin(cells, folder, tiny_data_dir)
-    with pytest.raises(RegbenchError, match=r"config\.yaml cannot be read"):
+    with pytest.raises(RegbenchError, match="has no score to choose by yet"):
         choose(folder)
     best = 0
     for cell in cells:
@@ -362,12 +371,12 @@ def test_refusals(
         r"not a fair comparison: VICReg \(q=16, setting 1\) 2, VICReg \(q=32, setting 2\) 1",
         [*cells[:2], *larger],
     )
-    tune.begin(cells[:3], folder, tiny_data_dir, search={})
+    tune.begin(cells[:3], folder, tiny_data_dir, search={"trials": 3})
     mixed = [cells[0], load_run([*settings, "method=auh", "evaluation.select_on=test"])[0]]
     refused("evaluation.select_on must be the same", mixed)
     for cell in cells[:2]:
         score(folder, cell, 50.0)
-    with pytest.raises(RegbenchError, match=rf"{cells[2].id}.*config\.yaml cannot be read"):
+    with pytest.raises(RegbenchError, match=f"{cells[2].id} has no score to choose by yet"):
         choose(folder)
     score(folder, cells[2], 50.0)
     choose(folder)
@@ -465,7 +474,7 @@ def test_the_runner_up_and_the_chosen_values_are_of_the_own_method(
     cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path
 ) -> None:
     """The budget of the tuning is the largest."""
-    tune.begin(cells[:3], folder, tiny_data_dir, search={})
+    tune.begin(cells[:3], folder, tiny_data_dir, search={"trials": 3})
     for cell, value in zip(cells[:3], (50.0, 60.0, 55.0), strict=True):
         score(folder, cell, value)
     choice = choose(folder)
@@ -581,6 +590,61 @@ def test_a_tuning_that_waits_for_a_cell_of_another_grid_says_how_to_go_on(
         tune_grid(path, folder)
     (folder / "tune.json").unlink()
     assert tune_grid(path, folder) is not None
+
+
+def test_a_tuning_that_waits_for_a_cell_that_never_began_says_how_to_go_on(
+    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
+) -> None:
+    path = sweep_file(tmp_path, ["method=vicreg"], settings)
+    tune.begin(load_sweep(str(path), ["epochs=500"]).cells, folder, tiny_data_dir)
+    with pytest.raises(RegbenchError, match=r"no score to choose by yet; .* remove .*tune\.json"):
+        tune_grid(path, folder)
+    (folder / "tune.json").unlink()
+    assert tune_grid(path, folder) is not None
+
+
+def test_values_of_an_earlier_grid_are_no_larger_budget(
+    tmp_path: Path, settings: list[str], folder: Path, scored: Scored
+) -> None:
+    path = sweep_file(tmp_path, GRID, settings)
+    before = load_sweep(str(path), ["seed=0"])
+    tune.begin(before.cells, folder, Path(before.runtime.data_dir))
+    for cell in before.cells:
+        score(folder, cell, 50.0)
+    changed = [GRID[0].replace("10,20", "30,40"), GRID[1]]
+    with pytest.raises(RegbenchError, match=r"2; .* remove .*tune\.json to forget earlier ones"):
+        scored(changed, [60.0] * 4)
+    assert not (folder / "tuning_choice.json").exists()
+
+
+def test_a_method_is_not_added_to_a_search_that_has_chosen(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    rows = ["method=tcr", ROWS[0]]
+    chosen = search(sweep_file(tmp_path, rows[:1], [*settings, "epochs=4"]), folder, 3, peak(2e4))
+    more = sweep_file(tmp_path, rows, [*settings, "epochs=4"])
+    with pytest.raises(RegbenchError, match="has made its choice among other cells"):
+        search(more, folder, 3, peak(2e4))
+    fewer = sweep_file(tmp_path, rows[:1], [*settings, "epochs=4"])
+    assert search(fewer, folder, 3, peak(2e4)).choices == chosen.choices
+
+
+def test_a_search_without_a_method_that_it_began_with_chooses_as_if_it_had_not(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    rows = ["method=tcr", "method=koleo"]
+    alone = sweep_file(tmp_path, rows[:1], [*settings, "epochs=4"])
+    expected = search(alone, folder, 9, peak(2e4))
+    shutil.rmtree(folder)
+    both = sweep_file(tmp_path, rows, [*settings, "epochs=4"])
+    with pytest.raises(KeyboardInterrupt):
+        search(both, folder, 9, peak(2e4), 30)
+    alone = sweep_file(tmp_path, rows[:1], [*settings, "epochs=4"])
+    (folder / "tune.json").unlink()
+    found = search(alone, folder, 9, peak(2e4))
+    assert [entry.ranking for entry in found.choices] == [
+        entry.ranking for entry in expected.choices
+    ]
 
 
 @pytest.mark.usefixtures("in_this_process")
