@@ -23,6 +23,7 @@ from regbench.benchmark.rundir.run_folder import RunFolder
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.settings.sweep import Sweep
+from regbench.errors import RegbenchError
 from regbench.processes import FORKED, Worker
 from regbench.sweeps.status import (
     Announce,
@@ -68,6 +69,7 @@ def run_sweep(
     runtime = replace(sweep.runtime, threads=threads, workers=workers)
     todo = deque[Cell]()
     for cell in sweep.cells:
+        _refuse_of_script(cell)
         directory = folder / cell.id
         # Most cells of a sweep that goes on are done: one look tells so, where their status takes
         # several files.
@@ -82,6 +84,17 @@ def run_sweep(
     if todo:
         _drain(todo, replace(sweep, runtime=runtime), stages, parallel, gpus, announce or _announce)
     return [_settled(folder, cell, stages) for cell in sweep.cells]
+
+
+def _refuse_of_script(cell: Cell) -> None:
+    """Refuse a plug-in of the script or notebook that calls: no other process has it."""
+    for plug_in in (cell.method, cell.optimizer, cell.network.backbone, cell.dataset.source):
+        kind = type(plug_in)
+        if kind.__module__ == "__main__":
+            raise RegbenchError(
+                f"{kind.__name__} is defined in the script that calls, and cells run in other "
+                "processes: make it an entry point of a package, or train it by regbench.train"
+            )
 
 
 def at_a_time(runtime: Runtime) -> int:

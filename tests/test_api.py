@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -127,6 +127,25 @@ def test_keywords_are_settings_as_if_written_last(
         ),
         (lambda: regbench.sweep("none", cells=[]), "has no cells"),
         (lambda: regbench.tune("quikstart"), "no sweep named 'quikstart'"),
+        (
+            lambda: regbench.tune("latents_tuning", seeds=cast(Any, 3)),
+            "seeds=3 must be a list of whole",
+        ),
+        (
+            lambda: regbench.tune("latents_tuning", seeds=cast(Any, "0,1")),
+            "seeds='0,1' must be a list",
+        ),
+        (lambda: regbench.tune("latents_tuning", trials=-1), "trials=-1 must be a whole number"),
+        (
+            lambda: regbench.tune("latents_tuning", repeats=cast(Any, "4")),
+            "repeats='4' must be a whole",
+        ),
+        (lambda: regbench.train(runtime={"data_dir": "~/data"}), "no shell reads ~ here"),
+        (
+            lambda: regbench.train("network.init=a.pt network=resnet18"),
+            "network=resnet18 stands after network.init, and would drop it",
+        ),
+        (lambda: regbench.train("method.name=sfrik_l1"), "write method=sfrik_l1"),
         (lambda: regbench.report(), "what shall be reported"),
         (lambda: regbench.report("nothing"), "is not a folder"),
         (lambda: regbench.report("nothing", out=""), "an empty path; give . for this folder"),
@@ -212,6 +231,33 @@ def test_a_report_of_a_single_run(tiny: list[str], tmp_path: Path) -> None:
     by_name = regbench.report("manual", runs_dir=tmp_path / "runs", out=tmp_path / "elsewhere")
     assert by_name.page == tmp_path / "elsewhere" / "index.html"
     assert by_name.leaderboard == report.leaderboard
+
+
+# In a process of its own, in which nothing was composed before.
+IN_HYDRA = """
+from concurrent.futures import ThreadPoolExecutor
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from regbench.benchmark.settings.sweep import load_run
+
+@hydra.main(version_base=None)
+def application(_):
+    names = ["digits", "cifar10", "in20"]
+    with ThreadPoolExecutor(3) as pool:
+        cells = pool.map(lambda name: load_run([f"dataset={name}"])[0], names)
+        assert [cell.dataset.name for cell in cells] == names
+    assert GlobalHydra.instance().is_initialized()
+
+application()
+"""
+
+
+def test_settings_are_composed_in_threads_and_within_an_application_of_hydra(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", IN_HYDRA, "hydra.run.dir=.", "hydra.output_subdir=null"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_audit_gives_what_the_command_prints() -> None:

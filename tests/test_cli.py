@@ -450,6 +450,15 @@ def test_an_interrupted_train_says_so(
 # ------------------------------------------------------------------ plan
 
 
+def test_output_ends_quietly_and_in_any_encoding(program: str, tmp_path: Path) -> None:
+    shown = f"{program} methods | head -1"
+    done = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    command = [program, "methods", "tcr"]
+    subprocess.run(command, env=environment, capture_output=True, check=True, cwd=tmp_path)
+
+
 def test_a_plan_ends_without_a_word(program: str, tmp_path: Path) -> None:
     """A plan imports triton, whose bindings look for what has leaked when Python ends."""
     command = [program, "plan", "method=vicreg"]

@@ -217,6 +217,8 @@ def test_a_key_that_is_given_twice_is_refused(text: bytes) -> None:
     """Readers differ in which of the two values they take."""
     with pytest.raises(ValueError, match="the key 'a' is given twice"):
         parse_json(text)
+    with pytest.raises(ValueError, match="the key 'a' is given twice"):
+        parse_yaml(b"b: [{a: 1, c: 2, a: 1}]")
     seen = parse_json(b'[{"a": "\\u003a"}, {"a": ":::"}, "a:a"]')
     assert seen == [{"a": ":"}, {"a": ":::"}, "a:a"]
 

@@ -111,12 +111,12 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
     folder.mkdir()
     for path in (tiny_source / "train").glob("*/*.jpg"):
         (folder / f"{path.parent.name}_{path.name}").symlink_to(path)
-    settings = [override for override in TINY if not override.startswith("dataset")]
+    settings = ["optimizer=nadam"]
+    settings += [override for override in TINY if not override.startswith("dataset")]
     settings += [
         "method=imq",
         "network.backbone=convnet",
         "network.backbone.width=24",
-        "optimizer=nadam",
     ]
     settings += [
         "optimizer.base_lr=0.01",
@@ -158,6 +158,46 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
 def test_the_names_of_our_plug_ins_are_known_without_their_import() -> None:
     for registry in (*PLUG_INS.values(), EVALUATIONS):
         assert own_names(registry.kind) == registry.names()
+
+
+# A notebook: a cell that runs twice, and a sweep of a method of its own.
+NOTEBOOK = """
+import sys
+from regbench.benchmark.evaluate.base import register
+from regbench.benchmark.evaluate.knn import KNN
+from regbench.benchmark.settings.sweep import load_grid, load_run
+from regbench.methods.base import register as register_method
+from regbench.methods.simclr import SimCLR
+from regbench.settings import settings
+from regbench.sweeps.local import run_sweep
+load_run([])
+def define(default):
+    @register("mine")
+    @settings
+    class Mine(KNN):
+        extra: int = default
+for default in (1, 2):
+    define(default)
+    found, _ = load_run(["evaluation.protocols=[mine]", "evaluation.mine.k=3"])
+    assert (found.evaluation["mine"].extra, found.evaluation["mine"].k) == (default, 3)
+@register_method("own")
+@settings
+class Own(SimCLR): pass
+run_sweep(load_grid(["method=own", f"runtime.runs_dir={sys.argv[1]}"]))
+"""
+
+
+def test_a_plug_in_of_a_notebook_is_registered_again_and_is_for_its_process_alone(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK, str(tmp_path)], capture_output=True, text=True
+    )
+    *_, said = done.stderr.splitlines()
+    assert said.endswith(
+        "Own is defined in the script that calls, and cells run in other processes: make it an "
+        "entry point of a package, or train it by regbench.train"
+    )
 
 
 # What each job of a sweep begins with, in the process that jobs are forked from.

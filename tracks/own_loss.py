@@ -244,7 +244,7 @@ def _wrapped(loss: Any) -> type[Regularizer]:
         # `weight=25` is no statement that only whole numbers make sense; `weight: int = 25` is.
         if kind is int and parameter.annotation not in (int, "int"):
             kind, default = float, float(default)
-            if parameter.annotation is parameter.empty:
+            if parameter.annotation not in (float, "float"):
                 whole.add(parameter.name)
         fields.append((parameter.name, kind, default))
     metadata = Metadata(

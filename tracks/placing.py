@@ -75,7 +75,10 @@ class Placing:
 
     @property
     def next_claim(self) -> str:
-        """Sentence on what it would take to tell one more row; empty if all are told."""
+        """Sentence on what it would take to tell one more row; empty if all are told.
+
+        A challenge ends when the seeds that it may have tell no more.
+        """
         untold = select(self.verdicts, "not significantly different from")
         possible = []
         for verdict in untold:
@@ -84,8 +87,8 @@ class Placing:
         if possible:
             seeds, label = min(possible)  # the row that takes the fewest seeds
             return (
-                f"with the means as they are, about {seeds - self.seeds} more seeds tell it from "
-                f"{label}"
+                f"as the means are, it takes about {seeds} seeds to tell it from {label}, "
+                f"and a challenge has {MOST_SEEDS} at most"
             )
         if untold:
             return (

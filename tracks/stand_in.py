@@ -158,6 +158,7 @@ class Facts:
         of_training: Settings that only act in a training with a teacher.
         prototypes: Number of prototypes.
         space: Search space; what is left out of a `Range` is at its default.
+        absent: Settings that cells from before them lack, with their values there.
     """
 
     name: Name
@@ -167,6 +168,7 @@ class Facts:
     of_training: tuple[str, ...]
     prototypes: AtLeastZero
     space: dict[str, Range | Choice] | None
+    absent: dict[str, _Value | tuple[_Value, ...]]
 
 
 def _facts(method: Regularizer, given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -188,6 +190,7 @@ def _facts(method: Regularizer, given: Mapping[str, Any] | None) -> dict[str, An
         "of_training": method.of_training,
         "prototypes": method.prototypes,
         "space": None if method.space is None else space,
+        "absent": settings.plain(method.absent),
     }
 
 
@@ -267,6 +270,7 @@ def entered(file: LossFile, folder: Path) -> Iterator[StandIn]:
             "needs": facts.needs,
             "of_training": facts.of_training,
             "space": facts.space,
+            "absent": facts.absent,
         },
     )
     register(facts.name)(made)

@@ -179,11 +179,16 @@ def put(tree: Tree, key: str, value: Any, *, new: bool = False) -> None:
     if is_name:
         value = PLUG_INS[key].plain(PLUG_INS[key].build(str(value)))
     *path, name = key.split(".")
+    if name == "name" and ".".join(path) in PLUG_INS:
+        raise RegbenchError(f"{key}={shown(value)}: write {'.'.join(path)}={value}")
     group: Any = tree
     for part in path:
         group = group.get(part) if isinstance(group, dict) else None
     if not isinstance(group, dict) or (name not in group and not new):
         raise RegbenchError(unknown("setting", key, list(_keys(tree))))
+    if key in PLUG_INS and not is_name and "name" in value:
+        put(tree, key, value["name"])
+        value = {member: inner for member, inner in value.items() if member != "name"}
     if not is_name and isinstance(value, Mapping) and isinstance(group.get(name), dict):
         merged(group[name], value)
     else:

@@ -18,6 +18,9 @@ from regbench.text import brief
 # Letters of an override for each cell that a grid may have.
 _LETTERS = 10
 
+# What begins so is of a plug-in.
+_OF_PLUG_INS = ("method.", "optimizer.", "network.backbone.", "dataset.source.")
+
 # Levels of brackets; Hydra's parser calls itself for each.
 _DEEPEST = 100
 
@@ -76,6 +79,24 @@ def refuse_more(what: str, count: int, most: int) -> None:
         raise RegbenchError(
             f"{brief(what)}: more cells than runtime.max_cells={most}; ask for fewer, or raise it"
         )
+
+
+def refuse_dropped(overrides: Sequence[str], *, but_plug_ins: bool = False) -> None:
+    """Refuse a setting that stands before its group, which would drop it.
+
+    With `but_plug_ins`, settings of plug-ins may be dropped: who changes overrides of somebody else
+    chooses another plug-in, which has other settings, without a look at those before.
+    """
+    keys: list[str] = []
+    for text in overrides:
+        group = parse(text).key_or_group
+        for key in keys:
+            if key.startswith(f"{group}.") and group != "cluster":
+                raise RegbenchError(
+                    f"{brief(text)} stands after {key}, and would drop it; write {key} after it"
+                )
+        if not (but_plug_ins and group.startswith(_OF_PLUG_INS)):
+            keys.append(group)
 
 
 def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]]:

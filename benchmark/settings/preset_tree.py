@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import orjson
 from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -29,8 +31,9 @@ from regbench.datasets.config import AugmentationConfig, ViewsConfig
 from regbench.datasets.fit import complete
 from regbench.errors import RegbenchError
 from regbench.methods import METHODS
+from regbench.plugins import depends_on_plug_ins
 from regbench.settings import defaults, plain, read_yaml
-from regbench.wording import unknown
+from regbench.wording import quoted, unknown
 
 GROUPS = {
     "dataset": "fashion_mnist",
@@ -39,6 +42,8 @@ GROUPS = {
     "cluster": "local",
 }
 """Groups of presets, and the default of each."""
+
+_HYDRA = threading.Lock()
 
 Tree = dict[str, Any]
 Presets = tuple[tuple[str, str], ...]
@@ -69,6 +74,7 @@ def preset_tree(chosen: Presets, own: OwnPresets) -> Tree:
 
 
 # Hydra takes 0.1 s. The cache holds JSON because callers change their trees.
+@depends_on_plug_ins
 @functools.cache
 def _preset_json(chosen: Presets, own: OwnPresets) -> bytes:
     for group, name in chosen:
@@ -97,10 +103,17 @@ def _from_hydra(groups: list[str]) -> Tree:
     # Hydra can choose a preset only in place of another one, so every group has a default.
     ConfigStore.instance().store(name="run", node=node, provider="regbench")
     folder = config_folder()
-    path = [f"hydra.searchpath=[file://{folder}]"] if folder.is_dir() else []
+    path = [f"hydra.searchpath=[{quoted(f'file://{folder}')}]"] if folder.is_dir() else []
     conf = "regbench.benchmark.conf"
-    with initialize_config_module(conf, version_base="1.3", job_name="regbench"):
-        return _container(compose("run", [*groups, *path]))
+    # Hydra has one state for all threads, and that of an application that calls us comes back.
+    with _HYDRA:
+        of_application = GlobalHydra.instance().hydra
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_module(conf, version_base="1.3", job_name="regbench"):
+                return _container(compose("run", [*groups, *path]))
+        finally:
+            GlobalHydra.instance().hydra = of_application
 
 
 def _container(config: Any) -> Tree:
@@ -131,6 +144,7 @@ def _with_defaults(tree: Tree) -> Tree:
     return whole
 
 
+@depends_on_plug_ins
 @functools.cache
 def _defaults() -> Tree:
     """Return the settings that have a default, those of all registered evaluations too."""

@@ -76,6 +76,13 @@ class Runtime:
     max_cells: AtLeastOne = 10_000
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse folders of a home that no shell has written out."""
+        for name in ("data_dir", "runs_dir"):
+            folder = getattr(self, name)
+            if folder.startswith("~"):
+                raise RegbenchError(f"runtime.{name}={folder}: no shell reads ~ here; write it out")
+
 
 @settings
 class Cluster:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from regbench.benchmark.settings.cell import Cell, Seed
 from regbench.benchmark.settings.compose import Composer
-from regbench.benchmark.settings.overrides import grid, max_cells, refuse_more
+from regbench.benchmark.settings.overrides import grid, max_cells, refuse_dropped, refuse_more
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.datasets.config import DatasetConfig
@@ -58,6 +58,7 @@ def load_run(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
     """Return one cell and its runtime from the defaults and Hydra overrides such as
     `method=vicreg`; refuse a grid.
     """
+    refuse_dropped(overrides, but_plug_ins=True)
     sweep = _expand("manual", "one run", [list(overrides)])
     if len(sweep.cells) != 1:
         raise RegbenchError(
@@ -80,6 +81,7 @@ def load_dataset(overrides: Sequence[str]) -> tuple[DatasetConfig, Runtime]:
 
 def load_grid(overrides: Sequence[str]) -> Sweep:
     """Return the cells that overrides give, without a sweep's file."""
+    refuse_dropped(overrides, but_plug_ins=True)
     return _expand("manual", "from the command line", [list(overrides)])
 
 
@@ -165,9 +167,13 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
         file = from_plain(SweepSettings, given)
         common = line_of_overrides(" ".join(file.common))
         refuse_more("cells", len(file.cells), max_cells([*common, *overrides]))
+        refuse_dropped(common)
+        refuse_dropped(overrides, but_plug_ins=True)
         rows = []
         for line in file.cells:
             row = line_of_overrides(line)
+            refuse_dropped(row)
+            refuse_dropped([*common, *row], but_plug_ins=True)
             rows.append((*common, *row, *of_row(row, overrides)))
         return SweepFile(**vars(file), name=path.stem, rows=tuple(rows))
     except RegbenchError as error:

@@ -124,6 +124,13 @@ class Prototypes(nn.Module):
         return F.linear(F.normalize(z_NQ, dim=1), weight_KQ)
 
 
+def rescale_prototypes(network: nn.Module) -> None:
+    """Give the prototypes of a network length 1, where they are to have it."""
+    for module in network.modules():
+        if isinstance(module, Prototypes):
+            module.rescale()
+
+
 def _compute_blocks_again(backbone: nn.Module, name: str) -> None:
     """Let the backward pass compute the activations within each block of a backbone of timm again.
 

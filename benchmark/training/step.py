@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from regbench.benchmark.machine.bf16 import fast_bf16
 from regbench.benchmark.machine.meters import peak_extra_bytes
-from regbench.benchmark.training.network import Prototypes
+from regbench.benchmark.training.network import rescale_prototypes
 from regbench.benchmark.training.teacher import Teacher
 from regbench.methods import Engine, Regularizer
 from regbench.methods.forms.labelled import LOSSES_OF_LABELS
@@ -146,9 +146,7 @@ class Step:
             self._backward_in_parts(parts, gradients, states, has_targets=has_targets)
         marks.append(self.mark())
         self.optimizer.step()
-        for module in self.network.modules():
-            if isinstance(module, Prototypes):
-                module.rescale()
+        rescale_prototypes(self.network)
         # DistributedDataParallel keeps the gradients in its buckets, so they are zeroed; others are
         # freed. For LARS, `zero_grad` would take an operation for each tensor.
         if isinstance(self.network, DistributedDataParallel):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regbench.benchmark.settings.architecture import NetworkConfig
-from regbench.benchmark.training.network import SiameseNetwork
+from regbench.benchmark.training.network import SiameseNetwork, rescale_prototypes
 
 
 class Teacher(nn.Module):
@@ -78,6 +78,8 @@ class Teacher(nn.Module):
         if self.network is not None:
             own = tuple(self.network.parameters())
             torch._foreach_lerp_(own, self._followed, 1 - self.momentum(done))
+            # A mean of vectors of length 1 is shorter.
+            rescale_prototypes(self.network)
 
     def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
         """Return the copy's embeddings (n, q) of each view's images (n, c, h, w)."""

@@ -78,6 +78,13 @@ def hypotheses(method: Regularizer) -> Iterator[Hypothesis]:
     elif not method.metadata.symmetric:
         swapped = lambda views: method.terms(views[1], views[0])  # noqa: E731
         yield Hypothesis(swapped, "views swapped", f"{ours} with the views exchanged")
+
+        def both(views: Views) -> Addends:
+            one, other = method.terms(*views), method.terms(*views[::-1])
+            return {name: (one[name] + other[name]) / 2 for name in one}
+
+        text = f"{ours} in the mean over both orders of the views"
+        yield Hypothesis(both, "both orders of views", text)
     for name, value, other in _settings(method):
         text = f"{ours} with {name} = {value:.6g} in place of {getattr(method, name):.6g}"
         yield Hypothesis(partial(_textbook, other), "another setting", text, size=value)

@@ -134,6 +134,7 @@ def evaluate(
         raise RegbenchError(
             f"{run} is no run directory; the runs of a sweep are listed by: regbench status SWEEP"
         )
+    only = [only] if isinstance(only, str) else only
     chosen = how_chosen(directory, trained_cell(directory), final=True)
     return evaluate_directory(directory, _overrides(overrides, settings), only, chosen)
 
@@ -303,6 +304,11 @@ def tune(
     from regbench.slurm.manage import follow
     from regbench.sweeps.run import refuse_unfinished, run_tuning
 
+    for what, value in (("trials", trials), ("repeats", repeats)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise RegbenchError(f"{what}={value!r} must be a whole number, 1 or more")
+    if seeds is not None and not (isinstance(seeds, Sequence) and {*map(type, seeds)} <= {int}):
+        raise RegbenchError(f"seeds={seeds!r} must be a list of whole numbers, such as [0, 1, 2]")
     execute = executor(follow)
     final = run_tuning(
         str(name),

@@ -403,7 +403,7 @@ def parse_yaml(content: bytes) -> Any:
         # Before anything is made of the text: the loader in C would overflow the stack of the
         # process.
         _refuse_endless(yaml.parse(content, loader))
-        return _plain(yaml.load(content, loader))[0]
+        return _plain(yaml.load(content, _once_loader(loader)))[0]
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         if where is None:
@@ -411,6 +411,17 @@ def parse_yaml(content: bytes) -> Any:
         raise ValueError(f"look at line {where.line + 1}, column {where.column + 1}") from error
     except OverflowError as error:  # of a time or a number of base 60
         raise ValueError(str(error)) from error
+
+
+@functools.cache
+def _once_loader(loader: Any) -> Any:
+    """Make a loader that refuses a key that is given twice, as `_once` does."""
+
+    def construct_mapping(self: Any, node: Any, deep: bool = False) -> Any:
+        _once([(str(key.value), None) for key, _ in node.value])
+        return loader.construct_mapping(self, node, deep)
+
+    return type("OnceLoader", (loader,), {"construct_mapping": construct_mapping})
 
 
 def _refuse_endless(events: Iterable[Any]) -> None:

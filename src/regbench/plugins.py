@@ -28,6 +28,7 @@ from regbench.errors import RegbenchError
 
 P = TypeVar("P")
 C = TypeVar("C", bound=type)
+Cached = TypeVar("Cached", bound="functools._lru_cache_wrapper[Any]")
 Preset = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
@@ -49,6 +50,15 @@ _CHOSEN_BY = {
     "dataset.source": "source",
     "evaluation.protocols": "evaluation",
 }
+
+
+_DEPENDING: list[Callable[[], None]] = [settings.group_of_settings.cache_clear]
+
+
+def depends_on_plug_ins(cached: Cached) -> Cached:
+    """Let a cached function forget its results when a plug-in comes or goes."""
+    _DEPENDING.append(cached.cache_clear)
+    return cached
 
 
 class Registry(Generic[P]):
@@ -83,13 +93,16 @@ class Registry(Generic[P]):
         """
 
         def decorate(cls: C) -> C:
+            for known, other in list(self._classes.items()):
+                # A cell of a notebook runs again.
+                if (other.__module__, other.__qualname__) == ("__main__", cls.__qualname__):
+                    self.unregister(known)
             for new in (name, *presets):
                 if new in self._presets:
-                    other = self._presets[new][0].__module__
-                    what = f"{self.kind} name {new!r} of {cls.__module__} is taken by {other}"
+                    module = self._presets[new][0].__module__
+                    what = f"{self.kind} name {new!r} of {cls.__module__} is taken by {module}"
                     raise RegbenchError(f"{what}; choose another")
-            # A name that was read before may mean something else now.
-            settings.group_of_settings.cache_clear()
+            _forget()
             self._classes[name] = cls
             for new, values in {name: {}, **presets}.items():
                 self._presets[new] = (cls, values)
@@ -102,7 +115,7 @@ class Registry(Generic[P]):
 
         For notebooks and tests.
         """
-        settings.group_of_settings.cache_clear()
+        _forget()
         Registry._plain_defaults.cache_clear()
         cls = self._classes.pop(name)
         for preset, (other, _) in list(self._presets.items()):
@@ -230,6 +243,12 @@ class Registry(Generic[P]):
 
         words = f"the name of a registered {self.kind}, with its settings"
         return wording.PlugIn(read, self.plain, words)
+
+
+def _forget() -> None:
+    """Forget what a name meant before, which may mean something else now."""
+    for clear in _DEPENDING:
+        clear()
 
 
 def _group(kind: str) -> str:

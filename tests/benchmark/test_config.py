@@ -687,6 +687,38 @@ def test_another_method_drops_the_hyperparameters_of_the_row() -> None:
     assert len(sweep.cells) == 7  # beside what no method changes
 
 
+@pytest.mark.parametrize(
+    ("common", "cells", "said"),
+    [
+        ("dataset.train_per_class=10", "dataset=digits", "dataset=digits stands after dataset.tr"),
+        ("epochs=1", "method.temperature=1 method=simclr", "method=simclr stands after method.te"),
+        ("network.teacher=ema network=resnet18", "method=byol", "write network.teacher after it"),
+    ],
+)
+def test_a_files_line_drops_no_setting(common: str, cells: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(f"description: x\ncommon: [{common}]\ncells: [{cells}]\n")
+    with pytest.raises(RegbenchError, match=said):
+        load_sweep(str(file))
+
+
+def test_a_plug_in_may_be_given_with_its_settings() -> None:
+    cell, _ = load_run(["method={name:sfrik_l1,alignment_weight:5}"])
+    assert cell.method == methods.build("sfrik_l1", alignment_weight=5.0)
+
+
+def test_presets_may_lie_in_a_home_of_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "o'brien, müller (x)"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    profile = folder / "regbench" / "cluster" / "mine.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text("defaults: [slurm]\npartition: gpu\n")
+    (cluster,) = load_grid(["cluster=mine"]).clusters
+    assert cluster.partition == "gpu"
+
+
 def test_untrained_networks_are_one_cell_whatever_the_method() -> None:
     untrained = ["epochs=0", "dataset=cifar10", "evaluation.protocols=[knn,probe]"]
     one, _ = load_run([*untrained, "method=vicreg", "optimizer.base_lr=3"])

@@ -195,6 +195,21 @@ def test_an_ema_teacher_follows_as_byols() -> None:
     assert torch.equal(torch.nn.utils.parameters_to_vector(teacher.parameters()), followed)
 
 
+def test_prototypes_of_an_ema_teacher_keep_their_length() -> None:
+    """Means of vectors of length 1 are shorter, and scores would be no cosines."""
+    settings = config("ema", momentum=0.5)
+    network = SiameseNetwork(settings, 12, 3, 16, 0, prototypes=8, prototype_weights="unit")
+    teacher = Teacher(network, settings)
+    with torch.no_grad():
+        prototypes_of(network).copy_(F.normalize(torch.randn(8, 12), dim=1))
+    assert teacher.network is not None
+    before = prototypes_of(teacher.network).detach().clone()
+    teacher.follow(0.0)
+    now = prototypes_of(teacher.network).detach()
+    assert not torch.equal(now, before)
+    torch.testing.assert_close(now.norm(dim=1), torch.ones(8))
+
+
 @pytest.mark.parametrize("kind", ["uniform", "unit"])
 def test_prototypes_learn_as_those_of_released_codes(kind: str) -> None:
     """DINO's last layer is torch's linear one with `weight_norm`; SwAV's is rescaled before each

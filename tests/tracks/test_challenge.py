@@ -184,6 +184,7 @@ def test_what_is_no_loss_is_refused_and_leaves_nothing(
         ("k=64", {"k": 0.25}, float),
         ("k: float = 64", {}, float),
         ("k: int = 64", {}, int),
+        ("k: 'int | None' = 64", {}, int),
         ("k=64.0", {}, float),
         ("k=True", {}, bool),
     ],

@@ -34,7 +34,7 @@ from tests.records import knn_top1, made
 VERDICTS = (
     Verdict("A", -5.0, 2.0, None),
     Verdict("B", -1.0, 3.0, 9),
-    Verdict("C", 1.5, 1.5, 5),
+    Verdict("C", 1.5, 1.5, 12),
     Verdict("D", 4.25, 1.5, None),
     Verdict("untrained", 20.0, 1.0, None),
     Verdict("pixels", -1.0, 2.0, None),
@@ -84,7 +84,8 @@ def test_a_place_is_among_the_methods_alone_and_told_with_all_that_was_measured(
         "linear top-1: 72.17 % over 3 seeds, of 6 at most",
         "claim: Mine is better than D, untrained (all verdicts together hold in 95 of 100 "
         "challenges)",
-        "next: with the means as they are, about 2 more seeds tell it from C",
+        "next: as the means are, it takes about 9 seeds to tell it from B, and a challenge has 6 at "
+        "most",
         "share of the way to labels: 61 %",
         "alignment: 0.123",
         "step: 56.8 ms",

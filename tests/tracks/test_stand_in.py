@@ -5,6 +5,7 @@ is handed over.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from regbench import RegbenchError
 from regbench.benchmark.run import run_cell
+from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.instruments.conformance import run_check
-from regbench.methods import METHODS, Regularizer
+from regbench.methods import METHODS, Regularizer, mec
 from regbench.processes import CodeFailed
 from regbench.reports.bundle.pack import submit
 from regbench.spaces import Choice, Range
@@ -65,6 +67,20 @@ def test_a_file_that_ends_its_process_is_no_success(
         "my_loss.py: SystemExit: 0 (my_loss.py, line 1)" in said
         or "gave no answer, and ended with exit code" in said
     )
+
+
+def cell_id_of(_: Regularizer, plain: dict[str, Any]) -> str:
+    """The id of a cell where the file's own class is registered, as in a job."""
+    return Cell.stored(plain).id
+
+
+def test_a_cell_has_one_id_here_and_in_the_processes_of_the_file(tmp_path: Path) -> None:
+    """MEC has a setting that cells from before it lack."""
+    text = Path(mec.__file__).read_text().replace('@register("mec")', '@register("my_mec")')
+    file, folder = LossFile.of(written(tmp_path, text)), tmp_path / "plug_in"
+    with file.on_path(folder), entered(file, folder):
+        cell, _ = load_run([*TINY, "method=my_mec"])
+        assert ask(file, folder, cell_id_of, cell.plain()) == cell.id
 
 
 @pytest.mark.parametrize(("text", "said"), refusals("cannot be loaded"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -300,8 +301,8 @@ def plan(
     from regbench.benchmark.settings.sweep import load_grid, load_sweep, read_rows
     from regbench.sweeps.search import mean_trials
 
-    # No sweep's name has an equals sign, but each setting of a single run has.
-    single = "=" in name
+    # No preset's name has an equals sign, but each setting of a single run has.
+    single = "=" in name and not Path(name).exists()
     grid = load_grid([name, *overrides]) if single else load_sweep(name, overrides)
     planned = show_plan(grid)
     if tell is not None:

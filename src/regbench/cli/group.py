@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import signal
 import sys
@@ -33,6 +34,8 @@ class _Cli(click.Group):
         except click.UsageError as error:  # click's own words take several lines
             where = error.ctx.command_path if error.ctx else f"regbench {ctx.invoked_subcommand}"
             _fail(ctx, error, f"{error.format_message()} See: {where} --help", 2)
+        except BrokenPipeError:
+            raise  # click ends quietly where nobody reads on
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             _fail(ctx, error, f"{where}{error.strerror}" if error.strerror else str(error), 1)
@@ -107,6 +110,9 @@ def main(debug: bool) -> None:
     Shell completion (bash; zsh and fish likewise), in ~/.bashrc:
       eval "$(_REGBENCH_COMPLETE=bash_source regbench)"
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal's encoding may lack a sign
+            stream.reconfigure(errors="backslashreplace")
     # Output of a command goes to stdout alone, and its log to stderr.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Printable())

@@ -33,10 +33,14 @@ Settings are given as key=value in Hydra's grammar:
 def _known_names(
     ctx: click.Context, param: click.Parameter, overrides: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Refuse unknown names of plug-ins, before torch is imported."""
+    """Refuse unknown names of plug-ins, and settings that a later one drops, before torch is
+    imported.
+    """
+    from regbench.benchmark.settings.overrides import refuse_dropped
     from regbench.plugins import refuse_unknown_in
 
     refuse_unknown_in(overrides)
+    refuse_dropped(overrides)
     return overrides
 
 

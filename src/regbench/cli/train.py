@@ -113,7 +113,8 @@ def evaluate(
     from regbench.benchmark.evaluate.base import EVALUATIONS
 
     EVALUATIONS.refuse_unknown(protocols, "--only: ")
-    if backbone is not None and run and "=" not in run:
+    is_run = run is not None and ("=" not in run or Path(run).is_dir())
+    if backbone is not None and is_run:
         raise RegbenchError(f"{run}: give a run directory or --backbone, not both")
     if backbone is not None:
         from regbench.benchmark.run import evaluate_backbone
@@ -126,7 +127,7 @@ def evaluate(
         print_scores(record.scores)
         click.echo(f"run directory: {directory}")
         return
-    if run is None or "=" in run:
+    if run is None or not is_run:
         raise RegbenchError(
             "what shall be evaluated? Give a run directory, or --backbone with published weights"
         )
