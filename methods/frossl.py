@@ -55,6 +55,7 @@ class FroSSL(Native):
         "(batch 512), 1.4 on STL-10, 2 on ImageNet",
         views="the authors' code: every view against the mean of all, sums over views",
     )
+    revision: ClassVar[int] = 2
     space: ClassVar[Space] = {"alignment_weight": Range(0.01, 10, balances=True)}
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:

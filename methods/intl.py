@@ -38,6 +38,7 @@ class INTL(Native):
     # Rounding grows with each step: in float32, near a point, the gradient is off by 3 % after
     # 6 and lost after 8.
     iterations: Annotated[int, Field(ge=0, le=6)] = 4
+    revision: ClassVar[int] = 2
     least_dim: ClassVar[int] = 2
 
     metadata: ClassVar[Metadata] = Metadata(

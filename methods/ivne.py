@@ -34,6 +34,7 @@ class IVNE(Native):
     alignment_weight: NonNegative = 4.16
     entropy_weight: NonNegative = 1.0
 
+    revision: ClassVar[int] = 2
     metadata: ClassVar[Metadata] = Metadata(
         title="I-VNE+",
         reference="Kim, Kang, Hwang, Shin, Rhee, CVPR 2023",

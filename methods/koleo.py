@@ -38,6 +38,7 @@ class KoLeo(Decomposed):
     epsilon: Positive = 1e-8
     unit: ClassVar[bool] = True
 
+    revision: ClassVar[int] = 2
     metadata: ClassVar[Metadata] = Metadata(
         title="KoLeo",
         reference="Sablayrolles, Douze, Schmid, Jégou, ICLR 2019; Oquab et al. (DINOv2), TMLR 2024",

@@ -39,6 +39,7 @@ class MatrixSSL(Regularizer):
     shift: Positive = 1.0
     order: AtLeastOne = 4
 
+    revision: ClassVar[int] = 2
     metadata: ClassVar[Metadata] = Metadata(
         title="Matrix-SSL",
         reference="Zhang, Tan, Yang, Huang, Yuan, ICML 2024",

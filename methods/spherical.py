@@ -70,6 +70,7 @@ class SphericalDiscrepancy(KernelEnergy):
     to_center: ClassVar[bool] = True
     least_dim: ClassVar[int] = 2
 
+    revision: ClassVar[int] = 2
     metadata: ClassVar[Metadata] = Metadata(
         title="spherical MMD/KSD",
         reference="Nicollier, Meinhardt-Llopis, Dunitz, Pic, Musé, Facciolo, arXiv 2026",

@@ -62,6 +62,7 @@ class SphericalKL(Decomposed):
     to_center: ClassVar[bool] = True
     least_dim: ClassVar[int] = 2
 
+    revision: ClassVar[int] = 2
     metadata: ClassVar[Metadata] = Metadata(
         title="KL (heat)",
         reference="Nicollier, Meinhardt-Llopis, Dunitz, Pic, Musé, Facciolo, arXiv 2026",
