@@ -154,11 +154,12 @@ def evaluate_backbone(
     mean, std = published.mean or cell.dataset.mean, published.std or cell.dataset.std
     cell = replace(cell, dataset=replace(cell.dataset, mean=mean, std=std))
     # A record names a file without its folder.
-    shown = source if source.startswith(("torchvision:", "timm:")) else Path(source).name
+    of_library = source.startswith(("torchvision:", "timm:"))
+    shown = source if of_library else Path(source).name
     label = label or shown
     backbone: dict[str, Any] = {}
     # Libraries' models are as they have them; the weights of a file may fit several networks.
-    if not source.startswith(("torchvision:", "timm:")):
+    if not of_library:
         usual = settings.plain(type(cell.network.backbone)())
         for key, value in settings.plain(cell.network.backbone).items():
             if value != usual[key]:

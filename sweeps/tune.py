@@ -163,11 +163,16 @@ def begin(
 
 def _is_behind(search: Mapping[str, Any], written: Mapping[str, Any]) -> bool:
     """Return True if what is written is of the same search, with more scores."""
-    own, others = (
-        {e["cell_id"]: e["score"] for e in s.get("tried", ())} for s in (search, written)
-    )
-    scored = [sum(score is not None for score in each.values()) for each in (own, others)]
-    return own.keys() <= others.keys() and scored[0] < scored[1]
+    own, others = _scores(search), _scores(written)
+    return own.keys() <= others.keys() and _known(own) < _known(others)
+
+
+def _scores(search: Mapping[str, Any]) -> dict[str, float | None]:
+    return {entry["cell_id"]: entry["score"] for entry in search.get("tried", ())}
+
+
+def _known(scores: Mapping[str, float | None]) -> int:
+    return sum(score is not None for score in scores.values())
 
 
 def _refuse_incomparable(cells: Sequence[Cell], data_dir: Path) -> None:

@@ -90,13 +90,21 @@ def refuse_dropped(overrides: Sequence[str], *, but_plug_ins: bool = False) -> N
     keys: list[str] = []
     for text in overrides:
         group = parse(text).key_or_group
-        for key in keys:
-            if key.startswith(f"{group}.") and group != "cluster":
-                raise RegbenchError(
-                    f"{brief(text)} stands after {key}, and would drop it; write {key} after it"
-                )
+        for key in _dropped_by(group, keys):
+            raise RegbenchError(
+                f"{brief(text)} stands after {key}, and would drop it; write {key} after it"
+            )
         if not (but_plug_ins and group.startswith(_OF_PLUG_INS)):
             keys.append(group)
+
+
+def _dropped_by(group: str, keys: Iterable[str]) -> list[str]:
+    """List the keys before an override of a group that it drops."""
+    # All profiles of clusters have the same settings, so a row's own stay when it changes the
+    # profile.
+    if group == "cluster":
+        return []
+    return [key for key in keys if key.startswith(f"{group}.")]
 
 
 def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]]:
@@ -114,11 +122,8 @@ def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]
         refuse_more(text, len(text) // _LETTERS, most)
         override = parse(text)
         group = override.key_or_group
-        # All profiles of clusters have the same settings, so a row's own stay when it changes the
-        # profile.
-        if group != "cluster":
-            for member in [key for key in last if key.startswith(f"{group}.")]:
-                del last[member]
+        for member in _dropped_by(group, last):
+            del last[member]
         last[group] = override
     rows = []
     for key, override in last.items():

@@ -50,7 +50,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtim
             node = node.get(part, {}) if isinstance(node, dict) else {}
         # A group would need a preset, and the run keeps the settings, not the names of its presets.
         if isinstance(node, dict) and node:
-            first = next(iter(node.keys() - {"name"}), "name")
+            first = next((name for name in node if name != "name"), "name")
             remedy = f"give single settings of this run, such as {key}.{first}=3"
             raise RegbenchError(f"{change.input_line}: {remedy}")
         try:

@@ -577,27 +577,18 @@ def test_another_grid_than_the_choice_was_made_among_is_refused(
     assert tune_grid(path, folder) is not None
 
 
+@pytest.mark.parametrize("begun", [True, False])
 def test_a_tuning_that_waits_for_a_cell_of_another_grid_says_how_to_go_on(
-    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
+    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path, begun: bool
 ) -> None:
     path = sweep_file(tmp_path, ["method=vicreg"], settings)
     wrong = load_sweep(str(path), ["epochs=500"]).cells
     tune.begin(wrong, folder, tiny_data_dir)
-    write_text(folder / wrong[0].id / "config.yaml", yaml.safe_dump(wrong[0].plain()))
+    if begun:
+        write_text(folder / wrong[0].id / "config.yaml", yaml.safe_dump(wrong[0].plain()))
     with pytest.raises(
         RegbenchError, match=r"has no score to choose by yet; .* remove .*tune\.json and tune again"
     ):
-        tune_grid(path, folder)
-    (folder / "tune.json").unlink()
-    assert tune_grid(path, folder) is not None
-
-
-def test_a_tuning_that_waits_for_a_cell_that_never_began_says_how_to_go_on(
-    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
-) -> None:
-    path = sweep_file(tmp_path, ["method=vicreg"], settings)
-    tune.begin(load_sweep(str(path), ["epochs=500"]).cells, folder, tiny_data_dir)
-    with pytest.raises(RegbenchError, match=r"no score to choose by yet; .* remove .*tune\.json"):
         tune_grid(path, folder)
     (folder / "tune.json").unlink()
     assert tune_grid(path, folder) is not None
