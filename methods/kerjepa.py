@@ -214,6 +214,8 @@ def sliced_gaussian(x: Tensor, q: int) -> Tensor:
     It is (1 + 2x/q)^{−½} times a smooth function of w = x/(x + q/2), whose Chebyshev series is
     summed: to ten digits for q >= 3.
     """
+    if q == 1:  # the coordinate is 1 or −1
+        return (-x).exp()
     half = q / 2
     scaled = 2 * (x / (x + half)) - 1
     return (1 + x / half).rsqrt() * chebyshev_series(_sliced_series(q), scaled)

@@ -116,7 +116,8 @@ class KernelContrastive(Regularizer):
         if self.kernel == "log":
             return -0.5 * (self.scale * squared).clamp_min(0.0).log1p()
         if self.kernel == "imq":
-            return self.scale * (self.scale**2 + squared).rsqrt()
+            # By rounding, squares of duplicates are below 0, and a small scale does not make up.
+            return self.scale * (self.scale**2 + squared.clamp_min(0.0)).rsqrt()
         tiny = torch.finfo(squared.dtype).eps
         # `where` alone would not do: zero times the infinite slope of what it leaves out would be
         # NaN.

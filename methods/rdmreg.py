@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
 from regbench.methods.forms.pairwise import infinite_as_nan
 from regbench.methods.forms.slicing import random_directions
 from regbench.methods.forms.views import mean_squared_spread
-from regbench.settings import AtLeastOne, NonNegative, Positive, settings
+from regbench.settings import AtLeastOne, NonNegative, settings
 from regbench.spaces import Range, Space
 
 
@@ -35,14 +36,14 @@ class RDMReg(Native):
         alignment_weight: λ >= 0, the weight of the mean over n and q.
         regularization_weight: μ >= 0.
         directions: Number of random directions, >= 1.
-        power: p > 0: 1 for a rectified Laplace distribution, 2 for a rectified normal one.
+        power: p >= 0.02: 1 for a rectified Laplace distribution, 2 for a rectified normal one.
         shift: m: the smaller, the sparser.
     """
 
     alignment_weight: NonNegative = 25.0
     regularization_weight: NonNegative = 125.0
     directions: AtLeastOne = 8192
-    power: Positive = 1.0
+    power: Annotated[float, Field(ge=0.02)] = 1.0
     shift: float = 0.0
     random: ClassVar[bool] = True
 

@@ -80,10 +80,10 @@ class VICRegCtr(VICRegExp):
     """VICReg-exp with v and c_exp of the transposed embeddings, Eq. (13) of Garrido et al. (ICLR
     2023).
 
-    λ mse(Z₁, Z₂) + μ ½ (v(Z₁ᵀ) + v(Z₂ᵀ)) + ν (c_exp(Z₁ᵀ) + c_exp(Z₂ᵀ)): v is the hinge on the
-    standard deviation over the coordinates of each embedding, and c_exp = (1/n) Σᵢ log Σ_{j≠i}
-    exp(Gᵢⱼ / τ) with the (n, n) matrix G = Z̄ Z̄ᵀ/(q − 1). Eq. (13) can be read in two ways, which
-    `centering` names:
+    λ mse(Z₁, Z₂) + μ ½ (v(Z̄₁ᵀ) + v(Z̄₂ᵀ)) + ν (c_exp(Z̄₁ᵀ) + c_exp(Z̄₂ᵀ)): v is the hinge on the
+    standard deviation over the coordinates of each centred embedding, and c_exp = (1/n) Σᵢ log
+    Σ_{j≠i} exp(Gᵢⱼ / τ) with the (n, n) matrix G = Z̄ Z̄ᵀ/(q − 1). Eq. (13) can be read in two ways,
+    which `centering` names:
 
     - `batch`: Z̄ is Z centred over the images. The paper's Table 1 lists the dimensions as centred,
       and its text calls G the Gram matrix, so G is not centred over the coordinates once more (v, a
@@ -106,11 +106,12 @@ class VICRegCtr(VICRegExp):
         title="VICReg-ctr",
         reference="Garrido, Chen, Bardes, Najman, LeCun, ICLR 2023",
         url="https://arxiv.org/abs/2206.02574",
-        formula="λ ‖Z₁ − Z₂‖²/(nq) + Σ_v [ ½μ mean_i max(0, 1 − √(var(zᵢ) + ε)) + ν mean_i log "
-        "Σ_{j≠i} exp(G_ij/τ) ]",
+        formula="λ ‖Z₁ − Z₂‖²/(nq) + Σ_v [ ½μ mean_i max(0, 1 − √(var(z̄ᵢ) + ε)) + ν mean_i log "
+        "Σ_{j≠i} exp(G_ij/τ) ],  Z̄ centred, G = Z̄Z̄ᵀ/(q−1)",
         latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \sum_v \left[ \frac{\mu}{2n} \sum_i "
-        r"\max(0, 1 - \sqrt{\mathrm{var}(z_{v,i}) + \epsilon}) + \frac{\nu}{n} \sum_i \log \sum_{j "
-        r"\neq i} \exp \frac{G_{ij}}{\tau} \right]",
+        r"\max(0, 1 - \sqrt{\mathrm{var}(\bar z_{v,i}) + \epsilon}) + \frac{\nu}{n} \sum_i \log "
+        r"\sum_{j \neq i} \exp \frac{G_{v,ij}}{\tau} \right], \quad G_v = \bar Z_v \bar "
+        r"Z_v^\top / (q - 1)",
         time="O(n² q)",
         memory="O(n²)",
         published=_PUBLISHED,

@@ -370,7 +370,8 @@ def state(target: Target) -> list[Finding]:
     loss = target.make(*SIZE, target.dtype)
     first = target.value(target.draw(), loss=loss).item()
     second = target.value(target.draw(), loss=loss).item()
-    if first == second:
+    # What is not finite is a finding of another probe.
+    if first == second or not math.isfinite(first):
         return []
     size = abs(second - first) / max(abs(first), 1e-12)
     text = (

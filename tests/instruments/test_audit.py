@@ -324,6 +324,12 @@ def test_whatever_a_file_does_is_one_line_of_the_command(
     assert re.search(case["told"], result.stderr), result.stderr
 
 
+def test_a_loss_that_is_nan_is_not_said_to_keep_a_state(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def own(z1, z2): return (z1 - z2).mean() * float('nan')")
+    name = f"{tmp_path}/own.py:own"
+    assert run_probe(Target(name=name, expression=name), "state") == []
+
+
 @pytest.mark.parametrize("case", REFUSED["of a finding"])
 def test_a_finding_says_where_a_loss_fails_and_what_to_do_about_its_state(
     case: dict[str, str], tmp_path: Path

@@ -363,13 +363,20 @@ def test_sigreg_tends_to_the_sliced_mmd_of_kerjepa() -> None:
     ] == pytest.approx(others, rel=1e-8)
 
 
-@pytest.mark.parametrize(("q", "digits"), [(2, 7), (3, 9), (8, 10), (512, 10), (8192, 10)])
+def test_duplicates_have_finite_energy_at_any_scale() -> None:
+    """By rounding, the square of their distance is below 0."""
+    z = torch.randn(4, 16, generator=torch.Generator().manual_seed(0)).repeat(2, 1)
+    method = methods.build("kcl_imq", scale=1e-4)
+    assert math.isfinite(method.loss(z, z.clone()).item())
+
+
+@pytest.mark.parametrize(("q", "digits"), [(1, 10), (2, 7), (3, 9), (8, 10), (512, 10), (8192, 10)])
 def test_sliced_gaussian_kernel_by_quadrature(q: int, digits: int) -> None:
     """E exp(−x a²), the density of a coordinate a being ∝ (1 − a²)^{(q − 3)/2}: from near pairs
     to far ones.
     """
-    theta = np.linspace(0, np.pi / 2, 100_001)
-    density = np.sin(theta) ** (q - 2)
+    theta = np.linspace(0, np.pi / 2, 100_001) if q > 1 else np.zeros(1)  # there are two directions
+    density = np.sin(theta) ** (q - 2) if q > 1 else np.ones(1)
     density[[0, -1]] /= 2  # the trapezoid rule
     for distance in (0.0, 0.1, 1.0, 3.0):  # in units of the usual one, √(2q)
         z = torch.zeros(2, q, dtype=torch.float64)
