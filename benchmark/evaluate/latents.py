@@ -6,7 +6,7 @@ Shapes: N = examples, D = representation, T = targets, M = landmarks of the kern
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +77,9 @@ class LatentProbes(Evaluation):
             what, split = f"{name}_penalties_{place}", probed.selection
             subject.note(what, selected_on=split, chosen=choices, candidates=candidates)
             for short, value, how, title in probed.scores():
-                scores.append(Score(f"{short}{suffix}", value, "test", how, f"{title}{of}"))
+                score = Score(f"{short}{suffix}", value, "test", how, f"{title}{of}")
+                # A representation should hold nothing of the style.
+                scores.append(replace(score, higher_is_better=not short.startswith("style")))
         return scores
 
 
@@ -141,7 +143,10 @@ class _Probed:
 
         def score(predicted_NT: Tensor) -> float:
             error_T = (predicted_NT - true_NT).square().mean(dim=0)
-            return -(error_T / true_NT.var(dim=0)).mean().item()
+            variance_T = true_NT.var(dim=0)
+            # A cluster may have no example here.
+            varies_T = variance_T > 0
+            return -(error_T / variance_T)[varies_T].mean().item()
 
         return regression.best_penalty(held_out_ND, score), regression
 
@@ -169,10 +174,11 @@ class _Probed:
 
 
 def _r2(predicted_NT: Tensor, true_NT: Tensor) -> float:
-    """Return the mean of R² over targets in percent, at least 0."""
+    """Return the mean of R² over targets that vary in percent, at least 0."""
     residual_T = (true_NT - predicted_NT).square().sum(dim=0)
     total_T = (true_NT - true_NT.mean(dim=0)).square().sum(dim=0)
-    return max(0.0, 100 * (1 - (residual_T / total_T).mean().item()))
+    share = (residual_T / total_T)[true_NT.var(dim=0) > 0].mean().item()
+    return max(0.0, 100 * (1 - share))
 
 
 def _matched(x_ND: Tensor, content_NC: Tensor) -> float:

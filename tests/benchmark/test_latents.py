@@ -120,12 +120,35 @@ def test_content_itself_has_all_scores_and_no_style(probed: Callable[..., Subjec
     assert noted["chosen"]["content"] == min(noted["candidates"])
 
 
+def test_clusters_without_an_example_to_choose_on_decide_nothing(
+    probed: Callable[..., Subject],
+) -> None:
+    """Style says nothing of the cluster, so the largest penalty is the best."""
+    many = ("clusters=50", "tuning_examples=40")
+    overrides = (*CLUSTERS, *(f"dataset.source.{each}" for each in many), "dataset.num_classes=50")
+    subject = probed(unmixed(*overrides)[3:], *overrides)
+    LatentProbes().run("latents", subject)
+    noted = subject.choices.entries["latents_penalties_representation"]
+    assert noted["chosen"]["cluster"] == max(noted["candidates"])
+
+
+def test_content_that_does_not_vary_is_left_out(probed: Callable[..., Subject]) -> None:
+    rare = ("prior=sparse", "density=0.03", "test_examples=20")
+    overrides = [f"dataset.source.{each}" for each in rare]
+    subject = probed(unmixed(*overrides)[:3], *overrides)
+    everything = np.arange(20)
+    ((content_NC, _),) = split_of(subject, "test").latents(0, 0, everything, [2])
+    assert 0 < (content_NC.var(dim=0) > 0).sum() < 3
+    found = {score.name: score.value for score in LatentProbes().run("latents", subject)}
+    assert found["content_r2"] > 99
+
+
 def test_style_alone_has_no_content(probed: Callable[..., Subject]) -> None:
-    found = {
-        score.name: score.value for score in LatentProbes().run("latents", probed(unmixed()[3:]))
-    }
-    assert found["content_r2"] < 5
-    assert found["style_r2"] > 99.9
+    found = {score.name: score for score in LatentProbes().run("latents", probed(unmixed()[3:]))}
+    assert found["content_r2"].value < 5
+    assert found["content_r2"].higher_is_better
+    assert found["style_r2"].value > 99.9
+    assert not found["style_r2"].higher_is_better
 
 
 def test_a_bend_is_seen_by_the_kernel_alone(probed: Callable[..., Subject]) -> None:
