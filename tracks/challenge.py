@@ -62,6 +62,7 @@ class Challenge:
         label: Name of the challenger's row.
         overrides: Settings of the runtime and the cluster.
         trials: Trainings that the challenger's search may take.
+        searched: Names of the settings that it searches.
         tuning: A cell of the challenger, and the seeds of its final runs.
         shipped: Finished cells of the best rows, which are trained again here.
         repeated: The same cells, as a sweep of this machine.
@@ -71,6 +72,7 @@ class Challenge:
     label: str
     overrides: Sequence[str]
     trials: int
+    searched: Sequence[str]
     tuning: Sweep
     shipped: Sequence[Record]
     repeated: Sweep
@@ -91,9 +93,10 @@ class Challenge:
         minutes = min(took_s) / 60
         hardware = self.shipped[0].environment.get("hardware")
         return (
-            f"{phases[0]} shipped cells again, a search with the images of {self.trials} trainings "
-            f"for {self.label}, {finals} further seeds of the best: {sum(phases)} trainings; then "
-            f"up to {counted(further, 'seed')} while a verdict is open.\n"
+            f"{phases[0]} shipped cells again, a search of {' and '.join(self.searched)} with the "
+            f"images of {self.trials} trainings for {self.label}, {finals} further seeds of the "
+            f"best: {sum(phases)} trainings; then up to {counted(further, 'seed')} while a verdict "
+            "is open.\n"
             f"A shipped row took {minutes:.1f} minutes a training ({hardware}). At that speed, "
             f"{parallel} at a time, it is {rounds * minutes:.0f} to "
             f"{(rounds + further) * minutes:.0f} minutes."
@@ -270,7 +273,17 @@ def prepared(
             runtime=machine,
             clusters=tuning.clusters[:1] * len(cells),
         )
-        yield Challenge(folder, method.label, overrides, written.trials, tuning, shipped, repeated)
+        (search,) = searches_of(written, written.rows[0])
+        yield Challenge(
+            folder,
+            method.label,
+            overrides,
+            written.trials,
+            tuple(search.space),
+            tuning,
+            shipped,
+            repeated,
+        )
 
 
 def tasks_of(track: str | Track) -> tuple[Track | None, ...]:

@@ -166,22 +166,14 @@ class Plain(Regularizer):
 
     Attributes:
         loss_of: The function, or the class of the module.
-        whole: Hyperparameters that are whole by default, and of which no annotation says that
-            others are.
     """
 
     loss_of: ClassVar[Callable[..., Any]]
-    whole: ClassVar[frozenset[str]]
     random = True  # nothing says that it draws no random numbers
 
     def made(self, z_NQ: Tensor) -> Callable[..., Any]:
         """Make the loss with its hyperparameters, where the embeddings `z_NQ` are."""
         settings = dataclasses.asdict(self)  # type: ignore[call-overload]
-        for name in self.whole:
-            # It may count something, as the width of a layer does. What a search tries between
-            # stays as it is.
-            if float(settings[name]).is_integer():
-                settings[name] = int(settings[name])
         if not inspect.isclass(self.loss_of):
             return functools.partial(self.loss_of, **settings)
         made: Any = self.loss_of(**settings)
@@ -232,20 +224,23 @@ def _wrapped(loss: Any) -> type[Regularizer]:
     parameters = list(inspect.signature(loss).parameters.values())
     # The embeddings come first; those of a module are arguments of its call.
     settings = parameters if inspect.isclass(loss) else parameters[2:]
-    fields, whole = [], set[str]()
+    fields = []
     for parameter in settings:
         kind = type(parameter.default)
+        if hasattr(Plain, parameter.name) or parameter.name == "name":
+            raise RegbenchError(
+                f"{loss.__name__}: every method has something else of the name {parameter.name}; "
+                "give the parameter another name"
+            )
         if kind not in (bool, int, float, str):
             what = f"{loss.__name__}: the default of {parameter.name}"
             raise RegbenchError(
                 f"{what} must be a number, a switch or text, so that it is a hyperparameter"
             )
         default = parameter.default
-        # `weight=25` is no statement that only whole numbers make sense; `weight: int = 25` is.
-        if kind is int and parameter.annotation not in (int, "int"):
+        # A whole number may count something, as the width of a layer does.
+        if kind is int and parameter.annotation in (float, "float"):
             kind, default = float, float(default)
-            if parameter.annotation not in (float, "float"):
-                whole.add(parameter.name)
         fields.append((parameter.name, kind, default))
     metadata = Metadata(
         title=loss.__name__,
@@ -270,7 +265,6 @@ def _wrapped(loss: Any) -> type[Regularizer]:
             "__module__": loss.__module__,
             "__doc__": "\n".join([f"The loss {loss.__name__}.", *attributes]),
             "loss_of": staticmethod(loss),
-            "whole": frozenset(whole),
             "metadata": metadata,
             "space": getattr(loss, "space", None),
         },

@@ -77,7 +77,7 @@ def _normal(z):
     return torch.nn.functional.normalize(z, dim=1)
 
 
-def pull(z1, z2, weight=10, power: int = 2, hard=False):
+def pull(z1, z2, weight=10.0, power: int = 2, hard=False):
     z1, z2 = _normal(z1), _normal(z2)
     return {"loss": weight * (z1 - z2).norm(dim=1).pow(power).mean() - (z1 - z1.mean(dim=0)).square().mean()}
 """
@@ -180,28 +180,28 @@ def test_what_is_no_loss_is_refused_and_leaves_nothing(
     ("parameter", "values", "kind"),
     [
         ("k=64", {}, int),
-        ("k=64", {"k": 16.0}, int),
-        ("k=64", {"k": 0.25}, float),
+        ("k=64", {"k": 16}, int),
         ("k: float = 64", {}, float),
+        ("k: float = 64", {"k": 0.25}, float),
         ("k: int = 64", {}, int),
         ("k: 'int | None' = 64", {}, int),
         ("k=64.0", {}, float),
         ("k=True", {}, bool),
     ],
 )
-def test_a_whole_default_is_handed_over_whole_unless_its_annotation_says_otherwise(
+def test_a_whole_default_is_whole_and_not_searched_unless_its_annotation_says_otherwise(
     parameter: str,
     values: dict[str, float],
     kind: type,
     write: Callable[[str, str], Path],
     tmp_path: Path,
 ) -> None:
-    """What a search tries between whole numbers is handed over as it is."""
     text = f"def own(z1, z2, {parameter}):\n    own.got = k\n    return (z1 - z2).square().mean()"
     with LossFile.of(write("own.py", text)).loaded(tmp_path / "plug_in") as method:
         changed = METHODS.from_plain({"name": "own", **values}, "method.")
         changed(torch.ones(4, 3), torch.zeros(4, 3))
         got = method.loss_of.got  # type: ignore[attr-defined]
+        assert any("tag(" in each for each in searched(method)) == (kind is float)
     assert (type(got), got) == (kind, values.get("k", 64 if kind is not bool else True))
 
 
@@ -422,7 +422,8 @@ def test_a_copy_of_a_row_is_not_told_from_its_twin_and_its_bundle_is_accepted(
     said: list[str] = []
     with prepared(file, track, overrides) as begun:
         assert isinstance(begun, Challenge)
-        assert "2 shipped cells again, a search with the images of 3 trainings" in begun.plan()
+        searched = "method.alignment_weight and optimizer.base_lr"
+        assert f"again, a search of {searched} with the images of 3 trainings" in begun.plan()
         placing = begun.run(run_sweep, said.append)
     assert isinstance(placing, Placing)
     twin = next(verdict for verdict in placing.verdicts if verdict.label == "VICReg")

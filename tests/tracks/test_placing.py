@@ -196,7 +196,8 @@ def challenge(tmp_path: Path, tiny_data_dir: Path) -> Challenge:
         Record.read(folder / "track" / "shipped" / "theirs" / cell.id / "record.json")
         for cell in again
     ]
-    return Challenge(folder, "KoLeo", overrides, 5, tuning, records, repeated)
+    searched = "method.weight", "optimizer.base_lr"
+    return Challenge(folder, "KoLeo", overrides, 5, searched, tuning, records, repeated)
 
 
 class Trainings:
@@ -244,8 +245,8 @@ def test_a_challenge_says_what_it_takes(
         in replace(challenge, tuning=replace(challenge.tuning, runtime=as_many)).plan()
     )
     assert challenge.plan() == (
-        "2 shipped cells again, a search with the images of 5 trainings for KoLeo, 2 further seeds "
-        "of the best: 9 trainings; then up to 3 seeds while a verdict is open.\nA shipped row took 1.0 minutes "
+        "2 shipped cells again, a search of method.weight and optimizer.base_lr with the images of 5 "
+        "trainings for KoLeo, 2 further seeds of the best: 9 trainings; then up to 3 seeds while a verdict is open.\nA shipped row took 1.0 minutes "
         "a training (2 x Example CPU). At that speed, 2 at a time, it is 5 to 8 minutes."
     )
 
