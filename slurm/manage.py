@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from regbench.errors import RegbenchError
 from regbench.settings import from_plain
 from regbench.slurm.queue import (
+    SlurmError,
+    call,
     call_for_jobs,
     jobs_of,
     preempted,
@@ -207,7 +209,7 @@ def retry(folder: Path, cells: Sequence[str]) -> list[str]:
             # Slurm's reason is "JobHeldUser", "JobHeldAdmin" or "launch failed requeued held".
             if status.state == "queued" and "held" in status.detail.lower():
                 held.append(status.job)
-                lines.append(f"{status}: held by Slurm ({status.detail}); released")
+                lines.append(f"{status}: held by Slurm ({status.detail})")
             elif status.state in ("done", "diverged") and own is not None:
                 # One that runs is about to see that there is nothing to do.
                 dropped += [name for name, state in own.queued.items() if state == "PENDING"]
@@ -218,9 +220,14 @@ def retry(folder: Path, cells: Sequence[str]) -> list[str]:
                     lines.append(f"{status}: was {status.state}")
                 else:
                     lines.append(f"{status}: its folder is gone; give the sweep's command again")
-        call_for_jobs(held, "scontrol", "release")
-        call_for_jobs(dropped, "scancel")
         arrays = _submit_again(folder, todo, submitted)
+        call_for_jobs(dropped, "scancel")
+        for name in held:
+            try:
+                call("scontrol", "release", name)
+                lines.append(f"released job {name}")
+            except SlurmError as error:  # an administrator holds it
+                lines.append(f"job {name} stays held: {error}")
     if dropped:
         lines.append(f"cancelled {', '.join(dropped)}: the cells are finished")
     if todo:
@@ -255,7 +262,9 @@ def _as_submitted(folder: Path) -> dict[str, _Submitted]:
             ) from error
         for cell in entry["cells"].values():
             before = found[cell].stages if cell in found else set()
-            found[cell] = _Submitted(cluster, runtime, before | set(entry["stages"]))
+            # Slurm may have refused the jobs of later stages.
+            asked = entry.get("asked", entry["stages"])
+            found[cell] = _Submitted(cluster, runtime, before | set(asked))
     return found
 
 

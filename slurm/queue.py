@@ -14,7 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -73,12 +73,13 @@ def require_slurm() -> None:
 
 
 class _ArrayNote(TypedDict):
-    """The note on a job array: time of submission, stages, the array that it waits for, its
-    resources.
+    """The note on a job array: time of submission, its stages and all that were asked for, the
+    array that it waits for, its resources.
     """
 
     submitted: float
     stages: list[Literal["pretrain", "tune", "final"]]
+    asked: NotRequired[list[Literal["pretrain", "tune", "final"]]]
     after: str
     runtime: dict[str, Any]
     cluster: dict[str, Any]

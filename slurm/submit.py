@@ -117,6 +117,7 @@ def _submit_array(
             "name": name,
             "submitted": time.time(),
             "stages": names,
+            "asked": list(stages),
             "after": before,
             "runtime": asdict(runtime),
             "cluster": asdict(cluster),
@@ -165,6 +166,7 @@ def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str)
         "setup": [
             f"regbench_job={shlex.quote(str(logs))}/{_OWN}",
             'echo >>"$regbench_job"_missed',
+            'rm -f "$regbench_job"_error',  # of an earlier life, after which somebody requeued it
             *(f"module load {shlex.quote(module)}" for module in cluster.modules),
             *cluster.setup,
         ],

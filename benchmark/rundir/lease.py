@@ -357,13 +357,16 @@ def _begun(lease_s: float) -> dict[str, Any]:
 
 def _is_free(last: dict[str, Any]) -> bool:
     """Return True if the next attempt may begin without waiting."""
-    if last["ended"] or time.time() - last["heartbeat"] > last["lease_s"] + _CLOCK_SKEW_S:
+    if last["ended"]:
         return True
     owner, mine = last["owner"], _identity()
     is_same_job = "slurm_job_id" in mine and owner.get("slurm_job_id") == mine["slurm_job_id"]
     if is_same_job and owner.get("slurm_restarts", 0) < mine["slurm_restarts"]:
         return True
-    return _owner_lives(owner) is False
+    lives = _owner_lives(owner)
+    if lives is None:  # it is on another host, whose clock may differ
+        return bool(time.time() - last["heartbeat"] > last["lease_s"] + _CLOCK_SKEW_S)
+    return not lives
 
 
 @contextlib.contextmanager

@@ -194,9 +194,11 @@ def test_a_silent_owner_elsewhere_is_replaced_after_the_lease(
     assert 20 <= clocks.now_s <= 21
 
 
+@pytest.mark.parametrize("behind_s", [0, 3600])
 def test_a_silent_owner_that_is_seen_to_live_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    behind_s: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the clock jumped, as when a machine was suspended."""
     stopped(tmp_path)  # this very process
 
     def finish(now_s: float) -> None:
@@ -204,7 +206,7 @@ def test_a_silent_owner_that_is_seen_to_live_is_waited_for(
             (tmp_path / "record.json").write_text("{}")
 
     clocks = Clocks(finish)
-    rewrite(tmp_path, heartbeat=clocks.time())
+    rewrite(tmp_path, heartbeat=clocks.time() - behind_s)
     monkeypatch.setattr(lease, "time", clocks)
     assert claim(tmp_path, 20.0) is None
     assert len(read_attempts(tmp_path)) == 1

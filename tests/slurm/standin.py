@@ -110,6 +110,8 @@ elif command == "scontrol" and words[0] == "show":
 
 elif command == "scontrol":
     for task in named(words[1:]):
+        if "Admin" in task["reason"]:
+            fail("Access/permission denied")
         change(task, **({"told": "requeue"} if words[0] == "requeue" else {"reason": "Priority"}))
 """
 )

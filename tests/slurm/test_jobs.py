@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -494,15 +495,38 @@ def test_held_jobs_are_released_and_those_of_finished_cells_cancelled(user: User
         (user.sweep / cell / "record.json").write_text(made(status=status).text())
     output = user.run("retry", "own")
     assert (
-        f"{first}  VICReg seed 0: held by Slurm (pending (launch failed requeued held)); released"
-        in output
+        f"{first}  VICReg seed 0: held by Slurm (pending (launch failed requeued held))\n" in output
     )
+    assert "released job 1_0" in output
     assert "cancelled 1_1: the cells are finished" in output
     assert user.slurm.queued() == [
         "1_0",
         "1_2",
     ]  # what runs is about to see that there is nothing to do
     assert user.slurm.tasks()["1_0"]["reason"] == "Priority"
+
+
+def test_a_job_that_an_administrator_holds_keeps_no_other_from_being_tried_again(
+    user: User,
+) -> None:
+    user.write("method=vicreg seed=0,1")
+    user.submit()
+    user.slurm.change("1_0", reason="JobHeldAdmin")
+    user.slurm.lose("1_1")
+    output = user.run("retry", "own")
+    assert "job 1_0 stays held: Slurm does not answer, or refuses" in output
+    assert "submitted 1 cell as 3" in output
+
+
+def test_stages_that_slurm_refused_are_asked_for_again(user: User) -> None:
+    user.write("method=vicreg")
+    stages = "cluster.stages={pretrain: {}, tune: {partition: none}, final: {}}"
+    refusal = "Slurm refuses the jobs: .*invalid partition specified: none"
+    assert re.search(
+        refusal, user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS, stages).output
+    )
+    user.slurm.lose("1")
+    assert re.search(refusal, user.call("retry", "own").output)
 
 
 def test_a_folder_that_is_gone_does_not_keep_other_cells_from_being_tried_again(user: User) -> None:
@@ -666,18 +690,27 @@ esac
         (True, False, 1, 0, "RUNNING", False),
         (True, False, 0, 0, "RUNNING", False),
         (True, True, 137, 0, "RUNNING", False),
+        (True, None, 137, 1, "RUNNING", True),  # the error is of an earlier life
         (False, False, 2, 0, "RUNNING", True),  # it never came to run regbench
         (False, False, 2, 1, "RUNNING", False),  # nor the second time
     ],
 )
 def test_the_batch_script_queues_a_killed_job_again_and_no_other(
-    begun: bool, error: bool, code: int, restarts: int, state: str, requeued: bool, user: User
+    begun: bool,
+    error: bool | None,
+    code: int,
+    restarts: int,
+    state: str,
+    requeued: bool,
+    user: User,
 ) -> None:
     user.write("method=vicreg")
     user.submit()
     script = user.slurm.tasks()["1"]["script"]
     note = user.sweep / "jobs" / "logs" / "1"
     Path(f"{note}_missed").write_text(restarts * "\n")
+    if error is None:
+        Path(f"{note}_error").touch()
     lines = [f"rm {note}_missed" if begun else "", f"touch {note}_error" if error else ""]
     programs = {"srun": "\n".join([*lines, f"exit {code}"]), "scontrol": SCONTROL, "sleep": ""}
     for name, text in programs.items():
