@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from tabulate import tabulate
 
+from regbench import wording
 from regbench.benchmark.evaluate.base import selection_name
 from regbench.benchmark.rundir.record import Record, read_tuned
 from regbench.benchmark.rundir.tuning_choice import (
@@ -112,13 +113,18 @@ def choose(folder: Path, repeats: int = 1) -> TuningChoice:
     choice = read_choice(folder)
     if choice is not None:
         return choice
+    search = read_search(folder)
+    names = compared_ids(folder)
+    if "tried" in search:
+        # Those of a row that the file had before are no part of the search.
+        tried = {entry["cell_id"] for entry in search["tried"]}
+        names = [name for name in names if name in tried]
     cells = []
-    for name in compared_ids(folder):
+    for name in names:
         path = folder / name / "config.yaml"
         if not path.exists():  # it never began
             _refuse_missing(folder, folder / name)
         cells.append(load_cell(path))
-    search = read_search(folder)
     if not search:
         # Of a grid that was changed, the cells from before count too.
         remedy = f"give all the same, or remove {folder / COMPARED} to forget earlier ones"
@@ -293,7 +299,6 @@ def _edges(chosen: Cell, ranking: Sequence[RankedConfiguration]) -> dict[str, st
     A value beyond which there is none, such as a weight of 0, is no edge.
     """
     found = {}
-    space = chosen.method.space or {}
     for key, best in ranking[0].hyperparameters.items():
         numbers = set()
         for entry in ranking:
@@ -302,10 +307,14 @@ def _edges(chosen: Cell, ranking: Sequence[RankedConfiguration]) -> dict[str, st
                 numbers.add(value)
         if len(numbers) < 2 or best not in (min(numbers), max(numbers)):
             continue
-        least, most = -math.inf, math.inf
-        stated = space.get(key.removeprefix("method."))
+        group, _, name = key.partition(".")
+        plugin = getattr(chosen, group)
+        kind: Any = type(plugin)
+        bounds = wording.bounds(wording.hints(kind)[name])
+        least, most = bounds.get("ge", -math.inf), bounds.get("le", math.inf)
+        stated = (plugin.space or {}).get(name)
         if isinstance(stated, Range):
-            least, most = stated.least, stated.most
+            least, most = max(least, stated.least), min(most, stated.most)
         if least < best < most:
             found[key] = "smallest" if best == min(numbers) else "largest"
     return found

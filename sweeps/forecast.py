@@ -148,8 +148,13 @@ def refuse_oversized(sweep: Sweep) -> None:
 def _shape(cell: Cell, processes: int) -> tuple[Any, ...]:
     """Return what the needs of a step depend on.
 
-    A grid has many seeds, rates and hyperparameters, which do not.
+    A grid has many seeds, rates and weights, which do not.
     """
+    of_method = []
+    for value in vars(cell.method).values():
+        # A whole number counts something, such as directions.
+        if not isinstance(value, float):
+            of_method.append(len(value) if isinstance(value, tuple) else value)
     sizes = (
         cell.embedding_dim,
         cell.output_dim,
@@ -158,9 +163,10 @@ def _shape(cell: Cell, processes: int) -> tuple[Any, ...]:
         cell.precision,
         processes,
     )
-    views = (*cell.augmentation.sizes_px(cell.dataset.image_size), cell.dataset.channels)
+    sizes_px = cell.augmentation.sizes_px(cell.dataset.image_size)
+    views = (*sizes_px, cell.augmentation.global_views, cell.dataset.channels)
     trained = (cell.network, cell.dataset.image_size, type(cell.optimizer), cell.baseline)
-    return (type(cell.method), cell.method.forms, sizes, views, trained)
+    return (type(cell.method), tuple(of_method), cell.method.forms, sizes, views, trained)
 
 
 def _times(runs: Path) -> _Times:
@@ -201,8 +207,10 @@ def _known_hours(cell: Cell, times: _Times) -> float | None:
 
 def _kinds(method: str, cell: Mapping[str, Any]) -> tuple[str, str]:
     """Name what cells of like time share: with the method and q, and without."""
-    # Reading a record does not ask for its precision.
-    shared = [cell["dataset"], cell["network"], cell["batch_size"], cell.get("precision")]
+    shared = [cell["dataset"], cell["network"], cell["batch_size"]]
+    # Reading a record does not ask for these.
+    for name in ("precision", "augmentation", "micro_batch_size", "baseline"):
+        shared.append(cell.get(name))
     like = orjson.dumps(shared, option=orjson.OPT_SORT_KEYS).decode()
     return f"{method} {cell['embedding_dim']} {like}", like
 

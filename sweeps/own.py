@@ -18,6 +18,7 @@ import yaml
 
 from regbench.benchmark.rundir.record import read_tuned
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.overrides import row_values
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.sweep import SweepFile, load_rows, load_sweep, read_rows
 from regbench.datasets.stored.manifest import Manifest, SplitEntry
@@ -116,6 +117,9 @@ def own_file(
     for override in overrides:
         if override.startswith(("epochs=", "seed=")):
             raise RegbenchError(f"{override}: --hours decides the epochs, and seeds are 0, 1 and 2")
+    for key, _, values in row_values(overrides):
+        if len(values) != 1:
+            raise RegbenchError(f"{key} has one value in all cells here; give one")
     name = f"{data.name}_{hours:g}h".replace("+", "")  # 1e+06
     # Other settings are another comparison.
     changed = [each for each in overrides if not each.startswith(("dataset.name=", "runtime."))]

@@ -288,7 +288,9 @@ def _brackets(search: Search, trials: int) -> list[int]:
     count = trials * search.cell.epochs // cost
     if count == 0:
         least = math.ceil(cost / search.cell.epochs)
-        raise RegbenchError(f"--trials {trials} is too few for a search; give {least} or more")
+        raise RegbenchError(
+            f"{trials} trainings are too few for a search, which takes {least} or more"
+        )
     # Half of the budget sees the whole space; the other half looks closer, a bracket of one at a
     # time.
     first = (count + 1) // 2

@@ -498,6 +498,7 @@ def test_a_plan_is_made_once(birds: Manifest, tmp_path: Path) -> None:
         (0.01, [], r"--hours 0\.01 is too little: 2 methods for 4 epochs take --hours 0\.027"),
         (1, ["epochs=3"], "epochs=3: --hours decides the epochs"),
         (1, ["cluster=slurm"], "own measures this machine"),
+        (1, ["optimizer.base_lr=0.1,1"], "optimizer.base_lr has one value in all cells here"),
     ],
 )
 def test_a_budget_that_pays_nothing_is_refused(

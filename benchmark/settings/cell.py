@@ -110,7 +110,10 @@ class EvaluationConfig(EvaluationOptions):
     def replaced(self, **changes: Any) -> EvaluationConfig:
         """Return it with other options, or other settings of the evaluations that are named."""
         own = {name: changes.pop(name) for name in EVALUATIONS.names() if name in changes}
-        return replace(self, evaluations=self.evaluations | own, **changes)
+        changed = replace(self, **changes)
+        made = self.evaluations | own
+        # As when they are read: settings of an evaluation that is not used are not kept.
+        return replace(changed, evaluations={name: made[name] for name in changed.used})
 
 
 def _read_evaluation(data: Any) -> EvaluationConfig:

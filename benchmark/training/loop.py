@@ -246,7 +246,8 @@ class _Training:
         if self.compute.device.type == "cuda":
             torch.cuda.manual_seed_all(number)
         random.seed(number)
-        np.random.seed(number % 2**32)  # the global generator is the one that others may draw from
+        # The global generator is the one that others may draw from; it takes 32 bits at a time.
+        np.random.seed([number % 2**32, number >> 32])
         cell = self.cell
         rate = cell.optimizer.learning_rate(cell.batch_size, self.progress.step, steps, cell.epochs)
         for parameters in self.optimizer.param_groups:

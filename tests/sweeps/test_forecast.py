@@ -58,6 +58,8 @@ def test_gpu_hours_by_the_time_of_like_cells(
         "network.projector.hidden_dim=7",
         "batch_size=64",
         "precision=fp32",
+        "micro_batch_size=16",
+        "baseline=supervised",
     ):
         ran(runs, [*tiny, "method=vicreg", other], cost=endless)
     ran(runs, [*tiny, "method=vicreg", "epochs=0", "optimizer.warmup_epochs=0"])
@@ -256,6 +258,7 @@ def test_cells_of_one_shape_are_predicted_once(
             for number in (64, 128)
         ),
         *(["method=sfrik_l2"], ["method=sfrik_l3"]),  # which has no covariance form
+        *(["method=sigreg", f"method.directions={number}"] for number in (64, 128)),
     ]
     common = [*tiny, "method=vicreg", "runtime.loss_form=textbook"]
     grids = [
@@ -265,7 +268,7 @@ def test_cells_of_one_shape_are_predicted_once(
     cells, clusters = zip(*((grid.cells[0], grid.clusters[0]) for grid in grids), strict=True)
     planned = plan(replace(grids[0], cells=cells, clusters=clusters))
     assert [cell for cell, _ in asked] == [cells[0], *cells[len(alike) : -1]]
-    assert [where["world_size"] for _, where in asked] == [1] * 6 + [2] + [1] * 10
+    assert [where["world_size"] for _, where in asked] == [1] * 6 + [2] + [1] * 12
     assert {where["loss_form"] for _, where in asked} == {"textbook"}
     assert [entry.needs for entry in planned] == [needed] * (len(grids) - 1) + [None]
 

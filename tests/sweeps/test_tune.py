@@ -631,7 +631,6 @@ def test_a_search_without_a_method_that_it_began_with_chooses_as_if_it_had_not(
     with pytest.raises(KeyboardInterrupt):
         search(both, folder, 9, peak(2e4), 30)
     alone = sweep_file(tmp_path, rows[:1], [*settings, "epochs=4"])
-    (folder / "tune.json").unlink()
     found = search(alone, folder, 9, peak(2e4))
     assert [entry.ranking for entry in found.choices] == [
         entry.ranking for entry in expected.choices
@@ -811,6 +810,16 @@ def test_what_is_stopped_early_was_not_among_the_better_half(
     ]
     rounds = {2: 0, 4: 1, 8: 2}
     assert told == [(rounds[cell.epochs], cell.epochs, cell.seed, surface(cell)) for cell in cells]
+
+
+def test_jobs_find_the_short_trainings_of_a_search_by_their_ids(
+    tmp_path: Path, settings: list[str]
+) -> None:
+    """They leave out what is evaluated while training, with its settings."""
+    common = [*settings, "evaluation.protocols=[knn]", "evaluation.while_training=[probe]"]
+    path = sweep_file(tmp_path, ["method=tcr"], [*common, "epochs=4"])
+    for cell in propose(str(path), [], 3).sweep.cells:
+        assert Cell.stored(cell.plain()).id == cell.id
 
 
 def test_a_short_training_warms_up_as_much_shorter(
@@ -1049,6 +1058,8 @@ def test_a_grid_whose_best_lies_at_its_end_says_so(
     ("row", "values"),
     [
         ("method=mmcr method.local_weight=0,0.01,0.1", (52.0, 51.0, 50.0)),
+        ("method=vicreg method.covariance_weight=0,1,2", (52.0, 51.0, 50.0)),
+        ("method=vicreg optimizer.weight_decay=0,1e-5,1e-4", (52.0, 51.0, 50.0)),
         ("method=auh method.scale=10,15,20", (50.0, 51.0, 52.0)),
         ("method=sfrik_l2 method.regularize_local=false,true", (50.0, 51.0)),
     ],
@@ -1076,8 +1087,12 @@ TWICE = "2 searches for TCR that differ in nothing but epochs or tuned values"
     ("rows", "trials", "refusal"),
     [
         (["method=tcr method.alignment_weight=1 optimizer.base_lr=1"], 6, "nothing to search"),
-        (["method=tcr epochs=5"], 2, "--trials 2 is too few for a search; give 3 or more"),
-        (["method=tcr seed=0,1 epochs=4"], 3, "--trials 3 is too few for a search; give 6 or more"),
+        (["method=tcr epochs=5"], 2, "2 trainings are too few for a search, which takes 3 or more"),
+        (
+            ["method=tcr seed=0,1 epochs=4"],
+            3,
+            "3 trainings are too few for a search, which takes 6 or more",
+        ),
         (["method=tcr embedding_dim=interval(16,64)"], 6, r"interval\(16,64\): only settings"),
         (["method=tcr optimizer.warmup_epochs=0,1,2 epochs=16"], 6, "a warm-up cannot be searched"),
         (
