@@ -5,13 +5,14 @@ Reads what runs leave on disk. Heavy imports (pandas, matplotlib) wait until a r
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regbench.errors import RegbenchError
-from regbench.files import write_atomically, write_bytes, write_text
+from regbench.files import Name, read_json, write_atomically, write_bytes, write_text
 
 if TYPE_CHECKING:
     from regbench.reports.find.records import Records
@@ -75,6 +76,7 @@ def write_records(found: Records, out: Path) -> WrittenReport:
                 write_text(out / name, content)
             else:
                 write_bytes(out / name, content)
+        _remove_earlier(out, list(contents))
     except OSError as error:
         raise RegbenchError(
             f"cannot write to {out}: {error.strerror}; give another folder"
@@ -83,3 +85,14 @@ def write_records(found: Records, out: Path) -> WrittenReport:
     return WrittenReport(
         out / "index.html", text, files, tuple(map(str, found.skipped)), found.warning
     )
+
+
+def _remove_earlier(out: Path, names: list[str]) -> None:
+    """Remove what an earlier report of this folder wrote and this one does not, as of a task that
+    has another name now.
+    """
+    listed = out / ".files.json"
+    earlier = read_json(listed, list[Name], "remove it") if listed.exists() else []
+    for name in set(earlier) - set(names):
+        (out / name).unlink(missing_ok=True)
+    write_text(listed, json.dumps(names))

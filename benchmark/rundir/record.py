@@ -127,7 +127,8 @@ def _is_cell(cell: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"dataset.name is {brief(texts['dataset.name'])!r}, not {A_NAME}")
     for name, value in numbers.items():
         # Nobody says how published weights were trained. `type`, because True is an int.
-        if type(value) is not int and "external" not in cell:
+        unknown = value is None and "external" in cell
+        if type(value) is not int and not unknown:
             raise ValueError(f"{name} is {value!r:.40}")
     return cell
 

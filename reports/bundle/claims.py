@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,8 @@ def claim_misfits(bundle: Bundle) -> list[str]:
         if record.status == "done" and not record.is_reference and "external" not in record.cell:
             rules.append((record.path, of_final_run(record, bundle.choices, tuned_sweeps)))
     misfits = [*_of_units(bundle.records), *_of_shared_files(bundle.records)]
+    for records in configurations.values():
+        misfits += _of_seeds(records, bundle.later)
     for path, reasons in rules:
         try:
             misfits += [Misfit(path, reason) for reason in reasons]
@@ -211,6 +213,25 @@ def _of_history(record: Record, histories: Mapping[str, bytes]) -> Iterator[str]
         steps, size = record.checkpoint.step, record.cell["batch_size"]
         if sum(images) != steps * size:
             yield f"its {steps} steps of {size} images are not the {sum(images)} of its history"
+
+
+def _of_seeds(records: Sequence[Record], later: Collection[tuple[str, ...]]) -> Iterator[Misfit]:
+    """Find final records of a configuration without a test score that its other seeds have, as
+    where low ones were left out.
+    """
+    measured: dict[Record, set[str]] = {}
+    for record in records:
+        if record.status == "done":
+            names = {score.name for score in record.scores if score.split == "test"}
+            measured[record] = {
+                name for name in names if (record.cell_id, name, "test") not in later
+            }
+    everything = set[str]().union(*measured.values())
+    for record, names in measured.items():
+        lacking = sorted(everything - names)
+        if lacking:
+            name = brief(lacking[0])
+            yield Misfit(record.path, f"has no {name} on test, as other seeds of its settings have")
 
 
 def _of_units(records: Sequence[Record]) -> Iterator[Misfit]:

@@ -108,7 +108,8 @@ def _leave_out_known(
         if first.status == "tuned" and record.status != "tuned":
             known[record.cell_id] = (record, folder)
             continue
-        if _scores(first) != _scores(record):
+        one, other = _scores(first), _scores(record)
+        if any(one[key] != other[key] for key in one.keys() & other.keys()):
             others[place] += 1
         shutil.rmtree(folder / record.path.parent)
     for place, number in others.items():

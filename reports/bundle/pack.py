@@ -14,6 +14,7 @@ from regbench.files import hold, is_stream
 from regbench.reports.bundle.bundle import SUFFIX, read_bundle, write_bundle
 from regbench.reports.bundle.claims import claim_misfits
 from regbench.reports.find.check import check_records, first_of
+from regbench.reports.find.records import check_command
 from regbench.reports.find.runs import Found, find_missing, find_runs
 
 
@@ -55,8 +56,7 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
         )
     checked = check_records(folders)
     if checked.misfits:
-        names = " ".join(folder.name for folder in folders)
-        _refuse(checked.misfits, f"`regbench report {names} --check` tells all")
+        _refuse(checked.misfits, f"`{check_command(folders)}` tells all")
     found = find_runs(folders)
     files = _files(found, weights=weights)
     # In a folder of its own until it has checked out, so that nobody takes an unchecked file for a

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ from regbench.benchmark.machine.description import environment
 from regbench.benchmark.run import evaluate_directory, run_cell
 from regbench.benchmark.rundir.directory import write_config
 from regbench.benchmark.rundir.record import Record, Score
+from regbench.benchmark.rundir.record_parts import finite_numbers
 from regbench.benchmark.scoring import images_record
 from regbench.benchmark.settings.identity import configuration_id
 from regbench.benchmark.settings.stored import load_config
 from regbench.datasets.stored.manifest import Manifest
 from regbench.datasets.stored.prepare import prepare_all
 from regbench.errors import RegbenchError
+from regbench.files import parse_json
 from regbench.reports.bundle.bundle import Bundle
 
 SMALL_S = 600.0
@@ -56,11 +58,13 @@ class Recomputed:
         alike: Whether the numbers have to be the same to the last bit: on a CPU, with all that
             decides it the same.
         scores: New scores; empty where training diverged.
+        at_end: Measures of the embeddings in the last epoch, by name, where it was trained again.
     """
 
     trained: bool
     alike: bool
     scores: Sequence[Score]
+    at_end: Mapping[str, float] = field(default_factory=dict)
 
 
 def drawn_cells(bundle: Bundle, count: int) -> list[Record]:
@@ -128,12 +132,18 @@ def recompute(
         runtime = replace(runtime, runs_dir=str(folder / "again"))
         again = run_cell(cell, runtime, "again", how_chosen=record.choice["hyperparameters"])
         assert again is not None
-        return Recomputed(True, on_cpu and _alike(record, again.environment), again.scores)
+        alike = on_cpu and _alike(record, again.environment)
+        return Recomputed(True, alike, again.scores, _measures(again.at_end))
     (folder / record.file_name).write_text(record.text())
     scores = evaluate_directory(folder, own, how_chosen=record.choice["hyperparameters"])
     # The rest of what the record says holds for the training, which is not done again.
     now = {**said, "loader": runtime.loader, **environment(compute.device)}
     return Recomputed(False, on_cpu and _alike(record, now), scores)
+
+
+def _measures(row: Mapping[str, float]) -> dict[str, float]:
+    """Return what a row of a history says of the embeddings."""
+    return {name: row[name] for name in ("alignment", "effective_rank") if name in row}
 
 
 def _refuse_other_images(record: Record, manifest: Manifest) -> None:
@@ -155,25 +165,35 @@ def _alike(record: Record, now: Mapping[str, Any]) -> bool:
     return all(said.get(name) == now.get(name) for name in deciding)
 
 
-def differences(
-    bundle: Bundle, record: Record, scores: Sequence[Score], *, trained: bool, alike: bool
-) -> list[str]:
-    """List the scores of a cell that did not come again, a line each.
+def differences(bundle: Bundle, record: Record, done: Recomputed) -> list[str]:
+    """List the scores of a cell that did not come again, a line each, and those that the record
+    leaves out.
 
     Args:
         bundle: The bundle, whose seeds tell how much scores vary by themselves.
         record: Record of the cell.
-        scores: Scores of the second computation.
-        trained: Whether it was trained again; else its weights were evaluated again.
-        alike: Whether the scores have to be equal to the last bit.
+        done: The second computation.
     """
-    found = {(score.name, score.split): score.value for score in scores}
+    found = {(score.name, score.split): score.value for score in done.scores}
     how = "its weights were evaluated again"
     noise: dict[Any, float] = {}
-    if trained:
+    if done.trained:
         how = "it was trained again"
         noise = _noise(bundle.records)
     lines = []
+    # This version may measure more than the one that wrote the bundle.
+    usual: set[tuple[str, str]] = set()
+    for other in bundle.records:
+        if other.status == record.status:
+            usual.update((score.name, score.split) for score in other.scores)
+    for name, split in found:
+        if (name, split) in usual and record.score(name, split) is None:
+            lines.append(f"{record.path}: {name} on {split}, which came here, is left out there")
+    history = bundle.histories.get(record.cell_id, b"").splitlines()
+    if done.trained and done.alike and history:
+        there = _measures(finite_numbers(parse_json(history[-1])))
+        if there != done.at_end:
+            lines.append(f"{record.path}: {there} at the end, and {done.at_end} here")
     for score in record.scores:
         named = f"{record.path}: {score.name} on {score.split}"
         value = found.get((score.name, score.split))
@@ -188,10 +208,10 @@ def differences(
         spread = noise.get((score.name, score.split))
         if spread is not None:
             tolerance = max(tolerance, _SPREADS * spread)
-        elif trained:
+        elif done.trained:
             tolerance *= _UNKNOWN_NOISE
         rule = f"{tolerance:.2g} is the tolerance"
-        if alike:
+        if done.alike:
             tolerance, rule = 0.0, "they must be equal"
         if abs(value - score.value) > tolerance:
             numbers = f"{score.value:.6g} there and {value:.6g} here"

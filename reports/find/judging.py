@@ -110,7 +110,7 @@ def judge(run: RunFolder, choices: TuningChoices) -> Judged:
         place = Path(str(stated["record"]))
         # A sweep that was copied has it too, under whatever name; of a single cell it lies in the
         # sweep it came from.
-        folder = run.record.parents
+        folder = run.record.absolute().parents
         found = choices.read(folder[1] / place.name) or choices.read(folder[2] / place)
         if found is None:
             away.append(

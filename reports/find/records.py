@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -119,10 +120,16 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
     records = sorted(
         good.values(), key=lambda r: (r.sweep, r.is_reference, r.label, r.seed, r.cell_id)
     )
-    remedy = f"regbench report {' '.join(folder.name for folder in folders)} --check"
+    remedy = check_command(folders)
     return Records(
         tuple(records), tuple(skipped), tuple(missing), choices.good, remedy, tuple(short)
     )
+
+
+def check_command(folders: Sequence[Path]) -> str:
+    """Return the command that tells all that does not fit in some folders."""
+    # A path that ends with a slash is no name of a sweep in another folder.
+    return f"regbench report {shlex.join(f'{folder}/' for folder in folders)} --check"
 
 
 def steps_of_searches(
@@ -223,7 +230,7 @@ def _array(values: list[Any]) -> pyarrow.Array:
 def _columns(r: Record) -> dict[str, Any]:
     """Return what the tidy data say of a record beside its scores."""
     chosen = r.choice.get("hyperparameters", {})
-    return {
+    columns = {
         "sweep": r.sweep,
         "cell_id": r.cell_id,
         "label": r.label,
@@ -243,11 +250,10 @@ def _columns(r: Record) -> dict[str, Any]:
         "tuning_budget": chosen.get("budget"),
         "choice_record": chosen.get("record"),
         "finished": r.finished,
-        **{name: cost for name, cost in vars(r.cost).items() if cost is not None},
-        # Values with parts, such as a list of GPUs, are no column.
-        **{
-            name: value
-            for name, value in r.environment.items()
-            if isinstance(value, str | int | float)
-        },
     }
+    for described in (vars(r.cost), r.environment):
+        for name, value in described.items():
+            # Values with parts, such as a list of GPUs, are no column.
+            if isinstance(value, str | int | float):
+                columns.setdefault(name, value)
+    return columns

@@ -26,12 +26,14 @@ class Found:
     Attributes:
         runs: All of them, in the order of their paths.
         sweeps: The folders.
+        around: Those of them that are only there because a run in them was given.
         short: Absolute paths of the runs that a search trained for fewer epochs than what it chose:
             steps on the way to a choice, and no results.
     """
 
     runs: list[RunFolder]
     sweeps: list[Path]
+    around: frozenset[Path]
     short: frozenset[Path]
 
 
@@ -77,6 +79,7 @@ def find_runs(folders: Sequence[Path]) -> Found:
     """
     runs: dict[Path, RunFolder] = {}
     sweeps: dict[Path, None] = {}
+    outer: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():
             raise RegbenchError(
@@ -87,7 +90,10 @@ def find_runs(folders: Sequence[Path]) -> Found:
         # one.
         around = folder.absolute().parent
         if folder in runs and (around / TUNING_CHOICE).exists():
-            sweeps[around] = None
+            outer[around] = None
+    given = {folder.absolute() for folder in sweeps}
+    alone = [folder for folder in outer if folder not in given]
+    sweeps |= dict.fromkeys(alone)
     short: set[Path] = set()
     for folder in sweeps:
         with contextlib.suppress(OSError, RegbenchError):  # a damaged search says nothing
@@ -95,7 +101,9 @@ def find_runs(folders: Sequence[Path]) -> Found:
             if isinstance(steps, dict):
                 short.update(folder.absolute() / cell_id for cell_id in steps)
     # In the order of paths, whatever the order in which folders were given.
-    return Found([runs[path] for path in sorted(runs)], list(sweeps), frozenset(short))
+    return Found(
+        [runs[path] for path in sorted(runs)], list(sweeps), frozenset(alone), frozenset(short)
+    )
 
 
 def _walk(folder: Path, depth: int, runs: dict[Path, RunFolder], sweeps: dict[Path, None]) -> None:
@@ -126,6 +134,8 @@ def find_missing(found: Found) -> list[Missing]:
             done.add(run.path.absolute())
     missing = []
     for folder in found.sweeps:
+        if folder in found.around:  # nobody asked about its other cells
+            continue
         for cell in readable_plan(folder):
             place = folder.absolute() / cell["id"]
             if place not in done and place not in found.short:

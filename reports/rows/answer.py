@@ -55,7 +55,7 @@ def answer(summary: Summary) -> list[str]:
         tested = tested and not math.isnan(gain.p)
     who = "No method is known to lead"
     if leaders:
-        leading = few([row.name for row in leaders], "; ")
+        leading = few([row.name for row in leaders])
         lead = "leads" if len(leaders) == 1 else "lead"
         who = f"{len(leaders)} of {len(methods)} methods ({leading}) {lead}"
     among = "the first of these" if leaders else "the first"
@@ -68,14 +68,14 @@ def answer(summary: Summary) -> list[str]:
     # Who is not significantly different from the first, and what labels bring.
     clauses, it = [], f"{first.name} by {title}"
     if above:
-        better = few([row.name for row in above], "; ")
+        better = few([row.name for row in above])
         verb, does = ("is", "does") if len(above) == 1 else ("are", "do")
         clauses.append(
             f"{better} {verb} significantly above {it}, and {does} not lead all untrained rows"
         )
         it = "it"
     if alike:
-        close = few([row.name for row in alike], "; ")
+        close = few([row.name for row in alike])
         clauses.append(f"not known to differ from {it}: {close}")
     elif below:
         gap = _points(_compared(summary, first, below[0], names[-1]))
@@ -102,8 +102,9 @@ def answer(summary: Summary) -> list[str]:
     if not tested:
         left_s = 0.0
         for row in methods:
-            left_s += max(0, MIN_PAIRS - len(row.by_unit(names[-1]))) * _train_s(row)
-        step = f"{MIN_PAIRS} seeds of every row, as fewer are not tested{_time(left_s)}"
+            left_s += max(0, MIN_PAIRS - len(row.by_unit(names[-1]))) * _unit_s(summary, row)
+        plural = UNITS[summary.unit]
+        step = f"{MIN_PAIRS} {plural} of every row, as fewer are not tested{_time(left_s)}"
     elif not leaders:
         records = list(summary.records)
         for configuration in summary.short:
@@ -129,7 +130,7 @@ def _tried(summary: Summary, methods: Sequence[Row], name: str) -> str:
     tried = f"Tried: {counted(len(methods), 'method')}"
     lacking = [row.name for row in summary.methods if row not in methods]
     if lacking:
-        tried += f" (not {few(lacking, '; ')}, for want of a score)"
+        tried += f" (not {few(lacking)}, for want of a score)"
     if budget > 1:
         tried += f", up to {budget} configurations of each on the {summary.selection_split} split"
     numbers = sorted({len(row.by_unit(name)) for row in methods})
@@ -145,11 +146,11 @@ def _to_tell(summary: Summary, first: Row, alike: Sequence[Row], name: str) -> s
     cheapest = min(close, key=lambda row: _train_s(row) or math.inf)
     points = max(_LEAST_POINTS, abs(_compared(summary, first, alike[0], name).difference))
     tukey = summary.tukey(name)
-    seeds = max(tukey.power.seeds_for(points), tukey.seeds + 1)
-    more_s = (seeds - tukey.seeds) * math.fsum(map(_train_s, close))
+    number = max(tukey.power.seeds_for(points), tukey.seeds + 1)
+    more_s = (number - tukey.seeds) * math.fsum(_unit_s(summary, row) for row in close)
     return (
         f"take the one that trains fastest, {cheapest.name}{_time(_train_s(cheapest))}, or tell "
-        f"{points:.1f} points by {seeds:,} seeds of each{_time(more_s)}"
+        f"{points:.1f} points by {number:,} {UNITS[summary.unit]} of each{_time(more_s)}"
     )
 
 
@@ -171,6 +172,18 @@ def _leads(summary: Summary, row: Row, name: str) -> bool:
 def _train_s(row: Row) -> float:
     found = row.cost("train_s")
     return found.mean if found else 0.0
+
+
+def _unit_s(summary: Summary, row: Row) -> float:
+    """Return the seconds of training of a further seed of a row, or of a further search with its
+    final seeds.
+    """
+    entry = summary.chosen(row) if summary.unit == "search" else None
+    if entry is None:
+        return _train_s(row)
+    searched = sum(ranked.epochs for ranked in entry.ranking) / int(row.first.cell["epochs"])
+    searches = {record.search for record in row.records}
+    return _train_s(row) * (searched + len(row.records) / len(searches))
 
 
 def _time(seconds: float) -> str:

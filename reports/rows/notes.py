@@ -63,12 +63,12 @@ def task_notes(summary: Summary) -> list[str]:
     return list(filter(None, notes))
 
 
-def few(names: Sequence[str], separator: str = ", ") -> str:
-    """List the first of many names, and count the others."""
+def few(names: Sequence[str]) -> str:
+    """List the first of many names, which may have commas, and count the others."""
     shown = list(names[:_LISTED])
     if len(names) > _LISTED:
         shown.append(f"and {len(names) - _LISTED} more")
-    return separator.join(shown)
+    return "; ".join(shown)
 
 
 def _budget(summary: Summary) -> str:
@@ -87,21 +87,24 @@ def _budget(summary: Summary) -> str:
         return (
             "Hyperparameters were given, not tuned in these sweeps: equal effort is not shown here."
         )
-    chosen = f"chosen by {summary.selection_title} on the {summary.selection_split} split"
+    names_of_scores = {choice.score for choice in summary.choices.values()} & summary.scores.keys()
+    titles = {summary.scores[name].title for name in names_of_scores} or {summary.selection_title}
+    by = " or ".join(sorted(titles))
+    chosen = f"chosen by {by} on the {summary.selection_split} split"
     if len(budgets) == 1:
         (count,) = budgets
         return f"Equal tuning budget: {count} configurations for each row, {chosen}."
     listed = []
     for count, names in sorted(budgets.items(), key=lambda item: item[0] or 0):
         tried = "given, not tuned" if count is None else f"{count} tried"
-        listed.append(f"{tried}: {few(names)}")
-    budgets_of_rows = "; ".join(listed)
+        listed.append(f"{tried} ({few(names)})")
+    budgets_of_rows = ", ".join(listed)
     if None not in per_searched and all(len(counts) == 1 for counts in per_searched.values()):
         return (
             "Tuning budgets in proportion to the number of searched hyperparameters, "
-            f"{chosen} ({budgets_of_rows})."
+            f"{chosen}: {budgets_of_rows}."
         )
-    return f"Unequal tuning budgets, so compare with care, {chosen} ({budgets_of_rows})."
+    return f"Unequal tuning budgets, so compare with care, {chosen}: {budgets_of_rows}."
 
 
 def _missing(summary: Summary) -> str:
@@ -117,7 +120,7 @@ def _missing(summary: Summary) -> str:
             f"{label}, {counted(n, 'cell')} ({why})" for (label, why), n in kinds.most_common()
         ]
         number = len(summary.failures)
-        texts.append(f"Failed, {number} in all, and to be tried again: {few(counts, '; ')}.")
+        texts.append(f"Failed, {number} in all, and to be tried again: {few(counts)}.")
     return " ".join(texts)
 
 
@@ -210,7 +213,7 @@ def no_better_than_trivial(summary: Summary) -> str:
         if "baseline" in trivial.first.cell:
             named = trivial.label
         if len(below) < len(compared):
-            texts.append(f"Not better than {named} by {score.title}: {', '.join(below)}.")
+            texts.append(f"Not better than {named} by {score.title}: {'; '.join(below)}.")
         else:
             texts.append(f"No row is better than {named} by {score.title}.")
             gained_nothing = True

@@ -74,12 +74,12 @@ def over_tasks(summaries: Sequence[Summary]) -> Comparison | None:
             rows_in.setdefault(row.setting, {})[row.label] = row.by_unit(headline)
         task = tasks.setdefault(summary.name, {})
         for setting, rows in rows_in.items():
-            # A setting that few methods have compares nothing, and would leave no run that all
-            # have.
-            if len(rows) < MIN_METHODS:
-                continue
             for label, by_seed in rows.items():
                 runs = task.setdefault(label, {})
+                # A setting that few methods have compares nothing, and would leave no run that all
+                # have.
+                if len(rows) < MIN_METHODS:
+                    continue
                 for seed, score in by_seed.items():
                     runs[setting, seed] = score
     return compare_over(tasks)
@@ -88,14 +88,21 @@ def over_tasks(summaries: Sequence[Summary]) -> Comparison | None:
 def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
     """Compare methods over tasks, each given as method -> run -> percent."""
     scored = {}
+    known = set[str]()
     for name, scores in tasks.items():
+        known |= set(scores)
         having = {label: by_run for label, by_run in scores.items() if by_run}
         if len(having) >= MIN_METHODS:
             scored[name] = having
-    # One task that has other methods takes nothing from the rest.
-    while len(scored) > MIN_TASKS and len(_in_all(scored)) < MIN_METHODS:
-        without = {name: _in_all(scored, but=name) for name in reversed(scored)}
-        del scored[max(without, key=lambda name: len(without[name]))]
+    # One task that has other methods, or few, takes nothing from the rest.
+    while len(scored) > MIN_TASKS:
+        without = {name: len(_in_all(scored, but=name)) for name in reversed(scored)}
+        worst = max(without, key=lambda name: without[name])
+        compared = len(_in_all(scored))
+        fewer = without[worst] * (len(scored) - 1)
+        if compared >= MIN_METHODS and compared * len(scored) >= fewer:
+            break
+        del scored[worst]
     everywhere = _in_all(scored)
     labels = sorted(everywhere)
     # Each method's mean over the runs that all share, (methods,), for each task with such runs.
@@ -115,7 +122,7 @@ def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
     standings = []
     for i in np.argsort(mean_ranks, kind="stable"):
         standings.append(Standing(labels[i], float(mean_ranks[i]), tuple(shortfalls[:, i])))
-    left_out = set().union(*scored.values()) - everywhere
+    left_out = known - everywhere
     others = [name for name in tasks if name not in means_of]
     return Comparison(standings, list(means_of), sorted(left_out), others)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from regbench.reports.rows.notes import best_notes
+from regbench.reports.rows.notes import UNITS, best_notes
 from regbench.reports.rows.same_loss import same_loss_notes
 from regbench.reports.rows.significance import MIN_PAIRS
 from regbench.reports.rows.summary import DASH, Row, Summary
@@ -98,13 +98,16 @@ def significance_table(summary: Summary) -> Table:
         for j, found in zip(shown, compared, strict=True):
             texts.append(DASH if i == j else p_value(found.p))
         lines.append(Line(entries(f"{place}. {summary.rows[i].name}", *texts)))
+    plural = UNITS[summary.unit]
     notes = [
         "p: the chance that of rows that are all equally good any two differ by so much. Tukey's "
-        f"test over all rows with {MIN_PAIRS} seeds or more, seeds as blocks, own variance added.",
-        f"A dash: too few seeds to say (fewer than {MIN_PAIRS} shared).",
+        f"test over all rows with {MIN_PAIRS} {plural} or more, {plural} as blocks, own variance "
+        "added.",
+        f"A dash: too few {plural} to say (fewer than {MIN_PAIRS} shared).",
     ]
     if len(scored) > len(rows):
-        notes.append(f"Left out: {len(scored) - len(rows)} rows with fewer than {MIN_PAIRS} seeds.")
+        number = len(scored) - len(rows)
+        notes.append(f"Left out: {number} rows with fewer than {MIN_PAIRS} {plural}.")
     if len(rows) > len(shown):
         notes.append(f"The first {len(shown)} of {len(rows)} rows; all are in the CSV file.")
     notes += same_loss_notes(summary)

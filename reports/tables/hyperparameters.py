@@ -39,6 +39,9 @@ def hyperparameters_table(summary: Summary) -> Table:
         stated = [record.choice.get("hyperparameters") for record in configuration.records]
         how = next(filter(None, stated), {})
         cell = configuration.first.settings
+        tried = how.get("budget")
+        if tried and own is not None:
+            tried = summary.budget(own)
         words = []
         for key in varying:
             if key in cell:
@@ -48,7 +51,7 @@ def hyperparameters_table(summary: Summary) -> Table:
         score = configuration.score(summary.selection, summary.selection_split)
         texts = [configuration.label + " †" * bool(configuration.diverged), *places]
         texts += [", ".join(words), mean_pm(score, 2), str(len(configuration.records))]
-        texts += [str(how.get("selected_on") or DASH), str(how.get("budget") or DASH)]
+        texts += [str(how.get("selected_on") or DASH), str(tried or DASH)]
         texts.append("no" if own is None else "yes")
         # Places are texts of numbers: shorter ones are smaller.
         sizes = [(len(place), place) for place in places]
@@ -74,8 +77,9 @@ def hyperparameters_table(summary: Summary) -> Table:
     for path, choice in summary.choices.items():
         images = max((entry.images for entry in choice.choices), default=0)
         seeds = ", ".join(map(str, choice.seeds))
+        most = "up to " * (len({len(entry.ranking) for entry in choice.choices}) > 1)
         notes.append(
-            f"{path}: {counted(choice.budget, 'configuration')} for each method, chosen by "
+            f"{path}: {most}{counted(choice.budget, 'configuration')} for each method, chosen by "
             f"{choice.score} on the {choice.selected_on} split, seeds {seeds}; at most "
             f"{images:,} training images a method."
         )

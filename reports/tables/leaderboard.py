@@ -10,6 +10,7 @@ import pandas as pd
 
 from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.notes import (
+    UNITS,
     best_notes,
     no_better_than_trivial,
     power_notes,
@@ -80,8 +81,8 @@ def leaderboard(summary: Summary) -> Table:
         cost_column(rows, "peak_memory_bytes", "peak memory", mean, spare=5 * has_loss_memory),
     ]
     notes = [
-        "Accuracies on the test split: mean ± sample standard deviation over n seeds; one seed has "
-        "no ±."
+        "Accuracies on the test split: mean ± sample standard deviation over n "
+        f"{UNITS[summary.unit]}; one has no ±."
     ]
     notes += [*best_notes(summary, summary.leading), *way_notes(summary)]
     if measured:

@@ -10,6 +10,7 @@ import pytest
 from regbench.benchmark.rundir.record import Score
 from regbench.reports import write_report
 from regbench.reports.rows.answer import answer
+from tests.reports.conftest import GIVEN, RATE
 from tests.reports.reading import Make, task
 
 # Of three seeds; sums over seeds and over rows are not 0, so that rows scatter.
@@ -128,6 +129,16 @@ def test_one_seed_tells_nothing(runs: Path, record: Make) -> None:
     assert tried == "Tried: 2 methods, 1 seed of each, beside 1 untrained row."
     assert order == "Not known to differ from AUH by linear top-1: VICReg."
     assert step == "Next: 3 seeds of every row, as fewer are not tested (42.0 min of training)."
+
+
+def test_searches_are_counted_where_they_were_repeated(runs: Path, record: Make) -> None:
+    record("untrained", knn=40.0, linear=50.0)
+    for label, linear in (("AUH", 80.0), ("VICReg", 70.0)):
+        for search in range(2):
+            how = GIVEN | {"search": search, "sha256": "0" * 64}
+            choice = {"hyperparameters": how, "probe_learning_rate": RATE}
+            record(label, 1000 * search, knn=70.0, linear=linear + search, choice=choice)
+    assert answer(task(runs))[-1].startswith("Next: 3 searches of every row, as fewer are not")
 
 
 def test_what_shares_no_seed_is_not_compared(runs: Path, record: Make) -> None:

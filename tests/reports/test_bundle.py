@@ -24,7 +24,7 @@ from regbench.errors import RegbenchError
 from regbench.reports.bundle import bundle
 from regbench.reports.bundle.bundle import Bundle, read_bundle
 from regbench.reports.bundle.pack import submit
-from regbench.reports.bundle.recompute import differences, drawn_cells
+from regbench.reports.bundle.recompute import Recomputed, differences, drawn_cells
 from tests.command import run
 from tests.records import CELL, made, plan
 from tests.reports.conftest import resign, score, tuned_sweep
@@ -157,7 +157,9 @@ def test_a_cell_of_two_sweeps_is_not_packed_twice(tmp_path: Path) -> None:
     with pytest.raises(RegbenchError, match="leave one of the two sweeps out"):
         submit(folders, tmp_path / "lab.tar.xz")
     next(tmp_path.glob("runs/mine/*/record.json")).write_text("{}")
-    with pytest.raises(RegbenchError, match="; `regbench report mine other --check` tells all"):
+    with pytest.raises(
+        RegbenchError, match=r"; `regbench report .*/mine/ .*/other/ --check` tells all"
+    ):
         submit(folders, tmp_path / "lab.tar.xz")
 
 
@@ -421,7 +423,7 @@ def test_how_near_scores_have_to_come_again() -> None:
                     replace(each, value=each.value + by)
                     for each, by in zip(first.scores[1:], changes, strict=True)
                 ]
-                lines = differences(found, first, again, trained=trained, alike=alike)
+                lines = differences(found, first, Recomputed(trained, alike, again))
                 assert len(lines) == told, lines
         how = "it was trained again" if trained else "its weights were evaluated again"
         rules = [
@@ -457,6 +459,23 @@ def test_scores_of_later_evaluations_need_not_come_again(honest: Path) -> None:
         record for record in found.records if record.score("voc07_map", "test") is not None
     )
     own = [each for each in record.scores if each.name != "voc07_map"]
-    assert differences(found, record, own, trained=True, alike=True) == []
-    (line,) = differences(found, record, own[1:], trained=True, alike=True)
+    at_end = {"effective_rank": 30.0}
+    assert differences(found, record, Recomputed(True, True, own, at_end)) == []
+    (line,) = differences(found, record, Recomputed(True, True, own[1:], at_end))
     assert line.endswith(f"{own[0].name} on {own[0].split} did not come again")
+
+
+def test_what_came_again_and_was_not_handed_in_is_told(honest: Path) -> None:
+    """A low score that was left out, and a measure of the embeddings that is another."""
+    found = read_bundle(honest)
+    record = next(record for record in found.records if record.status == "done")
+    own = [each for each in record.scores if each.name != "voc07_map"]
+    again = Recomputed(True, True, own, {"effective_rank": 30.0})
+    lacking = replace(record, scores=tuple(own[1:]))
+    (line,) = differences(found, lacking, again)
+    assert line.endswith(f"{own[0].name} on {own[0].split}, which came here, is left out there")
+    (line,) = differences(found, record, replace(again, at_end={"effective_rank": 31.0}))
+    assert line.endswith("{'effective_rank': 30.0} at the end, and {'effective_rank': 31.0} here")
+    # Elsewhere they may differ.
+    elsewhere = Recomputed(True, False, own, {"effective_rank": 31.0})
+    assert differences(found, record, elsewhere) == []

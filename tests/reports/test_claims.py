@@ -318,7 +318,12 @@ def _other_seeds_value(parts: Parts) -> None:
         parts.score(record, split="tuning")["value"] += record["seed"]
 
 
+def _left_out(parts: Parts) -> None:
+    parts.final[0]["scores"].remove(parts.score(parts.final[0], "linear_top1"))
+
+
 BY_CODE: dict[str, Change] = {
+    "a low score left out": _left_out,
     "published weights": _published,
     "an untrained network": _untrained,
     "a training that was stopped while it was the best": _stopped_higher,

@@ -15,7 +15,7 @@ from regbench.reports.find.check import check_records
 from regbench.reports.find.records import load_records, read_records, steps_of_searches
 from regbench.reports.find.runs import Missing
 from tests.records import attempted, chosen, plan, ranked, search, tuning_choice
-from tests.reports.conftest import GIVEN, RATE, backbone, later, resign, score
+from tests.reports.conftest import GIVEN, RATE, backbone, later, resign, score, tuned_sweep
 
 Make = Callable[..., Path]
 
@@ -33,7 +33,8 @@ def test_tidy_data(
     how |= {"record": "q/tuning_choice.json", "sha256": "0"}
     record("VICReg", 0, knn=70.5, linear=75.25, tuning=71.0, choice={"hyperparameters": how})
     # A column that one record alone has, and numbers that no column can hold.
-    record("AUH", 3, linear=None, environment={"serial": 7, "gpus": ["a", "b"]})
+    own = {"serial": 7, "gpus": ["a", "b"], "label": "forged"}  # no column is taken from others
+    record("AUH", 3, linear=None, environment=own)
     timm = {"name": "timm", "model": "vit_tiny_patch16_224"}
     cell = {"network": backbone("timm", backbone=timm)}
     record("VICReg", 1, knn=None, cell=cell, environment={"serial": 2**63})
@@ -216,7 +217,7 @@ def test_records_are_in_the_order_of_sweep_label_and_seed(runs: Path, record: Ma
 def test_what_is_left_out_is_counted_in_a_line(runs: Path, record: Make) -> None:
     paths = [record("AUH", seed) for seed in range(3)]
     assert read_records(runs).warning == ""
-    told = "left out of the report: {}: not valid JSON.*[)]{}; `regbench report runs --check`"
+    told = "left out of the report: {}: not valid JSON.*[)]{}; `regbench report .*/runs/ --check`"
     for number, (count, others) in enumerate(
         (("1 file is", ""), ("2 files are", " and others")), 1
     ):
@@ -227,7 +228,7 @@ def test_what_is_left_out_is_counted_in_a_line(runs: Path, record: Make) -> None
         )
     assert (
         read_records([runs, runs / "quickstart"]).remedy
-        == "regbench report runs quickstart --check"
+        == f"regbench report {runs}/ {runs}/quickstart/ --check"
     )
     paths[0].write_text("{")
     with pytest.raises(
@@ -323,3 +324,18 @@ def test_the_history(runs: Path, record: Make) -> None:
     (one,) = read_records(runs).records
     assert one.history[0] == {"epoch": 1, "loss": 2.0, "terms": {}}
     assert one.at_end == {"epoch": 2, "rank": 7.0}
+
+
+def test_a_single_run_of_a_tuning_has_a_choice_and_nothing_missing(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = tuned_sweep(runs)
+    final = min(path.parent for path in sweep.glob("*/record.json"))
+    plan(sweep, {"id": "0" * 12, "label": "DCL", "seed": 0})
+    assert len(read_records(sweep).missing) == 1
+    for folder, place in ((final, runs), (Path(), final), (Path(final.name), sweep)):
+        monkeypatch.chdir(place)
+        found = read_records(folder)
+        assert ([record.cell_id for record in found.records], found.skipped) == ([final.name], ())
+        assert (found.missing, len(found.choices)) == ((), 1)
+        assert check_records([folder]).misfits == ()

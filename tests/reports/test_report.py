@@ -128,7 +128,8 @@ def test_the_files(site: tuple[WrittenReport, Page]) -> None:
     expected = {f"{stem}.{ending}" for stem in stems for ending in ("md", "tex")}
     expected |= {"index.html", "tidy.csv", "tidy.parquet", "leaderboard.csv", "significance.csv"}
     expected.add("accuracy_vs_effective_rank.png")  # all have the same time
-    assert {path.name for path in out.iterdir()} == expected == {path.name for path in report.files}
+    assert expected == {path.name for path in report.files}
+    assert {path.name for path in out.iterdir()} == {*expected, ".files.json"}
     # On white, for dark pages too.
     with Image.open(out / "accuracy_vs_effective_rank.png") as picture:
         assert picture.convert("RGBA").getpixel((0, 0)) == (255, 255, 255, 255)
@@ -233,13 +234,14 @@ def test_what_does_not_fit_is_in_no_table(runs: Path, record: Make) -> None:
     assert done.exit_code == 0
     (warning,) = done.stderr.splitlines()
     assert warning.startswith(f"warning: {len(spoiled)} files are left out of the report: ")
-    assert warning.endswith("`regbench report quickstart --check` tells all")
+    command = f"regbench report {runs / 'quickstart'}/ --check"
+    assert warning.endswith(f"`{command}` tells all")
     assert "80.00*" in done.stdout
     for path in (runs / "quickstart" / "report").iterdir():
         if path.suffix in (".md", ".tex", ".csv"):
             assert "VICReg" not in path.read_text()
     page = Page((runs / "quickstart" / "report" / "index.html").read_text())
-    assert "regbench report quickstart --check tells all" in page.text
+    assert f"{command} tells all" in page.text
     assert f"{len(spoiled)} files are left out of this report" in page.text
     assert f"and {len(spoiled) - 20} more" in page.text  # they do not fill it
     assert "VICReg" not in page.text
@@ -424,3 +426,18 @@ def test_styles_are_distinct_and_stay() -> None:
 )
 def test_labels_are_spread_out(wanted: list[float], expected: list[float]) -> None:
     assert drawing.separated(wanted, 1.0, 10.0) == pytest.approx(expected)
+
+
+def test_files_of_an_earlier_report_that_this_one_does_not_write_are_removed(
+    runs: Path, record: Make, tmp_path: Path
+) -> None:
+    """Once there is a second task, the names end in that of the task."""
+    out = tmp_path / "out"
+    record("AUH")
+    first = write_report(runs, out)
+    (out / "mine.txt").touch()
+    record("VICReg", cell={"dataset": dataset("other")})
+    second = write_report(runs, out)
+    assert out / "leaderboard.csv" in {*first.files} - {*second.files}
+    kept = {"mine.txt", ".files.json"}
+    assert {path.name for path in out.iterdir()} == {path.name for path in second.files} | kept

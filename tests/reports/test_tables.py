@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from regbench.reports import write_report
-from regbench.reports.rows.tasks import compare_over
+from regbench.reports.rows.tasks import compare_over, over_tasks
 from regbench.reports.tables import details
 from regbench.reports.tables.details import (
     significance_frame,
@@ -23,7 +23,7 @@ from regbench.reports.tables.details import (
 from regbench.reports.tables.leaderboard import leaderboard
 from regbench.reports.tables.over_tasks import over_tasks_table
 from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
-from tests.reports.conftest import score, settings
+from tests.reports.conftest import dataset, score, settings
 from tests.reports.reading import Make, grid, task, tasks, texts
 
 KNN, LINEAR = "kNN top-1 (%)", "linear top-1 (%)"
@@ -240,6 +240,39 @@ def test_a_task_that_shares_no_method_takes_no_comparison_from_the_others() -> N
     assert [one.label for one in found.standings] == ["c", "b", "a"]
     notes = over_tasks_table(found).notes
     assert "Tasks left out, for sharing too few methods or seeds with these: two; four." in notes
+
+
+def test_a_task_of_few_methods_takes_none_from_the_others() -> None:
+    """As one that was stopped: two tasks compare seven methods, and all three would three."""
+    scores = {label: {0: 70.0 + place} for place, label in enumerate("abcdefg")}
+    stopped = {label: scores[label] for label in "abc"}
+    found = compare_over({"one": scores, "two": stopped, "three": scores})
+    assert found is not None
+    assert [one.label for one in found.standings] == list("gfedcba")
+    assert (found.tasks, found.tasks_left_out) == (["one", "three"], ["two"])
+
+
+def test_a_method_that_is_alone_in_its_setting_is_said_to_be_left_out(
+    runs: Path, record: Make
+) -> None:
+    for name in ("one", "two"):
+        for place, label in enumerate(("AUH", "VICReg", "RBF kernel")):
+            record(label, linear=70.0 + place, cell={"dataset": dataset(name)})
+        record("SimCLR", cell={"dataset": dataset(name), "embedding_dim": 64})
+    found = over_tasks(tasks(runs))
+    assert found is not None
+    assert (len(found.standings), found.left_out) == (3, ["SimCLR"])
+
+
+def test_style_that_a_row_keeps_is_nothing_good(runs: Path, record: Make) -> None:
+    """Records of the past say that it is."""
+    for label, kept in (("AUH", 10.0), ("VICReg", 60.0)):
+        for seed in range(3):
+            value = kept + seed + (label == "AUH") * (seed == 1)
+            record(label, seed, scores=(score("style_r2_embedding", value),))
+    summary = task(runs)
+    first = summary.rows[0]
+    assert (first.label, summary.best("style_r2_embedding").top) == ("AUH", 0)
 
 
 def test_methods_are_ranked_by_their_means_over_what_all_have() -> None:

@@ -130,7 +130,7 @@ def verify(
 
                 compute = partial(recompute_apart, file_of[record.method])
             done = compute(record, Path(temporary), weights=weights, overrides=runtime)
-        found = again.differences(read, record, done.scores, trained=done.trained, alike=done.alike)
+        found = again.differences(read, record, done)
         misfits += found
         how, verdict = "evaluated again from its weights", "as near as other seeds come"
         if done.trained:
