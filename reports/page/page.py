@@ -1,5 +1,4 @@
-"""The report as one self-contained HTML page, and the section of a task that the pages of a site
-have too.
+"""The report as one self-contained HTML page.
 
 Tables and figures are in the HTML, so they read without JavaScript. What each cell was made from
 (its settings, scores, environment, attempts) is in one block of compressed JSON, and becomes a
