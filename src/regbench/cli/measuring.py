@@ -35,7 +35,7 @@ def _sizes(option: str, default: str, what: str) -> Callable[[Any], Any]:
     type=VALUES,
     default=(),
     show_default=False,
-    help="auto, textbook, gram, covariance.  [default: all that a method has]",
+    help="auto, textbook, gram, covariance, powers.  [default: all that a method has]",
 )
 @click.option("--device", default="auto", help="auto, cpu or cuda.")
 @click.option("--threads", default=1, help="Threads of each rank.")
