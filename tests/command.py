@@ -9,4 +9,4 @@ from regbench.cli import main
 
 def run(*words: object) -> Result:
     """Give a command, whose words may be paths and numbers."""
-    return CliRunner().invoke(main, list(map(str, words)))
+    return CliRunner().invoke(main, list(map(str, words)), prog_name="regbench")

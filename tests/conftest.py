@@ -121,6 +121,18 @@ def stripes(label: int, number: int) -> Image.Image:
     return Image.fromarray(np.clip(colour + wave[:, :, None] + noise, 0, 255).astype(np.uint8))
 
 
+def striped(source: Path, kind: str = "jpg", **parts: int) -> Path:
+    """Write a folder of such pictures: so many a class in each part."""
+    for part, count in parts.items():
+        for label, name in enumerate(("level", "slanted", "upright")):
+            folder = source / part / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                picture = stripes(label, i + 500 * (part == "val"))
+                picture.save(folder / f"{i:03d}.{kind}", quality=92)
+    return source
+
+
 @pytest.fixture
 def lost_replies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network file system that makes each link, loses the reply, is asked again and finds the
@@ -138,14 +150,7 @@ def lost_replies(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of images: 53 a class in train/ and 10 in val/."""
-    source = tmp_path_factory.mktemp("tiny_source")
-    for part, count in (("train", 53), ("val", 10)):
-        for label, name in enumerate(("level", "slanted", "upright")):
-            folder = source / part / name
-            folder.mkdir(parents=True)
-            for i in range(count):
-                stripes(label, i + 500 * (part == "val")).save(folder / f"{i:03d}.jpg", quality=92)
-    return source
+    return striped(tmp_path_factory.mktemp("tiny_source"), train=53, val=10)
 
 
 @pytest.fixture(scope="session")

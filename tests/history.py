@@ -9,6 +9,7 @@ import torch
 
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
 from regbench.benchmark.rundir.record import Record
+from tests.there import there
 
 TRAINED = (
     *("loss", "alignment", "uniformity", "effective_rank", "feature_spread"),
@@ -24,8 +25,7 @@ def trained(record: Record) -> list[dict[str, Any]]:
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
     """The weights of the last checkpoint, with BN's statistics and a teacher's."""
-    loaded = load_checkpoint(directory)
-    assert loaded is not None
+    loaded = there(load_checkpoint(directory))
     return {**loaded[0]["network"], **loaded[0].get("teacher", {})}
 
 
@@ -51,7 +51,6 @@ def all_digits(record: Record) -> list[dict[str, Any]]:
     """The rows as the last checkpoint holds them: the file of the history has six digits of
     each number.
     """
-    loaded = load_checkpoint(record.path.parent)
-    assert loaded is not None
+    loaded = there(load_checkpoint(record.path.parent))
     rows: list[dict[str, Any]] = loaded[0]["progress"]["history"]
     return rows

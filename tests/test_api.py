@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 import regbench
-from regbench import RegbenchError, methods
+from regbench import methods
 from regbench.api import _overrides
 from regbench.benchmark.settings.sweep import Sweep, load_run
 from regbench.settings import plain
 from regbench.sweeps.status import CellStatus, cell_status, plan_of
+from tests.refusals import is_refused
+from tests.there import there
 
 SHORT: dict[str, Any] = {"method": "vicreg", "epochs": 0, "evaluation": {"protocols": ["knn"]}}
 
@@ -40,23 +42,20 @@ def test_what_is_public_is_there() -> None:
 
 
 def test_train_returns_the_record_and_does_not_train_twice(tiny: list[str], tmp_path: Path) -> None:
-    record = regbench.train(tiny, name="mine", **SHORT)
-    assert record is not None
+    record = there(regbench.train(tiny, name="mine", **SHORT))
     assert record.path.parent == tmp_path / "runs" / "mine" / record.cell_id
     short = ("method=vicreg", "epochs=0", "evaluation.protocols=[knn]")
     assert record.cell_id == load_run([*tiny, *short])[0].id
     assert record.score("knn_top1", "test") is not None
     written_ns = record.path.stat().st_mtime_ns
     own = [override for override in tiny if override.startswith("runtime.")]
-    again = regbench.train(own, name="mine", config=record.path.with_name("config.yaml"))
-    assert again is not None
+    again = there(regbench.train(own, name="mine", config=record.path.with_name("config.yaml")))
     assert again.sha256 == record.sha256
     assert record.path.stat().st_mtime_ns == written_ns
 
 
 def test_evaluate_gives_the_scores_of_a_run_once_more(tiny: list[str]) -> None:
-    record = regbench.train(tiny, **SHORT)
-    assert record is not None
+    record = there(regbench.train(tiny, **SHORT))
     own = [override for override in tiny if override.startswith("runtime.")]
     assert tuple(regbench.evaluate(record.path.parent, own)) == record.scores
     other = regbench.evaluate(record.path.parent, own, only=["knn"], evaluation={"knn.k": 1})
@@ -119,32 +118,17 @@ def test_keywords_are_settings_as_if_written_last(
         (lambda: regbench.train(method="vicregg"), "did you mean vicreg"),
         (lambda: regbench.train(epochs=object()), "is no setting; give a number"),
         (lambda: regbench.train("epochs='1"), "quotation mark is not closed"),
-        (lambda: regbench.train(name="../x"), "must be a name of 1 to 100 letters"),
+        (lambda: regbench.train(name="../x"), "must be a name of 1 to"),
         (lambda: regbench.sweep("quikstart"), "no sweep named 'quikstart'"),
-        (
-            lambda: regbench.sweep("a/b", cells=["method=vicreg"]),
-            "must be a name of 1 to 100 letters",
-        ),
+        (lambda: regbench.sweep("a/b", cells=["method=vicreg"]), "must be a name of 1 to"),
         (lambda: regbench.sweep("none", cells=[]), "has no cells"),
         (lambda: regbench.tune("quikstart"), "no sweep named 'quikstart'"),
-        (
-            lambda: regbench.tune("latents_tuning", seeds=cast(Any, 3)),
-            "seeds=3 must be a list of whole",
-        ),
-        (
-            lambda: regbench.tune("latents_tuning", seeds=cast(Any, "0,1")),
-            "seeds='0,1' must be a list",
-        ),
+        (lambda: regbench.tune("latents_tuning", seeds=cast(Any, 3)), "seeds=3 must be a list"),
+        (lambda: regbench.tune("latents_tuning", seeds=cast(Any, "0,1")), "seeds='0,1' must be"),
         (lambda: regbench.tune("latents_tuning", trials=-1), "trials=-1 must be a whole number"),
-        (
-            lambda: regbench.tune("latents_tuning", repeats=cast(Any, "4")),
-            "repeats='4' must be a whole",
-        ),
+        (lambda: regbench.tune("latents_tuning", repeats=cast(Any, "4")), "repeats='4' must be"),
         (lambda: regbench.train(runtime={"data_dir": "~/data"}), "no shell reads ~ here"),
-        (
-            lambda: regbench.train("network.init=a.pt network=resnet18"),
-            "network=resnet18 stands after network.init, and would drop it",
-        ),
+        (lambda: regbench.train("network.init=a.pt network=resnet18"), "stands after network.init"),
         (lambda: regbench.train("method.name=sfrik_l1"), "write method=sfrik_l1"),
         (lambda: regbench.report(), "what shall be reported"),
         (lambda: regbench.report("nothing"), "is not a folder"),
@@ -158,9 +142,8 @@ def test_refusals_are_of_one_line(
     call: Callable[[], object], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RegbenchError, match=said) as refusal:
+    with is_refused(said):
         call()
-    assert "\n" not in str(refusal.value)
 
 
 def test_a_sweep_gives_its_scores_as_a_table(tiny: list[str], tmp_path: Path) -> None:
@@ -197,7 +180,7 @@ def test_a_line_without_training_stays_so(tiny: list[str], monkeypatch: pytest.M
         return []
 
     monkeypatch.setattr("regbench.sweeps.local.run_sweep", seen)
-    with pytest.raises(RegbenchError, match="is not a folder"):  # of records, as nothing ran
+    with is_refused("is not a folder"):  # of records, as nothing ran
         regbench.sweep("mine", tiny, cells=["method=vicreg", "epochs=0"], epochs=2)
     assert found == [2, 0]
 
@@ -206,7 +189,7 @@ def test_the_folder_of_a_tuning_is_no_sweep(tiny: list[str], tmp_path: Path) -> 
     folder = tmp_path / "runs" / "tuned"
     folder.mkdir(parents=True)
     (folder / "tune.json").write_text("[]")
-    with pytest.raises(RegbenchError, match="is of a tuning; go on with: regbench tune"):
+    with is_refused("is of a tuning; go on with: regbench tune"):
         regbench.sweep("tuned", tiny, cells=["method=vicreg"], **SHORT)
 
 
@@ -218,13 +201,12 @@ def test_a_sweep_says_which_cells_did_not_end(
         return [cell_status(folder / cell.id, plan_of(cell)) for cell in grid.cells]
 
     monkeypatch.setattr("regbench.sweeps.local.run_sweep", fails)
-    with pytest.raises(RegbenchError, match="1 of 1 cell not finished: untrained seed 0 pending"):
+    with is_refused("1 of 1 cell not finished: untrained seed 0 pending"):
         regbench.sweep("none", tiny, cells=["method=vicreg"], **SHORT)
 
 
 def test_a_report_of_a_single_run(tiny: list[str], tmp_path: Path) -> None:
-    record = regbench.train(tiny, **SHORT)
-    assert record is not None
+    record = there(regbench.train(tiny, **SHORT))
     report = regbench.report(record.path.parent)
     assert report.page == record.path.parent / "report" / "index.html"
     assert "untrained" in report.leaderboard

@@ -320,19 +320,6 @@ def test_train_prints_the_scores_and_does_not_train_twice(tiny: list[str]) -> No
     assert (refused.exit_code, "evaluation.*" in refused.stderr) == (2, True)
 
 
-def test_prepare_tells_where_the_files_are(
-    tiny: list[str], tiny_source: Path, tmp_path: Path
-) -> None:
-    overrides = [override for override in tiny if override.startswith("dataset.")]
-    overrides.append(f"runtime.data_dir={tmp_path}")
-    result = call("prepare", "imagefolder", *overrides, "--source-dir", str(tiny_source))
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
-    seen = {tuple(line.split()[:2]) for line in lines}
-    assert seen == {("train:", "120"), ("tuning:", "36"), ("test:", "30")}
-    assert all(Path(line.split(" in ")[1]).is_file() for line in lines)
-
-
 def test_cost_prints_a_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     asked = []
@@ -466,9 +453,7 @@ def test_a_plan_ends_without_a_word(program: str, tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_plan_says_what_runs_need_and_marks_what_does_not_fit(
-    tiny: list[str],
-) -> None:
+def test_plan_says_what_runs_need_and_marks_what_does_not_fit(tiny: list[str]) -> None:
     sizes = ["embedding_dim=16,1024", "cluster.gpus=2", "cluster.gpu_memory_gib=0.03"]
     result = call("plan", "method=vicreg", *tiny, *sizes)
     assert result.exit_code == 0, result.stderr

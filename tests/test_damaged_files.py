@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from regbench import RegbenchError
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.stored import load_cell
 from regbench.benchmark.settings.sweep import Sweep, load_grid, load_run, load_sweep, read_rows
-from regbench.cli import main
 from regbench.datasets.stored.prepare import prepare
 from regbench.datasets.stored.verify import verify
 from regbench.slurm.manage import submit_sweep
 from regbench.sweeps import tune
 from regbench.sweeps.choose import choose
+from tests.command import run as call
 from tests.conftest import TINY
 from tests.damage import damaged, damaged_lines, no_file
 from tests.slurm.standin import Standin
@@ -47,10 +47,6 @@ modules: [cuda, python]
 extra: {reservation: paper, exclude: 'node[1-3]'}
 stages: {pretrain: {}, tune: {gpus: 1}, final: {gpus: 1, cpus: 2}}
 """
-
-
-def call(*words: object) -> Result:
-    return CliRunner().invoke(main, [str(word) for word in words])
 
 
 def refused_or_done(result: Result) -> None:

@@ -252,9 +252,8 @@ def test_the_audits_page_shows_a_test(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, Any] = {}
     (shown,) = blocks("docs/audit.md", "python")
-    exec(
-        shown.replace("gathers=True", 'gathers=True, probes=("value",)'), names
-    )  # without its processes
+    # without its processes
+    exec(shown.replace("gathers=True", 'gathers=True, probes=("value",)'), names)
     names["test_my_loss_is_sound"]()
 
 
@@ -331,9 +330,8 @@ def test_links_lead_somewhere_and_make_has_its_targets(document: str) -> None:
     text = "\n".join(blocks(document, ""))
     assert set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)) <= targets
     for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", (ROOT / document).read_text()):
-        if "docs/reference/" not in str(
-            made := (ROOT / document).parent / target
-        ):  # which the site makes
+        # which the site makes
+        if "docs/reference/" not in str(made := (ROOT / document).parent / target):
             assert made.exists(), target
 
 

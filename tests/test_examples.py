@@ -44,27 +44,25 @@ def test_the_plain_loop_lowers_its_loss(
     assert found[-1] < found[0]
 
 
-def test_ddp_on_one_process(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[float]:
+    """The losses of DDP on one process."""
     as_one_process(monkeypatch)
     run("ddp.py", monkeypatch=monkeypatch)
-    found = losses(capsys.readouterr().out)
-    assert found[-1] < found[0]
+    return losses(capsys.readouterr().out)
+
+
+def test_ddp_on_one_process(alone: list[float]) -> None:
+    assert alone[-1] < alone[0]
 
 
 @pytest.mark.slow
-def test_ddp_gives_the_same_losses_on_two_processes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    as_one_process(monkeypatch)
-    run("ddp.py", monkeypatch=monkeypatch)
-    expected = losses(capsys.readouterr().out)
+def test_ddp_gives_the_same_losses_on_two_processes(alone: list[float]) -> None:
     processes = launch(2, (EXAMPLES / "ddp.py").read_text())
     for process in processes:
         assert process.returncode == 0, process.stderr
         assert "Warning" not in process.stderr
-    assert losses(processes[0].stdout) == pytest.approx(expected, rel=1e-5)
+    assert losses(processes[0].stdout) == pytest.approx(alone, rel=1e-5)
 
 
 @pytest.mark.slow  # to import Lightning takes seconds

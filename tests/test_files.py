@@ -18,7 +18,6 @@ from typing import IO, NotRequired
 import pytest
 from typing_extensions import TypedDict
 
-from regbench import RegbenchError
 from regbench.benchmark.settings.identity import cell_id
 from regbench.files import (
     Name,
@@ -34,6 +33,7 @@ from regbench.files import (
     write_text,
     write_there,
 )
+from tests.refusals import is_refused
 from tests.waiting import PATIENCE_S, wait_for
 
 
@@ -130,7 +130,7 @@ def test_what_is_no_regular_file_is_written_to_or_refused_and_stays(
         path.symlink_to(made)
     before = {each.name: each.lstat().st_ino for each in tmp_path.iterdir()}
     if kind in ("socket", "unread pipe"):
-        with pytest.raises(RegbenchError, match="is no regular file and cannot be written to"):
+        with is_refused("is no regular file and cannot be written to"):
             write_text(path, "new")
     else:
         with os.fdopen(os.open(made, os.O_RDONLY | os.O_NONBLOCK)) as reader:
@@ -321,5 +321,5 @@ def test_json_that_holds_something_else_is_refused(tmp_path: Path, content: str,
     path.write_text('{"cells": ["a"], "share": 1, "more": 0}')
     assert read_json(path, Plan, "mend it") == {"cells": ["a"], "share": 1, "more": 0}
     path.write_text(content)
-    with pytest.raises(RegbenchError, match=rf"plan\.json cannot be read \({why}.*; mend it"):
+    with is_refused(rf"plan\.json cannot be read \({why}.*; mend it"):
         read_json(path, Plan, "mend it")

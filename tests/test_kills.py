@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from regbench.benchmark.rundir.record import Record
 from regbench.cli import main
 from regbench.processes import Worker
 from regbench.sweeps import local
-from tests.conftest import TINY, stripes
+from tests.conftest import TINY, striped
 from tests.history import untimed
 from tests.waiting import PATIENCE_S
 
@@ -215,12 +215,7 @@ class Undisturbed:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Undisturbed]:
     """Runs a command, and those before it, once."""
     start, known = tmp_path_factory.mktemp("start"), dict[str, Undisturbed]()
-    for part, count in (("train", 13), ("val", 4)):
-        for label, name in enumerate(("level", "slanted", "upright")):
-            folder = start / "images" / part / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                stripes(label, number).save(folder / f"{part}{number}.png")
+    striped(start / "images", "png", train=13, val=4)
     for name, rows in ROWS.items():
         sweep = {"description": "ours", "common": SETTINGS, "cells": rows}
         (start / f"{name}.yaml").write_text(json.dumps(sweep))
@@ -239,29 +234,25 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Und
     return run
 
 
-def kill(command: str, undisturbed: Undisturbed, numbers: Sequence[int], place: Path) -> None:
-    """Kill a command just before each of these operations, give it again and look at what it
-    leaves.
-    """
-    for number in numbers:
-        folder = place / str(number) / "folder"
-        shutil.copytree(undisturbed.before, folder)
-        where = f"{number}: {undisturbed.operations[number]}"
-        assert begin(folder, command, number) == {-signal.SIGKILL}, where
-        assert begin(folder, command) == {0}, (where, (folder.parent / "said").read_text())
-        assert outcome(folder) == undisturbed.outcome, where
-        shutil.rmtree(folder.parent)
-
-
 @pytest.mark.slow
+@pytest.mark.parametrize("some", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_killed_command_goes_on(
-    command: str, undisturbed: Callable[[str], Undisturbed], tmp_path: Path
+    command: str, some: bool, undisturbed: Callable[[str], Undisturbed], tmp_path: Path
 ) -> None:
-    """At five operations, from the first to the last."""
+    """At five operations, from the first to the last, or at every one: killed just before it, it
+    is given again.
+    """
     found = undisturbed(command)
     last = len(found.operations) - 1
-    kill(command, found, sorted({round(last * i / 4) for i in range(5)}), tmp_path)
+    for number in sorted({round(last * i / 4) for i in range(5)} if some else range(last + 1)):
+        folder = tmp_path / str(number) / "folder"
+        shutil.copytree(found.before, folder)
+        where = f"{number}: {found.operations[number]}"
+        assert begin(folder, command, number) == {-signal.SIGKILL}, where
+        assert begin(folder, command) == {0}, (where, (folder.parent / "said").read_text())
+        assert outcome(folder) == found.outcome, where
+        shutil.rmtree(folder.parent)
 
 
 @pytest.mark.slow
@@ -273,13 +264,3 @@ def test_two_of_a_command_at_once_end_well_and_as_one(
     shutil.copytree(found.before, folder)
     assert begin(folder, command, count=2) == {0}, (tmp_path / "said").read_text()
     assert outcome(folder) == found.outcome
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_that_is_killed_anywhere_goes_on(
-    command: str, undisturbed: Callable[[str], Undisturbed], tmp_path: Path
-) -> None:
-    found = undisturbed(command)
-    kill(command, found, range(len(found.operations)), tmp_path)

@@ -14,14 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 from PIL import Image
 
-from regbench import RegbenchError
 from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.rundir.record_parts import NamedFile, PastAttempt
 from regbench.benchmark.settings.sweep import Sweep, SweepFile, load_run, load_sweep, read_rows
-from regbench.cli import main
 from regbench.datasets.fit import complete, fitting
 from regbench.datasets.sources.base import Contents
 from regbench.datasets.sources.imagefolder import ImageFolder
@@ -31,7 +29,9 @@ from regbench.datasets.stored.prepare import prepare
 from regbench.files import digest, write_bytes, write_text
 from regbench.sweeps.own import own_file
 from regbench.sweeps.status import CellStatus
+from tests.command import run
 from tests.records import made
+from tests.refusals import is_refused
 
 CLASSES = ("heron", "ibis", "stork")
 # What a run of a second needs beside: none of it is about the images.
@@ -71,18 +71,14 @@ def birds_manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 
 def call(*arguments: str | Path) -> Result:
     """The command, which succeeds."""
-    result = CliRunner().invoke(
-        main, [str(argument) for argument in arguments], prog_name="regbench"
-    )
+    result = run(*arguments)
     assert result.exit_code == 0, result.output
     return result
 
 
 def refusal(*arguments: str | Path) -> str:
     """The one line in which the command refuses."""
-    result = CliRunner().invoke(
-        main, [str(argument) for argument in arguments], prog_name="regbench"
-    )
+    result = run(*arguments)
     assert result.exit_code == 2, result.output
     (line,) = result.stderr.splitlines()
     return line
@@ -181,23 +177,20 @@ def test_the_same_images_are_held_out_wherever_they_lie(tmp_path: Path) -> None:
 
 
 def test_folders_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RegbenchError, match="at least 3 images to be divided: heron has 2"):
+    with is_refused("at least 3 images to be divided: heron has 2"):
         opened(draw(tmp_path / "small", 2, 8))
-    with pytest.raises(RegbenchError, match="birds/ is missing"):
+    with is_refused("birds/ is missing"):
         opened(tmp_path / "birds")
     (tmp_path / "birds").mkdir()
-    reason = r"birds/ has no class folders.*with CLASS/\*\.jpg, or train/CLASS/\*\.jpg"
-    with pytest.raises(RegbenchError, match=reason):
+    with is_refused(r"birds/ has no class folders.*with CLASS/\*\.jpg, or train/CLASS/\*\.jpg"):
         opened(tmp_path / "birds")
     draw(tmp_path / "birds" / "val", 3, 8)
-    with pytest.raises(RegbenchError, match="train/ is missing"):
+    with is_refused("train/ is missing"):
         opened(tmp_path / "birds")
     for folder in ("train", "test"):
         draw(tmp_path / "birds" / folder, 3, 8)
     (tmp_path / "birds" / "test" / "ibis").rename(tmp_path / "birds" / "test" / "owl")
-    with pytest.raises(
-        RegbenchError, match=r"test/ lacks 1 classes of train/: ibis; train/ lacks 1 .* test/: owl"
-    ):
+    with is_refused(r"test/ lacks 1 classes of train/: ibis; train/ lacks 1 .* test/: owl"):
         opened(tmp_path / "birds")
 
 
@@ -505,7 +498,7 @@ def test_a_budget_that_pays_nothing_is_refused(
     hours: float, overrides: list[str], message: str, birds: Manifest, tmp_path: Path
 ) -> None:
     given = ["runtime.parallel=2", "runtime.device=cpu", *overrides]
-    with pytest.raises(RegbenchError, match=message):
+    with is_refused(message):
         own_file(tmp_path / "runs", birds, hours, given, measured)
 
 

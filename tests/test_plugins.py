@@ -9,14 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from click.testing import CliRunner
-
 from regbench.benchmark.evaluate.base import EVALUATIONS
 from regbench.benchmark.settings.compose import PLUG_INS
 from regbench.benchmark.settings.listing import listing
 from regbench.benchmark.settings.sweep import load_run
-from regbench.cli import main
 from regbench.plugins import own_names
+from tests.command import run
 from tests.conftest import TINY
 from tests.plugin import install
 from tests.test_documentation import blocks
@@ -113,11 +111,7 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
         (folder / f"{path.parent.name}_{path.name}").symlink_to(path)
     settings = ["optimizer=nadam"]
     settings += [override for override in TINY if not override.startswith("dataset")]
-    settings += [
-        "method=imq",
-        "network.backbone=convnet",
-        "network.backbone.width=24",
-    ]
+    settings += ["method=imq", "network.backbone=convnet", "network.backbone.width=24"]
     settings += [
         "optimizer.base_lr=0.01",
         "evaluation.protocols=[ncm,retrieval]",
@@ -276,7 +270,7 @@ def test_every_setting_of_a_cell_is_listed_with_its_meaning() -> None:
     assert wanted <= set(listed)
     assert all(setting.meaning and setting.kind for setting in listed.values())
     assert listed["evaluation.places205.epochs"].default == "28"
-    assert CliRunner().invoke(main, ["settings", "runtime.lease"]).output.split()[:4] == [
-        *("runtime", "runtime.lease_s", "=", "60.0"),
+    assert run("settings", "runtime.lease").output.split()[:4] == [
+        *("runtime", "runtime.lease_s", "=", "60.0")
     ]
-    assert CliRunner().invoke(main, ["settings", "nothing"]).exit_code == 2
+    assert run("settings", "nothing").exit_code == 2

@@ -14,6 +14,7 @@ import pytest
 
 from regbench import RegbenchError
 from regbench.processes import CodeFailed, Place, Processes, WorkFailed, apart
+from tests.refusals import is_refused
 
 
 def state(here: Place, text: str) -> tuple[str, Place]:
@@ -174,7 +175,7 @@ def test_an_answer_without_the_key_is_none() -> None:
 
 
 def test_a_refusal_apart_is_one() -> None:
-    with pytest.raises(RegbenchError, match=r"^no luck$") as refused:
+    with is_refused(r"^no luck$") as refused:
         apart("it", 60, raise_, RegbenchError("no luck"))
     assert type(refused.value) is RegbenchError
     with pytest.raises(CodeFailed, match=r"^no luck$"):

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from click.testing import CliRunner
 
-from regbench.cli import main
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.rows.grouping import summarize
 from regbench.reports.rows.significance import LEVEL, Tukey
 from regbench.reports.rows.tasks import compare_over
+from tests.command import run
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGES = ROOT / "results", ROOT / "docs" / "results"
@@ -38,7 +37,7 @@ def test_the_list_has_the_digest_of_each_bundle(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BUNDLES)
 def test_bundles_check_out(name: str) -> None:
-    done = CliRunner().invoke(main, ["verify", str(RESULTS / name)])
+    done = run("verify", RESULTS / name)
     assert (done.exit_code, "check out" in done.output) == (0, True), done.output
 
 

@@ -13,10 +13,13 @@ import pytest
 import torch
 
 from regbench.benchmark.run import run_cell
+from regbench.benchmark.rundir.checkpoint import save_checkpoint
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
+from regbench.benchmark.rundir.record_parts import Saved
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
+from regbench.benchmark.training import checkpoint_writer
 from regbench.benchmark.training.step import Step
 
 
@@ -39,6 +42,19 @@ def signal_at(step: int) -> Callable[[pytest.MonkeyPatch], None]:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     return lambda patch: before_steps(patch, tell)
+
+
+def kill_while_it_writes(patch: pytest.MonkeyPatch, checkpoint: int) -> None:
+    """Kill the process when it writes a checkpoint of this number."""
+    written: list[int] = []
+
+    def save(*arguments: Any) -> Saved:
+        written.append(1)
+        if len(written) == checkpoint:
+            raise KeyboardInterrupt
+        return save_checkpoint(*arguments)
+
+    patch.setattr(checkpoint_writer, "save_checkpoint", save)
 
 
 def interrupt_run(

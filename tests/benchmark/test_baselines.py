@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from skimage.feature import hog
 
-from regbench import RegbenchError
 from regbench.benchmark.baselines import COMPONENTS, _fitted, chosen_pca, untrained
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.factors import FactorProbes
@@ -33,6 +32,8 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.sources.base import SOURCES
 from regbench.datasets.stored.factor_tables import read_factors
 from regbench.datasets.stored.prepare import prepare
+from tests.refusals import is_refused
+from tests.there import there
 
 SOURCE = {"foreground": "digits", "size_px": 28}
 SOURCE |= {"train_images": 300, "tuning_images": 100, "test_images": 120}
@@ -57,8 +58,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(data_dir: Path, tmp_path: Path) -> Callable[..., Record]:
     def record(*overrides: str) -> Record:
         folders = f"runtime.data_dir={data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"
-        found = run_cell(*load_run([*SCENES, *folders, *overrides]), "manual")
-        assert found is not None
+        found = there(run_cell(*load_run([*SCENES, *folders, *overrides]), "manual"))
         return found
 
     return record
@@ -97,9 +97,8 @@ def test_the_number_of_principal_components_is_chosen_before_the_test_split_open
         for each in (train, test)
     ]
     expected = accuracies(weighted_knn(components[0], components[1], [20], 0.07, 10)[20])[0]
-    assert record.score("knn_top1", "test") == pytest.approx(
-        expected, abs=1.7
-    )  # two images: the method is randomized
+    # two images: the method is randomized
+    assert record.score("knn_top1", "test") == pytest.approx(expected, abs=1.7)
 
 
 def test_principal_components_are_the_first_ones_and_white(subject: Subject) -> None:
@@ -152,10 +151,7 @@ def test_an_attempt_after_a_kill_does_not_choose_components_again(
 def test_the_form_of_untrained_features_is_chosen_for_each_read_out(
     baseline: str, candidates: set[str], run: Callable[..., Record]
 ) -> None:
-    record = run(
-        f"baseline={baseline}",
-        "evaluation.protocols=[knn,probe,retrieval]",
-    )
+    record = run(f"baseline={baseline}", "evaluation.protocols=[knn,probe,retrieval]")
     assert "probe_of_forms_learning_rate" not in record.choice
     for by, score in (("knn", "knn_top1"), ("probe", "linear_top1")):
         noted = record.choice[f"{baseline}_for_{by}"]
@@ -316,7 +312,7 @@ def test_a_network_is_trained_on_shared_bits_and_probed_for_them(
 
 
 def test_more_shared_bits_than_there_are_are_refused() -> None:
-    with pytest.raises(RegbenchError, match="shared_bits"):
+    with is_refused("shared_bits"):
         load_run([*SCENES, "dataset.shared_bits=13"])
 
 
@@ -331,9 +327,7 @@ def subject(data_dir: Path, tmp_path: Path, claimed: Callable[[Path], Attempt]) 
     )
 
 
-def probe(
-    subject: Subject, patch: pytest.MonkeyPatch, columns: Callable[[dict[str, Any]], Any]
-) -> dict[str, float]:
+def probe(subject: Subject, columns: Callable[[dict[str, Any]], Any]) -> dict[str, float]:
     """Probe made-up features, which are computed of the factors of a split."""
 
     def features(split: str, *_: object) -> Features:
@@ -341,19 +335,17 @@ def probe(
         x_ND = torch.from_numpy(np.stack(columns(factors), axis=1)).float()
         return Features(x_ND, torch.zeros(len(x_ND), dtype=torch.int64))
 
-    patch.setattr(subject, "features", features)
+    subject.features = features  # type: ignore[method-assign, assignment]
     return {score.name: score.value for score in FactorProbes().run("factors", subject)}
 
 
-def test_what_a_representation_holds_is_found_and_nothing_else(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_representation_holds_is_found_and_nothing_else(subject: Subject) -> None:
     def columns(factors: dict[str, Any]) -> Any:
         angle = 2 * np.pi * factors["hue_turns"]
         classes = F.one_hot(torch.from_numpy(factors["class"]), 10).numpy().T
         return [np.sin(angle), np.cos(angle), 100 * factors["scale"], *classes]
 
-    found = probe(subject, monkeypatch, columns)
+    found = probe(subject, columns)
     assert found["factor_hue_turns_representation"] > 0.999
     assert found["factor_scale_representation"] > 0.999
     assert found["factor_class_representation"] == 100
@@ -361,16 +353,14 @@ def test_what_a_representation_holds_is_found_and_nothing_else(
     assert abs(found["factor_background_hue_turns_representation"]) < 0.15
 
 
-def test_a_hue_just_below_a_turn_is_near_one_just_above(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hue_just_below_a_turn_is_near_one_just_above(subject: Subject) -> None:
     """The hue itself as a feature is not enough: it jumps where the circle closes."""
-    found = probe(subject, monkeypatch, lambda factors: [factors["hue_turns"]])
+    found = probe(subject, lambda factors: [factors["hue_turns"]])
     assert 0.2 < found["factor_hue_turns_representation"] < 0.6
 
 
 def test_a_representation_of_nothing_is_held_against_the_means_of_sine_and_cosine(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
+    subject: Subject,
 ) -> None:
     circle = {}
     for split in ("train", "test"):
@@ -378,16 +368,14 @@ def test_a_representation_of_nothing_is_held_against_the_means_of_sine_and_cosin
         angle = 2 * np.pi * factors["hue_turns"].astype(np.float64)
         circle[split] = np.stack([np.sin(angle), np.cos(angle)], axis=1)
     guess = np.broadcast_to(circle["train"].mean(axis=0), circle["test"].shape)
-    found = probe(subject, monkeypatch, lambda factors: [np.ones(len(factors["scale"]))])
+    found = probe(subject, lambda factors: [np.ones(len(factors["scale"]))])
     from sklearn.metrics import r2_score
 
     wanted = r2_score(circle["test"], guess, multioutput="variance_weighted")
     assert found["factor_hue_turns_representation"] == pytest.approx(wanted, abs=1e-9)
 
 
-def test_the_scale_of_features_does_not_matter(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_scale_of_features_does_not_matter(subject: Subject) -> None:
     """Penalties are shares of their variance; a power of two changes no digit."""
 
     def columns(factors: dict[str, Any], unit: float) -> Any:
@@ -395,13 +383,11 @@ def test_the_scale_of_features_does_not_matter(
         noise = rng.normal(size=(20, len(factors["scale"])))
         return [unit * (factors["scale"] + noise[0]), *(unit * noise[1:])]
 
-    one, small = (probe(subject, monkeypatch, partial(columns, unit=u)) for u in (1.0, 2.0**-10))
+    one, small = (probe(subject, partial(columns, unit=u)) for u in (1.0, 2.0**-10))
     assert small == pytest.approx(one, rel=1e-6)
 
 
-def test_the_tuning_split_chooses_how_much_is_damped(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tuning_split_chooses_how_much_is_damped(subject: Subject) -> None:
     """On the images that they were fitted to, many features without meaning are best left
     undamped.
     """
@@ -410,7 +396,7 @@ def test_the_tuning_split_chooses_how_much_is_damped(
         images = len(factors["scale"])
         return np.random.default_rng(images).normal(size=(100, images))
 
-    probe(subject, monkeypatch, noise)
+    probe(subject, noise)
     entry = subject.choices.entries["factors_penalties_representation"]
     assert entry["selected_on"] == "tuning"
     assert entry["chosen"]["scale"] >= 1
@@ -419,8 +405,7 @@ def test_the_tuning_split_chooses_how_much_is_damped(
 def test_a_data_set_without_factors_is_refused_before_training(tmp_path: Path) -> None:
     cell, _ = load_run(["dataset=digits"])
     prepare(cell.dataset, tmp_path, progress=False)
-    reason = "factors needs images whose factors are known, and data set 'digits'"
-    with pytest.raises(RegbenchError, match=reason):
+    with is_refused("factors needs images whose factors are known, and data set 'digits'"):
         FactorProbes().check("factors", Task(cell.dataset, "tuning", tmp_path))
 
 
@@ -434,8 +419,7 @@ def test_a_data_set_without_factors_is_refused_before_training(tmp_path: Path) -
 def test_labels_train(baseline: str, label: str, terms: set[str], tiny: list[str]) -> None:
     """Stripes are learned within seconds: the loss falls well below that of the first epoch."""
     settings = (*tiny, f"baseline={baseline}", "network=resnet_mini", "epochs=8", "optimizer=adamw")
-    record = run_cell(*load_run([*settings, "optimizer.base_lr=0.02"]), "manual")
-    assert record is not None
+    record = there(run_cell(*load_run([*settings, "optimizer.base_lr=0.02"]), "manual"))
     assert (record.label, record.is_reference) == (label, True)
     first, last = record.history[0], record.history[-1]
     assert set(last["terms"]) == terms

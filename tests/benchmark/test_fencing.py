@@ -28,7 +28,8 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.stored.prepare import prepare
 from regbench.reports.find.check import check_records
 from tests.benchmark.steps import before_steps
-from tests.conftest import TINY, stripes
+from tests.conftest import TINY, striped
+from tests.there import there
 from tests.waiting import PATIENCE_S
 
 SMALL = (
@@ -42,13 +43,8 @@ SMALL = (
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data folder with the smallest data set that all parts of a run can do with."""
-    source, data_dir = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("data")
-    for part, count in (("train", 13), ("val", 4)):
-        for label, name in enumerate(("level", "slanted", "upright")):
-            folder = source / part / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                stripes(label, number).save(folder / f"{part}{number}.png")
+    source = striped(tmp_path_factory.mktemp("source"), "png", train=13, val=4)
+    data_dir = tmp_path_factory.mktemp("data")
     prepare(load_run([*TINY, *SMALL])[0].dataset, data_dir, source_dir=source, progress=False)
     return data_dir
 
@@ -88,13 +84,11 @@ class Process:
         patch.setenv("SLURM_RESTART_COUNT", "0")
         for name in ("replace", "link", "unlink"):
             patch.setattr(os, name, self._watched(name, getattr(os, name)))
-        patch.setattr(
-            os, "fsync", lambda _: None
-        )  # nobody loses power here, and a busy disk takes its time
+        # nobody loses power here, and a busy disk takes its time
+        patch.setattr(os, "fsync", lambda _: None)
         patch.setattr(tempfile, "mkstemp", self._watched("make", tempfile.mkstemp))
-        patch.setattr(
-            ThreadPoolExecutor, "submit", at_once
-        )  # the order of the operations is always the same
+        # the order of the operations is always the same
+        patch.setattr(ThreadPoolExecutor, "submit", at_once)
 
     def _watched(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*paths: Any, **options: Any) -> Any:
@@ -207,8 +201,7 @@ def lose(small: list[str], at: int, operations: list[str], record: Record, *, fi
         assert all("-0001" in name for name in late), (where, late)
         assert len(late & after.keys()) <= 1, (where, late)
     if finish:
-        found = read_record(directory)
-        assert found is not None
+        found = there(read_record(directory))
         assert found.scores == record.scores, where
         assert "config.yaml" not in changes(before, after), where
         assert check_records([directory]).misfits == (), where
@@ -305,8 +298,7 @@ def test_a_process_that_has_lost_its_run_takes_no_step_more(
 
     def take_over() -> None:
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-        attempt = claim(process.directory, 60.0)
-        assert attempt is not None
+        attempt = there(claim(process.directory, 60.0))
         attempt.end("interrupted")
 
     steps = at_the_second_step(monkeypatch, take_over)
@@ -345,8 +337,7 @@ def test_a_process_whose_folder_is_removed_while_it_waits_makes_no_other(
 ) -> None:
     cell, runtime = load_run(small)
     directory = run_directory(runtime, "here", cell)
-    attempt = claim(directory, 60.0)
-    assert attempt is not None
+    attempt = there(claim(directory, 60.0))
     monkeypatch.setattr(time, "sleep", lambda _: remove(directory))
     with pytest.raises(LeaseLost, match="was removed while this process waited"):
         run_cell(cell, runtime, "here")
@@ -364,8 +355,7 @@ def test_numbers_go_on_where_somebody_removed_the_attempts(
     cell, runtime = load_run([*small, "epochs=5"])
     directory = run_directory(runtime, "here", cell)
     for _ in range(2):
-        attempt = claim(directory, 60.0)
-        assert attempt is not None
+        attempt = there(claim(directory, 60.0))
         attempt.end("interrupted")
     for killed_at in (5, 3):  # steps of this process; the second goes on after the fourth
 
@@ -377,11 +367,9 @@ def test_numbers_go_on_where_somebody_removed_the_attempts(
             before_steps(patch, kill)
             run_cell(cell, runtime, "here")
         remove(directory / "attempts")
-    record = run_cell(cell, runtime, "here")
-    assert record is not None
+    record = there(run_cell(cell, runtime, "here"))
     assert [attempt.from_step for attempt in record.attempts] == [6]
-    undisturbed = run_cell(cell, runtime, "undisturbed")
-    assert undisturbed is not None
+    undisturbed = there(run_cell(cell, runtime, "undisturbed"))
     assert record.scores == undisturbed.scores
 
 
@@ -422,8 +410,7 @@ def test_a_process_that_is_stopped_for_longer_than_the_lease_changes_nothing(
             for at in places:
                 os.waitid(os.P_PID, process.pid, os.WSTOPPED)
                 directory = run_directory(runtime, f"stopped{at}", cell)
-                mine = run_cell(cell, runtime, f"stopped{at}")
-                assert mine is not None
+                mine = there(run_cell(cell, runtime, f"stopped{at}"))
                 assert mine.scores == record.scores
                 before = content(directory)
                 process.send_signal(signal.SIGCONT)

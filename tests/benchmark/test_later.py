@@ -17,7 +17,6 @@ from click.testing import CliRunner, Result
 from torch import Tensor
 from torchvision.models import resnet18
 
-from regbench import RegbenchError
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.label_free import measures
@@ -36,8 +35,8 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
 from regbench.datasets.stored.voc_files import open_voc07, whole_images
-from tests.conftest import TINY
 from tests.records import chosen, ranked, tuning_choice
+from tests.refusals import is_refused
 from tests.voc import TEST, TRAINVAL, write_voc07
 
 SHORT = ("epochs=2", "optimizer.warmup_epochs=0", "method=vicreg", "evaluation.protocols=[knn]")
@@ -76,11 +75,9 @@ def voc_data_dir(tiny_data_dir: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(shared: list[str]) -> Path:
     """The directory of a run with kNN alone."""
-    runs = tmp_path_factory.mktemp("runs")
-    overrides = (f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={runs}")
-    cell, runtime = load_run([*TINY, *overrides, *SHORT])
+    cell, runtime = load_run([*shared, *SHORT])
     assert run_cell(cell, runtime, "here")
     return run_directory(runtime, "here", cell)
 
@@ -350,7 +347,7 @@ def test_the_views_are_the_images_that_they_are_views_of(tiny: list[str]) -> Non
 
 def test_the_test_split_is_closed_to_views_too(tiny: list[str]) -> None:
     cell, runtime = load_run(tiny)
-    with pytest.raises(RegbenchError, match="the test split is for final scores"):
+    with is_refused("the test split is for final scores"):
         ViewLoader(cell.dataset, cell.augmentation, "test", images=5, **reading(runtime))
 
 
@@ -386,7 +383,7 @@ def test_voc07_is_linear_svms_on_the_backbones_features(
 
 def test_voc07_needs_a_backbone_for_colour_images(evaluator: Callable[..., Made]) -> None:
     grey = ("dataset.channels=1", "dataset.mean=[0.5]", "dataset.std=[0.2]")
-    with pytest.raises(RegbenchError, match="VOC2007 has colour images"):
+    with is_refused("VOC2007 has colour images"):
         evaluator(*grey, "evaluation.protocols=[voc07]")[0].run("voc07")
 
 

@@ -23,6 +23,7 @@ from regbench.benchmark.rundir.lease import (
     last_attempt,
     read_attempts,
 )
+from tests.there import there
 from tests.waiting import PATIENCE_S, wait_for
 
 HOLDER = """
@@ -39,15 +40,13 @@ time.sleep(3600)
 
 
 def claimed(directory: Path, lease_s: float = 60.0) -> Attempt:
-    attempt = claim(directory, lease_s)
-    assert attempt is not None
+    attempt = there(claim(directory, lease_s))
     return attempt
 
 
 def rewrite(directory: Path, **changes: Any) -> None:
     """Makes the last attempt look as if somebody else had written it."""
-    last = last_attempt(directory)
-    assert last is not None
+    last = there(last_attempt(directory))
     path = directory / "attempts" / f"{last['number']:04d}.json"
     path.write_text(json.dumps({**last, **changes}))
 
@@ -56,8 +55,7 @@ def stopped(directory: Path, **owner: Any) -> Attempt:
     """An attempt whose owner is `owner` and gives no more sign of life."""
     attempt = claimed(directory)
     attempt.end("interrupted")
-    last = last_attempt(directory)
-    assert last is not None
+    last = there(last_attempt(directory))
     rewrite(directory, ended=None, finished=None, owner={**last["owner"], **owner})
     return attempt
 
@@ -341,8 +339,7 @@ def test_a_full_disk_does_not_end_the_owner(
         attempt.beat()
     attempt.update(epoch=4)
     attempt.beat()
-    last = last_attempt(tmp_path)
-    assert last is not None
+    last = there(last_attempt(tmp_path))
     assert last["progress"] == {"epoch": 4}
 
 

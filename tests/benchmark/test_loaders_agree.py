@@ -13,6 +13,7 @@ from PIL import Image
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.stored.prepare import prepare
+from tests.there import there
 
 SETTINGS = (
     *("dataset=imagefolder", "dataset.name=digits", "dataset.num_classes=10"),
@@ -52,11 +53,9 @@ def test_the_accuracy_is_the_same_within_the_noise_of_seeds(data_dir: Path, tmp_
     def accuracy(loader: str, seed: int) -> float:
         folders = (f"runtime.data_dir={data_dir}", f"runtime.runs_dir={tmp_path}")
         runtime = (*folders, f"runtime.loader={loader}")
-        record = run_cell(*load_run([*SETTINGS, *runtime, f"seed={seed}"]), sweep=loader)
-        assert record is not None
+        record = there(run_cell(*load_run([*SETTINGS, *runtime, f"seed={seed}"]), sweep=loader))
         assert record.environment["loader"] == loader
-        top1 = record.score("knn_top1", "test")
-        assert top1 is not None
+        top1 = there(record.score("knn_top1", "test"))
         return top1
 
     from scipy import stats

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from regbench import RegbenchError
 from regbench.benchmark.evaluate import linear
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.knn import KNN
@@ -25,7 +24,7 @@ from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.machine.compute import resolve
 from regbench.benchmark.run import run_cell
-from regbench.benchmark.rundir.checkpoint import load_checkpoint, read_tensors, save_checkpoint
+from regbench.benchmark.rundir.checkpoint import load_checkpoint, read_tensors
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import (
     checkpoint_files,
@@ -36,16 +35,17 @@ from regbench.benchmark.rundir.directory import (
 from regbench.benchmark.rundir.interruption import Interrupted
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.record import Record, read_record
-from regbench.benchmark.rundir.record_parts import Saved
 from regbench.benchmark.settings.sweep import load_run
-from regbench.benchmark.training import checkpoint_writer, journal
+from regbench.benchmark.training import journal
 from regbench.benchmark.training.assembly import build_network
 from regbench.benchmark.training.embedding_metrics import spread_metrics
 from regbench.datasets.stored.prepare import prepare
 from regbench.sweeps.status import cell_status, plan_of
-from tests.benchmark.steps import before_steps, interrupt_run
+from tests.benchmark.steps import before_steps, interrupt_run, kill_while_it_writes
 from tests.history import assert_same
 from tests.ranks import launch
+from tests.refusals import is_refused
+from tests.there import there
 from tests.waiting import PATIENCE_S
 
 # A method that draws random numbers; accuracies of 36 images move with every epoch.
@@ -55,8 +55,7 @@ BOTH = "evaluation.while_training=[knn,probe]"
 
 def finish(overrides: list[str], sweep: str) -> tuple[Record, Path]:
     cell, runtime = load_run(overrides)
-    record = run_cell(cell, runtime, sweep)
-    assert record is not None
+    record = there(run_cell(cell, runtime, sweep))
     return record, run_directory(runtime, sweep, cell)
 
 
@@ -165,17 +164,6 @@ def told() -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def save_and_stop(patch: pytest.MonkeyPatch) -> None:
-    """Stop the process before it writes its second checkpoint, after the second evaluation."""
-    written: list[int] = []
-
-    def save(*arguments: Any) -> Saved:
-        written.append(1)
-        return save_checkpoint(*arguments) if len(written) < 2 else killed()
-
-    patch.setattr(checkpoint_writer, "save_checkpoint", save)
-
-
 def in_a_probe(patch: pytest.MonkeyPatch) -> None:
     """A signal after the second probe's first epoch was kept."""
     patch.setattr("regbench.benchmark.evaluate.state.SAVE_EVERY_S", 0.0)
@@ -207,7 +195,12 @@ def before_the_second(patch: pytest.MonkeyPatch) -> None:
 Interrupt = Callable[[pytest.MonkeyPatch], None]
 INTERRUPTIONS: dict[str, tuple[Interrupt, int, list[int]]] = {
     "killed in an evaluation": (in_call(2, KNN, "select", killed), 3, [1]),
-    "killed between an evaluation and its checkpoint": (save_and_stop, 3, [1]),
+    # before the second checkpoint, after the second evaluation
+    "killed between an evaluation and its checkpoint": (
+        lambda patch: kill_while_it_writes(patch, 2),
+        3,
+        [1],
+    ),
     "killed with few checkpoints": (in_call(3, LinearProbe, "select", killed), 6, [1, 2]),
     "told by a signal just before an evaluation": (before_the_second, 6, [1]),
     "told by a signal in an evaluation": (in_call(2, KNN, "select", told), 6, [1]),
@@ -228,15 +221,13 @@ def test_an_interrupted_run_has_the_curve_of_an_undisturbed_one(
     cell, runtime = load_run([*tiny, *WATCHED, BOTH, every])
     kind = Interrupted if "signal" in how else KeyboardInterrupt
     directory = interrupt_run(cell, runtime, interrupt, kind)
-    loaded = load_checkpoint(directory)
-    assert loaded is not None
+    loaded = there(load_checkpoint(directory))
     history = loaded[0]["progress"]["history"]
     assert (loaded[1].step, [row["epoch"] for row in history if "scores" in row]) == (step, scored)
     with pytest.MonkeyPatch.context() as patch:
         probed = _counted_epochs(patch)
         if "last" in how:  # the stages that follow the training have to wait for the evaluation
-            reason = "not trained to the end; run the stage pretrain first"
-            with pytest.raises(RegbenchError, match=reason):
+            with is_refused("not trained to the end; run the stage pretrain first"):
                 run_cell(cell, runtime, "disturbed", ["tune"])
             assert run_cell(cell, runtime, "disturbed", ["pretrain"]) is None
             record = run_cell(cell, runtime, "disturbed", ["tune", "final"])
@@ -319,8 +310,7 @@ def test_the_first_of_several_processes_evaluates_and_the_others_wait(tiny: list
     lost = ("rank 0: OSError: disk full", "another process of the run is gone")
     assert second["failing"].startswith(lost)
     cell, runtime = load_run(cases["whole"])
-    whole = read_record(run_directory(runtime, "whole", cell))
-    assert whole is not None
+    whole = there(read_record(run_directory(runtime, "whole", cell)))
     scores = curve(whole)
     assert list(scores) == [1, 2]
     assert scores[2] == {name: whole.score(name, "tuning") for name in ("knn_top1", "linear_top1")}
@@ -368,8 +358,7 @@ def test_without_a_split_to_evaluate_on_it_is_refused_or_marked(
     )
     cell, runtime = load_run([*tiny, *settings])
     prepare(cell.dataset, tmp_path, source_dir=tiny_source, progress=False)
-    reason = r"while_training=\[knn\]: data set 'tiny' has no tuning split to evaluate knn"
-    with pytest.raises(RegbenchError, match=reason):
+    with is_refused(r"while_training=\[knn\]: data set 'tiny' has no tuning split to evaluate knn"):
         run_cell(cell, runtime, "here")
     assert not checkpoint_files(run_directory(runtime, "here", cell))
     record, _ = finish([*tiny, *settings, "evaluation.select_on=test"], "here")

@@ -24,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regbench import RegbenchError
 from regbench.benchmark import run as run_module
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.knn import KNN
@@ -60,9 +59,11 @@ from regbench.datasets.stored.manifest import Manifest
 from regbench.datasets.stored.prepare import prepare
 from regbench.instruments.cost.timing import draw_embeddings, value_and_gradient
 from regbench.methods import Engine, Regularizer
-from tests.benchmark.steps import before_steps, interrupt_run, signal_at
+from tests.benchmark.steps import before_steps, interrupt_run, kill_while_it_writes, signal_at
 from tests.history import assert_same, weights
 from tests.records import made
+from tests.refusals import is_refused
+from tests.there import there
 from tests.waiting import PATIENCE_S
 
 MEASURES = ("alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_spread")
@@ -73,8 +74,7 @@ NOT_TRAINED = "not trained to the end; run the stage pretrain first"
 
 
 def finish(cell: Cell, runtime: Runtime, sweep: str) -> Record:
-    record = run_cell(cell, runtime, sweep)
-    assert record is not None
+    record = there(run_cell(cell, runtime, sweep))
     return record
 
 
@@ -340,9 +340,9 @@ def test_a_finished_run_stays_as_it_is(complete: Run, shared: list[str]) -> None
     assert tuple(evaluate_directory(directory, own)) == record.scores
     assert "k=9" in evaluate_directory(directory, [*own, "evaluation.knn.k=9"], ["knn"])[0].protocol
     assert {path: path.stat().st_mtime_ns for path in directory.iterdir()} == before
-    with pytest.raises(RegbenchError, match="evaluation"):
+    with is_refused("evaluation"):
         evaluate_directory(directory, [*own, "seed=3"])
-    with pytest.raises(RegbenchError, match="is missing"):
+    with is_refused("is missing"):
         evaluate_directory(directory.parent, own)
 
 
@@ -364,19 +364,6 @@ class Clock:
         self.now_s += 40
         if step == 5:
             raise KeyboardInterrupt
-
-
-def kill_while_it_writes(patch: pytest.MonkeyPatch, checkpoint: int) -> None:
-    """Kill the process when it writes a checkpoint of this number."""
-    written: list[int] = []
-
-    def save(*arguments: Any) -> Saved:
-        written.append(1)
-        if len(written) == checkpoint:
-            raise KeyboardInterrupt
-        return save_checkpoint(*arguments)
-
-    patch.setattr(checkpoint_writer, "save_checkpoint", save)
 
 
 Interrupt = Callable[[pytest.MonkeyPatch], None]
@@ -461,15 +448,14 @@ def test_stages_one_at_a_time_give_what_all_at_once_give(
         return represent(self, x)
 
     monkeypatch.setattr(Encoder, "represent", watched)
-    with pytest.raises(RegbenchError, match=NOT_TRAINED):
+    with is_refused(NOT_TRAINED):
         run_cell(cell, runtime, "staged", ["tune"])
     for stage in ("pretrain", "tune"):
         assert run_cell(cell, runtime, "staged", [stage]) is None
     scores = read_numbered(run_directory(runtime, "staged", cell), "scores.json")
     splits = {score["split"] for entry in scores["done"].values() for score in entry["scores"]}
     assert splits == {"tuning"}  # the test split is not opened before the last stage
-    staged = run_cell(cell, runtime, "staged", ["final"])
-    assert staged is not None
+    staged = there(run_cell(cell, runtime, "staged", ["final"]))
     assert_same(staged, undisturbed.record)
     assert set(as_trained) == {True}
 
@@ -486,7 +472,7 @@ def test_scores_of_other_weights_are_not_taken_up(
     assert run_cell(cell, runtime, "here", ["pretrain", "tune"]) is None
     final, _ = checkpoint_files(directory)
     final.write_bytes(final.read_bytes()[:-1])
-    with pytest.raises(RegbenchError, match=NOT_TRAINED):
+    with is_refused(NOT_TRAINED):
         run_cell(cell, runtime, "here", ["final"])
     selected: list[int] = []
     select = Subject.select
@@ -513,7 +499,7 @@ def test_a_run_does_not_go_on_with_other_images(
     manifest = Manifest.load(data_dir, cell.dataset)
     splits = manifest.splits | {"test": {**manifest.splits["test"], "content_sha256": "0" * 64}}
     replace(manifest, splits=splits).save(data_dir)
-    with pytest.raises(RegbenchError, match="was begun with other images of 'tiny': remove"):
+    with is_refused("was begun with other images of 'tiny': remove"):
         finish(cell, runtime, "here")
     manifest.save(data_dir)
     assert finish(cell, runtime, "here").status == "done"
@@ -532,8 +518,7 @@ def test_a_failed_evaluation_does_not_train_again(
         patch.setattr(LinearProbe, "run", fail)
         with pytest.raises(OSError, match="disk full"):
             finish(cell, runtime, "here")
-    attempt = last_attempt(directory)
-    assert attempt is not None
+    attempt = there(last_attempt(directory))
     assert (attempt["ended"], attempt["error"]) == ("failed", "OSError: disk full")
     checkpoint_ns = checkpoint_files(directory)[0].stat().st_mtime_ns
     with monkeypatch.context() as patch:
@@ -774,7 +759,7 @@ def test_representations_that_are_not_finite_end_the_run_as_diverged(
     assert re.fullmatch(reason, what["reason"])
     assert (what["epoch"], what["step"]) == ((1, 3) if watched else (2, 6))
     # Nothing has trained that could diverge.
-    with pytest.raises(RegbenchError, match="are not finite"):
+    with is_refused("are not finite"):
         finish(*load(tiny, "method=vicreg", *UNTRAINED), "untrained")
 
 
@@ -788,7 +773,7 @@ def test_what_cannot_be_run_is_refused_before_training(tiny: list[str], tmp_path
         ("evaluation.knn.other_k=[3,121]", f"evaluation.knn.other_k=121 {larger}"),
         ("runtime.loss_form=covariance", "SimCLR has no covariance form; it has textbook, gram"),
     ):
-        with pytest.raises(RegbenchError, match=message):
+        with is_refused(message):
             finish(*load(tiny, "method=simclr", *SHORT[1:], override), "here")
     assert not list((tmp_path / "runs").rglob("metrics*.jsonl"))
 
@@ -804,8 +789,7 @@ def test_several_learning_rates_need_a_tuning_split(
     settings = (*untuned, *UNTRAINED)
     cell, runtime = load(tiny, *settings)
     prepare(cell.dataset, tmp_path, source_dir=tiny_source, progress=False)
-    reason = r"no tuning split.*evaluation\.probe\.learning_rates=\["
-    with pytest.raises(RegbenchError, match=reason):
+    with is_refused(r"no tuning split.*evaluation\.probe\.learning_rates=\["):
         finish(cell, runtime, "here")
     cell, runtime = load(tiny, *settings, "evaluation.probe.learning_rates=[0.5]")
     scores = finish(cell, runtime, "here").scores
@@ -817,7 +801,7 @@ def test_cuda_is_refused_where_there_is_none(tiny: list[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     cell, runtime = load(tiny, "runtime.device=cuda")
-    with pytest.raises(RegbenchError, match=r"runtime\.device=cpu"):
+    with is_refused(r"runtime\.device=cpu"):
         finish(cell, runtime, "here")
 
 

@@ -24,7 +24,6 @@ from torch import nn
 from torchvision import models
 
 import regbench
-from regbench import RegbenchError
 from regbench.benchmark import embed
 from regbench.benchmark.evaluate.features import Encoder, Images
 from regbench.benchmark.machine.compute import resolve
@@ -33,6 +32,8 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training.assembly import build_network
 from tests.command import run
 from tests.conftest import stripes
+from tests.refusals import is_refused
+from tests.there import there
 
 VIT = (
     *("network.backbone=timm", "network.backbone.model=vit_tiny_patch16_224", "precision=fp32"),
@@ -44,8 +45,7 @@ SHORT = ("method=vicreg", "epochs=1", "optimizer.warmup_epochs=0", "evaluation.p
 
 def trained(overrides: list[str], *others: str) -> Path:
     """The run directory of a short training."""
-    record = regbench.train([*overrides, *SHORT, *others])
-    assert record is not None
+    record = there(regbench.train([*overrides, *SHORT, *others]))
     return record.path.parent
 
 
@@ -79,7 +79,7 @@ def test_load_gives_the_features_that_evaluations_see(
     grey = Image.fromarray(np.linspace(0, 255, 24 * 24).reshape(24, 24).astype(np.uint8))
     deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 256)
     assert torch.equal(loaded.transform(deep), loaded.transform(grey))
-    with pytest.raises(RegbenchError, match="the image cannot be read: its pixels are floating"):
+    with is_refused("the image cannot be read: its pixels are floating"):
         loaded.transform(grey.convert("F"))
     torch.testing.assert_close(found_ND, seen.x_ND[:40], rtol=0, atol=1e-6)
     torch.testing.assert_close(opened_ND, found_ND, rtol=0, atol=1e-6)
@@ -146,14 +146,13 @@ def test_what_cannot_be_exported_is_refused_in_a_line(
     (line,) = result.stderr.splitlines()
     assert "not exported as .pth; give --out model.safetensors" in line
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(RegbenchError, match=r"pip install 'regbench\[onnx\]'"):
+    with is_refused(r"pip install 'regbench\[onnx\]'"):
         regbench.export(directory, tmp_path / "model.safetensors", onnx=True)
     assert not list(tmp_path.iterdir())
-    pixels = regbench.train([*shared, *SHORT, "epochs=0", "baseline=raw_pixels"])
-    assert pixels is not None
-    with pytest.raises(RegbenchError, match="raw pixels, which has no backbone"):
+    pixels = there(regbench.train([*shared, *SHORT, "epochs=0", "baseline=raw_pixels"]))
+    with is_refused("raw pixels, which has no backbone"):
         regbench.load(pixels.path.parent)
-    with pytest.raises(RegbenchError, match="give the directory of a run that has trained"):
+    with is_refused("give the directory of a run that has trained"):
         regbench.load(tmp_path)
 
 
@@ -221,7 +220,7 @@ def test_embed_refuses_folders_without_an_image_and_other_files(
 ) -> None:
     caplog.set_level(logging.INFO)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RegbenchError, match="empty holds no image; give a folder"):
+    with is_refused("empty holds no image; give a folder"):
         regbench.embed(directory, tmp_path / "empty", tmp_path / "a.parquet")
     # The data set is not prepared here.
     here: dict[str, Any] = {"runtime": {"data_dir": str(tmp_path)}}
@@ -231,20 +230,18 @@ def test_embed_refuses_folders_without_an_image_and_other_files(
     out = tmp_path / "b.parquet"
     pd.DataFrame({"file": ["a"]}).to_parquet(out)
     before = out.read_bytes()
-    with pytest.raises(
-        RegbenchError, match=r"b\.parquet is there already and holds something else"
-    ):
+    with is_refused(r"b\.parquet is there already and holds something else"):
         regbench.embed(directory, folder, out, **here)
     assert out.read_bytes() == before
     (tmp_path / "c.parquet").write_bytes(b"no parquet")
-    with pytest.raises(RegbenchError, match="holds something else"):
+    with is_refused("holds something else"):
         regbench.embed(directory, folder, tmp_path / "c.parquet", **here)
     assert not list(tmp_path.glob(".*"))
     # Another image of the same name and size.
     (folder / "0" / "00.png").touch()
-    with pytest.raises(RegbenchError, match=r"a\.parquet is there already"):
+    with is_refused(r"a\.parquet is there already"):
         regbench.embed(directory, folder, tmp_path / "a.parquet", **here)
-    with pytest.raises(RegbenchError, match="epochs=3: embed takes settings of the runtime only"):
+    with is_refused("epochs=3: embed takes settings of the runtime only"):
         regbench.embed(directory, folder, out, epochs=3)
 
 
@@ -321,17 +318,17 @@ def test_a_training_goes_on_from_the_weights_of_a_file(
     card.rename(again.with_suffix(".json"))
     assert begun(tiny, again)[0] == further
     assert trained(tiny) != further
-    with pytest.raises(RegbenchError, match=r"are not the weights of this cell: their SHA-256"):
+    with is_refused(r"are not the weights of this cell: their SHA-256"):
         begun(tiny, again, f"network.init_sha256={'0' * 64}", "seed=2")
-    with pytest.raises(RegbenchError, match=r"network\.init_sha256 is without effect"):
+    with is_refused(r"network\.init_sha256 is without effect"):
         trained(tiny, f"network.init_sha256={'0' * 64}")
-    with pytest.raises(RegbenchError, match=r"model\.safetensors"):
+    with is_refused(r"model\.safetensors"):
         begun(tiny, out, "seed=3")
     # Nor does a run begin with a file that was replaced after its cell was made.
     cell, _ = load_run([*tiny, *SHORT, f"network.init={again}"])
     state = safetensors.torch.load_file(again)
     safetensors.torch.save_file({name: value + 1 for name, value in state.items()}, again)
-    with pytest.raises(RegbenchError, match=r"are not the weights of this cell: their SHA-256"):
+    with is_refused(r"are not the weights of this cell: their SHA-256"):
         build_network(cell, torch.device("cpu"))
 
 
@@ -373,5 +370,5 @@ def test_weights_that_do_not_fit_are_refused_by_layer_and_shape(
         ("resnet_tiny", "timm", "timm has no weights of resnet_tiny"),
         ("resnet18", tmp_path / "none.safetensors", "none.safetensors"),
     ):
-        with pytest.raises(RegbenchError, match=reason):
+        with is_refused(reason):
             trained(tiny, f"network={network}", f"network.init={init}")

@@ -7,8 +7,6 @@ one in `test_encode`, refusals of settings and of sources in `test_prepare`.
 
 from __future__ import annotations
 
-import importlib.util
-import io
 import os
 import resource
 import signal
@@ -16,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -40,26 +38,21 @@ from regbench.datasets.stored.manifest import Manifest
 from regbench.datasets.stored.prepare import prepare
 from regbench.datasets.stored.verify import verify
 from regbench.datasets.stored.voc_files import read_image
+from tests.datasets.preparing import BACKENDS, FFCV, folder_config, make_imagefolder, saved
+from tests.refusals import is_refused
 from tests.waiting import PATIENCE_S, wait_for
 
-Config = Callable[..., DatasetConfig]
-MakeFolder = Callable[[Path, int, int], Path]
-FFCV = importlib.util.find_spec("ffcv") is not None
-BACKENDS = [
-    pytest.param("ffcv", marks=pytest.mark.skipif(not FFCV, reason="needs FFCV")),
-    "torchvision",
-]
 SETTINGS = {"train_per_class": None, "tuning_per_class": None}
 
 
 @pytest.fixture
-def root(tmp_path: Path, make_imagefolder: MakeFolder) -> Path:
+def root(tmp_path: Path) -> Path:
     """A source of three classes with 3 images each in train/ and 2 in val/."""
     return make_imagefolder(tmp_path / "source", 3, 2)
 
 
 @pytest.fixture
-def config(folder_config: Config) -> DatasetConfig:
+def config() -> DatasetConfig:
     return folder_config(**SETTINGS)
 
 
@@ -84,12 +77,6 @@ def evaluated(
     mean, std = (np.array(values, np.float32) for values in (config.mean, config.std))
     levels: npt.NDArray[np.float32] = 255 * (images * std + mean)
     return levels
-
-
-def saved(image: Image.Image, kind: str, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -131,7 +118,7 @@ def test_unreadable_images_are_listed_and_refused_and_left_out_on_request(
     assert len(listed) == count
     for name, (_, reason) in UNREADABLE.items():
         assert reason in listed[f"train/bee/{name}"]
-    with pytest.raises(RegbenchError, match="is not prepared"):
+    with is_refused("is not prepared"):
         Manifest.load(tmp_path, "insects")
 
     result = regbench_prepare(tmp_path, root, "--skip-unreadable")
@@ -160,9 +147,9 @@ def test_no_source_reads_a_device(tmp_path: Path, source: str, names: list[str])
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).symlink_to("/dev/null")
-    with pytest.raises(RegbenchError, match=f"{names[0]}.* cannot be read .*it is no regular file"):
+    with is_refused(f"{names[0]}.* cannot be read .*it is no regular file"):
         SOURCES.build(source).open(tmp_path, tmp_path)
-    with pytest.raises(RegbenchError, match=r"cannot read the image .*it is no regular file"):
+    with is_refused(r"cannot read the image .*it is no regular file"):
         read_image(tmp_path / names[0])
 
 
@@ -170,7 +157,7 @@ def test_mended_images_are_read_again(tmp_path: Path, root: Path, config: Datase
     path = root / "val" / "bee" / "bee_000.jpg"
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
-    with pytest.raises(RegbenchError, match=r"1 images cannot be read: val/bee/bee_000\.jpg"):
+    with is_refused(r"1 images cannot be read: val/bee/bee_000\.jpg"):
         prepare(config, tmp_path, source_dir=root, progress=False)
     path.write_bytes(whole)
     manifest = prepare(config, tmp_path, source_dir=root, progress=False)
@@ -183,8 +170,9 @@ def test_a_class_that_would_be_empty_is_refused_all_the_same(
 ) -> None:
     for path in (root / "val" / "bee").iterdir():
         path.write_bytes(b"none")
-    reason = r"beton: 1 classes \(bee\) would have no image, .* val/bee/bee_000\.jpg .*; mend them"
-    with pytest.raises(RegbenchError, match=reason):
+    with is_refused(
+        r"beton: 1 classes \(bee\) would have no image, .* val/bee/bee_000\.jpg .*; mend them"
+    ):
         prepare(config, tmp_path, source_dir=root, progress=False, skip_unreadable=True)
     assert len((tmp_path / "insects" / "unreadable.txt").read_text().splitlines()) == 2
     assert not (tmp_path / "insects" / "test.beton").exists()
@@ -254,9 +242,7 @@ def as_nobody(request: pytest.FixtureRequest) -> Iterator[Path]:
                 os.seteuid(0)
 
 
-def test_no_permission_is_one_line(
-    as_nobody: Path, make_imagefolder: MakeFolder, config: DatasetConfig
-) -> None:
+def test_no_permission_is_one_line(as_nobody: Path, config: DatasetConfig) -> None:
     root = make_imagefolder(as_nobody / "source", 2, 1)
     secret = root / "train" / "ant" / "ant_001.jpg"
     data, closed = as_nobody / "data", as_nobody / "closed"
@@ -268,7 +254,7 @@ def test_no_permission_is_one_line(
     ):
         before = path.stat().st_mode
         path.chmod(mode)
-        with pytest.raises(RegbenchError, match=reason):
+        with is_refused(reason):
             prepare(config, into, source_dir=root, progress=False)
         path.chmod(before)
     prepare(config, data, source_dir=root, progress=False)
@@ -375,7 +361,7 @@ def test_a_file_of_another_size_is_refused(
     path = insects / "test.beton"
     reason = f"test.beton is {len(JPEG)} bytes long, not {path.stat().st_size}; write it again"
     path.write_bytes(JPEG)
-    with pytest.raises(RegbenchError, match=reason):
+    with is_refused(reason):
         evaluated(config, insects.parent, "torchvision", choice)
     (problem,) = verify("insects", insects.parent, progress=False)[1]
     assert reason in problem
@@ -453,7 +439,7 @@ def test_a_killed_writer(tmp_path: Path, root: Path, config: DatasetConfig) -> N
     killed = subprocess.run(command, stderr=subprocess.DEVNULL)
     assert killed.returncode == -signal.SIGKILL
     assert list(folder.glob(".test.beton.*"))
-    with pytest.raises(RegbenchError, match="is not prepared"):
+    with is_refused("is not prepared"):
         Manifest.load(tmp_path, "insects")
     assert [path.name for path in folder.glob("*.beton")] == ["train.beton"]
     prepare(config, tmp_path, source_dir=root, progress=False)
@@ -485,7 +471,7 @@ def test_it_may_end_between_any_two_files(
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(Path, "replace", replace_some)
             prepare(config, data, source_dir=root, progress=False)
-        with pytest.raises(RegbenchError, match="is not prepared"):
+        with is_refused("is not prepared"):
             Manifest.load(data, "insects")
         prepare(config, data, source_dir=root, progress=False)
         assert contents(data / "insects") == contents(tmp_path / "insects")
@@ -497,7 +483,7 @@ def test_it_may_end_between_any_two_files(
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(Path, "replace", replace_some)
             prepare(config, tmp_path, source_dir=root, progress=False, force=True)
-        with pytest.raises(RegbenchError, match="is not prepared"):
+        with is_refused("is not prepared"):
             Manifest.load(tmp_path, "insects")
         prepare(config, tmp_path, source_dir=root, progress=False)
 
@@ -509,13 +495,11 @@ def test_what_was_prepared_with_other_settings_is_refused(
     manifest = prepare(shrunk, tmp_path, source_dir=root, progress=False)
     assert max(Beton(tmp_path / "insects" / "train.beton").heights) < 50
     assert manifest.source["resize_px"] == 20
-    reason = r"was prepared with .*resize_px 20.*, not .*; choose another dataset\.name"
-    with pytest.raises(RegbenchError, match=reason):
+    with is_refused(r"was prepared with .*resize_px 20.*, not .*; choose another dataset\.name"):
         prepare(config, tmp_path, source_dir=root, progress=False)
     older = {key: value for key, value in manifest.source.items() if key != "held_out"}
     replace(manifest, source=older).save(tmp_path)
-    reason = "was prepared with no held_out, not held_out .*; choose another"
-    with pytest.raises(RegbenchError, match=reason):
+    with is_refused("was prepared with no held_out, not held_out .*; choose another"):
         prepare(shrunk, tmp_path, source_dir=root, progress=False)
 
 

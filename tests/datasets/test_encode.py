@@ -14,16 +14,11 @@ from PIL import Image
 from regbench.datasets.sources.imagefolder import ImageFolder
 from regbench.datasets.stored.beton import JPEG, RAW, Sample
 from regbench.datasets.stored.encode import Unreadable, encode, in_order
+from tests.datasets.preparing import saved
 
 Pixels = npt.NDArray[np.uint8]
 NOISE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 GREY16 = np.linspace(0, 65535, 600).reshape(20, 30).astype(np.uint16)
-
-
-def saved(image: Image.Image, kind: str, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def pixels(sample: Sample | Unreadable) -> Pixels:

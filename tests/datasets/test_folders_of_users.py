@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from PIL import Image
 
 from regbench.benchmark.settings.sweep import load_run
-from regbench.cli import main
 from regbench.datasets.sources.imagefolder import ImageFolder
 from regbench.datasets.stored.beton import Beton, Sample
 from regbench.datasets.stored.encode import Unreadable, encode
 from regbench.datasets.stored.manifest import Manifest
+from tests.command import run as command_line
 
 CLASSES = ("ant", "bee")
 # Of an image of 12 bits.
@@ -85,9 +85,8 @@ def png16(path: Path, pixels: npt.NDArray[np.uint16]) -> None:
 
 def run(root: Path, *options: str) -> Result:
     """The command of a user."""
-    arguments = ["prepare", "imagefolder", "--source-dir", str(root)]
-    arguments.append(f"runtime.data_dir={root.parent / 'data'}")
-    return CliRunner().invoke(main, [*arguments, *options], prog_name="regbench")
+    data_dir = f"runtime.data_dir={root.parent / 'data'}"
+    return command_line("prepare", "imagefolder", "--source-dir", root, data_dir, *options)
 
 
 def origins(root: Path, split: str = "") -> list[str]:
@@ -383,7 +382,7 @@ def test_images_are_held_out_by_their_names_in_the_class(tmp_path: Path) -> None
 
 def test_options_of_folders_are_refused_of_others(tmp_path: Path) -> None:
     for name in ("parquet", "voc07"):
-        arguments = ["prepare", name, "--source-dir", str(tmp_path), "--allow-empty"]
-        result = CliRunner().invoke(main, [*arguments, f"runtime.data_dir={tmp_path}"])
+        arguments = ("--source-dir", tmp_path, "--allow-empty", f"runtime.data_dir={tmp_path}")
+        result = command_line("prepare", name, *arguments)
         assert result.exit_code == 2
         assert "--allow-empty" in result.stderr

@@ -22,6 +22,7 @@ from regbench.datasets.stored.manifest import Manifest
 from regbench.datasets.stored.prepare import prepare
 from regbench.datasets.stored.verify import verify
 from regbench.files import write_text
+from tests.refusals import is_refused
 
 CPU = torch.device("cpu")
 MANY = np.arange(20_000)
@@ -267,7 +268,7 @@ def test_files_say_what_examples_are_drawn_by(tmp_path: Path) -> None:
     assert digests.isdisjoint(entry["content_sha256"] for entry in other.splits.values())
     write_text(tmp_path / "latents" / "test.json", (tmp_path / "other" / "test.json").read_text())
     assert len(verify("latents", tmp_path)[1]) == 1
-    with pytest.raises(RegbenchError, match="was prepared with depth 3, not depth 1"):
+    with is_refused("was prepared with depth 3, not depth 1"):
         Manifest.load(tmp_path, "latents").require(config("dataset.source.depth=1"), tmp_path)
 
 

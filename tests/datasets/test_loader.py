@@ -19,7 +19,6 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewsConfig
 from regbench.datasets.loading import draws
@@ -28,16 +27,12 @@ from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.sources.base import SOURCES
 from regbench.datasets.stored.beton import Beton
 from regbench.datasets.stored.prepare import prepare
+from tests.datasets.preparing import BACKENDS, FFCV, fashion_config, folder_config
+from tests.refusals import is_refused
 from tests.waiting import PATIENCE_S
 
-Config = Callable[..., DatasetConfig]
 Open = Callable[..., PretrainingLoader]
 
-FFCV = importlib.util.find_spec("ffcv") is not None
-BACKENDS = [
-    pytest.param("ffcv", marks=pytest.mark.skipif(not FFCV, reason="needs FFCV")),
-    "torchvision",
-]
 CPU = torch.device("cpu")
 # Crops alone: what remains is what the backends do themselves.
 PLAIN = ViewsConfig(jitter_p=0, grayscale_p=0, blur_p=0, solarize_p=0)
@@ -59,7 +54,7 @@ CROPS_ONLY = two(PLAIN, PLAIN, name="crops")
 
 
 @pytest.fixture
-def two_views(data_dir: Path, folder_config: Config) -> Open:
+def two_views(data_dir: Path) -> Open:
     def make(
         config: DatasetConfig | None = None,
         augmentation: AugmentationConfig | None = None,
@@ -74,7 +69,7 @@ def two_views(data_dir: Path, folder_config: Config) -> Open:
 
 
 @pytest.fixture
-def evaluation(data_dir: Path, folder_config: Config) -> Callable[..., EvalLoader]:
+def evaluation(data_dir: Path) -> Callable[..., EvalLoader]:
     def make(
         split: str = "train", config: DatasetConfig | None = None, **options: object
     ) -> EvalLoader:
@@ -116,9 +111,7 @@ def levels(x: Tensor, config: DatasetConfig) -> Tensor:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["fashion", "insects"])
-def test_two_views(
-    backend: str, name: str, two_views: Open, fashion_config: Config, folder_config: Config
-) -> None:
+def test_two_views(backend: str, name: str, two_views: Open) -> None:
     config = fashion_config() if name == "fashion" else folder_config()
     loader = two_views(config, backend=backend)
     assert loader.backend == backend
@@ -137,7 +130,7 @@ def test_two_views(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_crops_are_pillows_of_the_drawn_boxes(
-    backend: str, data_dir: Path, two_views: Open, folder_config: Config
+    backend: str, data_dir: Path, two_views: Open
 ) -> None:
     config = folder_config()
     items = batches(two_views(augmentation=CROPS_ONLY, backend=backend), 2)
@@ -159,9 +152,7 @@ def test_crops_are_pillows_of_the_drawn_boxes(
 
 
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")
-def test_both_backends_have_the_same_area_filter(
-    two_views: Open, fashion_config: Config, folder_config: Config
-) -> None:
+def test_both_backends_have_the_same_area_filter(two_views: Open) -> None:
     augmentation = two(PLAIN, PLAIN, interpolation="area")
     for config in (fashion_config(), folder_config()):
         by_ffcv = batches(two_views(config, augmentation, backend="ffcv"), 1)
@@ -200,9 +191,7 @@ def test_pictures_depend_on_seed_epoch_image_and_view_alone(backend: str, two_vi
 
 
 @pytest.mark.parametrize("world_size", [3, 8])
-def test_ranks_share_the_batches_of_one_process(
-    world_size: int, two_views: Open, fashion_config: Config
-) -> None:
+def test_ranks_share_the_batches_of_one_process(world_size: int, two_views: Open) -> None:
     def views(batch_size: int, **options: int) -> list[Tensor]:
         loader = two_views(
             fashion_config(), CROPS_ONLY, backend="torchvision", batch_size=batch_size, **options
@@ -241,7 +230,7 @@ def test_views_can_be_rounded_to_bfloat16(backend: str, two_views: Open) -> None
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_batches_may_be_kept(backend: str, two_views: Open, fashion_config: Config) -> None:
+def test_batches_may_be_kept(backend: str, two_views: Open) -> None:
     with two_views(fashion_config(), backend=backend) as loader:
         with loader.epoch(0) as epoch:
             kept = [(x1, x1.clone()) for x1, _ in epoch]
@@ -259,9 +248,7 @@ def quiet() -> bool:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_leaving_early_leaves_nothing(
-    backend: str, two_views: Open, fashion_config: Config
-) -> None:
+def test_leaving_early_leaves_nothing(backend: str, two_views: Open) -> None:
     loader = two_views(fashion_config(), backend=backend, batch_size=2, workers=2)
     for _ in range(3):
         with loader.epoch(0) as epoch:
@@ -287,14 +274,14 @@ def test_leaving_early_leaves_nothing(
 
 
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")
-def test_two_loaders_at_once(two_views: Open, fashion_config: Config) -> None:
+def test_two_loaders_at_once(two_views: Open) -> None:
     a, b = (two_views(fashion_config(), backend="ffcv", workers=2, seed=seed) for seed in (0, 1))
     with a, b, a.epoch(0) as first, b.epoch(0) as second:
         assert len(list(zip(first, second, strict=True))) == 20
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_global_state_is_left_alone(backend: str, two_views: Open, fashion_config: Config) -> None:
+def test_global_state_is_left_alone(backend: str, two_views: Open) -> None:
     torch.manual_seed(0)
     np.random.seed(0)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()  # type: ignore[index]
@@ -311,11 +298,7 @@ def test_global_state_is_left_alone(backend: str, two_views: Open, fashion_confi
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_center(
-    backend: str,
-    data_dir: Path,
-    evaluation: Callable[..., EvalLoader],
-    folder_config: Config,
-    choice: Path,
+    backend: str, data_dir: Path, evaluation: Callable[..., EvalLoader], choice: Path
 ) -> None:
     config = folder_config()
     loader = evaluation("test", backend=backend, choice=choice)
@@ -340,19 +323,15 @@ def test_the_test_split_stays_closed_without_a_choice_on_record(
     for content in (None, "{", "[]", '{"hyperparameters": {"selected_on": "train"}}'):
         if content is not None:
             path.write_text(content)
-        with pytest.raises(RegbenchError, match="the test split is for final scores"):
+        with is_refused("the test split is for final scores"):
             evaluation("test", choice=path)
-    with pytest.raises(RegbenchError, match="none was given"):
+    with is_refused("none was given"):
         evaluation("test")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_crop_flip(
-    backend: str,
-    data_dir: Path,
-    evaluation: Callable[..., EvalLoader],
-    two_views: Open,
-    folder_config: Config,
+    backend: str, data_dir: Path, evaluation: Callable[..., EvalLoader], two_views: Open
 ) -> None:
     def loader(**options: object) -> EvalLoader:
         return evaluation(transform="crop_flip", backend=backend, **options)
@@ -382,7 +361,7 @@ def test_crop_flip(
 
 
 def test_train_per_class_takes_the_first(
-    data_dir: Path, evaluation: Callable[..., EvalLoader], fashion_config: Config
+    data_dir: Path, evaluation: Callable[..., EvalLoader]
 ) -> None:
     config = fashion_config(train_per_class=3)
     ((x, y),) = batches(evaluation("train", config, batch_size=100))
@@ -413,7 +392,7 @@ def test_stl10_pretrains_on_the_unlabeled(tmp_path: Path, stl_source: Path) -> N
 
 
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")
-def test_a_flaw_that_pillow_reads_past_is_read_past(tmp_path: Path, folder_config: Config) -> None:
+def test_a_flaw_that_pillow_reads_past_is_read_past(tmp_path: Path) -> None:
     root = tmp_path / "source"
     for part in ("train", "val"):
         for number, name in enumerate("abc"):
@@ -436,11 +415,7 @@ def test_a_flaw_that_pillow_reads_past_is_read_past(tmp_path: Path, folder_confi
 
 
 def test_refusals_of_loaders(
-    two_views: Open,
-    evaluation: Callable[..., EvalLoader],
-    folder_config: Config,
-    fashion_config: Config,
-    tmp_path: Path,
+    two_views: Open, evaluation: Callable[..., EvalLoader], tmp_path: Path
 ) -> None:
     few, many = folder_config(train_per_class=5), fashion_config(train_per_class=11)
     command = "regbench prepare imagefolder .* dataset.name=insects"
@@ -453,7 +428,7 @@ def test_refusals_of_loaders(
         ("has no split 'val'; it has train, ", evaluation, {"split": "val"}),
     )
     for reason, function, options in cases:
-        with pytest.raises(RegbenchError, match=reason):
+        with is_refused(reason):
             function(**options)
 
 
@@ -477,15 +452,15 @@ def test_refusals_of_loaders(
     ],
 )
 def test_refusals_of_views(name: str, changes: dict[str, object], reason: str) -> None:
-    with pytest.raises(RegbenchError, match=reason):
+    with is_refused(reason):
         preset(name, **changes).kinds(224)
 
 
 def test_views_are_two_or_more() -> None:
     for views in ({}, {"a": ViewsConfig()}):
-        with pytest.raises(RegbenchError, match="give two or more, the global ones before"):
+        with is_refused("give two or more, the global ones before"):
             AugmentationConfig(views=views)
-    with pytest.raises(RegbenchError, match="interpolation=x must be bicubic, bilinear or area"):
+    with is_refused("interpolation=x must be bicubic, bilinear or area"):
         AugmentationConfig(interpolation="x")  # type: ignore[arg-type]
 
 
@@ -497,12 +472,11 @@ def test_a_label_of_no_class_is_refused(tmp_path: Path, data_dir: Path, two_view
             # After the header, two descriptors and the first image's entry.
             file.seek(24 + 2 * 1041 + 16)
             file.write(label.to_bytes(8, "little", signed=True))
-        reason = r"train\.beton is damaged: it has labels from .*insects --force"
-        with pytest.raises(RegbenchError, match=reason):
+        with is_refused(r"train\.beton is damaged: it has labels from .*insects --force"):
             two_views(data_dir=tmp_path)
 
 
-def test_views_are_augmented_as_their_config_says(two_views: Open, folder_config: Config) -> None:
+def test_views_are_augmented_as_their_config_says(two_views: Open) -> None:
     grey = ViewsConfig(jitter_p=0, grayscale_p=1, blur_p=0, solarize_p=0)
     inverted = ViewsConfig(jitter_p=0, grayscale_p=0, blur_p=0, solarize_p=1, solarize_threshold=0)
     augmentation = two(grey, inverted)
@@ -516,7 +490,7 @@ def test_views_are_augmented_as_their_config_says(two_views: Open, folder_config
 
 
 def test_without_ffcv_the_other_backend_runs(
-    data_dir: Path, fashion_config: Config, monkeypatch: pytest.MonkeyPatch
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
@@ -536,13 +510,11 @@ def test_without_ffcv_the_other_backend_runs(
     loader = loaders.PretrainingLoader(*arguments, **options)
     assert loader.backend == "torchvision"
     assert len(batches(loader)) == 2
-    with pytest.raises(RegbenchError, match=r"FFCV cannot be used .*regbench\[ffcv\]"):
+    with is_refused(r"FFCV cannot be used .*regbench\[ffcv\]"):
         loaders.PretrainingLoader(*arguments, **options, backend="ffcv")
 
 
-def test_two_views_of_one_crop_are_coloured_independently(
-    two_views: Open, fashion_config: Config
-) -> None:
+def test_two_views_of_one_crop_are_coloured_independently(two_views: Open) -> None:
     whole = replace(PLAIN, crop_scale=(1, 1), crop_ratio=(1, 1), flip_p=0, jitter_p=1, contrast=0)
     config = fashion_config()
     loader = two_views(config, two(whole, whole), backend="torchvision", batch_size=100)
@@ -556,9 +528,7 @@ def test_two_views_of_one_crop_are_coloured_independently(
 
 
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")
-def test_leaving_early_stops_the_work(
-    two_views: Open, fashion_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leaving_early_stops_the_work(two_views: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     crop_boxes = draws.crop_boxes
     monkeypatch.setattr(draws, "crop_boxes", lambda *args: calls.append(1) or crop_boxes(*args))  # type: ignore[func-returns-value]
@@ -676,7 +646,7 @@ def test_the_image_of_obow_is_its_centre_and_may_be_flipped() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_views_share_the_bits_of_their_image_whatever_is_cut_and_coloured(
-    two_views: Open, evaluation: Callable[..., EvalLoader], folder_config: Config, backend: str
+    two_views: Open, evaluation: Callable[..., EvalLoader], backend: str
 ) -> None:
     config = folder_config(shared_bits=12)
     expected_NK = torch.from_numpy(2 * draws.shared_bits("train", np.arange(24), 12) - 1)
@@ -693,7 +663,7 @@ def test_views_share_the_bits_of_their_image_whatever_is_cut_and_coloured(
             assert torch.equal(planes_NKSS[:, :, 0, 0].long(), expected_NK[order])
 
 
-def test_shared_bits_leave_images_as_they_are(two_views: Open, folder_config: Config) -> None:
+def test_shared_bits_leave_images_as_they_are(two_views: Open) -> None:
     plain = batches(two_views(folder_config(shared_bits=0), backend="torchvision"))
     marked = batches(two_views(folder_config(shared_bits=4), backend="torchvision"))
     for without, with_bits in zip(plain, marked, strict=True):

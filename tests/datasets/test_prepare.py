@@ -6,21 +6,23 @@ import re
 import shutil
 import sys
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from regbench import RegbenchError
-from regbench.datasets.config import DatasetConfig
 from regbench.datasets.stored import progress
 from regbench.datasets.stored.beton import JPEG, Beton
 from regbench.datasets.stored.manifest import Manifest
 from regbench.datasets.stored.prepare import prepare
-from tests.datasets.preparing import refused, stored
+from tests.datasets.preparing import (
+    fashion_config,
+    folder_config,
+    make_imagefolder,
+    refused,
+    stored,
+)
+from tests.refusals import is_refused
 
-Config = Callable[..., DatasetConfig]
-MakeFolder = Callable[[Path, int, int], Path]
 FOLDER = {"source": "imagefolder"}
 
 
@@ -44,7 +46,7 @@ def test_imagefolder_splits_as_published(data_dir: Path, insects_source: Path) -
 
 
 def test_preparing_again_does_nothing_unless_a_file_has_another_size_or_it_is_told_to(
-    tmp_path: Path, fashion_source: Path, fashion_config: Config
+    tmp_path: Path, fashion_source: Path
 ) -> None:
     def again(source: Path = fashion_source, **options: bool) -> Manifest:
         return prepare(fashion_config(), tmp_path, source_dir=source, progress=False, **options)
@@ -65,13 +67,10 @@ def test_preparing_again_does_nothing_unless_a_file_has_another_size_or_it_is_to
     assert path.read_bytes() == content
 
 
-def test_other_settings_are_refused(
-    data_dir: Path, folder_config: Config, fashion_config: Config
-) -> None:
-    reason = r"train_per_class 8.*not.*train_per_class 9.*choose another dataset\.name"
-    with pytest.raises(RegbenchError, match=reason):
+def test_other_settings_are_refused(data_dir: Path) -> None:
+    with is_refused(r"train_per_class 8.*not.*train_per_class 9.*choose another dataset\.name"):
         prepare(folder_config(train_per_class=9), data_dir, progress=False)
-    with pytest.raises(RegbenchError, match=r"source fashion_mnist.*not source cifar10"):
+    with is_refused(r"source fashion_mnist.*not source cifar10"):
         prepare(fashion_config(source="cifar10"), data_dir, progress=False)
     # For the fixed sets it only chooses what is shown of what is there.
     manifest = prepare(fashion_config(train_per_class=3), data_dir, progress=False)
@@ -82,15 +81,11 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     for content in ('{"name": 1}', '{"splits": '):
         (tmp_path / "x" / "manifest.json").write_text(content)
-        with pytest.raises(
-            RegbenchError, match=r"manifest\.json cannot be read .*regbench prepare x --force"
-        ):
+        with is_refused(r"manifest\.json cannot be read .*regbench prepare x --force"):
             Manifest.load(tmp_path, "x")
 
 
-def test_refusals_of_folders(
-    tmp_path: Path, make_imagefolder: MakeFolder, folder_config: Config
-) -> None:
+def test_refusals_of_folders(tmp_path: Path) -> None:
     root = make_imagefolder(tmp_path / "source", 6, 2)
     config = folder_config(train_per_class=3, tuning_per_class=2)
     refused(config, None, "give the folder that holds")
@@ -143,7 +138,7 @@ def test_where_images_came_from(data_dir: Path, insects_source: Path) -> None:
     assert all(re.fullmatch(r"[0-9a-f]{8} fashion_mnist train\[\d+\]", row) for row in rows)
 
 
-def test_impossible_configurations_are_refused(fashion_config: Config) -> None:
+def test_impossible_configurations_are_refused() -> None:
     cases: list[tuple[dict[str, object], str]] = [
         ({"source": "mnist"}, "unknown source 'mnist'; did you mean fashion_mnist"),
         ({"name": "../x"}, "name=../x must be a name of 1 to 100 letters"),
@@ -162,5 +157,5 @@ def test_impossible_configurations_are_refused(fashion_config: Config) -> None:
         ({"source": "parquet", "tuning_per_class": 3}, "the splits overlap"),
     ]
     for changes, reason in cases:
-        with pytest.raises(RegbenchError, match=reason):
+        with is_refused(reason):
             fashion_config(**changes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import gzip
 import pickle
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +16,11 @@ import pytest
 import torchvision.datasets
 
 from regbench.benchmark.settings.sweep import load_run
-from regbench.datasets.config import DatasetConfig
 from regbench.datasets.published import Published
 from regbench.datasets.sources import fashion_mnist
 from regbench.datasets.sources.base import Split
 from regbench.datasets.sources.stl10 import STL10
-from tests.datasets.preparing import counts, opened, refused
-
-Config = Callable[..., DatasetConfig]
+from tests.datasets.preparing import counts, fashion_config, opened, refused
 
 
 def pixels(split: Split) -> Sequence[npt.NDArray[np.uint8]]:
@@ -35,7 +32,7 @@ def per_class(split: Split) -> list[int]:
     return found
 
 
-def test_fashion_mnist(fashion_source: Path, fashion_config: Config) -> None:
+def test_fashion_mnist(fashion_source: Path) -> None:
     contents = opened(fashion_config(), fashion_source)
     assert counts(contents) == {"train": 100, "tuning": 20, "test": 30}
     content = gzip.decompress((fashion_source / "train-images-idx3-ubyte.gz").read_bytes())
@@ -82,12 +79,7 @@ def test_digits(tmp_path: Path) -> None:
     ],
 )
 def test_cifar(
-    source: str,
-    folder: str,
-    key: bytes,
-    per_class: list[int],
-    cifar_source: Path,
-    fashion_config: Config,
+    source: str, folder: str, key: bytes, per_class: list[int], cifar_source: Path
 ) -> None:
     classes = 100 if source == "cifar100" else 10
     contents = opened(fashion_config(source=source, num_classes=classes), cifar_source)
@@ -123,7 +115,7 @@ def test_cifar(
 
 
 def test_all_training_images_are_for_training_where_there_is_no_tuning_split(
-    cifar_source: Path, fashion_config: Config
+    cifar_source: Path,
 ) -> None:
     config = fashion_config(source="cifar10", tuning_split=False)
     contents = opened(config, cifar_source)
@@ -134,7 +126,7 @@ def test_all_training_images_are_for_training_where_there_is_no_tuning_split(
     assert "prepare cifar10 dataset.source.tuning_split=false" in config.prepare_command
 
 
-def test_stl10(stl_source: Path, fashion_config: Config) -> None:
+def test_stl10(stl_source: Path) -> None:
     contents = opened(fashion_config(source="stl10"), stl_source)
     assert counts(contents) == {"train": 40, "tuning": 10, "test": 20, "unlabeled": 30}
     assert contents.splits["unlabeled"].labels.tolist() == [-1] * 30
@@ -148,7 +140,7 @@ def test_stl10(stl_source: Path, fashion_config: Config) -> None:
 
 
 def test_all_that_is_wrong_with_fashion_mnist_is_listed(
-    tmp_path: Path, fashion_source: Path, fashion_config: Config
+    tmp_path: Path, fashion_source: Path
 ) -> None:
     refused(fashion_config(), tmp_path, "train-labels-idx1-ubyte.gz is missing")
     folder = Path(shutil.copytree(fashion_source, tmp_path / "copy"))
@@ -168,7 +160,7 @@ def test_all_that_is_wrong_with_fashion_mnist_is_listed(
 
 
 def test_cifar_that_is_not_the_published_one_is_never_unpickled(
-    tmp_path: Path, cifar_source: Path, fashion_config: Config
+    tmp_path: Path, cifar_source: Path
 ) -> None:
     copy = Path(shutil.copytree(cifar_source, tmp_path / "copy"))
     config = fashion_config(source="cifar100", num_classes=100)
@@ -189,9 +181,7 @@ class Touches:
         return Path.touch, (self._path,)
 
 
-def test_all_that_is_wrong_with_stl10_is_listed(
-    tmp_path: Path, stl_source: Path, fashion_config: Config
-) -> None:
+def test_all_that_is_wrong_with_stl10_is_listed(tmp_path: Path, stl_source: Path) -> None:
     copy = Path(shutil.copytree(stl_source, tmp_path / "copy"))
     for name in ("train_y.bin", "test_X.bin"):
         path = copy / "stl10_binary" / name
@@ -201,7 +191,7 @@ def test_all_that_is_wrong_with_stl10_is_listed(
 
 
 def test_the_published_numbers_of_images_are_asked_for(
-    fashion_source: Path, stl_source: Path, fashion_config: Config, monkeypatch: pytest.MonkeyPatch
+    fashion_source: Path, stl_source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, source, reason in (
         ("fashion_mnist", fashion_source, "train has 120 images, not 60,000; test has 30 images"),
@@ -213,9 +203,7 @@ def test_the_published_numbers_of_images_are_asked_for(
     assert opened(fashion_config(source="stl10", published=True), stl_source)
 
 
-def test_downloads_that_fail_are_one_line(
-    tmp_path: Path, fashion_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_downloads_that_fail_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*_: object, **__: object) -> None:
         raise OSError("no network")
 
@@ -230,7 +218,7 @@ def test_downloads_that_fail_are_one_line(
     refused(fashion_config(source="stl10"), None, again, downloads=tmp_path)
 
 
-def test_debians_fashion_mnist(tmp_path: Path, fashion_config: Config) -> None:
+def test_debians_fashion_mnist(tmp_path: Path) -> None:
     if not fashion_mnist.DEBIAN_FOLDER.is_dir():
         pytest.skip("the Debian package dataset-fashion-mnist is not installed")
     contents = fashion_config(published=True).source.open(None, tmp_path)

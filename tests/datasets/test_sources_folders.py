@@ -13,13 +13,13 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.published import PUBLISHED, Published
 from regbench.datasets.sources.base import SOURCES
 from regbench.datasets.stored.prepare import prepare
 from tests.datasets.preparing import images, opened, refused
+from tests.refusals import is_refused
 
 Config = Callable[..., DatasetConfig]
 WNIDS = ("n01440764", "n01443537", "n01484850")
@@ -63,20 +63,24 @@ def write_kaggle_labels(folder: Path) -> None:
     (folder / "LOC_val_solution.csv").write_text("ImageId,PredictionString\n" + "".join(rows[::-1]))
 
 
+# Where the images of each kind of source lie, and what writes their labels.
+KINDS = {
+    "devkit": ("", write_devkit),
+    "kaggle": ("ILSVRC/Data/CLS-LOC/", write_kaggle_labels),
+    "unpacked": ("", write_kaggle_labels),
+}
+
+
+def source_of(kind: str, folder: Path) -> Path:
+    place, write_labels = KINDS[kind]
+    write_images(folder / "source" / place)
+    write_labels(folder / "source")
+    return folder / "source"
+
+
 @pytest.fixture
 def devkit_source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    write_images(source)
-    write_devkit(source)
-    return source
-
-
-@pytest.fixture
-def kaggle_source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    write_images(source / "ILSVRC" / "Data" / "CLS-LOC")
-    write_kaggle_labels(source)
-    return source
+    return source_of("devkit", tmp_path)
 
 
 def config_of(preset: str, **changes: object) -> DatasetConfig:
@@ -90,26 +94,15 @@ def config_of(preset: str, **changes: object) -> DatasetConfig:
     return load_run([f"dataset={preset}", *overrides])[0].dataset
 
 
-@pytest.fixture
-def unpacked_source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    write_images(source)
-    write_kaggle_labels(source)
-    return source
-
-
-@pytest.mark.parametrize("kind", ["devkit", "kaggle", "unpacked"])
-def test_a_flat_val_is_read_with_the_published_labels(
-    kind: str, request: pytest.FixtureRequest
-) -> None:
-    contents = opened(config_of("in100"), request.getfixturevalue(f"{kind}_source"))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flat_val_is_read_with_the_published_labels(kind: str, tmp_path: Path) -> None:
+    contents = opened(config_of("in100"), source_of(kind, tmp_path))
     assert contents.class_names == list(WNIDS)
     assert contents.splits["train"].labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    folder = "ILSVRC/Data/CLS-LOC/val" if kind == "kaggle" else "val"
     numbers = [
         (label, i) for label in range(3) for i, truth in enumerate(TRUTH, 1) if truth == label
     ]
-    expected = [(label, f"{folder}/ILSVRC2012_val_{i:08d}.JPEG") for label, i in numbers]
+    expected = [(label, f"{KINDS[kind][0]}val/ILSVRC2012_val_{i:08d}.JPEG") for label, i in numbers]
     assert images(contents, "test") == expected
     assert not contents.notes
 
@@ -152,8 +145,9 @@ def test_the_imagenet_presets_are_the_published_data_sets() -> None:
         # What prepare accepts is no part of a cell.
         assert cell.id == load_run([f"dataset={preset}", "dataset.source.published=null"])[0].id
         assert "published" not in cell.plain()["dataset"]["source"]
-    reason = r"dataset.source.published=ilsvrc2010 must be ilsvrc2012, places205, .* or null"
-    with pytest.raises(RegbenchError, match=reason):
+    with is_refused(
+        r"dataset.source.published=ilsvrc2010 must be ilsvrc2012, places205, .* or null"
+    ):
         load_run(["dataset=in20", "dataset.source.published=ilsvrc2010"])
 
 
@@ -172,10 +166,9 @@ def test_all_that_is_wrong_with_imagenet_is_listed(tmp_path: Path, devkit_source
     refused(config, devkit_source, "ILSVRC2012_devkit_t12/data/meta.mat")
 
 
-def test_labels_that_are_missing_or_damaged_are_refused(
-    tmp_path: Path, kaggle_source: Path
-) -> None:
-    config, labels = config_of("in100"), kaggle_source / "LOC_val_solution.csv"
+def test_labels_that_are_missing_or_damaged_are_refused(tmp_path: Path) -> None:
+    kaggle_source, config = source_of("kaggle", tmp_path), config_of("in100")
+    labels = kaggle_source / "LOC_val_solution.csv"
     for content in (
         "ImageId,PredictionString\na\n",
         "ImageId,Solution\na,b\n",
@@ -194,13 +187,12 @@ def test_without_a_folder_the_address_is_said(tmp_path: Path) -> None:
         ("in20", "ilsvrc2012", "in20 --source-dir FOLDER; ImageNet .* from https://image-net.org"),
         ("places205", "places205", "Places205 is to be had from http://data.csail.mit.edu/places/"),
     ):
-        with pytest.raises(RegbenchError, match=reason):
+        with is_refused(reason):
             prepare(config_of(preset, published=published), tmp_path, progress=False)
     config = config_of("in100_labels1", train_list="1percent.txt")
     write_images(tmp_path / "source")
     write_devkit(tmp_path / "source")
-    reason = r"1percent\.txt is missing.*simclr/master/imagenet_subsets/1percent\.txt\)"
-    with pytest.raises(RegbenchError, match=reason):
+    with is_refused(r"1percent\.txt is missing.*simclr/master/imagenet_subsets/1percent\.txt\)"):
         prepare(config, tmp_path, source_dir=tmp_path / "source", progress=False)
 
 
@@ -253,9 +245,7 @@ def test_all_that_is_wrong_with_places205_is_listed(tmp_path: Path, places_sourc
     )
     refused(config, places_source, "3 lines of train_places205.csv are no")
     train.write_text(good)
-    val.write_text(
-        "".join(line for line in val.read_text().splitlines(keepends=True)) + "q/quay/x.jpg 7\n"
-    )
+    val.write_text(f"{val.read_text()}q/quay/x.jpg 7\n")
     refused(config, places_source, "train_places205.csv has no images of")
     val.unlink()
     refused(config, places_source, "trainvalsplit_places205/val_places205.")

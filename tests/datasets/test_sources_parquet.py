@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,19 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.stored.prepare import prepare
-from tests.datasets.preparing import opened, refused, stored
+from tests.datasets.preparing import folder_config, opened, refused, saved, stored
+from tests.refusals import is_refused
 
-Config = Callable[..., DatasetConfig]
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def jpeg(number: int) -> bytes:
     pixels = np.random.default_rng(number).integers(0, 256, (10, 14, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG")
-    return buffer.getvalue()
+    return saved(Image.fromarray(pixels), "JPEG")
 
 
 def write(
@@ -68,19 +64,13 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def config(folder_config: Config) -> Config:
-    def of(**changes: object) -> DatasetConfig:
-        settings: dict[str, object] = {"name": "shards", "source": "parquet"}
-        settings |= {"train_per_class": None, "tuning_per_class": None}
-        return folder_config(**(settings | changes))
-
-    return of
+def config(**changes: object) -> DatasetConfig:
+    settings: dict[str, object] = {"name": "shards", "source": "parquet"}
+    settings |= {"train_per_class": None, "tuning_per_class": None}
+    return folder_config(**(settings | changes))
 
 
-def test_images_are_taken_byte_for_byte_in_the_files_order(
-    tmp_path: Path, source: Path, config: Config
-) -> None:
+def test_images_are_taken_byte_for_byte_in_the_files_order(tmp_path: Path, source: Path) -> None:
     manifest = prepare(config(), tmp_path, source_dir=source, progress=False)
     assert manifest.class_names == ["ant", "bee", "cat"]
     assert list(manifest.splits) == ["train", "test"]
@@ -94,9 +84,7 @@ def test_images_are_taken_byte_for_byte_in_the_files_order(
     ]
 
 
-def test_a_tuning_split_is_cut_as_from_folders(
-    tmp_path: Path, source: Path, config: Config
-) -> None:
+def test_a_tuning_split_is_cut_as_from_folders(tmp_path: Path, source: Path) -> None:
     manifest = prepare(
         config(train_per_class=3, tuning_per_class=2), tmp_path, source_dir=source, progress=False
     )
@@ -109,9 +97,7 @@ def test_a_tuning_split_is_cut_as_from_folders(
     refused(too_many, source, "ant has 6 images; train_per_class and")
 
 
-def test_validation_is_for_tuning_where_the_test_has_labels(
-    tmp_path: Path, source: Path, config: Config
-) -> None:
+def test_validation_is_for_tuning_where_the_test_has_labels(tmp_path: Path, source: Path) -> None:
     write(source / "data" / "test-00000-of-00001.parquet", [1, 0, 2], first=200)
     manifest = prepare(config(), tmp_path, source_dir=source, progress=False)
     found = {name: entry["num_samples"] for name, entry in manifest.splits.items()}
@@ -119,7 +105,7 @@ def test_validation_is_for_tuning_where_the_test_has_labels(
     assert stored(tmp_path, "shards", "test") == [(1, jpeg(200)), (0, jpeg(201)), (2, jpeg(202))]
 
 
-def test_other_names_of_columns_and_of_folders(tmp_path: Path, config: Config) -> None:
+def test_other_names_of_columns_and_of_folders(tmp_path: Path) -> None:
     for image, label in (("img", "fine_label"), ("image", "labels"), ("picture", "kind")):
         for split, first in (("train", 0), ("test", 50)):
             path = tmp_path / image / "default" / split / "0000.parquet"
@@ -130,7 +116,7 @@ def test_other_names_of_columns_and_of_folders(tmp_path: Path, config: Config) -
         ]
 
 
-def test_classes_by_the_labels_themselves(tmp_path: Path, config: Config) -> None:
+def test_classes_by_the_labels_themselves(tmp_path: Path) -> None:
     for values in ((3, 10, 20), ("ant", "bee", "cat")):
         for split, first in (("train", 0), ("test", 50)):
             path = tmp_path / "source" / f"{split}-00000-of-00001.parquet"
@@ -142,7 +128,7 @@ def test_classes_by_the_labels_themselves(tmp_path: Path, config: Config) -> Non
 
 # Its reader leaves the files to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_what_hugging_faces_library_writes(tmp_path: Path, config: Config) -> None:
+def test_what_hugging_faces_library_writes(tmp_path: Path) -> None:
     hub = pytest.importorskip("datasets")
     features = hub.Features(
         {"image": hub.Image(), "label": hub.ClassLabel(names=["ant", "bee", "cat"])}
@@ -158,7 +144,7 @@ def test_what_hugging_faces_library_writes(tmp_path: Path, config: Config) -> No
     assert stored(tmp_path, "shards", "train") == [(i, jpeg(i)) for i in range(3)]
 
 
-def test_refusals_of_folders(tmp_path: Path, source: Path, config: Config) -> None:
+def test_refusals_of_folders(tmp_path: Path, source: Path) -> None:
     refused(config(), None, "is made from parquet files of")
     refused(config(), tmp_path / "none", "it has no files of train; it has no")
     refused(config(num_classes=4), source, "3 classes, not 4")
@@ -169,7 +155,7 @@ def test_refusals_of_folders(tmp_path: Path, source: Path, config: Config) -> No
     refused(config(), source, "it holds several data sets, of which")
 
 
-def test_refusals_of_files(tmp_path: Path, source: Path, config: Config) -> None:
+def test_refusals_of_files(tmp_path: Path, source: Path) -> None:
     shard = source / "data" / "train-00001-of-00002.parquet"
     validation = source / "data" / "validation-00000-of-00001.parquet"
     good = shard.read_bytes()
@@ -186,13 +172,11 @@ def test_refusals_of_files(tmp_path: Path, source: Path, config: Config) -> None
     shard.write_bytes(good)
     contents = opened(config(), source)
     shard.write_bytes(good[:-20])
-    with pytest.raises(
-        RegbenchError, match=r"00001-of-00002\.parquet cannot be read \([^\n]*; download it again$"
-    ):
+    with is_refused(r"00001-of-00002\.parquet cannot be read \([^\n]*; download it again$"):
         list(contents.splits["train"].images())
 
 
-def test_refusals_of_rows(tmp_path: Path, source: Path, config: Config) -> None:
+def test_refusals_of_rows(tmp_path: Path, source: Path) -> None:
     shard = source / "data" / "train-00001-of-00002.parquet"
     write(shard, [0, 5, -1])
     write(source / "data" / "train-00000-of-00002.parquet", [0, 0, 1])
@@ -209,7 +193,7 @@ def test_refusals_of_rows(tmp_path: Path, source: Path, config: Config) -> None:
     ):
         columns = {"image": pa.array(images, IMAGE), "label": [0, 1, 2, 2]}
         pq.write_table(pa.table(columns, metadata=schema.metadata), shard)
-        with pytest.raises(RegbenchError, match=reason):
+        with is_refused(reason):
             prepare(config(), tmp_path / "data", source_dir=source, progress=False)
 
 

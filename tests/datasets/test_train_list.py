@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from regbench import RegbenchError
 from regbench.datasets.config import DatasetConfig
-from tests.datasets.preparing import images, opened, refused
+from tests.datasets.preparing import folder_config, images, make_imagefolder, opened, refused
+from tests.refusals import is_refused
 
-Config = Callable[..., DatasetConfig]
-MakeFolder = Callable[[Path, int, int], Path]
 CLASSES = ("ant", "bee", "cat")
 # Out of order on purpose; files 1, 4 and 6 of each class.
 NAMES = [f"{name}_{i:03d}.jpg" for i in (4, 1, 6) for name in ("cat", "ant", "bee")]
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory, make_imagefolder: MakeFolder) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_imagefolder(tmp_path_factory.mktemp("listed_source"), 8, 2)
 
 
-@pytest.fixture
-def listed(folder_config: Config) -> Config:
-    def config(path: Path | str, **changes: object) -> DatasetConfig:
-        settings = {"train_per_class": None, "tuning_per_class": None, "train_list": str(path)}
-        return folder_config(**(settings | changes))
-
-    return config
+def listed(path: Path | str, **changes: object) -> DatasetConfig:
+    settings = {"train_per_class": None, "tuning_per_class": None, "train_list": str(path)}
+    return folder_config(**(settings | changes))
 
 
 @pytest.fixture
@@ -48,7 +41,7 @@ def files(*numbers: int) -> list[tuple[int, str]]:
     ]
 
 
-def test_the_list_says_what_is_for_training(path: Path, root: Path, listed: Config) -> None:
+def test_the_list_says_what_is_for_training(path: Path, root: Path) -> None:
     contents = opened(listed(path), root)
     assert list(contents.splits) == ["train", "test"]
     assert images(contents, "train") == files(1, 4, 6)
@@ -56,9 +49,7 @@ def test_the_list_says_what_is_for_training(path: Path, root: Path, listed: Conf
     assert contents.taken_from == {"train": f"train/, those that few.txt names (SHA-256 {sha256})"}
 
 
-def test_tuning_images_are_others_than_those_of_the_list(
-    path: Path, root: Path, listed: Config
-) -> None:
+def test_tuning_images_are_others_than_those_of_the_list(path: Path, root: Path) -> None:
     path.write_text("\n".join(f"{name.split('_')[0]}/{name}" for name in NAMES))
     contents = opened(listed(path, tuning_per_class=4), root)
     found = (images(contents, "train"), images(contents, "tuning"))
@@ -67,7 +58,7 @@ def test_tuning_images_are_others_than_those_of_the_list(
 
 
 def test_a_list_is_sought_beside_the_images_and_then_here(
-    tmp_path: Path, make_imagefolder: MakeFolder, listed: Config, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = make_imagefolder(tmp_path / "source", 8, 1)
     monkeypatch.chdir(tmp_path)
@@ -80,7 +71,7 @@ def test_a_list_is_sought_beside_the_images_and_then_here(
     assert not contents.notes  # the list is no file that was left out
 
 
-def test_a_list_that_does_not_fit_is_refused(path: Path, root: Path, listed: Config) -> None:
+def test_a_list_that_does_not_fit_is_refused(path: Path, root: Path) -> None:
     cases: list[tuple[list[str], str]] = [
         ([*NAMES, "ant_099.jpg"], "train: line 10: ant_099.jpg: it is not in train/"),
         ([*NAMES, "dog/dog_001.jpg"], "line 10: dog/dog_001.jpg: its class dog is not in train/"),
@@ -96,9 +87,7 @@ def test_a_list_that_does_not_fit_is_refused(path: Path, root: Path, listed: Con
         refused(listed(path), root, reason)
 
 
-def test_a_name_in_two_classes_needs_its_class(
-    path: Path, make_imagefolder: MakeFolder, listed: Config
-) -> None:
+def test_a_name_in_two_classes_needs_its_class(path: Path) -> None:
     root = make_imagefolder(path.parent / "source", 3, 1)
     for name in CLASSES:
         (root / "train" / name / f"{name}_000.jpg").rename(root / "train" / name / "0.jpg")
@@ -108,18 +97,13 @@ def test_a_name_in_two_classes_needs_its_class(
     assert len(images(opened(listed(path), root), "train")) == 3
 
 
-def test_settings_that_contradict_a_list_are_refused(
-    path: Path, root: Path, listed: Config
-) -> None:
-    reason = r"train_list and dataset\.source\.train_per_class both"
-    with pytest.raises(RegbenchError, match=reason):
+def test_settings_that_contradict_a_list_are_refused(path: Path, root: Path) -> None:
+    with is_refused(r"train_list and dataset\.source\.train_per_class both"):
         listed(path, train_per_class=3)
     refused(listed(path.parent), root, "is missing; put it there, or give its path")
 
 
-def test_a_list_says_which_classes_are_taken(
-    tmp_path: Path, root: Path, folder_config: Config
-) -> None:
+def test_a_list_says_which_classes_are_taken(tmp_path: Path, root: Path) -> None:
     path = tmp_path / "two.txt"
     path.write_text("# of three\ncat\n\nant\n")
     divided = {"train_per_class": 3, "tuning_per_class": 2}
@@ -139,9 +123,7 @@ def test_a_list_says_which_classes_are_taken(
     assert contents.taken_from == {"train": classes, "tuning": classes, "test": classes}
 
 
-def test_held_out_images_are_of_the_listed_classes(
-    tmp_path: Path, root: Path, folder_config: Config
-) -> None:
+def test_held_out_images_are_of_the_listed_classes(tmp_path: Path, root: Path) -> None:
     path = tmp_path / "two.txt"
     path.write_text("cat\nbee")
     divided = {"train_per_class": None, "tuning_per_class": None, "held_out": 0.25}
@@ -160,12 +142,12 @@ def test_held_out_images_are_of_the_listed_classes(
     ],
 )
 def test_a_list_of_classes_that_does_not_fit_is_refused(
-    text: str, reason: str, tmp_path: Path, root: Path, folder_config: Config
+    text: str, reason: str, tmp_path: Path, root: Path
 ) -> None:
     path = tmp_path / "classes.txt"
     path.write_text(text)
     refused(folder_config(class_list=str(path)), root, reason)
 
 
-def test_a_list_of_classes_that_is_not_there_is_refused(root: Path, folder_config: Config) -> None:
+def test_a_list_of_classes_that_is_not_there_is_refused(root: Path) -> None:
     refused(folder_config(class_list="none.txt"), root, "the list of classes none.txt is")

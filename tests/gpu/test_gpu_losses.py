@@ -112,9 +112,8 @@ def test_ranks_that_share_a_device_have_the_gradients_of_one_process(
 
 
 def join(here: Place, backend: str, device: torch.device) -> torch.device:
-    warnings.filterwarnings(
-        "ignore", LOCAL_ROWS
-    )  # one process's value is what the ranks are compared with
+    # one process's value is what the ranks are compared with
+    warnings.filterwarnings("ignore", LOCAL_ROWS)
     here.join(backend)
     return device
 

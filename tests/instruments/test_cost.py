@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from regbench import RegbenchError, methods
+from regbench import methods
 from regbench.instruments.cost import timing
 from regbench.instruments.cost.harness import (
     in_words,
@@ -42,6 +42,7 @@ from regbench.instruments.cost.timing import (
 )
 from regbench.methods.forms.engine import Engine
 from regbench.processes import Place, Processes, WorkFailed
+from tests.refusals import is_refused
 
 CPU = torch.device("cpu")
 EXAMPLE = LossCost(method="vicreg", form="gram", auto=True, n=64, q=32, views=2, ranks=1)
@@ -248,9 +249,8 @@ def test_what_does_not_fit_the_budget_is_left_out_the_costliest_first(
     assert all(
         "over what is left of the budget" in row.note and row.median_ms is None for row in found
     )
-    times_s = iter(
-        (0.0, 3.0, 3.0, 5.0)
-    )  # the first call of each takes three seconds and two: both leave seven
+    # the first call of each takes three seconds and two: both leave seven
+    times_s = iter((0.0, 3.0, 3.0, 5.0))
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(times_s)))
     costly, cheap = measured([textbook, gram], repeats=1, left_s=12.0)
     assert costly.note.startswith("left out: about 6 s") and cheap.median_ms
@@ -321,5 +321,5 @@ def test_refusals() -> None:
     if not torch.cuda.is_available():
         wrong.append(({"device": "cuda"}, "no CUDA device"))
     for settings, message in wrong:
-        with pytest.raises(RegbenchError, match=re.escape(message)):
+        with is_refused(re.escape(message)):
             Grid(**settings)

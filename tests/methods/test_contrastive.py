@@ -109,9 +109,8 @@ def test_simclr_is_dcl_with_the_positive_pair_in_the_sum() -> None:
     """Where the positive pairs are orthogonal their share of the sum is known: 1."""
     u1 = torch.eye(4, dtype=torch.float64)
     u2 = u1.roll(1, dims=1)
-    others = (
-        2 * 3 - 1 + math.exp(1 / 0.2)
-    )  # of another image: five orthogonal ones and one that is equal
+    # of another image: five orthogonal ones and one that is equal
+    others = 2 * 3 - 1 + math.exp(1 / 0.2)
     simclr, dcl = (
         methods.build(name, temperature=0.2).loss(u1, u2).item() for name in ("simclr", "dcl")
     )

@@ -122,9 +122,8 @@ def test_rbf_is_within_the_papers_bound(q: int) -> None:
     the expansion).
     """
     sigma = 2.0
-    ratio = math.exp(math.lgamma(q / 2) - math.lgamma((q - 1) / 2)) / math.sqrt(
-        math.pi
-    )  # |S^{q−2}|/|S^{q−1}|
+    # |S^{q−2}|/|S^{q−1}|
+    ratio = math.exp(math.lgamma(q / 2) - math.lgamma((q - 1) / 2)) / math.sqrt(math.pi)
     for order, b in enumerate(expansion("rbf", q, 6, scale=sigma)):
         front = math.exp(math.lgamma((q - 1) / 2) - math.lgamma(order + (q - 1) / 2)) / 2**order
         bound = harmonics(q, order) * ratio * front * 2 * (2 * sigma) ** order

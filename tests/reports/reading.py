@@ -112,9 +112,8 @@ class Drawn:
             for g in self._of(name, "mark")
             for use in g.iter("use")
         ]
-        inside = sorted(
-            place for place in places if place[0] < 283
-        )  # those right of the plot are of labels
+        # those right of the plot are of labels
+        inside = sorted(place for place in places if place[0] < 283)
         return [
             [float(f"{scale(v):.3g}") for scale, v in zip(self._scales, place, strict=True)]
             for place in inside

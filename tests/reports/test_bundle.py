@@ -20,15 +20,16 @@ from typing import Any
 import pytest
 
 from regbench.benchmark.rundir.record import Record
-from regbench.errors import RegbenchError
 from regbench.reports.bundle import bundle
 from regbench.reports.bundle.bundle import Bundle, read_bundle
 from regbench.reports.bundle.pack import submit
 from regbench.reports.bundle.recompute import Recomputed, differences, drawn_cells
 from tests.command import run
 from tests.records import CELL, made, plan
+from tests.refusals import is_refused
 from tests.reports.conftest import resign, score, tuned_sweep
 from tests.reports.forging import Parts, write_tar
+from tests.there import there
 from tests.waiting import PATIENCE_S, wait_for
 
 LEADERBOARD = Path(__file__).parents[2] / "docs" / "leaderboard.md"
@@ -96,9 +97,8 @@ def test_what_a_killed_submit_leaves_is_swept(
     replace = Path.replace
 
     def watched(path: Path, target: Path) -> Path:
-        shutil.copytree(
-            out, tmp_path / "killed", dirs_exist_ok=True
-        )  # what a kill here would leave
+        # what a kill here would leave
+        shutil.copytree(out, tmp_path / "killed", dirs_exist_ok=True)
         return replace(path, target)
 
     with monkeypatch.context() as patch:
@@ -154,12 +154,10 @@ def test_a_cell_of_two_sweeps_is_not_packed_twice(tmp_path: Path) -> None:
     tuned_sweep(tmp_path / "runs")
     tuned_sweep(tmp_path / "runs", "other")
     folders = [tmp_path / "runs" / "mine", tmp_path / "runs" / "other"]
-    with pytest.raises(RegbenchError, match="leave one of the two sweeps out"):
+    with is_refused("leave one of the two sweeps out"):
         submit(folders, tmp_path / "lab.tar.xz")
     next(tmp_path.glob("runs/mine/*/record.json")).write_text("{}")
-    with pytest.raises(
-        RegbenchError, match=r"; `regbench report .*/mine/ .*/other/ --check` tells all"
-    ):
+    with is_refused(r"; `regbench report .*/mine/ .*/other/ --check` tells all"):
         submit(folders, tmp_path / "lab.tar.xz")
 
 
@@ -259,8 +257,7 @@ def test_a_choice_lies_beside_the_cells_that_it_chose(
     members = []
     with tarfile.open(honest) as archive:
         for found in archive:
-            content = archive.extractfile(found)
-            assert content is not None
+            content = there(archive.extractfile(found))
             name = place if found.name.endswith("tuning_choice.json") else found.name
             members.append(member(name, content=content.read()))
     done = run("verify", write_tar(tmp_path / "moved.tar.xz", *members))
@@ -329,18 +326,14 @@ def test_a_record_lies_in_the_folder_of_its_sweep(honest: Path, tmp_path: Path) 
     members = []
     with tarfile.open(honest) as archive:
         for each in archive:
-            content = archive.extractfile(each)
-            assert content is not None
+            content = there(archive.extractfile(each))
             members.append(member(f"the{each.name}", content=content.read()))
     done = run("verify", write_tar(tmp_path / "moved.tar.xz", *members))
     assert re.search(r"themine/\w+/record.json: is of the sweep mine", done.stderr)
 
 
 def test_a_bundle_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        RegbenchError,
-        match=r"none\.tar\.xz is no bundle .*: No such file or directory; ask for it again",
-    ):
+    with is_refused(r"none\.tar\.xz is no bundle .*: No such file or directory; ask for it again"):
         read_bundle(tmp_path / "none.tar.xz")
 
 
@@ -384,9 +377,8 @@ def test_what_was_packed_is_told_and_nothing_else_is_left(tmp_path: Path) -> Non
         resign(path, scores=data["scores"])
     shutil.rmtree(out.parent)
     first = f"mine/{min(path.parent.name for path in sweep.glob('*/record.json'))}/record.json"
-    with pytest.raises(
-        RegbenchError,
-        match=rf"{first}: .*more than its top-5.* \(and \d+ more\); docs/leaderboard.md says",
+    with is_refused(
+        rf"{first}: .*more than its top-5.* \(and \d+ more\); docs/leaderboard.md says"
     ):
         submit([sweep], out)
     assert list(out.parent.iterdir()) == []

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from regbench.benchmark.rundir.record_parts import ImageSource, Saved
-from regbench.errors import RegbenchError
 from regbench.reports.find.check import check_records
 from regbench.reports.find.records import read_records
 from tests.command import run
 from tests.records import chosen, plan, ranked, tuning_choice
+from tests.refusals import is_refused
 from tests.reports.conftest import dataset, resign
 from tests.reports.test_report import SPOILED, spoil
 
@@ -85,7 +85,7 @@ def test_a_run_without_a_record_is_nothing_to_check(runs: Path, record: Make) ->
 
 def test_nothing_there(runs: Path) -> None:
     runs.mkdir()
-    with pytest.raises(RegbenchError, match=f"no record in {runs}, {runs.parent}; make some"):
+    with is_refused(f"no record in {runs}, {runs.parent}; make some"):
         check_records([runs, runs.parent])
 
 

@@ -99,9 +99,8 @@ def visit(browser: Browser, site: Path) -> Iterator[Open]:
         )
         page.goto(site.as_uri() + address)
         if settings.get("java_script_enabled", True):
-            expect(
-                page.locator("#s1-cells tbody tr").first
-            ).to_be_visible()  # the script has run, and moves nothing
+            # the script has run, and moves nothing
+            expect(page.locator("#s1-cells tbody tr").first).to_be_visible()
         return page
 
     yield go
@@ -231,9 +230,8 @@ def test_from_a_row_to_its_cells_and_what_made_them(visit: Open, site: Path) -> 
     assert "0.5, chosen on the tuning split; candidates 0.02 (70.1), 0.5 (72)" in text
     assert '"embedding_dim": ' + str(made["cell"]["embedding_dim"]) in text
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.evaluate(
-        "window.setTimeout = () => 0"
-    )  # the button says so for a second and a half, which a test may miss
+    # the button says so for a second and a half, which a test may miss
+    page.evaluate("window.setTimeout = () => 0")
     dialog.get_by_role("button", name="Copy").first.click()
     expect(dialog.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == made["command"]
@@ -354,10 +352,8 @@ def test_figures_and_methods(site: Path) -> None:
     energy = Drawn(text, "Linear top-1 against energy of the GPUs")
     assert energy.heads == ["energy of the GPUs (Wh)", "linear top-1 (%)"]
     assert energy.markers("SFRIK (L=2), q=512") == [[265.0, 81.9]]
-    assert energy.spreads("SFRIK (L=2), q=512") == [
-        14.0,
-        0.28,
-    ]  # twice the standard deviations of 10 and 0.2
+    # twice the standard deviations of 10 and 0.2
+    assert energy.spreads("SFRIK (L=2), q=512") == [14.0, 0.28]
     time = Drawn(text, "Linear top-1 against training time")
     assert time.heads == ["training time (s)", "linear top-1 (%)"]
     assert time.markers("SFRIK (L=3), q=2048") == [[32.0, 79.9]]
@@ -382,9 +378,8 @@ def test_figures_and_methods(site: Path) -> None:
         [2.0, 0.25],
         [3.0, pytest.approx(0, abs=1e-3)],
     ]
-    assert (
-        loss.spreads("SFRIK (L=2), q=2048")[1] == 1.4
-    )  # of a loss from 13/6 to 11/2, and √½ more on either side
+    # of a loss from 13/6 to 11/2, and √½ more on either side
+    assert loss.spreads("SFRIK (L=2), q=2048")[1] == 1.4
     assert '<a href="https://example.org" rel="noopener">somebody, 2021</a>' in text
 
 
@@ -542,10 +537,8 @@ def test_a_page_of_cells_that_have_finished_or_failed_loads_once(
     expect(page.locator("#s1-cells tbody tr").first).to_be_visible()  # the script has run
     page.evaluate("window.here = 'first'")
     page.clock.run_for(300_000)
-    assert page.evaluate("[window.here, sessionStorage.length]") == [
-        "first",
-        0,
-    ]  # what is to be kept is there before
+    # what is to be kept is there before
+    assert page.evaluate("[window.here, sessionStorage.length]") == ["first", 0]
     page.close()
 
 
@@ -596,9 +589,8 @@ def test_cells_say_of_which_row_and_configuration_they_are(runs: Path, record: M
     record("untrained")
     summary = task(runs)
     cells = cells_of(summary, 2, styles(["VICReg"]))
-    assert (
-        section(summary, tables_of(summary), 2, styles(["VICReg"]))["filters"] == {}
-    )  # there is one row to see
+    # there is one row to see
+    assert section(summary, tables_of(summary), 2, styles(["VICReg"]))["filters"] == {}
     assert {cell["section"] for cell in cells} == {2}
     rows = {row.label: place for place, row in enumerate(summary.rows)}
     final = [cell for cell in cells if cell["status"] == "done"]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from regbench import RegbenchError
 from regbench.benchmark.rundir.run_folder import RunFolder
 from regbench.reports import write_report
 from regbench.reports.find.check import check_records
 from regbench.reports.find.records import load_records, read_records, steps_of_searches
 from regbench.reports.find.runs import Missing
 from tests.records import attempted, chosen, plan, ranked, search, tuning_choice
+from tests.refusals import is_refused
 from tests.reports.conftest import GIVEN, RATE, backbone, later, resign, score, tuned_sweep
 
 Make = Callable[..., Path]
@@ -65,19 +65,18 @@ def test_a_folder_of_sweeps_a_sweep_a_run_directory_and_several_folders(
 
 def test_nothing_there_says_how_to_make_some(runs: Path) -> None:
     runs.mkdir()
-    with pytest.raises(RegbenchError, match="regbench sweep quickstart"):
+    with is_refused("regbench sweep quickstart"):
         load_records(runs)
-    with pytest.raises(RegbenchError, match="is not a folder"):
+    with is_refused("is not a folder"):
         load_records(runs / "none")
 
 
 def test_where_no_record_fits_the_first_is_named(runs: Path, record: Make) -> None:
     path = record()
     path.write_text("{")
-    with pytest.raises(RegbenchError, match="no record that fits") as refusal:
+    with is_refused("no record that fits") as refusal:
         load_records(runs)
     assert str(path) in str(refusal.value)
-    assert "\n" not in str(refusal.value)
     record("AUH")
     frame = load_records(runs)
     assert set(frame["label"]) == {"AUH"}
@@ -149,9 +148,7 @@ def test_what_is_missing_is_told_in_the_order_of_the_plan(
         (names["deserted"], "no reason noted"),
     }
     shutil.rmtree(sweep / done)
-    with pytest.raises(
-        RegbenchError, match=f"no finished run in {runs}, 3 cells without one yet; make some"
-    ):
+    with is_refused(f"no finished run in {runs}, 3 cells without one yet; make some"):
         read_records(runs)
 
 
@@ -171,7 +168,7 @@ def test_a_run_that_a_search_stopped_is_no_result(
     search(runs / "quickstart", path.parent.name)
     monkeypatch.chdir(path.parent)
     for folder in (runs, path.parent, Path()):
-        with pytest.raises(RegbenchError, match="no finished run in"):
+        with is_refused("no finished run in"):
             read_records(folder)
     record("VICReg")
     found = read_records(runs)
@@ -231,10 +228,7 @@ def test_what_is_left_out_is_counted_in_a_line(runs: Path, record: Make) -> None
         == f"regbench report {runs}/ {runs}/quickstart/ --check"
     )
     paths[0].write_text("{")
-    with pytest.raises(
-        RegbenchError,
-        match=f"in {runs}: 3 damaged or changed, the first is {min(paths)}: not valid",
-    ):
+    with is_refused(f"in {runs}: 3 damaged or changed, the first is {min(paths)}: not valid"):
         read_records(runs)
 
 
@@ -262,13 +256,8 @@ def test_later_evaluations_add_their_scores(runs: Path, record: Make) -> None:
     (one,) = read_records(runs).records
     assert one.score("voc07_map", "test") == 80.0  # the first of two
     assert one.score("knn_top1", "test") == 70.0  # the record's own wins
-    assert load_records(runs)["value"].tolist() == [
-        70.0,
-        75.0,
-        80.0,
-        81.0,
-        74.0,
-    ]  # the record has none on that split
+    # the record has none on that split
+    assert load_records(runs)["value"].tolist() == [70.0, 75.0, 80.0, 81.0, 74.0]
 
 
 @pytest.mark.parametrize(

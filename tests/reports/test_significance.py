@@ -41,9 +41,8 @@ def test_the_detectable_difference_is_found_in_four_of_five_simulated_tables(
     for _ in range(1000):
         (pair,) = fitted(rows, seeds, rng, known.power.detectable(seeds)).compare(0, [1])
         found.append(pair.p <= LEVEL)
-    assert np.mean(found) == pytest.approx(
-        POWER, abs=0.05
-    )  # the approximation, and three standard errors
+    # the approximation, and three standard errors
+    assert np.mean(found) == pytest.approx(POWER, abs=0.05)
 
 
 def test_a_balanced_table_is_tested_by_the_textbooks_sums_of_squares() -> None:
@@ -177,9 +176,8 @@ def test_so_many_images_keep_the_error_of_a_difference_below_half_of_it() -> Non
         hits = math.sqrt(part) * shared + math.sqrt(1 - part) * own < NormalDist().inv_cdf(0.7)
         accuracies = 100 * hits.mean(axis=2)
         errors.append(np.std(accuracies[:, 0] - accuracies[:, 1]))
-    assert errors[0] == pytest.approx(
-        1.0, abs=3 / math.sqrt(800)
-    )  # three standard errors of a deviation
+    # three standard errors of a deviation
+    assert errors[0] == pytest.approx(1.0, abs=3 / math.sqrt(800))
     assert errors[1] < 0.9
 
 

@@ -120,10 +120,8 @@ def test_a_name_that_is_a_path_or_more_is_refused_in_a_line(
 ) -> None:
     shutil.copy(lab, tmp_path)
     for number, name in enumerate(NO_NAMES):
-        if (place, name) != (
-            "hyperparameters.record",
-            "a/b",
-        ):  # a choice lies in the folder of its sweep
+        # a choice lies in the folder of its sweep
+        if (place, name) != ("hyperparameters.record", "a/b"):
             parts = Parts(lab)
             PLACES[place](parts, name)
             done = run("verify", parts.write(tmp_path / f"{number}.tar.xz"))

@@ -16,15 +16,13 @@ from scipy import stats
 from regbench.reports import write_report
 from regbench.reports.rows.tasks import compare_over, over_tasks
 from regbench.reports.tables import details
-from regbench.reports.tables.details import (
-    significance_frame,
-    significance_table,
-)
+from regbench.reports.tables.details import significance_frame, significance_table
 from regbench.reports.tables.leaderboard import leaderboard
 from regbench.reports.tables.over_tasks import over_tasks_table
 from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
 from tests.reports.conftest import dataset, score, settings
 from tests.reports.reading import Make, grid, task, tasks, texts
+from tests.there import there
 
 KNN, LINEAR = "kNN top-1 (%)", "linear top-1 (%)"
 DIVERGED: dict[str, Any] = {"status": "diverged", "knn": None, "linear": None}
@@ -46,9 +44,8 @@ def test_golden_significance(runs: Path, record: Make, monkeypatch: pytest.Monke
         record("SimCLR", seed, linear=76.0 + 2 * seed, knn=None)
         record("VICReg", seed, linear=70.0 + seed, knn=None)
     variances = [1 + 0.75 / 2, 1 + 1.5 / 2, 1 + 0.75 / 2]
-    ranges = np.array([5, 12, 7]) / np.sqrt(
-        np.array(variances) / 3
-    )  # four degrees of freedom, three seeds
+    # four degrees of freedom, three seeds
+    ranges = np.array([5, 12, 7]) / np.sqrt(np.array(variances) / 3)
     p = stats.studentized_range.sf(ranges, 3, 4)
     frame = significance_frame(task(runs))
     assert frame.drop(columns=["p"]).to_numpy().tolist() == [
@@ -186,8 +183,7 @@ def test_costs_of_diverged_runs_are_in_no_mean(runs: Path, record: Make) -> None
     record("AUH", 0, cost={"train_s": 600.0})
     record("AUH", 1, status="diverged", knn=None, linear=None, cost={"train_s": 2.0})
     (row,) = task(runs).rows
-    cost = row.cost("train_s")
-    assert cost is not None
+    cost = there(row.cost("train_s"))
     assert (cost.mean, cost.n) == (600.0, 1)
 
 
@@ -234,8 +230,7 @@ def test_a_task_that_shares_no_method_takes_no_comparison_from_the_others() -> N
     scores = {label: {0: 70.0 + place} for place, label in enumerate("abc")}
     other = {label: {0: 70.0} for label in "pqr"}
     unlike = {label: {place: 70.0} for place, label in enumerate("abc")}  # no seed in common
-    found = compare_over({"one": scores, "two": other, "three": scores, "four": unlike})
-    assert found is not None
+    found = there(compare_over({"one": scores, "two": other, "three": scores, "four": unlike}))
     assert found.tasks == ["one", "three"]
     assert [one.label for one in found.standings] == ["c", "b", "a"]
     notes = over_tasks_table(found).notes
@@ -246,8 +241,7 @@ def test_a_task_of_few_methods_takes_none_from_the_others() -> None:
     """As one that was stopped: two tasks compare seven methods, and all three would three."""
     scores = {label: {0: 70.0 + place} for place, label in enumerate("abcdefg")}
     stopped = {label: scores[label] for label in "abc"}
-    found = compare_over({"one": scores, "two": stopped, "three": scores})
-    assert found is not None
+    found = there(compare_over({"one": scores, "two": stopped, "three": scores}))
     assert [one.label for one in found.standings] == list("gfedcba")
     assert (found.tasks, found.tasks_left_out) == (["one", "three"], ["two"])
 
@@ -259,8 +253,7 @@ def test_a_method_that_is_alone_in_its_setting_is_said_to_be_left_out(
         for place, label in enumerate(("AUH", "VICReg", "RBF kernel")):
             record(label, linear=70.0 + place, cell={"dataset": dataset(name)})
         record("SimCLR", cell={"dataset": dataset(name), "embedding_dim": 64})
-    found = over_tasks(tasks(runs))
-    assert found is not None
+    found = there(over_tasks(tasks(runs)))
     assert (len(found.standings), found.left_out) == (3, ["SimCLR"])
 
 
@@ -283,8 +276,7 @@ def test_methods_are_ranked_by_their_means_over_what_all_have() -> None:
         made[name] = {label: dict(enumerate(scores[i, :, j])) for j, label in enumerate("abc")}
     made["one"]["d"] = {0: 99.0}
     made["one"]["a"][3] = 99.0  # only seeds that all methods have count
-    found = compare_over(made)
-    assert found is not None
+    found = there(compare_over(made))
     assert (found.tasks, found.left_out) == (list(names), ["d"])
     means = scores.mean(axis=1)
     ranks = (means[:, :, None] < means[:, None, :]).sum(axis=2) + 1
@@ -313,8 +305,7 @@ def test_a_method_that_diverged_everywhere_in_a_task_is_left_out() -> None:
 
 def test_scores_that_differ_in_their_last_bits_rank_alike() -> None:
     scores = {"a": {0: 70.1}, "b": {0: 70.1 + 2e-14}, "c": {0: 60.0}}
-    found = compare_over({"one": scores, "two": scores})
-    assert found is not None
+    found = there(compare_over({"one": scores, "two": scores}))
     assert [one.mean_rank for one in found.standings] == [1.5, 1.5, 3.0]
 
 

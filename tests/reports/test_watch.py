@@ -63,9 +63,8 @@ def test_it_shows_states_and_curves_and_writes_the_report(sweep: Path, runs: Pat
         "60.00 knn_top1",
     ):
         assert part in running
-    assert (
-        output.index(RUNNING) < output.index("SimCLR") < output.index("VICReg")
-    )  # what runs comes first
+    # what runs comes first
+    assert output.index(RUNNING) < output.index("SimCLR") < output.index("VICReg")
     assert "3 cells: 1 done, 1 running, 1 pending" in output
     assert f"report: {sweep / 'report' / 'index.html'}" in output
     assert "VICReg" in (sweep / "report" / "index.html").read_text()

@@ -56,9 +56,8 @@ def standin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standin:
     """Stand-ins for Slurm's commands, where every process of the test finds them."""
     made = Standin(tmp_path / "slurm")
     monkeypatch.setenv("PATH", os.pathsep.join([str(made.folder), os.environ["PATH"]]))
-    monkeypatch.setattr(
-        "regbench.slurm.queue._TIMEOUT_S", PATIENCE_S
-    )  # on a busy machine one may take longer
+    # on a busy machine one may take longer
+    monkeypatch.setattr("regbench.slurm.queue._TIMEOUT_S", PATIENCE_S)
     return made
 
 

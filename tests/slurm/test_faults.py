@@ -25,6 +25,7 @@ from regbench.slurm import manage
 from regbench.sweeps.status import FINISHED, CellStatus
 from tests.slurm.cluster import Cluster, curve, is_training, owner, setting
 from tests.slurm.testbed import wait_for
+from tests.there import there
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slurm
@@ -79,15 +80,13 @@ class Storm:
         self._signal(status, signal.SIGUSR2)
 
     def _signal(self, status: CellStatus, number: signal.Signals) -> None:
-        with contextlib.suppress(
-            ProcessLookupError
-        ):  # a fault of another cell has ended it this very moment
+        # a fault of another cell has ended it this very moment
+        with contextlib.suppress(ProcessLookupError):
             os.kill(owner(status)["pid"], number)
 
     def requeue(self, status: CellStatus) -> None:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # a fault of another cell has done it this very moment
+        # a fault of another cell has done it this very moment
+        with contextlib.suppress(RuntimeError):
             self.slurm.command("scontrol", "requeue", status.job)
 
     def preempt(self, status: CellStatus) -> None:
@@ -120,9 +119,8 @@ class Storm:
     def lose_node(self, status: CellStatus) -> None:
         """All its processes are gone at once."""
         node = owner(status)["hostname"]
-        place = Path(
-            f"/proc/{owner(status)['pid']}/ns/uts"
-        ).readlink()  # where the machine has the node's name
+        # where the machine has the node's name
+        place = Path(f"/proc/{owner(status)['pid']}/ns/uts").readlink()
         assert place != Path("/proc/self/ns/uts").readlink()
         self.slurm.kill(f"slurmd-{node}")
         watchers: list[int] = []
@@ -283,23 +281,19 @@ def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
             _check_writers(directory, seen.setdefault(directory, set()))
             if (path := directory / "record.json").exists():
                 written_ns = path.stat().st_mtime_ns
-                assert (
-                    records.setdefault(directory, written_ns) == written_ns
-                )  # no finished cell is run again
+                # no finished cell is run again
+                assert records.setdefault(directory, written_ns) == written_ns
         time.sleep(0.2)
     assert not storm.pending, "a cell was done before its fault came"
     assert sorted(storm.retried) == [8, 9, 10, 11]
 
-    undisturbed = run_cell(*cells[0], "undisturbed")
-    assert undisturbed is not None
+    undisturbed = there(run_cell(*cells[0], "undisturbed"))
     for number in range(15):
-        record = read_record(directories[number])
-        assert record is not None
+        record = there(read_record(directories[number]))
         assert record.status == "done"
         attempts = read_attempts(directories[number])
-        jobs = (
-            1 if number < 13 else 2
-        )  # the evaluations of what two processes trained are a job of one
+        # the evaluations of what two processes trained are a job of one
+        jobs = 1 if number < 13 else 2
         assert (
             sum(attempt["ended"] == "done" and not _found_all_done(attempt) for attempt in attempts)
             == jobs
@@ -389,12 +383,10 @@ def test_cells_that_are_cancelled_to_make_room_for_others_go_on(cluster: Cluster
     cell, runtime = load_run(
         [*cluster.tiny, f"epochs={cluster.epochs}", "method=vicreg", setting(0)]
     )
-    undisturbed = run_cell(cell, runtime, "undisturbed")
-    assert undisturbed is not None
+    undisturbed = there(run_cell(cell, runtime, "undisturbed"))
     for status in cluster.statuses():
         record = read_record(status.directory)
         assert record is not None and curve(record) == curve(undisturbed)
         ends = [attempt["ended"] for attempt in read_attempts(status.directory)]
-        assert (
-            len(ends) == 3 and ends[-1] == "done" and set(ends[:2]) <= {"interrupted", None}
-        )  # None: killed
+        # None: killed
+        assert len(ends) == 3 and ends[-1] == "done" and set(ends[:2]) <= {"interrupted", None}

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from regbench import RegbenchError
 from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.rundir.directory import run_directory
@@ -36,8 +35,10 @@ from regbench.slurm.job import SlurmJob
 from regbench.slurm.queue import call_for_jobs, submissions
 from regbench.sweeps.status import CellStatus
 from tests.records import attempted, knn_top1, made
+from tests.refusals import is_refused
 from tests.slurm.standin import Standin
 from tests.sweep_file import write_sweep
+from tests.there import there
 from tests.waiting import wait_for
 
 OPTIONS = ("cluster=slurm", "cluster.cpus=1", "cluster.gpus=0")
@@ -123,10 +124,7 @@ def test_what_is_submitted(user: User) -> None:
         asked = job["asked"]
         assert (asked["nodes"], asked["ntasks-per-node"], asked["gpus-per-node"]) == ("1", "1", "1")
         assert asked["dependency"] == before
-    stages = [
-        json.loads(path.read_text())["stages"]
-        for path in sorted((user.sweep / "jobs").glob("*.json"))
-    ]
+    stages = [entry["stages"] for entry in submissions(user.sweep)]
     assert stages == [["pretrain"], ["tune", "final"]] * 2
     assert [status.job for status in user.statuses()] == ["1_0", "1_1", "1_2", "7"]
     assert {(status.state, status.detail) for status in user.statuses()} == {
@@ -145,9 +143,8 @@ def test_what_is_in_the_queue_or_finished_is_not_submitted_again(user: User) -> 
         made(load_run([*user.tiny, "method=vicreg"])[0].plain()).text()
     )
     (tuned / "tuning.json").write_text("{}")
-    assert "all cells are finished" in user.submit(
-        "seed=0", "--wait"
-    )  # whatever becomes of the others
+    # whatever becomes of the others
+    assert "all cells are finished" in user.submit("seed=0", "--wait")
     attempted(tuned, "done")
     attempted(running, None)
     assert user.states() == ["done", "tuned", "running", "lost"]
@@ -156,9 +153,8 @@ def test_what_is_in_the_queue_or_finished_is_not_submitted_again(user: User) -> 
     assert f"{lost.name}  VICReg seed 3: was lost" in output
     assert "submitted 2 cells as 5" in output
     assert user.slurm.queued() == ["5_0", "5_1"]
-    assert (
-        "all cells are finished, run or wait" in user.submit()
-    )  # which is no failure of those that wait
+    # which is no failure of those that wait
+    assert "all cells are finished, run or wait" in user.submit()
 
 
 def test_a_tuning_submits_what_its_cells_need(user: User) -> None:
@@ -178,10 +174,7 @@ def test_a_tuning_submits_what_its_cells_need(user: User) -> None:
         attempted(status.directory, "done")
     assert "nothing to try again" in user.run("retry", "own")
     assert "submitted 1 cell" in user.run(*words)
-    stages = [
-        json.loads(path.read_text())["stages"]
-        for path in sorted((user.sweep / "jobs").glob("*.json"))
-    ]
+    stages = [entry["stages"] for entry in submissions(user.sweep)]
     assert stages == [*[["pretrain", "tune"]] * 2, ["pretrain", "tune", "final"]]
 
 
@@ -201,10 +194,10 @@ def test_waiting_ends_when_no_cell_waits_or_runs_any_more(
     sleep = SimpleNamespace(sleep=lambda _: user.slurm.change("1", state=next(states)))
     monkeypatch.setattr(manage, "time", sleep)  # not subprocess's
     waited = user.call(command, str(user.folder / "own.yaml"), *OPTIONS, "--wait")
-    assert (
-        waited.exit_code,
-        "1 of 1 cell not finished: VICReg seed 0 lost" in waited.output,
-    ) == (1, True)
+    assert (waited.exit_code, "1 of 1 cell not finished: VICReg seed 0 lost" in waited.output) == (
+        1,
+        True,
+    )
 
 
 @pytest.mark.parametrize("remembers", ["squeue", "sacct"])
@@ -499,10 +492,8 @@ def test_held_jobs_are_released_and_those_of_finished_cells_cancelled(user: User
     )
     assert "released job 1_0" in output
     assert "cancelled 1_1: the cells are finished" in output
-    assert user.slurm.queued() == [
-        "1_0",
-        "1_2",
-    ]  # what runs is about to see that there is nothing to do
+    # what runs is about to see that there is nothing to do
+    assert user.slurm.queued() == ["1_0", "1_2"]
     assert user.slurm.tasks()["1_0"]["reason"] == "Priority"
 
 
@@ -576,9 +567,8 @@ def process(
     for name in RANKS:
         monkeypatch.setenv(name, "")  # so that it is put back
     monkeypatch.setenv("SUBMITIT_FOLDER", str(tmp_path))
-    monkeypatch.setattr(
-        "regbench.slurm.job._log_to_file", lambda: None
-    )  # pytest has handlers of its own
+    # pytest has handlers of its own
+    monkeypatch.setattr("regbench.slurm.job._log_to_file", lambda: None)
     handler = signal.getsignal(signal.SIGCONT)
     seen: list[dict[str, str]] = []
     monkeypatch.setattr(
@@ -626,13 +616,10 @@ def test_lives_that_come_no_farther_are_not_for_ever(
     for number in range(1, 11):
         write(number)
     single = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1"}
-    with pytest.raises(
-        RegbenchError, match="10 lives of this job came no farther than step: 4; give the same"
-    ):
+    with is_refused("10 lives of this job came no farther than step: 4; give the same"):
         process(**single)
-    assert (
-        "came no farther" in (tmp_path / "7_error").read_text()
-    )  # which the batch script looks for
+    # which the batch script looks for
+    assert "came no farther" in (tmp_path / "7_error").read_text()
     assert process(**{**single, "JOB_ID": "8"})  # tried again
     assert process(**{**single, "PROCID": "1"})  # the first process tells
     for more in (
@@ -658,13 +645,9 @@ def test_lives_that_end_before_they_come_to_work_are_not_for_ever(
     ):
         attempted(directory, "interrupted", number=1, owner=owner)
         assert process(**job, RESTART_COUNT=str(int(restarts) - 1))
-        with (
-            monkeypatch.context() as patch,
-            pytest.raises(RegbenchError, match="10 lives of this job ended before"),
-        ):
-            patch.setitem(
-                sys.modules, "regbench.benchmark.run", None
-            )  # nothing of that is loaded before
+        with monkeypatch.context() as patch, is_refused("10 lives of this job ended before"):
+            # nothing of that is loaded before
+            patch.setitem(sys.modules, "regbench.benchmark.run", None)
             process(**job, RESTART_COUNT=restarts)
         assert "before they came to work" in (tmp_path / "7_error").read_text()
         (tmp_path / "7_error").unlink()
@@ -775,9 +758,7 @@ def test_only_a_job_whose_time_is_up_goes_into_the_queue_again(
     monkeypatch.setattr(
         "regbench.benchmark.run.run_cell", lambda *_: signal.raise_signal(signal.Signals[number])
     )
-    with pytest.raises(
-        RegbenchError, match=f"interrupted by {number}, and Slurm did not end the job"
-    ):
+    with is_refused(f"interrupted by {number}, and Slurm did not end the job"):
         process(JOB_ID="2", ARRAY_JOB_ID="1", ARRAY_TASK_ID="1", PROCID=rank, NTASKS="1")
     assert [task["told"] for task in user.slurm.tasks().values()] == ["", told]
     assert sum(slept_s) == 600
@@ -790,7 +771,7 @@ def test_a_job_opens_the_test_split_to_no_cell_that_its_tuning_has_not_chosen(
     (tmp_path / "runs" / "own" / "tune.json").write_text("[]")
     single = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1"}
     assert process(STAGES[:2], **single)
-    with pytest.raises(RegbenchError, match="the tuning own has not chosen yet"):
+    with is_refused("the tuning own has not chosen yet"):
         process(**single)
 
 
@@ -815,9 +796,8 @@ class Lives:
         for name, value in {"PROCID": "0", "NTASKS": "1", "NNODES": "1"}.items():
             patch.setenv(f"SLURM_{name}", value)
         patch.setenv("SUBMITIT_FOLDER", str(folder))
-        patch.setattr(
-            "regbench.slurm.job._log_to_file", lambda: None
-        )  # pytest has handlers of its own
+        # pytest has handlers of its own
+        patch.setattr("regbench.slurm.job._log_to_file", lambda: None)
         patch.setattr(states, "SAVE_EVERY_S", 0.0)
 
     def live(self, job: str, life: int) -> None:
@@ -853,8 +833,7 @@ def test_lives_that_come_farther_in_an_evaluation_are_not_in_vain(lives: Lives) 
     for life in range(10):
         lives.interrupted("7", life, after=True)
     lives.live("7", 10)
-    record = read_record(lives.directory)
-    assert record is not None
+    record = there(read_record(lives.directory))
     assert len(record.attempts) == 11
 
 
@@ -862,9 +841,7 @@ def test_a_job_that_comes_no_farther_ends_and_another_may_try(lives: Lives) -> N
     lives.interrupted("7", 0, after=True)
     for life in range(1, 11):
         lives.interrupted("7", life, after=False)
-    with pytest.raises(
-        RegbenchError, match=r"10 lives of this job came no farther than .*epoch 1 of 30.* retry"
-    ):
+    with is_refused(r"10 lives of this job came no farther than .*epoch 1 of 30.* retry"):
         lives.live("7", 11)
     assert len(read_attempts(lives.directory)) == 11
     lives.live("8", 0)
@@ -876,8 +853,7 @@ def test_a_life_that_lost_its_run_to_the_next_leaves_no_error(lives: Lives, tmp_
 
     def taken_over(_: State, __: str, **___: Any) -> None:
         lives.patch.setenv("SLURM_RESTART_COUNT", "1")
-        attempt = claim(lives.directory, 60.0)
-        assert attempt is not None
+        attempt = there(claim(lives.directory, 60.0))
         attempt.end("interrupted")
 
     with lives.patch.context() as patch, pytest.raises(LeaseLost):

@@ -50,11 +50,7 @@ def test_a_search_that_is_killed_chooses_what_an_undisturbed_one_chooses(
                 start_new_session=True,
             )
         try:
-            wait_for(
-                partial(_is_due, tuning, user.sweep, moment),
-                f"{moment} cells",
-                seconds=300,
-            )
+            wait_for(partial(_is_due, tuning, user.sweep, moment), f"{moment} cells", seconds=300)
             time.sleep(2 * random.random())
         finally:
             with contextlib.suppress(ProcessLookupError):

@@ -27,6 +27,7 @@ from regbench.slurm.queue import jobs_of
 from regbench.sweeps.status import FINISHED, CellStatus
 from tests.slurm.cluster import Cluster, curve, setting
 from tests.slurm.testbed import wait_for
+from tests.there import there
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -312,11 +313,9 @@ def test_a_sweep_through_a_random_storm(cluster: Cluster, small: Path, seed: int
     for directory, before in finished.items():
         assert content(directory) == before, directory
 
-    undisturbed = run_cell(*cells[0], "undisturbed")
-    assert undisturbed is not None
+    undisturbed = there(run_cell(*cells[0], "undisturbed"))
     for number, directory in enumerate(directories):
-        record = read_record(directory)
-        assert record is not None
+        record = there(read_record(directory))
         assert record.status == "done"
         if number not in PAIRED:
             assert curve(record) == curve(undisturbed), (number, storm.applied)

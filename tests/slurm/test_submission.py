@@ -14,6 +14,7 @@ from regbench.slurm import manage
 from regbench.slurm.queue import submissions
 from tests.slurm.testbed import Testbed, wait_for
 from tests.slurm.user import User
+from tests.there import there
 
 pytestmark = pytest.mark.slurm
 
@@ -75,8 +76,7 @@ def test_a_repeated_tuning_chooses_in_each_search_and_scores_each_choice(user: U
     wait_for(lambda: user.states() == {"tuned"}, "both searches", 600)
     assert len(manage.statuses(user.sweep)) == 4
     user.run(*tune, "--wait", "--report")
-    choice = read_choice(user.sweep)
-    assert choice is not None
+    choice = there(read_choice(user.sweep))
     assert [entry.search for entry in choice.choices] == [0, 1]
     finals = []
     for status in manage.statuses(user.sweep):
@@ -104,8 +104,7 @@ def test_stages_follow_each_other_without_anybody_waiting(user: User, slurm: Tes
     wait_for(lambda: not {"running", "queued"} & user.states(), "the stages to end", 240)
     *good, bad = manage.statuses(user.sweep)
     for status in good:
-        record = read_record(status.directory)
-        assert record is not None
+        record = there(read_record(status.directory))
         assert status.state == "done"
         attempts = read_attempts(status.directory)
         ends = [

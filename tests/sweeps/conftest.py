@@ -22,8 +22,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
                 patch.setenv("CUDA_VISIBLE_DEVICES", "")
                 job(*arguments)
 
-    monkeypatch.setattr(
-        logging, "basicConfig", lambda **_: None
-    )  # the job's, which is this process here
+    # the job's, which is this process here
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     monkeypatch.setattr("regbench.sweeps.local.Worker", Here)
     monkeypatch.setattr("regbench.sweeps.local.POLL_S", 0.0)

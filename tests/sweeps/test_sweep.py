@@ -22,12 +22,11 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from regbench import RegbenchError
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
 from regbench.benchmark.rundir.directory import run_directory, write_config
 from regbench.benchmark.rundir.lease import claim, is_running, last_attempt
-from regbench.benchmark.rundir.record import Record, read_record
+from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.rundir.record_parts import NamedFile, Saved
 from regbench.benchmark.rundir.run_folder import read_plan
 from regbench.benchmark.settings.cell import Cell
@@ -47,7 +46,9 @@ from regbench.sweeps.status import (
 from tests.command import run as command_line
 from tests.history import untimed
 from tests.records import CELL, attempted, chosen, made, ranked, tuning_choice
+from tests.refusals import is_refused
 from tests.sweep_file import write_sweep
+from tests.there import there
 from tests.waiting import PATIENCE_S, wait_for
 
 # ------------------------------------------------------------------ status, from files alone
@@ -62,8 +63,7 @@ def plan(folder: Path, *cells: str) -> None:
 def this_process() -> dict[str, Any]:
     """The owner that an attempt of this process names."""
     with tempfile.TemporaryDirectory() as folder:
-        mine = claim(Path(folder), 60.0)
-        assert mine is not None
+        mine = there(claim(Path(folder), 60.0))
         mine.end("done")
         found = last_attempt(Path(folder))
     assert found is not None
@@ -292,14 +292,11 @@ def test_the_job_of_the_last_stage_says_how_a_cell_ended(tmp_path: Path) -> None
 
 
 def test_who_is_alive(tmp_path: Path) -> None:
+    # another process has the number now
     cases: dict[str, tuple[dict[str, Any], float, str]] = {
         "seen": (HERE, 1000.0, "running"),  # the process is seen to live, whatever its heartbeat
         "gone": ({**HERE, "pid": 2**22 + 1}, 0.0, "interrupted"),
-        "other": (
-            {**HERE, "start_ticks": "1"},
-            0.0,
-            "interrupted",
-        ),  # another process has the number now
+        "other": ({**HERE, "start_ticks": "1"}, 0.0, "interrupted"),
         "heard": (ELSEWHERE, 5.0, "running"),
         "late": (ELSEWHERE, 75.0, "running"),  # clocks differ a little
         "silent": (ELSEWHERE, 1000.0, "interrupted"),
@@ -383,9 +380,8 @@ def test_the_newest_log_is_that_of_the_one_cell_that_is_meant(tmp_path: Path) ->
         return command_line("logs", "own", cell, "--runs-dir", tmp_path).output
 
     assert "of attempt 3" in logs("abc1")
-    errors = (
-        tmp_path / "own" / "abc1" / "logs" / "3_log.err"
-    )  # an older file, and what somebody looks for
+    # an older file, and what somebody looks for
+    errors = tmp_path / "own" / "abc1" / "logs" / "3_log.err"
     errors.touch()
     os.utime(errors, (2, 2))
     assert logs("abc1").rstrip().endswith("of attempt 3")
@@ -419,10 +415,8 @@ def test_clean_removes_what_finished_cells_do_not_need(tmp_path: Path) -> None:
 
     assert clean("--dry-run") == "would remove 4 files, 4e-06 GB\n"
     assert clean() == "removed 4 files, 4e-06 GB\n"
-    curves = (
-        "metrics-0001.jsonl",
-        "metrics-0003.jsonl",
-    )  # which the record names, and the last one
+    # which the record names, and the last one
+    curves = ("metrics-0001.jsonl", "metrics-0003.jsonl")
     assert {path.name for path in (folder / "done").iterdir()} == {
         "attempts",
         "config.yaml",
@@ -565,19 +559,8 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def kill(pids: Sequence[int]) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-
-
 def written_ns(directory: Path) -> int:
     return (directory / "record.json").stat().st_mtime_ns
-
-
-def numbers(record: Record | None) -> Any:
-    """What an undisturbed run and a resumed one must agree on to the last bit."""
-    assert record is not None
-    return record.scores, untimed(record)
 
 
 def test_a_sweep_from_end_to_end(
@@ -598,8 +581,7 @@ def test_a_sweep_from_end_to_end(
     assert "evaluation.knn.k=5000 is larger than the 120 training images" in caplog.text
     assert f"{own.directory(*bad.split()).name}/logs/" in caplog.text
     before_ns = written_ns(own.directory(*good.split()))
-    record = read_record(own.directory(*good.split()))
-    assert record is not None
+    record = there(read_record(own.directory(*good.split())))
     assert (record.sweep, record.status, len(record.scores)) == ("own", "done", 8)
 
     own.write(good)  # the bad cell is taken out of the file
@@ -776,19 +758,14 @@ def test_a_cell_that_another_command_has_claimed_is_waited_for_or_through(
         found = run_sweep(load_sweep(str(own.folder / "own.yaml")), ("pretrain", "tune"))
     assert [status.state for status in found] == ["tuned", "tuned", "failed"]
     assert caplog.text.count("FAILED") == 1  # the one that was killed
-    (first,) = run_sweep(
-        load_sweep(str(own.folder / "own.yaml"), ["seed=0"])
-    )  # which is tuned, and not scored yet
+    # which is tuned, and not scored yet
+    (first,) = run_sweep(load_sweep(str(own.folder / "own.yaml"), ["seed=0"]))
     assert first.state == "done"
 
 
 @pytest.mark.parametrize(
     ("shell", "expected"),
-    [
-        (None, ["0", "1"]),
-        ("2,3", ["2", "3"]),
-        ("GPU-8f3a, MIG-77b1", ["GPU-8f3a", "MIG-77b1"]),
-    ],
+    [(None, ["0", "1"]), ("2,3", ["2", "3"]), ("GPU-8f3a, MIG-77b1", ["GPU-8f3a", "MIG-77b1"])],
 )
 @pytest.mark.usefixtures("in_this_process")
 def test_runs_take_the_gpus_that_the_shell_allows(
@@ -847,7 +824,7 @@ def test_a_run_opens_the_test_split_to_no_cell_that_its_tuning_has_not_chosen(
     monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda *_: None)
     grid = load_sweep(str(own.folder / "own.yaml"))
     run_sweep(grid, STAGES[:2])
-    with pytest.raises(RegbenchError, match="the tuning own has not chosen yet"):
+    with is_refused("the tuning own has not chosen yet"):
         run_sweep(grid)
 
 
@@ -866,7 +843,8 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
         wait_for(lambda: (running / "metrics-0001.jsonl").exists() or process.poll() is not None)
         assert own.states() == ["done", "running", "pending"]
     finally:
-        kill(descendants(process.pid))
+        for pid in descendants(process.pid):
+            os.kill(pid, signal.SIGKILL)
         process.communicate()
     wait_for(lambda: not is_running(last_attempt(running)))
     assert own.states() == ["done", "interrupted", "pending"]
@@ -879,20 +857,17 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
     assert "3 cells, 1 done, 2 to run" in done.stderr
     assert own.states() == ["done"] * 3
     assert written_ns(own.directory(*short)) == before_ns
-    record = read_record(running)
-    assert record is not None
+    record = there(read_record(running))
     assert len(record.attempts) == 2
-    assert [attempt.ended for attempt in record.attempts] == [
-        None,
-        None,
-    ]  # killed; not yet ended as it wrote
+    # killed; not yet ended as it wrote
+    assert [attempt.ended for attempt in record.attempts] == [None, None]
     assert [attempt.finished is None for attempt in record.attempts] == [True, False]
     assert (record.attempts[1].from_step or 0) >= 3 * epochs_done
     assert not list(running.glob(".*"))
 
     cell, runtime = load_run([*own.tiny, *long])
-    undisturbed = run_cell(cell, runtime, "undisturbed")
-    assert numbers(record) == numbers(undisturbed)
+    undisturbed = there(run_cell(cell, runtime, "undisturbed"))
+    assert (record.scores, untimed(record)) == (undisturbed.scores, untimed(undisturbed))
     one, other = (
         load_checkpoint(folder) for folder in (running, run_directory(runtime, "undisturbed", cell))
     )
@@ -921,8 +896,7 @@ def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
     assert not is_running(last_attempt(directory))
     wait_for(lambda: not [pid for pid in jobs if _is_worker(pid)])
     assert own.states() == ["interrupted"]
-    attempt = last_attempt(directory)
-    assert attempt is not None
+    attempt = there(last_attempt(directory))
     assert attempt["ended"] == "interrupted"
     checkpoint = load_checkpoint(directory)
     assert checkpoint is not None  # the step in which it was asked to stop
@@ -944,14 +918,10 @@ def _is_worker(pid: int) -> bool:
 def test_a_killed_worker_takes_no_cell_with_it(own: Sweep) -> None:
     """Its job goes on alone; another worker runs the next cell."""
     own.write("method=vicreg epochs=12", "method=simclr")
+    directory = own.directory("method=vicreg", "epochs=12")
     process = own.start("runtime.parallel=1")
     try:
-        wait_for(
-            lambda: (
-                (own.directory("method=vicreg", "epochs=12") / "metrics-0001.jsonl").exists()
-                or process.poll() is not None
-            )
-        )
+        wait_for(lambda: (directory / "metrics-0001.jsonl").exists() or process.poll() is not None)
         worker, job = [pid for pid in descendants(process.pid) if _is_worker(pid)]
         os.kill(worker, signal.SIGKILL)
         _, errors = process.communicate(timeout=PATIENCE_S)
@@ -1007,6 +977,5 @@ def test_a_second_command_waits_for_the_job_of_the_first(own: Sweep) -> None:
         process.communicate()
     second = own.run()
     assert second.returncode == 0, second.stderr
-    record = read_record(directory)
-    assert record is not None
+    record = there(read_record(directory))
     assert len(record.attempts) == 1

@@ -11,15 +11,13 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from regbench import RegbenchError
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import claim
@@ -30,7 +28,6 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.stored import load_cell
 from regbench.benchmark.settings.sweep import Sweep, load_run, load_sweep, read_rows
-from regbench.cli import main
 from regbench.datasets.loading.loaders import EvalLoader
 from regbench.files import verified, write_text
 from regbench.methods.vicreg import VICReg
@@ -42,7 +39,9 @@ from regbench.sweeps.search import Proposed, mean_trials, propose
 from tests.command import run as command_line
 from tests.conftest import TINY
 from tests.records import knn_top1, made
+from tests.refusals import is_refused
 from tests.sweep_file import write_sweep
+from tests.there import there
 
 GRID = (
     "method=vicreg method.alignment_weight=10,20",
@@ -50,29 +49,70 @@ GRID = (
 )
 
 
+Surface = Callable[[Cell], float | None]
+
+
+@dataclass
+class Mine:
+    """A sweep of one's own by the name of "mine"."""
+
+    root: Path
+    settings: list[str]
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "runs" / "mine"
+
+    def write(self, rows: Sequence[str], *own: str, **more: Any) -> Path:
+        return write_sweep(self.root / "mine.yaml", [*self.settings, *own], rows, **more)
+
+    def search(
+        self,
+        path: Path,
+        trials: int | None,
+        surface: Surface,
+        at_most: int = 10**9,
+        repeats: int = 1,
+    ) -> TuningChoice:
+        """Search to the choice."""
+        propose_next = functools.partial(propose, str(path), [], trials, repeats)
+        run = bring(self.folder, surface, at_most)
+        assert tune.tune(propose_next(), propose_next, run, final_seeds=None) is not None
+        return choose(self.folder)
+
+    def tried(self, label: str = "") -> list[Cell]:
+        """The cells that a search has tried, of one method or all, in the order in which it
+        proposed them.
+        """
+        return [
+            load_cell(self.folder / e["cell_id"] / "config.yaml")
+            for e in self.entries()
+            if label in ("", e["label"])
+        ]
+
+    def entries(self) -> list[dict[str, Any]]:
+        """What a search says of each cell that it has tried."""
+        found: list[dict[str, Any]] = verified((self.folder / "search.json").read_bytes())["tried"]
+        return found
+
+    def values(self, name: str = "alignment_weight", *, epochs: int = 1) -> list[float]:
+        """The values of a hyperparameter that a search has tried for so many epochs, in order."""
+        return [getattr(cell.method, name) for cell in self.tried() if cell.epochs == epochs]
+
+
 @pytest.fixture
-def settings(tiny_data_dir: Path, tmp_path: Path) -> list[str]:
-    own = ("epochs=1", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn,probe]", "seed=0")
-    return [
-        *TINY,
-        *own,
-        f"runtime.data_dir={tiny_data_dir}",
-        f"runtime.runs_dir={tmp_path / 'runs'}",
-    ]
-
-
-def sweep_file(folder: Path, rows: Sequence[str], settings: Sequence[str], **more: Any) -> Path:
-    return write_sweep(folder / "mine.yaml", settings, rows, **more)
+def mine(tmp_path: Path, tiny: list[str]) -> Mine:
+    return Mine(tmp_path, [*tiny, "epochs=1", "optimizer.warmup_epochs=0", "seed=0"])
 
 
 @pytest.fixture
-def cells(tmp_path: Path, settings: list[str]) -> tuple[Cell, ...]:
-    return load_sweep(str(sweep_file(tmp_path, GRID, settings))).cells
+def folder(mine: Mine) -> Path:
+    return mine.folder
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "runs" / "mine"
+def cells(mine: Mine) -> tuple[Cell, ...]:
+    return load_sweep(str(mine.write(GRID))).cells
 
 
 def score(folder: Path, cell: Cell, value: float | None, *more: Score) -> None:
@@ -90,23 +130,21 @@ def score(folder: Path, cell: Cell, value: float | None, *more: Score) -> None:
     write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
 
 
-Surface = Callable[[Cell], float | None]
-
 Scored = Callable[[Sequence[str], Sequence[float]], tuple[tuple[Cell, ...], TuningChoice]]
 
 
 @pytest.fixture
-def scored(tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path) -> Scored:
+def scored(mine: Mine, tiny_data_dir: Path) -> Scored:
     """Makes the cells of a grid, scores them and chooses."""
 
     def chosen(
         rows: Sequence[str], values: Sequence[float]
     ) -> tuple[tuple[Cell, ...], TuningChoice]:
-        cells = load_sweep(str(sweep_file(tmp_path, rows, settings))).cells
-        tune.begin(cells, folder, tiny_data_dir)
+        cells = load_sweep(str(mine.write(rows))).cells
+        tune.begin(cells, mine.folder, tiny_data_dir)
         for cell, value in zip(cells, values, strict=True):
-            score(folder, cell, value)
-        return cells, choose(folder)
+            score(mine.folder, cell, value)
+        return cells, choose(mine.folder)
 
     return chosen
 
@@ -119,8 +157,7 @@ def final_run(cell: Cell, runtime: Runtime) -> Record | None:
 
 def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     cells: tuple[Cell, ...],
-    folder: Path,
-    settings: list[str],
+    mine: Mine,
     tiny_data_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -132,34 +169,30 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
         return loader(dataset, split, **options)
 
     monkeypatch.setattr("regbench.benchmark.evaluate.features.EvalLoader", spy)
-    runtime = load_run(settings)[1]
+    runtime = load_run(mine.settings)[1]
     two = cells[:2]
-    tune.begin(two, folder, tiny_data_dir)
+    tune.begin(two, mine.folder, tiny_data_dir)
     for cell in two:
         assert run_cell(cell, runtime, "mine", ("pretrain", "tune")) is None
-        record = Record.read(folder / cell.id / "tuning.json")
+        record = Record.read(mine.folder / cell.id / "tuning.json")
         assert record.status == "tuned"
         assert {s.split for s in record.scores} == {"tuning"}
-        with pytest.raises(
-            RegbenchError,
-            match="the tuning mine has not chosen yet, so this cell gets no score on the",
-        ):
+        with is_refused("the tuning mine has not chosen yet, so this cell gets no score on the"):
             final_run(cell, runtime)
     assert set(opened) == {"train", "tuning"}
-    choice = choose(folder)
+    choice = choose(mine.folder)
     (entry,) = choice.choices
     values = {
-        cell.id: Record.read(folder / cell.id / "tuning.json").scores[0].value for cell in two
+        cell.id: Record.read(mine.folder / cell.id / "tuning.json").scores[0].value for cell in two
     }
     assert entry.chosen == max(values, key=lambda name: values[name])
     chosen, other = (cell for cell in sorted(two, key=lambda cell: cell.id != entry.chosen))
-    with pytest.raises(RegbenchError, match="the tuning mine chose other hyperparameters"):
+    with is_refused("the tuning mine chose other hyperparameters"):
         final_run(other, runtime)
     assert "test" not in opened
-    (same,) = tune.final_cells(choice, folder, two, [])
+    (same,) = tune.final_cells(choice, mine.folder, two, [])
     assert same == chosen
-    final = final_run(chosen, runtime)
-    assert final is not None
+    final = there(final_run(chosen, runtime))
     hyperparameters = final.choice["hyperparameters"]
     assert hyperparameters == {
         "selected_on": "tuning",
@@ -171,16 +204,14 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     }
     assert final.choice["probe_learning_rate"]["selected_on"] == "tuning"
     assert [s.split for s in final.scores if s.name == "knn_top1"] == ["tuning", "test"]
-    tune.begin(two, folder, tiny_data_dir)  # as whoever comes a moment after the choice
+    tune.begin(two, mine.folder, tiny_data_dir)  # as whoever comes a moment after the choice
     # Other seeds of what was chosen may be tested, too.
-    (again,) = tune.final_cells(choice, folder, two, [5])
+    (again,) = tune.final_cells(choice, mine.folder, two, [5])
     assert (again.seed, final_run(again, runtime).status) == (5, "done")  # type: ignore[union-attr]
     # Whoever removes the choice gets no second one.
-    (folder / TUNING_CHOICE).unlink()
-    with pytest.raises(
-        RegbenchError, match="holds runs that were scored on the test split already"
-    ):
-        tune.begin(two, folder, tiny_data_dir)
+    (mine.folder / TUNING_CHOICE).unlink()
+    with is_refused("holds runs that were scored on the test split already"):
+        tune.begin(two, mine.folder, tiny_data_dir)
 
 
 def test_a_search_that_has_got_further_elsewhere_is_not_set_back(
@@ -213,50 +244,41 @@ def test_a_search_that_has_got_further_elsewhere_is_not_set_back(
         assert read_search(folder)["tried"] == expected["tried"]
 
 
-def test_the_choice_may_be_by_knn_and_linear_probing(
-    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
-) -> None:
+def test_the_choice_may_be_by_knn_and_linear_probing(mine: Mine, tiny_data_dir: Path) -> None:
     by = ["evaluation.select_by=[knn,probe]", "evaluation.protocols=[knn]"]
-    cells = load_sweep(str(sweep_file(tmp_path, GRID, [*settings, *by]))).cells[:2]
-    runtime = load_run(settings)[1]
-    tune.begin(cells, folder, tiny_data_dir)
+    cells = load_sweep(str(mine.write(GRID, *by))).cells[:2]
+    runtime = load_run(mine.settings)[1]
+    tune.begin(cells, mine.folder, tiny_data_dir)
     names = ["knn_top1", "knn_top5", "linear_top1", "linear_top5", "selection_top1"]
     for number, cell in enumerate(cells):
         if not number:
-            assert (
-                Cell.stored(cell.plain()) == cell
-            )  # with the settings of a probe that no protocol asks for
+            # with the settings of a probe that no protocol asks for
+            assert Cell.stored(cell.plain()) == cell
             run_cell(cell, runtime, "mine", ("pretrain", "tune"))
-            record = Record.read(folder / cell.id / "tuning.json")
+            record = Record.read(mine.folder / cell.id / "tuning.json")
         else:  # kNN prefers this one, the mean the other
             change = {"knn_top1": 1.0, "selection_top1": -1.0}
             scores = (replace(s, value=s.value + change.get(s.name, 0.0)) for s in record.scores)
             changed = replace(record, scores=tuple(scores), cell=cell.plain())
-            write_text(folder / cell.id / "tuning.json", changed.text())
-            write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
+            write_text(mine.folder / cell.id / "tuning.json", changed.text())
+            write_text(mine.folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
         assert [s.name for s in record.scores] == names
-    choice = choose(folder)
+    choice = choose(mine.folder)
     (entry,) = choice.choices
     assert (choice.score, entry.chosen) == ("selection_top1", cells[0].id)
-    with pytest.raises(
-        RegbenchError, match=r"evaluation\.select_by must be the same for all cells"
-    ):
+    with is_refused(r"evaluation\.select_by must be the same for all cells"):
         tune.begin(
-            [cells[0], load_run([*settings, "seed=7"])[0]],
-            tmp_path / "other",
-            tiny_data_dir,
+            [cells[0], load_run([*mine.settings, "seed=7"])[0]], mine.root / "other", tiny_data_dir
         )
 
 
 def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
-    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
+    mine: Mine, tiny_data_dir: Path
 ) -> None:
-    cells = load_sweep(
-        str(sweep_file(tmp_path, GRID, settings)), ["seed=0,1", "optimizer.base_lr=1,2"]
-    ).cells
-    tune.begin(cells, folder, tiny_data_dir)
-    with pytest.raises(RegbenchError, match="has no score to choose by yet"):
-        choose(folder)
+    cells = load_sweep(str(mine.write(GRID)), ["seed=0,1", "optimizer.base_lr=1,2"]).cells
+    tune.begin(cells, mine.folder, tiny_data_dir)
+    with is_refused("has no score to choose by yet"):
+        choose(mine.folder)
     best = 0
     for cell in cells:
         weight, rate = cell.plain()["method"]["alignment_weight"], cell.optimizer.base_lr
@@ -266,9 +288,9 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
         elif (weight, rate) == (10, 2):
             best += 1
             value = 60.0 if cell.seed else 50.0  # the best mean, though not the best single score
-        score(folder, cell, value)
+        score(mine.folder, cell, value)
     assert best == 4
-    choice = choose(folder)
+    choice = choose(mine.folder)
     assert (choice.budget, choice.seeds, choice.selected_on) == (4, (0, 1), "tuning")
     assert {entry.label for entry in choice.choices} == {"VICReg", "SFRIK (L=2)"}
     for entry in choice.choices:
@@ -276,21 +298,19 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
         assert [ranked.status for ranked in entry.ranking] == ["tuned"] * 3 + ["diverged"]
         first = entry.ranking[0].hyperparameters
         assert (first["method.alignment_weight"], first["optimizer.base_lr"]) == (10, 2)
-    finals = tune.final_cells(choice, folder, cells, [7, 8, 9])
+    finals = tune.final_cells(choice, mine.folder, cells, [7, 8, 9])
     assert sorted((cell.label, cell.seed) for cell in finals) == [
         (label, seed) for label in ("SFRIK (L=2)", "VICReg") for seed in (7, 8, 9)
     ]
     assert {cell.optimizer.base_lr for cell in finals} == {2}
-    few = tune.final_cells(choice, folder, cells, [])
+    few = tune.final_cells(choice, mine.folder, cells, [])
     assert [cell.seed for cell in few] == [0, 1, 0, 1]  # without any, those of the grid
-    score(folder, cells[0], 100.0)
-    assert choose(folder).sha256 == choice.sha256
-    (folder / TUNING_CHOICE).unlink()
-    (folder / TUNING_CHOICE).symlink_to("nowhere")
-    with pytest.raises(
-        RegbenchError, match=f"{TUNING_CHOICE} is there and leads to no file; remove it"
-    ):
-        choose(folder)
+    score(mine.folder, cells[0], 100.0)
+    assert choose(mine.folder).sha256 == choice.sha256
+    (mine.folder / TUNING_CHOICE).unlink()
+    (mine.folder / TUNING_CHOICE).symlink_to("nowhere")
+    with is_refused(f"{TUNING_CHOICE} is there and leads to no file; remove it"):
+        choose(mine.folder)
 
 
 def test_the_choice_is_by_the_score_of_its_own_split(
@@ -335,19 +355,16 @@ def test_the_chosen_and_the_baselines_get_all_seeds_the_best_first(
         assert tune.how_chosen(folder / cell.id, cell, final=True)["selected_on"] == selected_on
 
 
-def test_what_is_tuned_on_the_test_split_says_so(
-    settings: list[str], tmp_path: Path, tiny_data_dir: Path
-) -> None:
+def test_what_is_tuned_on_the_test_split_says_so(mine: Mine, tiny_data_dir: Path) -> None:
     """The paper's second variant, its Table 13."""
     cell, runtime = load_run(
-        [*settings, "evaluation.select_on=test", "evaluation.probe.learning_rates=[0.1,1]"]
+        [*mine.settings, "evaluation.select_on=test", "evaluation.probe.learning_rates=[0.1,1]"]
     )
-    tune.begin([cell], tmp_path / "runs" / "mine", tiny_data_dir)
+    tune.begin([cell], mine.root / "runs" / "mine", tiny_data_dir)
     run_cell(cell, runtime, "mine", ("pretrain", "tune"))
-    choice = choose(tmp_path / "runs" / "mine")
+    choice = choose(mine.root / "runs" / "mine")
     assert choice.selected_on == "test"
-    record = final_run(cell, runtime)
-    assert record is not None
+    record = there(final_run(cell, runtime))
     assert record.choice["hyperparameters"]["selected_on"] == "test"
     assert record.choice["probe_learning_rate"]["selected_on"] == "test"
     assert {s.split for s in record.scores} == {"test"}
@@ -358,12 +375,10 @@ def test_what_is_tuned_on_the_test_split_says_so(
     assert linear.value == max(record.choice["probe_learning_rate"]["candidates"].values())
 
 
-def test_refusals(
-    cells: tuple[Cell, ...], folder: Path, settings: list[str], tiny_data_dir: Path, tmp_path: Path
-) -> None:
+def test_refusals(cells: tuple[Cell, ...], mine: Mine, tiny_data_dir: Path) -> None:
     def refused(match: str, cells: Sequence[Cell]) -> None:
-        with pytest.raises(RegbenchError, match=match):
-            tune.begin(cells, folder, tiny_data_dir)
+        with is_refused(match):
+            tune.begin(cells, mine.folder, tiny_data_dir)
 
     refused(r"not a fair comparison: VICReg 2, SFRIK \(L=2\) 1", cells[:3])
     larger = [replace(cell, embedding_dim=2 * cell.embedding_dim) for cell in cells[:1]]
@@ -371,30 +386,29 @@ def test_refusals(
         r"not a fair comparison: VICReg \(q=16, setting 1\) 2, VICReg \(q=32, setting 2\) 1",
         [*cells[:2], *larger],
     )
-    tune.begin(cells[:3], folder, tiny_data_dir, search={"trials": 3})
-    mixed = [cells[0], load_run([*settings, "method=auh", "evaluation.select_on=test"])[0]]
+    tune.begin(cells[:3], mine.folder, tiny_data_dir, search={"trials": 3})
+    mixed = [cells[0], load_run([*mine.settings, "method=auh", "evaluation.select_on=test"])[0]]
     refused("evaluation.select_on must be the same", mixed)
     for cell in cells[:2]:
-        score(folder, cell, 50.0)
-    with pytest.raises(RegbenchError, match=f"{cells[2].id} has no score to choose by yet"):
-        choose(folder)
-    score(folder, cells[2], 50.0)
-    choose(folder)
+        score(mine.folder, cell, 50.0)
+    with is_refused(f"{cells[2].id} has no score to choose by yet"):
+        choose(mine.folder)
+    score(mine.folder, cells[2], 50.0)
+    choose(mine.folder)
     refused("has made its choice among other cells", cells)
     write_text(
-        tmp_path / "runs" / "ended" / "0123456789ab" / "record.json", made(status="diverged").text()
+        mine.root / "runs" / "ended" / "0123456789ab" / "record.json",
+        made(status="diverged").text(),
     )
-    tune.begin(cells, tmp_path / "runs" / "ended", tiny_data_dir)
+    tune.begin(cells, mine.root / "runs" / "ended", tiny_data_dir)
     tested = made(scores=(knn_top1(50.0), knn_top1(50.0, "test")))
-    write_text(tmp_path / "runs" / "tested" / "0123456789ab" / "record.json", tested.text())
-    with pytest.raises(
-        RegbenchError, match="holds runs that were scored on the test split already"
-    ):
-        tune.begin(cells, tmp_path / "runs" / "tested", tiny_data_dir)
+    write_text(mine.root / "runs" / "tested" / "0123456789ab" / "record.json", tested.text())
+    with is_refused("holds runs that were scored on the test split already"):
+        tune.begin(cells, mine.root / "runs" / "tested", tiny_data_dir)
     for cell in cells:
-        score(tmp_path / "runs" / "ended", cell, None)
-    with pytest.raises(RegbenchError, match=r"every cell of .* diverged"):
-        choose(tmp_path / "runs" / "ended")
+        score(mine.root / "runs" / "ended", cell, None)
+    with is_refused(r"every cell of .* diverged"):
+        choose(mine.root / "runs" / "ended")
 
 
 GRIDS: dict[str, tuple[Sequence[str], Sequence[str], Surface]] = {
@@ -438,15 +452,15 @@ def is_the_one_that_diverges(cell: Cell) -> bool:
 
 
 def test_a_choice_holds_all_that_it_was_made_of(
-    tmp_path: Path, settings: list[str], tiny_data_dir: Path, golden: Callable[[str, str], None]
+    mine: Mine, tiny_data_dir: Path, golden: Callable[[str, str], None]
 ) -> None:
     """A configuration stands for its seeds under another id. Images are those of three steps an
     epoch, but for the run that diverged in its second.
     """
     parts = []
     for number, (what, (rows, overrides, value)) in enumerate(GRIDS.items()):
-        folder = tmp_path / f"grid_{number}"
-        cells = load_sweep(str(sweep_file(tmp_path, rows, settings)), overrides).cells
+        folder = mine.root / f"grid_{number}"
+        cells = load_sweep(str(mine.write(rows)), overrides).cells
         tune.begin(cells, folder, tiny_data_dir)
         for cell in cells:
             score(folder, cell, value(cell))
@@ -491,23 +505,19 @@ def tune_grid(path: Path, folder: Path, *overrides: str) -> Sweep | None:
     return tune.tune(proposed, lambda: proposed, run, final_seeds=[0, 1])
 
 
-def test_no_seeds_at_all_are_those_of_the_grid_and_not_those_of_the_file(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
+def test_no_seeds_at_all_are_those_of_the_grid_and_not_those_of_the_file(mine: Mine) -> None:
     proposed = Proposed(
-        load_sweep(str(sweep_file(tmp_path, ["method=vicreg,auh"], settings, final_seeds=[7]))),
+        load_sweep(str(mine.write(["method=vicreg,auh"], final_seeds=[7]))),
         True,
     )
-    run = bring(folder, lambda cell: 50.0)
+    run = bring(mine.folder, lambda cell: 50.0)
     for given, seeds in ((None, {7}), ([], {0})):
         final = tune.tune(proposed, lambda: proposed, run, final_seeds=given)
         assert final is not None and {cell.seed for cell in final.cells} == seeds
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_what_slurm_goes_on_with_has_no_choice_yet(
-    tmp_path: Path, settings: list[str], folder: Path, complete: bool
-) -> None:
+def test_what_slurm_goes_on_with_has_no_choice_yet(mine: Mine, complete: bool) -> None:
     """Of a grid, or of a search that has more to try."""
     asked = []
 
@@ -515,7 +525,7 @@ def test_what_slurm_goes_on_with_has_no_choice_yet(
         asked.append(stages)
         return False
 
-    grid = load_sweep(str(sweep_file(tmp_path, GRID, settings)))
+    grid = load_sweep(str(mine.write(GRID)))
     proposed = Proposed(grid, complete, None if complete else {"tried": []})
 
     def propose_next() -> Proposed:
@@ -523,19 +533,16 @@ def test_what_slurm_goes_on_with_has_no_choice_yet(
 
     assert tune.tune(proposed, propose_next, run, final_seeds=[0]) is None
     assert asked == [("pretrain", "tune")]
-    assert compared_ids(folder) == sorted(cell.id for cell in grid.cells)
-    assert (folder / "search.json").exists() == (not complete)
+    assert compared_ids(mine.folder) == sorted(cell.id for cell in grid.cells)
+    assert (mine.folder / "search.json").exists() == (not complete)
 
 
-def test_final_runs_get_the_machines_of_their_row(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
+def test_final_runs_get_the_machines_of_their_row(mine: Mine) -> None:
     """The seeds of the final runs are others than that of the grid, which may be any where a
     tuning is not repeated.
     """
     rows = ["method=vicreg seed=1003", "method=simclr seed=1003 cluster.gpus=8 cluster.mem_gib=400"]
-    final = tune_grid(sweep_file(tmp_path, rows, settings), folder)
-    assert final is not None
+    final = there(tune_grid(mine.write(rows), mine.folder))
     found = {
         (cell.label, cell.seed, at.gpus)
         for cell, at in zip(final.cells, final.clusters, strict=True)
@@ -543,132 +550,111 @@ def test_final_runs_get_the_machines_of_their_row(
     assert found == {("VICReg", 0, 1), ("VICReg", 1, 1), ("SimCLR", 0, 8), ("SimCLR", 1, 8)}
 
 
-def test_the_trials_of_a_search_run_on_the_machines_of_their_row(
-    tmp_path: Path, settings: list[str]
-) -> None:
+def test_the_trials_of_a_search_run_on_the_machines_of_their_row(mine: Mine) -> None:
     rows = ["method=tcr", "method=vicreg cluster.gpus=8 cluster.mem_gib=400"]
-    path = sweep_file(tmp_path, rows, [*settings, "epochs=4"], trials=6)
+    path = mine.write(rows, "epochs=4", trials=6)
     found = propose(str(path), [], 6).sweep
     machines = {(cell.label, at.gpus) for cell, at in zip(found.cells, found.clusters, strict=True)}
     assert machines == {("TCR", 1), ("VICReg", 8)}
     assert mean_trials(read_rows(str(path), [])) == 6
 
 
-def test_a_search_knows_what_is_still_to_come(tmp_path: Path, settings: list[str]) -> None:
+def test_a_search_knows_what_is_still_to_come(mine: Mine) -> None:
     """Of its later rounds and of its final runs, for the time that is left."""
     rows = ["method=tcr", "method=vicreg", "baseline=supervised"]
     changes = {"trials": 3, "final_seeds": [0, 1, 2]}
-    path = sweep_file(tmp_path, rows, [*settings, "epochs=4"], **changes)
+    path = mine.write(rows, "epochs=4", **changes)
     found = propose(str(path), [], 3).sweep
     assert sum(cell.epochs for cell in found.cells) == 2 * 4 + 4
     # Of each method two trainings of two epochs and one of four, then two final ones of four.
     assert found.later_epochs == 2 * (4 + 4 + 8) + 8
 
 
-def test_another_grid_than_the_choice_was_made_among_is_refused(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
-    path = sweep_file(tmp_path, ["method=vicreg optimizer.base_lr=0.1,1"], settings)
-    assert tune_grid(path, folder) is not None
-    assert tune_grid(path, folder, "optimizer.base_lr=1") is not None
-    with pytest.raises(RegbenchError, match="has made its choice among other cells"):
-        tune_grid(path, folder, "embedding_dim=32")
-    (folder / "tune.json").unlink()  # which names the others
-    assert tune_grid(path, folder) is not None
+def test_another_grid_than_the_choice_was_made_among_is_refused(mine: Mine) -> None:
+    path = mine.write(["method=vicreg optimizer.base_lr=0.1,1"])
+    assert tune_grid(path, mine.folder) is not None
+    assert tune_grid(path, mine.folder, "optimizer.base_lr=1") is not None
+    with is_refused("has made its choice among other cells"):
+        tune_grid(path, mine.folder, "embedding_dim=32")
+    (mine.folder / "tune.json").unlink()  # which names the others
+    assert tune_grid(path, mine.folder) is not None
 
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_tuning_that_waits_for_a_cell_of_another_grid_says_how_to_go_on(
-    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path, begun: bool
+    mine: Mine, tiny_data_dir: Path, begun: bool
 ) -> None:
-    path = sweep_file(tmp_path, ["method=vicreg"], settings)
+    path = mine.write(["method=vicreg"])
     wrong = load_sweep(str(path), ["epochs=500"]).cells
-    tune.begin(wrong, folder, tiny_data_dir)
+    tune.begin(wrong, mine.folder, tiny_data_dir)
     if begun:
-        write_text(folder / wrong[0].id / "config.yaml", yaml.safe_dump(wrong[0].plain()))
-    with pytest.raises(
-        RegbenchError, match=r"has no score to choose by yet; .* remove .*tune\.json and tune again"
-    ):
-        tune_grid(path, folder)
-    (folder / "tune.json").unlink()
-    assert tune_grid(path, folder) is not None
+        write_text(mine.folder / wrong[0].id / "config.yaml", yaml.safe_dump(wrong[0].plain()))
+    with is_refused(r"has no score to choose by yet; .* remove .*tune\.json and tune again"):
+        tune_grid(path, mine.folder)
+    (mine.folder / "tune.json").unlink()
+    assert tune_grid(path, mine.folder) is not None
 
 
-def test_values_of_an_earlier_grid_are_no_larger_budget(
-    tmp_path: Path, settings: list[str], folder: Path, scored: Scored
-) -> None:
-    path = sweep_file(tmp_path, GRID, settings)
+def test_values_of_an_earlier_grid_are_no_larger_budget(mine: Mine, scored: Scored) -> None:
+    path = mine.write(GRID)
     before = load_sweep(str(path), ["seed=0"])
-    tune.begin(before.cells, folder, Path(before.runtime.data_dir))
+    tune.begin(before.cells, mine.folder, Path(before.runtime.data_dir))
     for cell in before.cells:
-        score(folder, cell, 50.0)
+        score(mine.folder, cell, 50.0)
     changed = [GRID[0].replace("10,20", "30,40"), GRID[1]]
-    with pytest.raises(RegbenchError, match=r"2; .* remove .*tune\.json to forget earlier ones"):
+    with is_refused(r"2; .* remove .*tune\.json to forget earlier ones"):
         scored(changed, [60.0] * 4)
-    assert not (folder / "tuning_choice.json").exists()
+    assert not (mine.folder / "tuning_choice.json").exists()
 
 
-def test_a_method_is_not_added_to_a_search_that_has_chosen(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
+def test_a_method_is_not_added_to_a_search_that_has_chosen(mine: Mine) -> None:
     rows = ["method=tcr", ROWS[0]]
-    chosen = search(sweep_file(tmp_path, rows[:1], [*settings, "epochs=4"]), folder, 3, peak(2e4))
-    more = sweep_file(tmp_path, rows, [*settings, "epochs=4"])
-    with pytest.raises(RegbenchError, match="has made its choice among other cells"):
-        search(more, folder, 3, peak(2e4))
-    fewer = sweep_file(tmp_path, rows[:1], [*settings, "epochs=4"])
-    assert search(fewer, folder, 3, peak(2e4)).choices == chosen.choices
+    chosen = mine.search(mine.write(rows[:1], "epochs=4"), 3, peak(2e4))
+    more = mine.write(rows, "epochs=4")
+    with is_refused("has made its choice among other cells"):
+        mine.search(more, 3, peak(2e4))
+    fewer = mine.write(rows[:1], "epochs=4")
+    assert mine.search(fewer, 3, peak(2e4)).choices == chosen.choices
 
 
-def test_a_search_without_a_method_that_it_began_with_chooses_as_if_it_had_not(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
+def test_a_search_without_a_method_that_it_began_with_chooses_as_if_it_had_not(mine: Mine) -> None:
     rows = ["method=tcr", "method=koleo"]
-    alone = sweep_file(tmp_path, rows[:1], [*settings, "epochs=4"])
-    expected = search(alone, folder, 9, peak(2e4))
-    shutil.rmtree(folder)
-    both = sweep_file(tmp_path, rows, [*settings, "epochs=4"])
+    alone = mine.write(rows[:1], "epochs=4")
+    expected = mine.search(alone, 9, peak(2e4))
+    shutil.rmtree(mine.folder)
+    both = mine.write(rows, "epochs=4")
     with pytest.raises(KeyboardInterrupt):
-        search(both, folder, 9, peak(2e4), 30)
-    alone = sweep_file(tmp_path, rows[:1], [*settings, "epochs=4"])
-    found = search(alone, folder, 9, peak(2e4))
+        mine.search(both, 9, peak(2e4), 30)
+    alone = mine.write(rows[:1], "epochs=4")
+    found = mine.search(alone, 9, peak(2e4))
     assert [entry.ranking for entry in found.choices] == [
         entry.ranking for entry in expected.choices
     ]
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_tuned_cell_whose_end_nobody_noted_is_taken_up_again(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
+def test_a_tuned_cell_whose_end_nobody_noted_is_taken_up_again(mine: Mine) -> None:
     """It was killed when its score was written, or somebody removed what was noted of its
     attempts.
     """
-    grid = load_sweep(str(sweep_file(tmp_path, ["method=vicreg"], settings)))
+    grid = load_sweep(str(mine.write(["method=vicreg"])))
     (first,) = run_sweep(grid, ("pretrain", "tune"))
     assert first.state == "tuned"
-    shutil.rmtree(folder / first.cell_id / "attempts")
+    shutil.rmtree(mine.folder / first.cell_id / "attempts")
     (again,) = run_sweep(grid, ("pretrain", "tune"))
     assert again.state == "tuned"
 
 
-def test_a_data_set_without_a_tuning_split_is_refused(
-    tiny_source: Path, tmp_path: Path, settings: list[str]
-) -> None:
+def test_a_data_set_without_a_tuning_split_is_refused(tiny_source: Path, mine: Mine) -> None:
     undivided = [
         f"dataset.source.{key}=null" for key in ("train_per_class", "tuning_per_class", "held_out")
     ]
-    undivided += ["dataset.name=untuned", f"runtime.data_dir={tmp_path / 'data'}"]
-    path = sweep_file(
-        tmp_path, GRID, [*settings, *undivided, "evaluation.probe.learning_rates=[0.1]"]
-    )
-    runner = CliRunner()
+    undivided += ["dataset.name=untuned", f"runtime.data_dir={mine.root / 'data'}"]
+    path = mine.write(GRID, *undivided, "evaluation.probe.learning_rates=[0.1]")
     sizes = ["dataset.num_classes=3", "dataset.image_size=24", "dataset.eval_resize=24"]
-    made = runner.invoke(
-        main, ["prepare", "imagefolder", "--source-dir", str(tiny_source), *sizes, *undivided]
-    )
+    made = command_line("prepare", "imagefolder", "--source-dir", tiny_source, *sizes, *undivided)
     assert made.exit_code == 0, made.output
-    done = runner.invoke(main, ["tune", str(path)])
+    done = command_line("tune", path)
     assert done.exit_code == 2
     assert "has no tuning split to choose on; the paper's second variant" in done.output
 
@@ -716,50 +702,13 @@ def bring(
     return run
 
 
-def search(
-    path: Path,
-    folder: Path,
-    trials: int | None,
-    surface: Surface,
-    at_most: int = 10**9,
-    repeats: int = 1,
-) -> TuningChoice:
-    """Search to the choice."""
-    propose_next = functools.partial(propose, str(path), [], trials, repeats)
-    final = tune.tune(
-        propose_next(),
-        propose_next,
-        bring(folder, surface, at_most),
-        final_seeds=None,
-    )
-    assert final is not None
-    return choose(folder)
-
-
-def tried(folder: Path, label: str = "") -> list[Cell]:
-    """The cells that a search has tried, of one method or all, in the order in which it
-    proposed them.
-    """
-    return [
-        load_cell(folder / e["cell_id"] / "config.yaml")
-        for e in entries(folder)
-        if label in ("", e["label"])
-    ]
-
-
-def entries(folder: Path) -> list[dict[str, Any]]:
-    """What a search says of each cell that it has tried."""
-    found: list[dict[str, Any]] = verified((folder / "search.json").read_bytes())["tried"]
-    return found
-
-
 def test_a_search_gives_every_method_equally_many_images_and_distinct_configurations(
-    tmp_path: Path, settings: list[str], folder: Path
+    mine: Mine,
 ) -> None:
-    path = sweep_file(tmp_path, ROWS[:3], [*settings, "epochs=8"])
-    choice = search(path, folder, 6, peak(100.0))
+    path = mine.write(ROWS[:3], "epochs=8")
+    choice = mine.search(path, 6, peak(100.0))
     for label in ("SFRIK (L=2)", "TCR", "VICReg"):
-        cells = tried(folder, label)
+        cells = mine.tried(label)
         # A bracket costs as much as three trainings: one pays for four configurations, of which one
         # is trained whole.
         assert Counter(cell.epochs for cell in cells) == {2: 8, 4: 4, 8: 2}
@@ -768,91 +717,64 @@ def test_a_search_gives_every_method_equally_many_images_and_distinct_configurat
         assert Counter(each.status for each in entry.ranking) == {"tuned": 2, "stopped": 6}
         assert {each.epochs for each in entry.ranking[:2]} == {8}
     rates = {
-        label: {cell.optimizer.base_lr for cell in tried(folder, label)}
-        for label in ("TCR", "VICReg")
+        label: {cell.optimizer.base_lr for cell in mine.tried(label)} for label in ("TCR", "VICReg")
     }
-    assert (len(rates["TCR"]), rates["VICReg"]) == (
-        8,
-        {1.0},
-    )  # what the file states is not searched
+    # what the file states is not searched
+    assert (len(rates["TCR"]), rates["VICReg"]) == (8, {1.0})
     assert choice.budget == 8
 
 
-def test_a_search_ends_when_those_of_all_methods_have_ended(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
+def test_a_search_ends_when_those_of_all_methods_have_ended(mine: Mine) -> None:
     """The last of them has nothing to search, and one seed: it is the network without training."""
-    search(
-        sweep_file(tmp_path, ["method=tcr seed=0,1", ROWS[0]], [*settings, "epochs=4"]),
-        folder,
-        6,
-        peak(100.0),
-    )
-    assert Counter(cell.epochs for cell in tried(folder, "TCR")) == {1: 8, 2: 4, 4: 2}
+    mine.search(mine.write(["method=tcr seed=0,1", ROWS[0]], "epochs=4"), 6, peak(100.0))
+    assert Counter(cell.epochs for cell in mine.tried("TCR")) == {1: 8, 2: 4, 4: 2}
 
 
-def test_what_is_stopped_early_was_not_among_the_better_half(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
+def test_what_is_stopped_early_was_not_among_the_better_half(mine: Mine) -> None:
     surface = peak(100.0)
-    search(
-        sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=8", "seed=3"]), folder, 3, surface
-    )
-    cells = tried(folder, "TCR")
+    mine.search(mine.write(["method=tcr"], "epochs=8", "seed=3"), 3, surface)
+    cells = mine.tried("TCR")
     for epochs, kept in ((2, 2), (4, 1)):
         scores = {cell.method: surface(cell) or 0.0 for cell in cells if cell.epochs == epochs}
         best = sorted(scores, key=lambda method: -scores[method])[:kept]
         assert {cell.method for cell in cells if cell.epochs == 2 * epochs} == set(best)
     # No score of a shorter training stands beside the chosen.
-    assert " –  " in choice_table(choose(folder)).splitlines()[2]
-    told = [
-        (each["round"], each["epochs"], each["seed"], each["score"]) for each in entries(folder)
-    ]
+    assert " –  " in choice_table(choose(mine.folder)).splitlines()[2]
+    told = [(each["round"], each["epochs"], each["seed"], each["score"]) for each in mine.entries()]
     rounds = {2: 0, 4: 1, 8: 2}
     assert told == [(rounds[cell.epochs], cell.epochs, cell.seed, surface(cell)) for cell in cells]
 
 
-def test_jobs_find_the_short_trainings_of_a_search_by_their_ids(
-    tmp_path: Path, settings: list[str]
-) -> None:
+def test_jobs_find_the_short_trainings_of_a_search_by_their_ids(mine: Mine) -> None:
     """They leave out what is evaluated while training, with its settings."""
-    common = [*settings, "evaluation.protocols=[knn]", "evaluation.while_training=[probe]"]
-    path = sweep_file(tmp_path, ["method=tcr"], [*common, "epochs=4"])
+    own = ("evaluation.protocols=[knn]", "evaluation.while_training=[probe]", "epochs=4")
+    path = mine.write(["method=tcr"], *own)
     for cell in propose(str(path), [], 3).sweep.cells:
         assert Cell.stored(cell.plain()).id == cell.id
 
 
-def test_a_short_training_warms_up_as_much_shorter(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
+def test_a_short_training_warms_up_as_much_shorter(mine: Mine) -> None:
     """And is evaluated at its end alone."""
     warm_up = ["optimizer.warmup_epochs=2", "optimizer.warmup_steps=10"]
     whole = [
-        *settings,
         "epochs=8",
         *warm_up,
         "evaluation.while_training=[knn]",
         "evaluation.every_epochs=8",
     ]
-    (entry,) = search(sweep_file(tmp_path, ["method=tcr"], whole), folder, 3, peak(100.0)).choices
+    (entry,) = mine.search(mine.write(["method=tcr"], *whole), 3, peak(100.0)).choices
     assert len(entry.ranking) == 4  # all in one setting
-    assert not any(
-        "warmup" in name for name in entry.ranking[0].hyperparameters
-    )  # which nobody chose
+    # which nobody chose
+    assert not any("warmup" in name for name in entry.ranking[0].hyperparameters)
     found = {
         cell.epochs: (
             cell.optimizer.warmup_epochs,
             cell.optimizer.warmup_steps,
             cell.evaluation.while_training,
         )
-        for cell in tried(folder, "TCR")
+        for cell in mine.tried("TCR")
     }
     assert found == {2: (0.5, 2, ()), 4: (1, 5, ()), 8: (2, 10, ("knn",))}
-
-
-def values(folder: Path, name: str = "alignment_weight", *, epochs: int = 1) -> list[float]:
-    """The values of a hyperparameter that a search has tried for so many epochs, in order."""
-    return [getattr(cell.method, name) for cell in tried(folder) if cell.epochs == epochs]
 
 
 BRACKETS = yaml.safe_load(Path(__file__).with_name("brackets.yaml").read_text())
@@ -860,17 +782,15 @@ BRACKETS = yaml.safe_load(Path(__file__).with_name("brackets.yaml").read_text())
 
 @pytest.mark.parametrize("case", BRACKETS.values(), ids=list(BRACKETS))
 def test_a_search_closes_in_on_the_best_and_goes_beyond_an_end_of_the_space(
-    tmp_path: Path, settings: list[str], folder: Path, case: dict[str, Any]
+    mine: Mine, case: dict[str, Any]
 ) -> None:
     """Those of the method are spread most evenly."""
-    path, name = sweep_file(tmp_path, [case["row"]], settings), case["name"]
-    search(path, folder, 16, lambda cell: 90 - abs(getattr(cell.method, name) - case["best"]) / 10)
-    assert values(folder, name) == [float(value) for value in case["tried"]]
+    path, name = mine.write([case["row"]]), case["name"]
+    mine.search(path, 16, lambda cell: 90 - abs(getattr(cell.method, name) - case["best"]) / 10)
+    assert mine.values(name) == [float(value) for value in case["tried"]]
 
 
-def test_a_search_closes_in_on_the_best_of_full_length(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
+def test_a_search_closes_in_on_the_best_of_full_length(mine: Mine) -> None:
     """Short trainings have higher scores, and another best.
 
     Around 4, the smaller of two, half of the range follows.
@@ -881,9 +801,9 @@ def test_a_search_closes_in_on_the_best_of_full_length(
         return 50 - abs(weight - 4) if cell.epochs == 2 else 90 - abs(weight - 7)
 
     row = "method=tcr method.alignment_weight=interval(0,16) optimizer.base_lr=1 epochs=2"
-    search(sweep_file(tmp_path, [row], settings), folder, 8, surface)
-    assert values(folder) == [8, 4, 12, 2, *(5, 3, 7, 0.5)]
-    assert values(folder, epochs=2) == [8, 4, *(7, 5)]
+    mine.search(mine.write([row]), 8, surface)
+    assert mine.values() == [8, 4, 12, 2, *(5, 3, 7, 0.5)]
+    assert mine.values(epochs=2) == [8, 4, *(7, 5)]
 
 
 @pytest.mark.parametrize(
@@ -899,87 +819,68 @@ def test_a_search_goes_on_up_to_what_its_setting_takes(
     name: str,
     best: float,
     ends: tuple[float, float],
-    tmp_path: Path,
-    settings: list[str],
-    folder: Path,
+    mine: Mine,
 ) -> None:
     def surface(cell: Cell) -> float:
         plain = cell.plain()
         value: float = (plain["method"] | plain["optimizer"])[name]
         return 90 - abs(value - best)
 
-    search(sweep_file(tmp_path, [f"{searched} optimizer.base_lr=1"], settings), folder, 8, surface)
+    mine.search(mine.write([f"{searched} optimizer.base_lr=1"]), 8, surface)
     found = []
-    for cell in tried(folder):
+    for cell in mine.tried():
         plain = cell.plain()
         found.append((plain["method"] | plain["optimizer"])[name])
     nearest = min(found, key=lambda value: abs(value - best))
     assert ends[0] <= nearest <= ends[1]
 
 
-def test_an_optimum_that_the_budget_does_not_reach_is_marked(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
-    path = sweep_file(tmp_path, ["method=tcr optimizer.base_lr=1"], [*settings, "epochs=4"])
-    (entry,) = search(path, folder, 6, peak(1e9)).choices
+def test_an_optimum_that_the_budget_does_not_reach_is_marked(mine: Mine) -> None:
+    path = mine.write(["method=tcr optimizer.base_lr=1"], "epochs=4")
+    (entry,) = mine.search(path, 6, peak(1e9)).choices
     # The space of TCR at n = 32 and q = 16 ends at 1600, and half of it beyond the best of a
     # bracket comes next.
-    assert values(folder, epochs=4) == [285, 5850]
+    assert mine.values(epochs=4) == [285, 5850]
     assert entry.edges == {"method.alignment_weight": "largest"}
-    assert "largest alignment_weight" in choice_table(choose(folder))
-    cell = load_cell(folder / entry.chosen / "config.yaml")
-    assert tune.how_chosen(folder / cell.id, cell, final=True)["edges"] == entry.edges
+    assert "largest alignment_weight" in choice_table(choose(mine.folder))
+    cell = load_cell(mine.folder / entry.chosen / "config.yaml")
+    assert tune.how_chosen(mine.folder / cell.id, cell, final=True)["edges"] == entry.edges
 
 
-def test_a_search_that_is_killed_chooses_what_an_undisturbed_one_chooses(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
-    path = sweep_file(tmp_path, ["method=tcr", ROWS[3], ROWS[0]], [*settings, "epochs=4"])
-    undisturbed = search(path, folder, 6, peak(2e4))
-    cells = sorted(each.name for each in folder.iterdir() if each.is_dir())
-    shutil.rmtree(folder)
+def test_a_search_that_is_killed_chooses_what_an_undisturbed_one_chooses(mine: Mine) -> None:
+    path = mine.write(["method=tcr", ROWS[3], ROWS[0]], "epochs=4")
+    undisturbed = mine.search(path, 6, peak(2e4))
+    cells = sorted(each.name for each in mine.folder.iterdir() if each.is_dir())
+    shutil.rmtree(mine.folder)
     for at_most in (3, 9, 1):
         with pytest.raises(KeyboardInterrupt):
-            search(path, folder, 6, peak(2e4), at_most)
-    again = search(path, folder, 6, peak(2e4))
+            mine.search(path, 6, peak(2e4), at_most)
+    again = mine.search(path, 6, peak(2e4))
     assert again.choices == undisturbed.choices
-    assert sorted(each.name for each in folder.iterdir() if each.is_dir()) == cells
+    assert sorted(each.name for each in mine.folder.iterdir() if each.is_dir()) == cells
 
 
-def test_a_search_that_has_chosen_needs_the_folders_of_its_choices_alone(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
-    path = sweep_file(
-        tmp_path, ["method=sfrik_l2 epochs=0 optimizer.warmup_epochs=0", ROWS[2]], settings
-    )
-    (entry,) = search(path, folder, 5, peak(30.0)).choices
-    for run in [file.parent for file in folder.glob("*/config.yaml")]:
+def test_a_search_that_has_chosen_needs_the_folders_of_its_choices_alone(mine: Mine) -> None:
+    path = mine.write(["method=sfrik_l2 epochs=0 optimizer.warmup_epochs=0", ROWS[2]])
+    (entry,) = mine.search(path, 5, peak(30.0)).choices
+    for run in [file.parent for file in mine.folder.glob("*/config.yaml")]:
         if run.name != entry.chosen:
             shutil.rmtree(run)
 
     def final() -> Sweep | None:
         propose_next = functools.partial(propose, str(path), [], 5)
         return tune.tune(
-            propose_next(),
-            propose_next,
-            bring(folder, peak(30.0)),
-            final_seeds=[0, 1],
+            propose_next(), propose_next, bring(mine.folder, peak(30.0)), final_seeds=[0, 1]
         )
 
-    cells = final()
-    assert cells is not None
+    cells = there(final())
     assert [(cell.epochs, cell.seed) for cell in cells.cells] == [(1, 0), (1, 1), (0, 0), (0, 1)]
-    shutil.rmtree(folder / entry.chosen)
-    with pytest.raises(
-        RegbenchError,
-        match=r"which tuning_choice\.json chose for VICReg, is not there; put it back",
-    ):
+    shutil.rmtree(mine.folder / entry.chosen)
+    with is_refused(r"which tuning_choice\.json chose for VICReg, is not there; put it back"):
         final()
 
 
-def test_a_search_with_several_seeds_judges_by_their_mean(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
+def test_a_search_with_several_seeds_judges_by_their_mean(mine: Mine) -> None:
     """Seed 0 alone would choose a weight of 10 and seed 1 one of 1000.
 
     All of their trainings are paid.
@@ -993,17 +894,15 @@ def test_a_search_with_several_seeds_judges_by_their_mean(
         "method=tcr optimizer.base_lr=1 seed=0,1",
         ["epochs=4", "batch_size=8", "embedding_dim=16"],
     )
-    (entry,) = search(sweep_file(tmp_path, [row], [*settings, *own]), folder, 18, surface).choices
+    (entry,) = mine.search(mine.write([row], *own), 18, surface).choices
     assert 50 < entry.ranking[0].hyperparameters["method.alignment_weight"] < 200
     assert entry.ranking[0].value == pytest.approx(50, abs=1)
-    cells = tried(folder, "TCR")
+    cells = mine.tried("TCR")
     assert Counter(cell.seed for cell in cells) == {0: 21, 1: 21}
     assert sum(cell.epochs for cell in cells) == 18 * 4
 
 
-def test_one_seed_that_diverges_rules_a_configuration_out(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
+def test_one_seed_that_diverges_rules_a_configuration_out(mine: Mine) -> None:
     """Though the mean with a 0 for it would be the best: of 3.79, 9, 50.6 and 285 the smaller
     ones go on.
     """
@@ -1012,26 +911,22 @@ def test_one_seed_that_diverges_rules_a_configuration_out(
         large = cell.plain()["method"]["alignment_weight"] > 50
         return (None if cell.seed else 99.0) if large else 40.0
 
-    path = sweep_file(
-        tmp_path, ["method=tcr optimizer.base_lr=1 seed=0,1"], [*settings, "epochs=4"]
-    )
-    (entry,) = search(path, folder, 6, surface).choices
-    assert sorted(values(folder, epochs=2)) == [3.79, 3.79, 9, 9]
+    path = mine.write(["method=tcr optimizer.base_lr=1 seed=0,1"], "epochs=4")
+    (entry,) = mine.search(path, 6, surface).choices
+    assert sorted(mine.values(epochs=2)) == [3.79, 3.79, 9, 9]
     assert entry.ranking[0].hyperparameters["method.alignment_weight"] < 50
 
 
-def test_one_that_diverges_counts_as_tried(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
+def test_one_that_diverges_counts_as_tried(mine: Mine) -> None:
     def surface(cell: Cell) -> float | None:
         weight = cell.plain()["method"]["alignment_weight"]
         return None if weight > 50 else peak(1e6)(cell)
 
-    path = sweep_file(tmp_path, ["method=tcr optimizer.base_lr=1"], [*settings, "epochs=4"])
-    (entry,) = search(path, folder, 9, surface).choices
+    path = mine.write(["method=tcr optimizer.base_lr=1"], "epochs=4")
+    (entry,) = mine.search(path, 9, surface).choices
     assert 10 < entry.ranking[0].hyperparameters["method.alignment_weight"] <= 50
     assert not entry.edges
-    steps = (2 if surface(cell) is None else 3 * cell.epochs for cell in tried(folder, "TCR"))
+    steps = (2 if surface(cell) is None else 3 * cell.epochs for cell in mine.tried("TCR"))
     assert entry.images == 32 * sum(steps)
 
 
@@ -1114,56 +1009,51 @@ TWICE = "2 searches for TCR that differ in nothing but epochs or tuned values"
     ],
 )
 def test_a_search_that_cannot_be_made_is_refused(
-    rows: list[str], trials: int, refusal: str, tmp_path: Path, settings: list[str]
+    rows: list[str], trials: int, refusal: str, mine: Mine
 ) -> None:
-    with pytest.raises(RegbenchError, match=refusal):
-        propose(str(sweep_file(tmp_path, rows, settings)), [], trials)
+    with is_refused(refusal):
+        propose(str(mine.write(rows)), [], trials)
 
 
 def test_a_search_needs_a_space_that_somebody_states(
-    tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
+    mine: Mine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    six = sweep_file(tmp_path, [f"method=vicreg {SIX} optimizer.base_lr=1"], settings)
+    six = mine.write([f"method=vicreg {SIX} optimizer.base_lr=1"])
     assert propose(str(six), [], 6).sweep
     monkeypatch.setattr(VICReg, "space", None)
-    path = sweep_file(tmp_path, ["method=vicreg"], settings)
-    with pytest.raises(RegbenchError, match=r"VICReg states no search space; .*method\.NAME=tag"):
+    path = mine.write(["method=vicreg"])
+    with is_refused(r"VICReg states no search space; .*method\.NAME=tag"):
         propose(str(path), [], 6)
     row = "method=vicreg method.alignment_weight=interval(1,2)"
-    assert propose(str(sweep_file(tmp_path, [row], settings)), [], 6).sweep.cells
+    assert propose(str(mine.write([row])), [], 6).sweep.cells
 
 
-def test_a_search_keeps_the_budget_that_it_began_with(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
-    path = sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=4"], trials=6)
+def test_a_search_keeps_the_budget_that_it_began_with(mine: Mine) -> None:
+    path = mine.write(["method=tcr"], "epochs=4", trials=6)
     # The command's budget comes before the file's.
     refused = command_line("tune", path, "--trials", "2", "--plan")
     assert (refused.exit_code, "--trials 2 is too few" in refused.output) == (2, True)
-    search(path, folder, 6, peak(100.0))
+    mine.search(path, 6, peak(100.0))
     for trials in (3, 9):
-        with pytest.raises(RegbenchError, match="this search began with --trials 6"):
+        with is_refused("this search began with --trials 6"):
             propose(str(path), [], trials)
 
 
 def test_each_search_of_a_repeated_tuning_has_seeds_and_configurations_of_its_own(
-    tmp_path: Path, settings: list[str], folder: Path
+    mine: Mine,
 ) -> None:
-    path = sweep_file(
-        tmp_path, ["method=tcr,vicreg", ROWS[0]], [*settings, "epochs=4"], final_seeds=[0, 1]
-    )
-    search(path, folder, 3, peak(100.0))
-    once = {cell.id for cell in tried(folder)}
-    assert "repeats" not in verified((folder / "search.json").read_bytes())
-    shutil.rmtree(folder)
+    path = mine.write(["method=tcr,vicreg", ROWS[0]], "epochs=4", final_seeds=[0, 1])
+    mine.search(path, 3, peak(100.0))
+    once = {cell.id for cell in mine.tried()}
+    assert "repeats" not in verified((mine.folder / "search.json").read_bytes())
+    shutil.rmtree(mine.folder)
     for at_most in (3, 9):
         with pytest.raises(KeyboardInterrupt):
-            search(path, folder, 3, peak(100.0), at_most, repeats=3)
-    choice = search(path, folder, 3, peak(100.0), repeats=3)
-    by_search = [[cell for cell in tried(folder) if cell.seed == seed] for seed in (0, 1000, 2000)]
-    assert {
-        cell.id for cell in by_search[0]
-    } == once  # the first is the search as it is without repeats
+            mine.search(path, 3, peak(100.0), at_most, repeats=3)
+    choice = mine.search(path, 3, peak(100.0), repeats=3)
+    by_search = [[cell for cell in mine.tried() if cell.seed == seed] for seed in (0, 1000, 2000)]
+    # the first is the search as it is without repeats
+    assert {cell.id for cell in by_search[0]} == once
     for label in ("TCR", "VICReg"):
         weights = [
             {cell.plain()["method"]["alignment_weight"] for cell in own if cell.label == label}
@@ -1172,48 +1062,44 @@ def test_each_search_of_a_repeated_tuning_has_seeds_and_configurations_of_its_ow
         assert [len(own) for own in weights] == [4, 4, 4]
         assert len(set.union(*weights)) == 12
         assert [entry.search for entry in choice.choices if entry.label == label] == [0, 1, 2]
-    final = tune.final_cells(choice, folder, tried(folder), [0, 1])
+    final = tune.final_cells(choice, mine.folder, mine.tried(), [0, 1])
     assert Counter((cell.label, cell.seed) for cell in final) == dict.fromkeys(
         itertools.product(("TCR", "VICReg", "untrained"), (0, 1, 1000, 1001, 2000, 2001)), 1
     )
     for cell in final:
-        how = tune.how_chosen(folder / cell.id, cell, final=True)
+        how = tune.how_chosen(mine.folder / cell.id, cell, final=True)
         assert how["search"] == cell.seed // 1000
         assert how["sha256"] == (choice.sha256 if cell.epochs else None)
     other = replace(final[0], seed=(final[0].seed + 1000) % 3000)
-    with pytest.raises(RegbenchError, match="chose other hyperparameters"):  # another search did
-        tune.how_chosen(folder / other.id, other, final=True)
-    with pytest.raises(RegbenchError, match="this search began with --repeats 3"):
+    with is_refused("chose other hyperparameters"):  # another search did
+        tune.how_chosen(mine.folder / other.id, other, final=True)
+    with is_refused("this search began with --repeats 3"):
         propose(str(path), [], 3, 2)
     for name in ("search.json", "tune.json"):  # they are in no bundle that is unpacked
-        (folder / name).unlink()
-    with pytest.raises(RegbenchError, match="has made its choice with --repeats 3"):
-        search(path, folder, 3, peak(100.0), repeats=2)
-    assert search(path, folder, 3, peak(100.0), repeats=3).sha256 == choice.sha256
+        (mine.folder / name).unlink()
+    with is_refused("has made its choice with --repeats 3"):
+        mine.search(path, 3, peak(100.0), repeats=2)
+    assert mine.search(path, 3, peak(100.0), repeats=3).sha256 == choice.sha256
 
 
-def test_a_repeated_grid_chooses_in_each_repeat(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
+def test_a_repeated_grid_chooses_in_each_repeat(mine: Mine) -> None:
     """Each search has a seed that prefers another weight."""
     row = "method=vicreg method.alignment_weight=10,20,30"
-    path = sweep_file(tmp_path, [row], settings, repeats=2, final_seeds=[0, 1000])
+    path = mine.write([row], repeats=2, final_seeds=[0, 1000])
     refused = command_line("tune", path)
-    assert "seed 1000 is too large" in refused.output and not folder.exists()  # before any training
-    path = sweep_file(tmp_path, [row], settings, repeats=2, final_seeds=[0])
+    assert (
+        "seed 1000 is too large" in refused.output and not mine.folder.exists()
+    )  # before any training
+    path = mine.write([row], repeats=2, final_seeds=[0])
     propose_next = proposals(str(path), [], None, None)
 
     def prefers(cell: Cell) -> float:
         weight: float = cell.plain()["method"]["alignment_weight"]
         return 90.0 - abs(weight - 10 * (1 + cell.seed // 1000))
 
-    final = tune.tune(
-        propose_next(),
-        propose_next,
-        bring(folder, prefers),
-        final_seeds=None,
+    final = there(
+        tune.tune(propose_next(), propose_next, bring(mine.folder, prefers), final_seeds=None)
     )
-    assert final is not None
     chosen = {(cell.seed, cell.plain()["method"]["alignment_weight"]) for cell in final.cells}
     assert chosen == {(0, 10.0), (1000, 20.0)}
     planned = command_line("tune", path, "--repeats", "3", "--plan")
@@ -1238,87 +1124,76 @@ def test_a_repeated_grid_chooses_in_each_repeat(
     ],
 )
 def test_more_trainings_than_anybody_can_mean_are_counted_and_refused(
-    row: str, more: dict[str, Any], refused: str, tmp_path: Path, settings: list[str], folder: Path
+    row: str, more: dict[str, Any], refused: str, mine: Mine
 ) -> None:
-    path = sweep_file(tmp_path, [f"method=vicreg {row}"], settings, **more)
+    path = mine.write([f"method=vicreg {row}"], **more)
     result = command_line("tune", path)
     line = (
         f"regbench: {refused}: more cells than runtime.max_cells=10000; ask for fewer, or raise "
         "it\n"
     )
-    assert (result.exit_code, result.stderr) == (2, line) and not folder.exists()
+    assert (result.exit_code, result.stderr) == (2, line) and not mine.folder.exists()
 
 
-def test_a_repeat_in_which_all_diverge_chooses_nothing(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
-    path = sweep_file(
-        tmp_path, ["method=vicreg,simclr cluster.gpus=1", "method=auh cluster.gpus=8"], settings
-    )
+def test_a_repeat_in_which_all_diverge_chooses_nothing(mine: Mine) -> None:
+    path = mine.write(["method=vicreg,simclr cluster.gpus=1", "method=auh cluster.gpus=8"])
     grid = tune.repeated(load_sweep(str(path)), 2)
     machines = [("VICReg", 0, 1), ("SimCLR", 0, 1), ("AUH", 0, 8)]
     machines += [(label, 1000, gpus) for label, _, gpus in machines]
     cells = zip(grid.cells, grid.clusters, strict=True)
     assert [(cell.label, cell.seed, cluster.gpus) for cell, cluster in cells] == machines
     proposed = Proposed(grid, True, repeats=2)
-    run = bring(folder, lambda cell: None if cell.seed else 50.0)
+    run = bring(mine.folder, lambda cell: None if cell.seed else 50.0)
     assert tune.tune(proposed, lambda: proposed, run, final_seeds=[0]) is not None
-    assert [entry.search for entry in choose(folder).choices] == [0, 0, 0]
-    with pytest.raises(RegbenchError, match="--seeds names 7 twice"):
+    assert [entry.search for entry in choose(mine.folder).choices] == [0, 0, 0]
+    with is_refused("--seeds names 7 twice"):
         tune.refuse_seeds([7, 8, 7], grid.cells[0])
 
 
-def test_a_budget_may_be_in_proportion_to_the_searched_hyperparameters(
-    tmp_path: Path, settings: list[str], folder: Path
-) -> None:
+def test_a_budget_may_be_in_proportion_to_the_searched_hyperparameters(mine: Mine) -> None:
     """TCR searches two and the RBF kernel three, of which one is stated in the second row."""
     rows = ["method=tcr,rbf", "method=auh method.scale=2", ROWS[0]]
-    path = sweep_file(tmp_path, rows, [*settings, "epochs=4"], trials_per_hyperparameter=3)
-    assert "trials_per_hyperparameter" not in (
-        propose(str(path), [], 6).search or {}
-    )  # the command comes first
-    choice = search(path, folder, None, peak(100.0))
+    path = mine.write(rows, "epochs=4", trials_per_hyperparameter=3)
+    # the command comes first
+    assert "trials_per_hyperparameter" not in (propose(str(path), [], 6).search or {})
+    choice = mine.search(path, None, peak(100.0))
     searched = {
         entry.label: (entry.setting["searched"], len(entry.ranking)) for entry in choice.choices
     }
     assert searched == {"TCR": (2, 8), "RBF kernel": (3, 12), "AUH": (2, 8)}
-    epochs = {label: sum(cell.epochs for cell in tried(folder, label)) for label in searched}
+    epochs = {label: sum(cell.epochs for cell in mine.tried(label)) for label in searched}
     assert epochs == {"TCR": 6 * 4, "RBF kernel": 9 * 4, "AUH": 6 * 4}
-    with pytest.raises(RegbenchError, match="this search began without --trials; go on with that"):
+    with is_refused("this search began without --trials; go on with that"):
         propose(str(path), [], 6)
     planned = command_line("tune", path, "--plan")
     assert "the images of 3 trainings for each hyperparameter that it searches" in planned.output
     told = command_line("plan", path, "--tell", "1")
-    assert (
-        "tuned by 7 trainings a search" in told.output
-    )  # 3 times 7/3, the mean over the three methods
+    # 3 times 7/3, the mean over the three methods
+    assert "tuned by 7 trainings a search" in told.output
 
 
-def test_an_interval_is_no_grid(tmp_path: Path, settings: list[str]) -> None:
-    with pytest.raises(RegbenchError, match="is a range, not a grid; search it: regbench tune"):
-        load_sweep(str(sweep_file(tmp_path, ROWS[2:], settings)))
+def test_an_interval_is_no_grid(mine: Mine) -> None:
+    with is_refused("is a range, not a grid; search it: regbench tune"):
+        load_sweep(str(mine.write(ROWS[2:])))
 
 
-def test_the_command_tunes_and_tests(tmp_path: Path, settings: list[str], folder: Path) -> None:
+def test_the_command_tunes_and_tests(mine: Mine) -> None:
     """Of two configurations one has been tried before."""
-    path = sweep_file(
-        tmp_path, ["method=vicreg method.alignment_weight=10,20"], settings, final_seeds=[1]
-    )
-    runner = CliRunner()
-    planned = runner.invoke(main, ["tune", str(path), "--plan"])
+    path = mine.write(["method=vicreg method.alignment_weight=10,20"], final_seeds=[1])
+    planned = command_line("tune", path, "--plan")
     assert planned.exit_code == 0, planned.output
-    small = runner.invoke(main, ["tune", str(path), "cluster.gpu_memory_gib=0.0001"])
+    small = command_line("tune", path, "cluster.gpu_memory_gib=0.0001")
     assert (small.exit_code, "run them all the same with --oversized" in small.output) == (2, True)
-    assert not folder.exists()
-    score(folder, load_sweep(str(path)).cells[0], 0.0)
-    (attempt,) = (claim(path.parent, 60.0) for path in folder.glob("*/tuning.json"))
+    assert not mine.folder.exists()
+    score(mine.folder, load_sweep(str(path)).cells[0], 0.0)
+    (attempt,) = (claim(path.parent, 60.0) for path in mine.folder.glob("*/tuning.json"))
     assert attempt is not None
     attempt.end("done")
-    done = runner.invoke(main, ["tune", str(path)])
+    done = command_line("tune", path)
     assert done.exit_code == 0, done.output
     assert "chosen on the tuning split from at most 2 configurations a method" in done.output
-    (record,) = map(Record.read, folder.glob("*/record.json"))
+    (record,) = map(Record.read, mine.folder.glob("*/record.json"))
     assert (record.seed, record.status) == (1, "done")
-    assert len(list(folder.glob("*/tuning.json"))) == 2
-    shown = runner.invoke(main, ["status", "mine", "--runs-dir", str(tmp_path / "runs")])
+    assert len(list(mine.folder.glob("*/tuning.json"))) == 2
+    shown = command_line("status", "mine", "--runs-dir", mine.root / "runs")
     assert "3 cells: 2 tuned, 1 done" in shown.output

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,6 @@ from pydantic import Field
 from torch import Tensor
 
 import regbench
-from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.record_parts import NamedFile
 from regbench.benchmark.rundir.tuning_choice import APART, read_choice
@@ -48,11 +47,11 @@ from regbench.tracks.challenge import Challenge, prepared, tasks_of
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
 from regbench.tracks.smoke import RULES, Smoke
-from regbench.tracks.stand_in import entered
 from regbench.tracks.track import TRACKS, Track, searched, write_sweep
 from tests.command import run
 from tests.conftest import TINY
 from tests.records import knn_top1, made
+from tests.refusals import is_refused
 from tests.test_documentation import blocks
 
 TWIN = """
@@ -105,22 +104,18 @@ class Far(nn.Module):
 """
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[[str, str], Path]:
-    def written(name: str, text: str) -> Path:
-        path = tmp_path / name
-        path.write_text(text)
-        return path
-
-    return written
+def written(folder: Path, text: str, name: str = "my_loss.py") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
 
 
 def test_a_plain_function_is_a_method_of_this_process_and_of_others_for_as_long(
-    write: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, paths = METHODS.names(), "somewhere"
     monkeypatch.setenv("PYTHONPATH", paths)
-    file = LossFile.of(write("my_loss.py", PULL))
+    file = LossFile.of(written(tmp_path, PULL))
     with file.loaded(tmp_path / "plug_in") as method:
         assert METHODS.plain(method) == {
             "name": "my_loss",
@@ -134,28 +129,25 @@ def test_a_plain_function_is_a_method_of_this_process_and_of_others_for_as_long(
         scope: dict[str, object] = {}
         exec(PULL, scope)
         assert loss.total == scope["pull"](z1, z2)["loss"]  # type: ignore[operator]
-        assert method.random and not (
-            method.metadata.symmetric or method.metadata.ordered
-        )  # nothing is known of it
+        # nothing is known of it
+        assert method.random and not (method.metadata.symmetric or method.metadata.ordered)
         assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / "plug_in"), paths]
     assert METHODS.names() == before
     assert os.environ.get("PYTHONPATH") == paths and str(tmp_path / "plug_in") not in sys.path
 
 
-def test_the_name_of_any_file_gives_one_of_a_folder(write: Callable[[str, str], Path]) -> None:
-    module = LossFile.of(write(f"gr\xf6\xdfe {200 * 'x'}.py", PULL)).module
+def test_the_name_of_any_file_gives_one_of_a_folder(tmp_path: Path) -> None:
+    module = LossFile.of(written(tmp_path, PULL, f"gr\xf6\xdfe {200 * 'x'}.py")).module
     assert is_name(f"scenes_{module}") and module.startswith("gr__e_xxx")
 
 
 @pytest.mark.parametrize("chosen", ["", ":Far"])
-def test_a_module_is_made_with_its_hyperparameters(
-    chosen: str, write: Callable[[str, str], Path], tmp_path: Path
-) -> None:
+def test_a_module_is_made_with_its_hyperparameters(chosen: str, tmp_path: Path) -> None:
     """The function beside it is a helper of its.
 
     Its buffer is of the dtype that the embeddings have.
     """
-    with LossFile.of(f"{write('losses.py', PULL + MODULE)}{chosen}").loaded(
+    with LossFile.of(f"{written(tmp_path, PULL + MODULE, 'losses.py')}{chosen}").loaded(
         tmp_path / "plug_in"
     ) as method:
         for dtype in (torch.float32, torch.float64):
@@ -163,17 +155,6 @@ def test_a_module_is_made_with_its_hyperparameters(
             assert method(z1, z2).total == 2.0
             assert replace(method, margin=5.0)(z1, z2).total == 5.0  # type: ignore[type-var]
         assert searched(method) == ["method.margin=tag(log,interval(0.125,32.0))"]
-
-
-@pytest.mark.parametrize(("text", "refusal"), refusals("is no loss"))
-def test_what_is_no_loss_is_refused_and_leaves_nothing(
-    text: str, refusal: str, write: Callable[[str, str], Path], tmp_path: Path
-) -> None:
-    before = METHODS.names()
-    file = LossFile.of(write("my_loss.py", text))
-    with pytest.raises(RegbenchError, match=refusal), entered(file, tmp_path / "plug_in"):
-        pass
-    assert METHODS.names() == before
 
 
 @pytest.mark.parametrize(
@@ -193,11 +174,10 @@ def test_a_whole_default_is_whole_and_not_searched_unless_its_annotation_says_ot
     parameter: str,
     values: dict[str, float],
     kind: type,
-    write: Callable[[str, str], Path],
     tmp_path: Path,
 ) -> None:
     text = f"def own(z1, z2, {parameter}):\n    own.got = k\n    return (z1 - z2).square().mean()"
-    with LossFile.of(write("own.py", text)).loaded(tmp_path / "plug_in") as method:
+    with LossFile.of(written(tmp_path, text, "own.py")).loaded(tmp_path / "plug_in") as method:
         changed = METHODS.from_plain({"name": "own", **values}, "method.")
         changed(torch.ones(4, 3), torch.zeros(4, 3))
         got = method.loss_of.got  # type: ignore[attr-defined]
@@ -205,65 +185,60 @@ def test_a_whole_default_is_whole_and_not_searched_unless_its_annotation_says_ot
     assert (type(got), got) == (kind, values.get("k", 64 if kind is not bool else True))
 
 
-def test_a_loss_with_parameters_is_refused(
-    write: Callable[[str, str], Path], tmp_path: Path
-) -> None:
+def test_a_loss_with_parameters_is_refused(tmp_path: Path) -> None:
     text = MODULE.replace(
         "self.margin = margin", "self.margin = nn.Parameter(__import__('torch').tensor(margin))"
     )
     with (
-        LossFile.of(write("my_loss.py", text)).loaded(tmp_path / "plug_in") as method,
-        pytest.raises(RegbenchError, match="Far has parameters, which nobody would train"),
+        LossFile.of(written(tmp_path, text)).loaded(tmp_path / "plug_in") as method,
+        is_refused("Far has parameters, which nobody would train"),
     ):
         method(torch.zeros(4, 3), torch.zeros(4, 3))
 
 
-def test_the_loss_of_the_page_keeps_the_rules(
-    write: Callable[[str, str], Path], tmp_path: Path
-) -> None:
+def test_the_loss_of_the_page_keeps_the_rules(tmp_path: Path) -> None:
     (text,) = blocks("docs/challenge.md", "python")
-    with LossFile.of(write("my_loss.py", text)).loaded(tmp_path / "plug_in") as method:
+    with LossFile.of(written(tmp_path, text)).loaded(tmp_path / "plug_in") as method:
         for rule in RULES:
             result = run_check(method, rule)
             assert result is not None and result.ok, result
 
 
-def test_an_edited_file_is_another_challenge(write: Callable[[str, str], Path]) -> None:
-    first = LossFile.of(write("my_loss.py", PULL)).module
-    assert LossFile.of(write("my_loss.py", PULL)).module == first
-    assert LossFile.of(write("my_loss.py", PULL + "\n")).module != first
-    assert LossFile.of(write("My-own.loss.py", PULL)).name == "my_own_loss"
-    assert LossFile.of(f"{write('losses.py', MODULE)}:Far").name == "far"
+def test_an_edited_file_is_another_challenge(tmp_path: Path) -> None:
+    first = LossFile.of(written(tmp_path, PULL)).module
+    assert LossFile.of(written(tmp_path, PULL)).module == first
+    assert LossFile.of(written(tmp_path, PULL + "\n")).module != first
+    assert LossFile.of(written(tmp_path, PULL, "My-own.loss.py")).name == "my_own_loss"
+    assert LossFile.of(f"{written(tmp_path, MODULE, 'losses.py')}:Far").name == "far"
 
 
 def test_a_loss_is_taken_from_its_file_alone(
-    write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (LossFile.of(Regularizer).chosen, LossFile.of(Regularizer).path.name) == (
         "Regularizer",
         "base.py",
     )
-    for place in (write("loss.txt", PULL), "none.py"):
-        with pytest.raises(RegbenchError, match=f"there is no file {place}; give my_loss.py"):
+    for place in (written(tmp_path, PULL, "loss.txt"), "none.py"):
+        with is_refused(f"there is no file {place}; give my_loss.py"):
             LossFile.of(place)
-    monkeypatch.setitem(
-        sys.modules, "__main__", ModuleType("__main__")
-    )  # as of an interactive Python
+    # as of an interactive Python
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
     for other in (3, int, type("Typed", (), {"__module__": "__main__"})):
-        with pytest.raises(RegbenchError, match="is in no file; save it in one"):
+        with is_refused("is in no file; save it in one"):
             LossFile.of(other)
 
 
-def test_a_regularizer_may_be_named_and_a_function_may_state_its_space(
-    write: Callable[[str, str], Path], tmp_path: Path
-) -> None:
-    with LossFile.of(f"{write('twin.py', TWIN)}:Twin").loaded(tmp_path / "plug_in") as method:
+def test_a_regularizer_may_be_named_and_a_function_may_state_its_space(tmp_path: Path) -> None:
+    with LossFile.of(f"{written(tmp_path, TWIN, 'twin.py')}:Twin").loaded(
+        tmp_path / "plug_in"
+    ) as method:
         assert method.label == "Twin"
     text = (
         "from regbench.spaces import Choice\ndef own(z1, z2, a=1.0): ...\nown.space = {'a': "
         "Choice((5.0, 6.0))}"
     )
-    with LossFile.of(write("own.py", text)).loaded(tmp_path / "plug_in") as method:
+    with LossFile.of(written(tmp_path, text, "own.py")).loaded(tmp_path / "plug_in") as method:
         assert method.space == {"a": Choice((5.0, 6.0))}
 
 
@@ -291,12 +266,11 @@ def test_a_challengers_search_is_that_of_the_rows(tmp_path: Path) -> None:
 def test_what_states_no_space_is_tried_around_its_first_weight(
     arguments: str,
     expected: list[tuple[str, float, float]],
-    write: Callable[[str, str], Path],
     tmp_path: Path,
 ) -> None:
     text = f"def own(z1, z2{arguments}): ..."
     (track,) = TRACKS["scenes"]
-    with LossFile.of(write("own.py", text)).loaded(tmp_path / "plug_in") as method:
+    with LossFile.of(written(tmp_path, text, "own.py")).loaded(tmp_path / "plug_in") as method:
         file = write_sweep(track, method, tmp_path / "own.yaml")
         (search,) = searches_of(file, file.rows[0])
     *own, rate = search.space.items()
@@ -327,7 +301,7 @@ TASKS = [pytest.param(task, id=task.name) for tasks in TRACKS.values() for task 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_challenge_begins_with_the_rows_of_its_track_and_the_best_of_them_to_train_again(
-    task: Track, write: Callable[[str, str], Path], tmp_path: Path
+    task: Track, tmp_path: Path
 ) -> None:
     """The settings are those of the rows: a preset that changes would compare the challenger
     with another task.
@@ -335,7 +309,7 @@ def test_a_challenge_begins_with_the_rows_of_its_track_and_the_best_of_them_to_t
     runs = tmp_path / "runs"
     bundle = read_bundle(task.bundle)
     records = bundle.records
-    with prepared(write("my_loss.py", PULL), task, [f"runtime.runs_dir={runs}"]) as begun:
+    with prepared(written(tmp_path, PULL), task, [f"runtime.runs_dir={runs}"]) as begun:
         assert isinstance(begun, Challenge)
         unpacked = {
             path.parent.name: Record.read(path)
@@ -415,9 +389,9 @@ def track(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Trac
 
 @pytest.mark.slow
 def test_a_copy_of_a_row_is_not_told_from_its_twin_and_its_bundle_is_accepted(
-    track: Track, tiny_data_dir: Path, write: Callable[[str, str], Path], tmp_path: Path
+    track: Track, tiny_data_dir: Path, tmp_path: Path
 ) -> None:
-    file = write("twin.py", TWIN)
+    file = written(tmp_path, TWIN, "twin.py")
     overrides = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"]
     said: list[str] = []
     with prepared(file, track, overrides) as begun:
@@ -466,10 +440,10 @@ def test_a_copy_of_a_row_is_not_told_from_its_twin_and_its_bundle_is_accepted(
 
 @pytest.mark.slow
 def test_two_of_a_challenge_at_once_say_the_same(
-    track: Track, tiny_data_dir: Path, write: Callable[[str, str], Path], tmp_path: Path
+    track: Track, tiny_data_dir: Path, tmp_path: Path
 ) -> None:
     overrides = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"]
-    challenge = partial(regbench.challenge, str(write("my_loss.py", PULL)), overrides, track=track)
+    challenge = partial(regbench.challenge, str(written(tmp_path, PULL)), overrides, track=track)
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         one, other = (pool.submit(challenge) for _ in range(2))
         assert isinstance(one.result(), Placing)
@@ -489,30 +463,28 @@ def _enter(bundle: Path, loss: Path, results: Path) -> None:
     assert "Twin" in (results / "site" / "index.html").read_text()
 
 
-def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(
-    write: Callable[[str, str], Path], tmp_path: Path
-) -> None:
+def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(tmp_path: Path) -> None:
     runs = f"runtime.runs_dir={tmp_path / 'runs'}"
     (track,) = TRACKS["scenes"]
-    twin = write("twin.py", TWIN.replace('title="Twin"', 'title="VICReg"'))
+    twin = written(tmp_path, TWIN.replace('title="Twin"', 'title="VICReg"'), "twin.py")
     with (
-        pytest.raises(RegbenchError, match="'VICReg' is a row of the track; give it another title"),
+        is_refused("'VICReg' is a row of the track; give it another title"),
         prepared(twin, track, [runs]),
     ):
         pass
     for setting in ("epochs=2", "seed=1", "optimizer.base_lr=0.1", "evaluation.knn.k=5"):
         with (
-            pytest.raises(RegbenchError, match=f"{setting}: the track decides it"),
-            prepared(write("twin.py", TWIN), track, [runs, setting]),
+            is_refused(f"{setting}: the track decides it"),
+            prepared(written(tmp_path, TWIN, "twin.py"), track, [runs, setting]),
         ):
             pass
-    with pytest.raises(RegbenchError, match="minute"):
+    with is_refused("minute"):
         tasks_of("hour")
     assert tasks_of("minute") == (None,)
 
 
 def test_a_smoke_test_tells_a_loss_from_none(
-    write: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The training is made up: what is measured of it is compared, and the loss itself is
     checked.
@@ -541,7 +513,7 @@ def test_a_smoke_test_tells_a_loss_from_none(
                 write_text(folder / "record.json", record.text())
             return []
 
-        with prepared(write("my_loss.py", text), None, overrides) as begun:
+        with prepared(written(tmp_path, text), None, overrides) as begun:
             found = begun.run(trained)
         assert isinstance(found, Smoke)
         return found

@@ -6,15 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from regbench.benchmark.settings.sweep import load_sweep
-from regbench.cli import main
 from regbench.errors import RegbenchError
 from regbench.files import write_text
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.sweeps.status import CellStatus
 from regbench.tracks.expected import SHIPPED, ExpectedTable
+from tests.command import run
 
 STATUS = CellStatus("0123456789ab", "VICReg", 7, "done", 15, 15, None, None, "", "", Path())
 
@@ -45,7 +44,7 @@ def test_the_table_comes_first_and_a_log_has_a_line_for_each_cell(
 
     monkeypatch.setattr("regbench.sweeps.local.run_sweep", run_sweep)
     monkeypatch.setattr("regbench.sweeps.run.prepare_all", lambda *_: None)
-    done = CliRunner().invoke(main, ["sweep", "quickstart"])
+    done = run("sweep", "quickstart")
     assert done.output.startswith("What to expect:\n")
     assert "3 seeds on 2 cores of AMD EPYC" in done.output
     assert announces == [None]
@@ -66,7 +65,7 @@ def test_only_cells_of_the_shipped_settings_are_compared_with_them(
         raise RegbenchError("nothing is run")
 
     monkeypatch.setattr("regbench.sweeps.run.run_grid", run_grid)
-    done = CliRunner().invoke(main, ["sweep", *arguments])
+    done = run("sweep", *arguments)
     assert ("What to expect" in done.output, "nothing is run" in done.output) == (shown, True)
 
 

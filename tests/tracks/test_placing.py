@@ -16,7 +16,6 @@ import pytest
 import yaml
 from scipy.stats import t
 
-from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.record_parts import Cost, NamedFile
 from regbench.benchmark.settings.cell import Cell
@@ -30,6 +29,8 @@ from regbench.tracks.placing import Placing, side_by_side
 from regbench.tracks.verdicts import Verdict
 from tests.conftest import TINY
 from tests.records import knn_top1, made
+from tests.refusals import is_refused
+from tests.there import there
 
 VERDICTS = (
     Verdict("A", -5.0, 2.0, None),
@@ -200,28 +201,32 @@ def challenge(tmp_path: Path, tiny_data_dir: Path) -> Challenge:
     return Challenge(folder, "KoLeo", overrides, 5, searched, tuning, records, repeated)
 
 
+@pytest.fixture(autouse=True)
+def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Where reports and bundles would be written."""
+    places: list[tuple[Any, ...]] = []
+    for name in ("write_report", "submit"):
+        monkeypatch.setattr(
+            f"regbench.tracks.challenge.{name}", lambda *given: places.append(given)
+        )
+    return places
+
+
 class Trainings:
     """Trainings that are made up: of cells without a record each leaves one with its score.
 
     Args:
-        patch: Puts them into the place of real ones.
         own: Scores of the challenger's seeds; None: it diverged.
         again: Scores of the repeated cells.
     """
 
     def __init__(
         self,
-        patch: pytest.MonkeyPatch,
         own: Sequence[float | None] = OWN,
         again: Sequence[float | None] = (70.1, 59.95),
     ) -> None:
         self.own, self.again = own, dict(zip(("SimCLR", "VICReg"), again, strict=True))
-        self.written: list[tuple[Any, ...]] = []
         self.asked: list[tuple[str, list[int]]] = []
-        for name in ("write_report", "submit"):
-            patch.setattr(
-                f"regbench.tracks.challenge.{name}", lambda *places: self.written.append(places)
-            )
 
     def run(self, sweep: Sweep, stages: Sequence[str]) -> list[CellStatus]:
         assert len(sweep.clusters) == len(sweep.cells)
@@ -252,11 +257,10 @@ def test_a_challenge_says_what_it_takes(
 
 
 def test_a_challenge_takes_seeds_for_as_long_as_one_more_may_tell(
-    challenge: Challenge, monkeypatch: pytest.MonkeyPatch
+    challenge: Challenge, written: list[tuple[Any, ...]]
 ) -> None:
-    trainings, said = Trainings(monkeypatch), list[str]()
-    placing = challenge.run(trainings.run, said.append)
-    assert placing is not None
+    trainings, said = Trainings(), list[str]()
+    placing = there(challenge.run(trainings.run, said.append))
     seeds = [[0, 1, 2], [0, 1, 2, 3]]
     assert trainings.asked == [
         ("repeated", [0, 0]),
@@ -288,24 +292,21 @@ def test_a_challenge_takes_seeds_for_as_long_as_one_more_may_tell(
         folder / "report" / "index.html",
         folder / "mine.tar.xz",
     )
-    assert trainings.written == [
+    assert written == [
         ([folder, folder / "track" / "shipped"], folder / "report"),
         ([folder], folder / "mine.tar.xz"),
     ]
 
 
-def test_beside_repeated_searches_seeds_of_one_search_tell_little(
-    challenge: Challenge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beside_repeated_searches_seeds_of_one_search_tell_little(challenge: Challenge) -> None:
     shipped = challenge.folder / "track" / "shipped" / "theirs"
     for record in map(Record.read, [*shipped.glob("*/record.json")]):
         shutil.rmtree(record.path.parent)
         (score,) = record.scores
         searched = replace(Cell.stored(record.cell), seed=1000 * record.seed)
         leave(shipped, searched, score.value, search=record.seed)
-    trainings = Trainings(monkeypatch)
-    placing = challenge.run(trainings.run)
-    assert placing is not None
+    trainings = Trainings()
+    placing = there(challenge.run(trainings.run))
     # As rows of seeds VICReg's was below; here no further seed is asked for.
     assert trainings.asked[-1] == ("mine", [0, 1, 2])
     found = {verdict.label: verdict for verdict in placing.verdicts}
@@ -319,9 +320,9 @@ def test_beside_repeated_searches_seeds_of_one_search_tell_little(
 
 @pytest.mark.parametrize("queued", [1, 2, 3])
 def test_a_challenge_is_left_to_slurm_with_both_of_its_parts_begun(
-    queued: int, challenge: Challenge, monkeypatch: pytest.MonkeyPatch
+    queued: int, challenge: Challenge, written: list[tuple[Any, ...]]
 ) -> None:
-    trainings = Trainings(monkeypatch)
+    trainings = Trainings()
 
     def submitted(sweep: Sweep, stages: Sequence[str]) -> list[CellStatus] | None:
         ended = trainings.run(sweep, stages)
@@ -329,14 +330,12 @@ def test_a_challenge_is_left_to_slurm_with_both_of_its_parts_begun(
 
     assert challenge.run(submitted) is None
     assert [name for name, _ in trainings.asked] == ["repeated", "mine", "mine"][: max(queued, 2)]
-    assert trainings.written == []
+    assert written == []
 
 
 @pytest.mark.parametrize("failing", ["repeated", "mine"])
-def test_a_challenge_ends_at_a_cell_without_a_record(
-    failing: str, challenge: Challenge, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainings = Trainings(monkeypatch)
+def test_a_challenge_ends_at_a_cell_without_a_record(failing: str, challenge: Challenge) -> None:
+    trainings = Trainings()
 
     def failed(sweep: Sweep, stages: Sequence[str]) -> list[CellStatus]:
         trainings.run(sweep, stages)
@@ -363,20 +362,15 @@ def test_what_diverged_has_no_place(
     again: Sequence[float | None],
     refusal: str,
     challenge: Challenge,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    trainings = Trainings(monkeypatch, own, again)
-    with pytest.raises(RegbenchError, match=refusal):
+    trainings = Trainings(own, again)
+    with is_refused(refusal):
         challenge.run(trainings.run)
 
 
-def test_rows_of_another_task_are_refused(
-    challenge: Challenge, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainings = Trainings(monkeypatch)
-    with pytest.raises(
-        RegbenchError, match="the shipped rows are not those of this version's track"
-    ):
+def test_rows_of_another_task_are_refused(challenge: Challenge) -> None:
+    trainings = Trainings()
+    with is_refused("the shipped rows are not those of this version's track"):
         replace(challenge, overrides=[*challenge.overrides, "evaluation.knn.k=7"]).run(
             trainings.run
         )

@@ -11,13 +11,11 @@ import pytest
 from click.testing import Result
 from torch import Tensor
 
-from regbench import RegbenchError
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.instruments.conformance import run_check
 from regbench.methods import METHODS, Regularizer, mec
-from regbench.processes import CodeFailed
 from regbench.reports.bundle.pack import submit
 from regbench.spaces import Choice, Range
 from regbench.tracks import stand_in
@@ -25,16 +23,11 @@ from regbench.tracks.own_loss import LossFile
 from regbench.tracks.stand_in import ask, compute_once, entered
 from tests.command import run
 from tests.conftest import TINY
+from tests.refusals import is_refused
 from tests.reports.forging import Parts
-from tests.tracks.test_challenge import PULL, refusals
+from tests.tracks.test_challenge import PULL, refusals, written
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
-
-
-def written(folder: Path, text: str, name: str = "my_loss.py") -> Path:
-    path = folder / name
-    path.write_text(text)
-    return path
 
 
 def refused(result: Result, code: int = 1) -> str:
@@ -83,7 +76,7 @@ def test_a_cell_has_one_id_here_and_in_the_processes_of_the_file(tmp_path: Path)
         assert ask(file, folder, cell_id_of, cell.plain()) == cell.id
 
 
-@pytest.mark.parametrize(("text", "said"), refusals("cannot be loaded"))
+@pytest.mark.parametrize(("text", "said"), [*refusals("cannot be loaded"), *refusals("is no loss")])
 def test_whatever_a_file_does_is_one_line(
     text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +84,7 @@ def test_whatever_a_file_does_is_one_line(
         monkeypatch.setattr(stand_in, "LIMIT_S", 3.0)
     before = METHODS.names()
     with (
-        pytest.raises(RegbenchError, match=rf"^{tmp_path}/my_loss.py:? ?.*{said}"),
+        is_refused(rf"^{tmp_path}/my_loss.py:? ?.*{said}"),
         entered(LossFile.of(written(tmp_path, text)), tmp_path / "plug_in"),
     ):
         pass
@@ -133,7 +126,7 @@ class Own(DINO):
             "student_temperature": Range(0.1, 1.0, times="q"),
             "weights": Choice((True, "none")),
         }
-        with pytest.raises(RegbenchError, match=r"method\.weights=many must be"):
+        with is_refused(r"method\.weights=many must be"):
             METHODS.from_plain({"name": "own", "weights": "many"}, "method.")
     with file.loaded(tmp_path / "plug_in") as own:
         assert facts == (own.prototypes, own.needs, own.of_training, METHODS.plain(own), own.space)
@@ -144,7 +137,7 @@ class Own(DINO):
 def test_a_loss_that_cannot_be_trained_is_refused_before_a_training(
     text: str, said: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(RegbenchError, match=said):
+    with is_refused(said):
         ask(LossFile.of(written(tmp_path, text)), tmp_path / "plug_in", compute_once, 8, 4)
 
 
@@ -233,7 +226,3 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     assert "is no text in UTF-8" in refused(
         run("verify", RESULTS / "digits.tar.xz", "--loss", file), 2
     )
-
-
-def test_a_failure_of_code_and_a_refusal_have_codes_of_their_own() -> None:
-    assert (CodeFailed.exit_code, RegbenchError.exit_code) == (1, 2)
