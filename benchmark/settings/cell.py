@@ -111,9 +111,9 @@ class EvaluationConfig(EvaluationOptions):
         """Return it with other options, or other settings of the evaluations that are named."""
         own = {name: changes.pop(name) for name in EVALUATIONS.names() if name in changes}
         changed = replace(self, **changes)
-        made = self.evaluations | own
-        # As when they are read: settings of an evaluation that is not used are not kept.
-        return replace(changed, evaluations={name: made[name] for name in changed.used})
+        kept = {name: each for name, each in self.evaluations.items() if name in changed.used}
+        # As when they are read: settings of an evaluation that is not used any more are not kept.
+        return replace(changed, evaluations=kept | own)
 
 
 def _read_evaluation(data: Any) -> EvaluationConfig:

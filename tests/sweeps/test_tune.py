@@ -198,7 +198,7 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
         "selected_on": "tuning",
         "score": "knn_top1",
         "budget": 2,
-        "record": f"{folder.name}/tuning_choice.json",
+        "record": "mine/tuning_choice.json",
         "edges": choice.choices[0].edges,
         "sha256": choice.sha256,
     }
@@ -1032,7 +1032,7 @@ def test_a_search_keeps_the_budget_that_it_began_with(mine: Mine) -> None:
     path = mine.write(["method=tcr"], "epochs=4", trials=6)
     # The command's budget comes before the file's.
     refused = command_line("tune", path, "--trials", "2", "--plan")
-    assert (refused.exit_code, "--trials 2 is too few" in refused.output) == (2, True)
+    assert (refused.exit_code, "2 trainings are too few" in refused.output) == (2, True)
     mine.search(path, 6, peak(100.0))
     for trials in (3, 9):
         with is_refused("this search began with --trials 6"):
