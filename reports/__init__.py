@@ -95,4 +95,5 @@ def _remove_earlier(out: Path, names: list[str]) -> None:
     earlier = read_json(listed, list[Name], "remove it") if listed.exists() else []
     for name in set(earlier) - set(names):
         (out / name).unlink(missing_ok=True)
-    write_text(listed, json.dumps(names))
+    if earlier != names:
+        write_text(listed, json.dumps(names))
