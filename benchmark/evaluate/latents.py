@@ -142,11 +142,7 @@ class _Probed:
         true_NT = self._target(what, self.selection)
 
         def score(predicted_NT: Tensor) -> float:
-            error_T = (predicted_NT - true_NT).square().mean(dim=0)
-            variance_T = true_NT.var(dim=0)
-            # A cluster may have no example here.
-            varies_T = variance_T > 0
-            return -(error_T / variance_T)[varies_T].mean().item()
+            return -_unexplained(predicted_NT, true_NT)
 
         return regression.best_penalty(held_out_ND, score), regression
 
@@ -175,10 +171,14 @@ class _Probed:
 
 def _r2(predicted_NT: Tensor, true_NT: Tensor) -> float:
     """Return the mean of R² over targets that vary in percent, at least 0."""
+    return max(0.0, 100 * (1 - _unexplained(predicted_NT, true_NT)))
+
+
+def _unexplained(predicted_NT: Tensor, true_NT: Tensor) -> float:
+    """Return 1 − R², the mean over targets that vary: a cluster may have no example."""
     residual_T = (true_NT - predicted_NT).square().sum(dim=0)
     total_T = (true_NT - true_NT.mean(dim=0)).square().sum(dim=0)
-    share = (residual_T / total_T)[true_NT.var(dim=0) > 0].mean().item()
-    return max(0.0, 100 * (1 - share))
+    return (residual_T / total_T)[true_NT.var(dim=0) > 0].mean().item()
 
 
 def _matched(x_ND: Tensor, content_NC: Tensor) -> float:

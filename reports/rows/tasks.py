@@ -78,10 +78,8 @@ def over_tasks(summaries: Sequence[Summary]) -> Comparison | None:
                 runs = task.setdefault(label, {})
                 # A setting that few methods have compares nothing, and would leave no run that all
                 # have.
-                if len(rows) < MIN_METHODS:
-                    continue
-                for seed, score in by_seed.items():
-                    runs[setting, seed] = score
+                if len(rows) >= MIN_METHODS:
+                    runs.update({(setting, seed): score for seed, score in by_seed.items()})
     return compare_over(tasks)
 
 
@@ -96,13 +94,13 @@ def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
             scored[name] = having
     # One task that has other methods, or few, takes nothing from the rest.
     while len(scored) > MIN_TASKS:
+        methods = len(_in_all(scored))
         without = {name: len(_in_all(scored, but=name)) for name in reversed(scored)}
-        worst = max(without, key=lambda name: without[name])
-        compared = len(_in_all(scored))
-        fewer = without[worst] * (len(scored) - 1)
-        if compared >= MIN_METHODS and compared * len(scored) >= fewer:
+        odd = max(without, key=lambda name: without[name])
+        is_more = without[odd] * (len(scored) - 1) > methods * len(scored)
+        if methods >= MIN_METHODS and not is_more:
             break
-        del scored[worst]
+        del scored[odd]
     everywhere = _in_all(scored)
     labels = sorted(everywhere)
     # Each method's mean over the runs that all share, (methods,), for each task with such runs.
