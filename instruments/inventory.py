@@ -41,34 +41,29 @@ def inventory() -> Iterator[Item]:
     yield Item("packages", ", ".join(f"{name} {version}" for name, version in packages.items()))
     yield Item("processor", hardware(torch.device("cpu")))
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    if names:
-        yield Item("GPUs", ", ".join(names))
-    elif torch.version.cuda is None:
+    if not names and torch.version.cuda is None:
         remedy = "install a CUDA build: https://pytorch.org"
         yield Item("GPUs", "none that this build of PyTorch can use", remedy)
     else:
         remedy = "nvidia-smi tells whether the driver sees one; trainings run on the CPU meanwhile"
-        yield Item("GPUs", "none", remedy)
-    version = versions("ffcv").get("ffcv")
-    if version and importlib.util.find_spec("ffcv"):
-        yield Item("FFCV", version)
-    else:
-        remedy = "pip install 'regbench[ffcv]' (docs/data.md); images are read by torchvision "
-        yield Item("FFCV", "none", f"{remedy}meanwhile, which is slower")
-    if slurm := shutil.which("sbatch"):
-        yield Item("Slurm", slurm)
-    else:
-        remedy = "sbatch is not on the PATH; sweeps run as local processes"
-        yield Item("Slurm", "none", remedy)
-    where = f"data in {runtime.data_dir}"
+        yield _item("GPUs", ", ".join(names), remedy)
+    ffcv = versions("ffcv").get("ffcv") if importlib.util.find_spec("ffcv") else None
+    remedy = "pip install 'regbench[ffcv]' (docs/data.md); images are read by torchvision "
+    yield _item("FFCV", ffcv, f"{remedy}meanwhile, which is slower")
+    remedy = "sbatch is not on the PATH; sweeps run as local processes"
+    yield _item("Slurm", shutil.which("sbatch"), remedy)
     prepared = sorted(path.parent.name for path in Path(runtime.data_dir).glob(f"*/{FILE_NAME}"))
-    if prepared:
-        yield Item(where, ", ".join(prepared))
-    else:
-        remedy = "regbench prepare fashion_mnist, or another one: regbench prepare --help"
-        yield Item(where, "none", remedy)
+    remedy = "regbench prepare fashion_mnist, or another one: regbench prepare --help"
+    yield _item(f"data in {runtime.data_dir}", ", ".join(prepared), remedy)
     yield _space("data", Path(runtime.data_dir))
     yield _space("runs", Path(runtime.runs_dir))
+
+
+def _item(what: str, found: str | None, remedy: str) -> Item:
+    """Report what is there, or else how to get it."""
+    if found:
+        return Item(what, found)
+    return Item(what, "none", remedy)
 
 
 def _space(what: str, folder: Path) -> Item:
