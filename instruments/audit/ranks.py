@@ -66,6 +66,7 @@ class Ranks(Processes):
     def __init__(self) -> None:
         """Start none yet."""
         super().__init__(max(EVEN), _start)
+        self._groups = itertools.count()
 
     def look(self, target: Target, rows: Sequence[int]) -> list[Answer]:
         """Evaluate a loss with `rows` on each rank.
@@ -74,32 +75,25 @@ class Ranks(Processes):
             WorkFailed: If a process ended, or all took too long.
         """
         assert target.dtype  # found out here, where no rank waits for another
-        return self.ask(_evaluate, target, tuple(rows))[: len(rows)]
+        return self.ask(_evaluate, target, tuple(rows), next(self._groups))[: len(rows)]
 
 
-@dataclass
-class _Here:
-    """One of the processes; `round` counts the groups that were made."""
-
-    place: Place
-    round: int = 0
-
-
-def _start(place: Place) -> _Here:
+def _start(place: Place) -> Place:
     warnings.simplefilter("ignore")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    return _Here(place)
+    return place
 
 
-def _evaluate(here: _Here, target: Target, rows: Sequence[int]) -> Answer:
+def _evaluate(here: Place, target: Target, rows: Sequence[int], group: int) -> Answer:
     """Make the default group of as many ranks as there are rows, since a loss asks that one,
     and evaluate in it.
+
+    The number `group` tells it from groups that were made before.
     """
-    here.round += 1
-    rank = here.place.rank
+    rank = here.rank
     if rank >= len(rows):
         return Answer()
-    store = f"file://{here.place.store}-{here.round}"
+    store = f"file://{here.store}-{group}"
     patience = datetime.timedelta(seconds=_PATIENCE_S)
     # gloo would end the process at unequal shapes; with DETAIL, torch compares them first.
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" if len(set(rows)) > 1 else "OFF"
