@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.decomposed import Addends, Decomposed
-from regbench.methods.forms.logdet import log_det_identity_plus
+from regbench.methods.forms.pairwise import log_det_identity_plus
 from regbench.settings import NonNegative, settings
 from regbench.spaces import Range, Space
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
-from regbench.methods.forms.logdet import log_det_identity_plus
-from regbench.methods.forms.pairwise import normalize
+from regbench.methods.forms.pairwise import log_det_identity_plus, normalize
 from regbench.settings import NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 

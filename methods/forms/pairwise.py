@@ -163,6 +163,21 @@ def smaller_gram(z_NQ: Tensor) -> Tensor:
     return z_NQ.T @ z_NQ if q < n else z_NQ @ z_NQ.T
 
 
+def log_det_identity_plus(z_NQ: Tensor, scale: float) -> Tensor:
+    """Compute log det(I + scale · ZᵀZ) = log det(I + scale · ZZᵀ) in float64, by a Cholesky factor
+    of size min(n, q).
+
+    Every eigenvalue is at least 1, so neither the value nor the gradient needs a guard as long as
+    the rounding of the largest one stays below 1. In TF32 that can fail in a collapse, so this is
+    float64: scale · ‖Z‖² may be 10¹⁴.
+    """
+    z_NQ = z_NQ.double()
+    gram = smaller_gram(z_NQ)
+    shifted = torch.eye(len(gram), dtype=z_NQ.dtype, device=z_NQ.device) + scale * gram
+    factor: Tensor = torch.linalg.cholesky(shifted)
+    return 2 * factor.diagonal().log().sum()
+
+
 def off_diagonal_mask(n: int, like: Tensor) -> Tensor:
     """Mark the pairs with i ≠ j, shape (n, n), on the device of `like`."""
     return ~torch.eye(n, dtype=torch.bool, device=like.device)

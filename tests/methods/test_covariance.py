@@ -16,8 +16,7 @@ from torch import Tensor
 from regbench import methods
 from regbench.instruments.conformance import value_and_gradients
 from regbench.methods import w_mse as whitening
-from regbench.methods.forms.logdet import log_det_identity_plus
-from regbench.methods.forms.pairwise import normalize
+from regbench.methods.forms.pairwise import log_det_identity_plus, normalize
 from regbench.processes import Place, Processes
 from tests.methods.forms import evaluate, unit
 from tests.methods.forms import terms_of as terms
