@@ -58,8 +58,5 @@ class VIbCReg(VarianceCovariance):
         diagonal_Q = unit_NQ.square().sum(dim=0)
         covariance = (gram.square().sum() - diagonal_Q.square().sum()) / q**2
         # The factor 2 turns the mean over views, which is taken of this, into the publication's
-        # sum.
-        return {
-            "variance": 2 * self.variance_weight * hinge,
-            "covariance": 2 * self.covariance_weight * covariance,
-        }
+        # sum, which that of VICReg is not.
+        return self.weighted(2 * hinge, covariance)

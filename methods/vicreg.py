@@ -38,6 +38,17 @@ class VarianceCovariance(Decomposed):
         """Compute v = mean over coordinates of max(0, 1 − √(var + ε))."""
         return (1 - (variance_Q + self.epsilon).sqrt()).relu().mean()
 
+    def weighted(self, hinge: Tensor, covariance: Tensor) -> Addends:
+        """Weigh the two parts of one view.
+
+        The official code of VICReg takes the mean of v over views and the sum of c; of both the
+        mean is taken here.
+        """
+        return {
+            "variance": self.variance_weight * hinge,
+            "covariance": 2 * self.covariance_weight * covariance,
+        }
+
 
 @register("vicreg")
 @settings
@@ -83,20 +94,13 @@ class VICReg(VarianceCovariance):
         variance_Q = covariance_QQ.diagonal()
         hinge = self.hinge(variance_Q)
         covariance = (covariance_QQ.square().sum() - variance_Q.square().sum()) / q
-        # The official code takes the mean of v over views and the sum of c; of both the mean is
-        # taken here.
-        return {
-            "variance": self.variance_weight * hinge,
-            "covariance": 2 * self.covariance_weight * covariance,
-        }
+        return self.weighted(hinge, covariance)
 
     def add_regularizer(self, view: StreamedView) -> Addends:
         """Compute it in Gram or covariance form, see `Decomposed.add_regularizer`."""
         z_NQ, inverse_N, gradient_NQ, share, shard, form = view
-        variance_weight, covariance_weight = (
-            share * self.variance_weight,
-            2 * share * self.covariance_weight,
-        )
+        variance_weight = share * self.variance_weight
+        covariance_weight = 2 * share * self.covariance_weight
         n, q = shard.n, z_NQ.shape[1]
         mean_Q = shard.sum(z_NQ.sum(dim=0)) / n
         if form == "gram":
@@ -131,7 +135,4 @@ class VICReg(VarianceCovariance):
             covariance_QQ.diagonal().copy_(factor_Q)
             for rows in chunks(z_NQ):
                 gradient_NQ[rows].addmm_(z_NQ[rows] - mean_Q, covariance_QQ)
-        return {
-            "variance": self.variance_weight * hinge,
-            "covariance": 2 * self.covariance_weight * covariance,
-        }
+        return self.weighted(hinge, covariance)

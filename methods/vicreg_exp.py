@@ -63,15 +63,10 @@ class VICRegExp(VarianceCovariance):
         """Compute them with the rows of x as variables, shape (variables, observations)."""
         observations = x.shape[1]
         hinge = self.hinge(x.var(dim=1))
+        logits = x @ x.T / (self.temperature * (observations - 1))
         # The diagonal holds variances, which are the matter of the hinge.
-        covariance = (
-            mask_diagonal(x @ x.T / (self.temperature * (observations - 1))).logsumexp(dim=1).mean()
-        )
-        # The factor 2 of the second term alone is that of `VICReg`.
-        return {
-            "variance": self.variance_weight * hinge,
-            "covariance": 2 * self.covariance_weight * covariance,
-        }
+        covariance = mask_diagonal(logits).logsumexp(dim=1).mean()
+        return self.weighted(hinge, covariance)
 
 
 @register("vicreg_ctr")
