@@ -82,19 +82,13 @@ class SIGReg(SlicedCharacteristic):
         # At frequency 0, which is left out, both functions are 1.
         frequencies_T = torch.linspace(
             0, self.largest_frequency, self.knots, dtype=torch.float64, device=u_NQ.device
-        )
-        frequencies_T = frequencies_T[1:]
+        )[1:]
         cosines, sines = [], []
         for frequency in frequencies_T:
             angles_NK = projections_NK * frequency
             cosines.append(angles_NK.cos().sum(dim=0))
             sines.append(angles_NK.sin().sum(dim=0))
-        real_TK = (
-            torch.stack(cosines) / n
-            - self.characteristic(frequencies_T, u_NQ.shape[1]).to(u_NQ)[:, None]
-        )
-        return {
-            self.addend: self.weight
-            * n
-            * epps_pulley(real_TK, torch.stack(sines) / n, frequencies_T)
-        }
+        normal_T = self.characteristic(frequencies_T, u_NQ.shape[1]).to(u_NQ)
+        real_TK = torch.stack(cosines) / n - normal_T[:, None]
+        statistic = epps_pulley(real_TK, torch.stack(sines) / n, frequencies_T)
+        return {self.addend: self.weight * n * statistic}

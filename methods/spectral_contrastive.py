@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.forms.engine import Shard
-from regbench.methods.forms.pairwise import chunks, cross_energy, square
+from regbench.methods.forms.pairwise import chunks, cross_energy, off_diagonal_mask, square
 from regbench.settings import Positive, settings
 from regbench.spaces import Range, Space
 
@@ -58,8 +58,7 @@ class SpectralContrastive(Regularizer):
         """
         n = len(z1_NQ)
         z1_NQ, z2_NQ = self._clip(z1_NQ), self._clip(z2_NQ)
-        different_NN = ~torch.eye(n, dtype=torch.bool, device=z1_NQ.device)
-        squares_NN = (z1_NQ @ z2_NQ.T).square().where(different_NN, 0.0)
+        squares_NN = (z1_NQ @ z2_NQ.T).square().where(off_diagonal_mask(n, z1_NQ), 0.0)
         return {
             "attraction": -2 / self.mu * (z1_NQ * z2_NQ).sum() / n,
             "repulsion": squares_NN.sum() / (self.mu * n * (n - 1)),
@@ -84,10 +83,8 @@ class SpectralContrastive(Regularizer):
         squares = cross_energy(views, factors, square, gradients, shard)
         attraction = torch.zeros_like(squares)
         for part in chunks(z1_NQ):
-            u1_PQ, u2_PQ = (
-                z1_NQ[part] * factors[0][part, None],
-                z2_NQ[part] * factors[1][part, None],
-            )
+            u1_PQ = z1_NQ[part] * factors[0][part, None]
+            u2_PQ = z2_NQ[part] * factors[1][part, None]
             attraction += torch.linalg.vecdot(u1_PQ, u2_PQ).sum()
             for gradient_NQ, factor_N, u_PQ, other_PQ in zip(
                 gradients, factors, (u1_PQ, u2_PQ), (u2_PQ, u1_PQ), strict=True

@@ -129,11 +129,8 @@ class SphericalKL(Decomposed):
                 gram_PM = products(rows, other_MQ, inverse_M)
                 logits_PM = chebyshev_series(logs, gram_PM)
                 # The pair counts in the density at either end.
-                weight_PM = (
-                    (logits_PM - log_sum_N[rows, None])
-                    .exp_()
-                    .add_(logits_PM.sub_(log_sum_M).exp_())
-                )
+                weight_PM = (logits_PM - log_sum_N[rows, None]).exp_()
+                weight_PM.add_(logits_PM.sub_(log_sum_M).exp_())
                 if own:
                     weight_PM[:, rows].fill_diagonal_(0.0)
                 weight_PM.mul_(chebyshev_series(slopes, gram_PM)).mul_(inverse_M)

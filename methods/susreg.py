@@ -94,11 +94,8 @@ class SUSReg(SlicedCharacteristic):
         # = −2 sin²(x/2).
         uniform_T = _characteristic_less_one(frequencies_T, u_NQ.shape[1]).to(u_NQ)
         real_TK = -2 * (torch.stack(squares) / n) - uniform_T[:, None]
-        return {
-            self.addend: self.weight
-            * n
-            * epps_pulley(real_TK, torch.stack(sines) / n, frequencies_T)
-        }
+        statistic = epps_pulley(real_TK, torch.stack(sines) / n, frequencies_T)
+        return {self.addend: self.weight * n * statistic}
 
 
 def _characteristic_less_one(frequencies_T: Tensor, q: int) -> Tensor:

@@ -66,10 +66,8 @@ class WassersteinUniformity(Native):
         z_MQ = torch.cat(views_NQ)
         mean_Q = z_MQ.mean(dim=0)
         centred_MQ = (z_MQ - mean_Q) / math.sqrt(len(z_MQ))
-        trace, root_trace = (
-            centred_MQ.square().sum(),
-            torch.linalg.matrix_norm(centred_MQ, ord="nuc"),
-        )
+        trace = centred_MQ.square().sum()
+        root_trace = torch.linalg.matrix_norm(centred_MQ, ord="nuc")
         # The 1 is the trace of I/q.
         squared = mean_Q.square().sum() + 1 + trace - 2 / math.sqrt(z_MQ.shape[1]) * root_trace
         # Zero only in the limit of a Gaussian; rounding must not make it negative.
