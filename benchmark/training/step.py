@@ -41,34 +41,6 @@ class Stepped(NamedTuple):
     marks: list[Any]
 
 
-class Outputs(NamedTuple):
-    """The outputs of the network, a tensor for each view.
-
-    Attributes:
-        embeddings_NQ: The embeddings.
-        predictions_NQ: The predictions of other views' embeddings; empty without a predictor.
-    """
-
-    embeddings_NQ: Sequence[Tensor]
-    predictions_NQ: Sequence[Tensor] = ()
-
-    @classmethod
-    def of(cls, tensors_NQ: Sequence[Tensor], views: int) -> Outputs:
-        """Divide what the network returned for some views."""
-        return cls(tensors_NQ[:views], tensors_NQ[views:])
-
-    @property
-    def last_NQ(self) -> Sequence[Tensor]:
-        """The predictions if there are any, or else the embeddings."""
-        return self.predictions_NQ or self.embeddings_NQ
-
-    def trained_NQ(self, *, has_targets: bool) -> Sequence[Tensor]:
-        """Return the outputs that get a gradient: beside targets, the last ones alone."""
-        if has_targets:
-            return self.last_NQ
-        return [*self.embeddings_NQ, *self.predictions_NQ]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """A training step; call it with the views of a batch, and its labels if labels train.
@@ -117,33 +89,30 @@ class Step:
         # First, so that its activations do not lie beside those that wait for the backward pass.
         targets_NQ = self._taught(parts)
         if len(parts) == 1:
-            outputs = self._embed(*views_NCHW)
+            outputs_NQ = self._embed(self.network, views_NCHW)
         else:
-            outputs = self._embed_without_graph(parts, states)
-        values_NQ = [z_NQ.detach().float() for z_NQ in outputs.trained_NQ(has_targets=False)]
-        values = Outputs.of(values_NQ, len(views_NCHW))
-        method = self.method
+            outputs_NQ = self._embed_without_graph(parts, states)
+        values_NQ = [z_NQ.detach().float() for z_NQ in outputs_NQ]
+        method, views = self.method, len(views_NCHW)
         if self.teacher is not None:
             if targets_NQ is None:
-                targets_NQ = values.embeddings_NQ[: self.global_views]
+                targets_NQ = values_NQ[: self.global_views]
             if self.teacher.transform is not None:
                 method, targets_NQ = self._transformed(
-                    self.teacher.transform, targets_NQ, values.last_NQ
+                    self.teacher.transform, targets_NQ, values_NQ[-views:]
                 )
         marks.append(self.mark())
         # The loss gets leaves of its own, so that its backward pass is timed apart from the
         # network's.
-        has_targets = targets_NQ is not None
-        leaves_NQ = []
-        for value_NQ in values.trained_NQ(has_targets=has_targets):
-            leaves_NQ.append(value_NQ.detach().requires_grad_())
-        leaves = Outputs.of(leaves_NQ, len(views_NCHW))
-        terms, gradients = self._loss(method, leaves, targets_NQ, labels_N)
+        # Beside targets, only what is compared with them gets a gradient.
+        trained = slice(0 if targets_NQ is None else -views, None)
+        leaves_NQ = [value_NQ.detach().requires_grad_() for value_NQ in values_NQ[trained]]
+        terms, gradients = self._loss(method, leaves_NQ, views, targets_NQ, labels_N)
         marks.append(self.mark())
         if len(parts) == 1:
-            _backward(outputs.trained_NQ(has_targets=has_targets), gradients)
+            _backward(outputs_NQ[trained], gradients)
         else:
-            self._backward_in_parts(parts, gradients, states, has_targets=has_targets)
+            self._backward_in_parts(parts, gradients, states, trained)
         marks.append(self.mark())
         self.optimizer.step()
         rescale_prototypes(self.network)
@@ -156,7 +125,7 @@ class Step:
         if self.teacher is not None:
             self.teacher.follow(self.done())
         marks.append(self.mark())
-        return Stepped(terms, values.embeddings_NQ, marks)
+        return Stepped(terms, values_NQ[:views], marks)
 
     def loss_extra_bytes(self, n: int, q: int, views: int, device: torch.device) -> int:
         """Measure the peak memory of the loss beyond embeddings and their gradients, for n
@@ -170,16 +139,17 @@ class Step:
         for _ in range(views - 1):
             other_NQ = first_NQ + 0.5 * torch.randn(n, q, generator=generator)
             leaves_NQ.append(other_NQ.to(device).requires_grad_())
-        leaves = Outputs(leaves_NQ)
         labels_N = torch.zeros(n, dtype=torch.int64, device=device) if self.labelled else None
         method, targets_NQ = self.method, None
         if self.teacher is not None:
-            targets_NQ = [z_NQ.detach() for z_NQ in leaves.embeddings_NQ[: self.global_views]]
+            targets_NQ = [z_NQ.detach() for z_NQ in leaves_NQ[: self.global_views]]
             if self.teacher.transform is not None:
                 # A copy, so that the training finds its state as it was.
                 transform = copy.deepcopy(self.teacher.transform)
-                method, _ = self._transformed(transform, targets_NQ, leaves.embeddings_NQ)
-        return peak_extra_bytes(lambda: self._loss(method, leaves, targets_NQ, labels_N)[1], device)
+                method, _ = self._transformed(transform, targets_NQ, leaves_NQ)
+        return peak_extra_bytes(
+            lambda: self._loss(method, leaves_NQ, views, targets_NQ, labels_N)[1], device
+        )
 
     @torch.no_grad()
     def _transformed(
@@ -199,41 +169,42 @@ class Step:
             return None
         passes = []
         for part in parts:
-            taught = self._embed(*part[: self.global_views], network=self.teacher)
-            passes.append(taught.embeddings_NQ)
+            passes.append(self._embed(self.teacher, part[: self.global_views]))
         return [torch.cat(view).float() for view in zip(*passes, strict=True)]
 
     def _loss(
         self,
         method: Regularizer,
-        leaves: Outputs,
+        leaves_NQ: Sequence[Tensor],
+        views: int,
         targets_NQ: Sequence[Tensor] | None,
         labels_N: Tensor | None,
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-        """Return the loss's addends and its gradient with respect to each leaf."""
-        views_NQ = leaves.embeddings_NQ
+        """Return the loss's addends and its gradient with respect to each leaf: the outputs of
+        `_embed` or, beside targets, the last one of each view.
+        """
         if self.labelled is not None and labels_N is not None:
-            loss, terms = LOSSES_OF_LABELS[self.labelled](views_NQ, labels_N, self.engine)
+            loss, terms = LOSSES_OF_LABELS[self.labelled](leaves_NQ, labels_N, self.engine)
         elif self.is_asymmetric:
-            targets_NQ = views_NQ[: self.global_views] if targets_NQ is None else targets_NQ
-            loss, terms = loss_of_targets(method, leaves.last_NQ, targets_NQ, self.engine)
+            targets_NQ = leaves_NQ[: self.global_views] if targets_NQ is None else targets_NQ
+            loss, terms = loss_of_targets(method, leaves_NQ[-views:], targets_NQ, self.engine)
         else:
-            loss, terms = method(*views_NQ, engine=self.engine, global_views=self.global_views)
+            loss, terms = method(*leaves_NQ, engine=self.engine, global_views=self.global_views)
         # Beside a predictor, the embeddings of local views are no targets.
-        trained_NQ = leaves.trained_NQ(has_targets=False)
-        return terms, torch.autograd.grad(loss, trained_NQ, materialize_grads=self.is_asymmetric)
+        return terms, torch.autograd.grad(loss, leaves_NQ, materialize_grads=self.is_asymmetric)
 
-    def _embed(self, *views_NCHW: Tensor, network: nn.Module | None = None) -> Outputs:
+    def _embed(self, network: nn.Module, views_NCHW: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the embeddings of each view, and then the predictions if there is a predictor."""
         device = views_NCHW[0].device
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
         with fast_bf16(device, self.precision), autocast:
-            tensors_NQ: tuple[Tensor, ...] = (network or self.network)(*views_NCHW)
-        return Outputs.of(tensors_NQ, len(views_NCHW))
+            outputs_NQ: tuple[Tensor, ...] = network(*views_NCHW)
+        return outputs_NQ
 
     @torch.no_grad()
     def _embed_without_graph(
         self, parts: list[tuple[Tensor, ...]], states: list[list[Tensor]]
-    ) -> Outputs:
+    ) -> Sequence[Tensor]:
         passes = []
         with _frozen_statistics(self.network):
             for part in parts:
@@ -242,20 +213,18 @@ class Step:
                 states.append([torch.random.get_rng_state()])
                 if device.type == "cuda":
                     states[-1].append(torch.cuda.get_rng_state(device))
-                passes.append(self._embed(*part).trained_NQ(has_targets=False))
-        whole_NQ = [torch.cat(view) for view in zip(*passes, strict=True)]
-        return Outputs.of(whole_NQ, len(parts[0]))
+                passes.append(self._embed(self.network, part))
+        return [torch.cat(view) for view in zip(*passes, strict=True)]
 
     def _backward_in_parts(
         self,
         parts: list[tuple[Tensor, ...]],
         gradients: tuple[Tensor, ...],
         states: list[list[Tensor]],
-        *,
-        has_targets: bool,
+        trained: slice,
     ) -> None:
-        """Pass each part again, now with a graph, and feed it its rows of the gradient (Gao et al.,
-        2021).
+        """Pass each part again, now with a graph, and feed its `trained` outputs their rows of the
+        gradient (Gao et al., 2021).
 
         A part draws the same random numbers as in its first pass. The ranks average their gradients
         with the last part.
@@ -271,8 +240,7 @@ class Step:
                 torch.random.set_rng_state(of_cpu)
                 for state in of_gpu:
                     torch.cuda.set_rng_state(state, part[0].device)
-                outputs = self._embed(*part)
-                _backward(outputs.trained_NQ(has_targets=has_targets), rows)
+                _backward(self._embed(self.network, part)[trained], rows)
 
 
 def _backward(outputs_NQ: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
