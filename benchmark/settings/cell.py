@@ -18,7 +18,15 @@ from regbench.datasets.sources.latents import Latents
 from regbench.errors import RegbenchError
 from regbench.methods import METHODS, Regularizer
 from regbench.methods.forms.labelled import LOSSES_OF_LABELS
-from regbench.settings import AtLeastOne, AtLeastTwo, AtLeastZero, from_plain, plain, settings
+from regbench.settings import (
+    AtLeastOne,
+    AtLeastTwo,
+    AtLeastZero,
+    from_plain,
+    names_in,
+    plain,
+    settings,
+)
 from regbench.wording import PlugIn, shown
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -333,23 +341,9 @@ class Cell:
             older.pop(name, None)
         if older:
             cell = replace(cell, method=replace(cell.method, **older))  # type: ignore[type-var]
-        missing = _first_missing(cell.plain(), data, "")
-        # A missing setting is not given its default, which may have changed since.
-        if missing:
-            raise RegbenchError(f"the setting {missing} is missing")
+        given = set(names_in(data))
+        for name in names_in(cell.plain()):
+            # A missing setting is not given its default, which may have changed since.
+            if name not in given:
+                raise RegbenchError(f"the setting {name} is missing")
         return cell
-
-
-def _first_missing(whole: Any, data: Any, path: str) -> str:
-    """Return the name of the first setting that `whole` has and `data` has not.
-
-    Empty if there is none.
-    """
-    for key, value in whole.items():
-        if key not in data:
-            return f"{path}{key}"
-        if isinstance(value, dict):
-            found = _first_missing(value, data[key], f"{path}{key}.")
-            if found:
-                return found
-    return ""

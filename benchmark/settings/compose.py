@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from regbench.datasets.sources.base import SOURCES
 from regbench.errors import RegbenchError
 from regbench.methods import METHODS
 from regbench.plugins import Registry
-from regbench.settings import from_plain, plain, setting
+from regbench.settings import from_plain, names_in, plain, setting
 from regbench.wording import shown, unknown
 
 PLUG_INS: dict[str, Registry[Any]] = {
@@ -185,7 +185,7 @@ def put(tree: Tree, key: str, value: Any, *, new: bool = False) -> None:
     for part in path:
         group = group.get(part) if isinstance(group, dict) else None
     if not isinstance(group, dict) or (name not in group and not new):
-        raise RegbenchError(unknown("setting", key, list(_keys(tree))))
+        raise RegbenchError(unknown("setting", key, list(names_in(tree))))
     if key in PLUG_INS and not is_name and "name" in value:
         put(tree, key, value["name"])
         value = {member: inner for member, inner in value.items() if member != "name"}
@@ -193,15 +193,6 @@ def put(tree: Tree, key: str, value: Any, *, new: bool = False) -> None:
         merged(group[name], value)
     else:
         group[name] = value  # settings of another plug-in would mean nothing to the new one
-
-
-def _keys(node: object, path: str = "") -> Iterator[str]:
-    """Yield the full name of each setting and group."""
-    if path:
-        yield path
-    if isinstance(node, dict):
-        for key, value in node.items():
-            yield from _keys(value, f"{path}.{key}" if path else str(key))
 
 
 def _fitted(tree: Tree, given: Collection[str], *, prepared: bool) -> dict[str, Any]:

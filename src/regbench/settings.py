@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import marshal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -236,6 +236,15 @@ def _turns(cls: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
         plug_in = plug_in_of(hints(cls)[field.name])
         turns.append((field.name, plug_in.plain if plug_in else plain))
     return tuple(turns)
+
+
+def names_in(tree: object, path: str = "") -> Iterator[str]:
+    """Yield the full name of each setting and group in plain data."""
+    if path:
+        yield path
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from names_in(value, f"{path}.{key}" if path else str(key))
 
 
 def defaults(cls: Any) -> dict[str, Any]:
