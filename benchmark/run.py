@@ -16,7 +16,6 @@ from typing import Any, Literal
 from regbench import methods, settings
 from regbench.benchmark import scoring
 from regbench.benchmark.backbones.weights import load_backbone
-from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.features import Encoder, NotFinite
 from regbench.benchmark.evaluate.subject import selection_splits
 from regbench.benchmark.machine.compute import Compute, resolve
@@ -325,7 +324,7 @@ def _refuse_unfit(cell: Cell, data_dir: Path) -> Manifest:
     if cell.is_supervised and not manifest.class_names:
         what = f"baseline={cell.baseline} needs labels, and data set {cell.dataset.name!r} has none"
         raise RegbenchError(f"{what}; leave it out")
-    selection_splits(cell.evaluation, Task(cell.dataset, cell.evaluation.select_on, data_dir))
+    selection_splits(cell, data_dir)
     return manifest
 
 

@@ -23,7 +23,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.subject import selection_splits
 from regbench.benchmark.rundir.choice import GIVEN
 from regbench.benchmark.rundir.directory import run_directory
@@ -180,9 +179,7 @@ def _refuse_incomparable(cells: Sequence[Cell], data_dir: Path) -> None:
     # Splits are read from files: once for each data set.
     one_each = {(cell.dataset.name, cell.evaluation.select_on): cell for cell in cells}
     for cell in one_each.values():
-        if not selection_splits(
-            cell.evaluation, Task(cell.dataset, cell.evaluation.select_on, data_dir)
-        ):
+        if not selection_splits(cell, data_dir):
             raise RegbenchError(
                 f"data set {cell.dataset.name!r} has no tuning split to choose on; the paper's "
                 "second variant, whose scores are optimistic, chooses on the test split: "

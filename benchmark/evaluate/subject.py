@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from regbench.benchmark.evaluate.state import State, fingerprint
 from regbench.benchmark.machine.compute import Compute
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.record import Score
-from regbench.benchmark.settings.cell import EvaluationConfig
+from regbench.benchmark.settings.cell import Cell, EvaluationConfig
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
 from regbench.datasets.loading.loaders import ViewLoader
 from regbench.datasets.stored.manifest import Manifest
@@ -252,11 +253,16 @@ def _mean_score(scores: Scores, split: str) -> Score:
     return Score("selection_top1", mean, split, f"mean of {names}", f"mean of {titles} top-1")
 
 
-def selection_splits(config: EvaluationConfig, task: Task) -> list[str]:
-    """Return the split that everything is chosen on, as a list.
+def selection_splits(cell: Cell, data_dir: Path) -> list[str]:
+    """Return the split that everything of a cell is chosen on, as a list.
 
     An empty one where the data set has no such split.
+
+    Raises:
+        RegbenchError: If an evaluation of the cell cannot be done on its images.
     """
+    config = cell.evaluation
+    task = Task(cell.dataset, config.select_on, data_dir)
     unlabelled = not Manifest.load(task.data_dir, task.dataset).class_names
     for name, evaluation in config.evaluations.items():
         evaluation.check(name, task)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from regbench.benchmark.evaluate import state as states
-from regbench.benchmark.evaluate.base import EVALUATIONS, Task, choose
+from regbench.benchmark.evaluate.base import EVALUATIONS, choose
 from regbench.benchmark.evaluate.features import Encoder, Features, Images, NotFinite
 from regbench.benchmark.evaluate.finetune import FineTuned, FineTuning
 from regbench.benchmark.evaluate.knn import KNN
@@ -451,13 +451,12 @@ def test_what_cannot_be_evaluated_is_refused_before_training(
 ) -> None:
     whole = replace(few, name="untuned", source=ImageFolder())
     prepare(whole, tiny_data_dir, source_dir=tiny_source, progress=False)
-    task = Task(cell.dataset, "tuning", tiny_data_dir)
 
     def refused(protocol: str, reason: str, **changes: Any) -> None:
         evaluations = {"knn": KNN(), protocol: changes.get(protocol) or EVALUATIONS.build(protocol)}
         config = EvaluationConfig(protocols=(protocol,), evaluations=evaluations)
         with is_refused(reason):
-            selection_splits(config, task)
+            selection_splits(replace(cell, evaluation=config), tiny_data_dir)
 
     grey = replace(few, channels=1, mean=(0.5,), std=(0.5,))
     several = probing(dataset=whole, learning_rates=(0.001, 0.1, 7.0))
@@ -479,7 +478,7 @@ def test_what_cannot_be_evaluated_is_refused_before_training(
     refused("labels1", channels, labels1=tuning(grey))
     one = {"backbone_learning_rates": (0.1,), "head_learning_rates": (0.2,)}
     config = cell.evaluation.replaced(labels1=tuning(whole, **one))
-    assert selection_splits(config, task) == ["tuning"]
+    assert selection_splits(replace(cell, evaluation=config), tiny_data_dir) == ["tuning"]
     with is_refused(r"head_learning_rates=\[\] must be a list of numbers"):
         tuning(few, head_learning_rates=())
 
