@@ -96,8 +96,8 @@ class Source(ABC):
 
     @property
     def expected(self) -> Mapping[str, int]:
-        """The number of images that parts of it must have."""
-        return {}
+        """The number of images that parts of it must have: the published ones."""
+        return self.about.num_images if self.about else {}
 
     @property
     def drawn_shape(self) -> tuple[int, int] | None:
@@ -186,11 +186,6 @@ class DividedFiles(ImageFiles):
     def about(self) -> Published | None:
         """The published data set that it is to be."""
         return PUBLISHED[self.published] if self.published else None
-
-    @property
-    def expected(self) -> Mapping[str, int]:
-        """The published numbers of images."""
-        return self.about.num_images if self.about else {}
 
     def refuse_overlap(self) -> None:
         """Refuse numbers by which all images are for training and some for tuning."""
