@@ -4,7 +4,6 @@ common.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import field
@@ -153,6 +152,4 @@ def _split(name: str, images: Pixels, labels: Labels, rows: npt.NDArray[np.intp]
     def chosen() -> Iterator[tuple[Pixels, str]]:
         return ((images[row], f"{name}[{row}]") for row in rows)
 
-    # Grey images too are stored with three channels.
-    image_bytes = 3 * math.prod(images.shape[1:3])
-    return Split(labels[rows], chosen, image_bytes)
+    return Split(labels[rows], chosen)

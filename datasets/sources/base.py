@@ -37,7 +37,7 @@ class Split:
         labels: (N,) int64; -1 where there is none.
         images: Function, called once, that gives each image in the order of the labels, and its
             place in the source.
-        largest_bytes: Size of the largest image.
+        largest_bytes: Size of the largest image, if a page of the least size may not hold it.
         factors: Values of each factor of the images, by name, (N,) each; empty where they are not
             known.
     """

@@ -165,7 +165,7 @@ class Scenes(Source):
                 for number, pixels in enumerate(block, first):
                     yield pixels, f"scenes {split}[{number}]"
 
-        return Split(labels, images, 3 * self.size_px**2, factors=scenes.factors())
+        return Split(labels, images, factors=scenes.factors())
 
 
 def _random(seed: int, split: str, number: int, stream: int = 0) -> np.random.Generator:
