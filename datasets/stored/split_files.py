@@ -75,7 +75,6 @@ class _Stored:
     rows: list[int] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
-    sides_px: list[int] = field(default_factory=list)
     greys: list[bool] = field(default_factory=list)
     peaks: list[int] = field(default_factory=list)
     remarks: Counter[str] = field(default_factory=Counter)
@@ -91,7 +90,6 @@ class _Stored:
             self.rows.append(row)
             self.lines.append(f"{zlib.crc32(sample.data):08x} {sample.origin}\n")
             self.digests.append(hashlib.sha256(sample.data).digest())
-            self.sides_px.append(min(sample.height, sample.width))
             self.greys.append(sample.grey)
             if sample.peak >= 0:
                 self.peaks.append(sample.peak)
@@ -141,17 +139,17 @@ def _write_split(
             largest_bytes = error.size_bytes
     origins = path.with_suffix(".origins.txt")
     save_text(origins, "".join(stored.lines))
-    labels = Beton(path).labels
+    written = Beton(path)
     entry: SplitEntry = {
         "file": path.name,
-        "num_samples": len(labels),
-        "counts_per_class": counts_per_class(labels, len(class_names)),
+        "num_samples": len(written),
+        "counts_per_class": counts_per_class(written.labels, len(class_names)),
         "content_sha256": content_sha256,
         "bytes": path.stat().st_size,
         "origins": origins.name,
         "origins_sha256": file_sha256(origins),
         "left_out": left_out,
-        "image_px": int(np.median(stored.sides_px)),
+        "image_px": int(np.median(np.minimum(written.heights, written.widths))),
         "grey": all(stored.greys),
     }
     if split.factors:
