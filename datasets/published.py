@@ -38,11 +38,11 @@ for _line in read_csv(Path(__file__).with_name("published.csv").read_text()):
 SIMCLR_LISTS = "https://raw.githubusercontent.com/google-research/simclr/master/imagenet_subsets/"
 
 
-def few(names: Sequence[object]) -> str:
+def few(names: Sequence[object], most: int = _LISTED) -> str:
     """Join the first names, and say how many more there are."""
-    listed = ", ".join(map(str, names[:_LISTED]))
-    if len(names) > _LISTED:
-        listed += f" and {len(names) - _LISTED:,} more"
+    listed = ", ".join(map(str, names[:most]))
+    if len(names) > most:
+        listed += f" and {len(names) - most:,} more"
     return listed
 
 

@@ -213,8 +213,6 @@ def counts_per_class(labels: Labels, num_classes: int) -> list[int]:
 
 def listed_unreadable(folder: Path, left_out: dict[str, str]) -> str:
     """Word how many images cannot be read, and the first of them."""
-    listed = ", ".join(f"{origin} ({reason})" for origin, reason in list(left_out.items())[:3])
-    if len(left_out) > 3:
-        listed += f" and {len(left_out) - 3:,} more"
+    listed = few([f"{origin} ({reason})" for origin, reason in left_out.items()], 3)
     where = f"all are listed in {folder / UNREADABLE}"
     return f"{len(left_out):,} images cannot be read: {listed}; {where}"
