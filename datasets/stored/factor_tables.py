@@ -17,9 +17,8 @@ from regbench.csv_files import csv_text, read_csv
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.splits import open_split
-from regbench.datasets.stored.manifest import Manifest
+from regbench.datasets.stored.manifest import Manifest, is_whole
 from regbench.errors import RegbenchError
-from regbench.files import file_sha256
 
 Factors = dict[str, npt.NDArray[np.generic]]
 
@@ -47,7 +46,7 @@ def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:
         what = f"data set {dataset.name!r} does not say what its images are made of"
         raise RegbenchError(f"{what}; take one that does, such as dataset=scenes")
     path = data_dir / dataset.name / entry["factors"]
-    if not path.is_file() or file_sha256(path) != entry["factors_sha256"]:
+    if not is_whole(path, entry["factors_sha256"]):
         raise RegbenchError(
             f"{path} is missing or was changed; write it again: {dataset.prepare_command} --force"
         )

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from regbench.datasets.config import DatasetConfig, decisive
 from regbench.errors import RegbenchError
-from regbench.files import Name, lock, read_json, write_text
+from regbench.files import Name, file_sha256, lock, read_json, write_text
 from regbench.settings import plain
 from regbench.wording import shown
 
@@ -152,6 +152,13 @@ class Manifest:
             remedy = f"write it again: regbench prepare {self.name} --force"
             raise RegbenchError(f"{path} is {state}; {remedy}")
         return path
+
+
+def is_whole(path: Path, sha256: str) -> bool:
+    """Tell whether a file is there and has the hash that the manifest has."""
+    with suppress(OSError):  # no name that a file may have, in a manifest that was damaged
+        return path.is_file() and file_sha256(path) == sha256
+    return False
 
 
 def _stated(settings: Mapping[str, Any], key: str) -> str:

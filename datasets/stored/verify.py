@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from contextlib import suppress
 from pathlib import Path
 
 from regbench.datasets.stored.beton import Beton
 from regbench.datasets.stored.encode import in_order
-from regbench.datasets.stored.manifest import Manifest, SplitEntry
+from regbench.datasets.stored.manifest import Manifest, SplitEntry, is_whole
 from regbench.datasets.stored.progress import tracked
 from regbench.datasets.stored.split_files import counts_per_class
 from regbench.errors import RegbenchError
-from regbench.files import file_sha256
+
+_CHANGED = "is missing or has not the hash in the manifest"
 
 
 def verify(name: str, data_dir: Path, *, progress: bool = True) -> tuple[int, list[str]]:
@@ -30,8 +30,8 @@ def verify(name: str, data_dir: Path, *, progress: bool = True) -> tuple[int, li
         if entry["file"].endswith(".json"):  # of a latent world
             images += entry["num_samples"]
             path = data_dir / name / entry["file"]
-            if not path.is_file() or file_sha256(path) != entry["content_sha256"]:
-                problems.append(f"{path} is missing or has not the hash in the manifest")
+            if not is_whole(path, entry["content_sha256"]):
+                problems.append(f"{path} {_CHANGED}")
             continue
         try:
             beton = Beton(manifest.split_file(data_dir, split))
@@ -42,8 +42,8 @@ def verify(name: str, data_dir: Path, *, progress: bool = True) -> tuple[int, li
         images += len(beton)
         if "factors" in entry:
             table = data_dir / name / entry["factors"]
-            if not table.is_file() or file_sha256(table) != entry["factors_sha256"]:
-                problems.append(f"{table} is missing or has not the hash in the manifest")
+            if not is_whole(table, entry["factors_sha256"]):
+                problems.append(f"{table} {_CHANGED}")
         wrong, content_sha256 = _read_back(beton, origins, f"verify {name}/{split}", progress)
         problems += wrong
         classes = len(manifest.class_names)
@@ -63,12 +63,9 @@ def verify(name: str, data_dir: Path, *, progress: bool = True) -> tuple[int, li
 def _origins(folder: Path, entry: SplitEntry) -> list[tuple[int, str]]:
     """Read the CRC-32 of each image, and where it came from."""
     path = folder / entry["origins"]
-    whole = False
-    with suppress(OSError):  # no name that a file may have, in a manifest that was damaged
-        whole = path.is_file() and file_sha256(path) == entry["origins_sha256"]
-    if not whole:
-        what = f"{path} is missing or has not the hash in the manifest"
-        raise RegbenchError(f"{what}; write it again: regbench prepare {folder.name} --force")
+    if not is_whole(path, entry["origins_sha256"]):
+        remedy = f"write it again: regbench prepare {folder.name} --force"
+        raise RegbenchError(f"{path} {_CHANGED}; {remedy}")
     # A name may hold characters that splitlines takes for the end of a line.
     return [(int(line[:8], 16), line[9:]) for line in path.read_text().split("\n")[:-1]]
 
