@@ -121,7 +121,8 @@ class Scenes(Source):
             imbalance = self.imbalance if split == "train" else 0.0
             labels = self._labels(count, len(names) * self.patterns, imbalance)
             self._refuse_too_few(split, labels, foreground, names)
-            splits[split] = self._split(split, labels, foreground)
+            scenes = _Scenes(self, split, labels, foreground)
+            splits[split] = Split(labels, scenes.images, factors=scenes.factors())
         if self.patterns > 1:
             pairs = product(names, PATTERNS[: self.patterns])
             names = [f"{name}, {pattern}" for name, pattern in pairs]
@@ -155,18 +156,6 @@ class Scenes(Source):
                     f"dataset.source.{split}_images or a larger dataset.source.scenes_per_image"
                 )
 
-    def _split(self, split: str, labels: Labels, foreground: _Foreground) -> Split:
-        drawn = _drawn(self.scene_seed, split, len(labels), self.distractors)
-        scenes = _Scenes(self, split, labels, foreground, drawn)
-
-        def images() -> Iterator[tuple[Pixels, str]]:
-            for first in range(0, len(labels), _BLOCK):
-                block = scenes.rendered(np.arange(first, min(first + _BLOCK, len(labels))))
-                for number, pixels in enumerate(block, first):
-                    yield pixels, f"scenes {split}[{number}]"
-
-        return Split(labels, images, factors=scenes.factors())
-
 
 def _random(seed: int, split: str, number: int, stream: int = 0) -> np.random.Generator:
     """Return a generator of one scene; Philox gives any of them without those before it."""
@@ -175,18 +164,9 @@ def _random(seed: int, split: str, number: int, stream: int = 0) -> np.random.Ge
     return np.random.Generator(np.random.Philox(key=key, counter=[0, stream, number, 0]))
 
 
-def _drawn(seed: int, split: str, count: int, distractors: int) -> Floats:
-    """Draw the random numbers of each scene, (count, numbers), uniform in [0, 1)."""
-    numbers = _OF_SCENE + distractors * _OF_DISTRACTOR
-    return np.stack([_random(seed, split, scene).random(numbers) for scene in range(count)])
-
-
-def _shared(source: Scenes, split: str, count: int) -> npt.NDArray[np.intp]:
-    """Draw which of the shared backgrounds each scene has."""
-    drawn = np.empty(count)
-    for scene in range(count):
-        drawn[scene] = _random(source.scene_seed, split, scene, stream=2).random()
-    return (drawn * source.backgrounds).astype(np.intp)
+def _drawn(seed: int, split: str, count: int, numbers: int, stream: int = 0) -> Floats:
+    """Draw random numbers of each of `count` scenes, (count, numbers), uniform in [0, 1)."""
+    return np.stack([_random(seed, split, scene, stream).random(numbers) for scene in range(count)])
 
 
 class _Foreground:
@@ -208,12 +188,12 @@ class _Foreground:
 class _Scenes:
     """The scenes of a split, to be rendered block by block."""
 
-    def __init__(
-        self, source: Scenes, split: str, labels: Labels, foreground: _Foreground, drawn: Floats
-    ) -> None:
+    def __init__(self, source: Scenes, split: str, labels: Labels, foreground: _Foreground) -> None:
         """Choose the garment and the factors of each scene."""
         self.source, self.split, self.labels = source, split, labels
-        self.foreground, self.drawn = foreground, drawn
+        self.foreground, seed = foreground, source.scene_seed
+        numbers = _OF_SCENE + source.distractors * _OF_DISTRACTOR
+        self.drawn = drawn = _drawn(seed, split, len(labels), numbers)
         garments = labels // source.patterns
         self.rows = np.empty(len(labels), np.intp)
         for label, rows in foreground.rows_by_class.items():
@@ -228,8 +208,11 @@ class _Scenes:
         # A background is that of a scene, by its split and number.
         self.behind_split, self.behind, self.behind_drawn = split, np.arange(len(labels)), drawn
         if source.backgrounds:
-            self.behind_split, self.behind = "train", _shared(source, split, len(labels))
-            first = _drawn(source.scene_seed, "train", source.backgrounds, 0)
+            # Which of the shared backgrounds each scene has.
+            places = _drawn(seed, split, len(labels), 1, stream=2)[:, 0]
+            self.behind_split = "train"
+            self.behind = (places * source.backgrounds).astype(np.intp)
+            first = _drawn(seed, "train", source.backgrounds, _OF_SCENE)
             self.behind_drawn = first[self.behind]
         self.background_hue = self.behind_drawn[:, 5]
         self.grain = 1 + 5 * self.behind_drawn[:, 6]
@@ -250,6 +233,13 @@ class _Scenes:
         if self.source.distractors:
             found["distractors"] = self.pieces
         return found
+
+    def images(self) -> Iterator[tuple[Pixels, str]]:
+        """Render all scenes, block by block."""
+        for first in range(0, len(self.labels), _BLOCK):
+            block = self.rendered(np.arange(first, min(first + _BLOCK, len(self.labels))))
+            for number, pixels in enumerate(block, first):
+                yield pixels, f"scenes {self.split}[{number}]"
 
     def rendered(self, scenes: npt.NDArray[np.intp]) -> Pixels:
         """Render some scenes: (N, S, S, 3), or (N, S, S) where they are grey."""
