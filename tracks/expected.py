@@ -9,7 +9,8 @@ from tabulate import tabulate
 
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.reports.bundle.bundle import read_bundle
-from regbench.reports.rows.summary import Configuration, mean_of
+from regbench.reports.rows.grouping import summarize
+from regbench.reports.rows.summary import Configuration
 from regbench.reports.tables.table import mean_pm
 from regbench.sweeps.status import CellStatus, failure
 
@@ -27,14 +28,8 @@ class ExpectedTable:
         done = [record for record in read_bundle(bundle).records if record.status == "done"]
         self._hardware = ", ".join(sorted({record.environment["hardware"] for record in done}))
         self._epochs = max(record.cell["epochs"] for record in done)
-        rows: dict[str, list[Record]] = {}
-        for record in done:
-            rows.setdefault(record.label, []).append(record)
-        shipped = [Configuration(tuple(records)) for records in rows.values()]
-        # Methods come before references, the best of each first.
-        self._shipped = sorted(
-            shipped, key=lambda row: (row.is_reference, -mean_of(row, "linear_top1"))
-        )
+        (task,) = summarize(done)
+        self._shipped = task.rows
         self._here: dict[str, list[Record]] = {}
         self._failed: list[str] = []
         self._lines_below = 0
