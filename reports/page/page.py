@@ -25,7 +25,7 @@ from regbench.reports.page.lines import (
 from regbench.reports.page.template import packed, table_for_page, templates
 from regbench.reports.rows.answer import answer
 from regbench.reports.rows.comparable import SETTING_NAMES
-from regbench.reports.rows.notes import curve_notes
+from regbench.reports.rows.notes import curve_notes, few
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.table import Table
 
@@ -238,10 +238,7 @@ def protocols_of(records: Iterable[Record]) -> list[str]:
                 by_title.setdefault(s.head, {})[s.protocol] = None
     out = []
     for title, protocols in by_title.items():
-        shown = list(protocols)
-        if len(shown) > _PROTOCOLS_SHOWN:
-            shown[_PROTOCOLS_SHOWN:] = [f"and {len(shown) - _PROTOCOLS_SHOWN} more"]
-        out.append(f"{title}: {'; '.join(shown)}")
+        out.append(f"{title}: {few(list(protocols), _PROTOCOLS_SHOWN)}")
     return out
 
 

@@ -63,11 +63,11 @@ def task_notes(summary: Summary) -> list[str]:
     return list(filter(None, notes))
 
 
-def few(names: Sequence[str]) -> str:
+def few(names: Sequence[str], most: int = _LISTED) -> str:
     """List the first of many names, which may have commas, and count the others."""
-    shown = list(names[:_LISTED])
-    if len(names) > _LISTED:
-        shown.append(f"and {len(names) - _LISTED} more")
+    shown = list(names[:most])
+    if len(names) > most:
+        shown.append(f"and {len(names) - most} more")
     return "; ".join(shown)
 
 

@@ -16,6 +16,7 @@ import pandas as pd
 
 from regbench.benchmark.settings.recipes import PublishedNumber, paper_numbers, published_numbers
 from regbench.reports.rows.deviations import Stat
+from regbench.reports.rows.notes import few
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.table import (
     Column,
@@ -88,14 +89,11 @@ def published_notes(summary: Summary, names: Sequence[str]) -> list[str]:
                 sources[f"{number.what} ({number.source})"] = None
     if not sources:
         return []
-    shown = list(sources)[:_SOURCES_SHOWN]
-    if len(sources) > len(shown):
-        shown.append(f"and {len(sources) - len(shown)} more")
     return [
         "Published numbers are of the same method, batch and epochs in the recipe's sweep, or of "
         "the SFRIK paper's experiment with the same data set, network, method, q, batch and "
         "epochs. *: chosen on the test set, so optimistic; ours are of the last epoch. "
-        f"Sources: {'; '.join(shown)}."
+        f"Sources: {few(list(sources), _SOURCES_SHOWN)}."
     ]
 
 
