@@ -8,7 +8,7 @@ that matter most, and the page names the others in its legend and when hovering.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,7 +33,7 @@ from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.significance import MIN_PAIRS
 from regbench.reports.rows.summary import Row, Summary
 from regbench.reports.tables.table import mean_pm
-from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
+from regbench.reports.tables.units import unit_of
 
 # points or lines of a figure that are all labelled; of more than these, only LABELLED_OF_MANY
 LABELLED = 14
@@ -54,13 +54,11 @@ class Against:
     Attributes:
         key: Name in a record's cost, or in the last line of the training history.
         name: Name on the axis.
-        unit: The unit for the largest value that is drawn.
         is_cost: Whether it is a cost: those have a Pareto front.
     """
 
     key: str
     name: str
-    unit: Callable[[float], Unit]
     is_cost: bool = True
 
     def of(self, row: Row) -> Stat | None:
@@ -73,13 +71,13 @@ class Against:
         return len(means) > 1 and max(means) < ALIKE * min(means)
 
 
-TRAINING_TIME = Against("train_s", "training time", time_unit)
+TRAINING_TIME = Against("train_s", "training time")
 COSTS = (
     TRAINING_TIME,
-    Against("loss_extra_bytes", "memory of the loss", memory_unit),
-    Against("peak_memory_bytes", "peak memory", memory_unit),
-    Against("energy_gpu_joules", "energy of the GPUs", energy_unit),
-    Against("energy_cpu_joules", "energy of the CPUs", energy_unit),
+    Against("loss_extra_bytes", "memory of the loss"),
+    Against("peak_memory_bytes", "peak memory"),
+    Against("energy_gpu_joules", "energy of the GPUs"),
+    Against("energy_cpu_joules", "energy of the CPUs"),
 )
 COSTS_DRAWN = 2
 """Figures of costs on a page: the first of `COSTS` in which rows differ."""
@@ -87,9 +85,7 @@ COSTS_DRAWN = 2
 ALIKE = 1.1
 """Factor below which the largest and the smallest cost of a task are alike and not drawn."""
 
-EFFECTIVE_RANK = Against(
-    "effective_rank", "effective rank", lambda largest: Unit("", 1, 1), is_cost=False
-)
+EFFECTIVE_RANK = Against("effective_rank", "effective rank", is_cost=False)
 
 
 @dataclass(frozen=True)
@@ -245,7 +241,7 @@ def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Styles) -> list[Lab
     Return the labels.
     """
     against, points = panel.against, panel.points
-    unit = against.unit(max(point.x.mean for point in points))
+    unit = unit_of([point.row for point in points], against.key)
     percent = " %" if panel.score.unit == "%" else ""
     labels, xs, ys = [], [], []
     for point in points:

@@ -26,7 +26,7 @@ from regbench.reports.page.figures import LABELLED, LABELLED_OF_MANY, capital
 from regbench.reports.rows.deviations import Stat, stat
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.table import mean_pm
-from regbench.reports.tables.units import largest, memory_unit, time_unit
+from regbench.reports.tables.units import time_unit, unit_of
 
 # Numbers of the training history that are drawn.
 CURVES = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread")
@@ -277,13 +277,14 @@ def size_drawings(summary: Summary, style: Styles) -> list[Drawing]:
     for name in reversed(summary.leading):
         score = summary.scores[name]
         quantities.append((score.title, score.head, partial(Row.score, name=name), 1))
-    memory = memory_unit(largest(summary.rows, "loss_extra_bytes"))
-    for title, cost, unit, divisor in (
-        ("time of a step", "step_ms", "ms", 1.0),
-        ("time of the loss", "loss_ms", "ms/step", 1.0),
-        ("memory of the loss", "loss_extra_bytes", memory.name, memory.divisor),
+    for title, cost in (
+        ("time of a step", "step_ms"),
+        ("time of the loss", "loss_ms"),
+        ("memory of the loss", "loss_extra_bytes"),
     ):
-        quantities.append((title, f"{title} ({unit})", partial(Row.cost, name=cost), divisor))
+        unit = unit_of(summary.rows, cost)
+        head = f"{title} ({unit.name})"
+        quantities.append((title, head, partial(Row.cost, name=cost), unit.divisor))
     drawings = []
     for along, setting, of_title, of_axis in _SIZES:
         for title, head, of, divisor in quantities:

@@ -19,11 +19,12 @@ class Unit:
     decimals: int
 
 
-# Costs of which one unit suits all values.
+# Costs and measures of which one unit suits all values.
 _FIXED = {
     "img_per_s": Unit("", 1, 0),
     "step_ms": Unit("ms", 1, 1),
     "loss_ms": Unit("ms/step", 1, 2),
+    "effective_rank": Unit("", 1, 1),
 }
 
 
