@@ -282,10 +282,11 @@ class Record(SignedFile):
         """Return the value of the first score of that name and split; None if it was not
         measured.
         """
-        return self._values.get((name, split))
+        return self.values.get((name, split))
 
     @functools.cached_property
-    def _values(self) -> dict[tuple[str, str], float]:
+    def values(self) -> dict[tuple[str, str], float]:
+        """The values of the scores, by name and split."""
         # Reversed, so that the first of equal names stays.
         return {(score.name, score.split): score.value for score in reversed(self.scores)}
 

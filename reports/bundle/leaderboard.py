@@ -108,7 +108,7 @@ def _leave_out_known(
         if first.status == "tuned" and record.status != "tuned":
             known[record.cell_id] = (record, folder)
             continue
-        one, other = _scores(first), _scores(record)
+        one, other = first.values, record.values
         if any(one[key] != other[key] for key in one.keys() & other.keys()):
             others[place] += 1
         shutil.rmtree(folder / record.path.parent)
@@ -116,7 +116,3 @@ def _leave_out_known(
         verb = "is" if number == 1 else "are"
         cells = f"{counted(number, 'cell')} {verb}"
         yield Misfit(folder, f"{cells} in {place} already, with other scores, which count")
-
-
-def _scores(record: Record) -> dict[tuple[str, str], float]:
-    return {(score.name, score.split): score.value for score in record.scores}

@@ -185,7 +185,7 @@ def differences(bundle: Bundle, record: Record, done: Recomputed) -> list[str]:
     usual: set[tuple[str, str]] = set()
     for other in bundle.records:
         if other.status == record.status:
-            usual.update((score.name, score.split) for score in other.scores)
+            usual.update(other.values)
     for name, split in found:
         if (name, split) in usual and record.score(name, split) is None:
             lines.append(f"{record.path}: {name} on {split}, which came here, is left out there")

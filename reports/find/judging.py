@@ -176,8 +176,7 @@ def _with_evaluation(record: Record, path: Path) -> Record | Misfit:
             later.path,
             "chosen on the test split, which the record was not: such scores do not go together",
         )
-    known = {(score.name, score.split) for score in record.scores}
-    new = tuple(score for score in later.scores if (score.name, score.split) not in known)
+    new = tuple(score for score in later.scores if record.score(score.name, score.split) is None)
     return dataclasses.replace(record, scores=record.scores + new)
 
 
