@@ -260,10 +260,7 @@ def _filters(summary: Summary, labels: Iterable[str]) -> dict[str, list[str]]:
 
 def _shared(summary: Summary) -> list[tuple[str, str]]:
     """List the settings that all trained cells share."""
-    trained = [record.settings for record in summary.records if not record.is_reference]
-    shared = next(iter(trained), {})
-    for settings in trained:
-        # Most records share all of it, and need no new dictionary.
-        if not shared.items() <= settings.items():
-            shared = {key: value for key, value in shared.items() if settings.get(key) == value}
-    return list(shared.items())
+    trained = [record.settings.items() for record in summary.records if not record.is_reference]
+    if not trained:
+        return []
+    return sorted(set(trained[0]).intersection(*trained))
