@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -243,16 +242,14 @@ class Summary:
 
         What has no best comes last.
         """
-        described: dict[str, Counter[tuple[str, str, bool | None]]] = {}
-        found: dict[tuple[str, str, str, bool | None], Score] = {}
+        described: dict[str, dict[tuple[str, str, bool | None], list[Score]]] = {}
         for record in self.records:
             for score in record.scores:
                 about = score.title, score.unit, score.higher_is_better
-                described.setdefault(score.name, Counter())[about] += 1
-                found.setdefault((score.name, *about), score)
+                described.setdefault(score.name, {}).setdefault(about, []).append(score)
         # One record does not say what a score is for all: a bundle of somebody else may hold
         # anything.
-        usual = [found[name, *counted.most_common(1)[0][0]] for name, counted in described.items()]
+        usual = [max(alike.values(), key=len)[0] for alike in described.values()]
         usual.sort(key=lambda score: score.higher_is_better is None)
         scores = {score.name: score for score in usual}
         for name, score in scores.items():
