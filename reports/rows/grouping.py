@@ -20,6 +20,7 @@ from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.tuning_choice import APART, TuningChoice
 from regbench.reports.find.runs import Missing, MissingRow
 from regbench.reports.rows.comparable import (
+    SETTING_NAMES,
     Settings,
     configuration_settings,
     reference_settings,
@@ -29,9 +30,6 @@ from regbench.reports.rows.comparable import (
     varying_settings,
 )
 from regbench.reports.rows.summary import DASH, Configuration, Row, Summary
-
-# The settings of a row that the plan of a sweep states.
-_PLANNED = ("embedding_dim", "batch_size", "epochs")
 
 
 def summarize(
@@ -248,7 +246,7 @@ def _place(summary: Summary, cells: Sequence[Missing]) -> None:
     for place, row in enumerate(summary.rows):
         settings = {}
         if not row.is_reference:
-            settings = {key: row.first.cell[key] for key in _PLANNED}
+            settings = {key: row.first.cell[key] for key in SETTING_NAMES}
         if row.label == label and _agrees(plan, settings):
             fitting.append(place)
     # Rows that differ in what no plan states cannot be distinguished here, so a cell of several is
