@@ -50,18 +50,16 @@ def report_contents(found: Records) -> tuple[ReportFiles, str]:
         "tidy.csv": lambda file: write_table(data, file),
         "tidy.parquet": lambda file: parquet.write_table(data, file),
     }
-    beside = beside_paper(summaries)
-    if beside is not None:
-        contents |= _table_files("beside_paper", beside)
-    comparison, together = over_tasks(summaries), None
+    beside, comparison, together = beside_paper(summaries), over_tasks(summaries), None
     if comparison is not None:
         together = over_tasks_table(comparison)
-        contents |= _table_files("over_tasks", together)
+    for of_all in filter(None, (beside, together)):
+        contents |= _table_files(of_all)
     tables, texts = [], []
     for summary, suffix in zip(summaries, _suffixes(summaries), strict=True):
         of_task = tables_of(summary)
-        for slug, table in of_task.items():
-            contents |= _table_files(slug + suffix, table)
+        for table in of_task.values():
+            contents |= _table_files(table, suffix)
         for name, quantity in _FIGURES.items():
             png = figures.scatter_png(summary, style, quantity)
             if png is not None:
@@ -77,7 +75,8 @@ def report_contents(found: Records) -> tuple[ReportFiles, str]:
     return contents, "\n\n".join(texts)
 
 
-def _table_files(stem: str, table: Table) -> ReportFiles:
+def _table_files(table: Table, suffix: str = "") -> ReportFiles:
+    stem = table.slug + suffix
     files: ReportFiles = {f"{stem}.md": to_markdown(table), f"{stem}.tex": to_latex(table)}
     if table.numbers is not None:
         files[f"{stem}.csv"] = _csv(table.numbers)
