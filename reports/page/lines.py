@@ -52,29 +52,18 @@ class Curve:
         style: Style of its method.
         rows: The rows of the leaderboard that it shows.
         tooltip: Text beside its name.
-        points: Points of the line, each (x, mean, standard deviation or 0).
+        points: Points of the line: each x with what was measured there.
     """
 
     name: str
     style: Style
     rows: list[int]
     tooltip: str
-    points: Sequence[tuple[float, float, float]]
+    points: Sequence[tuple[float, Stat]]
 
 
-@dataclass(frozen=True)
-class Point:
-    """A point of a row's curve, a mean over the seeds.
-
-    Attributes:
-        epoch: Epoch after which it was measured.
-        train_s: Seconds of training until then.
-        value: Statistics of what was measured.
-    """
-
-    epoch: int
-    train_s: float
-    value: Stat
+_Measured = list[tuple[int, float, Stat]]
+"""A row while training: an epoch, the mean seconds of training until then, what was measured."""
 
 
 def curves_drawing(
@@ -102,16 +91,18 @@ def curves_drawing(
     def draw(axes: Axes, marks: Marks) -> list[Label]:
         labels = []
         for place, line in enumerate(curves):
-            s, (xs, means, stds) = line.style, np.array(line.points).T
+            s, (xs, measured) = line.style, zip(*line.points, strict=True)
+            means = np.array([value.mean for value in measured])
+            stds = np.array([value.std or 0.0 for value in measured])
             gid = marks.add(s, line.rows, f"{line.name}: {line.tooltip}")
             look: dict[str, Any] = {"color": s.colour, "ls": s.dash, "gid": gid, "ms": 4.5}
             look |= {"lw": 1.6} if place < labelled else {"lw": 0.9, "alpha": 0.5}
             if markers:
                 look["marker"] = s.marker
-            draw_line(axes, xs.tolist(), means.tolist(), **look)
+            draw_line(axes, xs, means.tolist(), **look)
             if place >= labelled:
                 continue
-            labels.append(Label(line.name, float(xs[-1]), float(means[-1]), s, gid))
+            labels.append(Label(line.name, xs[-1], float(means[-1]), s, gid))
             if np.any(stds > 0):
                 # The page finds the band by its gid, and makes it pale with its line.
                 look = {"color": s.colour, "alpha": 0.15, "lw": 0, "gid": f"{gid}.band"}
@@ -152,14 +143,13 @@ def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
             if is_loss:
                 # Losses of different methods have no common scale: each is drawn from its lowest
                 # (0) to its highest (1), and one that never moves stays at 0.
-                means = [point.value.mean for point in curve]
+                means = [value.mean for _, _, value in curve]
                 low, span = min(means), float(np.ptp(means)) or 1.0
             points = []
-            for point in curve:
-                mean, std = point.value.mean, point.value.std or 0.0
-                points.append((point.epoch, (mean - low) / span, std / span))
-            last = curve[-1].value
-            tooltip = f"{mean_pm(last)} in epoch {curve[-1].epoch}, n = {last.n}"
+            for epoch, _, value in curve:
+                points.append((epoch, Stat(value.mean - low, value.std, value.n).over(span)))
+            epoch, _, last = curve[-1]
+            tooltip = f"{mean_pm(last)} in epoch {epoch}, n = {last.n}"
             curves.append(Curve(row.name, style[row.label], [place], tooltip, points))
         if curves:
             finish = partial(_epochs_axis, scaled=is_loss)
@@ -168,7 +158,7 @@ def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
     return drawings
 
 
-def _curve(logged: Iterable[tuple[int, float, float]]) -> list[Point]:
+def _curve(logged: Iterable[tuple[int, float, float]]) -> _Measured:
     """Return the points that are drawn of what the seeds logged: (epoch, seconds of training until
     then, value).
     """
@@ -183,7 +173,7 @@ def _curve(logged: Iterable[tuple[int, float, float]]) -> list[Point]:
         seconds_of, values = zip(*by_epoch[epoch], strict=True)
         found = stat(values)
         if found is not None:
-            points.append(Point(epoch, math.fsum(seconds_of) / len(values), found))
+            points.append((epoch, math.fsum(seconds_of) / len(values), found))
     return points
 
 
@@ -211,7 +201,7 @@ def accuracy_drawings(summary: Summary, style: Styles) -> list[Drawing]:
         found = {}
         for place, lines in logged[name].items():
             found[place] = _curve(lines)
-        unit = time_unit(max(points[-1].train_s for points in found.values()))
+        unit = time_unit(max(points[-1][1] for points in found.values()))
         head = f"{score.title}, {score.split} ({score.unit})"
         for along, x_head, finish in (
             ("epoch", "epoch", _epochs_axis),
@@ -219,12 +209,12 @@ def accuracy_drawings(summary: Summary, style: Styles) -> list[Drawing]:
         ):
             curves = []
             for place, points in found.items():
-                row, last, drawn = summary.rows[place], points[-1], []
-                for point in points:
-                    x = float(point.epoch) if along == "epoch" else point.train_s / unit.divisor
-                    drawn.append((x, point.value.mean, point.value.std or 0.0))
-                value = f"{mean_pm(last.value, 2)} {score.unit}"
-                tooltip = f"{value} after epoch {last.epoch}, n = {last.value.n}"
+                row, drawn = summary.rows[place], []
+                for epoch, train_s, value in points:
+                    x = epoch if along == "epoch" else train_s / unit.divisor
+                    drawn.append((x, value))
+                epoch, _, last = points[-1]
+                tooltip = f"{mean_pm(last, 2)} {score.unit} after epoch {epoch}, n = {last.n}"
                 curves.append(Curve(row.name, style[row.label], [place], tooltip, drawn))
             title = f"{capital(score.title)} while training, by {along}"
             about = f"of each method by {x_head}."
@@ -252,7 +242,7 @@ def spectrum_drawings(summary: Summary, style: Styles) -> list[Drawing]:
             # The axis is logarithmic. A billionth of the highest is beyond what anybody sees on the
             # axis.
             if value > 1e-9 * highest:
-                points.append((float(degree), value, 0.0))
+                points.append((degree, Stat(value, None, 1)))
         if points:
             name = label if labels.count(label) == 1 else summary.rows[places[0]].name
             curves.append(Curve(name, style[label], places, ", ".join(values), points))
@@ -292,7 +282,7 @@ def size_drawings(summary: Summary, style: Styles) -> list[Drawing]:
             if curves:
                 sizes: set[int] = set()
                 for line in curves:
-                    sizes.update(int(size) for size, _, _ in line.points)
+                    sizes.update(int(size) for size, _ in line.points)
                 name = f"{capital(title)} against {of_title}"
                 about = f"of each line against {of_title}."
                 finish = partial(_sizes_axis, sizes=sizes)
@@ -326,7 +316,7 @@ def _size_curves(
         for size, (place, value) in sorted(by_size.items()):
             places.append(place)
             texts.append(f"{along} = {size}: {mean_pm(value)} (n = {value.n})")
-            points.append((float(size), value.mean, value.std or 0.0))
+            points.append((size, value))
         if len(points) > 1:  # one point makes no line
             label = summary.rows[places[0]].label
             curves.append(Curve(name, style[label], places, "; ".join(texts), points))
