@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -81,6 +83,15 @@ def draw(n: int, q: int, seed: int = 0) -> tuple[Array, Array]:
     source = np.random.default_rng(seed)
     z1 = source.normal(size=(n, q))
     return z1, z1 + 0.5 * source.normal(size=(n, q))
+
+
+@contextmanager
+def as_an_engine_draws() -> Iterator[None]:
+    """What is drawn within is what the engine draws in the first call after it."""
+    torch.manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, ())))
+        yield
 
 
 def unit(z: Array) -> Array:

@@ -18,7 +18,7 @@ from regbench.instruments.conformance import value_and_gradients
 from regbench.methods import w_mse as whitening
 from regbench.methods.forms.pairwise import log_det_identity_plus, normalize
 from regbench.processes import Place, Processes
-from tests.methods.forms import evaluate, unit
+from tests.methods.forms import as_an_engine_draws, evaluate, unit
 from tests.methods.forms import terms_of as terms
 from tests.methods.test_engine import joined
 from tests.refusals import is_refused
@@ -60,9 +60,7 @@ def barlow_twins(
     for j, k in itertools.product(range(q), range(q)):
         a, b = z1[:, j], z2[:, k]
         c = np.mean((a - a.mean()) * (b - b.mean()))
-        c /= math.sqrt(np.mean((a - a.mean()) ** 2) + epsilon) * math.sqrt(
-            np.mean((b - b.mean()) ** 2) + epsilon
-        )
+        c /= math.sqrt((a.var() + epsilon) * (b.var() + epsilon))
         if j == k:
             terms["alignment"] += scale * (1 - c) ** 2
         else:
@@ -75,9 +73,8 @@ def test_barlow_twins_is_that_of_batch_normalisation() -> None:
     standard = torch.nn.BatchNorm1d(5, affine=False, dtype=torch.float64)
     c = (standard(z1).T @ standard(z2) / 12).numpy()
     expected = ((1 - np.diag(c)) ** 2).sum() + 0.0051 * (c[~np.eye(5, dtype=bool)] ** 2).sum()
-    assert loss("barlow_twins", z1.numpy(), z2.numpy(), scale=1.0) == pytest.approx(
-        expected, rel=1e-10
-    )
+    found = loss("barlow_twins", z1.numpy(), z2.numpy(), scale=1.0)
+    assert found == pytest.approx(expected, rel=1e-10)
 
 
 # VICReg-exp and VICReg-ctr
@@ -92,11 +89,8 @@ def vicreg_lse(
     over_coordinates: bool = False,
 ) -> float:
     n, q = z1.shape
-    total = (
-        weights[0]
-        * sum((x - y) ** 2 for x, y in zip(z1.ravel(), z2.ravel(), strict=True))
-        / (n * q)
-    )
+    squares = [(x - y) ** 2 for x, y in zip(z1.ravel(), z2.ravel(), strict=True)]
+    total = weights[0] * sum(squares) / (n * q)
     for z in (z1, z2):
         z = z - (z.mean(axis=1)[:, None] if over_coordinates else z.mean(axis=0))
         variables = z if contrast else z.T
@@ -104,9 +98,8 @@ def vicreg_lse(
         for i in range(count):
             deviation = math.sqrt(np.var(variables[i], ddof=1) + 1e-4)
             total += 0.5 * weights[1] * max(0.0, 1 - deviation) / count
-            entries = [
-                variables[i] @ variables[j] / (observations - 1) for j in range(count) if j != i
-            ]
+            others = [variables[j] for j in range(count) if j != i]
+            entries = [variables[i] @ other / (observations - 1) for other in others]
             total += weights[2] * math.log(sum(math.exp(c / tau) for c in entries)) / count
     return float(total)
 
@@ -150,9 +143,8 @@ def frossl(z1: Array, z2: Array, weight: float, centered: bool) -> float:
 def test_log_det_is_the_same_on_both_sides(n: int, q: int) -> None:
     z, _ = draw(n, q)
     for side in (np.eye(q) + 0.7 * z.T @ z, np.eye(n) + 0.7 * z @ z.T):
-        assert log_det_identity_plus(torch.from_numpy(z), 0.7).item() == pytest.approx(
-            np.linalg.slogdet(side)[1], rel=1e-12
-        )
+        found = log_det_identity_plus(torch.from_numpy(z), 0.7).item()
+        assert found == pytest.approx(np.linalg.slogdet(side)[1], rel=1e-12)
 
 
 def tcr(z1: Array, z2: Array, weight: float, distortion: float) -> float:
@@ -169,9 +161,8 @@ def tcr(z1: Array, z2: Array, weight: float, distortion: float) -> float:
 def test_tcr_of_the_cosine_of_half_the_angle() -> None:
     z1, z2 = draw(7, 4)
     cosines = (unit(z1) * unit(z2)).sum(axis=1)
-    assert terms("tcr", z1, z2)["alignment"] == pytest.approx(
-        -200 * np.sqrt((1 + cosines) / 2).mean(), rel=1e-12
-    )
+    expected = -200 * np.sqrt((1 + cosines) / 2).mean()
+    assert terms("tcr", z1, z2)["alignment"] == pytest.approx(expected, rel=1e-12)
 
 
 def corinfomax(z1: Array, z2: Array, weight: float, epsilon: float) -> float:
@@ -192,9 +183,8 @@ def test_corinfomax_at_its_own_epsilon(n: int, q: int) -> None:
     expected = 0.0
     for u in (unit(z1), unit(z2)):
         rank = min(n - 1, q)
-        eigenvalues = np.sort(np.linalg.svd(u - u.mean(axis=0), compute_uv=False) ** 2 / n)[::-1][
-            :rank
-        ]
+        singular = np.sort(np.linalg.svd(u - u.mean(axis=0), compute_uv=False))[::-1]
+        eigenvalues = singular[:rank] ** 2 / n
         expected -= (np.log(eigenvalues + 1e-8).sum() + (q - rank) * math.log(1e-8)) / q
     assert terms("corinfomax", z1, z2)["log-determinant"] == pytest.approx(expected, rel=1e-10)
 
@@ -202,9 +192,8 @@ def test_corinfomax_at_its_own_epsilon(n: int, q: int) -> None:
 def test_corinfomax_in_float32_with_more_dimensions_than_images() -> None:
     z1, z2 = (torch.from_numpy(z) for z in draw(16, 40))
     method = methods.build("corinfomax")
-    assert method.loss(z1.float(), z2.float()).item() == pytest.approx(
-        method.loss(z1, z2).item(), rel=1e-5
-    )
+    exact = method.loss(z1, z2).item()
+    assert method.loss(z1.float(), z2.float()).item() == pytest.approx(exact, rel=1e-5)
 
 
 # I-VNE+
@@ -255,9 +244,8 @@ def matrix_ssl(
 def test_matrix_ssl_of_a_high_order_is_the_log_determinant() -> None:
     z, _ = draw(8, 4)
     uniformity = terms("matrix_ssl", z, z, order=200)["uniformity"]
-    assert uniformity == pytest.approx(
-        -np.linalg.slogdet(np.eye(4) + covariance(unit(z), 8))[1], rel=1e-10
-    )
+    expected = -np.linalg.slogdet(np.eye(4) + covariance(unit(z), 8))[1]
+    assert uniformity == pytest.approx(expected, rel=1e-10)
 
 
 # W-MSE and INTL
@@ -268,9 +256,8 @@ def w_mse(z1: Array, z2: Array, epsilon: float) -> float:
     for z in (z1, z2):
         q = z.shape[1]
         factor = np.linalg.cholesky((1 - epsilon) * covariance(z, len(z) - 1) + epsilon * np.eye(q))
-        whitened.append(
-            unit(np.stack([np.linalg.inv(factor) @ (row - z.mean(axis=0)) for row in z]))
-        )
+        white = [np.linalg.inv(factor) @ (row - z.mean(axis=0)) for row in z]
+        whitened.append(unit(np.stack(white)))
     return float(((whitened[0] - whitened[1]) ** 2).sum() / len(z1))
 
 
@@ -278,9 +265,8 @@ def test_w_mse_of_more_dimensions_than_a_block_has(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(whitening, "NARROW", 4)
     z1, z2 = draw(5, 23)
     for epsilon in (1.0, 0.3, 1e-3):
-        assert loss("w_mse", z1, z2, epsilon=epsilon) == pytest.approx(
-            w_mse(z1, z2, epsilon), rel=1e-10
-        )
+        found = loss("w_mse", z1, z2, epsilon=epsilon)
+        assert found == pytest.approx(w_mse(z1, z2, epsilon), rel=1e-10)
     with pytest.raises(methods.NotComputable, match=r"W-MSE cannot be computed: linalg\.cholesky"):
         loss("w_mse", z1, z2, epsilon=0.0)
 
@@ -289,31 +275,24 @@ def test_w_mse_takes_all_pairs_of_views_alike() -> None:
     """Which are global does not matter: the authors' code has one kind of views."""
     (z1, z2), (z3, _) = draw(12, 3, seed=4), draw(12, 3, seed=5)
     expected = np.mean([w_mse(a, b, 0.01) for a, b in itertools.combinations((z1, z2, z3), 2)])
-    method, views = (
-        methods.build("w_mse", epsilon=0.01),
-        [torch.from_numpy(z) for z in (z1, z2, z3)],
-    )
+    method = methods.build("w_mse", epsilon=0.01)
+    views = [torch.from_numpy(z) for z in (z1, z2, z3)]
     for global_views in (1, 2, 3):
-        assert method.loss(*views, global_views=global_views).item() == pytest.approx(
-            expected, rel=1e-10
-        )
+        found = method.loss(*views, global_views=global_views).item()
+        assert found == pytest.approx(expected, rel=1e-10)
 
 
 def test_w_mse_of_random_sub_batches() -> None:
     z1, z2 = draw(12, 3, seed=4)
-    torch.manual_seed(0)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, ())))  # what the engine draws
+    with as_an_engine_draws():
         parts = torch.randperm(12).reshape(3, 4).numpy()
     expected = sum(w_mse(z1[part], z2[part], 0.01) for part in parts) / 3
-    assert loss("w_mse", z1, z2, epsilon=0.01, sub_batch_size=4) == pytest.approx(
-        expected, rel=1e-10
-    )
+    found = loss("w_mse", z1, z2, epsilon=0.01, sub_batch_size=4)
+    assert found == pytest.approx(expected, rel=1e-10)
     whole = loss("w_mse", z1, z2, epsilon=0.01)
     for size in (12, 13):
-        assert loss("w_mse", z1, z2, epsilon=0.01, sub_batch_size=size) == pytest.approx(
-            whole, rel=1e-12
-        )
+        found = loss("w_mse", z1, z2, epsilon=0.01, sub_batch_size=size)
+        assert found == pytest.approx(whole, rel=1e-12)
     with is_refused(r"method\.sub_batch_size=5 must divide the batch of 12 images"):
         loss("w_mse", z1, z2, sub_batch_size=5)
 
@@ -364,9 +343,8 @@ def test_mmcr(n: int, q: int) -> None:
     centroids = nuclear_norm((u1 + u2) / 2)
     assert loss("mmcr", z1, z2) == pytest.approx(-centroids, rel=1e-10)
     local = np.mean([math.sqrt(1 + c) + math.sqrt(1 - c) for c in (u1 * u2).sum(axis=1)])
-    assert loss("mmcr", z1, z2, local_weight=0.3) == pytest.approx(
-        0.3 * local - centroids, rel=1e-9
-    )
+    found = loss("mmcr", z1, z2, local_weight=0.3)
+    assert found == pytest.approx(0.3 * local - centroids, rel=1e-9)
 
 
 def test_the_gradient_of_mmcr_is_alike_for_images_that_are_alike() -> None:
@@ -383,14 +361,11 @@ def test_the_gradient_of_mmcr_is_alike_for_images_that_are_alike() -> None:
 # All of them
 
 UNIT_WEIGHTS = {"alignment_weight": 2.0, "variance_weight": 3.0, "covariance_weight": 5.0}
+OTHER_BARLOW_TWINS = {"redundancy_weight": 0.3, "scale": 1.0, "epsilon": 0.1}
+OTHER_MATRIX_SSL = {"alignment_weight": 0.6, "identity_weight": 2.0, "shift": 0.5, "order": 3}
 PUBLISHED: list[tuple[str, dict[str, Any], Callable[..., Any], tuple[Any, ...]]] = [
     ("barlow_twins", {}, barlow_twins, (0.0051, 0.024, 1e-5)),
-    (
-        "barlow_twins",
-        {"redundancy_weight": 0.3, "scale": 1.0, "epsilon": 0.1},
-        barlow_twins,
-        (0.3, 1.0, 0.1),
-    ),
+    ("barlow_twins", OTHER_BARLOW_TWINS, barlow_twins, (0.3, 1.0, 0.1)),
     ("vicreg_exp", {}, vicreg_lse, (0.15, (25, 25, 1), False)),
     ("vicreg_exp", {"temperature": 0.7, **UNIT_WEIGHTS}, vicreg_lse, (0.7, (2, 3, 5), False)),
     ("vicreg_ctr", {}, vicreg_lse, (0.15, (25, 25, 1), True)),
@@ -406,12 +381,7 @@ PUBLISHED: list[tuple[str, dict[str, Any], Callable[..., Any], tuple[Any, ...]]]
     ("ivne", {"alignment_weight": 0.7, "entropy_weight": 3.0}, ivne, (0.7, 3)),
     ("matrix_ssl", {}, matrix_ssl, (1, 1, 1, 4)),
     ("matrix_ssl", {"order": 1}, matrix_ssl, (1, 1, 1, 1)),
-    (
-        "matrix_ssl",
-        {"alignment_weight": 0.6, "identity_weight": 2.0, "shift": 0.5, "order": 3},
-        matrix_ssl,
-        (0.6, 2, 0.5, 3),
-    ),
+    ("matrix_ssl", OTHER_MATRIX_SSL, matrix_ssl, (0.6, 2, 0.5, 3)),
     ("w_mse", {"epsilon": 0.3}, w_mse, (0.3,)),
     ("w_mse", {"epsilon": 1e-3}, w_mse, (1e-3,)),
     ("intl", {}, intl, (0.05, 4)),
@@ -459,9 +429,8 @@ def matrix_ssl_of_covariances(z1: Tensor, z2: Tensor) -> Tensor:
         x = m - identity
         return x - x @ x / 2 + x @ x @ x / 3
 
-    total = torch.trace(shifted(u1, u1) @ log(shifted(u2, u2))) + torch.trace(
-        shifted(u2, u2) @ log(shifted(u1, u1))
-    )
+    of_first, of_second = shifted(u1, u1), shifted(u2, u2)
+    total = torch.trace(of_first @ log(of_second)) + torch.trace(of_second @ log(of_first))
     return -torch.trace(log(shifted(u1, u2))) - total / 2
 
 
@@ -469,9 +438,8 @@ def w_mse_of_a_factor(z1: Tensor, z2: Tensor) -> Tensor:
     """The loss of ε = 0.01 as it is published, by q × q matrices."""
     whitened = []
     for z in (z1, z2):
-        factor = torch.linalg.cholesky(
-            0.99 * torch.cov(z.T) + 0.01 * torch.eye(z.shape[1], dtype=z.dtype)
-        )
+        shrunk = 0.99 * torch.cov(z.T) + 0.01 * torch.eye(z.shape[1], dtype=z.dtype)
+        factor = torch.linalg.cholesky(shrunk)
         whitened.append(normalize(torch.linalg.solve(factor, (z - z.mean(dim=0)).T).T))
     return (whitened[0] - whitened[1]).square().sum() / len(z1)
 
@@ -504,10 +472,8 @@ def of_half_the_rows(here: Place) -> list[list[Tensor]]:
     """Value and gradients of both methods on a rank that has one half of the images."""
     rows, engine = slice(4 * here.rank, 4 * here.rank + 4), methods.Engine(group=dist.group.WORLD)
     views = [torch.from_numpy(z)[rows] for z in draw(8, 1100)]
-    return [
-        value_and_gradients(methods.build(name), views, engine)[0]
-        for name in ("matrix_ssl", "w_mse")
-    ]
+    both = methods.build("matrix_ssl"), methods.build("w_mse")
+    return [value_and_gradients(method, views, engine)[0] for method in both]
 
 
 def test_two_ranks_with_fewer_images_than_dimensions_give_the_same_as_one() -> None:
@@ -522,9 +488,8 @@ def test_two_ranks_with_fewer_images_than_dimensions_give_the_same_as_one() -> N
             for part, whole in zip(parts, gradients, strict=True):
                 # The mean over ranks, which DistributedDataParallel takes, is the gradient of the
                 # whole batch.
-                torch.testing.assert_close(
-                    part / 2, whole[4 * rank : 4 * rank + 4], rtol=1e-9, atol=1e-12
-                )
+                rows = whole[4 * rank : 4 * rank + 4]
+                torch.testing.assert_close(part / 2, rows, rtol=1e-9, atol=1e-12)
 
 
 # At the edges
@@ -549,6 +514,5 @@ def test_gradient_is_finite_at_the_edges(name: str, case: str) -> None:
     for factor in (1e-4, 1.0, 1e3):
         leaf1, leaf2 = ((factor * z).requires_grad_() for z in (z1, z2))
         value = methods.build(name).loss(leaf1, leaf2)
-        assert all(
-            torch.isfinite(x).all() for x in (value, *torch.autograd.grad(value, (leaf1, leaf2)))
-        )
+        found = (value, *torch.autograd.grad(value, (leaf1, leaf2)))
+        assert all(torch.isfinite(x).all() for x in found)

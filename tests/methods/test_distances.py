@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from regbench import methods
 from regbench.methods import Engine
 from regbench.methods.forms.slicing import random_directions, standard_normal
-from tests.methods.forms import Array, Operations, draw, terms_of, unit
+from tests.methods.forms import Array, Operations, as_an_engine_draws, draw, terms_of, unit
 
 SIZES = [(2, 2), (7, 3), (4, 9)]
 sizes = pytest.mark.parametrize(("n", "q"), SIZES)
@@ -25,9 +25,8 @@ def test_spectral_contrastive(n: int, q: int, mu: float) -> None:
     z1, z2 = draw(n, q, seed=n)
     a, b = ([row * min(1.0, math.sqrt(mu) / np.linalg.norm(row)) for row in z] for z in (z1, z2))
     positive = sum(float(a[i] @ b[i]) for i in range(n)) / n
-    negative = sum(float(a[i] @ b[j]) ** 2 for i in range(n) for j in range(n) if i != j) / (
-        n * (n - 1)
-    )
+    squares = [float(a[i] @ b[j]) ** 2 for i in range(n) for j in range(n) if i != j]
+    negative = sum(squares) / (n * (n - 1))
     terms = terms_of("spectral_contrastive", z1, z2, mu=mu)
     assert terms == {
         "attraction": pytest.approx(-2 * positive / mu, rel=1e-10),
@@ -39,9 +38,8 @@ def test_spectral_contrastive(n: int, q: int, mu: float) -> None:
 def test_quadratic_is_the_second_order_of_sfrik(n: int, q: int) -> None:
     z1, z2 = draw(n, q, seed=20 + n)
     u1, u2 = unit(z1), unit(z2)
-    energies = [
-        sum(float(u[i] @ u[j]) ** 2 for i in range(n) for j in range(n)) / n**2 for u in (u1, u2)
-    ]
+    pairs = [(i, j) for i in range(n) for j in range(n)]
+    energies = [sum(float(u[i] @ u[j]) ** 2 for i, j in pairs) / n**2 for u in (u1, u2)]
     terms = terms_of("quadratic", z1, z2)
     assert terms["uniformity"] + terms["diagonal"] == pytest.approx(sum(energies) / 2, rel=1e-10)
     sfrik = terms_of("sfrik", z1, z2, weights=(0.0, 1.0))
@@ -59,9 +57,8 @@ def test_koleo(n: int, q: int) -> None:
             logarithms.append(math.log(nearest + 1e-8))
     terms = terms_of("koleo", z1, z2, uniformity_weight=0.3)
     assert terms["uniformity"] == pytest.approx(-0.3 * sum(logarithms) / (2 * n), rel=1e-10)
-    assert terms["alignment"] == pytest.approx(
-        1000 * ((unit(z1) - unit(z2)) ** 2).mean(), rel=1e-10
-    )
+    expected = 1000 * ((unit(z1) - unit(z2)) ** 2).mean()
+    assert terms["alignment"] == pytest.approx(expected, rel=1e-10)
 
 
 def test_koleo_weighs_two_crops_as_dinov2() -> None:
@@ -86,12 +83,8 @@ def test_wasserstein_uniformity_is_the_distance_of_two_gaussians(n: int, q: int)
     values, vectors = np.linalg.eigh(covariance)
     root = vectors @ np.diag(np.sqrt(np.clip(values, 0, None))) @ vectors.T
     cross = np.linalg.eigvalsh(root @ (np.eye(q) / q) @ root)
-    squared = (
-        (u.mean(axis=0) ** 2).sum()
-        + np.trace(covariance)
-        + 1
-        - 2 * np.sqrt(np.clip(cross, 0, None)).sum()
-    )
+    shared = np.sqrt(np.clip(cross, 0, None)).sum()
+    squared = (u.mean(axis=0) ** 2).sum() + np.trace(covariance) + 1 - 2 * shared
     found = terms_of("wasserstein_uniformity", z1, z2, uniformity_weight=2.0)["uniformity"]
     assert found == pytest.approx(2 * math.sqrt(squared), rel=1e-7)
 
@@ -108,10 +101,9 @@ def test_ssl_hsic(n: int, q: int) -> None:
     centring = np.eye(2 * n) - 1 / (2 * n)
     dependence = np.trace(gram @ centring @ gram @ centring) / (2 * n) ** 2
     terms = terms_of("ssl_hsic", z1, z2, scale=1.5)
+    positive = sum(kernel(z[i], z[n + i]) for i in range(n)) / n
     assert terms == {
-        "positive pairs": pytest.approx(
-            -sum(kernel(z[i], z[n + i]) for i in range(n)) / n, rel=1e-10
-        ),
+        "positive pairs": pytest.approx(-positive, rel=1e-10),
         "all pairs": pytest.approx(gram.mean(), rel=1e-10),
         "self-dependence": pytest.approx(3 * math.sqrt(dependence), rel=1e-9),
     }
@@ -138,10 +130,7 @@ def test_sigreg_is_the_epps_pulley_statistic() -> None:
 
 def test_sigreg_by_its_quadrature() -> None:
     z1, z2 = draw(6, 4, seed=6)
-    torch.manual_seed(0)
-    with torch.random.fork_rng(devices=[]):
-        seed = int(torch.randint(2**62, ()))  # what the engine draws
-        torch.manual_seed(seed)
+    with as_an_engine_draws():
         directions = torch.randn(4, 1024, dtype=torch.float64).numpy()
     directions /= np.sqrt((directions**2).sum(axis=0))
     frequencies = [3 * k / 16 for k in range(17)]
@@ -163,9 +152,8 @@ def test_sigreg_in_the_weights_of_other_codes() -> None:
     share = weight / (4 * n + weight)
     settings = {"knots": 401, "largest_frequency": 12.0}
     plain = terms_of("sigreg", z1, z2, regularization_weight=1.0, **settings)
-    terms = terms_of(
-        "sigreg", z1, z2, regularization_weight=share, scale=4 / (1 - share), **settings
-    )
+    scaled = settings | {"regularization_weight": share, "scale": 4 / (1 - share)}
+    terms = terms_of("sigreg", z1, z2, **scaled)
     assert terms["alignment"] == pytest.approx(((z1 - z2) ** 2).mean(), rel=1e-10)
     assert terms["normality"] == pytest.approx(weight * plain["normality"] / n, rel=1e-10)
 
@@ -202,12 +190,8 @@ def test_powers_of_waves_are_as_exact_as_the_textbook_in_float32(name: str, scal
         return [value.detach(), *torch.autograd.grad(value, leaves)]
 
     wanted = value_and_gradients(torch.float64, "textbook")
-    for found, rounded, right in zip(
-        value_and_gradients(torch.float32, "auto"),
-        value_and_gradients(torch.float32, "textbook"),
-        wanted,
-        strict=True,
-    ):
+    ours, textbook = (value_and_gradients(torch.float32, form) for form in ("auto", "textbook"))
+    for found, rounded, right in zip(ours, textbook, wanted, strict=True):
         assert (found - right).norm() <= 2 * (rounded - right).norm() + 5e-7 * right.norm()
 
 
@@ -216,26 +200,18 @@ def test_normal_numbers_are_those_of_torch(shape: tuple[int, int]) -> None:
     torch.manual_seed(3)
     wanted = torch.randn(*shape, dtype=torch.float64)
     torch.manual_seed(3)
-    torch.testing.assert_close(
-        standard_normal(*shape, torch.device("cpu")), wanted, rtol=1e-12, atol=1e-12
-    )
+    found = standard_normal(*shape, torch.device("cpu"))
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_visreg() -> None:
     z1, z2 = draw(5, 3, seed=7)
-    torch.manual_seed(0)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, ())))
+    with as_an_engine_draws():
         directions = torch.randn(3, 40, dtype=torch.float64).numpy()
     directions /= np.sqrt((directions**2).sum(axis=0))
     # The normal quantiles at i/6, from tables.
-    quantiles = [
-        -0.9674215661017014,
-        -0.4307272992954576,
-        0.0,
-        0.4307272992954576,
-        0.9674215661017014,
-    ]
+    far, near = 0.9674215661017014, 0.4307272992954576
+    quantiles = [-far, -near, 0.0, near, far]
     center, scale, shape = 0.0, 0.0, 0.0
     for z in (z1, z2):
         mean, deviation = z.mean(axis=0), z.std(axis=0) + 1e-6
@@ -243,12 +219,10 @@ def test_visreg() -> None:
         scale += ((1 - deviation) ** 2).mean() / 2
         for a in directions.T:
             projections = sorted(((z - mean) / deviation) @ a)
-            shape += sum((x - y) ** 2 for x, y in zip(projections, quantiles, strict=True)) / (
-                5 * 40 * 2
-            )
-    terms = terms_of(
-        "visreg", z1, z2, directions=40, center_weight=2.0, scale_weight=3.0, shape_weight=5.0
-    )
+            gaps = [(x - y) ** 2 for x, y in zip(projections, quantiles, strict=True)]
+            shape += sum(gaps) / (5 * 40 * 2)
+    weights = {"center_weight": 2.0, "scale_weight": 3.0, "shape_weight": 5.0}
+    terms = terms_of("visreg", z1, z2, directions=40, **weights)
     assert terms == {
         "alignment": pytest.approx(0.1 * ((z1 - z2) ** 2).mean() / 4, rel=1e-10),
         "center": pytest.approx(0.9 * 2 * center, rel=1e-10),
@@ -260,12 +234,9 @@ def test_visreg() -> None:
 def test_no_gradient_of_visregs_shape_flows_through_the_deviation() -> None:
     """As if the deviations were numbers; those of the whole form, by differences, are others."""
     z1, z2 = (torch.from_numpy(z) for z in draw(6, 3, seed=9))
-    method = methods.build(
-        "visreg", directions=40, center_weight=0.0, scale_weight=0.0, regularization_weight=1.0
-    )
-    torch.manual_seed(0)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, ())))
+    weights = {"center_weight": 0.0, "scale_weight": 0.0, "regularization_weight": 1.0}
+    method = methods.build("visreg", directions=40, **weights)
+    with as_an_engine_draws():
         directions = torch.nn.functional.normalize(torch.randn(3, 40, dtype=torch.float64), dim=0)
     quantiles = torch.special.ndtri(torch.arange(1, 7, dtype=torch.float64) / 7)[:, None]
 
@@ -343,10 +314,8 @@ def test_kerjepa_ksd_is_the_mean_of_the_stein_kernel(name: str, n: int, q: int) 
                 x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
                 k = kernel(name, x, y, 0.7 * q)
                 along_x, along_y = torch.autograd.grad(k, (x, y), create_graph=True)
-                mixed = [
-                    torch.autograd.grad(along_x[i], y, retain_graph=True)[0][i] for i in range(q)
-                ]
-                stein = (x @ y) * k - x @ along_y - y @ along_x + torch.stack(mixed).sum()
+                mixed = [torch.autograd.grad(each, y, retain_graph=True)[0] for each in along_x]
+                stein = (x @ y) * k - x @ along_y - y @ along_x + torch.stack(mixed).trace()
                 total += stein.item() / (2 * n * (n - 1))
     terms = terms_of("kerjepa", z1, z2, kernel=name, bandwidth=0.7, regularization_weight=3.0)
     assert terms["normality"] == pytest.approx(3 * total, rel=1e-9)
@@ -378,8 +347,7 @@ def test_kerjepa_mmd_by_quadrature() -> None:
 
     prior = mass @ gram(points, points) @ mass
     off = ~np.eye(5, dtype=bool)
-    values = [
-        gram(z, z)[off].mean() - 2 * (gram(z, points) @ mass).mean() + prior for z in (z1, z2)
-    ]
+    within = [gram(z, z)[off].mean() for z in (z1, z2)]
+    crossed = [(gram(z, points) @ mass).mean() for z in (z1, z2)]
     terms = terms_of("kerjepa_mmd", z1, z2, bandwidth=0.6, regularization_weight=1.0)
-    assert terms["normality"] == pytest.approx(sum(values) / 2, rel=1e-9)
+    assert terms["normality"] == pytest.approx(sum(within) / 2 - sum(crossed) + prior, rel=1e-9)
