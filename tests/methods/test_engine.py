@@ -34,9 +34,8 @@ def draw(n: int, q: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Te
 def gradients(name: str, z1: Tensor, z2: Tensor, form: str) -> tuple[Tensor, ...]:
     leaf1, leaf2 = (z.clone().requires_grad_() for z in (z1, z2))
     torch.manual_seed(0)  # random methods draw the same in every form
-    return torch.autograd.grad(
-        methods.build(name).loss(leaf1, leaf2, engine=Engine(form=form)), (leaf1, leaf2)
-    )
+    loss = methods.build(name).loss(leaf1, leaf2, engine=Engine(form=form))
+    return torch.autograd.grad(loss, (leaf1, leaf2))
 
 
 def test_a_gpu_gets_few_large_panels_and_a_plan_counts_those() -> None:
@@ -71,9 +70,8 @@ def test_many_ragged_panels_are_like_one(
     monkeypatch.setitem(pairwise.PANEL_BYTES, "cpu", 17 * q * 8)
     for form in methods.build(name).forms[1:]:
         for found, exact in zip(gradients(name, z1, z2, form), wanted, strict=True):
-            torch.testing.assert_close(
-                found, exact, rtol=1e-9, atol=1e-12 * exact.abs().max().item()
-            )
+            least = 1e-12 * exact.abs().max().item()
+            torch.testing.assert_close(found, exact, rtol=1e-9, atol=least)
 
 
 @pytest.mark.parametrize("name", [name for name in STREAMED if "gram" in methods.build(name).forms])
@@ -91,14 +89,11 @@ def test_gram_form_keeps_nothing_of_size_n_by_n(monkeypatch: pytest.MonkeyPatch,
     assert sizes["textbook"] >= (n * q if covariance else n * n)
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        ("vicreg", "gram"),
-        ("barlow_twins", "gram"),
-        ("sfrik_l1", "covariance"),
-    ],  # of a linear kernel
-)
+# SFRIK's kernel of order one is linear.
+LINEAR = [("vicreg", "gram"), ("barlow_twins", "gram"), ("sfrik_l1", "covariance")]
+
+
+@pytest.mark.parametrize(("name", "form"), LINEAR)
 def test_a_form_makes_no_matrix_of_dimensions(name: str, form: str) -> None:
     z1, z2 = draw(20, 1000, torch.float32)
     with Operations() as operations:
@@ -154,9 +149,8 @@ def test_gradient_of_one_view_alone() -> None:
 )
 def test_compiled_network_and_loss_are_like_eager_ones(name: str) -> None:
     method = methods.build(name)
-    weight = torch.randn(
-        5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-    ).requires_grad_()
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(5, 4, dtype=torch.float64, generator=generator).requires_grad_()
 
     def step(x1: Tensor, x2: Tensor, engine: Engine) -> Tensor:
         return method.loss((x1 @ weight).tanh(), (x2 @ weight).tanh(), engine=engine)
@@ -186,10 +180,8 @@ def test_functions_of_pairs_are_compiled_once_where_that_is_asked(
     monkeypatch.setattr(torch, "compile", compile_)
     monkeypatch.setitem(pairwise.PANEL_BYTES, "cpu", 2**12)
     method, views = methods.build(name), draw(60, 8)
-    losses = [
-        method.loss(*views, engine=Engine(form="gram", compile=asked))
-        for asked in (False, True, True, False)
-    ]
+    engines = [Engine(form="gram", compile=asked) for asked in (False, True, True, False)]
+    losses = [method.loss(*views, engine=engine) for engine in engines]
     assert len(compiled) == 1
     assert losses == [losses[0]] * 4
 
@@ -206,10 +198,8 @@ def test_compiled_functions_of_pairs_are_like_eager_ones(
     finds it.
     """
     monkeypatch.setitem(pairwise.PANEL_BYTES, "cpu", 2**14)
-    method, views = (
-        methods.build(name),
-        [view.requires_grad_() for view in draw(150, 30, torch.float32)],
-    )
+    method = methods.build(name)
+    views = [view.requires_grad_() for view in draw(150, 30, torch.float32)]
     found, made = [], []
     for asked in (False, True):
         engine = Engine(form="gram", compile=asked)
@@ -231,9 +221,8 @@ def test_rows_shorter_than_1e_12_count_as_zero() -> None:
     assert found.isfinite().all()
     zero = z1.clone()
     zero[3] = 0
-    assert (
-        methods.build("sfrik").loss(z1, z2).item() == methods.build("sfrik").loss(zero, z2).item()
-    )
+    short, none = (methods.build("sfrik").loss(z, z2).item() for z in (z1, zero))
+    assert short == none
 
 
 @pytest.mark.parametrize("name", methods.names())
@@ -265,11 +254,8 @@ def two_ranks() -> Iterator[Processes]:
 def without_rows_on_the_second(here: Place) -> float:
     z1, z2 = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0)).unbind()
     rows = slice(6 * (1 - here.rank))
-    return (
-        methods.build("simclr")
-        .loss(z1[rows], z2[rows], engine=Engine(group=dist.group.WORLD))
-        .item()
-    )
+    engine = Engine(group=dist.group.WORLD)
+    return methods.build("simclr").loss(z1[rows], z2[rows], engine=engine).item()
 
 
 def test_a_rank_may_have_no_rows(two_ranks: Processes) -> None:
@@ -283,9 +269,8 @@ def test_one_row_over_all_ranks_is_refused(form: str, tmp_path: Path) -> None:
     joined(Place(0, 1, str(tmp_path / "store")))
     try:
         with is_refused(r"SimCLR: embeddings must have n >= 2 rows over all ranks, not 1"):
-            methods.build("simclr").loss(
-                *draw(1, 3), engine=Engine(form=form, group=dist.group.WORLD)
-            )
+            engine = Engine(form=form, group=dist.group.WORLD)
+            methods.build("simclr").loss(*draw(1, 3), engine=engine)
     finally:
         dist.destroy_process_group()
 

@@ -58,28 +58,24 @@ def test_mec(n: int, q: int, order: int) -> None:
     )
 
 
-KERNELS = {  # (K, k) of pakoromilas/DHEL-KCL, of the distance
-    "gaussian": (2.0, lambda d: math.exp(-2 * d**2), lambda d: math.exp(-2 * d**2)),
-    "log": (3.0, lambda d: -0.5 * math.log(3 * d**2 + 1), lambda d: -math.log(3 * d**2 + 1)),
-    "imq": (
-        1.5,
-        lambda d: 1.5 / math.sqrt(1.5**2 + d**2),
-        lambda d: 1.5 / math.sqrt(1.5**2 + d**2),
-    ),
-    "riesz": (-1.2, lambda d: -(d**1.2), lambda d: -(d**1.2)),
+KERNELS = {  # k of pakoromilas/DHEL-KCL, of the distance; K is the same but for the logarithm
+    "gaussian": (2.0, 1.0, lambda d: math.exp(-2 * d**2)),
+    "log": (3.0, 0.5, lambda d: -math.log(3 * d**2 + 1)),
+    "imq": (1.5, 1.0, lambda d: 1.5 / math.sqrt(1.5**2 + d**2)),
+    "riesz": (-1.2, 1.0, lambda d: -(d**1.2)),
 }
 
 
 @sizes
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernel_contrastive_learning(kernel: str, n: int, q: int) -> None:
-    scale, of_negatives, of_positives = KERNELS[kernel]
+    scale, share, of_distance = KERNELS[kernel]
     u1, u2 = (unit(z) for z in draw(n, q, seed=20 + n))
     distances = [
         [np.linalg.norm(u[i] - u[j]) for i in range(n) for j in range(i)] for u in (u1, u2)
     ]
-    energy = sum(float(np.mean([of_negatives(d) for d in own])) for own in distances)
-    positives = [of_positives(float(np.linalg.norm(a - b))) for a, b in zip(u1, u2, strict=True)]
+    energy = share * sum(float(np.mean([of_distance(d) for d in own])) for own in distances)
+    positives = [of_distance(float(np.linalg.norm(a - b))) for a, b in zip(u1, u2, strict=True)]
     terms = terms_of("kcl", 3 * u1, 0.2 * u2, kernel=kernel, scale=scale, energy_weight=5.0)
     assert terms == {
         "alignment": pytest.approx(-2 * float(np.mean(positives)), rel=1e-9),
@@ -125,9 +121,8 @@ def test_ur_jepa(statistic: str) -> None:
 
     def slope(x: Array, r: float) -> float:
         """Of the logarithm of the density against that of the radius."""
-        return (log_density(x, r * (1 + 1e-5)) - log_density(x, r * (1 - 1e-5))) / math.log(
-            (1 + 1e-5) / (1 - 1e-5)
-        )
+        gap = log_density(x, r * (1 + 1e-5)) - log_density(x, r * (1 - 1e-5))
+        return gap / math.log((1 + 1e-5) / (1 - 1e-5))
 
     total, regularity = 0.0, 0.0
     for k, r in enumerate(radii):
@@ -136,11 +131,8 @@ def test_ur_jepa(statistic: str) -> None:
         if statistic == "derivative":
             total += float(np.mean([slope(x, r) ** 2 for x in z]))
         elif k:
-            total += float(
-                np.mean(
-                    [(a - log_density(x, radii[k - 1])) ** 2 for a, x in zip(logs, z, strict=True)]
-                )
-            )
+            wider = [log_density(x, radii[k - 1]) for x in z]
+            total += float(np.mean((np.array(logs) - wider) ** 2))
     terms = terms_of(
         "ur_jepa", z1, z2, statistic=statistic, dimension=2, regularization_weight=0.1, scale=10.0
     )
@@ -155,12 +147,8 @@ def heat_kernel(q: int, time: Decimal) -> Callable[[float], Decimal]:
     """The series of the heat kernel, in 160 digits, 1 at an inner product of 1."""
     orders, harmonics = range(1, 300), [Decimal(2 if q == 2 else q)]
     for k in orders:
-        ratio = (
-            Decimal(1)
-            if q == 2
-            else Decimal((2 * k + q) * (k + q - 2)) / ((2 * k + q - 2) * (k + 1))
-        )
-        harmonics.append(harmonics[-1] * ratio)
+        above, below = (2 * k + q) * (k + q - 2), (2 * k + q - 2) * (k + 1)
+        harmonics.append(harmonics[-1] * above / below)
     weights = [(-time * k * (k + q - 2)).exp() * harmonics[k - 1] for k in orders]
 
     def kernel(t: float) -> Decimal:
@@ -182,16 +170,11 @@ def test_spherical_kl(n: int, q: int) -> None:
     area = math.log(2) + q / 2 * math.log(math.pi) - math.lgamma(q / 2)
     with localcontext(prec=160):
         kernel = heat_kernel(q, Decimal(2) / q)
-        logs = [
-            float(
-                (
-                    sum((kernel(float(u[i] @ u[j])) for j in range(n) if j != i), Decimal(0))
-                    / (n - 1)
-                ).ln()
-            )
-            for u in (unit(z1), unit(z2))
-            for i in range(n)
-        ]
+        logs = []
+        for u in (unit(z1), unit(z2)):
+            for i in range(n):
+                others = [kernel(float(u[i] @ u[j])) for j in range(n) if j != i]
+                logs.append(float((sum(others, Decimal(0)) / (n - 1)).ln()))
     terms = terms_of("spherical_kl", 3 * z1, 0.2 * z2)
     assert terms == {
         "alignment": pytest.approx(0.125 * ((unit(z1) - unit(z2)) ** 2).sum() / n, rel=1e-10),
@@ -202,9 +185,8 @@ def test_spherical_kl(n: int, q: int) -> None:
 
 def test_a_point_costs_1_by_the_kl_of_the_papers_size() -> None:
     point = np.ones((4, 256))
-    assert sum(
-        terms_of("spherical_kl", point, point, regularization_weight=1.0).values()
-    ) == pytest.approx(1, rel=1e-9)
+    terms = terms_of("spherical_kl", point, point, regularization_weight=1.0)
+    assert sum(terms.values()) == pytest.approx(1, rel=1e-9)
 
 
 def test_rdmreg_by_sorted_projections() -> None:
@@ -215,9 +197,8 @@ def test_rdmreg_by_sorted_projections() -> None:
         torch.manual_seed(4)
         terms = method.view_terms([torch.from_numpy(z) for z in (z1, z2)], 2)
         torch.manual_seed(4)
-        directions = torch.nn.functional.normalize(
-            torch.randn(3, 7, dtype=torch.float64), dim=0
-        ).numpy()
+        drawn = torch.randn(3, 7, dtype=torch.float64)
+        directions = torch.nn.functional.normalize(drawn, dim=0).numpy()
         expected = 0.0
         sigma = math.gamma(1 / 1.5) ** 0.5 / (1.5 ** (1 / 1.5) * math.gamma(3 / 1.5) ** 0.5)
         gamma = torch.distributions.Gamma(torch.tensor(1 / 1.5, dtype=torch.float64), 1.0)
@@ -242,9 +223,8 @@ def test_rdmreg_of_zeros_is_the_second_moment_of_its_target(
 ) -> None:
     """∫ max(0, m + g)² over a Laplace or a normal density of variance 1, by hand."""
     zeros = torch.zeros(2000, 8, dtype=torch.float64)
-    method = methods.build(
-        "rdmreg", directions=64, power=power, shift=shift, regularization_weight=1.0
-    )
+    target = {"power": power, "shift": shift, "regularization_weight": 1.0}
+    method = methods.build("rdmreg", directions=64, **target)
     # The projections' squares have the mean of the coordinates' squares, plus what the mean vector
     # adds or takes.
     found = method(zeros, zeros).terms["distribution"].item()
@@ -290,21 +270,16 @@ def test_tico_has_the_value_of_the_quadratic_kernel_and_half_of_its_gradient(
     n: int, q: int
 ) -> None:
     pair = [torch.from_numpy(z).requires_grad_() for z in draw(n, q, seed=40 + n)]
-    tico, quadratic = (
-        methods.build("tico", covariance_weight=1.0),
-        methods.build("quadratic", alignment_weight=0.0),
-    )
+    tico = methods.build("tico", covariance_weight=1.0)
+    quadratic = methods.build("quadratic", alignment_weight=0.0)
     found, expected = tico(*pair), quadratic(*pair)
     for name in ("uniformity", "diagonal"):
         assert found.terms[name].item() == pytest.approx(expected.terms[name].item(), rel=1e-12)
     cosine = torch.nn.functional.cosine_similarity(pair[0], pair[1]).mean()
     assert found.terms["alignment"].item() == pytest.approx(1 - cosine.item(), rel=1e-12)
-    gradients = (
-        torch.autograd.grad(found.total + cosine, pair),
-        torch.autograd.grad(expected.total, pair),
-    )
-    for own, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(own, 0.5 * other, rtol=1e-9, atol=1e-12)
+    own = torch.autograd.grad(found.total + cosine, pair)
+    other = torch.autograd.grad(0.5 * expected.total, pair)
+    torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-12)
 
 
 def test_spectral_contrastive_of_equal_unit_views_is_the_quadratic_kernel() -> None:
@@ -344,9 +319,8 @@ def test_sigreg_tends_to_the_sliced_mmd_of_kerjepa() -> None:
     """
     z1, z2 = draw(6, 4, seed=81)
     n = 6
-    found = slices("sigreg", "normality", z1, z2, 30_000, 0, knots=33, largest_frequency=8.0) / (
-        math.sqrt(2 * math.pi) * n
-    )
+    found = slices("sigreg", "normality", z1, z2, 30_000, 0, knots=33, largest_frequency=8.0)
+    found /= math.sqrt(2 * math.pi) * n
     own, others = 0.0, 0.0
     for z in (z1, z2):
         kernel = [
@@ -358,9 +332,8 @@ def test_sigreg_tends_to_the_sliced_mmd_of_kerjepa() -> None:
         own += ((n - 1) * np.mean(kernel) + 1) / (2 * n) + rest / 2
         others += np.mean(kernel) / 2 + rest / 2
     assert found == pytest.approx(own, rel=0.03)
-    assert terms_of("kerjepa_sliced_mmd", z1, z2, regularization_weight=1.0)[
-        "normality"
-    ] == pytest.approx(others, rel=1e-8)
+    terms = terms_of("kerjepa_sliced_mmd", z1, z2, regularization_weight=1.0)
+    assert terms["normality"] == pytest.approx(others, rel=1e-8)
 
 
 def test_duplicates_have_finite_energy_at_any_scale() -> None:
@@ -382,14 +355,8 @@ def test_sliced_gaussian_kernel_by_quadrature(q: int, digits: int) -> None:
         z = torch.zeros(2, q, dtype=torch.float64)
         z[1, 0] = distance * math.sqrt(2 * q)
         weights = density / density.sum()
-        means = [
-            float((weights * np.exp(-x * np.cos(theta) ** 2)).sum())
-            for x in (distance**2 * q, distance**2 * q / 2)
-        ]
+        square = distance**2 * q
+        means = [(weights * np.exp(-x * np.cos(theta) ** 2)).sum() for x in (square, square / 2)]
         expected = means[0] - math.sqrt(2) / 2 * (1 + means[1]) + 1 / math.sqrt(3)
-        found = (
-            methods.build("kerjepa_sliced_mmd", regularization_weight=1.0)(z, z)
-            .terms["normality"]
-            .item()
-        )
-        assert found == pytest.approx(expected, abs=10.0**-digits)
+        terms = methods.build("kerjepa_sliced_mmd", regularization_weight=1.0)(z, z).terms
+        assert terms["normality"].item() == pytest.approx(expected, abs=10.0**-digits)

@@ -66,9 +66,8 @@ def kernel_loss(
     """Eq. (2) of the paper, where the λ of its tables is q times that of the equation."""
     z1, z2 = unit(z1), unit(z2)
     weight = table_weight / len(z1[0])
-    return weight * alignment_loss(z1, z2) + 0.5 * (
-        uniformity_loss(z1, kernel) + uniformity_loss(z2, kernel)
-    )
+    uniformity = uniformity_loss(z1, kernel) + uniformity_loss(z2, kernel)
+    return weight * alignment_loss(z1, z2) + 0.5 * uniformity
 
 
 def loss_of(name: str, z1: Rows, z2: Rows, **hyperparameters: object) -> float:
@@ -90,12 +89,9 @@ def sfrik(weights: Sequence[float], u: Sequence[float], v: Sequence[float]) -> f
 def legendre_by_theorem_1(degree: int, q: int, t: float) -> float:
     total = 0.0
     for k in range(degree // 2 + 1):
-        total += (
-            (-0.25) ** k
-            * (1 - t * t) ** k
-            * t ** (degree - 2 * k)
-            / (math.factorial(k) * math.factorial(degree - 2 * k) * math.gamma(k + (q - 1) / 2))
-        )
+        rest = degree - 2 * k
+        below = math.factorial(k) * math.factorial(rest) * math.gamma(k + (q - 1) / 2)
+        total += (-0.25) ** k * (1 - t * t) ** k * t**rest / below
     return math.factorial(degree) * math.gamma((q - 1) / 2) * total
 
 
@@ -140,10 +136,8 @@ def test_auh(n: int, q: int, scale: float) -> None:
     z1, z2 = draw(n, q, seed=5)
 
     def log_mean(z: Rows) -> float:
-        pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
-        return math.log(
-            sum(math.exp(-scale * squared_distance(z[i], z[j])) for i, j in pairs) / len(pairs)
-        )
+        pairs = [(z[i], z[j]) for i in range(n) for j in range(n) if i != j]
+        return math.log(sum(rbf(scale, u, v) for u, v in pairs) / len(pairs))
 
     u1, u2 = unit(z1), unit(z2)
     expected = 30.0 / q * alignment_loss(u1, u2) + 0.5 * (log_mean(u1) + log_mean(u2))
@@ -168,9 +162,8 @@ def test_simclr(n: int, q: int, temperature: float) -> None:
     losses = []
     for i in range(2 * n):
         denominator = sum(math.exp(dot(z[i], z[j]) / temperature) for j in range(2 * n) if j != i)
-        losses.append(
-            -math.log(math.exp(dot(z[i], z[(i + n) % (2 * n)]) / temperature) / denominator)
-        )
+        positive = math.exp(dot(z[i], z[(i + n) % (2 * n)]) / temperature)
+        losses.append(-math.log(positive / denominator))
     assert loss_of("simclr", z1, z2, temperature=temperature) == close(math.fsum(losses) / (2 * n))
 
 
@@ -180,12 +173,10 @@ def test_simclr_is_the_papers_form_for_half_its_lambda_up_to_a_constant() -> Non
         z1, z2 = draw(n, q, seed)
         u1, u2 = unit(z1), unit(z2)
         everyone = u1 + u2
-        logs = [
-            math.log(
-                sum(math.exp(dot(u, v) / temperature) for j, v in enumerate(everyone) if j != i)
-            )
-            for i, u in enumerate(everyone)
-        ]
+        logs = []
+        for i, u in enumerate(everyone):
+            similar = [math.exp(dot(u, v) / temperature) for j, v in enumerate(everyone) if j != i]
+            logs.append(math.log(sum(similar)))
         paper = alignment_loss(u1, u2) / (2 * temperature) + sum(logs) / (2 * n)
         assert loss_of("simclr", z1, z2, temperature=temperature) == close(paper - 1 / temperature)
 
@@ -210,9 +201,8 @@ def test_vicreg_is_twice_the_papers_equation(n: int, q: int) -> None:
     sim, std, epsilon = 25.0, 10.0, 1e-4
     (v1, c1), (v2, c2) = variance_and_covariance(z1, epsilon), variance_and_covariance(z2, epsilon)
     paper = sim / (2 * q) * alignment_loss(z1, z2) + std / 2 * 0.5 * (v1 + v2) + 0.5 * (c1 + c2)
-    found = loss_of(
-        "vicreg", z1, z2, alignment_weight=sim, variance_weight=std, covariance_weight=1.0
-    )
+    weights = {"alignment_weight": sim, "variance_weight": std, "covariance_weight": 1.0}
+    found = loss_of("vicreg", z1, z2, **weights)
     assert found == close(2 * paper)
 
 

@@ -34,11 +34,8 @@ def assert_same(
     """
     found, expected = one(views), factor * other(views) + constant
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    gradients = zip(
-        torch.autograd.grad(found, views), torch.autograd.grad(expected, views), strict=True
-    )
-    for own, wanted in gradients:
-        torch.testing.assert_close(own, wanted, rtol=1e-10, atol=1e-13)
+    own, wanted = torch.autograd.grad(found, views), torch.autograd.grad(expected, views)
+    torch.testing.assert_close(own, wanted, rtol=1e-10, atol=1e-13)
 
 
 def total(name: str, form: str = "auto", **settings: Any) -> Loss:
@@ -65,9 +62,8 @@ def test_losses_that_are_one_up_to_a_factor_and_a_constant(
 ) -> None:
     one, own, other, settings, factor, constant = WHOLE[name]
     for form in ("auto", *build(one).forms):
-        assert_same(
-            total(one, form, **own), total(other, **settings), drawn(n, q, views), factor, constant
-        )
+        first, second = total(one, form, **own), total(other, **settings)
+        assert_same(first, second, drawn(n, q, views), factor, constant)
 
 
 @pytest.mark.parametrize("statistic", ["mmd", "ksd"])
@@ -105,9 +101,8 @@ def test_kernels_of_contrastive_learning_are_those_of_regularizers(n: int, q: in
     gaussian = addend("kcl_gaussian", "energy", scale=1.5, energy_weight=5.0)
     assert_same(gaussian, addend("rbf", "uniformity", scale=1.5), drawn(n, q), factor)
     riesz = addend("kcl_riesz", "energy", scale=-0.8, energy_weight=5.0)
-    assert_same(
-        riesz, addend("generalized_distance", "uniformity", exponent=0.8), drawn(n, q), factor
-    )
+    distance = addend("generalized_distance", "uniformity", exponent=0.8)
+    assert_same(riesz, distance, drawn(n, q), factor)
 
 
 @shapes
@@ -151,9 +146,8 @@ def test_tcr_with_a_large_distortion_is_the_quadratic_kernel() -> None:
 
 def products_of_others(views: Sequence[Tensor]) -> Tensor:
     """Σ_{i≠j} xᵢ·xⱼ of embeddings as they are, over both views."""
-    return torch.stack(
-        [z_NQ.sum(dim=0).square().sum() - z_NQ.square().sum() for z_NQ in views]
-    ).sum()
+    of_views = [z_NQ.sum(dim=0).square().sum() - z_NQ.square().sum() for z_NQ in views]
+    return torch.stack(of_views).sum()
 
 
 @pytest.mark.parametrize(

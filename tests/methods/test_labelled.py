@@ -14,10 +14,8 @@ from regbench.methods.forms.labelled import supervised_contrastive
 
 def draw(count: int, n: int = 11, q: int = 6) -> tuple[list[Tensor], Tensor]:
     generator = torch.Generator().manual_seed(count)
-    views = [
-        torch.randn(n, q, dtype=torch.float64, generator=generator).requires_grad_()
-        for _ in range(count)
-    ]
+    drawn = [torch.randn(n, q, dtype=torch.float64, generator=generator) for _ in range(count)]
+    views = [view.requires_grad_() for view in drawn]
     # Three classes, and images that are alone in theirs.
     return views, torch.tensor([0, 1, 2, 0, 1, 2, 2, 0, 7, 2, 9])
 
@@ -40,15 +38,13 @@ def of_released_code(views: list[Tensor], labels: Tensor) -> Tensor:
 def test_supcon_is_that_of_the_released_code_and_of_pytorch_metric_learning(count: int) -> None:
     views, labels = draw(count)
     found = supervised_contrastive(views, labels, Engine())
-    library = pytorch_metric_learning.losses.SupConLoss(temperature=0.1)(
-        torch.cat(views), labels.repeat(count)
-    )
+    supcon = pytorch_metric_learning.losses.SupConLoss(temperature=0.1)
+    library = supcon(torch.cat(views), labels.repeat(count))
     for wanted, rtol in ((of_released_code(views, labels), 1e-10), (library, 1e-8)):
         torch.testing.assert_close(found.total, wanted, rtol=rtol, atol=0)
-        gradients = torch.autograd.grad(found.total, views, retain_graph=True)
-        torch.testing.assert_close(
-            gradients, torch.autograd.grad(wanted, views), rtol=rtol, atol=1e-10
-        )
+        own = torch.autograd.grad(found.total, views, retain_graph=True)
+        other = torch.autograd.grad(wanted, views)
+        torch.testing.assert_close(own, other, rtol=rtol, atol=1e-10)
     torch.testing.assert_close(sum(found.terms.values()), found.total.detach())
 
 

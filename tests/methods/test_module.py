@@ -14,19 +14,18 @@ from regbench.methods import Engine
 from tests.refusals import is_refused
 
 EVERY = methods.names()
+Views = tuple[torch.Tensor, torch.Tensor]
 
 
 @pytest.fixture
-def views() -> tuple[torch.Tensor, torch.Tensor]:
+def views() -> Views:
     torch.manual_seed(0)
     first, second = torch.randn(2, 8, 6).unbind()
     return first, second
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_module_is_the_loss_and_has_no_state(
-    name: str, views: tuple[torch.Tensor, torch.Tensor]
-) -> None:
+def test_a_module_is_the_loss_and_has_no_state(name: str, views: Views) -> None:
     method = methods.build(name)
     module = method.module()
     assert not module.state_dict()
@@ -39,9 +38,7 @@ def test_a_module_is_the_loss_and_has_no_state(
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_loss_is_the_same_in_inference_mode(
-    name: str, views: tuple[torch.Tensor, torch.Tensor]
-) -> None:
+def test_a_loss_is_the_same_in_inference_mode(name: str, views: Views) -> None:
     """As where a trainer validates; also of tensors that were made there, and after it."""
     method = methods.build(name)
     losses = [method.module(form=form) for form in ("auto", *method.forms)]
@@ -78,7 +75,7 @@ class Model(nn.Module):
         return torch.stack([loss(*map(self.head, views)) for loss in self.losses]).sum()
 
 
-def test_modules_live_in_a_model(views: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_modules_live_in_a_model(views: Views) -> None:
     model = Model()
     model.load_state_dict(Model().state_dict())
     assert set(model.state_dict()) == {"head.weight", "head.bias"}
@@ -90,17 +87,14 @@ def test_modules_live_in_a_model(views: tuple[torch.Tensor, torch.Tensor]) -> No
     assert model.head.weight.grad.abs().sum() > 0
 
 
-def test_views_and_form_reach_the_loss(views: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_views_and_form_reach_the_loss(views: Views) -> None:
     method, three = methods.build("vicreg"), (*views, views[0] + 1)
     assert method.module()(*three, global_views=2) == method.loss(*three, global_views=2)
     assert method.module()(*three) != method.loss(*three, global_views=2)
     first = views[0].requires_grad_()
-    (gradient,) = torch.autograd.grad(
-        method.module(form="textbook")(first, views[1]), first, create_graph=True
-    )
+    textbook = method.module(form="textbook")
+    (gradient,) = torch.autograd.grad(textbook(first, views[1]), first, create_graph=True)
     assert gradient.requires_grad  # of the textbook form alone there are second derivatives
-    assert method.module(form="textbook")(*views) == method.loss(
-        *views, engine=Engine(form="textbook")
-    )
+    assert textbook(*views) == method.loss(*views, engine=Engine(form="textbook"))
     with is_refused("unknown form 'quick'"):
         method.module(form="quick")

@@ -38,40 +38,24 @@ def test_defaults_are_the_published_ones(name: str) -> None:
 
 
 def test_a_list_is_as_good_as_a_tuple() -> None:
-    assert methods.build("sfrik", weights=[1.0, 40.0]) == methods.build(
-        "sfrik", weights=(1.0, 40.0)
+    of_list, of_tuple = (
+        methods.build("sfrik", weights=kind((1.0, 40.0))) for kind in (list, tuple)
     )
+    assert of_list == of_tuple
 
 
-GREEK = dict(
-    pair.split("=")
-    for pair in [
-        "alpha=α",
-        "beta=β",
-        "gamma=γ",
-        "delta=δ",
-        "epsilon=ε",
-        "theta=θ",
-        "lambda=λ",
-        "mu=μ",
-        "nu=ν",
-        "rho=ρ",
-        "sigma=σ",
-        "tau=τ",
-        "varphi=φ",
-        "psi=ψ",
-    ]
-)
+COMMANDS = "alpha beta gamma delta epsilon theta lambda mu nu rho sigma tau varphi psi"
+GREEK = dict(zip(COMMANDS.split(), "αβγδεθλμνρστφψ", strict=True))
 
 
 def test_the_typeset_formulas_are_balanced_and_use_the_letters_of_the_plain_ones() -> None:
     for data in {type(methods.build(name)).metadata for name in methods.names()}:
         for opening, closing in (("{", "}"), ("(", ")"), (r"\left", r"\right")):
             assert data.latex.count(opening) == data.latex.count(closing), (data.title, opening)
-        letters = {
-            GREEK[command] for command in re.findall(r"\\([a-z]+)", data.latex) if command in GREEK
-        }
-        assert letters == set(re.findall("[α-ω]", data.formula)), data.title
+        commands = GREEK.keys() & set(re.findall(r"\\([a-z]+)", data.latex))
+        assert {GREEK[command] for command in commands} == set(re.findall("[α-ω]", data.formula)), (
+            data.title
+        )
 
 
 @every_name
@@ -82,10 +66,8 @@ def test_every_method_states_a_space_around_its_defaults(name: str) -> None:
     for key, each in method.space.items():
         assert isinstance(each, Range)
         # Published at one of these sizes.
-        assert any(
-            0 <= each.at(n, q).position(getattr(method, key)) <= 1
-            for n, q in ((64, 128), (2048, 8192))
-        ), key
+        sizes = (each.at(64, 128), each.at(2048, 8192))
+        assert any(0 <= size.position(getattr(method, key)) <= 1 for size in sizes), key
 
 
 @every_name
@@ -152,9 +134,7 @@ def test_an_unknown_hyperparameter_is_refused_with_those_there_are() -> None:
 @pytest.mark.parametrize(
     ("name", "key", "value", "words"), yaml.safe_load((FOLDER / "refused.yaml").read_text())
 )
-def test_impossible_hyperparameters_are_refused(
-    name: str, key: str, value: Any, words: str
-) -> None:
+def test_wrong_hyperparameters_are_refused(name: str, key: str, value: Any, words: str) -> None:
     value = tuple(value) if isinstance(value, list) else value
     with is_refused(re.escape(words)) as caught:
         methods.build(name, **{key: value})
@@ -215,14 +195,9 @@ def test_a_method_of_another_distribution_is_found(tmp_path: Path) -> None:
         """
     )
     environment = {**os.environ, "PYTHONPATH": install(tmp_path, "elsewhere_kernel", source)}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=tmp_path,
-        check=False,
-    )
+    how: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, **how)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == pytest.approx(0.25)
 

@@ -35,12 +35,10 @@ def of_two_views() -> tuple[list[Tensor], list[Tensor]]:
 def assert_equal(found: Tensor, wanted: Tensor, predictions: Sequence[Tensor]) -> None:
     """Compare value and gradients."""
     assert_close(found, wanted)
-    for own, other in zip(
-        torch.autograd.grad(found, predictions, retain_graph=True),
-        torch.autograd.grad(wanted, predictions, retain_graph=True),
-        strict=True,
-    ):
-        assert_close(own, other)
+    own, other = (
+        torch.autograd.grad(each, predictions, retain_graph=True) for each in (found, wanted)
+    )
+    assert_close(own, other)
 
 
 def assert_same(
@@ -103,10 +101,8 @@ def test_dino_of_lightly(done: float, temperature: float) -> None:
     # Lightly has the temperature in single precision.
     temperatures = {"first_teacher_temperature": 1 / 32, "teacher_temperature": 3 / 32}
     method = methods.build("dino", prototypes=7, warmup=0.5, **temperatures)
-    theirs, centering = (
-        lightly.loss.DINOLoss(output_dim=7, warmup_teacher_temp_epochs=1),
-        method.target_transform(7),
-    )
+    theirs = lightly.loss.DINOLoss(output_dim=7, warmup_teacher_temp_epochs=1)
+    centering = method.target_transform(7)
     assert centering is not None
     theirs.double(), centering.double()
     for _ in range(2):
@@ -125,15 +121,12 @@ def test_tico_over_the_steps_is_that_of_released_codes() -> None:
     not.
     """
     beta, rho = 0.75, 3.0
-    running = methods.build(
-        "tico", covariance_weight=rho, covariance_momentum=beta
-    ).target_transform(7)
+    method = methods.build("tico", covariance_weight=rho, covariance_momentum=beta)
+    running = method.target_transform(7)
     assert running is not None
     running.double()
-    library, covariance = (
-        lightly.loss.TiCoLoss(beta=beta, rho=rho),
-        torch.zeros(7, 7, dtype=torch.float64),
-    )
+    library = lightly.loss.TiCoLoss(beta=beta, rho=rho)
+    covariance = torch.zeros(7, 7, dtype=torch.float64)
     for n in (12, 13, 14):
         p1, p2, t1, t2 = draw(4, n)
         predictions = [p1.requires_grad_(), p2.requires_grad_()]
@@ -156,16 +149,11 @@ def test_mec_in_training_is_that_of_the_released_code(done: float, times: float)
 
     def traces(p: Tensor, z: Tensor) -> Tensor:
         c = F.normalize(p, dim=1) @ F.normalize(z, dim=1).T / inverse
-        return torch.stack(
-            [(-1) ** (k + 1) / k * torch.linalg.matrix_power(c, k).trace() for k in range(1, 5)]
-        ).sum()
+        powers = [torch.linalg.matrix_power(c, k).trace() / k for k in range(1, 5)]
+        return powers[0] - powers[1] + powers[2] - powers[3]
 
-    wanted = (
-        -0.5
-        * inverse
-        / n
-        * (traces(targets[0], predictions[1]) + traces(targets[1], predictions[0]))
-    )
+    both = traces(targets[0], predictions[1]) + traces(targets[1], predictions[0])
+    wanted = -0.5 * inverse / n * both
     rising = methods.build("mec", distortion=3.0, warmup=0.1).target_transform(q)
     assert rising is not None
     found = loss_of_step(rising, predictions, targets, done)
