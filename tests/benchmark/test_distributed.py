@@ -33,9 +33,7 @@ STEPS = (
 CROPS = ("augmentation=small_grey_crops", "augmentation.views.local.count=2")
 EMA = ("network.teacher=ema", "network.momentum=0.5")
 # A copy of the backbone is trained with the labels of the same images.
-SAME_IMAGES = [
-    override.removeprefix("dataset.") for override in TINY if override.startswith("dataset.")
-]
+SAME_IMAGES = [each.removeprefix("dataset.") for each in TINY if each.startswith("dataset.")]
 SAME_IMAGES += ["source.held_out=null", "channels=3", "mean=[0.5,0.5,0.5]", "std=[0.2,0.2,0.2]"]
 FINE_TUNED = (
     *("evaluation.protocols=[knn,labels1]", "evaluation.labels1.epochs=1"),
@@ -113,8 +111,7 @@ for name, overrides in json.loads(sys.argv[1]):
 
 def record_of(tiny: list[str], name: str) -> Record:
     cell, runtime = load_run([*tiny, *STEPS, *CASES[name]])
-    record = there(read_record(run_directory(runtime, name, cell)))
-    return record
+    return there(read_record(run_directory(runtime, name, cell)))
 
 
 @pytest.mark.parametrize(
@@ -199,13 +196,11 @@ def test_a_transformer_of_many_views_on_two_ranks_goes_on_after_a_kill_as_if_the
     for name, lives in {"undisturbed": ["run"], "killed": ["kill", "run"]}.items():
         overrides = [*tiny, *TRANSFORMER, f"runtime.runs_dir={tmp_path / name}"]
         for life in lives:
-            codes = [
-                process.returncode for process in launch(2, KILLED, json.dumps(overrides), life)
-            ]
+            ended = launch(2, KILLED, json.dumps(overrides), life)
+            codes = [process.returncode for process in ended]
             assert codes == [1, -signal.SIGKILL] if life == "kill" else codes == [0, 0]
         cell, runtime = load_run(overrides)
-        record = there(read_record(run_directory(runtime, "killed", cell)))
-        records[name] = record
+        records[name] = there(read_record(run_directory(runtime, "killed", cell)))
     killed, undisturbed = records["killed"], records["undisturbed"]
     assert [attempt.from_step for attempt in killed.attempts] == [None, 3]
     assert killed.scores == undisturbed.scores
@@ -278,9 +273,8 @@ def test_a_layer_that_does_more_than_bn_is_not_taken_for_bn() -> None:
 
     network = nn.Sequential(BatchNormAct2d(4))
     with is_refused("BatchNormAct2d of the network cannot take its statistics over several"):
-        synchronize_batch_norm(
-            network, World(size=2, group=cast("dist.ProcessGroup", object())), torch.device("cpu")
-        )
+        world = World(size=2, group=cast("dist.ProcessGroup", object()))
+        synchronize_batch_norm(network, world, torch.device("cpu"))
 
 
 def test_a_launcher_that_says_half_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +296,7 @@ import sys, torch, warnings
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils._python_dispatch import TorchDispatchMode
 from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.settings.architecture import NetworkConfig, ProjectorConfig
 from regbench.benchmark.training.distributed import Agreement, connect, synchronize_batch_norm
@@ -313,7 +308,12 @@ from regbench.benchmark.training.sync_batch_norm import Kernels, SyncBatchNorm
 from regbench.methods import Engine, build
 from regbench.methods.forms import engine
 
-cpu = torch.device("cpu")
+cpu, operations = torch.device("cpu"), []
+
+class Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        operations.append(func)
+        return func(*args, **(kwargs or {}))
 
 def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
@@ -352,12 +352,7 @@ def batch_norm_kernels(world):
     # and precisions of a training, and with unequal shares. Plain torch stands for the kernels here.
     # Ours has no operation for which a GPU's host would wait.
     from torch.nn.modules._functions import SyncBatchNorm as Theirs
-    from torch.utils._python_dispatch import TorchDispatchMode
-    calls, operations = [], []
-    class Operations(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            operations.append(func.overloadpacket.__name__)
-            return func(*args, **(kwargs or {}))
+    calls = []
     def noting(name):
         def kernel(*arguments):
             calls.append((name, [a.clone() if torch.is_tensor(a) else a for a in arguments]))
@@ -387,7 +382,8 @@ def batch_norm_kernels(world):
                     settings = whole.running_mean, whole.running_var, whole.eps, whole.momentum, world.group, world.size
                     out = Theirs.apply(leaf, whole.weight, whole.bias, *settings)
                 out.backward(draw(4, *out.shape).to(out.dtype))
-            waits = {"index", "nonzero", "masked_select", "_local_scalar_dense"} & set(operations)
+            names = {func.overloadpacket.__name__ for func in operations}
+            waits = {"index", "nonzero", "masked_select", "_local_scalar_dense"} & names
             assert ours == (not waits), (ours, waits)
             noted.append([*calls, ("out", [out, leaf.grad, whole.weight.grad, whole.bias.grad, *whole.buffers()][:-1])])
             calls.clear()
@@ -434,12 +430,7 @@ def states(world):
 
 def update(world):
     # It takes no operation for each of the tensors, whose gradients lie in buckets.
-    from torch.utils._python_dispatch import TorchDispatchMode
-    operations = []
-    class Operations(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            operations.append(func)
-            return func(*args, **(kwargs or {}))
+    operations.clear()
     config = NetworkConfig(backbone=BACKBONES.build("resnet18"), projector=ProjectorConfig(norm="layer"))
     network = SiameseNetwork(config, 16, 1, 28, 0)
     marks = []
