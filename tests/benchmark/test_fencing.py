@@ -127,13 +127,12 @@ class Process:
 
 def content(directory: Path) -> dict[str, str]:
     """The digest of every file, by its path below the directory; temporary ones left out."""
-    files = [
-        path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(".")
-    ]
-    return {
-        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-    }
+    found = {}
+    for path in directory.rglob("[!.]*"):
+        if path.is_file():
+            name = str(path.relative_to(directory))
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
 
 
 def changes(before: dict[str, str], after: dict[str, str]) -> set[str]:
@@ -192,10 +191,8 @@ def lose(small: list[str], at: int, operations: list[str], record: Record, *, fi
     after = content(directory)
     if loses:
         first, second = read_attempts(directory)
-        assert (first["ended"], second["ended"]) == (
-            "superseded",
-            "done" if finish else "interrupted",
-        ), where
+        ended = "done" if finish else "interrupted"
+        assert (first["ended"], second["ended"]) == ("superseded", ended), where
         # What was under way, the older of its own checkpoints, and how the attempt ended.
         late = changes(before, after) - {"attempts/0001.json", "config.yaml"}
         assert all("-0001" in name for name in late), (where, late)
@@ -220,16 +217,12 @@ def test_whenever_a_process_loses_its_run_nothing_else_changes(
         lose(small, at, operations, record, finish=finish)
 
 
-KINDS = (
-    "0001.json",
-    "environment",
-    "checkpoint",
-    "metrics",
-    "choice",
-    "scores",
-    "evaluation-probe",
-    "record.json",
-)
+KINDS = ("environment", "checkpoint", "metrics", "scores", "evaluation-probe", "record.json")
+
+
+def last_of(operations: list[str], *beginnings: str) -> int:
+    """Number of the last operation, from 1, that begins with one of these."""
+    return max(i for i, name in enumerate(operations, 1) if name.startswith(beginnings))
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +233,7 @@ def alone(images: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[
 
 
 @pytest.mark.parametrize("finish", [False, True], ids=["begun", "finished"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["0001.json", "choice", *KINDS])
 def test_a_process_that_loses_its_run_while_it_writes_a_file_changes_nothing_else(
     small: list[str], alone: tuple[list[str], Record], kind: str, *, finish: bool
 ) -> None:
@@ -250,11 +243,7 @@ def test_a_process_that_loses_its_run_while_it_writes_a_file_changes_nothing_els
     """
     operations, record = alone
     words = ("make",) if finish else ("replace", "link")
-    (*_, at) = (
-        i
-        for i, operation in enumerate(operations, 1)
-        if operation.startswith(tuple(f"{w} {kind}" for w in words))
-    )
+    at = last_of(operations, *(f"{word} {kind}" for word in words))
     lose(small, at, operations, record, finish=finish)
 
 
@@ -324,9 +313,8 @@ def test_a_run_whose_folder_is_removed_ends_itself(
     cell, runtime = load_run([*small, *SELDOM])
     directory = run_directory(runtime, "here", cell)
     steps = at_the_second_step(monkeypatch, lambda: remove(directory))
-    with pytest.raises(
-        LeaseLost, match=r"attempts/0001\.json was removed; this process writes no more"
-    ):
+    reason = r"attempts/0001\.json was removed; this process writes no more"
+    with pytest.raises(LeaseLost, match=reason):
         run_cell(cell, runtime, "here")
     assert steps == [0, 1]
     assert not directory.exists()
@@ -396,11 +384,7 @@ def test_a_process_that_is_stopped_for_longer_than_the_lease_changes_nothing(
     small: list[str], alone: tuple[list[str], Record]
 ) -> None:
     operations, record = alone
-    kinds = ("environment", "checkpoint", "metrics", "scores", "evaluation-probe", "record.json")
-    places = [
-        [i for i, name in enumerate(operations, 1) if name.startswith(f"make {kind}")][-1]
-        for kind in kinds
-    ]
+    places = [last_of(operations, f"make {kind}") for kind in KINDS]
     overrides = [*small, "runtime.lease_s=1"]
     cell, runtime = load_run(overrides)
     command = [sys.executable, "-c", STOPPED, json.dumps(overrides), json.dumps(places)]
