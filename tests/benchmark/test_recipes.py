@@ -61,9 +61,8 @@ def test_the_file_of_numbers_is_whole() -> None:
             assert text and text == text.strip(), number
         assert number.on_test in ("yes", "no", "not stated")
         assert number.number is None or 0 < number.number < 100
-        assert number.number is not None or (
-            number.deviation is None and number.what == "no published number"
-        )
+        if number.number is None:
+            assert (number.deviation, number.what) == (None, "no published number")
         # A score that the cell's evaluations give.
         (cell,) = [cell for cell in cells_of(number.preset, "seed=0") if number.is_of(cell.plain())]
         needed = {"linear": "probe", "knn": "knn"}[number.score.partition("_")[0]]
@@ -94,9 +93,8 @@ def facts(cell: Cell, images: int) -> dict[str, Any]:
     steps = images // cell.batch_size
     # The highest rate begins an epoch.
     places = [*(epoch * steps for epoch in range(cell.epochs)), cell.epochs * steps - 1]
-    rates = [
-        cell.optimizer.learning_rate(cell.batch_size, step, steps, cell.epochs) for step in places
-    ]
+    rate = cell.optimizer.learning_rate
+    rates = [rate(cell.batch_size, step, steps, cell.epochs) for step in places]
     return {
         **cell.plain(),
         "views": sorted(views),
@@ -156,22 +154,15 @@ def write_folders(root: Path, classes: Iterable[str]) -> None:
                 Image.fromarray(pixels).save(folder / f"{name}_{i}.JPEG")
 
 
-def write_imagenette(root: Path) -> None:
-    write_folders(root, [f"n{i:08d}" for i in range(10)])
-
-
-def write_imagenet(root: Path) -> None:
-    write_folders(root, [f"n{i:08d}" for i in range(4)])
-
-
-def write_imagenet100(root: Path) -> None:
-    """The listed classes and one more."""
+def listed_classes() -> list[str]:
+    """Those of ImageNet-100 and one more."""
     lines = Path(imagefolder.__file__).with_name("imagenet100.txt").read_text().splitlines()
-    write_folders(root, [line for line in lines if not line.startswith("#")] + ["n00000000"])
+    return [line for line in lines if not line.startswith("#")] + ["n00000000"]
 
 
-WRITERS = {"imagenette": write_imagenette, "in100": write_imagenet}
-WRITERS["imagenet100"] = write_imagenet100
+# The class folders of each data set that is read from a folder.
+CLASSES = {"in100": [f"n{i:08d}" for i in range(4)], "imagenet100": listed_classes()}
+CLASSES["imagenette"] = [f"n{i:08d}" for i in range(10)]
 SIZES = ("dataset.image_size=32", "dataset.eval_resize=32")
 SHRUNK = (
     *("epochs=1", "optimizer.warmup_epochs=0", "evaluation.probe.epochs=1", "evaluation.knn.k=5"),
@@ -201,9 +192,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, .
     with cifar_files(cifar):
         for name, small in SMALL.items():
             source, partial = cifar, "dataset.source.published=false"
-            if name in WRITERS:
-                (source := root / f"source-{name}").mkdir()
-                WRITERS[name](source)
+            if name in CLASSES:
+                source = root / f"source-{name}"
+                write_folders(source, CLASSES[name])
                 partial = "dataset.source.published=null"
             overrides = (*SHRUNK, *small, partial, f"runtime.data_dir={root / 'data'}")
             recipe = next(recipe for recipe in RECIPES if cells_of(recipe)[0].dataset.name == name)
