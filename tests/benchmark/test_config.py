@@ -111,12 +111,17 @@ def another(path: tuple[str, ...], old: Any) -> Any:
     return old + "x" if isinstance(old, str) else old + 1
 
 
-def with_value(cell: Cell, path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    data: dict[str, Any] = copy.deepcopy(cell.plain())
+def parent(data: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """The group that has the setting of this path."""
     node = data
     for key in path[:-1]:
         node = node[key]
-    node[path[-1]] = value
+    return node
+
+
+def with_value(cell: Cell, path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    data: dict[str, Any] = copy.deepcopy(cell.plain())
+    parent(data, path)[path[-1]] = value
     return data
 
 
@@ -139,11 +144,8 @@ def test_every_setting_is_part_of_the_id() -> None:
 
 # Settings that decide nothing beside method=sfrik, and others that each make another cell.
 DECIDING_NOTHING = (
-    "evaluation.voc07.folds=5",
-    "network.checkpointing=false",
-    "evaluation.precision=fp32",
-    "evaluation.while_training=[]",
-    "dataset.shared_bits=0",
+    *("evaluation.voc07.folds=5", "network.checkpointing=false", "evaluation.precision=fp32"),
+    *("evaluation.while_training=[]", "dataset.shared_bits=0"),
 )
 DECIDING = Path(__file__).with_name("deciding.txt").read_text().splitlines()
 
@@ -198,10 +200,7 @@ def test_cells_survive_json_and_yaml() -> None:
 def test_a_stored_cell_does_not_depend_on_the_defaults_of_today() -> None:
     for path, _ in leaves(BASE.plain()):
         data = BASE.plain()
-        node: Any = data
-        for key in path[:-1]:
-            node = node[key]
-        del node[path[-1]]
+        del parent(data, path)[path[-1]]
         with pytest.raises(RegbenchError):
             Cell.stored(data)
 
@@ -242,9 +241,8 @@ def test_the_config_of_a_run_directory_gives_its_cell_back(tmp_path: Path) -> No
     same, runtime = load_config(path, ["runtime.data_dir=/data7"])
     assert same == cell
     assert runtime.data_dir == "/data7"
-    other, _ = load_config(
-        path, ["evaluation.knn.k=3", "method.weights=[2,1]", "optimizer.base_lr=2"]
-    )
+    changes = ["evaluation.knn.k=3", "method.weights=[2,1]", "optimizer.base_lr=2"]
+    other, _ = load_config(path, changes)
     assert other.plain()["evaluation"]["knn"]["k"] == 3
     assert other.method == methods.build("sfrik", weights=(2.0, 1.0), alignment_weight=2000.0)
     assert other.optimizer.base_lr == 2
@@ -258,11 +256,10 @@ def test_a_setting_of_a_source_can_be_given(tmp_path: Path) -> None:
     cell = cell_of("method=sfrik_l2", "dataset=in20")
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(cell.plain()))
-    smaller, _ = load_config(path, ["dataset.source.resize_px=256", "dataset.name=in20_256"])
-    assert smaller.dataset.source == ImageFolder(
-        resize_px=256, train_per_class=260, tuning_per_class=260
-    )
     given = ("dataset.source.resize_px=256", "dataset.name=in20_256")
+    smaller, _ = load_config(path, given)
+    expected = ImageFolder(resize_px=256, train_per_class=260, tuning_per_class=260)
+    assert smaller.dataset.source == expected
     assert smaller.id == cell_of("method=sfrik_l2", "dataset=in20", *given).id
 
 
@@ -382,11 +379,10 @@ def impossible(cell: Cell, path: tuple[str, ...], old: Any) -> Iterator[dict[str
 
 
 def test_no_number_of_a_cell_may_be_impossible() -> None:
-    own = [
-        cell_of(f"method={name}", *needed_settings(methods.build(name))) for name in methods.names()
-    ]
     places = [(ALL, *node) for node in numbers(ALL)]
-    places += [(cell, *node) for cell in own for node in numbers(cell) if node[0][0] == "method"]
+    for name in methods.names():
+        cell = cell_of(f"method={name}", *needed_settings(methods.build(name)))
+        places += [(cell, *node) for node in numbers(cell) if node[0][0] == "method"]
     for cell, path, old in places:
         for data in impossible(cell, path, old):
             with is_refused(re.escape(path[-1])):
@@ -518,9 +514,8 @@ def test_the_papers_protocol_on_in20() -> None:
         assert (knn.k, knn.temperature) == (20, 0.07)
         views = tuple(cell.augmentation.views.values())
         assert [(view.blur_p, view.solarize_p) for view in views] == [(0.1, 0.2), (1.0, 0.0)]
-        assert {(view.jitter_p, view.brightness, view.saturation, view.hue) for view in views} == {
-            (0.8, 0.4, 0.2, 0.1)
-        }
+        jitter = {(view.jitter_p, view.brightness, view.saturation, view.hue) for view in views}
+        assert jitter == {(0.8, 0.4, 0.2, 0.1)}
 
 
 def test_further_evaluations_have_the_papers_settings() -> None:
@@ -539,9 +534,8 @@ def test_further_evaluations_have_the_papers_settings() -> None:
 def test_commas_multiply_the_cells() -> None:
     sweep = load_sweep("in20_table3", ["seed=0,1", "embedding_dim=1024,2048,4096"])
     assert len(sweep.cells) == 3 * 2 * 3
-    assert {(cell.seed, cell.embedding_dim) for cell in sweep.cells} == {
-        (s, q) for s in (0, 1) for q in (1024, 2048, 4096)
-    }
+    found = {(cell.seed, cell.embedding_dim) for cell in sweep.cells}
+    assert found == {(s, q) for s in (0, 1) for q in (1024, 2048, 4096)}
 
 
 def write(path: Path, text: str) -> str:
@@ -606,9 +600,7 @@ MANY = (
 
 
 @pytest.mark.parametrize("line", MANY, ids=lambda line: line[:60])
-def test_more_cells_than_anybody_can_mean_are_counted_and_refused(
-    line: str, tmp_path: Path
-) -> None:
+def test_more_cells_than_anybody_can_mean_are_refused(line: str, tmp_path: Path) -> None:
     file = write(tmp_path / "own.yaml", f"description: x\ncells: ['{line}']\n")
     reason = r"more cells than runtime.max_cells=1\d+; ask for fewer, or raise it"
     for grid in (lambda: load_sweep(file), lambda: load_grid(line.split())):
@@ -733,16 +725,12 @@ def test_a_profile_may_build_on_one_of_ones_own_and_on_the_environment(
     monkeypatch.setenv("GROUP", "vision")
     folder = tmp_path / "regbench" / "cluster"
     folder.mkdir(parents=True)
-    (folder / "ours.yaml").write_text(
-        "defaults: [slurm, _self_]\naccount: ${oc.env:GROUP}\nmem_gib: 6e1\nextra: {nice: 5}\n"
-    )
-    (folder / "mine.yaml").write_text(
-        "defaults: [ours, _self_]\nmem_gib: 64.5\nextra: {reservation: paper}\n"
-    )
-    for name, mem_gib, extra in (
-        ("ours", 60, {"nice": 5}),
-        ("mine", 64.5, {"nice": 5, "reservation": "paper"}),
-    ):
+    ours = "account: ${oc.env:GROUP}\nmem_gib: 6e1\nextra: {nice: 5}\n"
+    mine = "mem_gib: 64.5\nextra: {reservation: paper}\n"
+    write(folder / "ours.yaml", f"defaults: [slurm, _self_]\n{ours}")
+    write(folder / "mine.yaml", f"defaults: [ours, _self_]\n{mine}")
+    both = {"nice": 5, "reservation": "paper"}
+    for name, mem_gib, extra in (("ours", 60, {"nice": 5}), ("mine", 64.5, both)):
         (cluster,) = load_grid([f"cluster={name}"]).clusters
         seen = (cluster.scheduler, cluster.account, cluster.mem_gib, cluster.extra)
         assert seen == ("slurm", "vision", mem_gib, extra)
