@@ -45,6 +45,7 @@ SCENES = (
 )
 
 WHITENED = {f"{components} whitened components" for components in COMPONENTS}
+Run = Callable[..., Record]
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +56,10 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(data_dir: Path, tmp_path: Path) -> Callable[..., Record]:
+def run(data_dir: Path, tmp_path: Path) -> Run:
     def record(*overrides: str) -> Record:
         folders = f"runtime.data_dir={data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"
-        found = there(run_cell(*load_run([*SCENES, *folders, *overrides]), "manual"))
-        return found
+        return there(run_cell(*load_run([*SCENES, *folders, *overrides]), "manual"))
 
     return record
 
@@ -73,7 +73,7 @@ def raw(split: str) -> Features:
     return Features(x_NHWC.permute(0, 3, 1, 2).flatten(1), torch.from_numpy(images.labels))
 
 
-def test_raw_pixels_are_scored_as_they_are(run: Callable[..., Record]) -> None:
+def test_raw_pixels_are_scored_as_they_are(run: Run) -> None:
     record = run("baseline=raw_pixels")
     expected = accuracies(weighted_knn(raw("train"), raw("test"), [20], 0.07, 10)[20])[0]
     assert record.label == "raw pixels"
@@ -81,7 +81,7 @@ def test_raw_pixels_are_scored_as_they_are(run: Callable[..., Record]) -> None:
 
 
 def test_the_number_of_principal_components_is_chosen_before_the_test_split_opens(
-    run: Callable[..., Record],
+    run: Run,
 ) -> None:
     record = run("baseline=pca")
     noted = record.choice["pca_components"]
@@ -92,11 +92,11 @@ def test_the_number_of_principal_components_is_chosen_before_the_test_split_open
     mean_D = train.x_ND.double().mean(dim=0)
     _, lengths_K, rows_KD = torch.linalg.svd(train.x_ND.double() - mean_D, full_matrices=False)
     chosen = noted["chosen"]
+    whitening_DK = rows_KD[:chosen].T / lengths_K[:chosen]
     components = [
-        Features(((each.x_ND - mean_D) @ rows_KD[:chosen].T / lengths_K[:chosen]).float(), each.y_N)
-        for each in (train, test)
+        Features(((each.x_ND - mean_D) @ whitening_DK).float(), each.y_N) for each in (train, test)
     ]
-    expected = accuracies(weighted_knn(components[0], components[1], [20], 0.07, 10)[20])[0]
+    expected = accuracies(weighted_knn(*components, [20], 0.07, 10)[20])[0]
     # two images: the method is randomized
     assert record.score("knn_top1", "test") == pytest.approx(expected, abs=1.7)
 
@@ -149,7 +149,7 @@ def test_an_attempt_after_a_kill_does_not_choose_components_again(
     ],
 )
 def test_the_form_of_untrained_features_is_chosen_for_each_read_out(
-    baseline: str, candidates: set[str], run: Callable[..., Record]
+    baseline: str, candidates: set[str], run: Run
 ) -> None:
     record = run(f"baseline={baseline}", "evaluation.protocols=[knn,probe,retrieval]")
     assert "probe_of_forms_learning_rate" not in record.choice
@@ -166,12 +166,10 @@ def test_the_form_of_untrained_features_is_chosen_for_each_read_out(
 def test_histograms_of_gradients_are_those_of_scikit_image(subject: Subject) -> None:
     base = untrained(subject, "hog")
     x_NCHW = torch.randn(3, 3, 28, 28)
-    expected = []
-    for image in x_NCHW.permute(0, 2, 3, 1).numpy():
-        expected.append(hog(image, 9, (3, 3), (2, 2), channel_axis=2))
-    torch.testing.assert_close(
-        base.encoder.module(x_NCHW), torch.from_numpy(np.stack(expected)).float()
-    )
+    images = x_NCHW.permute(0, 2, 3, 1).numpy()
+    expected = [hog(image, 9, (3, 3), (2, 2), channel_axis=2) for image in images]
+    found_ND = base.encoder.module(x_NCHW)
+    torch.testing.assert_close(found_ND, torch.from_numpy(np.stack(expected)).float())
     assert base.encoder.dim == len(expected[0])
 
 
@@ -249,7 +247,7 @@ def test_without_a_split_to_choose_on_all_features_are_taken_as_they_are(
 
 
 def test_a_later_evaluation_sees_the_form_that_the_run_chose(
-    run: Callable[..., Record], data_dir: Path, tmp_path: Path
+    run: Run, data_dir: Path, tmp_path: Path
 ) -> None:
     record = run("baseline=hog", "evaluation.protocols=[knn,probe]", "evaluation.probe.epochs=2")
     directory = next((tmp_path / "runs" / "manual").iterdir())
@@ -287,7 +285,7 @@ def test_base_features_are_computed_once_for_all_their_forms(
     assert sorted(passes) == ["test", "train", "tuning"]
 
 
-def test_factors_are_probed_from_representation_and_embedding(run: Callable[..., Record]) -> None:
+def test_factors_are_probed_from_representation_and_embedding(run: Run) -> None:
     record = run("evaluation.protocols=[knn,factors]")
     probed = {score.name: score for score in record.scores if score.name.startswith("factor_")}
     assert {name.rpartition("_")[2] for name in probed} == {"representation", "embedding"}
@@ -302,7 +300,7 @@ def test_factors_are_probed_from_representation_and_embedding(run: Callable[...,
 
 
 def test_a_network_is_trained_on_shared_bits_and_probed_for_them(
-    run: Callable[..., Record],
+    run: Run,
 ) -> None:
     options = ("epochs=1", "batch_size=50", "evaluation.protocols=[factors]")
     record = run(*options, "dataset.shared_bits=12")
@@ -322,9 +320,8 @@ def subject(data_dir: Path, tmp_path: Path, claimed: Callable[[Path], Attempt]) 
     choices = Choices(claimed(tmp_path))
     choices.note("hyperparameters", {"selected_on": "given"})
     encoder = Encoder(torch.nn.Flatten(), 3 * 28**2)
-    return Subject(
-        cell.evaluation, cell.dataset, cell.augmentation, encoder, resolve(runtime), choices, 0
-    )
+    settings = cell.evaluation, cell.dataset, cell.augmentation
+    return Subject(*settings, encoder, resolve(runtime), choices, 0)
 
 
 def probe(subject: Subject, columns: Callable[[dict[str, Any]], Any]) -> dict[str, float]:

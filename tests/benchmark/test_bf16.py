@@ -38,9 +38,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, vendor: str, avx512_bf16: bool, 
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    monkeypatch.setattr(
-        "regbench.benchmark.machine.description.processor", {"vendor_id": vendor}.get
-    )
+    processor = "regbench.benchmark.machine.description.processor"
+    monkeypatch.setattr(processor, {"vendor_id": vendor}.get)
 
 
 @pytest.fixture(params=[True, False], ids=["fast", "slow"])
@@ -54,12 +53,8 @@ def is_fast(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     ("vendor", "avx512_bf16", "amx", "fast"),
     [
         ("GenuineIntel", True, True, True),  # Sapphire Rapids
-        (
-            "GenuineIntel",
-            True,
-            False,
-            False,
-        ),  # the same under a hypervisor that hides AMX, and Cooper Lake
+        # The same under a hypervisor that hides AMX, and Cooper Lake.
+        ("GenuineIntel", True, False, False),
         ("GenuineIntel", False, False, False),
         ("AuthenticAMD", True, False, True),  # Zen 4
         ("AuthenticAMD", False, False, False),

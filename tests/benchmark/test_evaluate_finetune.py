@@ -20,6 +20,7 @@ from regbench.benchmark.settings.sweep import load_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
+Batches = Iterator[tuple[Tensor, Tensor]]
 RATES = (0.02, 0.3)
 
 
@@ -41,10 +42,8 @@ def small_backbone() -> nn.Module:
     return module.eval().requires_grad_(False)
 
 
-def batches(
-    sizes: tuple[int, ...] = (16, 16, 5),
-) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
-    def epoch(number: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(sizes: tuple[int, ...] = (16, 16, 5)) -> Callable[[int], Batches]:
+    def epoch(number: int) -> Batches:
         generator = torch.Generator().manual_seed(number)
         for n in sizes:
             x_NCHW = torch.randn(n, 2, 6, 6, generator=generator)
@@ -60,10 +59,8 @@ def by_hand(module: nn.Module, sizes: tuple[int, ...]) -> nn.Sequential:
         head.weight.copy_((0.01 * torch.randn(5, 3, generator=torch.Generator().manual_seed(7))).T)
         head.bias.zero_()
     model = nn.Sequential(copy.deepcopy(module).requires_grad_(True), head)
-    groups = [
-        {"params": model[0].parameters(), "lr": RATES[0]},
-        {"params": head.parameters(), "lr": RATES[1]},
-    ]
+    parts = zip(model, RATES, strict=True)
+    groups = [{"params": part.parameters(), "lr": rate} for part, rate in parts]
     optimizer = torch.optim.SGD(groups, momentum=0.9, weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
     for epoch in range(4):
@@ -81,9 +78,8 @@ Claimed = Callable[[Path], Attempt]
 
 
 def tuned(attempt: Attempt, module: nn.Module) -> tuple[FineTuned, State]:
-    return FineTuned(Encoder(module, 5), 3, config(), RATES, 7, CPU), State(
-        attempt, "labels1", "key", CPU
-    )
+    state = State(attempt, "labels1", "key", CPU)
+    return FineTuned(Encoder(module, 5), 3, config(), RATES, 7, CPU), state
 
 
 def test_weights_are_those_of_a_plain_loop(tmp_path: Path, claimed: Claimed) -> None:
@@ -124,13 +120,13 @@ def test_training_goes_on_after_a_kill_as_if_there_was_none(
     module = small_backbone()
     walked: list[int] = []
 
-    def killed(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def killed(epoch: int) -> Batches:
         for number, batch in enumerate(batches()(epoch)):
             if (epoch, number) == (at, 1):
                 raise Killed
             yield batch
 
-    def counted(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def counted(epoch: int) -> Batches:
         walked.append(epoch)
         return batches()(epoch)
 

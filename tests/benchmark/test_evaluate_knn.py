@@ -41,15 +41,13 @@ def slow_knn(
     bank: Features, queries: Features, k: int, temperature: float, classes: int
 ) -> tuple[float, float]:
     def cosine(u: list[float], v: list[float]) -> float:
-        return sum(a * b for a, b in zip(u, v, strict=True)) / math.sqrt(
-            sum(a * a for a in u) * sum(b * b for b in v)
-        )
+        product = sum(a * b for a, b in zip(u, v, strict=True))
+        return product / math.sqrt(sum(a * a for a in u) * sum(b * b for b in v))
 
     correct1 = correct5 = 0
+    known = list(zip(bank.x_ND.tolist(), bank.y_N.tolist(), strict=True))
     for x, label in zip(queries.x_ND.tolist(), queries.y_N.tolist(), strict=True):
-        pairs = [
-            (cosine(x, v), c) for v, c in zip(bank.x_ND.tolist(), bank.y_N.tolist(), strict=True)
-        ]
+        pairs = [(cosine(x, v), c) for v, c in known]
         # stable: the first of equals stays first
         nearest = sorted(pairs, key=lambda pair: -pair[0])[:k]
         votes = [0.0] * classes
@@ -88,9 +86,7 @@ def test_ties_are_broken_by_the_order_of_the_bank_and_of_the_labels(
         assert accuracies(hits_Q2) == slow_knn(bank, queries, k, temperature, 7), k
 
 
-def test_the_bank_is_of_the_images_that_are_trained_on(
-    tiny: list[str], tiny_data_dir: Path
-) -> None:
+def test_the_bank_is_of_images_that_are_trained_on(tiny: list[str], tiny_data_dir: Path) -> None:
     task = Task(load_run([*tiny, "dataset.train_per_class=1"])[0].dataset, "tuning", tiny_data_dir)
     KNN(k=3).check("knn", task)
     with is_refused(r"evaluation\.knn\.k=4 is larger than the 3 training images"):
@@ -101,14 +97,8 @@ def extra_bytes(bank: Tensor, queries: Tensor, blocks: tuple[int, int]) -> int:
     labels = [torch.zeros(len(x), dtype=torch.int64) for x in (bank, queries)]
 
     def run() -> list[Tensor]:
-        weighted_knn(
-            Features(bank, labels[0]),
-            Features(queries, labels[1]),
-            (5, 50),
-            0.07,
-            10,
-            blocks=blocks,
-        )
+        both = Features(bank, labels[0]), Features(queries, labels[1])
+        weighted_knn(*both, (5, 50), 0.07, 10, blocks=blocks)
         return []
 
     return peak_extra_bytes(run, CPU)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,14 +24,13 @@ from tests.benchmark.test_evaluate_knn import draw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
+Batches = Iterator[tuple[Tensor, Tensor]]
 PROBE = LinearProbe(learning_rates=(0.05, 0.4, 3.0), epochs=5, momentum=0.9, weight_decay=0.02)
 STEPS = replace(PROBE, epochs=6, milestones=(2, 5), batch_norm=True)
 
 
-def batches(
-    features: Features, sizes: tuple[int, ...]
-) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
-    def epoch(number: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(features: Features, sizes: tuple[int, ...]) -> Callable[[int], Batches]:
+    def epoch(number: int) -> Batches:
         order = torch.randperm(len(features.y_N), generator=torch.Generator().manual_seed(number))
         for rows in order.split(list(sizes)):
             yield features.x_ND[rows], features.y_N[rows]
@@ -53,15 +53,13 @@ def by_torch(
     """
     linear = nn.Linear(6, classes)
     with torch.no_grad():
-        linear.weight.copy_(
-            (0.01 * torch.randn(6, classes, generator=torch.Generator().manual_seed(4))).T
-        )
+        begun = torch.randn(6, classes, generator=torch.Generator().manual_seed(4))
+        linear.weight.copy_((0.01 * begun).T)
         linear.bias.zero_()
     norm = nn.BatchNorm1d(6, affine=False) if config.batch_norm else nn.Identity()
     model = nn.Sequential(norm, linear)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=rate, momentum=config.momentum, weight_decay=config.weight_decay
-    )
+    how: dict[str, Any] = {"momentum": config.momentum, "weight_decay": config.weight_decay}
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, **how)
     scheduler: torch.optim.lr_scheduler.LRScheduler = (
         torch.optim.lr_scheduler.MultiStepLR(optimizer, list(config.milestones))
         if config.milestones
@@ -84,9 +82,8 @@ def test_a_head_classifies_as_torchs(config: LinearProbe, rate: float) -> None:
     """
     x = 3 * torch.randn(5000, 6, generator=torch.Generator().manual_seed(6))
     expected = by_torch(config, rate, 4)(x).argmax(dim=1)
-    (top1, top5), *_ = fitted(replace(config, learning_rates=(rate,)), 4).accuracies(
-        Features(x, expected)
-    )
+    heads = fitted(replace(config, learning_rates=(rate,)), 4)
+    ((top1, top5),) = heads.accuracies(Features(x, expected))
     assert top1 >= 99.98  # one point of 5,000 may lie on a border
     assert top5 == 100
 
@@ -108,9 +105,8 @@ def test_a_last_batch_of_one_image_has_no_variance_and_is_left_out() -> None:
     whole = batches(draw(65, 4, seed=5), (32, 32, 1))
     heads.fit(lambda epoch: list(whole(epoch))[:2])
     assert found == heads.accuracies(queries)
-    assert fitted(PROBE, 4, sizes=(32, 32, 1)).accuracies(queries) != fitted(
-        PROBE, 4, sizes=(32, 32)
-    ).accuracies(queries)
+    with_one, without = (fitted(PROBE, 4, sizes=sizes) for sizes in ((32, 32, 1), (32, 32)))
+    assert with_one.accuracies(queries) != without.accuracies(queries)
 
 
 def test_the_block_of_the_accuracies_does_not_matter() -> None:
@@ -181,13 +177,13 @@ def test_training_goes_on_after_a_kill_as_if_there_was_none(
     train = batches(draw(70, 4, seed=5), (32, 32, 6))
     walked: list[int] = []
 
-    def killed(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def killed(epoch: int) -> Batches:
         for number, batch in enumerate(train(epoch)):
             if (epoch, number) == (at, 2):
                 raise Killed
             yield batch
 
-    def counted(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def counted(epoch: int) -> Batches:
         walked.append(epoch)
         return train(epoch)
 
@@ -226,7 +222,7 @@ def test_short_epochs_do_not_all_write(tmp_path: Path, claimed: Claimed) -> None
     """The last one does; what is written is what training had then."""
     written: list[int] = []
 
-    def watched(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def watched(epoch: int) -> Batches:
         if tensor_files(tmp_path, "evaluation-probe"):
             written.append(epoch)
         return batches(draw(70, 4, seed=5), (32, 32, 6))(epoch)

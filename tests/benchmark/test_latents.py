@@ -33,16 +33,9 @@ from tests.history import assert_same
 from tests.refusals import is_refused
 from tests.there import there
 
-WORLD = {
-    "content_dim": 3,
-    "style_dim": 4,
-    "observed_dim": 9,
-    "depth": 1,
-    "pretraining_examples": 64,
-    "train_examples": 200,
-    "tuning_examples": 150,
-    "test_examples": 250,
-}
+WORLD = {"content_dim": 3, "style_dim": 4, "observed_dim": 9, "depth": 1}
+WORLD |= {"pretraining_examples": 64, "train_examples": 200}
+WORLD |= {"tuning_examples": 150, "test_examples": 250}
 SMALL = (
     *("dataset=latents", "network=mlp"),
     *(f"dataset.source.{name}={value}" for name, value in WORLD.items()),
@@ -50,6 +43,7 @@ SMALL = (
     *("precision=fp32", "method=vicreg", "runtime.device=cpu", "evaluation.latents.landmarks=40"),
 )
 CLUSTERS = ("dataset.source.prior=clusters", "dataset.source.clusters=4", "dataset.num_classes=4")
+Probed = Callable[..., Subject]
 
 
 @pytest.fixture
@@ -62,8 +56,7 @@ def run(folders: list[str]) -> Callable[..., Record]:
     def record(*overrides: str, sweep: str = "manual") -> Record:
         cell, runtime = load_run([*SMALL, *folders, *overrides])
         prepare(cell.dataset, Path(runtime.data_dir))
-        found = there(run_cell(cell, runtime, sweep))
-        return found
+        return there(run_cell(cell, runtime, sweep))
 
     return record
 
@@ -73,9 +66,7 @@ def scores_of(record: Record) -> dict[str, float]:
 
 
 @pytest.fixture
-def probed(
-    folders: list[str], claimed: Callable[[Path], Attempt], tmp_path: Path
-) -> Callable[..., Subject]:
+def probed(folders: list[str], claimed: Callable[[Path], Attempt], tmp_path: Path) -> Probed:
     """A representation of the observations of a world, by a matrix (representation, 9)."""
 
     def subject(weight_DX: torch.Tensor, *overrides: str) -> Subject:
@@ -86,10 +77,8 @@ def probed(
         encoder = Encoder(nn.Sequential(nn.Flatten(), linear), len(weight_DX))
         choices = Choices(claimed(tmp_path / "run"))
         choices.note("hyperparameters", {"selected_on": "given"})
-        return Subject(
-            *(cell.evaluation, cell.dataset, cell.augmentation, encoder, resolve(runtime)),
-            *(choices, 0),
-        )
+        settings = cell.evaluation, cell.dataset, cell.augmentation
+        return Subject(*settings, encoder, resolve(runtime), choices, 0)
 
     return subject
 
@@ -107,7 +96,7 @@ def unmixed(*overrides: str) -> torch.Tensor:
     return LatentSplit(source, Path("test.json"))._layers[0]
 
 
-def test_content_itself_has_all_scores_and_no_style(probed: Callable[..., Subject]) -> None:
+def test_content_itself_has_all_scores_and_no_style(probed: Probed) -> None:
     subject = probed(unmixed(*CLUSTERS)[:3], *CLUSTERS)
     found = {score.name: score.value for score in LatentProbes().run("latents", subject)}
     assert found["content_r2"] > 99.9
@@ -121,7 +110,7 @@ def test_content_itself_has_all_scores_and_no_style(probed: Callable[..., Subjec
 
 
 def test_clusters_without_an_example_to_choose_on_decide_nothing(
-    probed: Callable[..., Subject],
+    probed: Probed,
 ) -> None:
     """Style says nothing of the cluster, so the largest penalty is the best."""
     many = ("clusters=50", "tuning_examples=40")
@@ -132,7 +121,7 @@ def test_clusters_without_an_example_to_choose_on_decide_nothing(
     assert noted["chosen"]["cluster"] == max(noted["candidates"])
 
 
-def test_content_that_does_not_vary_is_left_out(probed: Callable[..., Subject]) -> None:
+def test_content_that_does_not_vary_is_left_out(probed: Probed) -> None:
     rare = ("prior=sparse", "density=0.03", "test_examples=20")
     overrides = [f"dataset.source.{each}" for each in rare]
     subject = probed(unmixed(*overrides)[:3], *overrides)
@@ -143,7 +132,7 @@ def test_content_that_does_not_vary_is_left_out(probed: Callable[..., Subject]) 
     assert found["content_r2"] > 99
 
 
-def test_style_alone_has_no_content(probed: Callable[..., Subject]) -> None:
+def test_style_alone_has_no_content(probed: Probed) -> None:
     found = {score.name: score for score in LatentProbes().run("latents", probed(unmixed()[3:]))}
     assert found["content_r2"].value < 5
     assert found["content_r2"].higher_is_better
@@ -151,7 +140,7 @@ def test_style_alone_has_no_content(probed: Callable[..., Subject]) -> None:
     assert not found["style_r2"].higher_is_better
 
 
-def test_a_bend_is_seen_by_the_kernel_alone(probed: Callable[..., Subject]) -> None:
+def test_a_bend_is_seen_by_the_kernel_alone(probed: Probed) -> None:
     subject = probed(unmixed()[:3])
 
     class Bent(nn.Module):
@@ -163,7 +152,7 @@ def test_a_bend_is_seen_by_the_kernel_alone(probed: Callable[..., Subject]) -> N
     assert found["content_kernel_r2"] > found["content_r2"] + 5
 
 
-def test_scores_are_those_of_scikit_learn(probed: Callable[..., Subject]) -> None:
+def test_scores_are_those_of_scikit_learn(probed: Probed) -> None:
     torch.manual_seed(0)
     weight_DX = torch.randn(5, 9)
     subject = probed(weight_DX)
@@ -183,21 +172,19 @@ def test_scores_are_those_of_scikit_learn(probed: Callable[..., Subject]) -> Non
         assert found[f"{target}_r2"] == pytest.approx(max(0, expected), abs=1e-3)
     both = torch.cat([content["test"], x["test"].double()], dim=1)
     correlation_CD = torch.corrcoef(both.T)[:3, 3:].abs()
-    best = max(
-        sum(correlation_CD[row, column] for row, column in enumerate(columns))
-        for columns in itertools.permutations(range(5), 3)
-    )
+    matches = itertools.permutations(range(5), 3)
+    best = max(correlation_CD[[0, 1, 2], list(columns)].sum() for columns in matches)
     assert found["content_mcc"] == pytest.approx(100 * float(best) / 3, abs=1e-3)
 
 
-def test_the_choice_is_by_the_content_of_the_tuning_split(probed: Callable[..., Subject]) -> None:
+def test_the_choice_is_by_the_content_of_the_tuning_split(probed: Probed) -> None:
     subject = probed(torch.eye(9)[:4])
     (score,) = subject.select()
     assert (score.name, score.split, score.unit) == ("content_r2", "tuning", "%")
     assert LatentProbes().run("latents", subject)[0].value == pytest.approx(score.value, abs=10)
 
 
-def test_a_collapsed_representation_scores_nothing(probed: Callable[..., Subject]) -> None:
+def test_a_collapsed_representation_scores_nothing(probed: Probed) -> None:
     found = LatentProbes().run("latents", probed(torch.zeros(4, 9)))
     assert {round(score.value, 3) for score in found} == {0.0}
 

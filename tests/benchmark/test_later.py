@@ -275,12 +275,11 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 Made = tuple[Subject, Encoder, Choices]
+Evaluator = Callable[..., Made]
 
 
 @pytest.fixture
-def evaluator(
-    tiny: list[str], tmp_path: Path, claimed: Callable[[Path], Attempt]
-) -> Callable[..., Made]:
+def evaluator(tiny: list[str], tmp_path: Path, claimed: Callable[[Path], Attempt]) -> Evaluator:
     return functools.partial(_evaluator, claimed(tmp_path), tiny)
 
 
@@ -305,9 +304,7 @@ def tuning_images(cell: Cell, runtime: Runtime) -> Tensor:
         return torch.cat([x for x, _ in batches])
 
 
-def test_measures_are_those_of_the_tuning_images(
-    tiny: list[str], evaluator: Callable[..., Made]
-) -> None:
+def test_measures_are_those_of_the_tuning_images(tiny: list[str], evaluator: Evaluator) -> None:
     """36 images in the tuning split, 20 of them and 8 at even distances.
 
     Three views come from two pairs.
@@ -329,14 +326,10 @@ def test_measures_are_those_of_the_tuning_images(
 
 def test_the_views_are_the_images_that_they_are_views_of(tiny: list[str]) -> None:
     """Without augmentation but a crop of everything, each view is near its image."""
-    plain = [
-        f"augmentation.views.view{v}.{name}=0.0"
-        for v in (1, 2)
-        for name in ("flip_p", "jitter_p", "grayscale_p", "blur_p", "solarize_p")
-    ]
-    crops = [f"augmentation.views.view{v}.crop_scale=[0.999,1.0]" for v in (1, 2)]
-    ratios = [f"augmentation.views.view{v}.crop_ratio=[1.0,1.0]" for v in (1, 2)]
-    cell, runtime = load_run([*tiny, *plain, *crops, *ratios])
+    plain = [f"{name}_p=0.0" for name in ("flip", "jitter", "grayscale", "blur", "solarize")]
+    plain += ["crop_scale=[0.999,1.0]", "crop_ratio=[1.0,1.0]"]
+    views = [f"augmentation.views.view{v}.{setting}" for v in (1, 2) for setting in plain]
+    cell, runtime = load_run([*tiny, *views])
     images = tuning_images(cell, runtime)
     of_views = reading(runtime) | {"images": 12, "seed": 0}
     with ViewLoader(cell.dataset, cell.augmentation, "tuning", **of_views) as views:
@@ -352,7 +345,7 @@ def test_the_test_split_is_closed_to_views_too(tiny: list[str]) -> None:
 
 
 def test_voc07_is_linear_svms_on_the_backbones_features(
-    tiny: list[str], evaluator: Callable[..., Made], voc_data_dir: Path
+    tiny: list[str], evaluator: Evaluator, voc_data_dir: Path
 ) -> None:
     found, backbone, choices = evaluator(*VOC, "evaluation.protocols=[voc07]")
     choices.note("hyperparameters", {"selected_on": "given"})
@@ -381,7 +374,7 @@ def test_voc07_is_linear_svms_on_the_backbones_features(
         assert candidates[name][f"{cost:g}"] == max(candidates[name].values())
 
 
-def test_voc07_needs_a_backbone_for_colour_images(evaluator: Callable[..., Made]) -> None:
+def test_voc07_needs_a_backbone_for_colour_images(evaluator: Evaluator) -> None:
     grey = ("dataset.channels=1", "dataset.mean=[0.5]", "dataset.std=[0.2]")
     with is_refused("VOC2007 has colour images"):
         evaluator(*grey, "evaluation.protocols=[voc07]")[0].run("voc07")

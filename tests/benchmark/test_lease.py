@@ -40,8 +40,7 @@ time.sleep(3600)
 
 
 def claimed(directory: Path, lease_s: float = 60.0) -> Attempt:
-    attempt = there(claim(directory, lease_s))
-    return attempt
+    return there(claim(directory, lease_s))
 
 
 def rewrite(directory: Path, **changes: Any) -> None:
@@ -97,9 +96,8 @@ def test_one_of_many_gets_it(tmp_path: Path) -> None:
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()
-    assert sorted(process.communicate(timeout=PATIENCE_S)[0] for process in processes) == [
-        ""
-    ] * 7 + ["1\n"]
+    said = sorted(process.communicate(timeout=PATIENCE_S)[0] for process in processes)
+    assert said == [*[""] * 7, "1\n"]
     assert [attempt["number"] for attempt in read_attempts(tmp_path)] == [1]
 
 
@@ -146,9 +144,8 @@ def test_a_dead_owner_on_this_host_is_replaced_at_once(tmp_path: Path, waited_fo
     """Killed, though a child of its lives on and has all its files open, as the processes of a
     loader do.
     """
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as process:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         assert is_running(last_attempt(tmp_path))
@@ -236,17 +233,17 @@ def test_an_owner_elsewhere_that_fell_silent_long_ago_is_replaced_at_once(tmp_pa
     assert claimed(tmp_path, lease_s=30.0).number == 2
 
 
+def of_job(job: str, restarts: int) -> dict[str, Any]:
+    return {"slurm_job_id": job, "slurm_restarts": restarts}
+
+
 @pytest.mark.parametrize(
     "owner",
     [
         pytest.param({"heartbeat_s": -120.0}, id="its clock is two minutes behind"),
-        pytest.param(
-            {"slurm_job_id": "7", "slurm_restarts": 1}, id="the same life of the same job"
-        ),
-        pytest.param({"slurm_job_id": "7", "slurm_restarts": 2}, id="a later life of the same job"),
-        pytest.param(
-            {"slurm_job_id": "8", "slurm_restarts": 0}, id="an earlier life of another job"
-        ),
+        pytest.param(of_job("7", 1), id="the same life of the same job"),
+        pytest.param(of_job("7", 2), id="a later life of the same job"),
+        pytest.param(of_job("8", 0), id="an earlier life of another job"),
         pytest.param(
             {"hostname": platform.node(), "pid_namespace": "pid:[1]", "pid": 2**22 + 1},
             id="in a container",
@@ -272,9 +269,7 @@ def test_who_may_be_alive_elsewhere_is_waited_for(
     assert [attempt["number"] for attempt in read_attempts(tmp_path)] == [1]
 
 
-def test_of_two_claims_at_a_time_one_is_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_claims_at_once_one_is_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one comes between the look and the claim."""
     look = lease.last_attempt
     others: list[Attempt] = []
@@ -326,9 +321,7 @@ def test_a_restarted_slurm_job_takes_over_from_its_earlier_life(
     second.check()
 
 
-def test_a_full_disk_does_not_end_the_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_does_not_end_an_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = claimed(tmp_path)
 
     def full(*_: Any) -> None:

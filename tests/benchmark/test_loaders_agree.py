@@ -39,10 +39,9 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = source / part / str(label) / f"{seen[label]:03d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         seen[label] += 1
-        picture = Image.fromarray((image * 255 / 16).astype(np.uint8)).resize(
-            (40, 40), Image.Resampling.BICUBIC
-        )
-        picture.convert("RGB").save(path, quality=90)
+        picture = Image.fromarray((image * 255 / 16).astype(np.uint8))
+        larger = picture.resize((40, 40), Image.Resampling.BICUBIC)
+        larger.convert("RGB").save(path, quality=90)
     prepare(load_run(SETTINGS)[0].dataset, data_dir, source_dir=source, progress=False)
     return data_dir
 
@@ -55,13 +54,11 @@ def test_the_accuracy_is_the_same_within_the_noise_of_seeds(data_dir: Path, tmp_
         runtime = (*folders, f"runtime.loader={loader}")
         record = there(run_cell(*load_run([*SETTINGS, *runtime, f"seed={seed}"]), sweep=loader))
         assert record.environment["loader"] == loader
-        top1 = there(record.score("knn_top1", "test"))
-        return top1
+        return there(record.score("knn_top1", "test"))
 
     from scipy import stats
 
-    ffcv, torchvision = (
-        [accuracy(loader, seed) for seed in range(6)] for loader in ("ffcv", "torchvision")
-    )
+    ffcv = [accuracy("ffcv", seed) for seed in range(6)]
+    torchvision = [accuracy("torchvision", seed) for seed in range(6)]
     assert statistics.mean(ffcv) > 50
     assert stats.ttest_ind(ffcv, torchvision).pvalue > 0.01, (ffcv, torchvision)

@@ -54,9 +54,8 @@ def test_peak_memory_counts_what_was_freed_again_and_forgets_an_earlier_peak() -
 
 def test_the_kernel_counts_in_kib(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = PeakMemory(CPU)
-    monkeypatch.setattr(
-        Path, "read_text", lambda _: "VmPeak:\t 9 kB\nVmHWM:\t    5000 kB\nVmRSS:\t 4 kB\n"
-    )
+    status = "VmPeak:\t 9 kB\nVmHWM:\t    5000 kB\nVmRSS:\t 4 kB\n"
+    monkeypatch.setattr(Path, "read_text", lambda _: status)
     assert memory.read_bytes() == memory.read_reserved_bytes() == 5_120_000
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -101,9 +100,8 @@ print([library["num_threads"] for library in libraries], environment(torch.devic
 def test_linear_algebra_has_the_threads_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of NumPy, and of SciPy, which is loaded later: in a process of its own."""
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    done = subprocess.run(
-        [sys.executable, "-c", THREADS], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", THREADS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[1, 1] 1"
 
 
@@ -121,11 +119,9 @@ def test_a_run_keeps_the_memory_that_it_frees() -> None:
 def test_git_state_is_not_that_of_a_checkout_around_the_installation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for command in (
-        ["init", "-q"],
-        ["-c", "user.name=x", "-c", "user.email=x", "commit", "-q", "--allow-empty", "-m", "x"],
-    ):
-        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    commit = "-c user.name=x -c user.email=x commit -q --allow-empty -m x"
+    for command in ("init -q", commit):
+        subprocess.run(["git", "-C", str(tmp_path), *command.split()], check=True)
     installed = tmp_path / "site-packages" / "machine.py"
     installed.parent.mkdir()
     installed.touch()
@@ -172,9 +168,8 @@ def test_runs_that_share_a_gpu_share_its_energy(
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda _: 1e3 * next(joules))
-    monkeypatch.setattr(
-        pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: [None] * (1 + next(others))
-    )
+    running = "nvmlDeviceGetComputeRunningProcesses"
+    monkeypatch.setattr(pynvml, running, lambda _: [None] * (1 + next(others)))
     meter = EnergyMeter(torch.device("cuda", 0), tmp_path)
     assert [meter.read_joules()["gpu"] for _ in range(3)] == [0.0, 150.0, 250.0]
 
@@ -185,9 +180,8 @@ class Allocator:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.live = self.peak = 0
         patch.setattr(torch.cuda, "synchronize", lambda _: None)
-        patch.setattr(
-            torch.cuda, "reset_peak_memory_stats", lambda _: setattr(self, "peak", self.live)
-        )
+        reset = "reset_peak_memory_stats"
+        patch.setattr(torch.cuda, reset, lambda _: setattr(self, "peak", self.live))
         patch.setattr(torch.cuda, "memory_allocated", lambda _: self.live)
         patch.setattr(torch.cuda, "max_memory_allocated", lambda _: self.peak)
 
@@ -245,23 +239,16 @@ def square_and_backward(x_NQ: Tensor) -> Sequence[Tensor]:
     return [gradient_NQ]
 
 
-@pytest.mark.parametrize(
-    ("run", "matrices"),
-    [
-        (dropped, 1),
-        (squares, 0),
-        (chain, 2),
-        (in_place, 1),
-        (one_view_returned, 1),
-        (square_and_backward, 2),
-    ],
-)
-def test_allocations_of_cases_known_by_hand(
-    run: Callable[[Tensor], Sequence[Tensor]], matrices: int
-) -> None:
+# How many matrices of size n × n each needs beside what it returns.
+MATRICES = {dropped: 1, squares: 0, chain: 2, in_place: 1}
+MATRICES |= {one_view_returned: 1, square_and_backward: 2}
+
+
+@pytest.mark.parametrize("run", MATRICES)
+def test_allocations_of_cases_known_by_hand(run: Callable[[Tensor], Sequence[Tensor]]) -> None:
     n = 300
     x_NQ = torch.randn(n, 70)
-    assert peak_extra_bytes(lambda: run(x_NQ), CPU) == matrices * n * n * 4
+    assert peak_extra_bytes(lambda: run(x_NQ), CPU) == MATRICES[run] * n * n * 4
 
 
 def test_allocations_inside_an_operation_is_seen() -> None:

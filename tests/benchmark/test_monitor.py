@@ -87,9 +87,7 @@ def _nothing_left(directory: Path) -> None:
     assert tensor_files(directory, "evaluation-*") == []
 
 
-def test_it_changes_nothing_of_the_training(
-    shared: list[str], watched: tuple[Record, Path]
-) -> None:
+def test_it_changes_nothing_of_a_training(shared: list[str], watched: tuple[Record, Path]) -> None:
     """The weights, the statistics of BN and all scores are those of the same cell without
     curves, to the bit.
     """
@@ -240,7 +238,7 @@ def test_an_interrupted_run_has_the_curve_of_an_undisturbed_one(
     assert not tensor_files(directory, "evaluation-*")
 
 
-def test_an_evaluation_that_is_stopped_twice_leaves_the_checkpoint_it_began_with(
+def test_an_evaluation_stopped_twice_leaves_the_checkpoint_it_began_with(
     tiny: list[str],
 ) -> None:
     cell, runtime = load_run([*tiny, *WATCHED, BOTH])

@@ -44,11 +44,8 @@ def seconds(part: str, step: int) -> float:
     different steps.
     """
     number = list(PARTS).index(part)
-    return (
-        PARTS[part]
-        * (1.0, 4.0, 2.0)[(step * (1 + number % 2) + number) % 3]
-        * (1 + 0.1 * (step // 3) ** 2)
-    )
+    factor = (1.0, 4.0, 2.0)[(step * (1 + number % 2) + number) % 3]
+    return PARTS[part] * factor * (1 + 0.1 * (step // 3) ** 2)
 
 
 def peak_bytes(steps: int) -> int:
@@ -196,9 +193,8 @@ def epoch_s(epoch: int, steps: int = 3) -> float:
 
 def median_ms(parts: list[str], epoch: int) -> float:
     """Median over the steps of an epoch of what these parts take together."""
-    return statistics.median(
-        1000 * sum(seconds(part, 3 * epoch + step) for part in parts) for step in range(3)
-    )
+    steps = range(3 * epoch, 3 * epoch + 3)
+    return statistics.median(1000 * sum(seconds(part, step) for part in parts) for step in steps)
 
 
 STEP = [part for part in PARTS if part != "data"]
@@ -215,12 +211,10 @@ def test_the_times_of_an_epoch_are_those_of_its_steps(told: Told) -> None:
 
 def test_the_cost_of_a_run_is_that_of_its_attempts_together(told: Told) -> None:
     train_s = sum(map(epoch_s, range(3)))
-    medians_ms = {
-        f"{name}_ms": pytest.approx(
-            statistics.median(median_ms(parts, epoch) for epoch in range(3))
-        )
-        for name, parts in {"step": STEP, **{part: [part] for part in PARTS}}.items()
-    }
+    medians_ms = {}
+    for name, parts in {"step": STEP, **{part: [part] for part in PARTS}}.items():
+        median = statistics.median(median_ms(parts, epoch) for epoch in range(3))
+        medians_ms[f"{name}_ms"] = pytest.approx(median)
     assert asdict(told.record.cost) == medians_ms | {
         "train_s": pytest.approx(train_s),
         # But for the signal's checkpoint, which was the last thing that its attempt did.
@@ -243,9 +237,7 @@ def test_progress_is_told_by_the_pace_of_the_present_epoch(told: Told) -> None:
     for step in range(STEPS):
         img_per_s = (step % 3 + 1) * BATCH / epoch_s(step // 3, step % 3 + 1)
         remaining_s = (STEPS - 1 - step) * BATCH / img_per_s
-        place = {"epoch": step // 3, "epochs": 3, "step": step + 1, "steps": STEPS}
-        expected.append(
-            place
-            | {"img_per_s": pytest.approx(img_per_s), "remaining_s": pytest.approx(remaining_s)}
-        )
+        place: dict[str, Any] = {"epoch": step // 3, "epochs": 3, "step": step + 1, "steps": STEPS}
+        place |= {"img_per_s": pytest.approx(img_per_s), "remaining_s": pytest.approx(remaining_s)}
+        expected.append(place)
     assert told.progress == expected

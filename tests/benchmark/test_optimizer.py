@@ -252,8 +252,6 @@ def test_schedules(settings: dict[str, Any], quarters: list[int]) -> None:
         ),
     ],
 )
-def test_a_warmup_that_does_not_end_in_time_is_refused(
-    settings: dict[str, Any], message: str
-) -> None:
+def test_a_warmup_that_ends_too_late_is_refused(settings: dict[str, Any], message: str) -> None:
     with is_refused(message):
         AdamWConfig(**settings).refuse_long_warmup(5, 2)

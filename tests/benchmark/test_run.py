@@ -74,8 +74,7 @@ NOT_TRAINED = "not trained to the end; run the stage pretrain first"
 
 
 def finish(cell: Cell, runtime: Runtime, sweep: str) -> Record:
-    record = there(run_cell(cell, runtime, sweep))
-    return record
+    return there(run_cell(cell, runtime, sweep))
 
 
 def load(tiny: list[str], *overrides: str) -> tuple[Cell, Runtime]:
@@ -553,9 +552,7 @@ def test_a_kill_between_the_checkpoint_and_the_curve_loses_no_row(
     assert record.metrics.sha256 == hashlib.sha256(curve.read_bytes()).hexdigest()
 
 
-def test_a_seed_decides_the_run_and_another_gives_another(
-    tiny: list[str], undisturbed: Run
-) -> None:
+def test_a_seed_decides_a_run_and_another_gives_another(tiny: list[str], undisturbed: Run) -> None:
     """Whatever a step draws, from any generator, is of the seed and the step."""
     runs = []
     for seed in (0, 1):
@@ -716,21 +713,17 @@ def test_a_loss_that_hides_or_fails_at_broken_embeddings_ends_the_run_as_diverge
     cell, runtime = load(tiny, *EXPLODING, "method=mec")
     broken: list[bool] = []
 
-    def hide(self: Regularizer, z1: torch.Tensor, z2: torch.Tensor) -> dict[str, torch.Tensor]:
+    def hide(self: Regularizer, z1: Tensor, z2: Tensor) -> dict[str, Tensor]:
         return {"alignment": (z1 - z2).nan_to_num(0, 0, 0).square().mean()}
 
-    def fail_at_the_second(
-        self: Regularizer, z1: torch.Tensor, z2: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
+    def fail_at_the_second(self: Regularizer, z1: Tensor, z2: Tensor) -> dict[str, Tensor]:
         broken.append(not z1.isfinite().all())
         if sum(broken) > 1:
             torch.linalg.cholesky(-torch.eye(2))
         return {"alignment": (z1 - z2).square().mean()}
 
-    for terms, step, reason in (
-        (hide, 3, "the embeddings are not finite"),
-        (fail_at_the_second, 2, "the loss is not"),
-    ):
+    hidden = (hide, 3, "the embeddings are not finite")
+    for terms, step, reason in (hidden, (fail_at_the_second, 2, "the loss is not")):
         monkeypatch.setattr(type(cell.method), "terms", terms)
         what = finish(cell, runtime, terms.__name__).diverged or {}
         assert (what["step"], what["reason"][: len(reason)]) == (step, reason)
@@ -897,11 +890,8 @@ def test_loaders_beside_a_gpu_have_the_cpus_of_their_process(
     (tmp_path / "own").write_text("0::/pod/box\n")
     (tmp_path / "groups" / "pod" / "box").mkdir(parents=True)
     assert usable_cpus(tmp_path / "groups", tmp_path / "own") == 6
-    for folder, quota, expected in (
-        ("pod", "max 100000", 6),
-        ("pod/box", "450000 100000", 4),
-        ("pod", "50000 100000", 1),
-    ):
-        (tmp_path / "groups" / folder / "cpu.max").write_text(f"{quota}\n")
+    quotas = (("pod", "max", 6), ("pod/box", "450000", 4), ("pod", "50000", 1))
+    for folder, quota, expected in quotas:
+        (tmp_path / "groups" / folder / "cpu.max").write_text(f"{quota} 100000\n")
         assert usable_cpus(tmp_path / "groups", tmp_path / "own") == expected
     assert usable_cpus(tmp_path / "none", tmp_path / "none") == 6

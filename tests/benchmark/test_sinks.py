@@ -219,17 +219,15 @@ def test_a_sink_that_is_not_installed_is_refused_and_none_is_imported_unasked(
 
 
 def test_tensorboard_shows_each_epoch_once_after_a_kill(tmp_path: Path) -> None:
-    pytest.importorskip(
-        "tensorboard", reason="TensorBoard is not installed: pip install 'regbench[tensorboard]'"
-    )
+    reason = "TensorBoard is not installed: pip install 'regbench[tensorboard]'"
+    pytest.importorskip("tensorboard", reason=reason)
     accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     cell = load_run([])[0]
     for attempt, epochs in ((1, (1, 2, 3)), (2, (2, 3, 4))):
         with Sinks(Runtime(sinks=("tensorboard",)).sinks, cell, tmp_path, epochs[0]) as sinks:
             for epoch in epochs:
-                sinks.write(
-                    {"epoch": epoch, "loss": 10.0 * attempt + epoch, "terms": {"variance": 0.5}}
-                )
+                loss = 10.0 * attempt + epoch
+                sinks.write({"epoch": epoch, "loss": loss, "terms": {"variance": 0.5}})
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert set(events.Tags()["scalars"]) == {"loss", "terms/variance"}
     found = [(event.step, event.value) for event in events.Scalars("loss")]

@@ -27,18 +27,16 @@ from regbench.methods.forms.pairwise import as_on
 from tests.launches import LaunchCounter
 from tests.plain_network import PlainSiameseNetwork
 
-CONFIG = NetworkConfig(
-    backbone=BACKBONES.build("resnet18"), projector=ProjectorConfig(hidden_dim=48)
-)
+PROJECTOR = ProjectorConfig(hidden_dim=48)
+CONFIG = NetworkConfig(backbone=BACKBONES.build("resnet18"), projector=PROJECTOR)
 SETTINGS: dict[str, Any] = {"lr": 0.1, "weight_decay": 1e-6}
 SETTINGS |= {"momentum": 0.9, "trust_coefficient": 0.001}
 
 
 def views(seed: int, layout: torch.memory_format = torch.contiguous_format) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randn(16, 3, 32, 32, generator=generator).to(memory_format=layout) for _ in range(2)
-    ]
+    drawn = [torch.randn(16, 3, 32, 32, generator=generator) for _ in range(2)]
+    return [view.to(memory_format=layout) for view in drawn]
 
 
 def step_of(network: nn.Module, **changes: Any) -> Step:
@@ -97,13 +95,10 @@ def test_only_small_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
             torch.autocast("cpu", torch.bfloat16),
         ):
             network(*views(0))
-    shape = (96, 48)  # of the last layer's weight
-    cast = {
-        kind: [t.dtype for t in tensors if t.shape in (shape, shape[::-1])]
-        for kind, tensors in kept.items()
-    }
-    assert set(cast[SiameseNetwork]) == {torch.float32}
-    assert torch.bfloat16 in cast[PlainSiameseNetwork]
+    shapes = ((96, 48), (48, 96))  # of the last layer's weight
+    ours, plain = ({t.dtype for t in tensors if t.shape in shapes} for tensors in kept.values())
+    assert ours == {torch.float32}
+    assert torch.bfloat16 in plain
     assert all(t.dtype != torch.int64 for t in kept[SiameseNetwork] if t.ndim == 4)
 
 
@@ -232,9 +227,7 @@ class Waits(TorchDispatchMode):
     [("sfrik_l3", "lars"), ("kerjepa_sliced_mmd", "sgd"), ("vicreg", "adamw")],
 )
 def test_a_step_has_no_operation_that_a_gpus_host_waits_for(method: str, optimizer: str) -> None:
-    config = NetworkConfig(
-        backbone=BACKBONES.build("resnet_tiny"), projector=ProjectorConfig(hidden_dim=48)
-    )
+    config = NetworkConfig(backbone=BACKBONES.build("resnet_tiny"), projector=PROJECTOR)
     network = SiameseNetwork(config, 96, 3, 64, 0)
     clipping = OPTIMIZERS.build(optimizer, clip_grad_norm=1.0)
     step = step_of(

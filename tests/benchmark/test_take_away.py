@@ -45,8 +45,7 @@ SHORT = ("method=vicreg", "epochs=1", "optimizer.warmup_epochs=0", "evaluation.p
 
 def trained(overrides: list[str], *others: str) -> Path:
     """The run directory of a short training."""
-    record = there(regbench.train([*overrides, *SHORT, *others]))
-    return record.path.parent
+    return there(regbench.train([*overrides, *SHORT, *others])).path.parent
 
 
 @pytest.fixture(scope="module")
@@ -361,9 +360,8 @@ def test_weights_that_do_not_fit_are_refused_by_layer_and_shape(
     state = safetensors.torch.load_file(out)
     state["conv1.weight"] = state["conv1.weight"][:, :, :3, :3].contiguous()
     safetensors.torch.save_file(state, tmp_path / "small.safetensors")
-    other = (
-        r"is no resnet18: it has other shapes: conv1.weight \(64, 3, 3, 3\) instead of \(64, 3, 7"
-    )
+    shapes = r"conv1.weight \(64, 3, 3, 3\) instead of \(64, 3, 7"
+    other = f"is no resnet18: it has other shapes: {shapes}"
     for network, init, reason in (
         ("resnet18", tmp_path / "small.safetensors", other),
         ("resnet_tiny", out, "holds no resnet_tiny: .*; choose network= to fit"),

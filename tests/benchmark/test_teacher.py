@@ -219,9 +219,8 @@ def test_prototypes_learn_as_those_of_released_codes(kind: str) -> None:
     """
     settings, method = config("stop_gradient"), build("swav", prototypes=5, prototype_weights=kind)
 
-    network = SiameseNetwork(settings, 12, 3, 16, 0, prototypes=5, prototype_weights=kind)  # type: ignore[arg-type]
-
-    theirs = SiameseNetwork(settings, 12, 3, 16, 0, prototypes=5, prototype_weights=kind)  # type: ignore[arg-type]
+    prototypes: dict[str, Any] = {"prototypes": 5, "prototype_weights": kind}
+    network, theirs, begun = (SiameseNetwork(settings, 12, 3, 16, 0, **prototypes) for _ in "abc")
     linear = nn.Linear(12, 5, bias=False)
     linear.weight.data.copy_(prototypes_of(theirs))
     if kind == "uniform":
@@ -240,15 +239,12 @@ def test_prototypes_learn_as_those_of_released_codes(kind: str) -> None:
         scores = theirs(*images())
         loss_of_targets(method, scores, [s.detach() for s in scores], Engine()).total.backward()
         optimizers[1].step(), optimizers[1].zero_grad()
-    prototypes = prototypes_of(network)
+    weight_KQ = prototypes_of(network).detach()
     turned = F.normalize(linear.weight.detach(), dim=1)
-    unit = F.normalize(prototypes.detach(), dim=1)
-    torch.testing.assert_close(unit, turned, rtol=1e-3, atol=1e-5)
-
-    begun = SiameseNetwork(settings, 12, 3, 16, 0, prototypes=5, prototype_weights=kind)  # type: ignore[arg-type]
+    torch.testing.assert_close(F.normalize(weight_KQ, dim=1), turned, rtol=1e-3, atol=1e-5)
     assert (F.normalize(prototypes_of(begun), dim=1) * turned).sum(dim=1).max() < 0.9995
     if kind == "unit":
-        torch.testing.assert_close(prototypes.norm(dim=1), torch.ones(5))
+        torch.testing.assert_close(weight_KQ.norm(dim=1), torch.ones(5))
 
 
 def test_nothing_is_random_in_an_ema_teacher() -> None:
@@ -294,15 +290,9 @@ def trained(
     Return effective rank and feature spread of the last batch's embeddings.
     """
     settings = config(teacher, depth, momentum=0.9 if teacher == "ema" else 0.996)
-    network = SiameseNetwork(
-        settings,
-        16,
-        3,
-        16,
-        0,
-        prototypes=method.prototypes,
-        prototype_weights=method.prototype_weights,
-    )
+    prototypes: dict[str, Any] = {"prototypes": method.prototypes}
+    prototypes["prototype_weights"] = method.prototype_weights
+    network = SiameseNetwork(settings, 16, 3, 16, 0, **prototypes)
     transform = method.target_transform(method.prototypes) if centred else None
     own = None if teacher == "none" else Teacher(network, settings, transform)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
