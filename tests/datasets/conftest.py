@@ -22,9 +22,8 @@ from tests.datasets.preparing import (
 
 def write_idx(path: Path, values: Pixels) -> None:
     sizes = b"".join(size.to_bytes(4, "big") for size in values.shape)
-    path.write_bytes(
-        gzip.compress(bytes([0, 0, 8, values.ndim]) + sizes + values.tobytes(), mtime=0)
-    )
+    content = bytes([0, 0, 8, values.ndim]) + sizes + values.tobytes()
+    path.write_bytes(gzip.compress(content, mtime=0))
 
 
 @pytest.fixture(scope="session")

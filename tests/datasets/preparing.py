@@ -19,6 +19,7 @@ from regbench.datasets.stored.beton import Beton
 from regbench.datasets.stored.prepare import open_source
 
 Pixels = npt.NDArray[np.uint8]
+Settings = dict[str, object]
 FFCV = importlib.util.find_spec("ffcv") is not None
 BACKENDS = [
     pytest.param("ffcv", marks=pytest.mark.skipif(not FFCV, reason="needs FFCV")),
@@ -55,9 +56,7 @@ def make_imagefolder(root: Path, train_per_class: int, val_per_class: int) -> Pa
     return root
 
 
-def configured(
-    source: str, settings: dict[str, object], changes: dict[str, object]
-) -> DatasetConfig:
+def configured(source: str, settings: Settings, changes: Settings) -> DatasetConfig:
     """A data set with some settings changed, its own or those of its source."""
     settings = settings | changes
     source = str(settings.pop("source", source))
@@ -68,14 +67,14 @@ def configured(
 
 
 def fashion_config(**changes: object) -> DatasetConfig:
-    settings: dict[str, object] = {"name": "fashion", "num_classes": 10}
+    settings: Settings = {"name": "fashion", "num_classes": 10}
     settings |= {"image_size": 28, "eval_resize": 28, "channels": 1}
     settings |= {"mean": (0.25,), "std": (0.5,)}
     return configured("fashion_mnist", settings, changes)
 
 
 def folder_config(**changes: object) -> DatasetConfig:
-    settings: dict[str, object] = {"name": "insects", "num_classes": 3}
+    settings: Settings = {"name": "insects", "num_classes": 3}
     settings |= {"image_size": 32, "eval_resize": 40, "channels": 3}
     settings |= {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.25, 0.3)}
     settings |= {"train_per_class": 8, "tuning_per_class": 4}
@@ -96,10 +95,8 @@ def opened(config: DatasetConfig, source: Path) -> Contents:
 def images(contents: Contents, split: str) -> list[tuple[int, str]]:
     """Label and origin of every image, in order."""
     found = contents.splits[split]
-    return [
-        (label, origin)
-        for label, (_, origin) in zip(found.labels.tolist(), found.images(), strict=True)
-    ]
+    origins = [origin for _, origin in found.images()]
+    return list(zip(found.labels.tolist(), origins, strict=True))
 
 
 def counts(contents: Contents) -> dict[str, int]:

@@ -170,9 +170,8 @@ def test_a_class_that_would_be_empty_is_refused_all_the_same(
 ) -> None:
     for path in (root / "val" / "bee").iterdir():
         path.write_bytes(b"none")
-    with is_refused(
-        r"beton: 1 classes \(bee\) would have no image, .* val/bee/bee_000\.jpg .*; mend them"
-    ):
+    reason = r"beton: 1 classes \(bee\) would have no image, .* val/bee/bee_000\.jpg .*; mend them"
+    with is_refused(reason):
         prepare(config, tmp_path, source_dir=root, progress=False, skip_unreadable=True)
     assert len((tmp_path / "insects" / "unreadable.txt").read_text().splitlines()) == 2
     assert not (tmp_path / "insects" / "test.beton").exists()
@@ -214,11 +213,10 @@ def test_names_in_any_script(tmp_path: Path, root: Path, config: DatasetConfig) 
             (root / part / "猫" / name).write_bytes(JPEG)
     manifest = prepare(config, tmp_path, source_dir=root, progress=False)
     assert manifest.class_names == ["ant", "bee", "猫"]
-    origins = (tmp_path / "insects" / "train.origins.txt").read_text().splitlines()
-    assert len(origins) == manifest.splits["train"]["num_samples"] == 14
-    assert {"train/猫/日本語.jpg", "train/猫/two\\nlines.jpg", "train/猫/latin \\xe9.jpg"} <= {
-        x[9:] for x in origins
-    }
+    lines = (tmp_path / "insects" / "train.origins.txt").read_text().splitlines()
+    assert len(lines) == manifest.splits["train"]["num_samples"] == 14
+    origins = {line[9:] for line in lines}
+    assert {f"train/猫/{name}.jpg" for name in ("日本語", r"two\nlines", r"latin \xe9")} <= origins
     assert verify("insects", tmp_path, progress=False) == (25, [])
     assert Manifest.load(tmp_path, "insects") == manifest
 
@@ -368,22 +366,20 @@ def test_a_file_of_another_size_is_refused(
 
 
 def test_changed_labels_and_origins_are_found(insects: Path) -> None:
-    assert verify("insects", insects.parent, progress=False) == (15, [])
+    def problems() -> list[str]:
+        return verify("insects", insects.parent, progress=False)[1]
+
+    assert problems() == []
     path, label = insects / "train.beton", METADATA_START + 16
     flip(path, label)
-    assert verify("insects", insects.parent, progress=False)[1] == [
-        f"{path}: the images of each class are not as many as in the manifest"
-    ]
+    assert problems() == [f"{path}: the images of each class are not as many as in the manifest"]
     # An ant and a bee change places.
     flip(path, label + 3 * ROW_BYTES)
-    assert verify("insects", insects.parent, progress=False)[1] == [
-        f"{path}: its labels and images have not the hash in the manifest"
-    ]
+    assert problems() == [f"{path}: its labels and images have not the hash in the manifest"]
     origins = insects / "test.origins.txt"
     origins.write_text(origins.read_text().replace("cat_000", "cat_009"))
-    assert verify("insects", insects.parent, progress=False)[1][1].startswith(
-        f"{origins} is missing or has not the hash in the manifest; write it again"
-    )
+    changed = f"{origins} is missing or has not the hash in the manifest; write it again"
+    assert problems()[1].startswith(changed)
 
 
 # ---------------------------------------------------------------------------------------- disks,

@@ -39,9 +39,8 @@ def test_a_key_depends_on_every_coordinate_and_on_nothing_else() -> None:
                     key = draws.keys(seed, epoch, indices, purpose, view)
                     seen.update(key.tolist())
                     some = indices[::-7]
-                    np.testing.assert_array_equal(
-                        key[some], draws.keys(seed, epoch, some, purpose, view)
-                    )
+                    alone = draws.keys(seed, epoch, some, purpose, view)
+                    np.testing.assert_array_equal(key[some], alone)
     assert len(seen) == 2 * 2 * 3 * 3 * 1000
 
 
@@ -63,9 +62,8 @@ def test_boxes_have_torchvisions_distribution(height: int, width: int) -> None:
     boxes = draws.crop_boxes(key, *size, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
     torch.manual_seed(0)
     image = torch.empty(3, height, width)
-    reference = np.array(
-        [RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(n)]
-    )
+    span, ratio = [0.08, 1.0], [3 / 4, 4 / 3]
+    reference = np.array([RandomResizedCrop.get_params(image, span, ratio) for _ in range(n)])
     # Two-sample Kolmogorov-Smirnov at about 1e-5: 2.4 sqrt(2 / n).
     for column in range(4):
         grid = np.arange(max(height, width) + 1)
@@ -82,12 +80,10 @@ def test_boxes_have_torchvisions_distribution(height: int, width: int) -> None:
 def test_boxes_fall_back_to_the_centre_as_torchvision_does(height: int, width: int) -> None:
     # A scale far above 1 never fits, so that only the fallback is left.
     key = draws.keys(0, 0, np.arange(3), draws.CROP)
-    boxes = draws.crop_boxes(
-        key, np.full(3, height), np.full(3, width), (50.0, 60.0), (3 / 4, 4 / 3), 0.0
-    )
-    expected = RandomResizedCrop.get_params(
-        torch.empty(3, height, width), [50.0, 60.0], [3 / 4, 4 / 3]
-    )
+    size = np.full(3, height), np.full(3, width)
+    boxes = draws.crop_boxes(key, *size, (50.0, 60.0), (3 / 4, 4 / 3), 0.0)
+    image = torch.empty(3, height, width)
+    expected = RandomResizedCrop.get_params(image, [50.0, 60.0], [3 / 4, 4 / 3])
     np.testing.assert_array_equal(boxes, [[*expected, 0]] * 3)
 
 

@@ -152,10 +152,8 @@ def test_shrinking_is_bicubic_and_keeps_colours_sharp() -> None:
     content = saved(RGB, "PNG")
     sample = encode(content, 0, "", ImageFolder(resize_px=13, jpeg_quality=100))
     assert isinstance(sample, Sample)
-    bicubic, bilinear = (
-        np.asarray(RGB.resize((19, 13), kind)).astype(int)
-        for kind in (Image.Resampling.BICUBIC, Image.Resampling.BILINEAR)
-    )
+    kinds = (Image.Resampling.BICUBIC, Image.Resampling.BILINEAR)
+    bicubic, bilinear = (np.asarray(RGB.resize((19, 13), kind)).astype(int) for kind in kinds)
     # A JPEG of the best quality is off by a few levels, and by far more where its colours are not
     # of every pixel.
     assert np.abs(pixels(sample) - bicubic).max() <= 6

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,13 +36,8 @@ def test_ctrl_c_ends_a_process_in_its_epoch(data_dir: Path, backend: str) -> Non
         pytest.importorskip("ffcv")
     command = [sys.executable, "-c", ITERATE, str(data_dir), backend]
     environment = os.environ | {"NUMBA_NUM_THREADS": "2"}  # also on a machine with one core
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    )
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
     try:
         assert process.stdout is not None
         # With TBB, which numba prefers where the system has it, some processes waited for ever at

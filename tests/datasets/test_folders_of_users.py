@@ -37,9 +37,8 @@ def draw(path: Path, mode: str = "RGB", **options: Any) -> Path:
     """A small image, another one for each path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(zlib.crc32(str(path).encode()))
-    Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).convert(mode).save(
-        path, **options
-    )
+    image = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+    image.convert(mode).save(path, **options)
     return path
 
 
@@ -179,9 +178,8 @@ def labelled(root: Path) -> None:
 
 def labelled_parts(root: Path) -> None:
     rows = ["split,label,file,camera"]
-    for i, split in enumerate(
-        ("Train", "train", "training", "train", "valid", "validation", "test", "test")
-    ):
+    splits = ("Train", "train", "training", "train", "valid", "validation", "test", "test")
+    for i, split in enumerate(splits):
         draw(root / f"{i}.png")
         rows.append(f"{split},{CLASSES[i % 2]},{i}.png,x")
     (root / "labels.csv").write_text("\n".join(rows))
@@ -214,6 +212,7 @@ def table(text: str) -> Callable[[Path], None]:
 BESIDE_PARTS = ("train/", "val/", "old/", "test/0.png", "cover.png")
 WRAPPED = ("insects/insects v2/", "__MACOSX/insects/ant/0.png", "insects/insects v2/ant/._0.png")
 LABELS = ("--labels", "labels.csv")
+ONE_FOR_TRAINING = "dataset.source.train_per_class=1"
 CASES: dict[str, tuple[Any, ...]] = {
     "tidy": (fill,),
     "nested": (nested,),
@@ -257,11 +256,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "no CSV": (table("\udc80"), *LABELS),
     "a class of one part": (table("file,label,split\n0.png,ant,train\n1.png,bee,test"), *LABELS),
     "two data folders": (made("0.png"), "runtime.data_dir=a,b"),
-    "labels and numbers": (
-        table("file,label\n0.png,ant"),
-        *LABELS,
-        "dataset.source.train_per_class=1",
-    ),
+    "labels and numbers": (table("file,label\n0.png,ant"), *LABELS, ONE_FOR_TRAINING),
 }
 # What the command prints of each, in blocks under "== CASE".
 SAID: dict[str, str] = {}
@@ -324,11 +319,8 @@ def test_labels_are_those_of_the_table(tmp_path: Path) -> None:
 
 
 def test_images_of_more_bits_are_scaled_by_the_levels(tmp_path: Path) -> None:
-    for levels, expected in (
-        (None, GREY12 >> 8),
-        (4096, GREY12 >> 4),
-        (2048, np.minimum(GREY12 >> 3, 255)),
-    ):
+    scaled = {None: GREY12 >> 8, 4096: GREY12 >> 4, 2048: np.minimum(GREY12 >> 3, 255)}
+    for levels, expected in scaled.items():
         source = ImageFolder(levels=levels)
         for values in (GREY12, GREY12.astype(np.int32)):
             content = io.BytesIO()
@@ -369,10 +361,9 @@ def test_images_are_held_out_by_their_names_in_the_class(tmp_path: Path) -> None
                 draw(root / name / f"patient {i}" / "slice.png")
     held_out = []
     for letter in "ab":
-        run(tmp_path / letter / "root")
-        held_out.append(
-            [name.removeprefix("wrapping/") for name in origins(tmp_path / letter / "root", "test")]
-        )
+        root = tmp_path / letter / "root"
+        run(root)
+        held_out.append([name.removeprefix("wrapping/") for name in origins(root, "test")])
     assert held_out[0] == held_out[1]
     for name in CLASSES:
         names = [f"{name}/patient {i}/slice.png" for i in range(20)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,13 @@ MANY = np.arange(20_000)
 SMALL = ("dataset.source.pretraining_examples=64", "dataset.source.train_examples=40")
 
 
-def world(split: str = "unlabeled", **settings: Any) -> LatentSplit:
-    source = SOURCES.build("latents", **settings)
+def world(split: str = "unlabeled", kind: str = "latents", **settings: Any) -> LatentSplit:
+    source = SOURCES.build(kind, **settings)
     assert isinstance(source, Latents)
     return LatentSplit(source, Path(f"{split}.json"))
 
 
-def pictures(split: str = "unlabeled", **settings: Any) -> LatentSplit:
-    source = SOURCES.build("latent_pictures", **settings)
-    assert isinstance(source, Latents)
-    return LatentSplit(source, Path(f"{split}.json"))
+pictures = partial(world, kind="latent_pictures")
 
 
 def config(*overrides: str) -> DatasetConfig:
@@ -55,10 +53,7 @@ PRIORS: dict[str, Any] = {
     "uniform": lambda x: np.clip(x / np.sqrt(12) + 0.5, 0, 1),
     "laplace": laplace(scale=1 / np.sqrt(2)).cdf,
     "student": t(df=4, scale=1 / np.sqrt(2)).cdf,
-    "sphere": None,
-    "clusters": None,
-    "anisotropic": None,
-    "sparse": None,
+    **dict.fromkeys(("sphere", "clusters", "anisotropic", "sparse")),
 }
 
 
@@ -76,9 +71,8 @@ def test_content_has_its_prior_with_mean_0_and_variance_1(prior: str) -> None:
 
 
 def test_other_priors_are_what_their_names_say() -> None:
-    assert torch.allclose(
-        world(prior="sphere").content(MANY).norm(dim=1), torch.tensor(8.0).double().sqrt()
-    )
+    length_N = world(prior="sphere").content(MANY).norm(dim=1)
+    assert torch.allclose(length_N, torch.tensor(8.0).double().sqrt())
     sparse_NC = world(prior="sparse", density=0.1).content(MANY)
     assert abs((sparse_NC != 0).double().mean().item() - 0.1) < 0.01
     deviation_C = world(prior="anisotropic", decay=2.0).content(MANY).std(dim=0)
@@ -87,12 +81,8 @@ def test_other_priors_are_what_their_names_say() -> None:
 
 
 def test_clusters_are_unbalanced_for_pretraining_alone() -> None:
-    settings: dict[str, Any] = {
-        "prior": "clusters",
-        "imbalance": 1.5,
-        "clusters": 4,
-        "train_examples": 20_000,
-    }
+    settings: dict[str, Any] = {"prior": "clusters", "clusters": 4, "imbalance": 1.5}
+    settings["train_examples"] = 20_000
     share_K = np.bincount(world(**settings).labels) / 38_400
     expected_K = np.arange(1, 5) ** -1.5
     assert np.allclose(share_K, expected_K / expected_K.sum(), atol=0.01)
@@ -119,9 +109,8 @@ def test_views_share_content_by_the_law(prior: str, sharing: str) -> None:
     assert torch.equal(first_NC, split.content(MANY))
     assert torch.equal(evaluated_NC, first_NC)
     square = first_NC.square().mean(dim=0)
-    assert torch.allclose(
-        (first_NC * second_NC).mean(dim=0) / square, 0.7 * torch.ones(8).double(), atol=0.03
-    )
+    shared_C = (first_NC * second_NC).mean(dim=0) / square
+    assert torch.allclose(shared_C, 0.7 * torch.ones(8).double(), atol=0.03)
     # The content of the second view has the same prior.
     assert torch.allclose(second_NC.square().mean(dim=0), square, rtol=0.05)
     if sharing == "vmf":
@@ -145,10 +134,8 @@ def test_style_is_drawn_anew_for_each_view_and_epoch_and_depends_on_content_as_a
     residual_NS = first_NS - content_NC @ torch.linalg.lstsq(content_NC, first_NS).solution
     assert (residual_NS.var() / 9).item() == pytest.approx(0.64, abs=0.01)
     ((_, free_NS),) = world().latents(0, 0, MANY, [0])
-    assert (
-        torch.corrcoef(torch.cat([content_NC, free_NS], dim=1).T).sub(torch.eye(32)).abs().max()
-        < 0.05
-    )
+    correlation_DD = torch.corrcoef(torch.cat([content_NC, free_NS], dim=1).T)
+    assert correlation_DD.sub(torch.eye(32)).abs().max() < 0.05
 
 
 def test_an_example_is_a_function_of_seed_split_number_epoch_and_view() -> None:
@@ -213,11 +200,9 @@ def test_pictures_show_the_vectors_of_the_same_world(side_px: int) -> None:
 
 
 def test_a_network_of_images_is_chosen_for_pictures() -> None:
-    chosen = {
-        name: load_run([f"dataset={name}"])[0].network for name in ("latents", "latent_pictures")
-    }
-    assert type(chosen["latents"].backbone).__name__ == "MLP"
-    assert "ResNet" in type(chosen["latent_pictures"].backbone).__name__
+    for name, kind in (("latents", "MLP"), ("latent_pictures", "ResNet")):
+        chosen = load_run([f"dataset={name}"])[0].network.backbone
+        assert kind in type(chosen).__name__
 
 
 def test_batches_of_the_loaders(tmp_path: Path) -> None:
@@ -304,8 +289,7 @@ def test_what_a_latent_world_cannot_have_is_refused(overrides: str) -> None:
 
 
 def test_more_views_of_a_kind_are_no_augmentation() -> None:
-    cell, _ = load_run(
-        ["dataset=latents", "augmentation=unaugmented", "augmentation.views.draw.count=4"]
-    )
+    views = ("augmentation=unaugmented", "augmentation.views.draw.count=4")
+    cell, _ = load_run(["dataset=latents", *views])
     assert cell.augmentation.count == 4
     assert isinstance(cell.augmentation.views["draw"], ViewsConfig)

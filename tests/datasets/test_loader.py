@@ -32,6 +32,7 @@ from tests.refusals import is_refused
 from tests.waiting import PATIENCE_S
 
 Open = Callable[..., PretrainingLoader]
+Evaluate = Callable[..., EvalLoader]
 
 CPU = torch.device("cpu")
 # Crops alone: what remains is what the backends do themselves.
@@ -44,10 +45,10 @@ def two(first: ViewsConfig, second: ViewsConfig, **options: Any) -> Augmentation
 
 def preset(name: str, **views: object) -> AugmentationConfig:
     """A preset of the augmentation with other settings of its views, such as local__count=3."""
-    changes = [
-        f"augmentation.views.{key.replace('__', '.')}={value}" for key, value in views.items()
-    ]
-    return load_run([f"augmentation={name}", *changes])[0].augmentation
+    overrides = [f"augmentation={name}"]
+    for key, value in views.items():
+        overrides.append(f"augmentation.views.{key.replace('__', '.')}={value}")
+    return load_run(overrides)[0].augmentation
 
 
 CROPS_ONLY = two(PLAIN, PLAIN, name="crops")
@@ -69,7 +70,7 @@ def two_views(data_dir: Path) -> Open:
 
 
 @pytest.fixture
-def evaluation(data_dir: Path) -> Callable[..., EvalLoader]:
+def evaluation(data_dir: Path) -> Evaluate:
     def make(
         split: str = "train", config: DatasetConfig | None = None, **options: object
     ) -> EvalLoader:
@@ -129,9 +130,7 @@ def test_two_views(backend: str, name: str, two_views: Open) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_crops_are_pillows_of_the_drawn_boxes(
-    backend: str, data_dir: Path, two_views: Open
-) -> None:
+def test_crops_are_pillows_of_drawn_boxes(backend: str, data_dir: Path, two_views: Open) -> None:
     config = folder_config()
     items = batches(two_views(augmentation=CROPS_ONLY, backend=backend), 2)
     beton = Beton(data_dir / "insects" / "train.beton")
@@ -193,10 +192,8 @@ def test_pictures_depend_on_seed_epoch_image_and_view_alone(backend: str, two_vi
 @pytest.mark.parametrize("world_size", [3, 8])
 def test_ranks_share_the_batches_of_one_process(world_size: int, two_views: Open) -> None:
     def views(batch_size: int, **options: int) -> list[Tensor]:
-        loader = two_views(
-            fashion_config(), CROPS_ONLY, backend="torchvision", batch_size=batch_size, **options
-        )
-        return [x1 for x1, _ in batches(loader)]
+        settings: Any = {"backend": "torchvision", "batch_size": batch_size, **options}
+        return [x1 for x1, _ in batches(two_views(fashion_config(), CROPS_ONLY, **settings))]
 
     alone = views(2 * world_size)
     ranks = [views(2, rank=rank, world_size=world_size) for rank in range(world_size)]
@@ -297,9 +294,7 @@ def test_global_state_is_left_alone(backend: str, two_views: Open) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_center(
-    backend: str, data_dir: Path, evaluation: Callable[..., EvalLoader], choice: Path
-) -> None:
+def test_center(backend: str, data_dir: Path, evaluation: Evaluate, choice: Path) -> None:
     config = folder_config()
     loader = evaluation("test", backend=backend, choice=choice)
     assert len(loader) == -(-loader.num_samples // 5)
@@ -317,7 +312,7 @@ def test_center(
 
 
 def test_the_test_split_stays_closed_without_a_choice_on_record(
-    evaluation: Callable[..., EvalLoader], tmp_path: Path
+    evaluation: Evaluate, tmp_path: Path
 ) -> None:
     path = tmp_path / "choice.json"
     for content in (None, "{", "[]", '{"hyperparameters": {"selected_on": "train"}}'):
@@ -330,9 +325,7 @@ def test_the_test_split_stays_closed_without_a_choice_on_record(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_crop_flip(
-    backend: str, data_dir: Path, evaluation: Callable[..., EvalLoader], two_views: Open
-) -> None:
+def test_crop_flip(backend: str, data_dir: Path, evaluation: Evaluate, two_views: Open) -> None:
     def loader(**options: object) -> EvalLoader:
         return evaluation(transform="crop_flip", backend=backend, **options)
 
@@ -360,19 +353,15 @@ def test_crop_flip(
     assert not any(torch.equal(evaluated, view) for view in views)
 
 
-def test_train_per_class_takes_the_first(
-    data_dir: Path, evaluation: Callable[..., EvalLoader]
-) -> None:
+def test_train_per_class_takes_the_first(data_dir: Path, evaluation: Evaluate) -> None:
     config = fashion_config(train_per_class=3)
     ((x, y),) = batches(evaluation("train", config, batch_size=100))
     beton = Beton(data_dir / "fashion" / "train.beton")
-    rows = np.sort(
-        np.concatenate([np.flatnonzero(beton.labels == label)[:3] for label in range(10)])
-    )
+    of_classes = [np.flatnonzero(beton.labels == label)[:3] for label in range(10)]
+    rows = np.sort(np.concatenate(of_classes))
     assert y.tolist() == beton.labels[rows].tolist()
-    np.testing.assert_allclose(
-        levels(x, config)[4, 0], beton.image(int(rows[4]))[:, :, 0], atol=1e-3
-    )
+    fifth = beton.image(int(rows[4]))[:, :, 0]
+    np.testing.assert_allclose(levels(x, config)[4, 0], fifth, atol=1e-3)
     assert evaluation("tuning", config).num_samples == 20
 
 
@@ -414,9 +403,7 @@ def test_a_flaw_that_pillow_reads_past_is_read_past(tmp_path: Path) -> None:
     assert (got[0] - got[1]).abs().max() <= 3.01
 
 
-def test_refusals_of_loaders(
-    two_views: Open, evaluation: Callable[..., EvalLoader], tmp_path: Path
-) -> None:
+def test_refusals_of_loaders(two_views: Open, evaluation: Evaluate, tmp_path: Path) -> None:
     few, many = folder_config(train_per_class=5), fashion_config(train_per_class=11)
     command = "regbench prepare imagefolder .* dataset.name=insects"
     cases: tuple[tuple[str, Callable[..., object], dict[str, object]], ...] = (
@@ -646,7 +633,7 @@ def test_the_image_of_obow_is_its_centre_and_may_be_flipped() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_views_share_the_bits_of_their_image_whatever_is_cut_and_coloured(
-    two_views: Open, evaluation: Callable[..., EvalLoader], backend: str
+    two_views: Open, evaluation: Evaluate, backend: str
 ) -> None:
     config = folder_config(shared_bits=12)
     expected_NK = torch.from_numpy(2 * draws.shared_bits("train", np.arange(24), 12) - 1)
@@ -672,9 +659,8 @@ def test_shared_bits_leave_images_as_they_are(two_views: Open) -> None:
 
 def test_bits_of_images_and_splits_are_independent() -> None:
     """Of 4,096 images half have a bit in common with another split's, and no bit is another one."""
-    train, test = (
-        2 * draws.shared_bits(split, np.arange(4096), 12) - 1 for split in ("train", "test")
-    )
+    splits = ("train", "test")
+    train, test = (2 * draws.shared_bits(split, np.arange(4096), 12) - 1 for split in splits)
     bound = 5 / np.sqrt(4096)  # five standard deviations
     assert np.abs(train.T @ train / 4096 - np.eye(12)).max() < bound
     assert np.abs(train.T @ test / 4096).max() < bound

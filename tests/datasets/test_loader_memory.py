@@ -6,6 +6,7 @@ import itertools
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,16 +39,9 @@ def private_bytes() -> int:
 def read_some(here: Place, dataset: DatasetConfig, data_dir: Path) -> Iterator[int]:
     """Read batches from all over the file, and give the most private bytes between two of them."""
     warnings.simplefilter("ignore")
-    with PretrainingLoader(
-        dataset,
-        CROPS,
-        data_dir=data_dir,
-        batch_size=BATCH,
-        seed=0,
-        device=torch.device("cpu"),
-        rank=here.rank,
-        world_size=here.world,
-    ) as loader:
+    options: Any = {"data_dir": data_dir, "device": torch.device("cpu"), "batch_size": BATCH}
+    ranks: Any = {"rank": here.rank, "world_size": here.world}
+    with PretrainingLoader(dataset, CROPS, seed=0, **options, **ranks) as loader:
         batches = itertools.chain.from_iterable(map(loader.epoch, itertools.count()))
         yield max(private_bytes() for _ in itertools.islice(batches, BATCHES))
 

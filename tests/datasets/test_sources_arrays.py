@@ -35,22 +35,19 @@ def per_class(split: Split) -> list[int]:
 def test_fashion_mnist(fashion_source: Path) -> None:
     contents = opened(fashion_config(), fashion_source)
     assert counts(contents) == {"train": 100, "tuning": 20, "test": 30}
-    content = gzip.decompress((fashion_source / "train-images-idx3-ubyte.gz").read_bytes())
-    images = np.frombuffer(content[16:], np.uint8).reshape(120, 28, 28)
-    labels = np.frombuffer(
-        gzip.decompress((fashion_source / "train-labels-idx1-ubyte.gz").read_bytes())[8:], np.uint8
-    )
+    files = (fashion_source / f"train-{name}-ubyte.gz" for name in ("images-idx3", "labels-idx1"))
+    first, second = (gzip.decompress(file.read_bytes()) for file in files)
+    images = np.frombuffer(first[16:], np.uint8).reshape(120, 28, 28)
+    labels = np.frombuffer(second[8:], np.uint8)
     for name, part in (("train", slice(0, 10)), ("tuning", slice(10, 12))):
         # In the file's order, not class by class; of each class the last are for tuning.
-        rows = np.sort(
-            np.concatenate([np.flatnonzero(labels == label)[part] for label in range(10)])
-        )
+        of_classes = [np.flatnonzero(labels == label)[part] for label in range(10)]
+        rows = np.sort(np.concatenate(of_classes))
         split = contents.splits[name]
         assert split.labels.tolist() == labels[rows].tolist()
         np.testing.assert_array_equal(pixels(split), images[rows])
-        assert [origin for _, origin in split.images()] == [
-            f"fashion_mnist train[{row}]" for row in rows
-        ]
+        origins = [origin for _, origin in split.images()]
+        assert origins == [f"fashion_mnist train[{row}]" for row in rows]
 
 
 def test_digits(tmp_path: Path) -> None:
@@ -139,9 +136,7 @@ def test_stl10(stl_source: Path) -> None:
     assert contents.splits["test"].labels.tolist() == (test_labels.astype(int) - 1).tolist()
 
 
-def test_all_that_is_wrong_with_fashion_mnist_is_listed(
-    tmp_path: Path, fashion_source: Path
-) -> None:
+def test_what_is_wrong_with_fashion_mnist_is_listed(tmp_path: Path, fashion_source: Path) -> None:
     refused(fashion_config(), tmp_path, "train-labels-idx1-ubyte.gz is missing")
     folder = Path(shutil.copytree(fashion_source, tmp_path / "copy"))
     images, labels = (folder / f"t10k-{name}-ubyte.gz" for name in ("images-idx3", "labels-idx1"))

@@ -11,13 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 from regbench.benchmark.settings.sweep import load_run
-from regbench.cli import main
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.stored.prepare import prepare
+from tests.command import run
 from tests.datasets.preparing import folder_config, opened, refused, saved, stored
 from tests.refusals import is_refused
 
@@ -74,20 +73,16 @@ def test_images_are_taken_byte_for_byte_in_the_files_order(tmp_path: Path, sourc
     manifest = prepare(config(), tmp_path, source_dir=source, progress=False)
     assert manifest.class_names == ["ant", "bee", "cat"]
     assert list(manifest.splits) == ["train", "test"]
-    labels = [2, 1, 0] * 3 + [0, 1, 2] * 3
-    assert stored(tmp_path, "shards", "train") == [
-        (label, jpeg(i)) for i, label in enumerate(labels)
-    ]
     # The test has no labels, so the validation images are the test.
-    assert stored(tmp_path, "shards", "test") == [
-        (label, jpeg(100 + i)) for i, label in enumerate([2, 2, 1, 1, 0, 0])
-    ]
+    labels = {"train": (0, [2, 1, 0] * 3 + [0, 1, 2] * 3), "test": (100, [2, 2, 1, 1, 0, 0])}
+    for split, (first, of_split) in labels.items():
+        expected = [(label, jpeg(i)) for i, label in enumerate(of_split, first)]
+        assert stored(tmp_path, "shards", split) == expected
 
 
 def test_a_tuning_split_is_cut_as_from_folders(tmp_path: Path, source: Path) -> None:
-    manifest = prepare(
-        config(train_per_class=3, tuning_per_class=2), tmp_path, source_dir=source, progress=False
-    )
+    divided = config(train_per_class=3, tuning_per_class=2)
+    manifest = prepare(divided, tmp_path, source_dir=source, progress=False)
     assert list(manifest.splits) == ["train", "tuning", "test"]
     labels = [2, 1, 0] * 3 + [0, 1, 2] * 3
     assert stored(tmp_path, "shards", "train") == [(labels[i], jpeg(i)) for i in range(9)]
@@ -111,9 +106,8 @@ def test_other_names_of_columns_and_of_folders(tmp_path: Path) -> None:
             path = tmp_path / image / "default" / split / "0000.parquet"
             write(path, [0, 1, 2], first=first, columns=(image, label))
         contents = opened(config(), tmp_path / image)
-        assert [bytes_ for bytes_, _ in contents.splits["test"].images()] == [
-            jpeg(50 + i) for i in range(3)
-        ]
+        found = [bytes_ for bytes_, _ in contents.splits["test"].images()]
+        assert found == [jpeg(50 + i) for i in range(3)]
 
 
 def test_classes_by_the_labels_themselves(tmp_path: Path) -> None:
@@ -130,9 +124,8 @@ def test_classes_by_the_labels_themselves(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_what_hugging_faces_library_writes(tmp_path: Path) -> None:
     hub = pytest.importorskip("datasets")
-    features = hub.Features(
-        {"image": hub.Image(), "label": hub.ClassLabel(names=["ant", "bee", "cat"])}
-    )
+    classes = hub.ClassLabel(names=["ant", "bee", "cat"])
+    features = hub.Features({"image": hub.Image(), "label": classes})
     for split, first in (("train", 0), ("test", 50)):
         files = [{"bytes": jpeg(first + i), "path": None} for i in range(3)]
         rows = {"image": files, "label": [0, 1, 2]}
@@ -199,9 +192,7 @@ def test_refusals_of_rows(tmp_path: Path, source: Path) -> None:
 
 def test_what_fits_the_images_is_chosen(source: Path, tmp_path: Path) -> None:
     settings = ["dataset.name=insects", f"runtime.data_dir={tmp_path / 'data'}"]
-    result = CliRunner().invoke(
-        main, ["prepare", "parquet", "--source-dir", str(source), *settings]
-    )
+    result = run("prepare", "parquet", "--source-dir", source, *settings)
     assert result.exit_code == 0, result.output
     cell, _ = load_run(["dataset=parquet", *settings])
     assert (cell.dataset.num_classes, cell.dataset.image_size, cell.dataset.channels) == (3, 10, 3)

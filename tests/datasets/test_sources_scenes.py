@@ -72,13 +72,11 @@ def test_the_factors_say_where_a_garment_is_which_colour_it_has_and_how_far_it_i
             apart = abs(hue - float(split.factors["hue_turns"][number]))
             found.append(min(apart, 1 - apart))
             colours = image / np.linalg.norm(image, axis=2, keepdims=True).clip(1)
-            down, right = np.nonzero(colours @ colours[line, column] > 0.998) - np.array(
-                [[line], [column]]
-            )
+            lines, columns = np.nonzero(colours @ colours[line, column] > 0.998)
+            down, right = lines - line, columns - column
             near = np.hypot(down, right) < 25
-            slopes.append(
-                (-np.polyfit(down[near], right[near], 1)[0], split.factors["angle_deg"][number])
-            )
+            slope = -np.polyfit(down[near], right[near], 1)[0]
+            slopes.append((slope, split.factors["angle_deg"][number]))
     assert len(found) == 70
     assert np.mean(np.array(found) < 0.02) > 0.9
     assert np.corrcoef(np.array(slopes, float).T)[0, 1] > 0.3
@@ -186,9 +184,8 @@ def test_factors_are_those_of_the_training_images_that_are_used(tmp_path: Path) 
         ((_, labels),) = batches
     assert factors["class"].tolist() == labels.tolist()
     assert np.bincount(factors["class"]).tolist() == [2] * 10
-    assert {*zip(factors["class"], factors["scale"], strict=True)} < {
-        *zip(table["class"], table["scale"], strict=True)
-    }
+    used, all_rows = (set(zip(t["class"], t["scale"], strict=True)) for t in (factors, table))
+    assert used < all_rows
 
 
 def test_a_table_of_factors_that_was_changed_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,12 +34,13 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def files(*numbers: int) -> list[tuple[int, str]]:
-    return [
-        (label, f"train/{name}/{name}_{i:03d}.jpg")
-        for label, name in enumerate(CLASSES)
-        for i in numbers
-    ]
+def files(
+    *numbers: int, classes: Sequence[str] = CLASSES, part: str = "train"
+) -> list[tuple[int, str]]:
+    found = []
+    for label, name in enumerate(classes):
+        found += [(label, f"{part}/{name}/{name}_{i:03d}.jpg") for i in numbers]
+    return found
 
 
 def test_the_list_says_what_is_for_training(path: Path, root: Path) -> None:
@@ -109,15 +111,9 @@ def test_a_list_says_which_classes_are_taken(tmp_path: Path, root: Path) -> None
     divided = {"train_per_class": 3, "tuning_per_class": 2}
     contents = opened(folder_config(class_list=str(path), num_classes=2, **divided), root)
     assert contents.class_names == ["ant", "cat"]
-    train = [
-        (label, f"train/{name}/{name}_{i:03d}.jpg")
-        for label, name in enumerate(("ant", "cat"))
-        for i in range(3)
-    ]
-    assert images(contents, "train") == train
-    assert {name for _, name in images(contents, "test")} == {
-        f"val/{c}/{c}_{i:03d}.jpg" for c in ("ant", "cat") for i in (0, 1)
-    }
+    taken = ("ant", "cat")
+    assert images(contents, "train") == files(0, 1, 2, classes=taken)
+    assert images(contents, "test") == files(0, 1, classes=taken, part="val")
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     classes = f"the classes of two.txt (SHA-256 {sha256})"
     assert contents.taken_from == {"train": classes, "tuning": classes, "test": classes}

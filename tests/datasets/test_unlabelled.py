@@ -73,9 +73,8 @@ def test_folders_without_classes_are_trained_on_and_measured(
     for number, folder in enumerate(folders):
         draw(source / folder, 0, 100 * number, 100 // len(folders))
     splits = prepared(source, *(f"dataset.source.{option}=true" for option in options))
-    assert {name: len(labels) for name, (_, labels) in splits.items()} == {
-        **{"train": 80, "tuning": 10, "test": 10}
-    }
+    counts = {name: len(labels) for name, (_, labels) in splits.items()}
+    assert counts == {"train": 80, "tuning": 10, "test": 10}
     assert {label for _, labels in splits.values() for label in labels} == {-1}
     curves = "evaluation.while_training=[knn]"
     with is_refused("has no tuning split to evaluate knn on"):
@@ -91,16 +90,13 @@ def test_folders_without_classes_are_trained_on_and_measured(
     out = source.parent / "a.parquet"
     assert regbench.embed(record.path.parent, source, out) == 100
     assert regbench.report("manual").page.exists()
-    few = regbench.train(
-        ["dataset=imagefolder", *QUICK, "dataset.pretraining_images=20", "batch_size=8"]
-    )
-    assert few is not None
+    fewer = ("dataset.pretraining_images=20", "batch_size=8")
+    few = there(regbench.train(["dataset=imagefolder", *QUICK, *fewer]))
     assert few.history[0]["images"] == 16
-    for settings in (
-        *(["evaluation.protocols=[knn]"], ["baseline=supervised"], ["dataset.train_per_class=5"]),
-    ):
+    settings = ("evaluation.protocols=[knn]", "baseline=supervised", "dataset.train_per_class=5")
+    for setting in settings:
         with is_refused("labels") as refused:
-            regbench.train(["dataset=imagefolder", *QUICK, *settings])
+            regbench.train(["dataset=imagefolder", *QUICK, setting])
         assert "imagefolder" in str(refused.value)
 
 
@@ -131,9 +127,8 @@ def test_images_without_labels_join_the_training_alone(
         (source / "labels.csv").write_text("\n".join(["file,label", *rows]))
         options += ["--labels", "labels.csv"]
     splits = prepared(source, *options)
-    assert {name: len(labels) for name, (_, labels) in splits.items()} == {
-        **{"unlabeled": 90, "train": 48, "tuning": 6, "test": 6}
-    }
+    counts = {name: len(labels) for name, (_, labels) in splits.items()}
+    assert counts == {"unlabeled": 90, "train": 48, "tuning": 6, "test": 6}
     assert set(splits["unlabeled"][1]) == {-1}
     trained_on = set(splits["unlabeled"][0])
     assert set(splits["train"][0]) <= trained_on

@@ -39,9 +39,8 @@ def test_splits_are_read_as_they_are_written(data_dir: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_refused_with_the_way_to_get_it(tmp_path: Path) -> None:
-    with is_refused(
-        r"VOC2007 is missing.*VOCtrainval_06-Nov-2007\.tar.*prepare voc07 --source-dir FOLDER"
-    ):
+    way = r"VOC2007 is missing.*VOCtrainval_06-Nov-2007\.tar.*prepare voc07 --source-dir FOLDER"
+    with is_refused(way):
         open_voc07(tmp_path, (5011, 4952))
 
 
@@ -84,9 +83,8 @@ def test_images_are_resized_whole(tmp_path: Path, height: int, width: int) -> No
     pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
     path = tmp_path / "noise.png"
     Image.fromarray(pixels).save(path)
-    (batch,) = whole_images(
-        (path,) * 3, shorter=32, size=28, interpolation="bilinear", batch_size=4, workers=2
-    )
+    options: Any = {"shorter": 32, "size": 28, "interpolation": "bilinear", "workers": 2}
+    (batch,) = whole_images((path,) * 3, **options, batch_size=4)
     bilinear = transforms.InterpolationMode.BILINEAR
     picture = transforms.resize(Image.fromarray(pixels), [32], bilinear)
     picture = transforms.resize(picture, [28, 28], bilinear)
