@@ -309,11 +309,6 @@ def test_a_network_is_trained_on_shared_bits_and_probed_for_them(
     assert sum(found) / 12 > 65  # half of all would be right by chance
 
 
-def test_more_shared_bits_than_there_are_are_refused() -> None:
-    with is_refused("shared_bits"):
-        load_run([*SCENES, "dataset.shared_bits=13"])
-
-
 @pytest.fixture
 def subject(data_dir: Path, tmp_path: Path, claimed: Callable[[Path], Attempt]) -> Subject:
     cell, runtime = load_run([*SCENES, f"runtime.data_dir={data_dir}"])

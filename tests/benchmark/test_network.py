@@ -200,15 +200,3 @@ def test_the_hidden_width_does_not_change_the_backbone() -> None:
     """Methods that are compared at several widths begin from the same backbone."""
     narrow, wide = build("resnet_tiny", hidden_dim=8), build("resnet_tiny", hidden_dim=64)
     assert torch.equal(weights(narrow.backbone), weights(wide.backbone))
-
-
-@pytest.mark.parametrize(
-    ("backbone", "stem", "message"),
-    [
-        ("resnet34", "small", "unknown backbone 'resnet34'; did you mean resnet50, resnet18"),
-        ("resnet18", "large", "stem=large must be imagenet or small"),
-    ],
-)
-def test_what_cannot_be_built_is_refused(backbone: str, stem: str, message: str) -> None:
-    with is_refused(message):
-        build(backbone, stem=stem)

@@ -211,8 +211,6 @@ def test_a_sink_that_is_not_installed_is_refused_and_none_is_imported_unasked(
         cell, runtime = load_run([*tiny, *SHORT, f"runtime.sinks=[{name}]"])
         with is_refused(rf"runtime.sinks: {name} is not .* pip install 'regbench\[{name}\]'"):
             run_cell(cell, runtime, "manual")
-    with is_refused("sinks"):
-        load_run(["runtime.sinks=[tensorbord]"])
     assert not (tmp_path / "runs").exists()
     untrained = load_run([*tiny, "epochs=0", "evaluation.protocols=[knn]"])
     assert run_cell(*untrained, "manual") is not None

@@ -11,7 +11,6 @@ import pytest
 import torch
 from scipy.stats import kstest, laplace, norm, t
 
-from regbench import RegbenchError
 from regbench.benchmark.settings.presets import dataset_preset, preset_files
 from regbench.benchmark.settings.sweep import load_dataset, load_run
 from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewsConfig
@@ -260,32 +259,6 @@ def test_files_say_what_examples_are_drawn_by(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in preset_files("dataset") if "latent" in name])
 def test_presets_can_be_prepared(name: str, tmp_path: Path) -> None:
     assert prepare(dataset_preset(name), tmp_path).name == name
-
-
-REFUSED = {
-    "dataset.source.style_dim=25": "cannot hold 8 content and 25 style values; set "
-    "dataset.source.style_dim=24",
-    "dataset.source.sharing=vmf dataset.source.correlation=0.9": "sharing=vmf is for the prior "
-    "sphere, not normal",
-    "dataset.source.prior=laplace dataset.source.sharing=normal dataset.source.correlation=0.9": (
-        "sharing=normal is for the prior normal or anisotropic, not laplace"
-    ),
-    "dataset.source.sharing=normal": "does not go with dataset.source.correlation=None",
-    "dataset.source.imbalance=1.5": "without effect with dataset.source.prior=normal; set "
-    "dataset.source.prior=clusters too",
-    "dataset.train_per_class=5": "set dataset.image_size=1 dataset.train_per_class=null",
-    "augmentation=small_grey": "whose examples are not augmented; set augmentation=unaugmented",
-    "augmentation=unaugmented augmentation.views.draw.flip_p=0.5": "whose examples are not augmented",
-    "baseline=hog epochs=0": "choose raw_pixels, pca or supervised",
-}
-
-
-@pytest.mark.parametrize("overrides", REFUSED)
-def test_what_a_latent_world_cannot_have_is_refused(overrides: str) -> None:
-    with pytest.raises(RegbenchError) as refusal:
-        load_run(["dataset=latents", *overrides.split()])
-    assert REFUSED[overrides] in str(refusal.value)
-    assert "\n" not in str(refusal.value)
 
 
 def test_more_views_of_a_kind_are_no_augmentation() -> None:

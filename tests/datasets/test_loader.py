@@ -419,36 +419,10 @@ def test_refusals_of_loaders(two_views: Open, evaluation: Evaluate, tmp_path: Pa
             function(**options)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "reason"),
-    [
-        ("obow", {"patches__count": 10}, "count is 10; there are 9 patches"),
-        ("obow", {"patches__size": 240}, "resize is 256; patches of 240 px needs at least 264"),
-        ("swav", {"local__cut": "x"}, "cut=x must be random, center or patches"),
-        ("swav", {"local__count": 0}, "count=0 must be a whole number, at least 1"),
-        ("swav", {"local__count": 2, "global__count": 1, "global__local": True}, "global: 1 local"),
-        (
-            "swav",
-            {"global__local": True, "local__local": False},
-            "the global ones before the local",
-        ),
-        ("imagenet", {"view1__crop_scale": "[0.5,0.1]"}, "crop_scale is"),
-        ("imagenet", {"view1__blur_p": 1.5}, "blur_p=1.5 must be a number, at least 0 and at most"),
-        ("imagenet", {"view1__hue": 0.6}, "hue=0.6 must be a number, at least 0 and at most 0.5"),
-        ("imagenet", {"view1__count": 0}, "count=0 must be a whole number"),
-    ],
-)
-def test_refusals_of_views(name: str, changes: dict[str, object], reason: str) -> None:
-    with is_refused(reason):
-        preset(name, **changes).kinds(224)
-
-
 def test_views_are_two_or_more() -> None:
     for views in ({}, {"a": ViewsConfig()}):
         with is_refused("give two or more, the global ones before"):
             AugmentationConfig(views=views)
-    with is_refused("interpolation=x must be bicubic, bilinear or area"):
-        AugmentationConfig(interpolation="x")  # type: ignore[arg-type]
 
 
 def test_a_label_of_no_class_is_refused(tmp_path: Path, data_dir: Path, two_views: Open) -> None:

@@ -140,10 +140,6 @@ def test_the_imagenet_presets_are_the_published_data_sets() -> None:
         # What prepare accepts is no part of a cell.
         assert cell.id == load_run([f"dataset={preset}", "dataset.source.published=null"])[0].id
         assert "published" not in cell.plain()["dataset"]["source"]
-    with is_refused(
-        r"dataset.source.published=ilsvrc2010 must be ilsvrc2012, places205, .* or null"
-    ):
-        load_run(["dataset=in20", "dataset.source.published=ilsvrc2010"])
 
 
 def test_all_that_is_wrong_with_imagenet_is_listed(tmp_path: Path, devkit_source: Path) -> None:

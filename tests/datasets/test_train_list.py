@@ -10,7 +10,6 @@ import pytest
 
 from regbench.datasets.config import DatasetConfig
 from tests.datasets.preparing import folder_config, images, make_imagefolder, opened, refused
-from tests.refusals import is_refused
 
 CLASSES = ("ant", "bee", "cat")
 # Out of order on purpose; files 1, 4 and 6 of each class.
@@ -87,6 +86,7 @@ def test_a_list_that_does_not_fit_is_refused(path: Path, root: Path) -> None:
     for lines, reason in cases:
         path.write_text("\n".join(lines), errors="surrogateescape")
         refused(listed(path), root, reason)
+    refused(listed(path.parent), root, "is missing; put it there, or give its path")
 
 
 def test_a_name_in_two_classes_needs_its_class(path: Path) -> None:
@@ -97,12 +97,6 @@ def test_a_name_in_two_classes_needs_its_class(path: Path) -> None:
     refused(listed(path), root, "line 1: 0.jpg is in 3 classes (ant,")
     path.write_text("\n".join(f"{name}/0.jpg" for name in CLASSES))
     assert len(images(opened(listed(path), root), "train")) == 3
-
-
-def test_settings_that_contradict_a_list_are_refused(path: Path, root: Path) -> None:
-    with is_refused(r"train_list and dataset\.source\.train_per_class both"):
-        listed(path, train_per_class=3)
-    refused(listed(path.parent), root, "is missing; put it there, or give its path")
 
 
 def test_a_list_says_which_classes_are_taken(tmp_path: Path, root: Path) -> None:
