@@ -146,7 +146,7 @@ def run_sweep(
     look = wait or statuses
     ids = {cell.id for cell in sweep.cells}
     # The folder may hold cells of earlier calls, with other seeds.
-    found = look(Path(sweep.runtime.runs_dir) / sweep.name)
+    found = look(sweep.folder)
     found = [status for status in found if status.cell_id in ids]
     # Everything may have been finished before, and then there is nothing to wait for.
     if wait is None and any(status.state not in ends(stages) for status in found):
@@ -163,8 +163,8 @@ def submit_sweep(sweep: Sweep, stages: Sequence[str]) -> tuple[int, list[str]]:
     from regbench.slurm.submit import submit  # imports torch, which the other functions do without
 
     require_slurm()
-    folder = Path(sweep.runtime.runs_dir) / sweep.name
-    write_plan(sweep, folder)
+    folder = sweep.folder
+    write_plan(sweep)
     with locked(folder):
         recover_interrupted(folder)
         free = {status.cell_id for status in statuses(folder) if is_free(status, stages)}

@@ -17,7 +17,6 @@ import torch
 from tqdm import tqdm
 
 from regbench.benchmark.machine.compute import default_threads, default_workers, usable_cpus
-from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.interruption import Interruption
 from regbench.benchmark.rundir.run_folder import RunFolder
 from regbench.benchmark.settings.cell import Cell
@@ -59,8 +58,7 @@ def run_sweep(
     Returns:
         How the sweep's cells stand in the end.
     """
-    folder = Path(sweep.runtime.runs_dir) / sweep.name
-    write_plan(sweep, folder)
+    write_plan(sweep)
     gpus = _visible_gpus() if sweep.runtime.device != "cpu" else []
     parallel = min(at_a_time(sweep.runtime), len(sweep.cells))
     device = "cuda" if gpus else "cpu"
@@ -70,12 +68,11 @@ def run_sweep(
     todo = deque[Cell]()
     for cell in sweep.cells:
         _refuse_of_script(cell)
-        directory = folder / cell.id
         # Most cells of a sweep that goes on are done: one look tells so, where their status takes
         # several files.
-        if (directory / "record.json").exists():
+        if (sweep.folder / cell.id / "record.json").exists():
             continue
-        if cell_status(directory, plan_of(cell)).state not in ends(stages):
+        if _status(sweep, cell).state not in ends(stages):
             todo.append(cell)
     done = len(sweep.cells) - len(todo)
     message = "sweep %s: %s, %d done, %d to run, %d at a time with %s each"
@@ -83,7 +80,7 @@ def run_sweep(
     log.info(message, sweep.name, cells, done, len(todo), parallel, each)
     if todo:
         _drain(todo, replace(sweep, runtime=runtime), stages, parallel, gpus, announce or _announce)
-    return [_settled(folder, cell, stages) for cell in sweep.cells]
+    return [_settled(sweep, cell, stages) for cell in sweep.cells]
 
 
 def _refuse_of_script(cell: Cell) -> None:
@@ -103,12 +100,12 @@ def at_a_time(runtime: Runtime) -> int:
     return runtime.parallel or len(gpus) or usable_cpus()
 
 
-def _settled(folder: Path, cell: Cell, stages: Sequence[str]) -> CellStatus:
+def _settled(sweep: Sweep, cell: Cell, stages: Sequence[str]) -> CellStatus:
     """Return how a cell stands when it has come through the stages, or nobody is at work on it
     any more.
     """
     while True:
-        status = cell_status(folder / cell.id, plan_of(cell))
+        status = _status(sweep, cell)
         # Another command of the same tuning may have claimed the cell, to find it tuned or for its
         # final stage.
         is_claimed = status.state in ("running", "interrupted")
@@ -166,23 +163,22 @@ def _drain(
     for slot in range(min(parallel, len(todo))):
         # Each has a GPU of its own, as long as there are as many.
         gpu_of[Worker()] = gpus[slot % len(gpus)] if gpus else ""
-    runtime, name = sweep.runtime, sweep.name
     count = len(todo)
     epochs = sum(cell.epochs for cell in sweep.cells) + sweep.later_epochs
     running: dict[Worker, Cell] = {}
     # What was trained before takes no time now.
     before = epochs - sweep.later_epochs
     for cell in todo:
-        before -= cell.epochs - _status(runtime, name, cell).epochs_done
+        before -= cell.epochs - _status(sweep, cell).epochs_done
     begun_s = time.monotonic()
     with tqdm(total=epochs, initial=before, unit="epoch", disable=None) as bar:
         try:
             while todo or running:
                 for worker, gpu in gpu_of.items():
                     while worker not in running and todo:
-                        cell = _next_free(todo, runtime, name)
+                        cell = _next_free(todo, sweep.folder)
                         try:
-                            _begin(worker, cell, runtime, name, stages, gpu)
+                            _begin(worker, cell, sweep, stages, gpu)
                             running[worker] = cell
                         except OSError as error:
                             # Its folder cannot be written to, while those of others can.
@@ -196,14 +192,14 @@ def _drain(
                 Worker.wait(running, POLL_S)
                 ended_workers = [worker for worker in running if not worker.busy]
                 for worker in ended_workers:
-                    status = _status(runtime, name, running.pop(worker))
+                    status = _status(sweep, running.pop(worker))
                     with bar.external_write_mode(sys.stderr):
                         announce(status, count - len(todo) - len(running), count)
                 # Set and not added to: an attempt that is interrupted falls back to its last
                 # checkpoint.
                 bar.n = epochs - sweep.later_epochs - sum(cell.epochs for cell in todo)
                 for cell in running.values():
-                    bar.n -= cell.epochs - _status(runtime, name, cell).epochs_done
+                    bar.n -= cell.epochs - _status(sweep, cell).epochs_done
                 bar.refresh()
                 if bar.n <= before:  # cells that train nothing tell nothing of the time of an epoch
                     begun_s, bar.start_t = time.monotonic(), time.time()
@@ -220,12 +216,12 @@ def _drain(
             raise
 
 
-def _next_free(todo: deque[Cell], runtime: Runtime, name: str) -> Cell:
+def _next_free(todo: deque[Cell], folder: Path) -> Cell:
     """Take the first cell that nobody else is at work on, so that two commands share a sweep; the
     first of all if others are at work on each.
     """
     for _ in range(len(todo)):
-        directory = run_directory(runtime, name, todo[0])
+        directory = folder / todo[0].id
         # What is no folder is found out when it is begun.
         if not (directory.is_dir() and RunFolder(directory).is_running):
             break
@@ -233,23 +229,21 @@ def _next_free(todo: deque[Cell], runtime: Runtime, name: str) -> Cell:
     return todo.popleft()
 
 
-def _begin(
-    worker: Worker, cell: Cell, runtime: Runtime, name: str, stages: Sequence[str], gpu: str
-) -> None:
+def _begin(worker: Worker, cell: Cell, sweep: Sweep, stages: Sequence[str], gpu: str) -> None:
     """Begin a cell, which waits for a job of a cluster or another command that is at work on it."""
-    directory = run_directory(runtime, name, cell)
-    run = RunFolder(directory)
+    run = RunFolder(sweep.folder / cell.id)
     if run.attempt is not None and run.is_running:
         owner = run.attempt["owner"]
         log.info(
             "%s seed %d (%s): process %s on %s is at work on it; waiting for it",
             *(cell.label, cell.seed, cell.id, owner.get("pid", "?"), owner.get("hostname", "?")),
         )
-    worker.begin(directory / "logs", run_local_job, cell.plain(), runtime, name, stages, gpu)
+    given = cell.plain(), sweep.runtime, sweep.name, stages, gpu
+    worker.begin(run.path / "logs", run_local_job, *given)
 
 
-def _status(runtime: Runtime, name: str, cell: Cell) -> CellStatus:
-    return cell_status(run_directory(runtime, name, cell), plan_of(cell))
+def _status(sweep: Sweep, cell: Cell) -> CellStatus:
+    return cell_status(sweep.folder / cell.id, plan_of(cell))
 
 
 def _announce(status: CellStatus, finished: int, count: int) -> None:

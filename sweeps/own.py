@@ -229,7 +229,7 @@ def _measured(
     refuse_unfinished(execute(grid, _STAGES), grid, _STAGES)
     epochs_s, rests_s, untrained_s = [], [], 0.0
     for cell in grid.cells:
-        record = read_tuned(Path(grid.runtime.runs_dir) / grid.name / cell.id)
+        record = read_tuned(grid.folder / cell.id)
         if record is None or record.status == "diverged":
             continue
         # A measurement that was stopped goes on in another attempt.

@@ -99,7 +99,7 @@ def run_tuning(
 
     final = tune.tune(proposed, propose_next, run, final_seeds=final_seeds)
     if final is not None:
-        choice = choose(Path(grid.runtime.runs_dir) / grid.name)
+        choice = choose(grid.folder)
         say(f"\n{choice_table(choice)}\n")
     return final
 

@@ -124,7 +124,7 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
         searches += searches_of(file, row)
     _refuse_unfair(name, searches)
     first = load_rows(file, [fixed_settings(file.rows[0])[0]])
-    folder = Path(first.runtime.runs_dir) / file.name
+    folder = first.folder
     budget: dict[str, int] = {}
     if trials:
         budget["trials"] = trials

@@ -163,13 +163,13 @@ def locked(folder: Path) -> Iterator[None]:
         attempt.end("done")
 
 
-def write_plan(sweep: Sweep, folder: Path) -> None:
+def write_plan(sweep: Sweep) -> None:
     """Add the sweep's cells to those that its folder already plans (say, of other seeds)."""
-    path = folder / PLAN
-    with locked(folder):
+    path = sweep.folder / PLAN
+    with locked(sweep.folder):
         # Under the lock, because two commands that read the same plan would each leave out the
         # other's cells.
-        cells = read_plan(folder) if path.exists() else []
+        cells = read_plan(sweep.folder) if path.exists() else []
         known = {cell["id"] for cell in cells}
         cells += [plan_of(cell) for cell in sweep.cells if cell.id not in known]
         write_text(path, json.dumps({"description": sweep.description, "cells": cells}, indent=1))

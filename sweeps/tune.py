@@ -74,7 +74,7 @@ def tune(
     """
     sweep, complete, search, repeats = proposed
     seeds = sweep.final_seeds if final_seeds is None else final_seeds
-    folder = Path(sweep.runtime.runs_dir) / sweep.name
+    folder = sweep.folder
     asked = {cell.id for cell in sweep.cells}
     # What a search tries later follows from its scores, some of which may be gone once it has
     # chosen.
@@ -105,10 +105,10 @@ def refuse_tuning(sweep: Sweep) -> None:
     """Refuse to run the folder of a tuning as a sweep, whose cells would get no score on the
     test split.
     """
-    folder = Path(sweep.runtime.runs_dir) / sweep.name
-    if (folder / COMPARED).exists():
+    if (sweep.folder / COMPARED).exists():
         raise RegbenchError(
-            f"{folder} is of a tuning; go on with: regbench tune, or give the sweep another name"
+            f"{sweep.folder} is of a tuning; go on with: regbench tune, or give the sweep another "
+            "name"
         )
 
 

@@ -173,9 +173,8 @@ class Challenge:
             elif not row.is_reference:
                 trained[row.name] = scores
         shifts = []
-        folder = Path(self.repeated.runtime.runs_dir) / self.repeated.name
         for record in self.shipped:
-            here = read_record(folder / record.cell_id)
+            here = read_record(self.repeated.folder / record.cell_id)
             assert here is not None
             before, now = record.score(name, "test"), here.score(name, "test")
             if before is None or now is None:

@@ -95,8 +95,7 @@ class SmokeTest:
         refuse_unfinished(statuses, self.grid)
         if statuses is None:
             return None
-        folder = Path(self.grid.runtime.runs_dir) / self.grid.name
-        before, after = (read_record(folder / cell.id) for cell in self.grid.cells)
+        before, after = (read_record(self.grid.folder / cell.id) for cell in self.grid.cells)
         assert before is not None and after is not None
         return Smoke([*findings, *_learned(before, after)])
 

@@ -49,6 +49,11 @@ class Sweep:
     later_epochs: int = 0
 
     @property
+    def folder(self) -> Path:
+        """Folder of its runs, `<runs_dir>/<name>`."""
+        return Path(self.runtime.runs_dir) / self.name
+
+    @property
     def scheduler(self) -> str:
         """Scheduler of all cells, which cannot have different ones."""
         return self.clusters[0].scheduler

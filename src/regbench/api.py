@@ -453,9 +453,8 @@ def report_folder(runs_dir: Path, sweep: str | Path) -> Path:
 
 
 def _rows(grid: Sweep) -> pd.DataFrame:
-    folder = Path(grid.runtime.runs_dir) / grid.name
     # The folder may hold cells of earlier calls, which are not asked for.
-    return load_records(*(folder / cell.id for cell in grid.cells))
+    return load_records(*(grid.folder / cell.id for cell in grid.cells))
 
 
 def _overrides(overrides: str | Sequence[str], settings: Mapping[str, Any]) -> list[str]:

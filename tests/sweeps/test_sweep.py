@@ -205,9 +205,9 @@ def test_a_plan_keeps_its_cells_and_adds_new_ones(tmp_path: Path, tiny: list[str
     for seeds in ("0,1", "1,2"):
         own = write_sweep(tmp_path / "own.yaml", tiny, ["seed=0"], description=seeds)
         sweep = load_sweep(str(own), [f"seed={seeds}"])
-        write_plan(sweep, tmp_path / "own")
-    assert json.loads((tmp_path / "own" / "sweep.json").read_text())["description"] == "1,2"
-    found = read_plan(tmp_path / "own")
+        write_plan(sweep)
+    assert json.loads((sweep.folder / "sweep.json").read_text())["description"] == "1,2"
+    found = read_plan(sweep.folder)
     assert [cell["seed"] for cell in found] == [0, 1, 2]
     last = sweep.cells[-1]
     sizes = {
