@@ -80,11 +80,9 @@ class Search:
 @functools.cache  # a tuning asks again after every round, and composing cells takes a while
 def searches_of(file: SweepFile, row: tuple[str, ...]) -> list[Search]:
     """List the searches of a row of a sweep's file."""
-    searched = {}
-    for key, override, values in row_values(row):
-        if _is_searched(override):
-            _refuse_search(override)
-            searched[key] = (override, values)
+    _, searched = _divided(row)
+    for override, _ in searched.values():
+        _refuse_search(override)
     found: dict[Cell, Search] = {}
     for fixed in fixed_settings(row):
         sweep = load_rows(file, [fixed])
@@ -105,31 +103,30 @@ def cells_to_compose(row: Sequence[str]) -> int:
     """Count the cells that `searches_of` makes of a row: for each search, one of each value
     that is searched.
     """
-    searches, searched = 1, 1
-    for _, override, values in row_values(row):
-        if _is_searched(override):
-            searched += len(values)
-        else:
-            searches *= len(values)
-    return searches * searched
+    fixed, searched = _divided(row)
+    each = 1 + sum(len(values) for _, values in searched.values())
+    return math.prod(map(len, fixed)) * each
 
 
 def fixed_settings(row: Sequence[str]) -> list[list[str]]:
     """List the settings of each search of a row that are not searched."""
-    fixed: list[list[str]] = [[]]
-    for _, override, values in row_values(row):
-        if not _is_searched(override):
-            fixed = [[*start, text] for start, text in itertools.product(fixed, values)]
-    return fixed
+    fixed, _ = _divided(row)
+    return list(map(list, itertools.product(*fixed)))
 
 
-def _is_searched(override: Any) -> bool:
-    """Return True if an override gives several values to search.
-
-    Of other settings they multiply the searches.
+def _divided(row: Sequence[str]) -> tuple[list[list[str]], dict[str, tuple[Any, list[str]]]]:
+    """Return the values of each setting of a row that is not searched, and what is searched: the
+    setting -> its override and its values.
     """
-    several = override.is_sweep_override() and override.key_or_group.startswith(_TUNED)
-    return several or isinstance(override.value(), IntervalSweep)
+    fixed, searched = [], {}
+    for key, override, values in row_values(row):
+        # Several values of another setting multiply the searches.
+        several = override.is_sweep_override() and key.startswith(_TUNED)
+        if several or isinstance(override.value(), IntervalSweep):
+            searched[key] = (override, values)
+        else:
+            fixed.append(values)
+    return fixed, searched
 
 
 def _refuse_search(override: Any) -> None:
