@@ -162,16 +162,14 @@ def begin(
 
 def _is_behind(search: Mapping[str, Any], written: Mapping[str, Any]) -> bool:
     """Return True if what is written is of the same search, with more scores."""
-    own, others = _scores(search), _scores(written)
-    return own.keys() <= others.keys() and _known(own) < _known(others)
+    (own, own_scores), (others, other_scores) = map(_progress, (search, written))
+    return own <= others and own_scores < other_scores
 
 
-def _scores(search: Mapping[str, Any]) -> dict[str, float | None]:
-    return {entry["cell_id"]: entry["score"] for entry in search.get("tried", ())}
-
-
-def _known(scores: Mapping[str, float | None]) -> int:
-    return sum(score is not None for score in scores.values())
+def _progress(search: Mapping[str, Any]) -> tuple[set[str], int]:
+    """Return the cells of a search, and how many of them have a score."""
+    scores = {entry["cell_id"]: entry["score"] for entry in search.get("tried", ())}
+    return set(scores), sum(score is not None for score in scores.values())
 
 
 def _refuse_incomparable(cells: Sequence[Cell], data_dir: Path) -> None:
