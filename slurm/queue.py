@@ -12,7 +12,7 @@ import logging
 import re
 import shutil
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
@@ -119,11 +119,10 @@ def was_submitted(folder: Path) -> bool:
     return bool({path.suffix for path in (folder / "jobs").glob("*.*")} & {".json", ".intent"})
 
 
-def note_submitted(intent: Path, array: str) -> None:
-    """Note the id of the array that an intent to submit (the file `<folder>/jobs/<…>.intent`)
-    has led to.
+def note_submitted(intent: Path, entry: Mapping[str, Any], array: str) -> None:
+    """Note the id of the array that an intent to submit (the file `<folder>/jobs/<…>.intent`, whose
+    content is `entry`) has led to.
     """
-    entry = _read_intent(intent)
     cells = {}
     # The intent lists the cells in the order of the array.
     for index, cell in enumerate(entry["cells"]):
@@ -133,18 +132,14 @@ def note_submitted(intent: Path, array: str) -> None:
     intent.unlink()
 
 
-def _read_intent(path: Path) -> _Intent:
-    remedy = "cancel the jobs that the interrupted command left (squeue --me), then remove it"
-    return read_json(path, _Intent, remedy)
-
-
 def recover_interrupted(folder: Path) -> None:
     """Find the jobs of submissions that were killed before they could note them, and forget
     those that have none.
     """
     # The process must hold the folder, see `regbench.sweeps.status.locked`.
+    remedy = "cancel the jobs that the interrupted command left (squeue --me), then remove it"
     for intent in (folder / "jobs").glob("*.intent"):
-        entry = _read_intent(intent)
+        entry = read_json(intent, _Intent, remedy)
         found = call(*_SQUEUE, "--format=%i", f"--name={entry['name']}").split()
         # submitit writes this file when Slurm has taken the job; a job without it does not know
         # what to do.
@@ -152,7 +147,7 @@ def recover_interrupted(folder: Path) -> None:
         for array in set(map(_array_of, found)):
             if ready:
                 log.info("%s: found job %s, whose submission was interrupted", folder, array)
-                note_submitted(intent, array)
+                note_submitted(intent, entry, array)
             else:
                 log.info("%s: cancelling job %s, whose submission was interrupted", folder, array)
                 call_for_jobs([array], "scancel")

@@ -138,7 +138,7 @@ def _submit_array(
             ) from error
         before = jobs[0].job_id.partition("_")[0]
         arrays.append(before)
-        note_submitted(intent, before)
+        note_submitted(intent, note, before)
         done, count = ", ".join(names), counted(len(cells), "cell")
         log.info("submitted job %s: %s of %s", before, done, count)
     return arrays
