@@ -58,6 +58,7 @@ class Mine:
 
     root: Path
     settings: list[str]
+    data_dir: Path
 
     @property
     def folder(self) -> Path:
@@ -65,6 +66,17 @@ class Mine:
 
     def write(self, rows: Sequence[str], *own: str, **more: Any) -> Path:
         return write_sweep(self.root / "mine.yaml", [*self.settings, *own], rows, **more)
+
+    def grid(self, rows: Sequence[str], *own: str, **more: Any) -> Sweep:
+        return load_sweep(str(self.write(rows, *own, **more)))
+
+    def begin(self, cells: Sequence[Cell], search: dict[str, Any] | None = None) -> None:
+        tune.begin(cells, self.folder, self.data_dir, search)
+
+    def leave(self, cells: Sequence[Cell], *values: float | None) -> None:
+        """What runs of the cells leave that scored so."""
+        for cell, value in zip(cells, values, strict=True):
+            score(self.folder, cell, value)
 
     def search(
         self,
@@ -84,11 +96,8 @@ class Mine:
         """The cells that a search has tried, of one method or all, in the order in which it
         proposed them.
         """
-        return [
-            load_cell(self.folder / e["cell_id"] / "config.yaml")
-            for e in self.entries()
-            if label in ("", e["label"])
-        ]
+        names = [each["cell_id"] for each in self.entries() if label in ("", each["label"])]
+        return [load_cell(self.folder / name / "config.yaml") for name in names]
 
     def entries(self) -> list[dict[str, Any]]:
         """What a search says of each cell that it has tried."""
@@ -101,18 +110,14 @@ class Mine:
 
 
 @pytest.fixture
-def mine(tmp_path: Path, tiny: list[str]) -> Mine:
-    return Mine(tmp_path, [*tiny, "epochs=1", "optimizer.warmup_epochs=0", "seed=0"])
-
-
-@pytest.fixture
-def folder(mine: Mine) -> Path:
-    return mine.folder
+def mine(tmp_path: Path, tiny: list[str], tiny_data_dir: Path) -> Mine:
+    own = [*tiny, "epochs=1", "optimizer.warmup_epochs=0", "seed=0"]
+    return Mine(tmp_path, own, tiny_data_dir)
 
 
 @pytest.fixture
 def cells(mine: Mine) -> tuple[Cell, ...]:
-    return load_sweep(str(mine.write(GRID))).cells
+    return mine.grid(GRID).cells
 
 
 def score(folder: Path, cell: Cell, value: float | None, *more: Score) -> None:
@@ -130,25 +135,6 @@ def score(folder: Path, cell: Cell, value: float | None, *more: Score) -> None:
     write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
 
 
-Scored = Callable[[Sequence[str], Sequence[float]], tuple[tuple[Cell, ...], TuningChoice]]
-
-
-@pytest.fixture
-def scored(mine: Mine, tiny_data_dir: Path) -> Scored:
-    """Makes the cells of a grid, scores them and chooses."""
-
-    def chosen(
-        rows: Sequence[str], values: Sequence[float]
-    ) -> tuple[tuple[Cell, ...], TuningChoice]:
-        cells = load_sweep(str(mine.write(rows))).cells
-        tune.begin(cells, mine.folder, tiny_data_dir)
-        for cell, value in zip(cells, values, strict=True):
-            score(mine.folder, cell, value)
-        return cells, choose(mine.folder)
-
-    return chosen
-
-
 def final_run(cell: Cell, runtime: Runtime) -> Record | None:
     """Score a cell of the tuning on the test split, as a job does."""
     chosen = tune.how_chosen(run_directory(runtime, "mine", cell), cell, final=True)
@@ -156,10 +142,7 @@ def final_run(cell: Cell, runtime: Runtime) -> Record | None:
 
 
 def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
-    cells: tuple[Cell, ...],
-    mine: Mine,
-    tiny_data_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cells: tuple[Cell, ...], mine: Mine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
     loader = EvalLoader
@@ -171,7 +154,7 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     monkeypatch.setattr("regbench.benchmark.evaluate.features.EvalLoader", spy)
     runtime = load_run(mine.settings)[1]
     two = cells[:2]
-    tune.begin(two, mine.folder, tiny_data_dir)
+    mine.begin(two)
     for cell in two:
         assert run_cell(cell, runtime, "mine", ("pretrain", "tune")) is None
         record = Record.read(mine.folder / cell.id / "tuning.json")
@@ -204,51 +187,40 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     }
     assert final.choice["probe_learning_rate"]["selected_on"] == "tuning"
     assert [s.split for s in final.scores if s.name == "knn_top1"] == ["tuning", "test"]
-    tune.begin(two, mine.folder, tiny_data_dir)  # as whoever comes a moment after the choice
+    mine.begin(two)  # as whoever comes a moment after the choice
     # Other seeds of what was chosen may be tested, too.
     (again,) = tune.final_cells(choice, mine.folder, two, [5])
     assert (again.seed, final_run(again, runtime).status) == (5, "done")  # type: ignore[union-attr]
     # Whoever removes the choice gets no second one.
     (mine.folder / TUNING_CHOICE).unlink()
     with is_refused("holds runs that were scored on the test split already"):
-        tune.begin(two, mine.folder, tiny_data_dir)
+        mine.begin(two)
 
 
 def test_a_search_that_has_got_further_elsewhere_is_not_set_back(
-    cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path
+    cells: tuple[Cell, ...], mine: Mine
 ) -> None:
     """Two commands work on one search.
 
     The slower one writes what it knew before the faster one's last round.
     """
+    tried = [{"cell_id": str(place), "score": 1.0} for place in range(2)]
     first, early, late = (
-        {
-            "tried": [
-                {"cell_id": str(place), "score": 1.0 if place < number else None}
-                for place in range(number + 1)
-            ]
-        }
-        for number in range(3)
+        {"tried": [*tried[:number], {"cell_id": str(number), "score": None}]} for number in range(3)
     )
     # One that has other cells is another search, as after a change of the sweep's file.
     other = {"tried": [{"cell_id": "other", "score": None}]}
-    for search, expected in (
-        (first, first),
-        (early, early),
-        (late, late),
-        (early, late),
-        (late, late),
-        (other, other),
-    ):
-        tune.begin(cells[:2], folder, tiny_data_dir, search)
-        assert read_search(folder)["tried"] == expected["tried"]
+    written = (first, early, late, early, late, other)
+    for search, expected in zip(written, (first, early, late, late, late, other), strict=True):
+        mine.begin(cells[:2], search)
+        assert read_search(mine.folder)["tried"] == expected["tried"]
 
 
-def test_the_choice_may_be_by_knn_and_linear_probing(mine: Mine, tiny_data_dir: Path) -> None:
+def test_the_choice_may_be_by_knn_and_linear_probing(mine: Mine) -> None:
     by = ["evaluation.select_by=[knn,probe]", "evaluation.protocols=[knn]"]
-    cells = load_sweep(str(mine.write(GRID, *by))).cells[:2]
+    cells = mine.grid(GRID, *by).cells[:2]
     runtime = load_run(mine.settings)[1]
-    tune.begin(cells, mine.folder, tiny_data_dir)
+    mine.begin(cells)
     names = ["knn_top1", "knn_top5", "linear_top1", "linear_top5", "selection_top1"]
     for number, cell in enumerate(cells):
         if not number:
@@ -266,17 +238,14 @@ def test_the_choice_may_be_by_knn_and_linear_probing(mine: Mine, tiny_data_dir: 
     choice = choose(mine.folder)
     (entry,) = choice.choices
     assert (choice.score, entry.chosen) == ("selection_top1", cells[0].id)
+    other = load_run([*mine.settings, "seed=7"])[0]
     with is_refused(r"evaluation\.select_by must be the same for all cells"):
-        tune.begin(
-            [cells[0], load_run([*mine.settings, "seed=7"])[0]], mine.root / "other", tiny_data_dir
-        )
+        tune.begin([cells[0], other], mine.root / "other", mine.data_dir)
 
 
-def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
-    mine: Mine, tiny_data_dir: Path
-) -> None:
+def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(mine: Mine) -> None:
     cells = load_sweep(str(mine.write(GRID)), ["seed=0,1", "optimizer.base_lr=1,2"]).cells
-    tune.begin(cells, mine.folder, tiny_data_dir)
+    mine.begin(cells)
     with is_refused("has no score to choose by yet"):
         choose(mine.folder)
     best = 0
@@ -313,57 +282,46 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
         choose(mine.folder)
 
 
-def test_the_choice_is_by_the_score_of_its_own_split(
-    cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path
-) -> None:
+def test_the_choice_is_by_the_score_of_its_own_split(cells: tuple[Cell, ...], mine: Mine) -> None:
     two = cells[:2]
-    tune.begin(two, folder, tiny_data_dir)
+    mine.begin(two)
     for cell, tuning, test in zip(two, (50.0, 60.0), (99.0, 1.0), strict=True):
-        score(folder, cell, tuning, knn_top1(test, "test"))
-    (entry,) = choose(folder).choices
+        score(mine.folder, cell, tuning, knn_top1(test, "test"))
+    (entry,) = choose(mine.folder).choices
     assert (entry.chosen, entry.ranking[0].value) == (two[1].id, 60.0)
 
 
 @pytest.mark.parametrize("best", [0, 2])
 def test_the_chosen_and_the_baselines_get_all_seeds_the_best_first(
-    cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path, best: int
+    cells: tuple[Cell, ...], mine: Mine, best: int
 ) -> None:
     """The first method leads, or the second."""
     untrained = load_run([*TINY, "epochs=0", "optimizer.warmup_epochs=0"])[0]
     supervised = load_run([*TINY, "baseline=supervised"])[0]
     tried = [*cells, untrained, supervised]
     # Baselines have one configuration, and that makes no budgets unequal.
-    tune.begin(tried, folder, tiny_data_dir)
+    mine.begin(tried)
     leader, other = cells[best], cells[3 - best]
-    for cell in tried:
-        score(
-            folder,
-            cell,
-            {leader: 60.0, other: 57.0, untrained: 99.0, supervised: 99.0}.get(cell, 50.0),
-        )
-    finals = tune.final_cells(choose(folder), folder, tried, [0, 1])
+    high = {leader: 60.0, other: 57.0, untrained: 99.0, supervised: 99.0}
+    mine.leave(tried, *(high.get(cell, 50.0) for cell in tried))
+    finals = tune.final_cells(choose(mine.folder), mine.folder, tried, [0, 1])
     methods = [leader, replace(leader, seed=1), other, replace(other, seed=1)]
-    assert finals == [
-        *methods,
-        untrained,
-        supervised,
-        replace(untrained, seed=1),
-        replace(supervised, seed=1),
-    ]
+    references = [untrained, supervised, replace(untrained, seed=1), replace(supervised, seed=1)]
+    assert finals == [*methods, *references]
     # There was nothing to choose for baselines, whose test split is open as that of the chosen.
     for cell, selected_on in ((untrained, "given"), (supervised, "given"), (leader, "tuning")):
-        assert tune.how_chosen(folder / cell.id, cell, final=True)["selected_on"] == selected_on
+        how = tune.how_chosen(mine.folder / cell.id, cell, final=True)
+        assert how["selected_on"] == selected_on
 
 
-def test_what_is_tuned_on_the_test_split_says_so(mine: Mine, tiny_data_dir: Path) -> None:
+def test_what_is_tuned_on_the_test_split_says_so(mine: Mine) -> None:
     """The paper's second variant, its Table 13."""
     cell, runtime = load_run(
         [*mine.settings, "evaluation.select_on=test", "evaluation.probe.learning_rates=[0.1,1]"]
     )
-    tune.begin([cell], mine.root / "runs" / "mine", tiny_data_dir)
+    mine.begin([cell])
     run_cell(cell, runtime, "mine", ("pretrain", "tune"))
-    choice = choose(mine.root / "runs" / "mine")
-    assert choice.selected_on == "test"
+    assert choose(mine.folder).selected_on == "test"
     record = there(final_run(cell, runtime))
     assert record.choice["hyperparameters"]["selected_on"] == "test"
     assert record.choice["probe_learning_rate"]["selected_on"] == "test"
@@ -375,10 +333,10 @@ def test_what_is_tuned_on_the_test_split_says_so(mine: Mine, tiny_data_dir: Path
     assert linear.value == max(record.choice["probe_learning_rate"]["candidates"].values())
 
 
-def test_refusals(cells: tuple[Cell, ...], mine: Mine, tiny_data_dir: Path) -> None:
+def test_refusals(cells: tuple[Cell, ...], mine: Mine) -> None:
     def refused(match: str, cells: Sequence[Cell]) -> None:
         with is_refused(match):
-            tune.begin(cells, mine.folder, tiny_data_dir)
+            mine.begin(cells)
 
     refused(r"not a fair comparison: VICReg 2, SFRIK \(L=2\) 1", cells[:3])
     larger = [replace(cell, embedding_dim=2 * cell.embedding_dim) for cell in cells[:1]]
@@ -386,29 +344,26 @@ def test_refusals(cells: tuple[Cell, ...], mine: Mine, tiny_data_dir: Path) -> N
         r"not a fair comparison: VICReg \(q=16, setting 1\) 2, VICReg \(q=32, setting 2\) 1",
         [*cells[:2], *larger],
     )
-    tune.begin(cells[:3], mine.folder, tiny_data_dir, search={"trials": 3})
+    mine.begin(cells[:3], search={"trials": 3})
     mixed = [cells[0], load_run([*mine.settings, "method=auh", "evaluation.select_on=test"])[0]]
     refused("evaluation.select_on must be the same", mixed)
-    for cell in cells[:2]:
-        score(mine.folder, cell, 50.0)
+    mine.leave(cells[:2], 50.0, 50.0)
     with is_refused(f"{cells[2].id} has no score to choose by yet"):
         choose(mine.folder)
     score(mine.folder, cells[2], 50.0)
     choose(mine.folder)
     refused("has made its choice among other cells", cells)
-    write_text(
-        mine.root / "runs" / "ended" / "0123456789ab" / "record.json",
-        made(status="diverged").text(),
-    )
-    tune.begin(cells, mine.root / "runs" / "ended", tiny_data_dir)
-    tested = made(scores=(knn_top1(50.0), knn_top1(50.0, "test")))
-    write_text(mine.root / "runs" / "tested" / "0123456789ab" / "record.json", tested.text())
+    ended, tested = mine.root / "runs" / "ended", mine.root / "runs" / "tested"
+    write_text(ended / "0123456789ab" / "record.json", made(status="diverged").text())
+    tune.begin(cells, ended, mine.data_dir)
+    scores = (knn_top1(50.0), knn_top1(50.0, "test"))
+    write_text(tested / "0123456789ab" / "record.json", made(scores=scores).text())
     with is_refused("holds runs that were scored on the test split already"):
-        tune.begin(cells, mine.root / "runs" / "tested", tiny_data_dir)
+        tune.begin(cells, tested, mine.data_dir)
     for cell in cells:
-        score(mine.root / "runs" / "ended", cell, None)
+        score(ended, cell, None)
     with is_refused(r"every cell of .* diverged"):
-        choose(mine.root / "runs" / "ended")
+        choose(ended)
 
 
 GRIDS: dict[str, tuple[Sequence[str], Sequence[str], Surface]] = {
@@ -452,7 +407,7 @@ def is_the_one_that_diverges(cell: Cell) -> bool:
 
 
 def test_a_choice_holds_all_that_it_was_made_of(
-    mine: Mine, tiny_data_dir: Path, golden: Callable[[str, str], None]
+    mine: Mine, golden: Callable[[str, str], None]
 ) -> None:
     """A configuration stands for its seeds under another id. Images are those of three steps an
     epoch, but for the run that diverged in its second.
@@ -461,7 +416,7 @@ def test_a_choice_holds_all_that_it_was_made_of(
     for number, (what, (rows, overrides, value)) in enumerate(GRIDS.items()):
         folder = mine.root / f"grid_{number}"
         cells = load_sweep(str(mine.write(rows)), overrides).cells
-        tune.begin(cells, folder, tiny_data_dir)
+        tune.begin(cells, folder, mine.data_dir)
         for cell in cells:
             score(folder, cell, value(cell))
         choice = choose(folder)
@@ -485,13 +440,12 @@ def test_a_choice_holds_all_that_it_was_made_of(
 
 
 def test_the_runner_up_and_the_chosen_values_are_of_the_own_method(
-    cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path
+    cells: tuple[Cell, ...], mine: Mine
 ) -> None:
     """The budget of the tuning is the largest."""
-    tune.begin(cells[:3], folder, tiny_data_dir, search={"trials": 3})
-    for cell, value in zip(cells[:3], (50.0, 60.0, 55.0), strict=True):
-        score(folder, cell, value)
-    choice = choose(folder)
+    mine.begin(cells[:3], search={"trials": 3})
+    mine.leave(cells[:3], 50.0, 60.0, 55.0)
+    choice = choose(mine.folder)
     assert choice.budget == 2
     lines = [re.split("  +", line) for line in choice_table(choice).splitlines()[2:4]]
     assert [line[2:5] for line in lines] == [["60.00", "50.00", "2"], ["55.00", "–", "1"]]
@@ -506,10 +460,7 @@ def tune_grid(path: Path, folder: Path, *overrides: str) -> Sweep | None:
 
 
 def test_no_seeds_at_all_are_those_of_the_grid_and_not_those_of_the_file(mine: Mine) -> None:
-    proposed = Proposed(
-        load_sweep(str(mine.write(["method=vicreg,auh"], final_seeds=[7]))),
-        True,
-    )
+    proposed = Proposed(mine.grid(["method=vicreg,auh"], final_seeds=[7]), True)
     run = bring(mine.folder, lambda cell: 50.0)
     for given, seeds in ((None, {7}), ([], {0})):
         final = tune.tune(proposed, lambda: proposed, run, final_seeds=given)
@@ -525,7 +476,7 @@ def test_what_slurm_goes_on_with_has_no_choice_yet(mine: Mine, complete: bool) -
         asked.append(stages)
         return False
 
-    grid = load_sweep(str(mine.write(GRID)))
+    grid = mine.grid(GRID)
     proposed = Proposed(grid, complete, None if complete else {"tried": []})
 
     def propose_next() -> Proposed:
@@ -582,11 +533,11 @@ def test_another_grid_than_the_choice_was_made_among_is_refused(mine: Mine) -> N
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_tuning_that_waits_for_a_cell_of_another_grid_says_how_to_go_on(
-    mine: Mine, tiny_data_dir: Path, begun: bool
+    mine: Mine, begun: bool
 ) -> None:
     path = mine.write(["method=vicreg"])
     wrong = load_sweep(str(path), ["epochs=500"]).cells
-    tune.begin(wrong, mine.folder, tiny_data_dir)
+    mine.begin(wrong)
     if begun:
         write_text(mine.folder / wrong[0].id / "config.yaml", yaml.safe_dump(wrong[0].plain()))
     with is_refused(r"has no score to choose by yet; .* remove .*tune\.json and tune again"):
@@ -595,15 +546,16 @@ def test_a_tuning_that_waits_for_a_cell_of_another_grid_says_how_to_go_on(
     assert tune_grid(path, mine.folder) is not None
 
 
-def test_values_of_an_earlier_grid_are_no_larger_budget(mine: Mine, scored: Scored) -> None:
-    path = mine.write(GRID)
-    before = load_sweep(str(path), ["seed=0"])
-    tune.begin(before.cells, mine.folder, Path(before.runtime.data_dir))
-    for cell in before.cells:
-        score(mine.folder, cell, 50.0)
-    changed = [GRID[0].replace("10,20", "30,40"), GRID[1]]
+def test_values_of_an_earlier_grid_are_no_larger_budget(
+    cells: tuple[Cell, ...], mine: Mine
+) -> None:
+    mine.begin(cells)
+    mine.leave(cells, *[50.0] * 4)
+    changed = mine.grid([GRID[0].replace("10,20", "30,40"), GRID[1]]).cells
+    mine.begin(changed)
+    mine.leave(changed, *[60.0] * 4)
     with is_refused(r"2; .* remove .*tune\.json to forget earlier ones"):
-        scored(changed, [60.0] * 4)
+        choose(mine.folder)
     assert not (mine.folder / "tuning_choice.json").exists()
 
 
@@ -637,7 +589,7 @@ def test_a_tuned_cell_whose_end_nobody_noted_is_taken_up_again(mine: Mine) -> No
     """It was killed when its score was written, or somebody removed what was noted of its
     attempts.
     """
-    grid = load_sweep(str(mine.write(["method=vicreg"])))
+    grid = mine.grid(["method=vicreg"])
     (first,) = run_sweep(grid, ("pretrain", "tune"))
     assert first.state == "tuned"
     shutil.rmtree(mine.folder / first.cell_id / "attempts")
@@ -931,21 +883,21 @@ def test_one_that_diverges_counts_as_tried(mine: Mine) -> None:
 
 
 def test_a_grid_whose_best_lies_at_its_end_says_so(
-    cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    cells: tuple[Cell, ...], mine: Mine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And records say it of their own method; the second was added by a later call."""
-    tune.begin(cells[:2], folder, tiny_data_dir)
-    tune.begin(cells[2:], folder, tiny_data_dir)
-    for cell, value in zip(cells, (60.0, 50.0, 50.0, 60.0), strict=True):
-        score(folder, cell, value)
-    edges = {entry.label: entry.edges for entry in choose(folder).choices}
+    mine.begin(cells[:2])
+    mine.begin(cells[2:])
+    mine.leave(cells, 60.0, 50.0, 50.0, 60.0)
+    edges = {entry.label: entry.edges for entry in choose(mine.folder).choices}
     assert edges == {
         "VICReg": {"method.alignment_weight": "smallest"},
         "SFRIK (L=2)": {"method.alignment_weight": "largest"},
     }
     for cell in (cells[0], cells[3]):
-        assert tune.how_chosen(folder / cell.id, cell, final=True)["edges"] == edges[cell.label]
-    monkeypatch.chdir(folder / cells[0].id)
+        how = tune.how_chosen(mine.folder / cell.id, cell, final=True)
+        assert how["edges"] == edges[cell.label]
+    monkeypatch.chdir(mine.folder / cells[0].id)
     assert tune.how_chosen(Path(), cells[0], final=True)["record"] == "mine/tuning_choice.json"
 
 
@@ -960,11 +912,13 @@ def test_a_grid_whose_best_lies_at_its_end_says_so(
     ],
 )
 def test_a_value_that_none_lies_beyond_is_no_edge(
-    scored: Scored, row: str, values: tuple[float, ...]
+    mine: Mine, row: str, values: tuple[float, ...]
 ) -> None:
     """The smallest of its method, or the largest; or one that is no number."""
-    cells, choice = scored([row], values)
-    (entry,) = choice.choices
+    cells = mine.grid([row]).cells
+    mine.begin(cells)
+    mine.leave(cells, *values)
+    (entry,) = choose(mine.folder).choices
     assert (entry.chosen, entry.edges) == (cells[values.index(max(values))].id, {})
 
 
@@ -1136,8 +1090,8 @@ def test_more_trainings_than_anybody_can_mean_are_counted_and_refused(
 
 
 def test_a_repeat_in_which_all_diverge_chooses_nothing(mine: Mine) -> None:
-    path = mine.write(["method=vicreg,simclr cluster.gpus=1", "method=auh cluster.gpus=8"])
-    grid = tune.repeated(load_sweep(str(path)), 2)
+    rows = ["method=vicreg,simclr cluster.gpus=1", "method=auh cluster.gpus=8"]
+    grid = tune.repeated(mine.grid(rows), 2)
     machines = [("VICReg", 0, 1), ("SimCLR", 0, 1), ("AUH", 0, 8)]
     machines += [(label, 1000, gpus) for label, _, gpus in machines]
     cells = zip(grid.cells, grid.clusters, strict=True)
@@ -1174,7 +1128,7 @@ def test_a_budget_may_be_in_proportion_to_the_searched_hyperparameters(mine: Min
 
 def test_an_interval_is_no_grid(mine: Mine) -> None:
     with is_refused("is a range, not a grid; search it: regbench tune"):
-        load_sweep(str(mine.write(ROWS[2:])))
+        mine.grid(ROWS[2:])
 
 
 def test_the_command_tunes_and_tests(mine: Mine) -> None:
