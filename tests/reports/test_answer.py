@@ -26,6 +26,7 @@ NONE_LEADS = (
 )
 
 Rows = Mapping[str, tuple[float, float]]
+ROWS: Rows = {"AUH": (70.0, 80.0), "VICReg": (60.0, 70.0), "untrained": (40.0, 50.0)}
 
 
 def sentences(runs: Path, record: Make, rows: Rows, seeds: int = 3) -> Sequence[str]:
@@ -40,9 +41,8 @@ def sentences(runs: Path, record: Make, rows: Rows, seeds: int = 3) -> Sequence[
 
 
 def test_one_method_leads(runs: Path, record: Make) -> None:
-    rows = {"AUH": (70.0, 80.0), "VICReg": (60.0, 70.0), "untrained": (40.0, 50.0)}
-    rows |= {"supervised": (90.0, 91.0)}
-    tried, lead, order, labels, step = sentences(runs, record, rows)
+    supervised = {"supervised": (90.0, 91.0)}
+    tried, lead, order, labels, step = sentences(runs, record, {**ROWS, **supervised})
     assert tried == "Tried: 2 methods, 3 seeds of each, beside 1 untrained row."
     assert lead.startswith(f"{LEAD}+30.0 points (95 % interval 2")
     assert "by kNN top-1 from untrained and +30.0 points" in lead
@@ -95,17 +95,15 @@ def test_a_method_that_is_better_and_does_not_lead_is_said_to_be(
 
 
 def test_rows_of_unlike_numbers_of_seeds_are_said_to_have_these(runs: Path, record: Make) -> None:
-    rows = {"AUH": (70.0, 80.0), "VICReg": (60.0, 70.0), "untrained": (40.0, 50.0)}
     for seed in (3, 4):
         record("VICReg", seed, knn=60.0, linear=70.0)
-    assert sentences(runs, record, rows)[0].startswith("Tried: 2 methods, 3 to 5 seeds of each, ")
+    assert sentences(runs, record, ROWS)[0].startswith("Tried: 2 methods, 3 to 5 seeds of each, ")
 
 
 def test_a_method_without_a_score_is_named(runs: Path, record: Make) -> None:
-    rows = {"AUH": (70.0, 80.0), "VICReg": (60.0, 70.0), "untrained": (40.0, 50.0)}
     for seed in range(3):
         record("SimCLR", seed, linear=None)
-    tried, *_ = sentences(runs, record, rows)
+    tried, *_ = sentences(runs, record, ROWS)
     assert tried.startswith("Tried: 2 methods (not SimCLR, for want of a score), 3 seeds")
 
 
@@ -120,8 +118,7 @@ def test_that_none_leads_comes_first(runs: Path, record: Make, knn: float) -> No
 
 
 def test_one_seed_tells_nothing(runs: Path, record: Make) -> None:
-    rows = {"AUH": (70.0, 80.0), "VICReg": (60.0, 70.0), "untrained": (40.0, 50.0)}
-    lead, tried, order, step = sentences(runs, record, rows, seeds=1)
+    lead, tried, order, step = sentences(runs, record, ROWS, seeds=1)
     assert lead == (
         f"{NONE_LEADS}+30.5 points (not tested) by kNN top-1 from untrained and +30.5 points "
         "(not tested) by linear top-1 from untrained."
@@ -179,16 +176,14 @@ def test_a_score_without_labels_recommends_none(runs: Path, record: Make) -> Non
 def test_without_two_methods_and_an_untrained_row_there_is_no_answer(
     runs: Path, record: Make, left_out: str
 ) -> None:
-    rows = {"AUH": (70.0, 80.0), "VICReg": (60.0, 70.0), "untrained": (40.0, 50.0)}
-    del rows[left_out]
+    rows = {label: ROWS[label] for label in ROWS.keys() - {left_out}}
     assert sentences(runs, record, rows) == []
 
 
 def test_the_answer_stands_at_the_top_of_the_page_and_last_in_the_terminal(
     runs: Path, record: Make, tmp_path: Path
 ) -> None:
-    rows = {"AUH": (70.0, 80.0), "VICReg": (60.0, 70.0), "untrained": (40.0, 50.0)}
-    *_, step = sentences(runs, record, rows)
+    *_, step = sentences(runs, record, ROWS)
     report = write_report(runs, tmp_path / "report")
     page = report.page.read_text()
     assert page.index(f"<li>{step}</li>") < page.index("<table")
