@@ -75,12 +75,6 @@ def _entry(parts: Parts) -> Json:
     return found
 
 
-def _first(parts: Parts) -> Json:
-    """The best of a ranking."""
-    found: Json = _entry(parts)["ranking"][0]
-    return found
-
-
 def _tried(parts: Parts, method: str = "vicreg") -> Json:
     """A record that was tuned and not chosen."""
     return next(
@@ -125,15 +119,10 @@ def _stopped_higher(parts: Parts) -> None:
     for entry in parts.choices[0]["choices"]:
         short = parts.shorten(_tried(parts, entry["method"]), base_lr=0.7)
         parts.score(short, split="tuning")["value"] = 80.0
-        step = {
-            **entry["ranking"][0],
-            "cell_id": short["cell_id"],
-            "configuration": short["cell_id"],
-        }
-        entry["ranking"].append({**step, "epochs": 1, "status": "stopped", "value": 80.0})
-    parts.choices[0]["budget"] = 3
-    for record in parts.final:
-        record["choice"]["hyperparameters"]["budget"] = 3
+        step = dict.fromkeys(("cell_id", "configuration"), short["cell_id"])
+        step |= {"epochs": 1, "status": "stopped", "value": 80.0}
+        entry["ranking"].append({**entry["ranking"][0], **step})
+    _budget(parts, 3)
 
 
 def _several_seeds(parts: Parts) -> None:
@@ -141,7 +130,7 @@ def _several_seeds(parts: Parts) -> None:
     other = next(
         record for record in parts.final if record["method"] == "vicreg" and record["seed"] == 1
     )
-    _entry(parts)["chosen"] = _first(parts)["cell_id"] = other["cell_id"]
+    _entry(parts)["chosen"] = _entry(parts)["ranking"][0]["cell_id"] = other["cell_id"]
 
 
 def _set_loss(rows: list[Json], loss: float) -> None:
@@ -174,22 +163,11 @@ def _repeated_otherwise(parts: Parts) -> None:
     best = entry["ranking"][0]
     best["value"] = 90.0
     entry["chosen"] = entry["configuration"] = best["cell_id"]
-    rate = best["hyperparameters"]["optimizer.base_lr"]
+    wanted = (1000, "vicreg", best["hyperparameters"]["optimizer.base_lr"])
     for record in parts.records:
-        same = (record["seed"], record["method"], record["cell"]["optimizer"]["base_lr"]) == (
-            1000,
-            "vicreg",
-            rate,
-        )
-        if same:
+        rate = record["cell"]["optimizer"]["base_lr"]
+        if (record["seed"], record["method"], rate) == wanted:
             parts.score(record, split="tuning")["value"] = 90.0
-
-
-def _both_seeds(parts: Parts, record: Json) -> tuple[Json, Json]:
-    other = next(
-        r for r in parts.final if r["method"] == record["method"] and r["seed"] != record["seed"]
-    )
-    return record, other
 
 
 def _another_seed(parts: Parts) -> None:
@@ -198,13 +176,8 @@ def _another_seed(parts: Parts) -> None:
     parts.settle(made)
 
 
-def _early_test(parts: Parts) -> None:
-    record = next(r for r in parts.records if r["status"] == "tuned")
-    record["scores"].append({**record["scores"][0], "split": "test"})
-
-
 def _worse_chosen(parts: Parts) -> None:
-    entry = parts.choices[0]["choices"][0]
+    entry = _entry(parts)
     entry["ranking"].reverse()
     entry["chosen"] = entry["configuration"] = entry["ranking"][0]["cell_id"]
 
@@ -217,9 +190,8 @@ def _budget(parts: Parts, number: int) -> None:
 
 def _invented(parts: Parts) -> None:
     for entry in parts.choices[0]["choices"]:
-        entry["ranking"].append(
-            {**entry["ranking"][1], "cell_id": "0" * 12, "configuration": "0" * 12, "value": 60.0}
-        )
+        step = dict.fromkeys(("cell_id", "configuration"), "0" * 12)
+        entry["ranking"].append({**entry["ranking"][1], **step, "value": 60.0})
     _budget(parts, 3)
 
 
@@ -246,10 +218,8 @@ def _lent(parts: Parts) -> None:
 
 
 def _stopped(parts: Parts) -> None:
-    entry = parts.choices[0]["choices"][0]
-    entry["ranking"].reverse()
-    entry["ranking"][1]["status"] = "stopped"
-    entry["chosen"] = entry["configuration"] = entry["ranking"][0]["cell_id"]
+    _worse_chosen(parts)
+    _entry(parts)["ranking"][1]["status"] = "stopped"
 
 
 def _diverged(parts: Parts, *, history: bool) -> None:
@@ -275,7 +245,8 @@ def _other_config(parts: Parts) -> None:
 
 
 def _others_weights(parts: Parts) -> None:
-    one, other = _both_seeds(parts, parts.final[0])
+    one, *others = parts.final
+    other = next(each for each in others if each["method"] == one["method"])
     one["checkpoint"] = other["checkpoint"]
 
 
@@ -318,12 +289,7 @@ def _other_seeds_value(parts: Parts) -> None:
         parts.score(record, split="tuning")["value"] += record["seed"]
 
 
-def _left_out(parts: Parts) -> None:
-    parts.final[0]["scores"].remove(parts.score(parts.final[0], "linear_top1"))
-
-
 BY_CODE: dict[str, Change] = {
-    "a low score left out": _left_out,
     "published weights": _published,
     "an untrained network": _untrained,
     "a training that was stopped while it was the best": _stopped_higher,
@@ -344,8 +310,6 @@ BY_CODE: dict[str, Change] = {
     "the same cell in two sweeps": lambda parts: parts.copy(parts.final[0]).update(sweep="other"),
     "one run as two seeds": _another_seed,
     "weights of another seed": _others_weights,
-    "a choice without its tuning": lambda parts: parts.choices.clear(),
-    "a tuned cell with a test score": _early_test,
     "a worse configuration as chosen": _worse_chosen,
     "a configuration never tried": _invented,
     "a larger budget than there was": partial(_budget, number=12),
