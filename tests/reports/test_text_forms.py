@@ -44,18 +44,6 @@ def test_latex_is_balanced_booktabs(runs: Path, record: Make) -> None:
     assert body.isascii()
 
 
-def test_markdown(runs: Path, record: Make) -> None:
-    record("a|b", knn=70.0)
-    table = leaderboard(task(runs))
-    lines = to_markdown(table).splitlines()
-    assert lines[0] == "### Leaderboard"
-    rows = [line for line in lines if line.startswith("|")]
-    assert len(rows) == 3
-    assert "a\\|b" in rows[2]
-    assert "**70.00**" in rows[2]
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {len(table.columns) + 1}
-
-
 FOREIGN = {
     "<script>alert(1)</script>": "&lt;script&gt;alert(1)&lt;/script&gt;",
     "a|b\nc": "a\\|b c",
