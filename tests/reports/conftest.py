@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from regbench import methods
 from regbench.benchmark.rundir.record import LaterEvaluation, Record, Score
@@ -372,3 +372,19 @@ def browser() -> Iterator[Browser]:
         )
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Opens an empty page without a network; keywords are of its context."""
+    contexts = []
+
+    def go(**how: Any) -> Page:
+        contexts.append(browser.new_context(**STILL, **how))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()

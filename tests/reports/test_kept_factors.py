@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Page, expect
 
 from regbench.reports import write_report
-from tests.reports.conftest import PATIENCE_MS, STILL, score, settings
+from tests.reports.conftest import score, settings
 from tests.reports.reading import Make
 
 
@@ -42,9 +42,8 @@ def report(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFa
     return folder
 
 
-def test_the_page_shades_what_is_kept(report: Path, browser: Browser) -> None:
-    page = browser.new_page(**STILL, color_scheme="light")
-    page.set_default_timeout(PATIENCE_MS)
+def test_the_page_shades_what_is_kept(report: Path, new_page: Callable[..., Page]) -> None:
+    page = new_page(color_scheme="light")
     page.goto((report / "report" / "index.html").as_uri())
     places = page.locator("#s1-factors_representation tbody td")
     shades = places.evaluate_all(
@@ -61,4 +60,3 @@ def test_the_page_shades_what_is_kept(report: Path, browser: Browser) -> None:
         "factor" in head for head in page.locator("#s1-cells thead th").all_inner_texts()
     )
     assert "tilt" not in page.locator("#reading").inner_text()
-    page.close()
