@@ -10,3 +10,18 @@ from regbench.cli import main
 def run(*words: object) -> Result:
     """Give a command, whose words may be paths and numbers."""
     return CliRunner().invoke(main, list(map(str, words)), prog_name="regbench")
+
+
+def done(*words: object) -> Result:
+    """Give a command, which succeeds."""
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refusal(*words: object, code: int = 2) -> str:
+    """The one line in which the command refuses."""
+    result = run(*words)
+    assert result.exit_code == code, result.output
+    (line,) = result.stderr.splitlines()
+    return line

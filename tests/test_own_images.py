@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from click.testing import Result
 from PIL import Image
 
 from regbench.benchmark.rundir.record import read_record
@@ -29,13 +28,13 @@ from regbench.datasets.stored.prepare import prepare
 from regbench.files import digest, write_bytes, write_text
 from regbench.sweeps.own import own_file
 from regbench.sweeps.status import CellStatus
-from tests.command import run
+from tests.command import done, refusal
 from tests.records import made
 from tests.refusals import is_refused
 
 CLASSES = ("heron", "ibis", "stork")
-# What a run of a second needs beside: none of it is about the images.
-QUICK = ["embedding_dim=16", "epochs=1", "evaluation.probe.epochs=1"]
+# What a run of a second needs beside, the epochs first: none of it is about the images.
+QUICK = ["epochs=1", "embedding_dim=16", "evaluation.probe.epochs=1"]
 QUICK += ["runtime.device=cpu", "runtime.loader=torchvision"]
 
 
@@ -69,21 +68,6 @@ def birds_manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     return prepare(dataset, tmp_path_factory.mktemp("data"), source_dir=birds, progress=False)
 
 
-def call(*arguments: str | Path) -> Result:
-    """The command, which succeeds."""
-    result = run(*arguments)
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def refusal(*arguments: str | Path) -> str:
-    """The one line in which the command refuses."""
-    result = run(*arguments)
-    assert result.exit_code == 2, result.output
-    (line,) = result.stderr.splitlines()
-    return line
-
-
 # --------------------------------------------------------------------------------------------------
 # the two commands
 
@@ -92,8 +76,8 @@ def test_prepare_then_train(
     data_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 30))
-    call("train", "dataset=imagefolder", "method=vicreg", *QUICK)
+    done("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 30))
+    done("train", "dataset=imagefolder", "method=vicreg", *QUICK)
     (line,) = [message for message in caplog.messages if message.startswith("chosen to fit: ")]
     fitted = ("augmentation=small_color", "network=resnet_tiny", "batch_size=64")
     for setting in (*fitted, "optimizer.warmup_epochs=0.5"):
@@ -279,9 +263,9 @@ def test_the_epochs_have_steps_enough_to_learn_something(
 
 
 def test_large_grey_images_are_trained_on(data_dir: Path, tmp_path: Path) -> None:
-    call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 10, 112, "L"))
+    done("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 10, 112, "L"))
     evaluated = ("evaluation.protocols=[knn]", "evaluation.knn.k=5")
-    call("train", "dataset=imagefolder", *QUICK, *evaluated, "batch_size=8")
+    done("train", "dataset=imagefolder", *QUICK, *evaluated, "batch_size=8")
 
 
 def test_small_files_may_grow_to_any_size(data_dir: Path, tmp_path: Path) -> None:
@@ -291,7 +275,7 @@ def test_small_files_may_grow_to_any_size(data_dir: Path, tmp_path: Path) -> Non
     for name in CLASSES:
         Image.fromarray(pattern).save(tmp_path / "scans" / name / "scan.png")
     assert (tmp_path / "scans" / name / "scan.png").stat().st_size < 2**19
-    call("prepare", "imagefolder", "--source-dir", tmp_path / "scans")
+    done("prepare", "imagefolder", "--source-dir", tmp_path / "scans")
     manifest = Manifest.load(data_dir, "imagefolder")
     splits = [Beton(data_dir / "imagefolder" / entry["file"]) for entry in manifest.splits.values()]
     assert sum(len(split.labels) for split in splits) == 4 * len(CLASSES)
@@ -299,7 +283,7 @@ def test_small_files_may_grow_to_any_size(data_dir: Path, tmp_path: Path) -> Non
 
 
 def test_what_is_given_wins(data_dir: Path, tmp_path: Path) -> None:
-    call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 3, 120, "L"))
+    done("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 3, 120, "L"))
     given = ["augmentation=small_grey", "network=resnet50", "batch_size=2", "dataset.mean=[0.1]"]
     cell, _ = load_run(["dataset=imagefolder", "dataset.image_size=64", *given])
     seen = (cell.augmentation.name, cell.network.architecture, cell.batch_size)
@@ -504,15 +488,14 @@ def test_a_budget_that_pays_nothing_is_refused(
 
 def test_without_labels_the_answer_recommends_none(data_dir: Path, tmp_path: Path) -> None:
     folder = draw(tmp_path / "birds", 30, 8)
-    quick = [setting for setting in QUICK if not setting.startswith("epochs=")]
-    quick += ["dataset.source.unlabelled=true", "network=resnet_tiny"]
+    quick = [*QUICK[1:], "dataset.source.unlabelled=true", "network=resnet_tiny"]
     settings = sorted(setting for setting in quick if not setting.startswith("runtime."))
     name = f"birds_2h_{digest({'settings': settings})[:6]}"
     rows = ["method=sfrik epochs=0", "method=vicreg", "method=simclr"]
     plan = {"description": "a small plan", "common": ["dataset=imagefolder epochs=4 seed=0"]}
     text = yaml.safe_dump(plan | {"cells": rows})
     write_text(tmp_path / "runs" / name / f"{name}.yaml", text)
-    said = call("own", folder, "--hours", "2", *quick).output
+    said = done("own", folder, "--hours", "2", *quick).output
     assert "What this can tell: which methods learn anything here" in said
     answer = " ".join(said[said.rindex("No method is known to lead") :].split())
     assert "No label was read: recall@1 is how often an image's other view is found" in answer
@@ -532,24 +515,23 @@ def test_from_a_folder_to_an_answer(birds: Manifest, tmp_path: Path) -> None:
     rows = ["method=sfrik epochs=0", "method=vicreg", "method=simclr"]
     common = ["dataset=imagefolder epochs=4 evaluation.select_by=[knn,probe] seed=0"]
     plan = {"description": "a small plan", "common": common, "cells": rows}
-    quick = [setting for setting in QUICK if not setting.startswith("epochs=")]
-    settings = sorted(setting for setting in quick if not setting.startswith("runtime."))
+    settings = sorted(setting for setting in QUICK[1:] if not setting.startswith("runtime."))
     name = f"birds_2h_{digest({'settings': settings})[:6]}"
     path = tmp_path / "runs" / name / f"{name}.yaml"
     write_text(path, yaml.safe_dump(plan | {"final_seeds": [0]}))
     # What was prepared by hand may be of another folder.
-    assert "and it is not known from which folder" in refusal("own", folder, *quick)
+    assert "and it is not known from which folder" in refusal("own", folder, *QUICK[1:])
     write_text(tmp_path / "data" / "birds" / "folder.txt", str(folder.resolve()))
-    said = call("own", folder, "--hours", "2", "--plan", *quick).output
+    said = done("own", folder, "--hours", "2", "--plan", *QUICK[1:]).output
     assert "\na small plan.\nWhat this can tell: a true difference of " in said
     assert not list(path.parent.glob("*/record.json"))
     for _ in range(2):
-        said = call("own", folder, "--hours", "2", *quick).output
+        said = done("own", folder, "--hours", "2", *QUICK[1:]).output
         assert len(list(path.parent.glob("*/record.json"))) == 3
         answer, _, page = said.rpartition("\n\nreport: ")
         assert answer.rpartition("\n  Next: ")[2].endswith("of training).")
         assert "beside 1 untrained row." in Path(page.strip()).read_text()
     other = draw(tmp_path / "others" / "birds", 30, 8)
-    assert refusal("own", other, *quick).endswith(
+    assert refusal("own", other, *QUICK[1:]).endswith(
         f"give the images of {other} another name: dataset.name=NAME"
     )

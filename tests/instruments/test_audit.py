@@ -18,16 +18,16 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from regbench.audit import assert_sound
-from regbench.cli import main
 from regbench.instruments.audit import adapters
 from regbench.instruments.audit.finding import Finding
 from regbench.instruments.audit.probes import PROBES, run_probe
 from regbench.instruments.audit.ranks import Answer, Ranks, directions_of, ranks, whole_batch
 from regbench.instruments.audit.target import Batch, Target
 from regbench.instruments.loss_checks import evaluate
+from tests.command import refusal, run
 from tests.refusals import is_refused
 
 FILE = Path(__file__).with_name("audited.py")
@@ -150,10 +150,8 @@ def test_a_factor_of_the_value_between_ranks_is_told(
     factor: Callable[[int], float], words: str
 ) -> None:
     found = ranks(target("simclr", gathers=True), Told(factor))
-    assert [finding.name for finding in found] == [
-        "value's factor",
-        "unequal shares change the value",
-    ]
+    names = [finding.name for finding in found]
+    assert names == ["value's factor", "unequal shares change the value"]
     assert found[0].text.endswith(f": {words} the number of ranks")
 
 
@@ -173,9 +171,8 @@ def test_ranks_get_as_many_views_as_a_loss_takes(group: Ranks) -> None:
 def test_a_loss_of_ones_own_is_held_to_be_sound() -> None:
     quick = ("value", "gradient")
     assert_sound(f"{FILE}:simclr", SIMCLR, probes=quick)
-    with pytest.raises(
-        AssertionError, match="negative: wrong sign: equals SimCLR's textbook times -1"
-    ):
+    told = "negative: wrong sign: equals SimCLR's textbook times -1"
+    with pytest.raises(AssertionError, match=told):
         assert_sound(f"{FILE}:negative", SIMCLR, probes=quick)
 
 
@@ -201,10 +198,8 @@ def test_the_fixture_audits(tmp_path: Path) -> None:
             assert_sound({str(FILE)!r} + ":negative", {SIMCLR!r}, probes=("value",))
     """
     (tmp_path / "test_losses.py").write_text(textwrap.dedent(text))
-    loaded = (
-        [] if any(point.name == "regbench" for point in entry_points(group="pytest11")) else ["-p"]
-    )
-    plugin = [*loaded, *["regbench.pytest_plugin"] * len(loaded)]
+    is_installed = any(point.name == "regbench" for point in entry_points(group="pytest11"))
+    plugin = [] if is_installed else ["-p", "regbench.pytest_plugin"]
     command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, *plugin, str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert "1 failed, 1 passed" in result.stdout, result.stdout
@@ -217,8 +212,7 @@ def no_json(constant: str) -> None:
 
 def audited(loss: str, options: str, folder: Path) -> tuple[Result, list[dict[str, Any]]]:
     """Run the command; return what it printed and the findings that it wrote."""
-    arguments = ["audit", f"{FILE}:{loss}", *options.split(), "--out", str(folder)]
-    result = CliRunner().invoke(main, arguments)
+    result = run("audit", f"{FILE}:{loss}", *options.split(), "--out", folder)
     written = json.loads((folder / "audit.json").read_text(), parse_constant=no_json)
     return result, written["losses"][0]["findings"]
 
@@ -268,10 +262,7 @@ def test_a_loss_takes_two_views_at_least() -> None:
 def test_what_cannot_be_audited_is_refused(
     arguments: list[str], message: str, tmp_path: Path
 ) -> None:
-    result = CliRunner().invoke(main, ["audit", *arguments, "--out", str(tmp_path)])
-    assert result.exit_code == 2
-    assert result.output.count("\n") == 1
-    assert message in result.output
+    assert message in refusal("audit", *arguments, "--out", tmp_path)
 
 
 def test_adapters_are_read() -> None:
@@ -315,9 +306,7 @@ def test_whatever_a_file_does_is_one_line_of_the_command(
         monkeypatch.setattr("regbench.audit.LIMIT_S", 3.0)
     (tmp_path / "own.py").write_text(case["file"])
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(
-        main, ["audit", "own.py:own", "--probe", "gradient", "--out", "out"]
-    )
+    result = run("audit", "own.py:own", "--probe", "gradient", "--out", "out")
     assert (result.exit_code, result.stderr.count("\n")) == (case["code"], 1), result.output
     assert re.search(case["told"], result.stderr), result.stderr
 

@@ -10,12 +10,10 @@ from typing import Annotated, Any, ClassVar
 import pytest
 import torch
 import torch.distributed as dist
-from click.testing import CliRunner
 from pydantic import Field
 from torch import Tensor
 
 from regbench import methods
-from regbench.cli import main
 from regbench.instruments import conformance
 from regbench.instruments.conformance import CHECKS, CheckResult, check_sharded, run_check
 from regbench.methods import Metadata, Regularizer
@@ -24,6 +22,7 @@ from regbench.methods.forms.engine import Shard
 from regbench.methods.rbf import RBF
 from regbench.settings import settings
 from regbench.spaces import Range, Space
+from tests.command import done, refusal, run
 
 METADATA = replace(RBF.metadata, title="broken")
 
@@ -177,20 +176,13 @@ def test_a_broken_method_fails(broken: type[Broken | Plain], check: str) -> None
     assert checked(sound, check).ok
 
 
-def test_what_broke_is_said() -> None:
-    finding = checked(Fails(), "float32")
-    assert (finding.error, finding.where) == (math.inf, "ValueError: not written yet")
-
-
-def test_a_method_that_leaves_the_precision_of_the_embeddings_is_told_so() -> None:
-    assert (
-        "of a lower precision than the embeddings" in checked(ComputesInFloat32(), "gradient").where
-    )
-
-
-def test_the_size_of_the_error_is_said() -> None:
-    finding = checked(WrongGradient(alignment_weight=0.0), "gradient")
-    assert finding.error == pytest.approx(1e-3, rel=1e-3)
+def test_what_broke_and_the_size_of_the_error_are_said() -> None:
+    failed = checked(Fails(), "float32")
+    assert (failed.error, failed.where) == (math.inf, "ValueError: not written yet")
+    low = checked(ComputesInFloat32(), "gradient")
+    assert "of a lower precision than the embeddings" in low.where
+    wrong = checked(WrongGradient(alignment_weight=0.0), "gradient")
+    assert wrong.error == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_claims_that_are_not_made_are_not_checked() -> None:
@@ -211,10 +203,8 @@ def test_a_method_that_breaks_over_ranks_fails() -> None:
     findings = check_sharded(many)
     assert [finding.ok for finding in findings.values()] == [True, False, False]
     assert findings["forgets"].error < math.inf
-    assert (
-        findings["fails"].where
-        == "rank 1: textbook form over 2 ranks: OSError: this rank has no disk"
-    )
+    no_disk = "rank 1: textbook form over 2 ranks: OSError: this rank has no disk"
+    assert findings["fails"].where == no_disk
 
 
 @settings
@@ -266,7 +256,7 @@ def sharded_without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_command(undocumented: str, sharded_without_processes: None) -> None:
-    result = CliRunner().invoke(main, ["check", "rbf", undocumented])
+    result = run("check", "rbf", undocumented)
     assert result.exit_code == 1
     assert "rbf: passed (16 of 16 checks)" in result.output
     assert "undocumented: FAILED (15 of 16 checks)" in result.output
@@ -275,12 +265,9 @@ def test_command(undocumented: str, sharded_without_processes: None) -> None:
 
 
 def test_command_shows_all_checks_of_one_method(sharded_without_processes: None) -> None:
-    result = CliRunner().invoke(main, ["check", "simclr"])
-    assert result.exit_code == 0, result.output
-    assert all(check in result.output for check in [*CHECKS, "sharded"])
+    output = done("check", "simclr").output
+    assert all(check in output for check in [*CHECKS, "sharded"])
 
 
 def test_command_refuses_unknown_methods() -> None:
-    result = CliRunner().invoke(main, ["check", "simclear"])
-    assert result.exit_code == 2
-    assert "did you mean simclr" in result.output
+    assert "did you mean simclr" in refusal("check", "simclear")

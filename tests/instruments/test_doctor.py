@@ -5,14 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from regbench.cli import main
-
-
-def told() -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["doctor"])
-    return result.exit_code, result.output
+from tests.command import done
 
 
 def test_the_inventory_names_what_is_missing(
@@ -20,13 +14,12 @@ def test_the_inventory_names_what_is_missing(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("REGBENCH_DATA_DIR", str(tmp_path / "data"))
-    code, text = told()
-    assert code == 0
+    text = done("doctor").output
     assert "sbatch is not on the PATH" in text
     assert "regbench prepare fashion_mnist" in text
     (tmp_path / "data" / "digits").mkdir(parents=True)
     (tmp_path / "data" / "digits" / "manifest.json").touch()
     (tmp_path / "sbatch").touch(mode=0o755)
-    code, text = told()
+    text = done("doctor").output
     assert "digits" in text and "regbench prepare fashion_mnist" not in text
     assert str(tmp_path / "sbatch") in text

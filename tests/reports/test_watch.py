@@ -13,7 +13,7 @@ from click.testing import Result
 
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.run_folder import RunFolder, read_plan
-from tests.command import run
+from tests.command import done
 from tests.records import plan
 from tests.reports.conftest import score
 from tests.reports.reading import Make
@@ -22,9 +22,7 @@ RUNNING = "0123456789ab"
 
 
 def watch(runs: Path, *arguments: str) -> Result:
-    result = run("watch", "quick", "--runs-dir", runs, *arguments)
-    assert result.exit_code == 0, result.output
-    return result
+    return done("watch", "quick", "--runs-dir", runs, *arguments)
 
 
 @pytest.fixture
@@ -32,8 +30,8 @@ def sweep(runs: Path, record: Make, claimed: Callable[[Path], Attempt]) -> Path:
     """A folder with a cell that is done, one that has trained three epochs and goes on, and one
     that waits.
     """
-    done = record("VICReg", 0, sweep="quick").parent
-    running = done.with_name(RUNNING)
+    ended = record("VICReg", 0, sweep="quick").parent
+    running = ended.with_name(RUNNING)
     running.mkdir()
     attempt = claimed(running)
     attempt.update(epoch=3, epochs=10, img_per_s=1234.0, remaining_s=600.0)
@@ -43,9 +41,9 @@ def sweep(runs: Path, record: Make, claimed: Callable[[Path], Attempt]) -> Path:
         scores = score("knn_top1", 20.0 * e, "tuning"), score("linear_top1", 9.0, "tuning")
         rows.append({"epoch": e, "loss": 8.0 / e, "scores": list(map(asdict, scores))})
     (running / "metrics-0001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ids = {done.name: "VICReg", RUNNING: "SFRIK [L=3]", "f" * 12: "SimCLR"}
-    plan(done.parent, *({"id": i, "label": label, "epochs": 10} for i, label in ids.items()))
-    return done.parent
+    ids = {ended.name: "VICReg", RUNNING: "SFRIK [L=3]", "f" * 12: "SimCLR"}
+    plan(ended.parent, *({"id": i, "label": label, "epochs": 10} for i, label in ids.items()))
+    return ended.parent
 
 
 def test_it_shows_states_and_curves_and_writes_the_report(sweep: Path, runs: Path) -> None:
