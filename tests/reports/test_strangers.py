@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from click.testing import Result
 
 from tests.command import run
 from tests.reports.conftest import tuned_sweep
-from tests.reports.forging import Json, Parts
+from tests.reports.forging import Json, Parts, set_leaf
 from tests.reports.reading import cells_in
 
 HOSTILE = (
@@ -95,22 +94,17 @@ NO_NAMES = (
     "x" * 101,
     "x" * 200_000,
 )
-PLACES: dict[str, Callable[[Parts, str], object]] = {
-    "sweep": lambda parts, name: parts.records[0].update(sweep=name),
-    "cell_id": lambda parts, name: parts.records[0].update(cell_id=name),
-    "metrics.file": lambda parts, name: parts.records[0]["metrics"].update(file=name),
-    "checkpoint.file": lambda parts, name: parts.records[0]["checkpoint"].update(file=name),
-    "dataset.name": lambda parts, name: parts.records[0]["cell"]["dataset"].update(name=name),
-    "hyperparameters.record": lambda parts, name: parts.final[0]["choice"][
-        "hyperparameters"
-    ].update(record=name),
-    "content_sha256": lambda parts, name: parts.records[0]["data"]["content_sha256"].update(
-        {name: "0"}
-    ),
-    "chosen": lambda parts, name: parts.choices[0]["choices"][0].update(chosen=name),
-    "cell_id of a ranking": lambda parts, name: parts.choices[0]["choices"][0]["ranking"][0].update(
-        cell_id=name
-    ),
+# How a refusal calls a place, and where it is in the first final record or in a choice.
+PLACES = {
+    "sweep": "sweep",
+    "cell_id": "cell_id",
+    "metrics.file": "metrics.file",
+    "checkpoint.file": "checkpoint.file",
+    "dataset.name": "cell.dataset.name",
+    "hyperparameters.record": "choice.hyperparameters.record",
+    "content_sha256": "data.content_sha256.{}",
+    "chosen": "choices.0.chosen",
+    "cell_id of a ranking": "choices.0.ranking.0.cell_id",
 }
 
 
@@ -123,43 +117,39 @@ def test_a_name_that_is_a_path_or_more_is_refused_in_a_line(
         # a choice lies in the folder of its sweep
         if (place, name) != ("hyperparameters.record", "a/b"):
             parts = Parts(lab)
-            PLACES[place](parts, name)
+            steps = [name if step == "{}" else step for step in PLACES[place].split(".")]
+            set_leaf(parts.choices[0] if "choices" in steps else parts.final[0], steps, name)
             done = run("verify", parts.write(tmp_path / f"{number}.tar.xz"))
             refused = done.stderr.removesuffix("\n")
-            assert (
-                (done.exit_code, done.stdout) == (2, "")
-                and refused.isprintable()
-                and len(refused) < 600
-            ), refused
-            assert place.partition(" ")[0] in refused and re.search(
-                "a name of 1 to 100|no path of names", refused
-            )
+            assert (done.exit_code, done.stdout) == (2, ""), done.output
+            assert refused.isprintable() and len(refused) < 600, refused
+            assert place.partition(" ")[0] in refused
+            assert re.search("a name of 1 to 100|no path of names", refused)
     done = run("leaderboard", tmp_path, "--out", tmp_path / "site")
     assert done.stdout.startswith("1 bundles: ")
     assert len(left_out(done)) == len([*tmp_path.glob("[0-9]*.tar.xz")])
 
 
 ENDLESS = "\x1b" + 200_000 * "x"
-TEXTS: dict[str, Callable[[Json], object]] = {
-    "label": lambda record: record.update(label=ENDLESS),
-    "method": lambda record: record.update(method=ENDLESS),
-    "command": lambda record: record.update(command=ENDLESS),
-    "time": lambda record: record["attempts"][-1].update(finished=ENDLESS),
-    "unit": lambda record: record["scores"][0].update(unit=ENDLESS),
-    "score above 100 %": lambda record: record["scores"][0].update(name=ENDLESS, value=101.0),
-    "candidates": lambda record: record["choice"]["probe_learning_rate"].update(
-        candidates={ENDLESS: 99.0}
-    ),
-    "a setting": lambda record: record["cell"].update({ENDLESS: 1}),
+TEXTS: dict[str, tuple[int, dict[str, object]]] = {
+    "label": (1, {"label": ENDLESS}),
+    "method": (1, {"method": ENDLESS}),
+    "command": (1, {"command": ENDLESS}),
+    "time": (1, {"attempts.1.finished": ENDLESS}),
+    "unit": (1, {"scores.0.unit": ENDLESS}),
+    "score above 100 %": (2, {"scores.0.name": ENDLESS, "scores.0.value": 101.0}),
+    "candidates": (1, {"choice.probe_learning_rate.candidates": {ENDLESS: 99.0}}),
+    "a setting": (2, {f"cell.{ENDLESS}": 1}),
 }
 
 
 @pytest.mark.parametrize("what", TEXTS)
 def test_a_text_without_end_is_cut_in_a_refusal(what: str, lab: Path, tmp_path: Path) -> None:
-    parts = Parts(lab)
-    TEXTS[what](parts.final[0])
+    parts, (code, leaves) = Parts(lab), TEXTS[what]
+    for path, value in leaves.items():
+        set_leaf(parts.final[0], path.split("."), value)
     done = run("verify", parts.write(tmp_path / "lab.tar.xz"))
-    assert done.exit_code == (2 if what in ("score above 100 %", "a setting") else 1), done.output
+    assert done.exit_code == code, done.output
     for line in done.output.splitlines():
         assert line.isprintable() and len(line) < 700, line[:2000]
 
