@@ -43,6 +43,7 @@ from tests.waiting import wait_for
 
 OPTIONS = ("cluster=slurm", "cluster.cpus=1", "cluster.gpus=0")
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+SINGLE = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1"}
 Process = Callable[..., dict[str, str]]
 
 
@@ -64,8 +65,23 @@ class User:
         assert result.exit_code == 0, result.output
         return result.output
 
+    def call_sweep(self, *options: str) -> Result:
+        return self.call("sweep", str(self.folder / "own.yaml"), *OPTIONS, *options)
+
     def submit(self, *options: str) -> str:
-        return self.run("sweep", str(self.folder / "own.yaml"), *OPTIONS, *options)
+        result = self.call_sweep(*options)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    def submitted(self, *cells: str) -> None:
+        """A sweep in the queue."""
+        self.write(*cells)
+        self.submit()
+
+    def refused(self, *words: str) -> str:
+        result = self.call(*words)
+        assert result.exit_code == 2, result.output
+        return result.output
 
     def statuses(self) -> list[CellStatus]:
         return manage.statuses(self.sweep)
@@ -87,20 +103,11 @@ def user(standin: Standin, tiny: list[str], tmp_path: Path) -> User:
 
 def test_what_is_submitted(user: User) -> None:
     user.write("method=vicreg seed=0,1,2", "method=simclr cluster.nodes=4 cluster.mem_gib=1.5")
-    options = (
-        "cluster.partition=gpu",
-        "cluster.time_minutes=70",
-        "cluster.notice_s=33",
-        "cluster.parallel=2",
-    )
-    ours = (
-        "cluster.account=who",
-        "cluster.qos=high",
-        "cluster.constraint=a100",
-        "cluster.extra={nice: 5}",
-    )
-    jobs = ("cluster.modules=[cuda/13]", "cluster.setup=[umask 7]", "cluster.gpus=2")
-    assert "submitted 4 cells as 1, 4, 7, 8" in user.submit(*options, *ours, *jobs)
+    options = {"partition": "gpu", "time_minutes": 70, "notice_s": 33, "parallel": 2, "gpus": 2}
+    options |= {"account": "who", "qos": "high", "constraint": "a100", "extra": "{nice: 5}"}
+    options |= {"modules": "[cuda/13]", "setup": "[umask 7]"}
+    output = user.submit(*(f"cluster.{name}={value}" for name, value in options.items()))
+    assert "submitted 4 cells as 1, 4, 7, 8" in output
     array, evaluations, single, last = (
         user.slurm.tasks()[name] for name in ("1_0", "4_0", "7", "8")
     )
@@ -127,21 +134,18 @@ def test_what_is_submitted(user: User) -> None:
     stages = [entry["stages"] for entry in submissions(user.sweep)]
     assert stages == [["pretrain"], ["tune", "final"]] * 2
     assert [status.job for status in user.statuses()] == ["1_0", "1_1", "1_2", "7"]
-    assert {(status.state, status.detail) for status in user.statuses()} == {
-        ("queued", "pending (Priority)")
-    }
+    said = {(status.state, status.detail) for status in user.statuses()}
+    assert said == {("queued", "pending (Priority)")}
 
 
 def test_what_is_in_the_queue_or_finished_is_not_submitted_again(user: User) -> None:
-    user.write("method=vicreg seed=0,1,2,3")
-    user.submit()
+    user.submitted("method=vicreg seed=0,1,2,3")
     assert "all cells are finished, run or wait" in user.submit()
     user.slurm.lose("1_0", "1_1", "1_2", "1_3")
     assert set(user.states()) == {"lost"}
     done, tuned, running, lost = (user.sweep / cell for cell in user.cells())
-    (done / "record.json").write_text(
-        made(load_run([*user.tiny, "method=vicreg"])[0].plain()).text()
-    )
+    cell, _ = load_run([*user.tiny, "method=vicreg"])
+    (done / "record.json").write_text(made(cell.plain()).text())
     (tuned / "tuning.json").write_text("{}")
     # whatever becomes of the others
     assert "all cells are finished" in user.submit("seed=0", "--wait")
@@ -194,10 +198,8 @@ def test_waiting_ends_when_no_cell_waits_or_runs_any_more(
     sleep = SimpleNamespace(sleep=lambda _: user.slurm.change("1", state=next(states)))
     monkeypatch.setattr(manage, "time", sleep)  # not subprocess's
     waited = user.call(command, str(user.folder / "own.yaml"), *OPTIONS, "--wait")
-    assert (waited.exit_code, "1 of 1 cell not finished: VICReg seed 0 lost" in waited.output) == (
-        1,
-        True,
-    )
+    assert waited.exit_code == 1
+    assert "1 of 1 cell not finished: VICReg seed 0 lost" in waited.output
 
 
 @pytest.mark.parametrize("remembers", ["squeue", "sacct"])
@@ -208,8 +210,7 @@ def test_what_is_cancelled_to_make_room_for_others_is_submitted_again(
 
     Though the job had no time to come to run our code, or a stage of it waited for the first.
     """
-    user.write("method=vicreg seed=0,1,2", "method=simclr cluster.nodes=2")
-    user.submit()
+    user.submitted("method=vicreg seed=0,1,2", "method=simclr cluster.nodes=2")
     logs = user.sweep / "jobs" / "logs"
     (logs / "1_1_missed").write_text("\n")
     (logs / "1_2_error").write_text("ValueError: no")
@@ -239,7 +240,7 @@ def test_waiting_submits_again_what_is_cancelled_to_make_room_for_others(
 
     monkeypatch.setattr(manage, "time", SimpleNamespace(sleep=sleep))
     with caplog.at_level("INFO", "regbench"):
-        waited = user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS, "--wait")
+        waited = user.call_sweep("--wait")
     assert (waited.exit_code, "VICReg seed 0 lost" in waited.output) == (1, True)
     assert "was preempted; submitted 1 cell as 2" in caplog.text
 
@@ -261,13 +262,12 @@ def test_before_cells_are_submitted_their_data_sets_are_prepared(
     user.write("method=vicreg evaluation.protocols=[knn,places205]")
     user.submit("runtime.sinks=[wandb]")
     assert prepared == ["tiny", "places205"]
-    refused = user.call("sweep", str(user.folder / "own.yaml"), "runtime.sinks=[wandb]")
-    assert (refused.exit_code, "wandb is not installed here" in refused.output) == (2, True)
+    refused = user.refused("sweep", str(user.folder / "own.yaml"), "runtime.sinks=[wandb]")
+    assert "wandb is not installed here" in refused
 
 
 def test_more_jobs_than_one_command_takes_are_all_cancelled(user: User) -> None:
-    user.write("method=vicreg seed=0,1,2")
-    user.submit()
+    user.submitted("method=vicreg seed=0,1,2")
     call_for_jobs([*["1_0"] * 499, "1_1", "1_2"], "scancel")
     assert user.slurm.queued() == []
 
@@ -292,11 +292,8 @@ def test_stages_wait_for_each_other(user: User) -> None:
     user.submit("cluster.stages={pretrain: {nodes: 2}, tune: {}, final: {cpus: 2}}")
     asked = [user.slurm.tasks()[name]["asked"] for name in ("1_0", "3_0", "5_1")]
     assert [entry.get("dependency") for entry in asked] == [None, "aftercorr:1", "aftercorr:3"]
-    assert [(entry["nodes"], entry["cpus-per-task"]) for entry in asked] == [
-        ("2", "1"),
-        ("1", "1"),
-        ("1", "2"),
-    ]
+    sizes = [(entry["nodes"], entry["cpus-per-task"]) for entry in asked]
+    assert sizes == [("2", "1"), ("1", "1"), ("1", "2")]
     for state in ("PENDING", "RUNNING"):
         user.slurm.change("1_0", state=state)
         assert [status.job for status in user.statuses()] == ["1_0", "1_1"]
@@ -310,8 +307,7 @@ def test_stages_wait_for_each_other(user: User) -> None:
 
 def test_of_two_jobs_of_a_cell_the_one_that_runs_is_shown(user: User) -> None:
     """Slurm had lost sight of the first, which then waits behind the second."""
-    user.write("method=vicreg")
-    user.submit()
+    user.submitted("method=vicreg")
     user.slurm.lose("1")
     user.submit()
     user.slurm.change("1", state="PENDING")
@@ -331,42 +327,33 @@ def test_evaluations_after_a_training_without_gpus_ask_for_none(user: User) -> N
     assert "gpus-per-node" not in training | evaluations
     user.slurm.lose("1", "2")
     (user.sweep / "jobs" / "logs" / "1_error").write_text("ValueError: no")
-    assert [(status.state, status.detail) for status in user.statuses()] == [
-        ("failed", "ValueError: no")
-    ]
+    (status,) = user.statuses()
+    assert (status.state, status.detail) == ("failed", "ValueError: no")
 
 
 def test_refusals(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     user.write("method=vicreg")
-    refused = user.call(
-        "sweep", str(user.folder / "own.yaml"), *OPTIONS, "cluster.partition=none", "seed=2"
-    )
-    assert refused.exit_code == 2
-    assert "Slurm refuses the jobs" in refused.output
-    assert "invalid partition specified: none" in refused.output
+    again = ("sweep", str(user.folder / "own.yaml"), *OPTIONS)
+    refused = user.refused(*again, "cluster.partition=none", "seed=2")
+    assert "Slurm refuses the jobs" in refused
+    assert "invalid partition specified: none" in refused
     user.submit()
     assert not list((user.sweep / "jobs").glob("*.intent"))  # what was refused is forgotten
     user.slurm.away(99)
-    again = ("sweep", str(user.folder / "own.yaml"), *OPTIONS)
     for words in ((*again, "seed=1"), ("cancel", "own")):
-        refused = user.call(*words)
-        assert refused.exit_code == 2
-        assert "Slurm does not answer" in refused.output
+        assert "Slurm does not answer" in user.refused(*words)
     # What it does not know is taken for what it was.
     (submitted,) = (status for status in user.statuses() if status.job)
-    assert (submitted.state, submitted.detail) == (
-        "queued",
-        "submitted; the scheduler does not answer",
-    )
+    assert submitted.state == "queued"
+    assert submitted.detail == "submitted; the scheduler does not answer"
     user.slurm.away(0)
     user.slurm.change("1", state="")  # as in a line that is cut off
     assert user.states().count("queued") == 1
     user.slurm.change("1", state="PENDING")
     monkeypatch.setenv("PATH", "/nowhere")
     for command in (again, ("cancel", "own"), ("retry", "own")):
-        refused = user.call(*command)
-        assert refused.exit_code == 2
-        assert refused.output.splitlines()[-1].startswith("regbench: there is no sbatch here")
+        told = user.refused(*command).splitlines()[-1]
+        assert told.startswith("regbench: there is no sbatch here")
     assert "does not answer" in user.run("status", "own")
 
 
@@ -374,7 +361,7 @@ def test_folders_whose_names_slurm_would_change_are_refused(user: User) -> None:
     user.write("method=vicreg")
     for name in ("50%j", "back\\slash"):
         runs = f"runtime.runs_dir='{user.folder / name}'"
-        refused = user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS, runs)
+        refused = user.call_sweep(runs)
         assert refused.exit_code == 2, refused.output
         assert name in refused.output
         assert "choose another folder" in refused.output
@@ -425,15 +412,13 @@ def test_a_submission_that_was_killed_is_found_again(
 
     with monkeypatch.context() as patched:
         patched.setattr("regbench.slurm.submit.note_submitted", killed)
-        assert user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS).exit_code == 130
+        assert user.call_sweep().exit_code == 130
     assert user.slurm.queued() == ["1_0", "1_1"]
     assert user.states() == ["pending", "pending"]
     assert says in (user.submit() if command == "sweep" else user.run(command, "own"))
     assert user.slurm.queued() == (["1_0", "1_1"] if state == "queued" else [])
-    assert [(status.state, status.job) for status in user.statuses()] == [
-        (state, "1_0"),
-        (state, "1_1"),
-    ]
+    found = [(status.state, status.job) for status in user.statuses()]
+    assert found == [(state, "1_0"), (state, "1_1")]
 
 
 @pytest.mark.parametrize("given", [(), ("1_0",)], ids=["none", "one"])
@@ -443,7 +428,7 @@ def test_a_job_that_does_not_know_what_to_do_makes_way(user: User, given: Sequen
     """
     user.write("method=vicreg seed=0,1")
     (user.slurm.folder / "late").touch()
-    assert user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS).exit_code == 2
+    assert user.call_sweep().exit_code == 2
     assert user.slurm.queued() == ["1_0", "1_1"]
     for name in given:
         (user.sweep / "jobs" / "logs" / f"{name}_submitted.pkl").touch()
@@ -456,8 +441,7 @@ def test_a_job_that_does_not_know_what_to_do_makes_way(user: User, given: Sequen
 
 
 def test_a_cancelled_cell_says_so_until_it_is_tried_again(user: User) -> None:
-    user.write("method=vicreg seed=0,1")
-    user.submit()
+    user.submitted("method=vicreg seed=0,1")
     first, _ = user.cells()
     assert "cancelled 1 cell" in user.run("cancel", "own", first[:6])
     assert user.slurm.queued() == ["1_1"]
@@ -471,15 +455,12 @@ def test_a_cancelled_cell_says_so_until_it_is_tried_again(user: User) -> None:
     assert user.states() == ["cancelled", "cancelled"]
     assert "cancelled 0 cells" in user.run("cancel", "own")
     assert "submitted 2 cells" in user.run("retry", "own")  # each as it was submitted last
-    assert [user.slurm.tasks()[name]["asked"]["time"] == "70" for name in user.slurm.queued()] == [
-        True,
-        False,
-    ]
+    first, second = (user.slurm.tasks()[name]["asked"] for name in user.slurm.queued())
+    assert first["time"] == "70" != second["time"]
 
 
 def test_held_jobs_are_released_and_those_of_finished_cells_cancelled(user: User) -> None:
-    user.write("method=vicreg seed=0,1,2")
-    user.submit()
+    user.submitted("method=vicreg seed=0,1,2")
     first, second, third = user.cells()
     for name in ("1_0", "1_1"):
         user.slurm.change(name, reason="launch failed requeued held")
@@ -487,9 +468,8 @@ def test_held_jobs_are_released_and_those_of_finished_cells_cancelled(user: User
     for cell, status in ((second, "diverged"), (third, "done")):
         (user.sweep / cell / "record.json").write_text(made(status=status).text())
     output = user.run("retry", "own")
-    assert (
-        f"{first}  VICReg seed 0: held by Slurm (pending (launch failed requeued held))\n" in output
-    )
+    held = "held by Slurm (pending (launch failed requeued held))"
+    assert f"{first}  VICReg seed 0: {held}\n" in output
     assert "released job 1_0" in output
     assert "cancelled 1_1: the cells are finished" in output
     # what runs is about to see that there is nothing to do
@@ -500,8 +480,7 @@ def test_held_jobs_are_released_and_those_of_finished_cells_cancelled(user: User
 def test_a_job_that_an_administrator_holds_keeps_no_other_from_being_tried_again(
     user: User,
 ) -> None:
-    user.write("method=vicreg seed=0,1")
-    user.submit()
+    user.submitted("method=vicreg seed=0,1")
     user.slurm.change("1_0", reason="JobHeldAdmin")
     user.slurm.lose("1_1")
     output = user.run("retry", "own")
@@ -513,16 +492,13 @@ def test_stages_that_slurm_refused_are_asked_for_again(user: User) -> None:
     user.write("method=vicreg")
     stages = "cluster.stages={pretrain: {}, tune: {partition: none}, final: {}}"
     refusal = "Slurm refuses the jobs: .*invalid partition specified: none"
-    assert re.search(
-        refusal, user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS, stages).output
-    )
+    assert re.search(refusal, user.call_sweep(stages).output)
     user.slurm.lose("1")
     assert re.search(refusal, user.call("retry", "own").output)
 
 
 def test_a_folder_that_is_gone_does_not_keep_other_cells_from_being_tried_again(user: User) -> None:
-    user.write("method=vicreg seed=0,1")
-    user.submit()
+    user.submitted("method=vicreg seed=0,1")
     user.slurm.lose("1_0", "1_1")
     first, second = user.cells()
     shutil.rmtree(user.sweep / first)
@@ -535,24 +511,20 @@ def test_a_folder_that_is_gone_does_not_keep_other_cells_from_being_tried_again(
 
 
 def test_settings_that_are_gone_are_refused_with_what_to_do(user: User) -> None:
-    user.write("method=vicreg")
-    user.submit()
+    user.submitted("method=vicreg")
     user.slurm.lose("1")
     note = user.sweep / "jobs" / "1.json"
     content = json.loads(note.read_text())
     note.write_text(json.dumps(content | {"runtime": content["runtime"] | {"gone": 1}}))
-    refused = user.call("retry", "own")
-    assert (refused.exit_code, "gone" in refused.output) == (2, True)
-    assert "give the sweep's own command again" in refused.output
+    refused = user.refused("retry", "own")
+    assert "gone" in refused and "give the sweep's own command again" in refused
     assert "submitted 1 cell as 2" in user.submit()
 
 
 def test_only_what_went_to_slurm_can_be_tried_again(user: User) -> None:
     user.sweep.mkdir(parents=True)
     (user.sweep / "sweep.json").write_text('{"cells": []}')
-    refused = user.call("retry", "own")
-    assert refused.exit_code == 2
-    assert "was not submitted to Slurm" in refused.output
+    assert "was not submitted to Slurm" in user.refused("retry", "own")
     assert "cancelled 0 cells" in user.run("cancel", "own")
 
 
@@ -615,13 +587,12 @@ def test_lives_that_come_no_farther_are_not_for_ever(
 
     for number in range(1, 11):
         write(number)
-    single = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1"}
     with is_refused("10 lives of this job came no farther than step: 4; give the same"):
-        process(**single)
+        process(**SINGLE)
     # which the batch script looks for
     assert "came no farther" in (tmp_path / "7_error").read_text()
-    assert process(**{**single, "JOB_ID": "8"})  # tried again
-    assert process(**{**single, "PROCID": "1"})  # the first process tells
+    assert process(**{**SINGLE, "JOB_ID": "8"})  # tried again
+    assert process(**{**SINGLE, "PROCID": "1"})  # the first process tells
     for more in (
         {"progress": {"began": {"step": 8}}},
         {"progress": {"began": {"step": 4, "probe": 2}}},
@@ -629,26 +600,25 @@ def test_lives_that_come_no_farther_are_not_for_ever(
         {"owner": {"slurm_job_id": "6"}},
     ):
         write(3, **more)
-        assert process(**single)
+        assert process(**SINGLE)
 
 
 def test_lives_that_end_before_they_come_to_work_are_not_for_ever(
     process: Process, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the time is up while code is loaded, on a busy machine: they leave no attempt."""
-    job = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1"}
-    assert process(**job, RESTART_COUNT="9")
+    assert process(**SINGLE, RESTART_COUNT="9")
     directory = tmp_path / "runs" / "own" / load_run([*tiny, "method=vicreg"])[0].id
     for restarts, owner in (
         ("10", {"slurm_job_id": "6", "slurm_restarts": 3}),
         ("14", {"slurm_job_id": "7", "slurm_restarts": 3}),
     ):
         attempted(directory, "interrupted", number=1, owner=owner)
-        assert process(**job, RESTART_COUNT=str(int(restarts) - 1))
+        assert process(**SINGLE, RESTART_COUNT=str(int(restarts) - 1))
         with monkeypatch.context() as patch, is_refused("10 lives of this job ended before"):
             # nothing of that is loaded before
             patch.setitem(sys.modules, "regbench.benchmark.run", None)
-            process(**job, RESTART_COUNT=restarts)
+            process(**SINGLE, RESTART_COUNT=restarts)
         assert "before they came to work" in (tmp_path / "7_error").read_text()
         (tmp_path / "7_error").unlink()
 
@@ -687,8 +657,7 @@ def test_the_batch_script_queues_a_killed_job_again_and_no_other(
     requeued: bool,
     user: User,
 ) -> None:
-    user.write("method=vicreg")
-    user.submit()
+    user.submitted("method=vicreg")
     script = user.slurm.tasks()["1"]["script"]
     note = user.sweep / "jobs" / "logs" / "1"
     Path(f"{note}_missed").write_text(restarts * "\n")
@@ -715,6 +684,8 @@ def test_what_a_job_leaves_for_its_batch_script(
 ) -> None:
     """A note of an error of its own, but of no other's; and none that it did not come to run."""
 
+    of_two = {"LOCALID": "0", "NTASKS": "2", "NNODES": "1", "JOB_NODELIST": "node1"}
+
     def ends(error: Exception) -> list[str]:
         (tmp_path / "7_missed").touch()
 
@@ -723,9 +694,7 @@ def test_what_a_job_leaves_for_its_batch_script(
 
         monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
         with pytest.raises(type(error)):
-            process(
-                JOB_ID="7", PROCID="0", LOCALID="0", NTASKS="2", NNODES="1", JOB_NODELIST="node1"
-            )
+            process(**SINGLE | of_two)
         return sorted(path.name for path in tmp_path.glob("7_*"))
 
     assert ends(PeerLost("rank 1 was lost")) == []
@@ -749,8 +718,7 @@ def test_only_a_job_whose_time_is_up_goes_into_the_queue_again(
 
     All wait ten minutes, as Slurm knows who was cancelled.
     """
-    user.write("method=vicreg seed=0,1")
-    user.submit()
+    user.submitted("method=vicreg seed=0,1")
     user.slurm.away(1)
     slept_s = [0.0]
     clock = SimpleNamespace(monotonic=lambda: sum(slept_s), sleep=slept_s.append)
@@ -769,10 +737,9 @@ def test_a_job_opens_the_test_split_to_no_cell_that_its_tuning_has_not_chosen(
 ) -> None:
     (tmp_path / "runs" / "own").mkdir(parents=True)
     (tmp_path / "runs" / "own" / "tune.json").write_text("[]")
-    single = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1"}
-    assert process(STAGES[:2], **single)
+    assert process(STAGES[:2], **SINGLE)
     with is_refused("the tuning own has not chosen yet"):
-        process(**single)
+        process(**SINGLE)
 
 
 def test_a_job_that_is_told_to_stop_before_it_listens_does_the_same_again() -> None:
@@ -784,13 +751,9 @@ class Lives:
     """The lives of Slurm jobs that evaluate an untrained network, whose probe is slow."""
 
     def __init__(self, tiny: list[str], folder: Path, patch: pytest.MonkeyPatch) -> None:
-        settings = (
-            "epochs=0",
-            "optimizer.warmup_epochs=0",
-            "evaluation.protocols=[probe]",
-            "evaluation.probe.epochs=30",
-        )
-        self.cell, self.runtime = load_run([*tiny, *settings])
+        untrained = ("epochs=0", "optimizer.warmup_epochs=0")
+        slow = ("evaluation.protocols=[probe]", "evaluation.probe.epochs=30")
+        self.cell, self.runtime = load_run([*tiny, *untrained, *slow])
         self.directory = run_directory(self.runtime, "own", self.cell)
         self.patch = patch
         for name, value in {"PROCID": "0", "NTASKS": "1", "NNODES": "1"}.items():
