@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,16 @@ from tests.ranks import as_one_process, launch
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
-def run(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(sys, "argv", [name, *arguments])
-    return runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs an example; returns what it prints."""
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
 def losses(output: str) -> list[float]:
@@ -35,21 +43,17 @@ def test_the_list_names_every_example_once() -> None:
     assert sorted(re.findall(r"^\| \[(\S+)\]\(\1\)", text, re.MULTILINE)) == files
 
 
-def test_the_plain_loop_lowers_its_loss(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run("plain_loop.py", monkeypatch=monkeypatch)
-    found = losses(capsys.readouterr().out)
+def test_the_plain_loop_lowers_its_loss(run: Callable[..., str]) -> None:
+    found = losses(run("plain_loop.py"))
     assert len(found) == 5
     assert found[-1] < found[0]
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[float]:
+def alone(monkeypatch: pytest.MonkeyPatch, run: Callable[..., str]) -> list[float]:
     """The losses of DDP on one process."""
     as_one_process(monkeypatch)
-    run("ddp.py", monkeypatch=monkeypatch)
-    return losses(capsys.readouterr().out)
+    return losses(run("ddp.py"))
 
 
 def test_ddp_on_one_process(alone: list[float]) -> None:
@@ -67,38 +71,30 @@ def test_ddp_gives_the_same_losses_on_two_processes(alone: list[float]) -> None:
 
 @pytest.mark.slow  # to import Lightning takes seconds
 @pytest.mark.filterwarnings("ignore")  # Lightning's own
-def test_the_training_step_of_lightning(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_training_step_of_lightning(run: Callable[..., str]) -> None:
     pytest.importorskip("pytorch_lightning")
-    run("lightning_step.py", monkeypatch=monkeypatch)
-    assert re.search(r"loss after 3 epochs: \d+\.\d{4}\n$", capsys.readouterr().out)
+    assert re.search(r"loss after 3 epochs: \d+\.\d{4}\n$", run("lightning_step.py"))
 
 
 def test_the_training_step_without_lightning_says_what_it_needs(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, run: Callable[..., str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "pytorch_lightning", None)
     with pytest.raises(SystemExit, match="pip install pytorch-lightning"):
-        run("lightning_step.py", monkeypatch=monkeypatch)
+        run("lightning_step.py")
 
 
 def test_the_sweep_and_its_records(
-    tiny: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny: list[str], tmp_path: Path, run: Callable[..., str]
 ) -> None:
     quick = [*tiny, "epochs=0", "evaluation.protocols=[knn]"]
     for seed in (0, 1):  # the sweep leaves alone what is finished, and starts no process
         regbench.train(quick, seed=seed, name="losses")
-    run("run_sweep.py", *quick, "seed=0,1", monkeypatch=monkeypatch)
+    output = run("run_sweep.py", *quick, "seed=0,1")
     folder = tmp_path / "runs" / "losses"
-    output = capsys.readouterr().out
     assert f"report: {folder / 'report' / 'index.html'}" in output
     assert re.search(r"untrained +knn_top1 +[\d.]+ +[\d.]+ +2", output)
-    run("read_records.py", str(folder), monkeypatch=monkeypatch)
-    assert "2 cells with " in capsys.readouterr().out
+    assert "2 cells with " in run("read_records.py", str(folder))
 
 
 def test_the_notebook_runs_from_its_first_cell_to_its_last(

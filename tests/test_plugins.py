@@ -88,19 +88,13 @@ main([*prepare, *of_data, "--force"])
 
 
 def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) -> None:
-    code, environment = examples(), dict(os.environ)
+    code, site = examples(), tmp_path / "site"
     assert code.keys() == GROUPS.keys() == LONGEST.keys()
     for name, group in GROUPS.items():
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [str(tmp_path / name), environment.get("PYTHONPATH", "")]
-        )
-        install(tmp_path / name, f"{name}_plugin", code[name], group)
+        install(site, f"{name}_plugin", code[name], group)
     for name, (kind, module, _) in BROKEN.items():
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [str(tmp_path / name), environment["PYTHONPATH"]]
-        )
-        install(tmp_path / name, f"{name}_plugin", module, f"regbench.{kind}s")
-    (tmp_path / "gone" / "gone_plugin.py").unlink()
+        paths = install(site, f"{name}_plugin", module, f"regbench.{kind}s")
+    (site / "gone_plugin.py").unlink()
     # The source's preset is the user's; its images are those of the tiny data set.
     preset = tmp_path / "config" / "regbench" / "dataset" / "plants.yaml"
     preset.parent.mkdir(parents=True)
@@ -112,15 +106,12 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
     settings = ["optimizer=nadam"]
     settings += [override for override in TINY if not override.startswith("dataset")]
     settings += ["method=imq", "network.backbone=convnet", "network.backbone.width=24"]
-    settings += [
-        "optimizer.base_lr=0.01",
-        "evaluation.protocols=[ncm,retrieval]",
-        "dataset.source.resize_px=24",
-    ]
+    settings += ["optimizer.base_lr=0.01", "evaluation.protocols=[ncm,retrieval]"]
+    settings += ["dataset.source.resize_px=24"]
     settings += [f"runtime.data_dir={tmp_path / 'data'}", f"runtime.runs_dir={tmp_path / 'runs'}"]
     command = [sys.executable, "-c", PREPARE_AND_TRAIN, str(folder), *settings]
-    environment["XDG_CONFIG_HOME"] = str(tmp_path / "config")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    environment = {"PYTHONPATH": paths, "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     *lines, without_gone, without_half, without_unset, line = done.stderr.splitlines()
     for name, (kind, _, cause) in BROKEN.items():
