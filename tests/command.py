@@ -1,6 +1,10 @@
-"""The command line, in this process."""
+"""The command line, in this process, and programs in others."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
 
 from click.testing import CliRunner, Result
 
@@ -25,3 +29,9 @@ def refusal(*words: object, code: int = 2) -> str:
     assert result.exit_code == code, result.output
     (line,) = result.stderr.splitlines()
     return line
+
+
+def python(program: str, *arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program in a Python of its own; keywords are `subprocess.run`'s."""
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, **how)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,6 +17,7 @@ from regbench.api import _overrides
 from regbench.benchmark.settings.sweep import Sweep, load_run
 from regbench.settings import plain
 from regbench.sweeps.status import CellStatus, cell_status, plan_of
+from tests.command import python
 from tests.refusals import is_refused
 from tests.there import there
 
@@ -27,9 +26,7 @@ SHORT: dict[str, Any] = {"method": "vicreg", "epochs": 0, "evaluation": {"protoc
 
 def test_the_package_is_quick_to_import() -> None:
     program = "import sys, regbench; assert callable(regbench.train); print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = python(program, check=True)
     assert not {"torch", "pandas", "pydantic", "hydra"} & set(done.stdout.split())
 
 
@@ -237,8 +234,7 @@ application()
 def test_settings_are_composed_in_threads_and_within_an_application_of_hydra(
     tmp_path: Path,
 ) -> None:
-    command = [sys.executable, "-c", IN_HYDRA, "hydra.run.dir=.", "hydra.output_subdir=null"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    done = python(IN_HYDRA, "hydra.run.dir=.", "hydra.output_subdir=null", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from regbench.cli.options import PathType
 from regbench.instruments.cost import losses
 from regbench.instruments.cost.losses import Grid
 from regbench.instruments.cost.timing import LossCost
+from tests.command import python
 from tests.waiting import PATIENCE_S, wait_for
 
 SHORT = ("epochs=1", "optimizer.warmup_epochs=0", "method=vicreg")
@@ -107,9 +107,7 @@ def test_help_shows_examples() -> None:
 
 def loaded_by(program: str) -> set[str]:
     """The packages that a program has imported, which it prints last."""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = python(program, check=True)
     return {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from regbench.benchmark.evaluate.base import EVALUATIONS
@@ -14,7 +12,7 @@ from regbench.benchmark.settings.compose import PLUG_INS
 from regbench.benchmark.settings.listing import listing
 from regbench.benchmark.settings.sweep import load_run
 from regbench.plugins import own_names
-from tests.command import run
+from tests.command import python, run
 from tests.conftest import TINY
 from tests.plugin import install
 from tests.test_documentation import blocks
@@ -109,9 +107,8 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
     settings += ["optimizer.base_lr=0.01", "evaluation.protocols=[ncm,retrieval]"]
     settings += ["dataset.source.resize_px=24"]
     settings += [f"runtime.data_dir={tmp_path / 'data'}", f"runtime.runs_dir={tmp_path / 'runs'}"]
-    command = [sys.executable, "-c", PREPARE_AND_TRAIN, str(folder), *settings]
     environment = {"PYTHONPATH": paths, "XDG_CONFIG_HOME": str(tmp_path / "config")}
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    done = python(PREPARE_AND_TRAIN, str(folder), *settings, env=os.environ | environment)
     assert done.returncode == 2, done.stderr
     *lines, without_gone, without_half, without_unset, line = done.stderr.splitlines()
     for name, (kind, _, cause) in BROKEN.items():
@@ -175,9 +172,7 @@ run_sweep(load_grid(["method=own", f"runtime.runs_dir={sys.argv[1]}"]))
 def test_a_plug_in_of_a_notebook_is_registered_again_and_is_for_its_process_alone(
     tmp_path: Path,
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK, str(tmp_path)], capture_output=True, text=True
-    )
+    done = python(NOTEBOOK, str(tmp_path))
     *_, said = done.stderr.splitlines()
     assert said.endswith(
         "Own is defined in the script that calls, and cells run in other processes: make it an "
@@ -198,12 +193,7 @@ print(*[name for name in sys.modules if name not in before and name.startswith("
 
 def test_the_fork_server_of_a_sweep_has_imported_what_reads_a_cell() -> None:
     cell, _ = load_run(TINY)
-    done = subprocess.run(
-        [sys.executable, "-c", READ_A_CELL, json.dumps(cell.plain())],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python(READ_A_CELL, json.dumps(cell.plain()), check=True)
     assert done.stdout.split() == []
 
 
@@ -230,9 +220,7 @@ for command in sys.argv[1:]:
 
 
 def test_a_name_is_refused_before_torch_is_imported() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, *REFUSALS], capture_output=True, text=True
-    )
+    done = python(WITHOUT_TORCH, *REFUSALS)
     assert done.returncode == 0, done.stderr
     for line, refusal in zip(done.stderr.splitlines(), REFUSALS.values(), strict=True):
         assert line.startswith(f"regbench: {refusal}")

@@ -140,13 +140,9 @@ def test_numbers_sort_as_numbers_and_dashes_come_last(visit: Open) -> None:
     box = head.bounding_box()
     assert box is not None
     orders = []
-    for corner in (
-        (1, 1),
-        (box["width"] - 2, 1),
-        (1, box["height"] - 2),
-        (box["width"] - 2, box["height"] - 2),
-    ):
-        head.click(position={"x": corner[0], "y": corner[1]})
+    right, low = box["width"] - 2, box["height"] - 2
+    for x, y in ((1, 1), (right, 1), (1, low), (right, low)):
+        head.click(position={"x": x, "y": y})
         orders.append(head.get_attribute("aria-sort"))
     head.get_by_role("button").click()
     orders.append(head.get_attribute("aria-sort"))
@@ -209,15 +205,8 @@ def test_from_a_row_to_its_cells_and_what_made_them(visit: Open, site: Path) -> 
     path = next(site.parent.parent.glob(f"runs/*/{cell_id}/record.json"))
     made = json.loads(path.read_text())
     text = dialog.inner_text()
-    for wanted in (
-        made["command"],
-        str(path),
-        made["sha256"],
-        "abc1234",
-        "ab" * 32,
-        "how linear_top1 is measured",
-        "node1",
-    ):
+    of_files = (made["command"], str(path), made["sha256"], "ab" * 32)
+    for wanted in (*of_files, "abc1234", "how linear_top1 is measured", "node1"):
         assert wanted in text
     assert "0.5, chosen on the tuning split; candidates 0.02 (70.1), 0.5 (72)" in text
     assert '"embedding_dim": ' + str(made["cell"]["embedding_dim"]) in text
@@ -241,17 +230,8 @@ def test_every_record_is_in_the_page_as_it_is(site: Path) -> None:
     for path in paths:
         record, cell = json.loads(path.read_text()), shown[path.parent.name]
         assert cell["config"] == record["cell"]
-        for key in (
-            "label",
-            "seed",
-            "status",
-            "scores",
-            "environment",
-            "data",
-            "attempts",
-            "command",
-            "choice",
-        ):
+        made = ("environment", "data", "attempts", "command", "choice")
+        for key in ("label", "seed", "status", "scores", *made):
             assert cell[key] == record[key]
     # Its place is that of a row in its section's leaderboard.
     assert {cell["row"] for cell in shown.values() if cell["section"] == 1} == set(range(12))
@@ -503,15 +483,11 @@ def test_a_task_says_what_can_be_chosen_of_it_and_what_all_trained_cells_share(
     summary = task(runs)
     shown = section(summary, tables_of(summary), 1, styles(["AUH", "VICReg"]))
     assert shown["filters"] == {"method": ["AUH", "VICReg"], "q": ["64", "512", "2048"]}
-    shared, trained = (
-        dict(shown["shared"]),
-        [one for one in summary.records if not one.is_reference],
-    )
+    shared = dict(shown["shared"])
+    trained = [one for one in summary.records if not one.is_reference]
     assert shared == dict(set.intersection(*(set(one.settings.items()) for one in trained)))
-    assert "optimizer.base_lr" not in shared and (shared["epochs"], shared["batch_size"]) == (
-        "3",
-        "256",
-    )
+    assert "optimizer.base_lr" not in shared
+    assert (shared["epochs"], shared["batch_size"]) == ("3", "256")
 
 
 def test_cells_say_of_which_row_and_configuration_they_are(runs: Path, record: Make) -> None:
@@ -522,14 +498,8 @@ def test_cells_say_of_which_row_and_configuration_they_are(runs: Path, record: M
         record("VICReg", seed, tuning=60.0)
     for rate in (0.25, 0.125, 0.1):
         optimizer = {**settings("VICReg")["optimizer"], "base_lr": rate}
-        path = record(
-            "VICReg",
-            status="tuned",
-            knn=None,
-            linear=None,
-            tuning=50.0,
-            cell={"optimizer": optimizer},
-        )
+        tuned = {"status": "tuned", "knn": None, "linear": None, "tuning": 50.0}
+        path = record("VICReg", cell={"optimizer": optimizer}, **tuned)
     tuning_choice(runs / "quickstart")
     search(runs / "quickstart", path.parent.name)
     record("untrained")

@@ -55,11 +55,8 @@ def test_a_folder_of_sweeps_a_sweep_a_run_directory_and_several_folders(
     runs: Path, record: Make
 ) -> None:
     one, two = record(seed=0), record(seed=1, sweep="other")
-    assert [len(load_records(folder)) for folder in (runs, runs / "quickstart", one.parent)] == [
-        4,
-        2,
-        2,
-    ]
+    folders = (runs, runs / "quickstart", one.parent)
+    assert [len(load_records(folder)) for folder in folders] == [4, 2, 2]
     assert set(load_records([one.parent, two.parent])["sweep"]) == {"quickstart", "other"}
 
 
@@ -142,11 +139,8 @@ def test_what_is_missing_is_told_in_the_order_of_the_plan(
     (sweep / names["failed"] / "attempts" / "0003.json").write_text("{")
     (sweep / "sweep.json").write_text("{")
     found = {(cell.cell_id, cell.failure) for cell in read_records(runs).missing}
-    assert found == {
-        (names["failed"], ""),
-        (names["begun"], ""),
-        (names["deserted"], "no reason noted"),
-    }
+    reasons = {"failed": "", "begun": "", "deserted": "no reason noted"}
+    assert found == {(names[name], reason) for name, reason in reasons.items()}
     shutil.rmtree(sweep / done)
     with is_refused(f"no finished run in {runs}, 3 cells without one yet; make some"):
         read_records(runs)
@@ -172,10 +166,8 @@ def test_a_run_that_a_search_stopped_is_no_result(
             read_records(folder)
     record("VICReg")
     found = read_records(runs)
-    assert [[each.label for each in records] for records in (found.records, found.short)] == [
-        ["VICReg"],
-        ["AUH"],
-    ]
+    assert [each.label for each in found.records] == ["VICReg"]
+    assert [each.label for each in found.short] == ["AUH"]
     # In the middle of a search a method may have nothing else.
     assert "VICReg" in write_report(runs, tmp_path / "report").leaderboard
 
@@ -304,12 +296,8 @@ def test_copies_deeper_down_are_no_runs(runs: Path, record: Make) -> None:
 
 
 def test_the_history(runs: Path, record: Make) -> None:
-    record(
-        history=[
-            {"epoch": 1, "loss": 2.0, "terms": {}},
-            {"epoch": 2, "loss": float("nan"), "rank": 7, "odd": True},
-        ]
-    )
+    last = {"epoch": 2, "loss": float("nan"), "rank": 7, "odd": True}
+    record(history=[{"epoch": 1, "loss": 2.0, "terms": {}}, last])
     (one,) = read_records(runs).records
     assert one.history[0] == {"epoch": 1, "loss": 2.0, "terms": {}}
     assert one.at_end == {"epoch": 2, "rank": 7.0}

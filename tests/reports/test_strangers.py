@@ -7,14 +7,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 
-from tests.command import run
+from tests.command import python, run
 from tests.reports.conftest import tuned_sweep
 from tests.reports.forging import Json, Parts, set_leaf
 from tests.reports.reading import cells_in
@@ -193,9 +191,7 @@ def test_a_report_of_a_strangers_folder_prints_escapes(tmp_path: Path) -> None:
 def test_a_log_prints_escapes() -> None:
     program = "import sys, logging, atexit; from regbench.cli import main\n"
     program += r"atexit.register(logging.warning, 'a\nb\x1b[2J\u202e'); main(['cost', '--help'])"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = python(program, check=True)
     assert done.stderr == "a\nb\\x1b[2J\\u202e\n"
 
 

@@ -49,17 +49,8 @@ def sweep(runs: Path, record: Make, claimed: Callable[[Path], Attempt]) -> Path:
 def test_it_shows_states_and_curves_and_writes_the_report(sweep: Path, runs: Path) -> None:
     output = watch(runs, "--once").output
     running, *_ = (line for line in output.splitlines() if line.startswith(RUNNING))
-    for part in (
-        "SFRIK [L=3]",
-        "running",
-        "3/10",
-        "1234",
-        "10 min",
-        "█▃▁",
-        "2.667",
-        "▁▅█",
-        "60.00 knn_top1",
-    ):
+    state, curves = ("running", "3/10", "1234", "10 min"), ("█▃▁", "2.667", "▁▅█")
+    for part in ("SFRIK [L=3]", *state, *curves, "60.00 knn_top1"):
         assert part in running
     # what runs comes first
     assert output.index(RUNNING) < output.index("SimCLR") < output.index("VICReg")

@@ -18,13 +18,8 @@ from regbench.sweeps.predict import Needs
 from tests.records import made
 from tests.refusals import is_refused
 
-IN100 = (
-    "dataset=in100",
-    "augmentation=imagenet",
-    "network=resnet18",
-    "batch_size=256",
-    "cluster.gpus=8",
-)
+IN100 = ["dataset=in100", "augmentation=imagenet", "network=resnet18"]
+IN100 += ["batch_size=256", "cluster.gpus=8"]
 
 
 def ran(runs: Path, overrides: list[str], **more: Any) -> None:
@@ -53,14 +48,9 @@ def test_gpu_hours_by_the_time_of_like_cells(
         cost=Cost(train_s=360.0, evaluate_s=800.0),
     )
     ran(runs, [*tiny, "method=vicreg", "seed=9"], status="diverged", cost=endless)
-    for other in (
-        "dataset.name=other",
-        "network.projector.hidden_dim=7",
-        "batch_size=64",
-        "precision=fp32",
-        "micro_batch_size=16",
-        "baseline=supervised",
-    ):
+    others = ["dataset.name=other", "network.projector.hidden_dim=7", "batch_size=64"]
+    others += ["precision=fp32", "micro_batch_size=16", "baseline=supervised"]
+    for other in others:
         ran(runs, [*tiny, "method=vicreg", other], cost=endless)
     ran(runs, [*tiny, "method=vicreg", "epochs=0", "optimizer.warmup_epochs=0"])
     write_text(runs / "other" / "damaged" / "record.json", "{")
@@ -86,12 +76,9 @@ def test_a_plan_is_a_row_of_each_cell_and_a_line(tiny: list[str]) -> None:
     """The first is done, and so counts for nothing that is to come."""
 
     def needs(factor: int) -> Needs:
-        sizes = {
-            "peak_bytes": 2_340_000_000,
-            "parameters": 5_600_000,
-            "flop_per_step": 7_891_000_000_000,
-        }
+        sizes = {"peak_bytes": 2_340_000_000, "parameters": 5_600_000}
         sizes |= {"sent_bytes_per_step": 123_400_000, "checkpoint_bytes": 45_600_000}
+        sizes["flop_per_step"] = 7_891_000_000_000
         return Needs(**{key: factor * value for key, value in sizes.items()})
 
     cells = load_grid([*tiny, "method=vicreg", "seed=0,1,2,3,4,5"]).cells
@@ -107,15 +94,8 @@ def test_a_plan_is_a_row_of_each_cell_and_a_line(tiny: list[str]) -> None:
     shown = list(rows(planned))
     sizes = {"GB/GPU": "2.34", "parameters (M)": "5.6", "TFLOP/step": "7.89"}
     assert shown[1] == {
-        **{
-            "cell": cells[1].id,
-            "": "DOES NOT FIT",
-            "method": "VICReg",
-            "q": 16,
-            "n": 32,
-            "epochs": 2,
-            "seed": 1,
-        },
+        **{"cell": cells[1].id, "": "DOES NOT FIT", "method": "VICReg"},
+        **{"q": 16, "n": 32, "epochs": 2, "seed": 1},
         **{"data": "tiny", "network": "resnet_tiny", "GPUs": 4, **sizes},
         **{"sent GB/step": "0.123", "checkpoint GB": "0.0456", "GPU hours": "1.25"},
     }
@@ -136,15 +116,9 @@ def test_gpu_hours_from_flop_on_a_new_cluster(tmp_path: Path) -> None:
     the projector's.
     """
     where = [f"runtime.runs_dir={tmp_path}", f"runtime.data_dir={tmp_path}"]
-    settings = [
-        *IN100,
-        *where,
-        "method=vicreg",
-        "embedding_dim=64",
-        "network.projector.hidden_dim=64",
-        "epochs=100",
-    ]
-    (entry,) = plan(load_grid([*settings, "optimizer.warmup_epochs=10"]))
+    settings = [*IN100, *where, "method=vicreg", "epochs=100", "optimizer.warmup_epochs=10"]
+    settings += ["embedding_dim=64", "network.projector.hidden_dim=64"]
+    (entry,) = plan(load_grid(settings))
     assert entry.from_flop
     assert entry.gpu_hours == pytest.approx(100 * 1_281_167 * 2 * 10.65e9 / 50e12 / 3600, rel=0.02)
     (row,) = rows([entry])
@@ -169,13 +143,8 @@ def test_a_training_sees_the_images_without_labels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """STL-10 has 100,000 of them; what is prepared here is a part."""
-    settings = [
-        "dataset=stl10",
-        "augmentation=small_color",
-        "network=resnet_tiny",
-        "runtime.device=cuda",
-        "epochs=3",
-    ]
+    settings = ["dataset=stl10", "augmentation=small_color", "network=resnet_tiny"]
+    settings += ["runtime.device=cuda", "epochs=3"]
     where = [f"runtime.runs_dir={tmp_path}", f"runtime.data_dir={tmp_path}"]
     sweep = load_grid([*settings, *where, "method=vicreg", "batch_size=100", "embedding_dim=16"])
     (entry,) = plan(sweep)
@@ -194,14 +163,8 @@ def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) ->
     (own,) = plan(load_grid([*tiny, "method=vicreg"]))
     (none,) = plan(load_grid([*tiny, "method=vicreg", "runtime.device=auto", "cluster.gpus=0"]))
     (gpu,) = plan(load_grid([*tiny, "method=vicreg", "runtime.device=cuda"]))
-    unknown = [
-        *tiny,
-        "method=vicreg",
-        "runtime.device=cuda",
-        "dataset.name=other",
-        "dataset.source.train_per_class=null",
-        "dataset.source.tuning_per_class=null",
-    ]
+    unknown = [*tiny, "method=vicreg", "runtime.device=cuda", "dataset.name=other"]
+    unknown += [f"dataset.source.{split}_per_class=null" for split in ("train", "tuning")]
     (images,) = plan(load_grid(unknown))
     assert (own.gpu_hours, none.gpu_hours, images.gpu_hours) == (None, None, None)
     assert gpu.gpu_hours is not None
@@ -232,22 +195,11 @@ def test_cells_of_one_shape_are_predicted_once(
     needed = entry.needs
     monkeypatch.setattr("regbench.sweeps.forecast.predict", predicted)
     monkeypatch.setattr("regbench.sweeps.forecast._NEEDS", {})
-    warmup = "optimizer.warmup_epochs=1"
     alike = [[], ["seed=1"], ["optimizer.base_lr=2"], ["method.alignment_weight=7"], ["epochs=9"]]
     apart = [
-        *(
-            ["method=simclr"],
-            ["embedding_dim=32"],
-            ["batch_size=64"],
-            ["micro_batch_size=16"],
-            ["precision=fp32"],
-        ),
-        *(
-            ["cluster.gpus=2"],
-            ["network.projector.hidden_dim=7"],
-            ["dataset.image_size=20"],
-            ["optimizer=adamw", warmup],
-        ),
+        *(["method=simclr"], ["embedding_dim=32"], ["batch_size=64"], ["micro_batch_size=16"]),
+        *(["precision=fp32"], ["cluster.gpus=2"], ["network.projector.hidden_dim=7"]),
+        *(["dataset.image_size=20"], ["optimizer=adamw", "optimizer.warmup_epochs=1"]),
         *(["augmentation=small_grey_crops"], ["baseline=supervised"]),
         ["dataset.channels=1", "dataset.mean=[0.5]", "dataset.std=[0.5]"],
         *(

@@ -43,15 +43,8 @@ def papers_network() -> Needs:
 
 
 def small_cell(*overrides: str) -> Cell:
-    return load_run(
-        [
-            "network=resnet_tiny",
-            "network.projector.hidden_dim=32",
-            "embedding_dim=64",
-            "batch_size=32",
-            *overrides,
-        ]
-    )[0]
+    sizes = ["network.projector.hidden_dim=32", "embedding_dim=64", "batch_size=32"]
+    return load_run(["network=resnet_tiny", *sizes, *overrides])[0]
 
 
 class Half:
@@ -173,12 +166,8 @@ def test_flop_and_memory_of_a_transformer() -> None:
     """Multiplications of ViT-Ti/16 (Touvron et al.): 12 blocks of width 192 on 197 tokens, and
     14² patches.
     """
-    network = [
-        "network=vit_tiny",
-        "network.projector.depth=1",
-        "embedding_dim=2",
-        "optimizer=adamw",
-    ]
+    network = ["network=vit_tiny", "network.projector.depth=1", "embedding_dim=2"]
+    network.append("optimizer=adamw")
     dropping = ["network.backbone.drop_path_rate=0.3", "micro_batch_size=2"]
     needs, parts = (predict(paper_cell("vicreg", 4, *network, *more)) for more in ([], dropping))
     products, attention, patches = (

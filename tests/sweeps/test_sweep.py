@@ -129,7 +129,8 @@ UNBEGUN = "job 7_1 did not come to run regbench: "
 
 # An attempt, a job, and files: tuning.json of the cell, and notes beside the logs. Then the state,
 # its detail and the epochs done.
-STATES: list[tuple[dict[str, Any] | None, Job | None, dict[str, str], str, str, int]] = [
+State = tuple[dict[str, Any] | None, Job | None, dict[str, str], str, str, int]
+STATES: list[State] = [
     (None, None, {}, "pending", "", 0),
     (None, None, {"tuning.json": ""}, "pending", "", 0),
     ({}, None, {}, "running", "", 2),
@@ -159,16 +160,9 @@ STATES: list[tuple[dict[str, Any] | None, Job | None, dict[str, str], str, str, 
 ]
 
 
-@pytest.mark.parametrize(("own", "job", "files", "state", "detail", "epochs_done"), STATES)
-def test_the_state_of_a_cell_by_its_files_and_its_job(
-    own: dict[str, Any] | None,
-    job: Job | None,
-    files: dict[str, str],
-    state: str,
-    detail: str,
-    epochs_done: int,
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("case", STATES)
+def test_the_state_of_a_cell_by_its_files_and_its_job(case: State, tmp_path: Path) -> None:
+    own, job, files, state, detail, epochs_done = case
     plan(tmp_path, "cell", "other")
     cell, logs = tmp_path / "cell", tmp_path / "jobs" / "logs"
     cell.mkdir()
@@ -227,17 +221,11 @@ def test_what_is_not_finished_is_said_in_a_line(tmp_path: Path) -> None:
     attempt(tmp_path / "c02", **ENDED)
     (tmp_path / "c02" / "tuning.json").touch()
     found = sweep_status(tmp_path)
-    assert (
-        unfinished(found[:2], "own", ("final",))
-        == unfinished(found[:3], "own", ("pretrain", "tune"))
-        == ""
-    )
+    assert unfinished(found[:2], "own", ("final",)) == ""
+    assert unfinished(found[:3], "own", ("pretrain", "tune")) == ""
     line = unfinished(found, "own", ("pretrain",))
-    assert (
-        line.startswith("9 of 12 cells not finished: C03 seed 3 pending; ")
-        and "C11" in line
-        and "…" not in line
-    )
+    assert line.startswith("9 of 12 cells not finished: C03 seed 3 pending; ")
+    assert "C11" in line and "…" not in line
     line = unfinished([*found, found[-1]], "own", ("final",))
     assert line.startswith("11 of 13 cells not finished: C02 seed 3 tuned; C03 seed 3 pending; ")
     assert line.endswith(
@@ -353,16 +341,8 @@ def test_all_that_need_a_look_are_listed_until_a_screen_is_full(
 ) -> None:
     plan(tmp_path, "cell")
     (one,) = sweep_status(tmp_path)
-    need = [
-        "failed",
-        "lost",
-        "cancelled",
-        "preempted",
-        "damaged",
-        "interrupted",
-        "diverged",
-        "running",
-    ]
+    need = ["failed", "lost", "cancelled", "preempted", "damaged"]
+    need += ["interrupted", "diverged", "running"]
     states = each * ["pending", "queued", "tuned", "done", *need]
     lines = status_table([replace(one, state=state) for state in states]).splitlines()
     assert [line.split()[3] for line in lines[2:-2]] == (each * need)[:listed]
@@ -417,13 +397,8 @@ def test_clean_removes_what_finished_cells_do_not_need(tmp_path: Path) -> None:
     assert clean() == "removed 4 files, 4e-06 GB\n"
     # which the record names, and the last one
     curves = ("metrics-0001.jsonl", "metrics-0003.jsonl")
-    assert {path.name for path in (folder / "done").iterdir()} == {
-        "attempts",
-        "config.yaml",
-        "record.json",
-        CHECKPOINTS[1],
-        *curves,
-    }
+    left = {path.name for path in (folder / "done").iterdir()}
+    assert left == {"attempts", "config.yaml", "record.json", CHECKPOINTS[1], *curves}
     assert clean("--checkpoints") == "removed 1 files, 1e-06 GB\n"
     assert {path.name for path in (folder / "failed").iterdir()} == kept  # it may be tried again
 
@@ -507,12 +482,12 @@ class Sweep:
     def write(self, *cells: str) -> None:
         write_sweep(self.folder / "own.yaml", self.tiny, cells)
 
-    def command(self, *options: str) -> list[str]:
-        return [self.program, "sweep", "own.yaml", "runtime.parallel=1", *options]
+    def command(self) -> list[str]:
+        return [self.program, "sweep", "own.yaml", "runtime.parallel=1"]
 
-    def start(self, *options: str) -> subprocess.Popen[str]:
+    def start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.command(*options),
+            self.command(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -520,9 +495,9 @@ class Sweep:
             start_new_session=True,
         )
 
-    def run(self, *options: str) -> subprocess.CompletedProcess[str]:
+    def run(self) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            self.command(*options),
+            self.command(),
             capture_output=True,
             text=True,
             cwd=self.folder,
@@ -919,7 +894,7 @@ def test_a_killed_worker_takes_no_cell_with_it(own: Sweep) -> None:
     """Its job goes on alone; another worker runs the next cell."""
     own.write("method=vicreg epochs=12", "method=simclr")
     directory = own.directory("method=vicreg", "epochs=12")
-    process = own.start("runtime.parallel=1")
+    process = own.start()
     try:
         wait_for(lambda: (directory / "metrics-0001.jsonl").exists() or process.poll() is not None)
         worker, job = [pid for pid in descendants(process.pid) if _is_worker(pid)]
@@ -958,10 +933,8 @@ def test_a_cell_whose_folder_cannot_be_written_to_stops_no_other(
         )
     found = run_sweep(load_sweep(str(own.folder / "own.yaml")))
     assert [status.state for status in found] == ["damaged", "damaged"]
-    assert re.findall(r"VICReg seed (\d) \(\w+\) FAILED: .*Not a directory", caplog.text) == [
-        "0",
-        "1",
-    ]
+    failed = re.findall(r"VICReg seed (\d) \(\w+\) FAILED: .*Not a directory", caplog.text)
+    assert failed == ["0", "1"]
 
 
 @pytest.mark.slow

@@ -708,12 +708,7 @@ def test_jobs_find_the_short_trainings_of_a_search_by_their_ids(mine: Mine) -> N
 def test_a_short_training_warms_up_as_much_shorter(mine: Mine) -> None:
     """And is evaluated at its end alone."""
     warm_up = ["optimizer.warmup_epochs=2", "optimizer.warmup_steps=10"]
-    whole = [
-        "epochs=8",
-        *warm_up,
-        "evaluation.while_training=[knn]",
-        "evaluation.every_epochs=8",
-    ]
+    whole = ["epochs=8", *warm_up, "evaluation.while_training=[knn]", "evaluation.every_epochs=8"]
     (entry,) = mine.search(mine.write(["method=tcr"], *whole), 3, peak(100.0)).choices
     assert len(entry.ranking) == 4  # all in one setting
     # which nobody chose
@@ -767,11 +762,7 @@ def test_a_search_closes_in_on_the_best_of_full_length(mine: Mine) -> None:
     ],
 )
 def test_a_search_goes_on_up_to_what_its_setting_takes(
-    searched: str,
-    name: str,
-    best: float,
-    ends: tuple[float, float],
-    mine: Mine,
+    searched: str, name: str, best: float, ends: tuple[float, float], mine: Mine
 ) -> None:
     def surface(cell: Cell) -> float:
         plain = cell.plain()

@@ -171,10 +171,7 @@ def test_a_module_is_made_with_its_hyperparameters(chosen: str, tmp_path: Path) 
     ],
 )
 def test_a_whole_default_is_whole_and_not_searched_unless_its_annotation_says_otherwise(
-    parameter: str,
-    values: dict[str, float],
-    kind: type,
-    tmp_path: Path,
+    parameter: str, values: dict[str, float], kind: type, tmp_path: Path
 ) -> None:
     text = f"def own(z1, z2, {parameter}):\n    own.got = k\n    return (z1 - z2).square().mean()"
     with LossFile.of(written(tmp_path, text, "own.py")).loaded(tmp_path / "plug_in") as method:
@@ -264,9 +261,7 @@ def test_a_challengers_search_is_that_of_the_rows(tmp_path: Path) -> None:
     ],
 )
 def test_what_states_no_space_is_tried_around_its_first_weight(
-    arguments: str,
-    expected: list[tuple[str, float, float]],
-    tmp_path: Path,
+    arguments: str, expected: list[tuple[str, float, float]], tmp_path: Path
 ) -> None:
     text = f"def own(z1, z2{arguments}): ..."
     (track,) = TRACKS["scenes"]
@@ -368,13 +363,8 @@ def test_a_challenge_begins_with_the_rows_of_its_track_and_the_best_of_them_to_t
 def track(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Track:
     """A track of two methods, each with a search of one training."""
     folder = tmp_path_factory.mktemp("track")
-    own = [
-        *TINY,
-        "epochs=4",
-        "optimizer.warmup_epochs=0",
-        "seed=0",
-        "evaluation.select_by=[knn,probe]",
-    ]
+    own = [*TINY, "epochs=4", "optimizer.warmup_epochs=0", "seed=0"]
+    own.append("evaluation.select_by=[knn,probe]")
     file = folder / "tiny_tuning.yaml"
     rows = [
         "method=vicreg optimizer.base_lr=tag(log,interval(0.1,1))",

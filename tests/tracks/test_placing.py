@@ -130,28 +130,16 @@ OWN = (61.3, 61.6, 61.9, 61.6)
 
 
 def leave(
-    folder: Path,
-    cell: Cell,
-    linear: float | None,
-    *,
-    final: bool = True,
-    search: int | None = None,
+    folder: Path, cell: Cell, linear: float | None, *, final: bool = True, search: int | None = None
 ) -> None:
     """Write what a training of the cell leaves: its final record, or that of a tuning."""
     metrics = NamedFile("metrics.jsonl", hashlib.sha256(HISTORY.encode()).hexdigest())
     cost = Cost(
         train_s=60.0 if cell.label == "SimCLR" else 132.0, evaluate_s=0.0, step_ms=7.0, loss_ms=3.0
     )
-    fields: dict[str, Any] = {
-        "label": cell.label,
-        "seed": cell.seed,
-        "cost": cost,
-        "metrics": metrics,
-    }
-    fields |= {
-        "method": cell.plain()["method"]["name"],
-        "environment": {"hardware": "2 x Example CPU"},
-    }
+    fields: dict[str, Any] = {"label": cell.label, "seed": cell.seed, "cost": cost}
+    fields |= {"metrics": metrics, "method": cell.plain()["method"]["name"]}
+    fields["environment"] = {"hardware": "2 x Example CPU"}
     if search is not None:
         fields["choice"] = {"hyperparameters": {"search": search, "sha256": "0" * 64}}
     weight = cell.plain()["method"].get("alignment_weight", 0.0)
@@ -221,9 +209,7 @@ class Trainings:
     """
 
     def __init__(
-        self,
-        own: Sequence[float | None] = OWN,
-        again: Sequence[float | None] = (70.1, 59.95),
+        self, own: Sequence[float | None] = OWN, again: Sequence[float | None] = (70.1, 59.95)
     ) -> None:
         self.own, self.again = own, dict(zip(("SimCLR", "VICReg"), again, strict=True))
         self.asked: list[tuple[str, list[int]]] = []
@@ -358,10 +344,7 @@ def test_a_challenge_ends_at_a_cell_without_a_record(failing: str, challenge: Ch
     ],
 )
 def test_what_diverged_has_no_place(
-    own: Sequence[float | None],
-    again: Sequence[float | None],
-    refusal: str,
-    challenge: Challenge,
+    own: Sequence[float | None], again: Sequence[float | None], refusal: str, challenge: Challenge
 ) -> None:
     trainings = Trainings(own, again)
     with is_refused(refusal):
