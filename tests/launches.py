@@ -12,15 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 # Operations that only describe memory, or take it.
-_WITHOUT_WORK = {
-    "detach",
-    "alias",
-    "_unsafe_view",
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-}
+_WITHOUT_WORK = {"detach", "alias", "_unsafe_view"}
+_WITHOUT_WORK |= {"empty", "empty_like", "empty_strided", "new_empty"}
 
 
 class LaunchCounter(TorchDispatchMode):

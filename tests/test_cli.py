@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from regbench import RegbenchError, __version__, methods
 from regbench.benchmark.rundir.directory import run_directory
@@ -27,13 +27,10 @@ from regbench.instruments.cost import losses
 from regbench.instruments.cost.losses import Grid
 from regbench.instruments.cost.timing import LossCost
 from tests.command import python
+from tests.command import run as call
 from tests.waiting import PATIENCE_S, wait_for
 
 SHORT = ("epochs=1", "optimizer.warmup_epochs=0", "method=vicreg")
-
-
-def call(*arguments: str, env: dict[str, str] | None = None) -> Result:
-    return CliRunner().invoke(main, arguments, prog_name="regbench", env=env)
 
 
 # ------------------------------------------------------------------ listings and help
@@ -105,12 +102,6 @@ def test_help_shows_examples() -> None:
     assert "\n    regbench evaluate runs/" in call("evaluate", "--help").output
 
 
-def loaded_by(program: str) -> set[str]:
-    """The packages that a program has imported, which it prints last."""
-    done = python(program, check=True)
-    return {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
-
-
 @pytest.mark.parametrize(
     ("arguments", "without"),
     [
@@ -134,7 +125,8 @@ except Exception as error:
     print(error)
 print(*sys.modules)
 """
-    loaded = loaded_by(program)
+    modules = python(program, check=True).stdout.splitlines()[-1].split()
+    loaded = {name.partition(".")[0] for name in modules}
     assert "click" in loaded
     assert not without & loaded
 
@@ -266,7 +258,8 @@ def complete(*words: str) -> list[str]:
         "COMP_WORDS": " ".join(["regbench", *words]),
         "COMP_CWORD": str(len(words)),
     }
-    return [line.removeprefix("plain,") for line in call(env=env).output.splitlines()]
+    offered = CliRunner().invoke(main, prog_name="regbench", env=env).output
+    return [line.removeprefix("plain,") for line in offered.splitlines()]
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,9 @@ def test_prepare_then_train(
 # splits
 
 
+REST, SHARE = ", the rest", ", 0.1 of each class"
+
+
 def opened(birds: Path) -> Contents:
     return ImageFolder(held_out=0.1).open(birds, birds)
 
@@ -116,24 +119,12 @@ def files(contents: Contents, split: str) -> list[str]:
 @pytest.mark.parametrize(
     ("folders", "counts", "taken_from"),
     [
-        ({"": 20}, (48, 6, 6), ("./, the rest", "./, 0.1 of each class", "./, 0.1 of each class")),
-        (
-            {"train": 20},
-            (48, 6, 6),
-            ("train/, the rest", "train/, 0.1 of each class", "train/, 0.1 of each class"),
-        ),
-        (
-            {"train": 20, "val": 3},
-            (54, 6, 9),
-            ("train/, the rest", "train/, 0.1 of each class", "val/"),
-        ),
-        (
-            {"train": 20, "test": 3},
-            (54, 6, 9),
-            ("train/, the rest", "train/, 0.1 of each class", "test/"),
-        ),
+        ({"": 20}, (48, 6, 6), (f"./{REST}", f"./{SHARE}", f"./{SHARE}")),
+        ({"train": 20}, (48, 6, 6), (f"train/{REST}", f"train/{SHARE}", f"train/{SHARE}")),
+        ({"train": 20, "val": 3}, (54, 6, 9), (f"train/{REST}", f"train/{SHARE}", "val/")),
+        ({"train": 20, "test": 3}, (54, 6, 9), (f"train/{REST}", f"train/{SHARE}", "test/")),
         ({"train": 20, "val": 3, "test": 4}, (60, 9, 12), ("train/", "val/", "test/")),
-        ({"": 3}, (3, 3, 3), ("./, the rest", "./, 0.1 of each class", "./, 0.1 of each class")),
+        ({"": 3}, (3, 3, 3), (f"./{REST}", f"./{SHARE}", f"./{SHARE}")),
     ],
 )
 def test_splits_are_made(
@@ -226,7 +217,7 @@ def test_what_fits_the_images_is_chosen(
 
 
 @pytest.mark.parametrize(
-    ("images", "given", "batch_size", "epochs"),
+    "case",
     [
         (50, [], 32, 500),
         (130, [], 64, 250),
@@ -241,14 +232,12 @@ def test_what_fits_the_images_is_chosen(
     ],
 )
 def test_the_epochs_have_steps_enough_to_learn_something(
-    images: int,
-    given: list[str],
-    batch_size: int,
-    epochs: int,
+    case: tuple[int, list[str], int, int],
     birds_manifest: Manifest,
     data_dir: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    images, given, batch_size, epochs = case
     caplog.set_level(logging.INFO)
     entry: SplitEntry = {**birds_manifest.splits["train"], "num_samples": images}
     replace(birds_manifest, splits={"train": entry}).save(data_dir)
@@ -384,7 +373,7 @@ def planned(birds: Manifest, tmp_path: Path, hours: float) -> tuple[SweepFile, C
 
 
 @pytest.mark.parametrize(
-    ("hours", "methods", "trials", "epochs", "minutes"),
+    "case",
     [
         # Three seeds of k methods after t trainings each, and of the supervised network: k (t + 2)
         # + 3 trainings; k (7 t / 3 + 3) + 4 starts, and four times the five untrained rows.
@@ -396,14 +385,9 @@ def planned(birds: Manifest, tmp_path: Path, hours: float) -> tuple[SweepFile, C
     ],
 )
 def test_a_plan_fits_its_budget(
-    hours: float,
-    methods: int,
-    trials: int,
-    epochs: int,
-    minutes: float,
-    birds: Manifest,
-    tmp_path: Path,
+    case: tuple[float, int, int, int, float], birds: Manifest, tmp_path: Path
 ) -> None:
+    hours, methods, trials, epochs, minutes = case
     file, kinds = planned(birds, tmp_path, hours)
     assert kinds == {"untrained": 5, "trained": methods + 1}
     assert file.trials == trials

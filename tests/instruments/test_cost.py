@@ -62,11 +62,8 @@ def test_turns_are_taken_there_and_back() -> None:
         order.append(name)
         return len(order)
 
-    assert take_turns({name: partial(turn, name) for name in "abc"}, 2) == {
-        "a": [1, 6],
-        "b": [2, 5],
-        "c": [3, 4],
-    }
+    turns = take_turns({name: partial(turn, name) for name in "abc"}, 2)
+    assert turns == {"a": [1, 6], "b": [2, 5], "c": [3, 4]}
     assert "".join(order) == "abccba"
 
 
@@ -77,13 +74,8 @@ def test_ratios_are_of_one_round() -> None:
 
 
 def test_numbers_have_three_digits() -> None:
-    assert [number(value) for value in (None, 0.0, 0.012345, 12.345, 12345.0)] == [
-        "–",
-        "0",
-        "0.0123",
-        "12.3",
-        "12,345",
-    ]
+    shown = [number(value) for value in (None, 0.0, 0.012345, 12.345, 12345.0)]
+    assert shown == ["–", "0", "0.0123", "12.3", "12,345"]
     assert (span([3.0, 1.0, 2.0]), span([])) == ("1.00–3.00", "–")
 
 
@@ -221,11 +213,8 @@ def test_every_form_is_compared_with_that_of_as_many_views_and_ranks() -> None:
         timed = with_times(row, times_ms)
         ms = shared_ms[row.form, row.views]
         assert timed.median_ms == timed.low_ms == timed.high_ms == ms
-        found[row.ranks, row.form, row.views] = (
-            timed.vs_textbook,
-            timed.vs_one_rank,
-            timed.vs_two_views,
-        )
+        compared = (timed.vs_textbook, timed.vs_one_rank, timed.vs_two_views)
+        found[row.ranks, row.form, row.views] = compared
     assert found == {
         (1, "textbook", 2): (1.0, 1.0, 1.0),
         (1, "gram", 2): (0.5, 1.0, 1.0),

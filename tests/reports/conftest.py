@@ -108,18 +108,9 @@ def resign(path: Path, **changes: Any) -> None:
 
 def later(record: Path, *scores: Score, **changes: Any) -> Path:
     """Writes a later evaluation beside a record."""
-    fields: dict[str, Any] = {
-        "cell_id": record.parent.name,
-        "protocol": "voc07",
-        "scores": scores,
-        "seconds": 1.0,
-    }
-    fields |= {
-        "choice": {},
-        "environment": {},
-        "finished": "2026-11-23T05:30:00+00:00",
-        "command": "",
-    }
+    fields: dict[str, Any] = {"cell_id": record.parent.name, "protocol": "voc07"}
+    fields |= {"scores": scores, "seconds": 1.0, "finished": "2026-11-23T05:30:00+00:00"}
+    fields |= {"choice": {}, "environment": {}, "command": ""}
     path = record.parent / "evaluations" / "voc07.json"
     path.parent.mkdir()
     path.write_text(LaterEvaluation(**fields | changes).text())
@@ -146,6 +137,14 @@ def recorder() -> Callable[[Path], Make]:
     return _recorder
 
 
+def _logged(epoch: int, seed: int) -> dict[str, Any]:
+    """What a training tells of an epoch."""
+    line = {"epoch": epoch, "loss": 5.0 / epoch + seed, "alignment": 0.1 * epoch}
+    line |= {"uniformity": -2.0 - epoch, "effective_rank": 30.0 + 5 * epoch}
+    line |= {"feature_spread": 0.5, "learning_rate": 0.1, "epoch_s": 10.0}
+    return {**line, "terms": {}}
+
+
 def _recorder(runs: Path) -> Make:
     def write(
         label: str = "VICReg",
@@ -163,39 +162,20 @@ def _recorder(runs: Path) -> Make:
     ) -> Path:
         plain = settings(label, seed, **cell or {})
         identity = cell_id(plain)
-        values = (
-            ("knn_top1", knn, "test"),
-            ("linear_top1", linear, "test"),
-            ("knn_top1", tuning, "tuning"),
-        )
-        logged = [
-            {
-                "epoch": e,
-                "loss": 5.0 / e + seed,
-                "alignment": 0.1 * e,
-                "uniformity": -2.0 - e,
-                "effective_rank": 30.0 + 5 * e,
-                "feature_spread": 0.5,
-                "learning_rate": 0.1,
-                "epoch_s": 10.0,
-                "terms": {},
-            }
-            for e in range(1, (plain["epochs"] or 0) + 1)
-        ]
-        metrics = "".join(
-            json.dumps(row) + "\n" for row in (logged if history is None else history)
-        )
+        scores = []
+        values = (("knn_top1", knn, "test"), ("linear_top1", linear, "test"))
+        for name, value, split in (*values, ("knn_top1", tuning, "tuning")):
+            if value is not None:
+                scores.append(score(name, value, split))
+        if history is None:
+            history = [_logged(e, seed) for e in range(1, (plain["epochs"] or 0) + 1)]
+        metrics = "".join(json.dumps(row) + "\n" for row in history)
         costs: dict[str, Any] = {"train_s": 30.0, "evaluate_s": 8.0}
         if label != "untrained":
             costs |= {"img_per_s": 1600.0, "step_ms": 160.0, "loss_ms": 4.0}
             costs |= {"peak_memory_bytes": 800 * 2**20, "peak_memory_kind": "process RSS"}
-        versions = {
-            "regbench": "0.1.0",
-            "python": "3.11.7",
-            "torch": "2.14.1",
-            "git": "abc1234",
-            "hostname": "node1",
-        }
+        made_by = {"regbench": "0.1.0", "python": "3.11.7", "torch": "2.14.1", "git": "abc1234"}
+        made_by |= {"hostname": "node1", "hardware": "1 x Example CPU", "loader": "ffcv"}
         attempt = PastAttempt(
             number=1,
             started="2026-11-21T04:00:00+00:00",
@@ -212,13 +192,9 @@ def _recorder(runs: Path) -> Make:
                 "seed": seed,
                 "status": "done",
                 "cell": plain,
-                "scores": tuple(
-                    score(name, value, split) for name, value, split in values if value is not None
-                ),
+                "scores": tuple(scores),
                 "cost": Cost(**costs | (cost or {})),
-                "environment": versions
-                | {"hardware": "1 x Example CPU", "loader": "ffcv", "threads": 1}
-                | (environment or {}),
+                "environment": {**made_by, "threads": 1, **(environment or {})},
                 "data": ImageSource("made up", {"train": "ab" * 32, "test": "cd" * 32}),
                 "attempts": (attempt,),
                 "command": f"regbench train --config runs/{sweep}/{identity}/config.yaml",

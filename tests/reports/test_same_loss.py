@@ -16,13 +16,8 @@ DISTANCE = {"name": "generalized_distance", "exponent": 2.0, "alignment_weight":
 QUADRATIC = {"name": "quadratic", "alignment_weight": 64.0}
 TICO = {"name": "tico", "covariance_weight": 8.0}
 SIMSIAM = {"name": "simsiam"}
-MMD = {
-    "name": "spherical_mmd",
-    "spectrum": "bandlimited",
-    "regularization_weight": 0.2,
-    "statistic": "mmd",
-    "order": 3,
-}
+MMD: dict[str, Any] = {"name": "spherical_mmd", "spectrum": "bandlimited", "statistic": "mmd"}
+MMD |= {"regularization_weight": 0.2, "order": 3}
 
 
 def written(method: Any, q: int = 12, views: int = 2) -> Any:
@@ -70,10 +65,8 @@ def test_what_is_called_the_same_loss_has_the_same_gradient(
     ]
     scaled, terms = [], []
     for choice in (one, other):
-        name, arguments = (
-            choice["name"],
-            {key: value for key, value in choice.items() if key != "name"},
-        )
+        arguments = dict(choice)
+        name = arguments.pop("name")
         method = methods.build(name, **arguments)
         found = written({"name": name, **plain(method)})
         assert found is not None

@@ -92,14 +92,9 @@ class Storm:
     def preempt(self, status: CellStatus) -> None:
         node = owner(status)["hostname"]
         script = "#!/bin/sh\nsleep 1\n"
+        where = ["--partition=high", f"--nodelist={node}", "--cpus-per-task=8"]
         subprocess.run(
-            [
-                "sbatch",
-                "--partition=high",
-                f"--nodelist={node}",
-                "--cpus-per-task=8",
-                "--output=/dev/null",
-            ],
+            ["sbatch", *where, "--output=/dev/null"],
             input=script,
             text=True,
             check=True,
@@ -331,13 +326,7 @@ def test_cells_that_are_cancelled_to_make_room_for_others_go_on(cluster: Cluster
     """
     cluster.write(*(f"method=vicreg {setting(number)}" for number in range(2)))
     commands = cluster.slurm.command
-    urgent = (
-        "--partition=high",
-        "--nodes=2",
-        "--exclusive",
-        "--output=/dev/null",
-        "--wrap=sleep 1",
-    )
+    urgent = ("--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null")
 
     def make_room(life: int) -> None:
         def train() -> bool:
@@ -353,7 +342,7 @@ def test_cells_that_are_cancelled_to_make_room_for_others_go_on(cluster: Cluster
             )
 
         wait_for(train, "both to train", 300)
-        commands("sbatch", *urgent)
+        commands("sbatch", *urgent, "--wrap=sleep 1")
 
     # Few clusters send the signal at which jobs put themselves back into the queue when they
     # preempt; this one does.

@@ -149,18 +149,10 @@ class Storm:
         """
         pid = self._processes(status)[0]
         os.kill(pid, signal.SIGSTOP)
+        config = str(status.directory / "config.yaml")
+        own = [setting for setting in self.cluster.tiny if setting.startswith("runtime.")]
         other = subprocess.Popen(
-            [
-                *(
-                    self.cluster.program,
-                    "train",
-                    "--config",
-                    str(status.directory / "config.yaml"),
-                    "--name",
-                    "own",
-                ),
-                *(setting for setting in self.cluster.tiny if setting.startswith("runtime.")),
-            ],
+            [self.cluster.program, "train", "--config", config, "--name", "own", *own],
             cwd=self.cluster.folder,
             env=self.cluster.environment,
             stdout=subprocess.DEVNULL,

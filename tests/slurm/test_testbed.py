@@ -16,15 +16,8 @@ pytestmark = pytest.mark.slurm
 
 def submit(cluster: Testbed, log: Path, script: str, *options: str) -> str:
     """The id of a batch job that appends what it prints to `log`."""
-    job = (
-        "sbatch",
-        "--parsable",
-        "--open-mode=append",
-        f"--output={log}",
-        *options,
-        f"--wrap={script}",
-    )
-    return cluster.command(*job).strip()
+    job = ("sbatch", "--parsable", "--open-mode=append", f"--output={log}", *options)
+    return cluster.command(*job, f"--wrap={script}").strip()
 
 
 def state(cluster: Testbed, job: str) -> str:

@@ -476,18 +476,16 @@ class Sweep:
     """A sweep file of one's own and the installed command line, run as a user does."""
 
     def __init__(self, program: str, tiny: list[str], folder: Path) -> None:
-        self.program, self.tiny, self.folder = program, tiny, folder
+        self.tiny, self.folder = tiny, folder
+        self.command = [program, "sweep", "own.yaml", "runtime.parallel=1"]
         self.runs = folder / "runs" / "own"
 
     def write(self, *cells: str) -> None:
         write_sweep(self.folder / "own.yaml", self.tiny, cells)
 
-    def command(self) -> list[str]:
-        return [self.program, "sweep", "own.yaml", "runtime.parallel=1"]
-
     def start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.command(),
+            self.command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -497,7 +495,7 @@ class Sweep:
 
     def run(self) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            self.command(),
+            self.command,
             capture_output=True,
             text=True,
             cwd=self.folder,

@@ -115,13 +115,7 @@ class Own(DINO):
     with entered(file, tmp_path / "plug_in") as found:
         made = METHODS.from_plain({"name": "own", "weights": [1, 2, 3]}, "method.")
         assert (made.label, found.label, made.weights) == ("Own of 3", "Own of 2", (1.0, 2.0, 3.0))  # type: ignore[attr-defined]
-        facts = (
-            found.prototypes,
-            found.needs,
-            found.of_training,
-            METHODS.plain(found),
-            found.space,
-        )
+        facts, plain = (found.prototypes, found.needs, found.of_training), METHODS.plain(found)
         assert found.space == {
             "student_temperature": Range(0.1, 1.0, times="q"),
             "weights": Choice((True, "none")),
@@ -129,7 +123,8 @@ class Own(DINO):
         with is_refused(r"method\.weights=many must be"):
             METHODS.from_plain({"name": "own", "weights": "many"}, "method.")
     with file.loaded(tmp_path / "plug_in") as own:
-        assert facts == (own.prototypes, own.needs, own.of_training, METHODS.plain(own), own.space)
+        assert facts == (own.prototypes, own.needs, own.of_training)
+        assert (plain, found.space) == (METHODS.plain(own), own.space)
         assert own.prototypes and own.needs
 
 
