@@ -93,10 +93,10 @@ def test_the_number_of_principal_components_is_chosen_before_the_test_split_open
     _, lengths_K, rows_KD = torch.linalg.svd(train.x_ND.double() - mean_D, full_matrices=False)
     chosen = noted["chosen"]
     whitening_DK = rows_KD[:chosen].T / lengths_K[:chosen]
-    components = [
+    known, asked = (
         Features(((each.x_ND - mean_D) @ whitening_DK).float(), each.y_N) for each in (train, test)
-    ]
-    expected = accuracies(weighted_knn(*components, [20], 0.07, 10)[20])[0]
+    )
+    expected = accuracies(weighted_knn(known, asked, [20], 0.07, 10)[20])[0]
     # two images: the method is randomized
     assert record.score("knn_top1", "test") == pytest.approx(expected, abs=1.7)
 

@@ -191,8 +191,8 @@ def lose(small: list[str], at: int, operations: list[str], record: Record, *, fi
     after = content(directory)
     if loses:
         first, second = read_attempts(directory)
-        ended = "done" if finish else "interrupted"
-        assert (first["ended"], second["ended"]) == ("superseded", ended), where
+        outcome = "done" if finish else "interrupted"
+        assert (first["ended"], second["ended"]) == ("superseded", outcome), where
         # What was under way, the older of its own checkpoints, and how the attempt ended.
         late = changes(before, after) - {"attempts/0001.json", "config.yaml"}
         assert all("-0001" in name for name in late), (where, late)

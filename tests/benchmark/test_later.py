@@ -328,8 +328,8 @@ def test_the_views_are_the_images_that_they_are_views_of(tiny: list[str]) -> Non
     """Without augmentation but a crop of everything, each view is near its image."""
     plain = [f"{name}_p=0.0" for name in ("flip", "jitter", "grayscale", "blur", "solarize")]
     plain += ["crop_scale=[0.999,1.0]", "crop_ratio=[1.0,1.0]"]
-    views = [f"augmentation.views.view{v}.{setting}" for v in (1, 2) for setting in plain]
-    cell, runtime = load_run([*tiny, *views])
+    unchanged = [f"augmentation.views.view{v}.{setting}" for v in (1, 2) for setting in plain]
+    cell, runtime = load_run([*tiny, *unchanged])
     images = tuning_images(cell, runtime)
     of_views = reading(runtime) | {"images": 12, "seed": 0}
     with ViewLoader(cell.dataset, cell.augmentation, "tuning", **of_views) as views:

@@ -240,6 +240,7 @@ def square_and_backward(x_NQ: Tensor) -> Sequence[Tensor]:
 
 
 # How many matrices of size n × n each needs beside what it returns.
+MATRICES: dict[Callable[[Tensor], Sequence[Tensor]], int]
 MATRICES = {dropped: 1, squares: 0, chain: 2, in_place: 1}
 MATRICES |= {one_view_returned: 1, square_and_backward: 2}
 

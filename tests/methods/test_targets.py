@@ -150,7 +150,8 @@ def test_mec_in_training_is_that_of_the_released_code(done: float, times: float)
     def traces(p: Tensor, z: Tensor) -> Tensor:
         c = F.normalize(p, dim=1) @ F.normalize(z, dim=1).T / inverse
         powers = [torch.linalg.matrix_power(c, k).trace() / k for k in range(1, 5)]
-        return powers[0] - powers[1] + powers[2] - powers[3]
+        total: Tensor = powers[0] - powers[1] + powers[2] - powers[3]
+        return total
 
     both = traces(targets[0], predictions[1]) + traces(targets[1], predictions[0])
     wanted = -0.5 * inverse / n * both

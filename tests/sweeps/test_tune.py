@@ -205,11 +205,12 @@ def test_a_search_that_has_got_further_elsewhere_is_not_set_back(
     The slower one writes what it knew before the faster one's last round.
     """
     tried = [{"cell_id": str(place), "score": 1.0} for place in range(2)]
-    first, early, late = (
-        {"tried": [*tried[:number], {"cell_id": str(number), "score": None}]} for number in range(3)
-    )
+    searches: list[dict[str, Any]] = []
+    for number in range(3):
+        searches.append({"tried": [*tried[:number], {"cell_id": str(number), "score": None}]})
+    first, early, late = searches
     # One that has other cells is another search, as after a change of the sweep's file.
-    other = {"tried": [{"cell_id": "other", "score": None}]}
+    other: dict[str, Any] = {"tried": [{"cell_id": "other", "score": None}]}
     written = (first, early, late, early, late, other)
     for search, expected in zip(written, (first, early, late, late, late, other), strict=True):
         mine.begin(cells[:2], search)
