@@ -412,6 +412,14 @@ def test_of_more_methods_than_labels_the_pareto_front_is_labelled(
     assert f"<title>method 14: {value}, 12.0 s" in scatter
 
 
+def test_costs_within_a_tenth_are_not_drawn(runs: Path, record: Make, tmp_path: Path) -> None:
+    for label, train_s in (("AUH", 100.0), ("VICReg", 109.0)):
+        record(label, cost={"train_s": train_s, "loss_extra_bytes": int(10 * train_s**2)})
+    text = write_report(runs, tmp_path / "report").page.read_text()
+    assert "within 10 %: training time, peak memory." in text
+    assert "Linear top-1 against memory of the loss" in text
+
+
 def test_a_page_of_a_running_sweep_loads_itself_again_and_stays_as_it_was_left(
     new_page: Open, runs: Path, record: Make, tmp_path: Path
 ) -> None:
