@@ -10,6 +10,7 @@ from tabulate import tabulate
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.rows.grouping import summarize
+from regbench.reports.rows.notes import UNITS
 from regbench.reports.rows.summary import Configuration
 from regbench.reports.tables.table import mean_pm
 from regbench.sweeps.status import CellStatus, failure
@@ -29,7 +30,7 @@ class ExpectedTable:
         self._hardware = ", ".join(sorted({record.environment["hardware"] for record in done}))
         self._epochs = max(record.cell["epochs"] for record in done)
         (task,) = summarize(done)
-        self._shipped = task.rows
+        self._shipped, self._units = task.rows, UNITS[task.unit]
         self._here: dict[str, list[Record]] = {}
         self._failed: list[str] = []
         self._lines_below = 0
@@ -46,10 +47,11 @@ class ExpectedTable:
         headers = ["method"]
         for title in _SCORES.values():
             headers += [f"{title}\nshipped", "\nhere"]
-        seeds = max(len(row.records) for row in self._shipped)
+        found = [row.score(name) for row in self._shipped for name in _SCORES]
+        units = max(score.n for score in found if score is not None)
         note = (
-            f"shipped: after {self._epochs} epochs, mean ± standard deviation of {seeds} seeds on "
-            f"{self._hardware}; here: this machine, after the epochs of this sweep"
+            f"shipped: after {self._epochs} epochs, mean ± standard deviation of {units} "
+            f"{self._units} on {self._hardware}; here: this machine, after the epochs of this sweep"
         )
         return "\n".join([tabulate(rows, headers, disable_numparse=True), note, *self._failed])
 

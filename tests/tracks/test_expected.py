@@ -46,7 +46,7 @@ def test_the_table_comes_first_and_a_log_has_a_line_for_each_cell(
     monkeypatch.setattr("regbench.sweeps.run.prepare_all", lambda *_: None)
     done = run("sweep", "quickstart")
     assert done.output.startswith("What to expect:\n")
-    assert "3 seeds on 2 cores of AMD EPYC" in done.output
+    assert "3 searches on 2 cores of AMD EPYC" in done.output
     assert announces == [None]
 
 
