@@ -32,7 +32,7 @@ def factors_table(factors: Mapping[str, npt.NDArray[np.generic]], rows: Sequence
 
 
 def has_factors(manifest: Manifest) -> bool:
-    """Tell whether a prepared data set knows what its images are made of."""
+    """Return True if a prepared data set knows what its images are made of."""
     return all("factors" in entry for entry in manifest.splits.values())
 
 

@@ -155,7 +155,7 @@ class Manifest:
 
 
 def is_whole(path: Path, sha256: str) -> bool:
-    """Tell whether a file is there and has the hash that the manifest has."""
+    """Return True if a file is there and has the hash that the manifest has."""
     with suppress(OSError):  # no name that a file may have, in a manifest that was damaged
         return path.is_file() and file_sha256(path) == sha256
     return False
