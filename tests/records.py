@@ -45,14 +45,9 @@ def knn_top1(value: float, split: str = "tuning") -> Score:
 def ranked(cell_id: str, value: float | None = 70.0, **hyperparameters: Any) -> RankedConfiguration:
     """Make a configuration in the ranking of a tuning."""
     status = "tuned" if value is not None else "diverged"
-    return RankedConfiguration(
-        cell_id=cell_id,
-        configuration=cell_id,
-        epochs=3,
-        value=value,
-        status=status,
-        hyperparameters=hyperparameters,
-    )
+    fields: dict[str, Any] = {"cell_id": cell_id, "configuration": cell_id, "epochs": 3}
+    fields |= {"value": value, "status": status, "hyperparameters": hyperparameters}
+    return RankedConfiguration(**fields)
 
 
 def chosen(label: str, *ranking: RankedConfiguration, **changes: Any) -> ChosenConfiguration:

@@ -137,16 +137,16 @@ RUN_FILES = ["attempts/*.json", "record.json", "config.yaml", "metrics*.jsonl"]
 RUN_FILES += ["scores*.json", "choice*.json", "env*.json"]
 
 
+def files_of_runs(runs: Path, cell: str = "*") -> list[Path]:
+    return [path for kind in RUN_FILES for path in sorted(runs.glob(f"own/{cell}/{kind}"))]
+
+
 @rounds(12)
 def test_status_shows_the_cells_that_are_not_damaged(
     sweeps: Sweeps, tmp_path: Path, seeds: range
 ) -> None:
     for rng, runs in sweeps.copies(tmp_path, "status", seeds):
-        files = []
-        for name in RUN_FILES:
-            found = sorted(runs.glob(f"own/*/{name}"))
-            files += [path for path in found if "jobs" not in path.parts]
-        path = rng.choice(files)
+        path = rng.choice(files_of_runs(runs))
         how = damage(path, rng)
         result = call("status", "own", "--runs-dir", runs)
         refused_or_done(result)
@@ -178,9 +178,8 @@ def test_other_commands_on_a_damaged_sweep(
 ) -> None:
     name, *options = command.split()
     for rng, runs in sweeps.copies(tmp_path, command, seeds):
-        files = [path for kind in RUN_FILES for path in sorted(runs.glob(f"own/*/{kind}"))]
         of_jobs = sorted(runs.glob("own/jobs/*.json"))
-        damage(rng.choice([*files, runs / "own" / "sweep.json", *of_jobs]), rng)
+        damage(rng.choice([*files_of_runs(runs), runs / "own" / "sweep.json", *of_jobs]), rng)
         cell = [sweeps.own.cells[rng.randrange(4)].id] if name == "logs" else []
         refused_or_done(call(name, "own", *cell, *options, "--runs-dir", runs))
 
@@ -191,9 +190,7 @@ def test_a_report_of_damaged_files_has_the_others(
 ) -> None:
     for rng, runs in sweeps.copies(tmp_path, "report", seeds):
         first, second = sweeps.own.cells[:2]
-        path = rng.choice(
-            [path for name in RUN_FILES for path in sorted((runs / "own" / first.id).glob(name))]
-        )
+        path = rng.choice(files_of_runs(runs, first.id))
         damage(path, rng)
         result = call("report", "own", "--runs-dir", runs)
         refused_or_done(result)

@@ -39,9 +39,6 @@ def fashion_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# The one in C takes no other way of writing bytes.
-
-
 @pytest.fixture(scope="session")
 def cifar_source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """CIFAR-10 and CIFAR-100 with few images, see `cifar_files`."""

@@ -20,7 +20,7 @@ import yaml
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from regbench import methods
-from regbench.benchmark.rundir.record import LaterEvaluation, Record, Score
+from regbench.benchmark.rundir.record import LaterEvaluation, Score
 from regbench.benchmark.rundir.record_parts import Cost, ImageSource, NamedFile, PastAttempt, Saved
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.benchmark.settings.cell import Cell
@@ -28,7 +28,7 @@ from regbench.benchmark.settings.identity import cell_id
 from regbench.benchmark.settings.sweep import load_run
 from regbench.files import signed
 from regbench.reports.bundle.pack import submit
-from tests.records import chosen, ranked, tuning_choice
+from tests.records import chosen, made, ranked, tuning_choice
 from tests.waiting import PATIENCE_S
 
 METHODS = {
@@ -131,6 +131,13 @@ def record(runs: Path) -> Make:
     return _recorder(runs)
 
 
+@pytest.fixture
+def record_here(record: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """`record` where `runs` is a folder of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return record
+
+
 @pytest.fixture(scope="session")
 def recorder() -> Callable[[Path], Make]:
     """`record` for any folder of runs, for what several tests share."""
@@ -176,45 +183,27 @@ def _recorder(runs: Path) -> Make:
             costs |= {"peak_memory_bytes": 800 * 2**20, "peak_memory_kind": "process RSS"}
         made_by = {"regbench": "0.1.0", "python": "3.11.7", "torch": "2.14.1", "git": "abc1234"}
         made_by |= {"hostname": "node1", "hardware": "1 x Example CPU", "loader": "ffcv"}
-        attempt = PastAttempt(
-            number=1,
-            started="2026-11-21T04:00:00+00:00",
-            finished="2026-11-22T05:30:00+00:00",
-            hostname="node1",
-        )
-        done = fields.get("status", "done") == "done"
-        made = Record(
-            **{
-                "cell_id": identity,
-                "sweep": sweep,
-                "label": label,
-                "method": plain["method"]["name"],
-                "seed": seed,
-                "status": "done",
-                "cell": plain,
-                "scores": tuple(scores),
-                "cost": Cost(**costs | (cost or {})),
-                "environment": {**made_by, "threads": 1, **(environment or {})},
-                "data": ImageSource("made up", {"train": "ab" * 32, "test": "cd" * 32}),
-                "attempts": (attempt,),
-                "command": f"regbench train --config runs/{sweep}/{identity}/config.yaml",
-                "choice": {"hyperparameters": GIVEN, "probe_learning_rate": RATE} if done else {},
-                "regularizer": {
-                    "reference": "somebody, 2021",
-                    "url": "https://example.org",
-                    "formula": "a + b",
-                },
-                "metrics": NamedFile(
-                    "metrics-0001.jsonl", hashlib.sha256(metrics.encode()).hexdigest()
-                )
-                if metrics
-                else None,
-            }
-            | fields
-        )
-        path = runs / sweep / identity / made.file_name
+        times: Any = {
+            "started": "2026-11-21T04:00:00+00:00",
+            "finished": "2026-11-22T05:30:00+00:00",
+        }
+        given: dict[str, Any] = {"scores": tuple(scores), "label": label}
+        given |= {"attempts": (PastAttempt(number=1, hostname="node1", **times),), "seed": seed}
+        given |= {"method": plain["method"]["name"], "cost": Cost(**costs | (cost or {}))}
+        given["environment"] = {**made_by, "threads": 1, **(environment or {})}
+        given["data"] = ImageSource("made up", {"train": "ab" * 32, "test": "cd" * 32})
+        given["command"] = f"regbench train --config runs/{sweep}/{identity}/config.yaml"
+        if fields.get("status", "done") == "done":
+            given["choice"] = {"hyperparameters": GIVEN, "probe_learning_rate": RATE}
+        given["regularizer"] = {"reference": "somebody, 2021", "formula": "a + b"}
+        given["regularizer"]["url"] = "https://example.org"
+        if metrics:
+            digest = hashlib.sha256(metrics.encode()).hexdigest()
+            given["metrics"] = NamedFile("metrics-0001.jsonl", digest)
+        record = made(plain, sweep=sweep, **given | fields)
+        path = runs / sweep / identity / record.file_name
         path.parent.mkdir(parents=True)
-        path.write_text(made.text())
+        path.write_text(record.text())
         if metrics:
             path.with_name("metrics-0001.jsonl").write_text(metrics)
         (path.parent / "config.yaml").write_text(
@@ -285,20 +274,11 @@ def _leave(runs: Path, sweep: str, cell: Cell, knn: float, hour: int, choice: An
     images = {"train": "ab" * 32, "tuning": "ef" * 32, "test": "cd" * 32}
     plain = cell.plain()
     plain.pop("seed")
-    path = _recorder(runs)(
-        cell.label,
-        cell.seed,
-        sweep=sweep,
-        cell=plain,
-        status="done" if choice else "tuned",
-        history=history,
-        scores=tuple(scores),
-        cost={"train_s": sum(epoch_s)},
-        data=ImageSource("fashion_mnist", images),
-        attempts=tuple(attempts),
-        choice=choice,
-        checkpoint=saved,
-    )
+    fields: dict[str, Any] = {"sweep": sweep, "cell": plain, "choice": choice}
+    fields |= {"status": "done" if choice else "tuned", "history": history, "checkpoint": saved}
+    fields |= {"scores": tuple(scores), "attempts": tuple(attempts)}
+    fields |= {"cost": {"train_s": sum(epoch_s)}, "data": ImageSource("fashion_mnist", images)}
+    path = _recorder(runs)(cell.label, cell.seed, **fields)
     path.with_name(saved.file).write_bytes(weights)
 
 

@@ -387,14 +387,9 @@ def whole_text(out: Path, terminal: str) -> str:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_report_is_the_one_that_was_read(
-    name: str,
-    recorder: Callable[[Path], Make],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    golden: Callable[[str, str], None],
+    name: str, record_here: Make, golden: Callable[[str, str], None]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    CASES[name](recorder(RUNS))
+    CASES[name](record_here)
     written = write_report(RUNS, Path("report"))
     text = written.leaderboard + "\n"
     # All that is told of pairs is in the notes.

@@ -20,15 +20,9 @@ from tests.reports.conftest import GIVEN, RATE, backbone, later, resign, score, 
 Make = Callable[..., Path]
 
 
-def test_tidy_data(
-    recorder: Callable[[Path], Make],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    golden: Callable[[str, str], None],
-) -> None:
+def test_tidy_data(record_here: Make, golden: Callable[[str, str], None]) -> None:
     """A row for each score, with all that leads back to its run."""
-    monkeypatch.chdir(tmp_path)
-    record = recorder(Path("runs"))
+    record = record_here
     how: dict[str, Any] = {"selected_on": "tuning", "score": "knn_top1", "budget": 8}
     how |= {"record": "q/tuning_choice.json", "sha256": "0"}
     record("VICReg", 0, knn=70.5, linear=75.25, tuning=71.0, choice={"hyperparameters": how})

@@ -289,17 +289,11 @@ def test_methods_are_ranked_by_their_means_over_what_all_have() -> None:
 
 
 def test_a_method_that_diverged_everywhere_in_a_task_is_left_out() -> None:
-    scores = {
-        "a": {0: 72.0, 1: 71.0},
-        "b": {0: 70.0, 1: 71.5},
-        "c": {0: 69.0, 1: 68.0},
-        "d": {0: 90.0, 1: 90.0},
-    }
+    scores = {label: {0: 70.0 + place, 1: 71.0} for place, label in enumerate("abcd")}
     of_two = {"a": {0: 72.0}, "d": {0: 90.0}}  # such a task compares nothing
-    found = compare_over(
-        {"one": scores, "two": scores, "three": {**scores, "d": {}}, "four": of_two}
-    )
-    assert found is not None
+    three = {**scores, "d": {}}
+    made = {"one": scores, "two": scores, "three": three, "four": of_two}
+    found = there(compare_over(made))
     assert (found.tasks, found.left_out) == (["one", "two", "three"], ["d"])
 
 
@@ -311,17 +305,11 @@ def test_scores_that_differ_in_their_last_bits_rank_alike() -> None:
 
 def test_one_task_or_two_methods_are_no_comparison() -> None:
     scores = {label: {0: 70.0} for label in "abc"}
+    of_two = {"a": {0: 1.0}, "b": {0: 2.0}}
+    other_seeds = {"a": {1: 70.0}, "b": {1: 70.0}, "c": {2: 70.0}}
     assert compare_over({"one": scores}) is None
-    assert (
-        compare_over({"one": {"a": {0: 1.0}, "b": {0: 2.0}}, "two": {"a": {0: 1.0}, "b": {0: 2.0}}})
-        is None
-    )
-    assert (
-        compare_over(
-            {"one": scores, "two": {label: {1: 70.0} for label in "ab"} | {"c": {2: 70.0}}}
-        )
-        is None
-    )
+    assert compare_over({"one": of_two, "two": of_two}) is None
+    assert compare_over({"one": scores, "two": other_seeds}) is None
 
 
 def test_where_labels_do_no_better_than_a_trivial_row_there_is_no_way_to_go(

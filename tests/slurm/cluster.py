@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from regbench.benchmark.rundir.lease import read_attempts
-from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.rundir.record import Record, read_record
 from regbench.slurm import manage
 from regbench.sweeps.status import CellStatus
 from tests.history import untimed
 from tests.plugin import install
 from tests.slurm.testbed import Testbed
-from tests.slurm.user import User
+from tests.slurm.user import OPTIONS, User
+from tests.there import there
 
 # What is loaded with the methods in the jobs. A step takes a second, later eight, until the test
 # lets its job go. However fast the machine or slow the test, a cell is still at work when its fault
@@ -64,12 +69,26 @@ class Cluster(User):
         super().write(*(f"epochs={self.epochs} {cell}" for cell in cells))
 
     def submit(self, *options: str) -> str:
-        return self.run(
-            "sweep", "own.yaml", "cluster=slurm", "cluster.cpus=1", "cluster.gpus=0", *options
-        )
+        return self.run("sweep", "own.yaml", *OPTIONS, *options)
 
     def statuses(self) -> list[CellStatus]:
         return manage.statuses(self.sweep)
+
+    def requeue(self, status: CellStatus) -> None:
+        with contextlib.suppress(RuntimeError):  # another fault has done it this very moment
+            self.slurm.command("scontrol", "requeue", status.job)
+
+    def release(self, status: CellStatus) -> None:
+        """Slurm holds a job, and drains its node, if its launch fails while daemons go and come."""
+        for node in self.slurm.nodes:
+            with contextlib.suppress(RuntimeError):  # it is not drained
+                self.slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
+        self.run("retry", "own", status.cell_id)
+
+    def enlarge_disk(self, status: CellStatus) -> None:
+        """Let there be room on the disk that `small` is."""
+        small = self.slurm.directory / "small"
+        subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
 
 
 def setting(number: int) -> str:
@@ -82,6 +101,17 @@ def setting(number: int) -> str:
 def curve(record: Record) -> Any:
     """What a disturbed run and an undisturbed one must agree on to the last bit."""
     return untimed(record), [score for score in record.scores if score.name.startswith("linear")]
+
+
+def came_out(directory: Path, undisturbed: Record, processes: int) -> None:
+    """A disturbed run has trained as an undisturbed one of one process."""
+    record = there(read_record(directory))
+    assert record.status == "done"
+    if processes == 1:
+        assert curve(record) == curve(undisturbed), directory
+    else:  # two processes add up in another order
+        losses, others = ([row["loss"] for row in r.history[:5]] for r in (record, undisturbed))
+        assert losses == pytest.approx(others, rel=0.02)
 
 
 def owner(status: CellStatus) -> dict[str, Any]:

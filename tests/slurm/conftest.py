@@ -45,8 +45,13 @@ def slurm_cluster() -> Iterator[Testbed]:
 
 
 @pytest.fixture
-def slurm(slurm_cluster: Testbed) -> Iterator[Testbed]:
-    """The cluster, with all daemons up and without jobs; so it is left behind too."""
+def slurm(slurm_cluster: Testbed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Testbed]:
+    """The cluster, with all daemons up and without jobs; so it is left behind too.
+
+    This process may give it commands.
+    """
+    for name, value in slurm_cluster.env().items():
+        monkeypatch.setenv(name, value)
     yield slurm_cluster
     slurm_cluster.clean()
 
@@ -62,12 +67,7 @@ def standin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standin:
 
 
 @pytest.fixture
-def cluster(
-    slurm: Testbed, program: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Cluster:
-    """A user of the cluster, whose commands this process may give too."""
-    for name, value in slurm.env().items():
-        monkeypatch.setenv(name, value)
+def cluster(slurm: Testbed, program: str, tiny: list[str], tmp_path: Path) -> Cluster:
     return Cluster(slurm, program, tiny, tmp_path)
 
 

@@ -37,11 +37,11 @@ from regbench.sweeps.status import CellStatus
 from tests.records import attempted, knn_top1, made
 from tests.refusals import is_refused
 from tests.slurm.standin import Standin
+from tests.slurm.user import OPTIONS
 from tests.sweep_file import write_sweep
 from tests.there import there
 from tests.waiting import wait_for
 
-OPTIONS = ("cluster=slurm", "cluster.cpus=1", "cluster.gpus=0")
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SINGLE = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1"}
 Process = Callable[..., dict[str, str]]

@@ -13,20 +13,14 @@ from regbench.benchmark.rundir.tuning_choice import read_choice
 from regbench.slurm import manage
 from regbench.slurm.queue import submissions
 from tests.slurm.testbed import Testbed, wait_for
-from tests.slurm.user import User
+from tests.slurm.user import OPTIONS, User
 from tests.there import there
 
 pytestmark = pytest.mark.slurm
 
-OPTIONS = ("cluster=slurm", "cluster.cpus=1", "cluster.gpus=0")
-
 
 @pytest.fixture
-def user(
-    slurm: Testbed, program: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> User:
-    for name, value in slurm.env().items():
-        monkeypatch.setenv(name, value)
+def user(slurm: Testbed, program: str, tiny: list[str], tmp_path: Path) -> User:
     return User(slurm, program, tiny, tmp_path)
 
 

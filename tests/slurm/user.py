@@ -11,6 +11,8 @@ from tests.slurm.testbed import Testbed
 from tests.sweep_file import write_sweep
 from tests.waiting import PATIENCE_S
 
+OPTIONS = ("cluster=slurm", "cluster.cpus=1", "cluster.gpus=0")
+
 
 class User:
     """Somebody at the command line, with a sweep file."""

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -483,25 +483,21 @@ class Sweep:
     def write(self, *cells: str) -> None:
         write_sweep(self.folder / "own.yaml", self.tiny, cells)
 
-    def start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=self.folder,
-            start_new_session=True,
-        )
+    @contextlib.contextmanager
+    def training(self, run: Path) -> Iterator[subprocess.Popen[str]]:
+        """The command when it has trained a run for an epoch; the command alone is killed."""
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(self.command, cwd=self.folder, start_new_session=True, **pipes)
+        try:
+            wait_for(lambda: (run / "metrics-0001.jsonl").exists() or process.poll() is not None)
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
 
     def run(self) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            self.command,
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-            check=False,
-            timeout=PATIENCE_S,
-        )
+        how: Any = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
+        done = subprocess.run(self.command, cwd=self.folder, check=False, **how)
         assert "Traceback" not in done.stderr
         return done
 
@@ -810,15 +806,11 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
         ["method=sfrik_l3", "epochs=12"],
     )
     own.write(" ".join(short), " ".join(long), "method=simclr epochs=0 optimizer.warmup_epochs=0")
-    process = own.start()
-    try:
-        running = own.directory(*long)
-        wait_for(lambda: (running / "metrics-0001.jsonl").exists() or process.poll() is not None)
+    running = own.directory(*long)
+    with own.training(running) as process:
         assert own.states() == ["done", "running", "pending"]
-    finally:
         for pid in descendants(process.pid):
             os.kill(pid, signal.SIGKILL)
-        process.communicate()
     wait_for(lambda: not is_running(last_attempt(running)))
     assert own.states() == ["done", "interrupted", "pending"]
     epochs_done = len((running / "metrics-0001.jsonl").read_text().splitlines())
@@ -854,14 +846,10 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
 def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
     own.write("method=vicreg epochs=4000")
     directory = own.directory("method=vicreg", "epochs=4000")
-    process = own.start()
-    try:
-        wait_for(lambda: (directory / "metrics-0001.jsonl").exists() or process.poll() is not None)
+    with own.training(directory) as process:
         jobs = descendants(process.pid)
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE_S)
-    finally:
-        process.kill()
     assert process.returncode == 130, errors
     assert "sweep own: 1 cell, 0 done, 1 to run" in errors
     assert errors.splitlines()[-1] == "regbench: interrupted; the same command goes on from here"
@@ -892,14 +880,10 @@ def test_a_killed_worker_takes_no_cell_with_it(own: Sweep) -> None:
     """Its job goes on alone; another worker runs the next cell."""
     own.write("method=vicreg epochs=12", "method=simclr")
     directory = own.directory("method=vicreg", "epochs=12")
-    process = own.start()
-    try:
-        wait_for(lambda: (directory / "metrics-0001.jsonl").exists() or process.poll() is not None)
+    with own.training(directory) as process:
         worker, job = [pid for pid in descendants(process.pid) if _is_worker(pid)]
         os.kill(worker, signal.SIGKILL)
         _, errors = process.communicate(timeout=PATIENCE_S)
-    finally:
-        process.kill()
     assert process.returncode == 0 and "FAILED" not in errors, errors
     assert not _is_worker(job)
     assert own.states() == ["done", "done"]
@@ -940,12 +924,8 @@ def test_a_second_command_waits_for_the_job_of_the_first(own: Sweep) -> None:
     """The command alone is killed; its job goes on, and the same command takes the job's record."""
     own.write("method=vicreg epochs=8")
     directory = own.directory("method=vicreg", "epochs=8")
-    process = own.start()
-    try:
-        wait_for(lambda: (directory / "metrics-0001.jsonl").exists() or process.poll() is not None)
-    finally:
-        process.kill()
-        process.communicate()
+    with own.training(directory):
+        pass
     second = own.run()
     assert second.returncode == 0, second.stderr
     record = there(read_record(directory))
