@@ -55,10 +55,8 @@ def test_a_tuning_chooses_and_tests_what_it_chose(user: User) -> None:
     wait_for(lambda: user.states() == {"tuned"}, "all cells tuned", 240)
     tuned = user.run("tune", "own.yaml", *OPTIONS, "--seeds", "0,1", "--wait", "--report")
     assert "chosen on the tuning split from at most 2 configurations a method" in tuned
-    assert (
-        sorted(status.state for status in manage.statuses(user.sweep))
-        == ["done"] * 4 + ["tuned"] * 2
-    )
+    states = sorted(status.state for status in manage.statuses(user.sweep))
+    assert states == ["done"] * 4 + ["tuned"] * 2
     stages = [entry["stages"] for entry in submissions(user.sweep)]
     assert sorted(stages) == [["pretrain", "tune"], ["pretrain", "tune", "final"]]
 
@@ -136,10 +134,8 @@ def test_cancelled_cells_are_interrupted_until_they_are_tried_again(user: User) 
     assert read_attempts(first.directory)[-1]["ended"] == "interrupted"
     assert second.state == "cancelled"
     assert "submitted 2 cells" in user.run("retry", "own")
-    assert (
-        user.run("cancel", "own", first.cell_id[:5], second.cell_id[:5]).splitlines()[-1]
-        == "cancelled 2 cells"
-    )
+    cancelled = user.run("cancel", "own", first.cell_id[:5], second.cell_id[:5])
+    assert cancelled.splitlines()[-1] == "cancelled 2 cells"
 
 
 def test_a_container_that_is_missing_is_tried_twice_and_told(user: User) -> None:
