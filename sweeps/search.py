@@ -43,6 +43,9 @@ from regbench.wording import shown
 _FIRST = 4
 """Configurations that a bracket draws for each one that it trains to the end."""
 
+_DIVERGED = -math.inf
+"""The score of a run that diverged: one that diverges with any seed is not one to recommend."""
+
 
 class Proposed(NamedTuple):
     """The cells that a tuning is to try.
@@ -77,7 +80,7 @@ class Proposed(NamedTuple):
 class _Trial:
     """A configuration at one length of training: a cell for each seed, with its score.
 
-    A score is None before its cell has ended, and 0 if it diverged.
+    A score is None before its cell has ended, and `_DIVERGED` if it diverged.
     """
 
     values: Mapping[str, Any]
@@ -91,12 +94,9 @@ class _Trial:
 
     @property
     def score(self) -> float | None:
-        """The mean over the seeds: None before all have ended, 0 if any diverged."""
+        """The mean over the seeds: None before all have ended, `_DIVERGED` if any diverged."""
         known = [score for score in self.scores if score is not None]
-        if len(known) < len(self.scores):
-            return None
-        # One that diverges with any seed is not one to recommend.
-        return math.fsum(known) / len(known) if min(known) else 0.0
+        return math.fsum(known) / len(known) if len(known) == len(self.scores) else None
 
 
 def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: int = 1) -> Proposed:
@@ -197,7 +197,8 @@ def _entries(trial: _Trial, number: int) -> list[dict[str, Any]]:
     found = []
     for cell, score in zip(trial.cells, trial.scores, strict=True):
         entry = {"label": cell.label, "round": number, "cell_id": cell.id, "seed": cell.seed}
-        found.append(entry | {"epochs": cell.epochs, "settings": settings, "score": score})
+        stated = 0.0 if score == _DIVERGED else score  # JSON has no number that is infinite
+        found.append(entry | {"epochs": cell.epochs, "settings": settings, "score": stated})
     return found
 
 
@@ -267,8 +268,9 @@ def _trial(search: Search, values: Mapping[str, Any], cell: Cell, folder: Path) 
     scores = []
     for each in cells:
         record = read_tuned(folder / each.id)
+        score = None if record is None else selection_score(record)
         # A record without a score is of a run that diverged.
-        scores.append(None if record is None else selection_score(record) or 0.0)
+        scores.append(_DIVERGED if record is not None and score is None else score)
     return _Trial(values, cells, tuple(scores))
 
 
