@@ -52,7 +52,7 @@ def accuracy_table(summary: Summary) -> Table:
     if any(summary.scores[name].higher_is_better is None for name in (*tested, *tuned)):
         notes.append("Measures without labels have no best.")
     notes += [*published_notes(summary, tested), *same_loss_notes(summary)]
-    return table_of_rows(summary, "accuracy", "Accuracy", columns, notes, whole=True)
+    return table_of_rows(summary, "accuracy", "Accuracy", columns, notes)
 
 
 def _interval(name: str, row: Row) -> str:
@@ -151,7 +151,8 @@ def cost_table(summary: Summary) -> Table:
         columns.append((Column(f"{kind.upper()} mean power (W)"), power))
     if energies(rows):
         notes.append(f"{ENERGY} Power is over the training time.")
-    return table_of_rows(summary, "cost", "Time, memory and energy", columns, notes)
+    title = "Time, memory and energy"
+    return table_of_rows(summary, "cost", title, columns, notes, summary.methods)
 
 
 def _memory_kinds(row: Row) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pandas as pd
 
 from regbench.benchmark.rundir.record import Score
-from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.table import (
     Column,
     Entry,
-    Line,
+    Filled,
     Table,
-    entries,
     mean_pm,
+    table_of_rows,
 )
 
 _NOTES = (
@@ -29,16 +30,13 @@ def factors_tables(summary: Summary) -> list[Table]:
     """Make a table of methods against factors for each layer that was probed."""
     tables = []
     for layer, scores in _layers(summary).items():
-        columns = [Column("method", numeric=False), *map(Column, summary.rows[0].settings)]
+        columns: list[Filled] = []
         for place, (factor, score) in enumerate(scores.items()):
             # A narrow terminal leaves out the last factors first.
-            columns.append(Column(f"{factor.replace('_', ' ')}, {_measure(score)}", spare=place))
-        lines = []
-        for row in _probed(summary, scores):
-            texts = [_entry(row.score(score.name), score) for score in scores.values()]
-            lines.append(Line(entries(row.label, *row.settings.values(), *texts), row.label, row))
-        title = f"Kept in the {layer}"
-        tables.append(Table(f"factors_{layer}", title, columns, lines, list(_NOTES)))
+            head = Column(f"{factor.replace('_', ' ')}, {_measure(score)}", spare=place)
+            columns.append((head, partial(_entry, score)))
+        slug, title, rows = f"factors_{layer}", f"Kept in the {layer}", _probed(summary, scores)
+        tables.append(table_of_rows(summary, slug, title, columns, _NOTES, rows))
     return tables
 
 
@@ -80,7 +78,8 @@ def _measure(score: Score) -> str:
     return "accuracy, %" if score.unit == "%" else "R²"
 
 
-def _entry(stat: Stat | None, score: Score) -> Entry:
+def _entry(score: Score, row: Row) -> Entry:
+    stat = row.score(score.name)
     if stat is None:
         return Entry(DASH)
     decimals, whole = (1, 100.0) if score.unit == "%" else (2, 1.0)

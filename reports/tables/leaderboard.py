@@ -102,7 +102,7 @@ def leaderboard(summary: Summary) -> Table:
     notes += published_notes(summary, summary.leading)
     notes += [*task_notes(summary), *power_notes(summary), *same_loss_notes(summary)]
     title = "Leaderboard: chosen on the test set" if summary.on_test else "Leaderboard"
-    table = table_of_rows(summary, "leaderboard", title, columns, notes, whole=True)
+    table = table_of_rows(summary, "leaderboard", title, columns, notes)
     warnings = [task_gate(summary), no_better_than_trivial(summary)]
     warning = " ".join(filter(None, warnings))
     return replace(table, warning=warning, numbers=_numbers(summary))

@@ -108,11 +108,9 @@ def table_of_rows(
     title: str,
     columns: Sequence[Filled],
     notes: Sequence[str],
-    *,
-    whole: bool = False,
+    rows: Sequence[Row] | None = None,
 ) -> Table:
-    """Make a table with a line for each row of a task; its first columns are the method and the
-    settings that vary.
+    """Make a table of rows of a task; its first columns are the method and the settings that vary.
 
     Args:
         summary: The task.
@@ -120,21 +118,20 @@ def table_of_rows(
         title: Title of the table.
         columns: Columns after the settings.
         notes: Text below the table, a paragraph each.
-        whole: Whether the row of the untrained network is in it too, and what is planned and has no
-            row.
+        rows: The rows; None: all, and below them what is planned and has none.
     """
     places = [row.settings for row in summary.rows] or [row.settings for row in summary.missing]
     settings = places[0] if places else {}
     heads = [Column("method", numeric=False), *map(Column, settings)]
     heads += [column for column, _ in columns]
     lines, same = [], same_loss_marks(summary)
-    for row in summary.rows if whole else summary.methods:
+    for row in summary.rows if rows is None else rows:
         marked = row.label + " †" * bool(row.diverged) + " ‡" * bool(row.edges)
         if row in same:
             marked += f" {same[row]}"
         filled = [fill(row) for _, fill in columns]
         lines.append(Line(entries(marked, *row.settings.values(), *filled), row.label, row))
-    for absent in summary.missing if whole else ():
+    for absent in summary.missing if rows is None else ():
         known = {"method": absent.label, **absent.settings, "n": f"0 of {absent.seeds}"}
         texts = [known.get(column.name, DASH) for column in heads]
         lines.append(Line(entries(*texts), absent.label))
