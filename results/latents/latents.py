@@ -110,11 +110,12 @@ def main() -> None:
 
     # What representations keep of the content, and embeddings of the style.
     figure, axes = plt.subplots(figsize=(7, 4.6), layout="constrained")
-    markers = "osD^v<>PX*h"
-    for row, marker in zip(methods, markers, strict=True):
+    markers, colors = "osD^v<>PX*h", [*plt.get_cmap("tab10").colors, "black"]
+    for row, marker, color in zip(methods, markers, colors, strict=True):
         style = means.loc["style_r2_embedding"].loc[row, ["latents", "latents_clusters"]]
         points = content.loc[row, ["latents", "latents_clusters"]]
-        axes.plot(style, points, marker=marker, linestyle=":", linewidth=0.8, label=row)
+        how = {"marker": marker, "color": color, "linestyle": ":", "linewidth": 0.8}
+        axes.plot(style, points, label=row, **how)
     axes.set_xlabel("R² of the style from the embedding (%), wanted: 0")
     axes.set_ylabel("R² of the content from the representation (%)")
     axes.set_title("latents (lower end) and latents_clusters", fontsize=10)
