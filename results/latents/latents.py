@@ -1,4 +1,4 @@
-"""The tables and figures of docs/results/latents.md, from the bundles of latent worlds and of the pitch.
+"""The tables and figures of docs/results/latents.md, from the bundles of worlds and the pitch.
 
 In the root of a clone: python results/latents/latents.py
 """
