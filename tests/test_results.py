@@ -140,11 +140,12 @@ def test_the_page_of_heuristics_has_the_means_of_its_rows() -> None:
     assert regularizers == 5
 
 
-def test_the_page_of_mechanisms_has_what_its_archived_script_printed() -> None:
-    page = (PAGES / "mechanisms.md").read_text()
-    printed = (RESULTS / "mechanisms" / "tables.txt").read_text().splitlines()
-    lines = [line for line in printed if line]
-    assert len(lines) > 40
+@pytest.mark.parametrize(("name", "least"), [("mechanisms", 40), ("pitch", 15)])
+def test_a_page_has_what_its_script_printed(name: str, least: int) -> None:
+    page = (PAGES / f"{name}.md").read_text()
+    printed = (RESULTS / name / "tables.txt").read_text().splitlines()
+    lines = [line for line in printed if line.startswith("|")]
+    assert len(lines) > least
     assert [line for line in lines if line not in page.splitlines()] == []
-    figures = set(re.findall(r"\((mechanisms_\w+\.png)\)", page))
-    assert figures == {path.name for path in PAGES.glob("mechanisms_*.png")}
+    figures = set(re.findall(rf"\(({name}_\w+\.png)\)", page))
+    assert figures == {path.name for path in PAGES.glob(f"{name}_*.png")}
