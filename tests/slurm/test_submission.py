@@ -124,11 +124,7 @@ def test_cancelled_cells_are_interrupted_until_they_are_tried_again(user: User) 
         lambda: any(s.epochs_done for s in manage.statuses(user.sweep)), "the first to train", 60
     )
     assert user.run("cancel", "own").splitlines()[-1] == "cancelled 2 cells"
-    wait_for(
-        lambda: "running" not in user.states() and "queued" not in user.states(),
-        "the jobs to end",
-        60,
-    )
+    wait_for(lambda: not {"running", "queued"} & user.states(), "the jobs to end", 60)
     first, second = manage.statuses(user.sweep)
     assert first.state == "cancelled"  # what was trained is there
     assert read_attempts(first.directory)[-1]["ended"] == "interrupted"

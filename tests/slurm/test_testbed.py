@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import tempfile
@@ -18,15 +19,21 @@ def processes_naming(directory: Path) -> list[str]:
     """Command lines of processes with the directory in their arguments or their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command, environment = (
-                (process / file).read_bytes() for file in ("cmdline", "environ")
-            )
-        except OSError:
-            continue
-        if str(directory).encode() in command + environment:
-            found.append(command.replace(b"\0", b" ").decode())
+        with contextlib.suppress(OSError):  # it has ended
+            command = (process / "cmdline").read_bytes()
+            if str(directory).encode() in command + (process / "environ").read_bytes():
+                found.append(command.replace(b"\0", b" ").decode())
     return found
+
+
+def test_job_sees_its_gpu_and_its_node(slurm: Testbed, tmp_path: Path) -> None:
+    script, log = "echo $CUDA_VISIBLE_DEVICES $SLURMD_NODENAME $(hostname)", tmp_path / "log"
+    where = ("--gres=gpu:2", "--nodelist=node2", f"--output={log}")
+    slurm.command("sbatch", "--wait", *where, f"--wrap={script}")
+    gpus, node, host = log.read_text().split()
+    assert (gpus, node) == ("0,1", "node2")
+    if slurm.named_nodes:
+        assert host == "node2"
 
 
 def test_cleaning_heals_the_cluster(slurm: Testbed) -> None:
