@@ -75,25 +75,25 @@ class Placing:
 
     @property
     def next_claim(self) -> str:
-        """Sentence on what it would take to tell one more row; empty if all are told.
+        """Sentence on what a further significant difference would take; empty if all are.
 
-        A challenge ends when the seeds that it may have tell no more.
+        A challenge ends when the seeds that it may have show no more.
         """
-        untold = select(self.verdicts, "not significantly different from")
+        undecided = select(self.verdicts, "not significantly different from")
         possible = []
-        for verdict in untold:
+        for verdict in undecided:
             if verdict.seeds is not None:
                 possible.append((verdict.seeds, verdict.label))
         if possible:
             seeds, label = min(possible)  # the row that takes the fewest seeds
             return (
-                f"as the means are, it takes about {seeds} seeds to tell it from {label}, "
-                f"and a challenge has {MOST_SEEDS} at most"
+                f"as the means are, about {seeds} seeds make the difference from {label} "
+                f"significant, and a challenge has {MOST_SEEDS} at most"
             )
-        if untold:
+        if undecided:
             return (
-                "no number of its seeds tells another row: searches, the rows' own seeds and the "
-                "machines are too uncertain"
+                "no number of its seeds makes another difference significant: searches, the rows' "
+                "own seeds and the machines are too uncertain"
             )
         return ""
 

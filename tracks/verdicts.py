@@ -121,8 +121,8 @@ def unclear(found: Sequence[Verdict], seeds: int) -> list[Verdict]:
     """
     if seeds >= MOST_SEEDS:
         return []
-    untold = select(found, "not significantly different from")
-    return [verdict for verdict in untold if (verdict.seeds or math.inf) <= MOST_SEEDS]
+    undecided = select(found, "not significantly different from")
+    return [verdict for verdict in undecided if (verdict.seeds or math.inf) <= MOST_SEEDS]
 
 
 def select(found: Sequence[Verdict], words: str) -> list[Verdict]:

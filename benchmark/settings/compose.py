@@ -152,7 +152,7 @@ class Composer:
         return resolved(tree) if any("${" in override for override in overrides) else tree
 
     def _settings(self, name: str, data: Any) -> Any:
-        """Return the settings made of the plain data of a group, which are told by identity."""
+        """Return the settings made of the plain data of a group, which is looked up by identity."""
         place = name, id(data)
         if place not in self._made:
             if name in _BESIDE:

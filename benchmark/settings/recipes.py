@@ -26,10 +26,10 @@ class PublishedNumber:
 
     Attributes:
         preset: Name of the sweep; empty for a number of the SFRIK paper.
-        cell: Settings that tell its cells from the others of the sweep.
+        cell: Settings that only its cells of the sweep have.
         dataset: Title of the data set.
         method: Name of the method as it is published.
-        setting: Setting that tells it from the preset's other numbers.
+        setting: Setting that the preset's other numbers do not have.
         score: Name of the score on the test split that it is to be compared with.
         number: Value in the unit of that score; None: nothing is published for the cell.
         deviation: Standard deviation over seeds, where one is published.

@@ -54,7 +54,7 @@ def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:
     found: Factors = {}
     for name in lines[0]:
         values = [line[name] for line in lines]
-        # Choices are told from quantities by their numbers alone.
+        # Whole numbers are choices, others quantities.
         try:
             found[name] = np.array([*map(int, values)], np.int64)
         except ValueError:

@@ -78,7 +78,7 @@ def gradient(target: Target, layout: Layout = TWO_VIEWS) -> list[Finding]:
             return []
         if where == KEEPS_STATE:
             severity: Severity = "defect" if method else "note"
-            return [Finding("gradient not to be told", severity, error, KEEPS_STATE)]
+            return [Finding("gradient not verifiable", severity, error, KEEPS_STATE)]
         return [_wrong_gradient(target, subject, error)]
     except Exception as error:
         return [_failed(target, error)]
@@ -258,8 +258,8 @@ def precision(target: Target) -> list[Finding]:
     rounded = cast(half, torch.float32)
     random = _is_random(target)  # then other precisions draw other numbers
     # float32 has seven digits, so three are lost by cancellation or overflow only. bfloat16 has
-    # two, so that a good loss keeps 95 %, too. Autocast is told apart, since it casts products
-    # only.
+    # two, so that a good loss keeps 95 %, too. Autocast is a probe of its own, since it casts
+    # products only.
     tries: tuple[tuple[str, Views, Views, float, str, Severity], ...] = (
         ("float32", single, cast(single, torch.float64), 1e-3, "loses precision", "defect"),
         ("bfloat16", half, rounded, 0.05, "coarse in bfloat16", "note"),

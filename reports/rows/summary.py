@@ -196,10 +196,9 @@ class Summary:
     Attributes:
         sweeps: Names of the sweeps.
         records: The good records, each cell once.
-        name: The sweeps that the cells come from, with the task where that does not tell it from
-            others.
+        name: The sweeps that the cells come from, with the task where others have the same.
         choices: Choices of the tunings of these cells, by the path of their file.
-        varying: The settings that tell its trained cells apart, by their full names.
+        varying: The settings in which its trained cells differ, by their full names.
         configurations: All configurations tried, in the order of their labels.
         rows: One per method and setting, best first; those that are no methods come last.
         unchosen: Methods of which nothing chose among several configurations, with their number.

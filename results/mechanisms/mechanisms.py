@@ -227,7 +227,7 @@ def print_lengths(frame: pd.DataFrame, path: Path) -> None:
         told = tests[place]["p"] < 0.05
         turned = told & (tests[place]["difference"] * tests[-1]["difference"] < 0)
         rows.append((f"{length} epochs", f"{found:.1f}", f"{low:.1f} to {high:.1f}", told.sum(), turned.sum()))
-    head = ("ranking after", "rank correlation with 30 epochs", "95 %", "pairs told apart",
+    head = ("ranking after", "rank correlation with 30 epochs", "95 %", "significant pairs",
         "of "
         "them turned round")
     print_table(head, rows)

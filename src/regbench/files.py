@@ -51,7 +51,7 @@ chance.
 
 _HELD = ".regbench"
 """What the temporary files of `write_atomically` end in: no other program's do, so leftovers
-can be told.
+can be recognised.
 """
 
 MOST_LETTERS = 10_000_000

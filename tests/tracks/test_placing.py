@@ -85,8 +85,8 @@ def test_a_place_is_among_the_methods_alone_and_told_with_all_that_was_measured(
         "linear top-1: 72.17 % over 3 seeds, of 6 at most",
         "claim: Mine is better than D, untrained (all verdicts together hold in 95 of 100 "
         "challenges)",
-        "next: as the means are, it takes about 9 seeds to tell it from B, and a challenge has 6 at "
-        "most",
+        "next: as the means are, about 9 seeds make the difference from B significant, and a "
+        "challenge has 6 at most",
         "share of the way to labels: 61 %",
         "alignment: 0.123",
         "step: 56.8 ms",
@@ -102,14 +102,14 @@ def test_a_row_of_the_same_mean_is_not_ahead() -> None:
     assert (PLACING.place, replace(PLACING, verdicts=tied).place) == (3, 1)
 
 
-def test_what_is_not_known_is_not_told() -> None:
+def test_what_is_not_known_is_not_printed() -> None:
     bare = replace(PLACING, share=None, measured={})
-    beside_untold = replace(bare, verdicts=VERDICTS[:1] + VERDICTS[5:])
-    lines = str(beside_untold).split("\n\n")[1].splitlines()
+    with_one_open = replace(bare, verdicts=VERDICTS[:1] + VERDICTS[5:])
+    lines = str(with_one_open).split("\n\n")[1].splitlines()
     assert [line.partition(":")[0] for line in lines[1:4]] == ["linear top-1", "claim", "next"]
     assert lines[2].startswith("claim: better than no row (")
     assert lines[3].startswith(
-        "next: no number of its seeds tells another row: searches, the rows' own seeds and the machines"
+        "next: no number of its seeds makes another difference significant: searches, the rows' "
     )
     assert [line.split()[0] for line in lines[4:]] == ["repeated", "report:", "bundle:"]
     assert "next" not in str(replace(bare, verdicts=VERDICTS[3:5]))
