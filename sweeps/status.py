@@ -83,11 +83,7 @@ class CellStatus:
         speed = f"{self.img_per_s:.0f}" if self.img_per_s else ""
         left = duration(self.remaining_s) if self.remaining_s is not None else ""
         row = {"cell": self.cell_id, "method": self.label, "seed": self.seed, "state": self.state}
-        return row | {
-            "epochs": f"{self.epochs_done}/{self.epochs}",
-            "img/s": speed,
-            "left": left,
-        }
+        return row | {"epochs": f"{self.epochs_done}/{self.epochs}", "img/s": speed, "left": left}
 
 
 Announce = Callable[[CellStatus, int, int], None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 
 from regbench.reports.rows.notes import UNITS, few
 from regbench.reports.rows.significance import LEVEL, MIN_PAIRS, PairTest
@@ -27,102 +28,133 @@ def answer(summary: Summary) -> list[str]:
     methods = [row for row in summary.methods if all(row.score(name) for name in names)]
     if not names or len(methods) < 2 or not all(map(summary.best_trivial, names)):
         return []
-    methods.sort(key=lambda row: -mean_of(row, names[-1]))
-    leaders = [row for row in methods if all(_leads(summary, row, name) for name in names)]
-    first, title = (leaders or methods)[0], summary.scores[names[-1]].title
-    above: list[Row] = []
-    alike: list[Row] = []
-    below: list[Row] = []
-    for row in methods:
-        if row is not first:
-            found = _compared(summary, first, row, names[-1])
-            if not found.p <= LEVEL:
-                alike.append(row)
-            else:
-                (above if found.difference < 0 else below).append(row)
+    return _Answer(summary, names, methods).sentences()
 
-    # What was compared, and who leads the untrained rows.
-    titles, gains, tested = [], [], True
-    for name in names:
-        trivial = summary.best_trivial(name)
-        assert trivial is not None
-        titles.append(summary.scores[name].title)
-        gain = _compared(summary, first, trivial, name)
-        points = _points(gain)
-        if math.isnan(gain.difference):
-            points = f"a number of points that is not known (no {summary.unit} in common)"
-        gains.append(f"{points} by {titles[-1]} from {trivial.label}")
-        tested = tested and not math.isnan(gain.p)
-    who = "No method is known to lead"
-    if leaders:
-        leading = few([row.name for row in leaders])
-        lead = "leads" if len(leaders) == 1 else "lead"
-        who = f"{len(leaders)} of {len(methods)} methods ({leading}) {lead}"
-    among = "the first of these" if leaders else "the first"
-    sentences = [
-        f"{who} all untrained rows by {' and '.join(titles)}; {among} by {title} is "
-        f"{first.name}, {' and '.join(gains)}."
-    ]
-    sentences.insert(1 - bool(leaders), _tried(summary, methods, names[-1]))
 
-    # Who is not significantly different from the first, and what labels bring.
-    clauses, it = [], f"{first.name} by {title}"
-    if above:
-        better = few([row.name for row in above])
-        verb, does = ("is", "does") if len(above) == 1 else ("are", "do")
-        clauses.append(
-            f"{better} {verb} significantly above {it}, and {does} not lead all untrained rows"
+class _Answer:
+    """What the sentences are about.
+
+    Attributes:
+        names: Names of the leading scores; methods are ordered by the last.
+        methods: Rows that have these scores, the best first.
+        leaders: Those that are significantly better than each untrained row, by each score.
+        first: The best of the leaders, or of all methods without any.
+        gains: For each score the best untrained row, and how far the first is above it.
+        others: How far the first is above each other method by the last score, the best first.
+        alike: Others that are not significantly different from the first.
+        above: Others that are significantly better than it.
+        below: Others that are significantly worse.
+    """
+
+    def __init__(self, summary: Summary, names: Sequence[str], methods: Sequence[Row]) -> None:
+        self.summary, self.names, self.name = summary, names, names[-1]
+        self.title = summary.scores[self.name].title
+        self.unlabelled = names == [_RETRIEVAL]
+        self.methods = sorted(methods, key=lambda row: -mean_of(row, self.name))
+        self.leaders = [row for row in self.methods if _leads(summary, row, names)]
+        self.first = (self.leaders or self.methods)[0]
+        self.gains: list[tuple[Row, PairTest]] = []
+        for name in names:
+            trivial = summary.best_trivial(name)
+            assert trivial is not None  # otherwise there is no answer
+            self.gains.append((trivial, _compared(summary, self.first, trivial, name)))
+        self.others = {}
+        for row in self.methods:
+            if row is not self.first:
+                self.others[row] = _compared(summary, self.first, row, self.name)
+        self.alike = [row for row, found in self.others.items() if not found.p <= LEVEL]
+        differ = [row for row in self.others if row not in self.alike]
+        self.above = [row for row in differ if self.others[row].difference < 0]
+        self.below = [row for row in differ if row not in self.above]
+
+    def sentences(self) -> list[str]:
+        """Put the sentences together."""
+        lead, tried = self._lead(), _tried(self.summary, self.methods, self.name)
+        found = [tried, lead] if self.leaders else [lead, tried]
+        found.append(self._order())
+        if self.unlabelled:
+            found.append(
+                f"No label was read: {self.title} is how often an image's other view is found "
+                "among those of all images, and no score without labels is known to find the "
+                "method that serves a task best."
+            )
+        supervised = self.summary.supervised(self.name)
+        if supervised is not None:
+            accuracy = mean_of(supervised, self.name)
+            gap = signed(accuracy - mean_of(self.first, self.name), 1)
+            found.append(
+                f"With the labels of the training images, the same network has {accuracy:.1f} % by "
+                f"{self.title}: {gap} points from {self.first.name}."
+            )
+        return [*found, f"Next: {self._next_step()}."]
+
+    def _lead(self) -> str:
+        """Say who leads the untrained rows, and by how much."""
+        titles = [self.summary.scores[name].title for name in self.names]
+        gains = []
+        for title, (trivial, gain) in zip(titles, self.gains, strict=True):
+            points = _points(gain)
+            if math.isnan(gain.difference):
+                points = f"a number of points that is not known (no {self.summary.unit} in common)"
+            gains.append(f"{points} by {title} from {trivial.label}")
+        who, among = "No method is known to lead", "the first"
+        if self.leaders:
+            leading = few([row.name for row in self.leaders])
+            lead = "leads" if len(self.leaders) == 1 else "lead"
+            who = f"{len(self.leaders)} of {len(self.methods)} methods ({leading}) {lead}"
+            among = "the first of these"
+        return (
+            f"{who} all untrained rows by {' and '.join(titles)}; {among} by {self.title} is "
+            f"{self.first.name}, {' and '.join(gains)}."
         )
-        it = "it"
-    if alike:
-        close = few([row.name for row in alike])
-        clauses.append(f"not known to differ from {it}: {close}")
-    elif below:
-        gap = _points(_compared(summary, first, below[0], names[-1]))
-        clauses.append(
-            f"all other methods are significantly below {it}: {gap} from {below[0].name}"
-        )
-    order = "; ".join(clauses)
-    sentences.append(f"{order if above else order[0].upper() + order[1:]}.")
-    unlabelled = names == [_RETRIEVAL]
-    if unlabelled:
-        sentences.append(
-            f"No label was read: {title} is how often an image's other view is found among those "
-            "of all images, and no score without labels is known to find the method that serves a "
-            "task best."
-        )
-    supervised = summary.supervised(names[-1])
-    if supervised is not None:
-        accuracy = mean_of(supervised, names[-1])
-        gap = signed(accuracy - mean_of(first, names[-1]), 1)
-        sentences.append(
-            f"With the labels of the training images, the same network has {accuracy:.1f} % by "
-            f"{title}: {gap} points from {first.name}."
-        )
-    if not tested:
-        left_s = 0.0
-        for row in methods:
-            left_s += max(0, MIN_PAIRS - len(row.by_unit(names[-1]))) * _unit_s(summary, row)
-        plural = UNITS[summary.unit]
-        step = f"{MIN_PAIRS} {plural} of every row, as fewer are not tested{_time(left_s)}"
-    elif not leaders:
-        records = list(summary.records)
-        for configuration in summary.short:
-            records += configuration.records
-        in_all_s = math.fsum(record.cost.train_s or 0.0 for record in records)
-        step = f"all of it with {_LONGER} times the epochs{_time(_LONGER * in_all_s)}"
-    elif unlabelled:
-        cheapest = min(leaders, key=_train_s)
-        step = (
-            "label some images of each class, which lets a comparison choose; until then take the "
-            f"one that trains fastest, {cheapest.name}{_time(_train_s(cheapest))}"
-        )
-    elif close_leaders := [row for row in alike if row in leaders]:
-        step = _to_tell(summary, first, close_leaders, names[-1])
-    else:
+
+    def _order(self) -> str:
+        """Say which methods are significantly different from the first, and which are not."""
+        clauses, it = [], f"{self.first.name} by {self.title}"
+        if self.above:
+            better = few([row.name for row in self.above])
+            verb, does = ("is", "does") if len(self.above) == 1 else ("are", "do")
+            clauses.append(
+                f"{better} {verb} significantly above {it}, and {does} not lead all untrained rows"
+            )
+            it = "it"
+        if self.alike:
+            close = few([row.name for row in self.alike])
+            clauses.append(f"not known to differ from {it}: {close}")
+        elif self.below:
+            gap = _points(self.others[self.below[0]])
+            clauses.append(
+                f"all other methods are significantly below {it}: {gap} from {self.below[0].name}"
+            )
+        order = "; ".join(clauses)
+        return f"{order if self.above else order[0].upper() + order[1:]}."
+
+    def _next_step(self) -> str:
+        """Propose what to do next."""
+        summary, first = self.summary, self.first
+        if any(math.isnan(gain.p) for _, gain in self.gains):
+            left_s = 0.0
+            for row in self.methods:
+                left_s += max(0, MIN_PAIRS - len(row.by_unit(self.name))) * _unit_s(summary, row)
+            units = UNITS[summary.unit]
+            return f"{MIN_PAIRS} {units} of every row, as fewer are not tested{_time(left_s)}"
+        if not self.leaders:
+            records = list(summary.records)
+            for configuration in summary.short:
+                records += configuration.records
+            in_all_s = math.fsum(record.cost.train_s or 0.0 for record in records)
+            return f"all of it with {_LONGER} times the epochs{_time(_LONGER * in_all_s)}"
+        if self.unlabelled:
+            cheapest = min(self.leaders, key=_train_s)
+            return (
+                "label some images of each class, which lets a comparison choose; until then take "
+                f"the one that trains fastest, {cheapest.name}{_time(_train_s(cheapest))}"
+            )
+        close_leaders = [row for row in self.alike if row in self.leaders]
+        if close_leaders:
+            return _among_leaders(summary, first, close_leaders, self.name)
         longer = f"{_LONGER} times the epochs{_time(_LONGER * _train_s(first))}"
-        step = f"take {first.name}, or train it with {longer}"
-    return [*sentences, f"Next: {step}."]
+        return f"take {first.name}, or train it with {longer}"
 
 
 def _tried(summary: Summary, methods: Sequence[Row], name: str) -> str:
@@ -140,7 +172,7 @@ def _tried(summary: Summary, methods: Sequence[Row], name: str) -> str:
     return f"{tried}, {seeds} {unit} of each, beside {untrained}."
 
 
-def _to_tell(summary: Summary, first: Row, alike: Sequence[Row], name: str) -> str:
+def _among_leaders(summary: Summary, first: Row, alike: Sequence[Row], name: str) -> str:
     """Propose what to do with rows that are not significantly different from the first."""
     close = [first, *alike]
     cheapest = min(close, key=lambda row: _train_s(row) or math.inf)
@@ -149,7 +181,7 @@ def _to_tell(summary: Summary, first: Row, alike: Sequence[Row], name: str) -> s
     number = max(tukey.power.seeds_for(points), tukey.seeds + 1)
     more_s = (number - tukey.seeds) * math.fsum(_unit_s(summary, row) for row in close)
     return (
-        f"take the one that trains fastest, {cheapest.name}{_time(_train_s(cheapest))}, or tell "
+        f"take the one that trains fastest, {cheapest.name}{_time(_train_s(cheapest))}, or find "
         f"{points:.1f} points by {number:,} {UNITS[summary.unit]} of each{_time(more_s)}"
     )
 
@@ -159,9 +191,9 @@ def _compared(summary: Summary, row: Row, other: Row, name: str) -> PairTest:
     return summary.tukey(name).compare(places(row), [places(other)])[0]
 
 
-def _leads(summary: Summary, row: Row, name: str) -> bool:
-    """Return True if a row is significantly better than each untrained row by a test score."""
-    for other in summary.rows:
+def _leads(summary: Summary, row: Row, names: Sequence[str]) -> bool:
+    """Return True if a row is significantly better than each untrained row by each test score."""
+    for name, other in product(names, summary.rows):
         if other.untrained and other.score(name) is not None:
             found = _compared(summary, row, other, name)
             if not (found.difference > 0 and found.p <= LEVEL):

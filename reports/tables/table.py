@@ -264,20 +264,13 @@ def _markdown(text: str) -> str:
 
 # pdflatex knows ASCII and little else. A bracket or an asterisk at the beginning of a line would be
 # read as an argument of the rule above it, and so stands in braces.
-_LATEX = {
+_LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "`": r"\textasciigrave{}",
     "<": "$<$",
     ">": "$>$",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
     "[": "{[}",
     "*": "{*}",
     "±": r"$\pm$",

@@ -60,7 +60,7 @@ def test_methods_that_are_not_significantly_different(runs: Path, record: Make) 
     assert lead.startswith(LEAD)
     assert order == "Not known to differ from AUH by linear top-1: VICReg."
     assert step.startswith("Next: take the one that trains fastest, AUH (10.0 min of training), or")
-    assert "tell 1.0 points by " in step
+    assert "find 1.0 points by " in step
 
 
 def test_a_method_that_does_not_lead_is_not_recommended(runs: Path, record: Make) -> None:
