@@ -7,13 +7,7 @@ from typing import Any
 
 from regbench.reports.rows.comparable import SETTING_NAMES, is_setting
 from regbench.reports.rows.summary import DASH, Configuration, Row, Summary
-from regbench.reports.tables.table import (
-    Column,
-    Line,
-    Table,
-    entries,
-    mean_pm,
-)
+from regbench.reports.tables.table import Column, Line, Table, entries, mean_pm
 from regbench.text import counted
 
 
@@ -25,45 +19,20 @@ def hyperparameters_table(summary: Summary) -> Table:
     for row in summary.rows:
         rows |= dict.fromkeys((record.cell_id for record in row.records), row)
     trained = [one for one in summary.configurations if not one.is_reference]
-    several = any(row.tried > 1 for row in summary.rows)
     varying = _varying(trained)
-    # Each line with what orders them: what stands in the leaderboard first within each method and
-    # setting, then by score.
-    ordered: list[tuple[tuple[Any, ...], list[str], Row | None]] = []
+    ordered: list[tuple[Configuration, Row | None]] = []
     for configuration in trained:
-        own: Row | None = None
-        for record in configuration.records:
-            own = own or rows.get(record.cell_id)
-        several = several or own is None
-        # A run that diverged does not say what chose it, so the first that says it is asked.
-        stated = [record.choice.get("hyperparameters") for record in configuration.records]
-        how = next(filter(None, stated), {})
-        cell = configuration.first.settings
-        tried = how.get("budget")
-        if tried and own is not None:
-            tried = summary.budget(own)
-        words = []
-        for key in varying:
-            if key in cell:
-                words.append(f"{key.removeprefix('method.')}={cell[key]}")
-        places = [cell.get(key, "null") for key in SETTING_NAMES]
-        places = [DASH if place == "null" else place for place in places]
-        score = configuration.score(summary.selection, summary.selection_split)
-        texts = [configuration.label + " †" * bool(configuration.diverged), *places]
-        texts += [", ".join(words), mean_pm(score, 2), str(len(configuration.records))]
-        texts += [str(how.get("selected_on") or DASH), str(tried or DASH)]
-        texts.append("no" if own is None else "yes")
-        # Places are texts of numbers: shorter ones are smaller.
-        sizes = [(len(place), place) for place in places]
-        mean = score.mean if score else 0.0
-        order = (configuration.label, *sizes, own is None, -mean)
-        ordered.append((order, [text or DASH for text in texts], own))
-    ordered.sort(key=lambda one: one[0])
+        shown = filter(None, (rows.get(record.cell_id) for record in configuration.records))
+        ordered.append((configuration, next(shown, None)))
+    ordered.sort(key=lambda one: _order(summary, *one))
+    several = any(row.tried > 1 for row in summary.rows)
+    several = several or any(row_of is None for _, row_of in ordered)
     lines = []
-    for (label, *_), texts, own in ordered:
-        if not several:
-            texts.pop()
-        lines.append(Line(entries(*texts), label, own))
+    for configuration, row_of in ordered:
+        texts = _texts(summary, configuration, row_of, varying)
+        if several:
+            texts.append("no" if row_of is None else "yes")
+        lines.append(Line(entries(*texts), configuration.label, row_of))
     selected = f"{summary.selection_title} (%), {summary.selection_split}"
     columns = [Column("method", numeric=False), *map(Column, SETTING_NAMES.values())]
     columns += [Column("hyperparameters", numeric=False), Column(selected), Column("n")]
@@ -84,6 +53,43 @@ def hyperparameters_table(summary: Summary) -> Table:
             f"{images:,} training images a method."
         )
     return Table("hyperparameters", "Hyperparameters", columns, lines, notes)
+
+
+def _places(configuration: Configuration) -> list[str]:
+    """Return the settings of a configuration that have columns of their own."""
+    places = [configuration.first.settings.get(key, "null") for key in SETTING_NAMES]
+    return [DASH if place == "null" else place for place in places]
+
+
+def _order(summary: Summary, configuration: Configuration, row: Row | None) -> tuple[Any, ...]:
+    """Return what orders the lines: within each method and setting, what stands in the leaderboard
+    comes first, then the best score.
+    """
+    score = configuration.score(summary.selection, summary.selection_split)
+    # Places are texts of numbers: shorter ones are smaller.
+    sizes = [(len(place), place) for place in _places(configuration)]
+    return configuration.label, *sizes, row is None, -score.mean if score else 0.0
+
+
+def _texts(
+    summary: Summary, configuration: Configuration, row: Row | None, varying: Sequence[str]
+) -> list[str]:
+    """Fill the line of a configuration."""
+    # A run that diverged does not say what chose it, so the first that says it is asked.
+    stated = [record.choice.get("hyperparameters") for record in configuration.records]
+    how = next(filter(None, stated), {})
+    tried = how.get("budget")
+    if tried and row is not None:
+        tried = summary.budget(row)
+    settings, words = configuration.first.settings, []
+    for key in varying:
+        if key in settings:
+            words.append(f"{key.removeprefix('method.')}={settings[key]}")
+    score = configuration.score(summary.selection, summary.selection_split)
+    label = configuration.label + " †" * bool(configuration.diverged)
+    texts = [label, *_places(configuration), ", ".join(words) or DASH, mean_pm(score, 2)]
+    texts.append(str(len(configuration.records)))
+    return [*texts, str(how.get("selected_on") or DASH), str(tried or DASH)]
 
 
 def _varying(trained: Sequence[Configuration]) -> list[str]:
