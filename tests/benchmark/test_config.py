@@ -448,7 +448,7 @@ preset = functools.cache(load_sweep)
 
 def test_presets_load() -> None:
     for name, description in sweep_names().items():
-        if name in ("latents_family", "latents_tuning", "pitch_tuning"):
+        if name in ("latents_family", "latents_tuning", "pitch_heuristics", "pitch_tuning"):
             sweep = propose(name, (), 9).sweep
         else:
             sweep = preset(name)
