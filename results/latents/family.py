@@ -60,11 +60,12 @@ def main() -> None:
     tukey = stats.studentized_range(len(of_method), freedom)
     error = deviation * math.sqrt((1 + 1 / 3) / 2)  # one search against three
     half = tukey.ppf(0.95) * error
-    print(f"\ndeviation between searches {deviation:.2f}, {freedom} degrees of freedom, ± {half:.1f}")
+    print(
+        f"\ndeviation between searches {deviation:.2f}, {freedom} degrees of freedom, ± {half:.1f}"
+    )
     above = of_method.sort_values(ascending=False)
-    for name in above[above > of_method["RBF kernel"]].index:
-        PAIRS.append((name, "RBF kernel"))
-    for one, other in PAIRS:
+    better = above[above > of_method["RBF kernel"]].index
+    for one, other in [*PAIRS, *((row, "RBF kernel") for row in better)]:
         gap = of_method[one] - of_method[other]
         print(f"{one} - {other}: {gap:+.1f}, p = {tukey.sf(abs(gap) / error):.3f}")
     for group, names in GROUPS.items():
