@@ -93,8 +93,9 @@ def _suffixes(summaries: Sequence[Summary]) -> Iterator[str]:
     for summary in summaries:
         suffix = ""
         if len(summaries) > 1:
-            # Names of tasks hold names of data sets, which may have any signs.
-            suffix = "-" + re.sub(r"[^\w.]+", "_", summary.name)[:80].strip("_")
+            # Names of tasks have spaces and signs; with a table's or a figure's, one of a file has
+            # at most 100.
+            suffix = "-" + re.sub(r"[^A-Za-z0-9.]+", "_", summary.name)[:60].strip("_")
         while suffix in seen:  # names that differ in other signs give the same suffix
             suffix += "_"
         seen.add(suffix)

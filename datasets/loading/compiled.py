@@ -11,6 +11,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from regbench.files import cache_dir
+
 Array = npt.NDArray[Any]
 # A float32, which Python would take for something else than a float.
 Scalar = Any
@@ -24,8 +26,7 @@ if not numba.config.CACHE_DIR:  # type: ignore[attr-defined]
         changed_ns = max(
             path.stat().st_mtime_ns for path in Path(__file__).parent.glob("kernels*.py")
         )
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = cache / "regbench" / "numba" / str(changed_ns)
+        folder = cache_dir() / "numba" / str(changed_ns)
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]

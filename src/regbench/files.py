@@ -49,6 +49,18 @@ chance.
 """
 
 
+def cache_dir() -> Path:
+    """Return the user's folder for what is quicker read than made, which may not be there yet.
+
+    Beside the package's own files `pip uninstall` would leave it behind.
+
+    Raises:
+        RuntimeError: If the user has no home directory.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "regbench"
+
+
 _HELD = ".regbench"
 """What the temporary files of `write_atomically` end in: no other program's do, so leftovers
 can be recognised.

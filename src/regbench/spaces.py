@@ -81,10 +81,10 @@ class Range:
             # Beyond 30 the smaller weight is below 1e-13, and far out exp would overflow.
             # Three digits of the smaller of both weights: 0.9991 is another value than 0.999.
             small = float(f"{1 / (1 + math.exp(min(abs(own), 30.0))):.3g}")
-            return small if own < 0 else round(1 - small, 16)
-        if self.scale == "log":
-            own = math.exp(own)
-        return min(self.most, max(self.least, float(f"{own:.3g}")))
+            found = small if own < 0 else round(1 - small, 16)
+        else:
+            found = float(f"{math.exp(own) if self.scale == 'log' else own:.3g}")
+        return min(self.most, max(self.least, found))
 
     def _forward(self, value: float) -> float:
         if self.scale == "linear":

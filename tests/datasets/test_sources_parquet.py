@@ -110,6 +110,14 @@ def test_other_names_of_columns_and_of_folders(tmp_path: Path) -> None:
         assert found == [jpeg(50 + i) for i in range(3)]
 
 
+def test_metadata_that_says_nothing_of_the_columns(tmp_path: Path, source: Path) -> None:
+    for features in (None, ["image", "label"], {"image": None}):
+        for path in source.glob("data/*.parquet"):
+            metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+            pq.write_table(pq.read_table(path).replace_schema_metadata(metadata), path)
+        assert opened(config(), source).class_names == ["0", "1", "2"]
+
+
 def test_classes_by_the_labels_themselves(tmp_path: Path) -> None:
     for values in ((3, 10, 20), ("ant", "bee", "cat")):
         for split, first in (("train", 0), ("test", 50)):

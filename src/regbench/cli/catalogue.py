@@ -44,23 +44,22 @@ def methods(names: Sequence[str]) -> None:
 
 
 def _listed_methods() -> list[list[str]]:
-    """Return a row for each method, kept beside the compiled modules: the methods themselves
-    need torch's import.
+    """Return a row for each method, kept in the user's cache: the methods themselves need
+    torch's import.
     """
     import contextlib
     import json
 
-    from regbench.files import write_text
+    from regbench.files import cache_dir, write_text
     from regbench.plugins import has_others, own_files
 
     files = own_files("method")
-    cache = files[0].parent / "__pycache__" / "methods.json"
-    changed_ns = {file.name: file.stat().st_mtime_ns for file in files}
+    changed_ns = {str(file): file.stat().st_mtime_ns for file in files}
     # Methods of other wheels may change at any time.
     is_kept = not has_others("method")
     if is_kept:
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            stored = json.loads(cache.read_text())
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RuntimeError):
+            stored = json.loads((cache_dir() / "methods.json").read_text())
             if stored["changed_ns"] == changed_ns:
                 rows: list[list[str]] = stored["rows"]
                 return rows
@@ -72,8 +71,9 @@ def _listed_methods() -> list[list[str]]:
         data = method.metadata
         rows.append([name, method.label, data.reference, data.time, data.memory])
     if is_kept:
-        with contextlib.suppress(OSError):
-            write_text(cache, json.dumps({"changed_ns": changed_ns, "rows": rows}))
+        with contextlib.suppress(OSError, RuntimeError):
+            kept = json.dumps({"changed_ns": changed_ns, "rows": rows})
+            write_text(cache_dir() / "methods.json", kept)
     return rows
 
 
