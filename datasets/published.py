@@ -10,8 +10,7 @@ from pathlib import Path
 
 from regbench.csv_files import read_csv
 from regbench.errors import RegbenchError
-
-_LISTED = 6  # faults in one line, and names in one fault
+from regbench.text import few
 
 
 @dataclass(frozen=True)
@@ -38,14 +37,6 @@ for _line in read_csv(Path(__file__).with_name("published.csv").read_text()):
 SIMCLR_LISTS = "https://raw.githubusercontent.com/google-research/simclr/master/imagenet_subsets/"
 
 
-def few(names: Sequence[object], most: int = _LISTED) -> str:
-    """Join the first names, and say how many more there are."""
-    listed = ", ".join(map(str, names[:most]))
-    if len(names) > most:
-        listed += f" and {len(names) - most:,} more"
-    return listed
-
-
 class Faults(list[str]):
     """All that is wrong with a source, each fault in one line."""
 
@@ -63,8 +54,6 @@ def refuse_if(wrong: Sequence[str], what: str, remedy: str) -> None:
     """
     # All is told at once, as a source of a terabyte is not mended fault by fault.
     if wrong:
-        faults = "; ".join(wrong[:_LISTED])
-        if len(wrong) > _LISTED:
-            faults += f"; and {len(wrong) - _LISTED:,} more faults"
+        faults = few(wrong, between="; ")
         # A library's words about a damaged file can have several lines.
         raise RegbenchError(" ".join(f"{what}: {faults}; {remedy}".split()))

@@ -16,7 +16,7 @@ from regbench.settings import from_plain
 from regbench.slurm.queue import (
     SlurmError,
     call,
-    call_for_jobs,
+    cancel_jobs,
     jobs_of,
     preempted,
     recover_interrupted,
@@ -221,7 +221,7 @@ def retry(folder: Path, cells: Sequence[str]) -> list[str]:
                 else:
                     lines.append(f"{status}: its folder is gone; give the sweep's command again")
         arrays = _submit_again(folder, todo, submitted)
-        call_for_jobs(dropped, "scancel")
+        cancel_jobs(dropped)
         for name in held:
             try:
                 call("scontrol", "release", name)
@@ -306,7 +306,7 @@ def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
                 raise RegbenchError("Slurm does not answer; nothing was cancelled")
             cancelled.append(status)
             names += own.queued
-        call_for_jobs(names, "scancel")
+        cancel_jobs(names)
         # Slurm soon forgets jobs that have ended, so that the cells would count as lost.
         for name in names:
             (folder / "jobs" / "logs" / f"{name}_cancelled").touch()

@@ -54,12 +54,10 @@ def call(*command: str) -> str:
     return done.stdout
 
 
-def call_for_jobs(names: Sequence[str], *command: str) -> None:
-    """Run a command of Slurm on jobs, a few hundred at a time, as the length of a command
-    line is limited.
-    """
+def cancel_jobs(names: Sequence[str]) -> None:
+    """Cancel jobs, a few hundred at a time, as the length of a command line is limited."""
     for start in range(0, len(names), 500):
-        call(*command, *names[start : start + 500])
+        call("scancel", *names[start : start + 500])
 
 
 def require_slurm() -> None:
@@ -150,7 +148,7 @@ def recover_interrupted(folder: Path) -> None:
                 note_submitted(intent, entry, array)
             else:
                 log.info("%s: cancelling job %s, whose submission was interrupted", folder, array)
-                call_for_jobs([array], "scancel")
+                cancel_jobs([array])
         intent.unlink(missing_ok=True)
 
 

@@ -88,14 +88,15 @@ def scores_of(history: Sequence[dict[str, Any]]) -> tuple[str, list[float]]:
     return name, [score["value"] for score in scores if score["name"] == name]
 
 
-def sparkline(values: Sequence[float], width: int = _CURVE_WIDTH) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """Draw a curve from its lowest value to its highest in one line of text.
 
     A longer one is thinned out.
     """
-    if len(values) > width:
+    if len(values) > _CURVE_WIDTH:
         # The first and the last value stay.
-        values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
+        step = (len(values) - 1) / (_CURVE_WIDTH - 1)
+        values = [values[round(i * step)] for i in range(_CURVE_WIDTH)]
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""

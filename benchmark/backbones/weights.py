@@ -27,6 +27,7 @@ from regbench.benchmark.backbones.base import Backbone, representation_dim
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256, read_json
+from regbench.text import few
 
 log = logging.getLogger("regbench")
 
@@ -300,7 +301,7 @@ def fill(module: nn.Module, state: dict[str, Tensor], source: str, architecture:
     for what, names in faults.items():
         if names:
             raise RegbenchError(
-                f"{source} is no {architecture}: it {what} {_some(names)}; choose network= to fit"
+                f"{source} is no {architecture}: it {what} {few(names)}; choose network= to fit"
             )
     if heads:
         parts = sorted({_part(name, prefix) for name in heads})
@@ -326,7 +327,7 @@ def _prefix(
     if 2 * best < len(wanted):  # names of parts of another network
         most = []
     if len(most) != 1:
-        what = f"no {architecture}: {_some(list(state))}"
+        what = f"no {architecture}: {few(list(state))}"
         if most:
             what = f"several networks ({', '.join(most)})"
         raise RegbenchError(
@@ -363,9 +364,3 @@ def _part(name: str, prefix: str) -> str:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _some(names: list[str]) -> str:
-    """List the first names."""
-    rest = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

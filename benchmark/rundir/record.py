@@ -297,7 +297,7 @@ class Record(SignedFile):
     @functools.cached_property
     def history(self) -> list[dict[str, Any]]:
         """The numbers of each epoch of the training, by name; empty where there are none."""
-        return _parse_lines(self._metrics_lines())
+        return parse_lines(self._metrics_lines())
 
     @functools.cached_property
     def measured(self) -> list[ScoreInTraining]:
@@ -320,7 +320,7 @@ class Record(SignedFile):
     @functools.cached_property
     def at_end(self) -> dict[str, float]:
         """The finite numbers of the last epoch, by name; empty where there are none."""
-        last = _parse_lines(self._metrics_lines()[-1:])
+        last = parse_lines(self._metrics_lines()[-1:])
         return finite_numbers(last[0]) if last else {}
 
     def _metrics_lines(self) -> list[bytes]:
@@ -386,7 +386,7 @@ def _flat_setting(name: str, content: bytes) -> dict[str, str]:
     return {name: value if isinstance(value, str) else json.dumps(value)}
 
 
-def _parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+def parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     """Parse JSON lines; return none where one is damaged."""
     try:
         rows = [parse_json(line) for line in lines]

@@ -14,13 +14,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NotRequired
 
-import orjson
 from pydantic import ValidationError
 from typing_extensions import TypedDict
 
 from regbench.benchmark.rundir.directory import names_in, numbered_files
 from regbench.benchmark.rundir.lease import is_running, last_attempt
-from regbench.benchmark.rundir.record import RECORDS
+from regbench.benchmark.rundir.record import RECORDS, parse_lines
 from regbench.errors import RegbenchError
 from regbench.files import Name, adapter, read_json, reason
 
@@ -97,9 +96,8 @@ class RunFolder:
         """Return the epochs that the run has written down so far; none where they are damaged."""
         try:
             newest = numbered_files(self.path, "metrics.jsonl")[0]
-            rows = map(orjson.loads, newest.read_bytes().splitlines())
-            return [row for row in rows if isinstance(row, dict)]
-        except (IndexError, OSError, ValueError):
+            return parse_lines(newest.read_bytes().splitlines())
+        except (IndexError, OSError):
             return []
 
 

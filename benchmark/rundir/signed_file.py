@@ -5,7 +5,6 @@ changed them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self, cast
@@ -60,8 +59,8 @@ class SignedFile:
         return cls.parse(path.read_bytes(), path)
 
     @classmethod
-    def parse(cls, content: bytes, path: Path | Callable[[Self], Path]) -> Self:
-        """Return what a file's content holds; `path` may be a function of that.
+    def parse(cls, content: bytes, path: Path) -> Self:
+        """Return what the content of the file at `path` holds.
 
         Raises:
             ValueError: Saying what is wrong with it.
@@ -78,7 +77,7 @@ class SignedFile:
             raise ValueError(reason(error)) from error
         without_digest(plain)
         # Frozen for its readers, of whom there is none yet.
-        object.__setattr__(found, "path", path if isinstance(path, Path) else path(found))
+        object.__setattr__(found, "path", path)
         return found
 
     @classmethod

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from regbench.benchmark.machine.bf16 import fast_bf16
-from regbench.benchmark.machine.meters import peak_extra_bytes
+from regbench.benchmark.machine.meters import draw_embeddings, peak_extra_bytes
 from regbench.benchmark.training.network import rescale_prototypes
 from regbench.benchmark.training.teacher import Teacher
 from regbench.methods import Engine, Regularizer
@@ -131,14 +131,9 @@ class Step:
         """Measure the peak memory of the loss beyond embeddings and their gradients, for n
         images of this rank.
         """
-        # The embeddings are random, as in `regbench cost`. They have a generator of their own, so
-        # that the training's draws stay the same.
-        generator = torch.Generator().manual_seed(0)
-        first_NQ = torch.randn(n, q, generator=generator)
-        leaves_NQ = [first_NQ.to(device).requires_grad_()]
-        for _ in range(views - 1):
-            other_NQ = first_NQ + 0.5 * torch.randn(n, q, generator=generator)
-            leaves_NQ.append(other_NQ.to(device).requires_grad_())
+        leaves_NQ = draw_embeddings(n, q, views, torch.float32, device)
+        for leaf_NQ in leaves_NQ:
+            leaf_NQ.requires_grad_()
         labels_N = torch.zeros(n, dtype=torch.int64, device=device) if self.labelled else None
         method, targets_NQ = self.method, None
         if self.teacher is not None:

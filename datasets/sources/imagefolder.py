@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from regbench.datasets.published import few, refuse_if
+from regbench.datasets.published import refuse_if
 from regbench.datasets.sources.base import (
     NO_CLASS,
     Contents,
@@ -38,6 +38,7 @@ from regbench.datasets.stored.progress import tracked
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
 from regbench.settings import settings
+from regbench.text import few
 
 Chosen = dict[str, Mapping[str, Sequence[Path]]]
 """Image files by split and class."""

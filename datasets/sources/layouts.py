@@ -20,10 +20,11 @@ import functools
 import os
 from pathlib import Path
 
-from regbench.datasets.published import Faults, few
+from regbench.datasets.published import Faults
 from regbench.datasets.sources.base import NO_CLASS, named
 from regbench.datasets.stored.progress import tracked
 from regbench.files import regular
+from regbench.text import few
 
 _KAGGLE = Path("ILSVRC/Data/CLS-LOC")
 _KAGGLE_LABELS = Path("LOC_val_solution.csv")

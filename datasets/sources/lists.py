@@ -7,11 +7,12 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from regbench.datasets.published import SIMCLR_LISTS, Faults, few, refuse_if
+from regbench.datasets.published import SIMCLR_LISTS, Faults, refuse_if
 from regbench.datasets.sources.base import named
 from regbench.datasets.sources.layouts import PARTS, Files, Listing, like_train
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
+from regbench.text import few
 
 _WHAT = {"train_list": "training images", "class_list": "classes", "labels": "labels"}
 

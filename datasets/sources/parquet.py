@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from regbench.datasets.published import Faults, few
+from regbench.datasets.published import Faults
 from regbench.datasets.sources.base import Contents, DividedFiles, Labels, Split, register
 from regbench.datasets.stored.progress import tracked
 from regbench.errors import RegbenchError
 from regbench.files import regular
 from regbench.settings import settings
+from regbench.text import few
 
 _SPLITS = {"train": "train", "test": "test"}
 _SPLITS |= dict.fromkeys(("validation", "valid", "val"), "validation")

@@ -9,12 +9,13 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from regbench.datasets.published import PUBLISHED, few
+from regbench.datasets.published import PUBLISHED
 from regbench.datasets.stored.encode import in_order
 from regbench.datasets.stored.prepare import locked
 from regbench.datasets.stored.progress import tracked
 from regbench.datasets.stored.voc_files import VOCSplit, read_image, read_voc07
 from regbench.errors import RegbenchError
+from regbench.text import few
 
 ARCHIVES = ("VOCtrainval_06-Nov-2007.tar", "VOCtest_06-Nov-2007.tar")
 

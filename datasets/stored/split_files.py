@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.published import few
 from regbench.datasets.sources.base import Contents, ImageFiles, Labels, Source, Split
 from regbench.datasets.stored.beton import (
     MIN_PAGE_BYTES,
@@ -32,6 +31,7 @@ from regbench.datasets.stored.manifest import FILE_NAME, SplitEntry, save_text
 from regbench.datasets.stored.progress import tracked
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
+from regbench.text import few
 
 log = logging.getLogger("regbench")
 

@@ -192,8 +192,8 @@ _HEADS = (
 _ALIGN = ("left", "left", *["right"] * 10, "left")
 
 
-def table(rows: Sequence[LossCost], style: str = "simple") -> str:
-    """Set the rows as a table, in a format of `tabulate`."""
+def table(rows: Sequence[LossCost]) -> str:
+    """Set the rows as a table."""
     cells = []
     for row in rows:
         sizes = (row.n, row.q, row.views, row.ranks)
@@ -203,4 +203,4 @@ def table(rows: Sequence[LossCost], style: str = "simple") -> str:
         extra_mib = None if row.extra_bytes is None else row.extra_bytes / _MIB
         form = row.form + "*" * row.auto
         cells.append([row.method, form, *sizes, *times, number(extra_mib), row.note])
-    return tabulate(cells, _HEADS, style, disable_numparse=True, colalign=_ALIGN if rows else None)
+    return tabulate(cells, _HEADS, disable_numparse=True, colalign=_ALIGN if rows else None)

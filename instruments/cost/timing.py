@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regbench import methods
 from regbench.benchmark.machine.compute import forbid_tf32
-from regbench.benchmark.machine.meters import Stopwatch, peak_extra_bytes
+from regbench.benchmark.machine.meters import Stopwatch, draw_embeddings, peak_extra_bytes
 from regbench.instruments.cost.harness import median, ratios, take_turns
 from regbench.methods.forms.engine import LOCAL_ROWS, Engine
 from regbench.processes import Place, one_line
@@ -108,21 +108,6 @@ def _largest(values: Sequence[float], here: torch.device) -> list[float]:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
     maxima: list[float] = tensor.tolist()
     return maxima
-
-
-def draw_embeddings(
-    n: int, q: int, views: int, dtype: torch.dtype, device: torch.device
-) -> list[Tensor]:
-    """Draw embeddings of each view, the same each time: the later views are the first with
-    noise of half its size.
-    """
-    # On the CPU, so that all devices and ranks are given the same numbers.
-    generator = torch.Generator().manual_seed(0)
-    first_NQ = torch.randn(n, q, generator=generator)
-    drawn = [first_NQ]
-    for _ in range(views - 1):
-        drawn.append(first_NQ + 0.5 * torch.randn(n, q, generator=generator))
-    return [z_NQ.to(device, dtype) for z_NQ in drawn]
 
 
 def value_and_gradient(method: methods.Regularizer, views: Sequence[Tensor], engine: Engine) -> Run:

@@ -25,9 +25,10 @@ from regbench.reports.page.lines import (
 from regbench.reports.page.template import packed, table_for_page, templates
 from regbench.reports.rows.answer import answer
 from regbench.reports.rows.comparable import SETTING_NAMES
-from regbench.reports.rows.notes import curve_notes, few
+from regbench.reports.rows.notes import curve_notes
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.table import Table
+from regbench.text import few
 
 # The tables of a task beside its leaderboard, in the order of the page.
 _PARTS = ("accuracy", "cost", "significance")
@@ -238,7 +239,7 @@ def protocols_of(records: Iterable[Record]) -> list[str]:
                 by_title.setdefault(s.head, {})[s.protocol] = None
     out = []
     for title, protocols in by_title.items():
-        out.append(f"{title}: {few(list(protocols), _PROTOCOLS_SHOWN)}")
+        out.append(f"{title}: {few(list(protocols), _PROTOCOLS_SHOWN, between='; ')}")
     return out
 
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from itertools import product
 
-from regbench.reports.rows.notes import UNITS, few
+from regbench.reports.rows.notes import UNITS
 from regbench.reports.rows.significance import LEVEL, MIN_PAIRS, PairTest
 from regbench.reports.rows.summary import LEADING, Row, Summary, mean_of
 from regbench.reports.tables.table import signed
 from regbench.reports.tables.units import time_unit
-from regbench.text import counted
+from regbench.text import counted, few
 
 _RETRIEVAL = "retrieval_recall1"  # the leading score where no image has a label
 _LEAST_POINTS = 0.5  # a smaller difference is worth no further seeds
@@ -99,7 +99,7 @@ class _Answer:
             gains.append(f"{points} by {title} from {trivial.label}")
         who, among = "No method is known to lead", "the first"
         if self.leaders:
-            leading = few([row.name for row in self.leaders])
+            leading = few([row.name for row in self.leaders], between="; ")
             lead = "leads" if len(self.leaders) == 1 else "lead"
             who = f"{len(self.leaders)} of {len(self.methods)} methods ({leading}) {lead}"
             among = "the first of these"
@@ -112,14 +112,14 @@ class _Answer:
         """Say which methods are significantly different from the first, and which are not."""
         clauses, it = [], f"{self.first.name} by {self.title}"
         if self.above:
-            better = few([row.name for row in self.above])
+            better = few([row.name for row in self.above], between="; ")
             verb, does = ("is", "does") if len(self.above) == 1 else ("are", "do")
             clauses.append(
                 f"{better} {verb} significantly above {it}, and {does} not lead all untrained rows"
             )
             it = "it"
         if self.alike:
-            close = few([row.name for row in self.alike])
+            close = few([row.name for row in self.alike], between="; ")
             clauses.append(f"not known to differ from {it}: {close}")
         elif self.below:
             gap = _points(self.others[self.below[0]])
@@ -162,7 +162,7 @@ def _tried(summary: Summary, methods: Sequence[Row], name: str) -> str:
     tried = f"Tried: {counted(len(methods), 'method')}"
     lacking = [row.name for row in summary.methods if row not in methods]
     if lacking:
-        tried += f" (not {few(lacking)}, for want of a score)"
+        tried += f" (not {few(lacking, between='; ')}, for want of a score)"
     if budget > 1:
         tried += f", up to {budget} configurations of each on the {summary.selection_split} split"
     numbers = sorted({len(row.by_unit(name)) for row in methods})

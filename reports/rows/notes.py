@@ -14,11 +14,7 @@ from regbench.benchmark.rundir.record import Record, Score
 from regbench.reports.rows.deviations import nested_deviations
 from regbench.reports.rows.significance import LEVEL, POWER, images_for
 from regbench.reports.rows.summary import CONTENT, Row, Summary, mean_of
-from regbench.text import counted
-
-# A note is one paragraph below a table: of what is listed in it, a reader sees the first few and
-# how many more.
-_LISTED = 5
+from regbench.text import counted, few
 
 UNITS = {"seed": "seeds", "search": "searches"}
 
@@ -63,14 +59,6 @@ def task_notes(summary: Summary) -> list[str]:
     return list(filter(None, notes))
 
 
-def few(names: Sequence[str], most: int = _LISTED) -> str:
-    """List the first of many names, which may have commas, and count the others."""
-    shown = list(names[:most])
-    if len(names) > most:
-        shown.append(f"and {len(names) - most} more")
-    return "; ".join(shown)
-
-
 def _budget(summary: Summary) -> str:
     """Describe whether every method had the same chance to be tuned."""
     budgets: dict[int | None, list[str]] = {}
@@ -97,7 +85,7 @@ def _budget(summary: Summary) -> str:
     listed = []
     for count, names in sorted(budgets.items(), key=lambda item: item[0] or 0):
         tried = "given, not tuned" if count is None else f"{count} tried"
-        listed.append(f"{tried} ({few(names)})")
+        listed.append(f"{tried} ({few(names, between='; ')})")
     budgets_of_rows = ", ".join(listed)
     if None not in per_searched and all(len(counts) == 1 for counts in per_searched.values()):
         return (
@@ -120,7 +108,9 @@ def _missing(summary: Summary) -> str:
             f"{label}, {counted(n, 'cell')} ({why})" for (label, why), n in kinds.most_common()
         ]
         number = len(summary.failures)
-        texts.append(f"Failed, {number} in all, and to be tried again: {few(counts)}.")
+        texts.append(
+            f"Failed, {number} in all, and to be tried again: {few(counts, between='; ')}."
+        )
     return " ".join(texts)
 
 
@@ -247,7 +237,7 @@ def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
     if untested:
         notes.append(
             f"Not tested, with fewer than three {plural} shared with the best: "
-            f"{few(list(untested))}."
+            f"{few(list(untested), between='; ')}."
         )
     return notes
 

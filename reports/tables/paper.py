@@ -16,7 +16,6 @@ import pandas as pd
 
 from regbench.benchmark.settings.recipes import PublishedNumber, paper_numbers, published_numbers
 from regbench.reports.rows.deviations import Stat
-from regbench.reports.rows.notes import few
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.table import (
     Column,
@@ -27,6 +26,7 @@ from regbench.reports.tables.table import (
     mean_pm,
     signed,
 )
+from regbench.text import few
 
 _BACKBONES = {"in20": "resnet18", "in100": "resnet50"}
 """The paper's backbone for each data set."""
@@ -93,7 +93,7 @@ def published_notes(summary: Summary, names: Sequence[str]) -> list[str]:
         "Published numbers are of the same method, batch and epochs in the recipe's sweep, or of "
         "the SFRIK paper's experiment with the same data set, network, method, q, batch and "
         "epochs. *: chosen on the test set, so optimistic; ours are of the last epoch. "
-        f"Sources: {few(list(sources), _SOURCES_SHOWN)}."
+        f"Sources: {few(list(sources), _SOURCES_SHOWN, between='; ')}."
     ]
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from regbench import methods
 from regbench.instruments.cost.harness import in_words, machine
 from turns import compare
-from regbench.instruments.cost.timing import draw_embeddings
+from regbench.benchmark.machine.meters import draw_embeddings
 from regbench.methods import Engine
 
 ROUNDS = 9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 from regbench.errors import RegbenchError
 
@@ -40,6 +41,20 @@ def brief(name: str) -> str:
 def counted(number: int, noun: str) -> str:
     """Format a number of things: "1 cell", "1,200 cells"."""
     return f"{number:,} {noun}" + "s" * (number != 1)
+
+
+def few(names: Sequence[object], most: int = 6, between: str = ", ") -> str:
+    """Join the first names, and say how many more there are.
+
+    Args:
+        names: What to list.
+        most: The largest number of them that are shown.
+        between: What stands between two: "; " where names may have commas.
+    """
+    listed = [str(name) for name in names[:most]]
+    if len(names) > most:
+        listed.append(f"and {len(names) - most:,} more")
+    return between.join(listed)
 
 
 def is_name(text: str) -> bool:

@@ -31,7 +31,7 @@ from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.machine.compute import default_workers, resolve, usable_cpus
 from regbench.benchmark.machine.description import environment
-from regbench.benchmark.machine.meters import peak_extra_bytes
+from regbench.benchmark.machine.meters import draw_embeddings, peak_extra_bytes
 from regbench.benchmark.run import evaluate_directory, run_cell
 from regbench.benchmark.rundir.checkpoint import save_checkpoint
 from regbench.benchmark.rundir.directory import (
@@ -57,7 +57,7 @@ from regbench.benchmark.training.step import Step, Stepped
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.stored.manifest import Manifest
 from regbench.datasets.stored.prepare import prepare
-from regbench.instruments.cost.timing import draw_embeddings, value_and_gradient
+from regbench.instruments.cost.timing import value_and_gradient
 from regbench.methods import Engine, Regularizer
 from tests.benchmark.steps import before_steps, interrupt_run, kill_while_it_writes, signal_at
 from tests.history import assert_same, weights

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from regbench import methods
+from regbench.benchmark.machine.meters import draw_embeddings
 from regbench.instruments.cost import timing
 from regbench.instruments.cost.harness import (
     in_words,
@@ -34,7 +35,6 @@ from regbench.instruments.cost.harness import (
 from regbench.instruments.cost.losses import Grid, cases, measure, table
 from regbench.instruments.cost.timing import (
     LossCost,
-    draw_embeddings,
     join,
     measure_rows,
     value_and_gradient,

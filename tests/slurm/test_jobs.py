@@ -32,7 +32,7 @@ from regbench.cli import main
 from regbench.datasets.config import DatasetConfig
 from regbench.slurm import manage
 from regbench.slurm.job import SlurmJob
-from regbench.slurm.queue import call_for_jobs, submissions
+from regbench.slurm.queue import cancel_jobs, submissions
 from regbench.sweeps.status import CellStatus
 from tests.records import attempted, knn_top1, made
 from tests.refusals import is_refused
@@ -268,7 +268,7 @@ def test_before_cells_are_submitted_their_data_sets_are_prepared(
 
 def test_more_jobs_than_one_command_takes_are_all_cancelled(user: User) -> None:
     user.submitted("method=vicreg seed=0,1,2")
-    call_for_jobs([*["1_0"] * 499, "1_1", "1_2"], "scancel")
+    cancel_jobs([*["1_0"] * 499, "1_1", "1_2"])
     assert user.slurm.queued() == []
 
 
