@@ -32,7 +32,7 @@ from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.benchmark.settings.listing import listing, meanings
 from regbench.cli import main
 from regbench.cli.catalogue import KINDS
-from regbench.methods.forms.spectrum import kernel_spectrum, spectrum_rows
+from regbench.methods.forms.spectrum import kernel_spectrum
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -227,9 +227,11 @@ def _spectrum(method: methods.Regularizer) -> list[str]:
     coefficients = kernel_spectrum(method, SPECTRUM_DIM, 6)
     if coefficients is None:
         return []
-    rows = [
-        [f"{order}", f"{b:.4g}", f"{share:.2%}"] for order, b, share in spectrum_rows(coefficients)
-    ]
+    # b_0 is a constant that no embedding changes.
+    total = sum(coefficients[1:])
+    rows = []
+    for order, b in enumerate(coefficients[1:], 1):
+        rows.append([f"{order}", f"{b:.4g}", f"{b / total:.2%}"])
     table = tabulate(
         rows, ["order ℓ", "b_ℓ", "share of b_1 to b_6"], tablefmt="github", disable_numparse=True
     )

@@ -8,7 +8,7 @@ set by its formula.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -97,11 +97,3 @@ def kernel_spectrum(method: methods.Regularizer, q: int, order: int) -> tuple[fl
     if not isinstance(method, KernelEnergy):
         return None
     return tuple(expand(lambda t: method.kernel(torch.from_numpy(t), q).numpy(), q, order).tolist())
-
-
-def spectrum_rows(coefficients: Sequence[float]) -> list[tuple[int, float, float]]:
-    """List (ℓ, b_ℓ, share of Σ_{ℓ≥1} b_ℓ) for ℓ >= 1: b_0 is a constant that no embedding
-    changes.
-    """
-    total = sum(coefficients[1:])
-    return [(order, b, b / total) for order, b in enumerate(coefficients) if order]

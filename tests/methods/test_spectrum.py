@@ -20,7 +20,6 @@ from regbench.methods.forms.spectrum import (
     kernel_spectrum,
     log_harmonics,
     quadrature,
-    spectrum_rows,
 )
 
 
@@ -156,10 +155,6 @@ def test_generalized_distance_by_gamma_functions(q: int, p: float) -> None:
     found = expand(lambda t: kernel(torch.from_numpy(t), q).numpy(), q, 4, nodes=1500)
     assert found[1:] == pytest.approx(exact, rel=2e-4)
     assert (found[1:] > 0).all()
-
-
-def test_spectral_rows_leave_the_constant_out() -> None:
-    assert spectrum_rows([5.0, 1.0, 3.0]) == [(1, 1.0, 0.25), (2, 3.0, 0.75)]
 
 
 def test_sfrik_weighs_the_orders_that_it_sets() -> None:

@@ -50,7 +50,7 @@ def audit(
     source: Path | None,
     out: Path,
 ) -> None:
-    r"""Audit losses of libraries, or your own, as black boxes.
+    """Audit losses of libraries, or your own, as black boxes.
 
     TARGETS are libraries, one of their losses, or losses of your own.
 

@@ -174,7 +174,7 @@ def check(names: Sequence[str]) -> None:
 @main.command()
 @click.argument("prefix", default="")
 def settings(prefix: str) -> None:
-    r"""List settings: type and bounds, default, meaning.
+    """List settings: type and bounds, default, meaning.
 
     Those whose names begin with PREFIX; by default all.
 

@@ -47,7 +47,7 @@ def prepare(
     verify: bool,
     overrides: Sequence[str],
 ) -> None:
-    r"""Write a data set's .beton files and its manifest.
+    """Write a data set's .beton files and its manifest.
 
     DATASET is a configuration name such as fashion_mnist, cifar100, stl10, in20, imagefolder or
     parquet, or voc07. What can be downloaded is; ImageNet and others are given by --source-dir:

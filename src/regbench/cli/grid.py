@@ -63,7 +63,7 @@ def sweep(
     wait: Wait | None,
     oversized: bool,
 ) -> None:
-    r"""Run the grid NAME: a preset, or the path of a YAML file. Without NAME, list the presets.
+    """Run the grid NAME: a preset, or the path of a YAML file. Without NAME, list the presets.
 
     Finished cells are skipped, interrupted ones go on from their checkpoints, and a cell that fails
     does not stop the others. Values separated by commas multiply the cells: regbench sweep
@@ -158,7 +158,7 @@ def tune(
     wait: Wait | None,
     oversized: bool,
 ) -> None:
-    r"""Tune each method, then score the chosen on the test split.
+    """Tune each method, then score the chosen on the test split.
 
     NAME is a sweep: a preset, or the path of a YAML file. Its cells are pretrained and scored on
     the tuning split, by weighted kNN or by its mean with linear probing
@@ -219,7 +219,7 @@ def challenge(
     plan: bool,
     wait: Wait | None,
 ) -> None:
-    r"""Place a new loss among the rows of a track.
+    """Place a new loss among the rows of a track.
 
     LOSS is a file with a regularizer, or with a plain function or nn.Module of two embeddings:
     my_loss.py, or my_loss.py:NAME. Only this loss is trained: its weight and learning rate are
@@ -286,7 +286,7 @@ def plan(
     overrides: Sequence[str],
     tell: float | None,
 ) -> None:
-    r"""Predict memory, FLOP and time of cells; run nothing.
+    """Predict memory, FLOP and time of cells; run nothing.
 
     Memory of a GPU, FLOP, communication, disk and GPU hours of each cell of the sweep NAME. No GPU
     is needed: a training step runs on tensors without data. NAME may also be the first of the
@@ -294,7 +294,7 @@ def plan(
 
     \b
       regbench plan in100_table4 cluster=slurm cluster.gpus=8
-      regbench plan method=vicreg dataset=in100 augmentation=imagenet network=resnet50 \
+      regbench plan method=vicreg dataset=in100 augmentation=imagenet network=resnet50 \\
           cluster.gpus=8
       regbench plan digits_search --tell 1        seeds and searches that tell a point
     """

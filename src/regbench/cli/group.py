@@ -22,10 +22,6 @@ class _Cli(click.Group):
     for a failure.
     """
 
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        cmd.help = _as_written(cmd.help)
-        super().add_command(cmd, name)
-
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -69,14 +65,6 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return any(words in str(error) for words in said)
 
 
-def _as_written(text: str | None) -> str | None:
-    """Restore click's mark for lines that it must not wrap, which raw docstrings spell in two
-    characters.
-    """
-    # Ruff wants docstrings with a backslash to be raw.
-    return text and text.replace("\\b\n", "\b\n")
-
-
 def _fail(ctx: click.Context, error: BaseException, line: str, code: int) -> None:
     # A user is told in a line, and a developer sees where.
     if ctx.params["debug"]:
@@ -92,7 +80,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "sh
 @click.version_option(__version__)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
-    r"""The neutral benchmark of regularizers for self-supervised learning.
+    """The neutral benchmark of regularizers for self-supervised learning.
 
     \b
     First steps:
@@ -119,9 +107,6 @@ def main(debug: bool) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     # SIGTERM acts as Ctrl-C does, so that `kill` and a scheduler end a command as gently.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-
-main.help = _as_written(main.help)
 
 
 @main.command()

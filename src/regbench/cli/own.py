@@ -26,7 +26,7 @@ from regbench.errors import RegbenchError
 def own(
     ctx: click.Context, folder: Path, overrides: Sequence[str], hours: float, plan: bool
 ) -> None:
-    r"""Say which method suits your own images, within some hours on this machine.
+    """Say which method suits your own images, within some hours on this machine.
 
     FOLDER holds a folder of images for each class, or train/ with these. The images are prepared,
     a short training is measured, and what the budget pays is run: methods whose weight and

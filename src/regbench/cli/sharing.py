@@ -56,7 +56,7 @@ def _entered(ctx: click.Context, losses: Sequence[str]) -> dict[str, LossFile]:
     help="Pack the final weights too, so that others need not train again.",
 )
 def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> None:
-    r"""Pack finished cells into a file that others can check.
+    """Pack finished cells into a file that others can check.
 
     NAMES are sweeps; the file is a bundle. Refuses what `regbench report --check` or
     `regbench verify` would refuse. docs/leaderboard.md says what is in it.
@@ -91,7 +91,7 @@ def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> No
 def verify(
     ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: int, losses: Sequence[str]
 ) -> None:
-    r"""Check a bundle of results.
+    """Check a bundle of results.
 
     Prints a line for each thing that does not fit, and exits with 1 if there is any.
 
@@ -154,7 +154,7 @@ def verify(
 @_losses_option
 @click.pass_context
 def leaderboard(ctx: click.Context, folder: Path, out: Path, losses: Sequence[str]) -> None:
-    r"""Write the report of all bundles in FOLDER.
+    """Write the report of all bundles in FOLDER.
 
     A bundle that does not check out is left out and named. docs/leaderboard.md says what the page
     shows.

@@ -81,7 +81,7 @@ def evaluate(
     label: str | None,
     name: str,
 ) -> None:
-    r"""Evaluate a finished run, or published weights.
+    """Evaluate a finished run, or published weights.
 
     RUN is a run directory, of which the last checkpoint is taken. Evaluations that the record of a
     finished RUN does not hold are written beside it, and reports take them; others are only shown.
@@ -95,10 +95,10 @@ def evaluate(
     finished run:
 
     \b
-      regbench evaluate --backbone torchvision:resnet50@IMAGENET1K_V2 --label supervised \
-          dataset=in100 augmentation=imagenet network=resnet50 \
+      regbench evaluate --backbone torchvision:resnet50@IMAGENET1K_V2 --label supervised \\
+          dataset=in100 augmentation=imagenet network=resnet50 \\
           evaluation.probe.learning_rates=[0.3] --only knn,probe,voc07
-      regbench evaluate --backbone sfrik_backbone.pth network=resnet50 dataset=in100 \
+      regbench evaluate --backbone sfrik_backbone.pth network=resnet50 dataset=in100 \\
           --only knn,voc07
       regbench evaluate --backbone timm:resnet50.a1_in1k dataset=in100 --only knn
 
@@ -146,7 +146,7 @@ def evaluate(
 )
 @click.option("--onnx", is_flag=True, help="Write the network for ONNX too.")
 def export(run: Path, out: Path, onnx: bool) -> None:
-    r"""Write the backbone of a finished run for other programs.
+    """Write the backbone of a finished run for other programs.
 
     The weights have the names that timm and torchvision give them. The card says how timm loads
     them, how images are resized and normalised, and what made them:
@@ -169,7 +169,7 @@ def export(run: Path, out: Path, onnx: bool) -> None:
 )
 @overrides_argument
 def embed(run: Path, folder: Path, out: Path, overrides: Sequence[str]) -> None:
-    r"""Write the representation of each image below a folder.
+    """Write the representation of each image below a folder.
 
     The file has the columns file, embedding and, where the run's data set is prepared and has
     labels, classes: the nearest by their mean training images. The same command goes on after a
