@@ -62,7 +62,7 @@ class WMSE(Native):
         limitation="by default the whole batch is whitened, not random sub-batches: n should be "
         "well above q",
     )
-    space: ClassVar[Space] = {"epsilon": Range(1e-6, 1e-2, most=1)}
+    space: ClassVar[Space] = {"epsilon": Range(1e-4, 0.3, most=1)}
 
     def __post_init__(self) -> None:
         """Refuse sub-batches without a covariance."""
