@@ -1,4 +1,4 @@
-"""The table and contrasts of docs/results/latents.md on all other methods, from the two bundles.
+"""The tables, contrasts and map of docs/results/latents.md on all other methods, from the bundles.
 
 In the root of a clone: python results/latents/family.py
 """
@@ -7,70 +7,138 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
+import matplotlib.pyplot as plt
 import pandas as pd
 from scipy import stats
 
 from regbench.reports.bundle.bundle import read_bundle
 
 RESULTS = Path("results")
+WORLDS = ["", "_sphere", "_clusters", "_imbalanced"]
 SHOWN = ["content_r2", "content_kernel_r2", "content_mcc", "style_r2_embedding"]
+CLUSTERS = "cluster_accuracy"
+LOST = (2.2, 9.0)  # points that labels and BYOL lose
 PAIRS = [(row, "RBF kernel") for row in ("KCL (gaussian)", "MMD (heat)", "DHEL")]
-PAIRS += [(row, "SimCLR") for row in ("InfoNCE", "DCL", "DCLW")]
-PAIRS += [(row, "SFRIK (L=2)") for row in ("generalized distance", "SUSReg", "MMD (susreg)")]
+CONTRASTIVE = ["InfoNCE", "DCL", "DCLW"]
+PAIRS += [(row, "SimCLR") for row in CONTRASTIVE]
+BLIND = ["generalized distance", "SUSReg", "MMD (susreg)"]  # to all but the lowest order, mostly
+PAIRS += [(row, "SFRIK (L=2)") for row in BLIND]
 NORMAL = ["KSD, imq", "KSD, gaussian", "MMD, gaussian", "sliced MMD, gaussian"]
 PAIRS += [(f"KerJEPA ({kernel})", "RBF kernel") for kernel in NORMAL]
 PAIRS += [("Weak-SIGReg", "RBF kernel")]
 COVARIANCES = ["VICReg-exp", "VICReg-ctr", "VIbCReg", "TiCo", "W-MSE", "CorInfoMax", "FroSSL"]
 KERNELS = ["quadratic kernel", "KCL (gaussian)", "KCL (imq)", "KCL (log)", "KCL (riesz)"]
 KERNELS += ["MMD (heat)", "KSD (heat)", "MMD (bandlimited)", "KSD (bandlimited)", "KL (heat)"]
-GROUPS = {"covariances": COVARIANCES, "kernels on the sphere": KERNELS}
 
 
-def scores(bundle: str) -> pd.DataFrame:
-    """Read the test scores of a bundle's methods: one row for each score, search and seed."""
+class Test(NamedTuple):
+    """Tukey's test of a world: the means of the methods, and the error of a difference.
+
+    Attributes:
+        means: R² of the content by method, in points.
+        error: Standard error of a mean of one search against one of three, over √2, in points.
+        tukey: Distribution of the largest standardized difference.
+    """
+
+    means: pd.Series
+    error: float
+    tukey: stats.distributions.rv_frozen
+
+    def describe(self, one: str, other: str) -> str:
+        """Describe how far one method is above another."""
+        gap = self.means[one] - self.means[other]
+        return f"{one} - {other}: {gap:+.1f}, p = {self.tukey.sf(abs(gap) / self.error):.3f}"
+
+
+def scores(world: str) -> pd.DataFrame:
+    """Read the test scores of a world's two bundles: one row for each score, search and seed."""
     rows = []
-    for record in read_bundle(RESULTS / f"{bundle}.tar.xz").records:
-        if record.is_reference or record.label == "untrained":
-            continue
-        for score in record.scores:
-            if score.split == "test":
-                rows.append([record.label, record.search or 0, score.name, score.value])
-    return pd.DataFrame(rows, columns=["row", "search", "score", "value"])
+    for bundle in (f"latents{world}", f"latents_family{world}"):
+        for record in read_bundle(RESULTS / f"{bundle}.tar.xz").records:
+            if record.is_reference or record.label == "untrained":
+                continue
+            for score in record.scores:
+                if score.split == "test":
+                    of_record = [world, record.label, record.search is not None]
+                    rows.append([*of_record, record.search or 0, score.name, score.value])
+    names = ["world", "row", "is_repeated", "search", "score", "value"]
+    return pd.DataFrame(rows, columns=names)
 
 
-def main() -> None:
-    """Print the table, and the differences with Tukey's test and interval at 5 %."""
-    searched, others = scores("latents"), scores("latents_family")
-    data = pd.concat([searched, others])
-    grouped = data[data["score"].isin(SHOWN)].groupby(["row", "score"])["value"]
-    means, counts = grouped.mean().unstack()[SHOWN], grouped.count().unstack()["content_r2"]
-    seeds = grouped.std().unstack()["content_r2"]
-    for row in means.sort_values("content_r2", ascending=False).index:
-        texts = [f"{means.loc[row, score]:.1f}" for score in SHOWN]
-        texts[0] += f" ± {seeds[row]:.1f}"
-        print(f"| {row} | {' | '.join(texts)} | {counts[row]} |")
-
-    content = data[data["score"] == "content_r2"]
+def test_of(data: pd.DataFrame, world: str) -> Test:
+    """Make the test of a world, with the deviation between the searches that were repeated."""
+    content = data[(data["world"] == world) & (data["score"] == "content_r2")]
     of_search = content.groupby(["row", "search"])["value"].mean()
     groups = [own for _, own in of_search.groupby("row") if len(own) > 1]
     freedom = sum(len(own) - 1 for own in groups)
     deviation = math.sqrt(sum(own.var() * (len(own) - 1) for own in groups) / freedom)
-    of_method = of_search.groupby("row").mean()
-    tukey = stats.studentized_range(len(of_method), freedom)
-    error = deviation * math.sqrt((1 + 1 / 3) / 2)  # one search against three
+    means = of_search.groupby("row").mean()
+    error = deviation * math.sqrt((1 + 1 / 3) / 2)
+    tukey = stats.studentized_range(len(means), freedom)
     half = tukey.ppf(0.95) * error
-    print(
-        f"\ndeviation between searches {deviation:.2f}, {freedom} degrees of freedom, ± {half:.1f}"
-    )
-    above = of_method.sort_values(ascending=False)
-    better = above[above > of_method["RBF kernel"]].index
-    for one, other in [*PAIRS, *((row, "RBF kernel") for row in better)]:
-        gap = of_method[one] - of_method[other]
-        print(f"{one} - {other}: {gap:+.1f}, p = {tukey.sf(abs(gap) / error):.3f}")
-    for group, names in GROUPS.items():
-        own = of_method[names]
-        print(f"{group}: median {own.median():.1f}, {own.round(1).to_dict()}")
+    print(f"\nlatents{world}: deviation between searches {deviation:.2f}, ± {half:.1f}")
+    return Test(means, error, tukey)
+
+
+def contrasts(test: Test, best: str) -> None:
+    """Print a world's differences that the predictions are about."""
+    others = test.means[test.means > test.means[best]]
+    for row in others.index:
+        print(test.describe(row, best))
+    for row in BLIND:
+        print(test.describe(row, "SFRIK (L=2)"))
+    for group, names in {"covariances": COVARIANCES, "kernels": KERNELS}.items():
+        print(f"{group}: median {test.means[names].median():.1f}")
+
+
+def draw(content: pd.DataFrame) -> None:
+    """Draw the map of methods and worlds, each world's colours by its own best and worst."""
+    share = (content - content.min()) / (content.max() - content.min())
+    figure, axes = plt.subplots(figsize=(6.5, 11), layout="constrained")
+    axes.imshow(share, cmap="viridis", aspect="auto")
+    axes.set_xticks(range(len(WORLDS)), content.columns, rotation=30)
+    axes.set_yticks(range(len(content)), content.index, fontsize=8)
+    for y, row in enumerate(content.index):
+        for x, world in enumerate(content.columns):
+            colour = "black" if share.loc[row, world] > 0.5 else "white"
+            how = {"ha": "center", "va": "center", "fontsize": 8, "color": colour}
+            axes.text(x, y, f"{content.loc[row, world]:.0f}", **how)
+    axes.set_title("R² of the content by linear regression (%)", fontsize=10)
+    figure.savefig("docs/results/latents_family.png", dpi=110)
+
+
+def main() -> None:
+    """Print the tables, and the differences with Tukey's test at 5 %; draw the map."""
+    data = pd.concat(map(scores, WORLDS))
+    means = data.groupby(["score", "row", "world"])["value"].mean().unstack()[WORLDS]
+    content = means.loc["content_r2"]
+    content = content.loc[content.mean(axis=1).sort_values(ascending=False).index]
+    for score in SHOWN:
+        print(f"\n{score}\n")
+        for row in content.index:
+            print(f"| {row} | {' | '.join(f'{value:.1f}' for value in means.loc[score, row])} |")
+
+    repeated = set(data.loc[data["is_repeated"], "row"])
+    for world in WORLDS:
+        test = test_of(data, world)
+        best = test.means[list(repeated)].idxmax()
+        contrasts(test, best)
+        if not world:
+            for pair in PAIRS:
+                print(test.describe(*pair))
+    print()
+    for row in CONTRASTIVE:
+        print(f"on the sphere {row}: {content.loc[row, '_sphere']:.1f}", end="; ")
+    print(f"RBF kernel {content.loc['RBF kernel', '_sphere']:.1f}")
+    print("\nSpearman's coefficients between worlds")
+    print(content.corr("spearman").round(2).to_string())
+    lost = (means.loc[CLUSTERS, "_clusters"] - means.loc[CLUSTERS, "_imbalanced"]).sort_values()
+    others = lost.drop(list(repeated))
+    print(f"\ncluster accuracy lost with imbalance: {others.between(*LOST).sum()} of {len(others)}")
+    print(lost.round(1).to_string())
+    draw(content.rename(columns=lambda world: f"latents{world}"))
 
 
 main()
