@@ -14,7 +14,7 @@ from regbench.datasets.stored.prepare import prepare
 cell, _ = load_run(["dataset=digits", "augmentation=small_color", "epochs=1", "batch_size=8"])
 with tempfile.TemporaryDirectory() as folder:
     data_dir = Path(folder)
-    prepare(cell.dataset, data_dir, progress=False)
+    prepare(cell.dataset, data_dir)
     reading = {"data_dir": data_dir, "batch_size": 8, "device": torch.device("cpu")}
     # A loader for training compiles what it needs at once, one for evaluation with its first image.
     PretrainingLoader(cell.dataset, cell.augmentation, **reading).close()

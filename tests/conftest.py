@@ -160,7 +160,7 @@ def tiny_data_dir(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -
     Tests only read here.
     """
     data_dir = tmp_path_factory.mktemp("tiny_data")
-    prepare(load_run(TINY)[0].dataset, data_dir, source_dir=tiny_source, progress=False)
+    prepare(load_run(TINY)[0].dataset, data_dir, source_dir=tiny_source)
     return data_dir
 
 

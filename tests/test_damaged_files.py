@@ -257,10 +257,7 @@ def test_damaged_manifests(tiny_data_dir: Path, tmp_path: Path, seeds: range) ->
         rng = random.Random(f"manifest {seed}")
         path = tmp_path / "tiny" / "manifest.json"
         how = damage(path, rng)
-        for read in (
-            lambda: prepare(dataset, tmp_path, progress=False),
-            lambda: verify("tiny", tmp_path, progress=False),
-        ):
+        for read in (lambda: prepare(dataset, tmp_path), lambda: verify("tiny", tmp_path)):
             refused_or_read(read, "tiny")
         path.rmdir() if how == "a folder" else path.unlink(missing_ok=True)
         path.hardlink_to(tiny_data_dir / "tiny" / "manifest.json")

@@ -65,7 +65,7 @@ def birds_manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     """Of three classes."""
     birds = draw(tmp_path_factory.mktemp("birds"), 3, 8)
     dataset = load_run(["dataset=imagefolder"])[0].dataset
-    return prepare(dataset, tmp_path_factory.mktemp("data"), source_dir=birds, progress=False)
+    return prepare(dataset, tmp_path_factory.mktemp("data"), source_dir=birds)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def birds(data_dir: Path, tmp_path: Path) -> Manifest:
     """72 images for training."""
     folder = draw(tmp_path / "images" / "birds", 30, 8)
     dataset = load_run(["dataset=imagefolder", "dataset.name=birds"])[0].dataset
-    return prepare(dataset, data_dir, source_dir=folder, progress=False)
+    return prepare(dataset, data_dir, source_dir=folder)
 
 
 def measured(grid: Sweep, stages: Sequence[str]) -> list[CellStatus]:
@@ -430,7 +430,7 @@ def test_a_part_is_measured_by_its_whole_batches(birds: Manifest, tmp_path: Path
 def test_a_plan_without_labels_searches_nothing(data_dir: Path, tmp_path: Path) -> None:
     folder = draw(tmp_path / "images" / "birds", 30, 8)
     given = ["dataset=imagefolder", "dataset.name=birds", "dataset.source.unlabelled=true"]
-    birds = prepare(load_run(given)[0].dataset, data_dir, source_dir=folder, progress=False)
+    birds = prepare(load_run(given)[0].dataset, data_dir, source_dir=folder)
     two = ["runtime.parallel=2", "runtime.device=cpu", "dataset.source.unlabelled=true"]
     path = own_file(tmp_path / "runs", birds, 1.5, two, measured)
     grid = load_sweep(str(path), [])

@@ -30,7 +30,6 @@ def prepare(
     data_dir: Path,
     *,
     source_dir: Path | None = None,
-    progress: bool = True,
     force: bool = False,
     skip_unreadable: bool = False,
 ) -> Manifest:
@@ -43,7 +42,6 @@ def prepare(
         config: The data set.
         data_dir: The folder of all prepared data sets; made if missing.
         source_dir: The folder that holds the source; None for the usual place or a download.
-        progress: Show progress on stderr.
         force: Write again what is there.
         skip_unreadable: Leave out the images that cannot be read, instead of refusing all when they
             are listed.
@@ -65,7 +63,7 @@ def prepare(
         if isinstance(config.source, Latents):
             splits = write_latents(config, config.source, folder)
         else:
-            splits, notes = write_splits(config, contents, folder, progress)
+            splits, notes = write_splits(config, contents, folder)
         left_out: dict[str, str] = {}
         for entry in splits.values():
             left_out |= entry["left_out"]

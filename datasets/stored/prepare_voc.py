@@ -25,7 +25,6 @@ def prepare_voc07(
     num_images: tuple[int, int],
     *,
     source_dir: Path | None = None,
-    progress: bool = True,
     force: bool = False,
 ) -> dict[str, VOCSplit]:
     """Bring VOC2007 to `<data_dir>/voc07/VOCdevkit/`, unless it is there, and check all of it.
@@ -42,8 +41,8 @@ def prepare_voc07(
             # The new folder lies beside the old one, so that a rename puts it into place at once.
             new = Path(tempfile.mkdtemp(prefix=".VOCdevkit.", dir=folder))
             try:
-                _bring(source_dir, new, progress)
-                _check(new / "VOCdevkit", str(source_dir), num_images, progress)
+                _bring(source_dir, new)
+                _check(new / "VOCdevkit", str(source_dir), num_images)
                 if place.is_symlink() or place.exists():
                     # The old folder moves into one that is removed below, so that its place is
                     # empty for a moment only.
@@ -52,10 +51,10 @@ def prepare_voc07(
             finally:
                 shutil.rmtree(new)
             return read_voc07(place / "VOC2007", num_images)
-        return _check(place, str(place), num_images, progress)
+        return _check(place, str(place), num_images)
 
 
-def _bring(source_dir: Path, new: Path, progress: bool) -> None:
+def _bring(source_dir: Path, new: Path) -> None:
     """Make `new`/VOCdevkit of what `source_dir` holds."""
     address = PUBLISHED["voc2007"].address
     if missing := [name for name in ARCHIVES if not (source_dir / name).is_file()]:
@@ -71,7 +70,7 @@ def _bring(source_dir: Path, new: Path, progress: bool) -> None:
             with tarfile.open(source_dir / name) as archive:
                 members = archive.getmembers()
                 title, count = f"unpacking {name}", len(members)
-                for member in tracked(members, count, title, progress, "files"):
+                for member in tracked(members, count, title, "files"):
                     _extract(archive, member, new)
         except (tarfile.TarError, EOFError) as error:
             raise RegbenchError(
@@ -96,13 +95,11 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) ->
     archive.extract(member, folder)
 
 
-def _check(
-    devkit: Path, where: str, num_images: tuple[int, int], progress: bool
-) -> dict[str, VOCSplit]:
+def _check(devkit: Path, where: str, num_images: tuple[int, int]) -> dict[str, VOCSplit]:
     """Read the splits, if all is there and every image can be read."""
     splits = read_voc07(devkit / "VOC2007", num_images, where)
     paths = [*splits["trainval"].paths, *splits["test"].paths]
-    faults = tracked(in_order(_fault, paths), len(paths), "VOC2007: reading", progress)
+    faults = tracked(in_order(_fault, paths), len(paths), "VOC2007: reading")
     if wrong := [fault for fault in faults if fault]:
         raise RegbenchError(
             f"{where} is not the complete VOC2007: {len(wrong):,} images cannot be read: "

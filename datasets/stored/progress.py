@@ -11,9 +11,7 @@ from tqdm import tqdm
 T = TypeVar("T")
 
 
-def tracked(
-    items: Iterable[T], total: int, title: str, progress: bool = True, unit: str = "images"
-) -> Iterator[T]:
+def tracked(items: Iterable[T], total: int, title: str, unit: str = "images") -> Iterator[T]:
     """Pass the items on, with a bar on a terminal, which a log gets now and then."""
     delay_s, interval_s = 0.0, 0.1
     if not sys.stderr.isatty():
@@ -23,7 +21,6 @@ def tracked(
         title,
         total,
         unit=f" {unit}",
-        disable=not progress,
         delay=delay_s,
         mininterval=interval_s,
     )

@@ -39,7 +39,7 @@ UNREADABLE = "unreadable.txt"
 
 
 def write_splits(
-    config: DatasetConfig, contents: Contents, folder: Path, progress: bool
+    config: DatasetConfig, contents: Contents, folder: Path
 ) -> tuple[dict[str, SplitEntry], list[str]]:
     """Write all splits, and list what cannot be read.
 
@@ -55,9 +55,7 @@ def write_splits(
         for name, split in contents.splits.items():
             left_out[name] = {}
             path, names = folder / f"{name}.beton", contents.class_names
-            entries[name], stored[name] = _write_split(
-                config, path, split, names, left_out[name], progress
-            )
+            entries[name], stored[name] = _write_split(config, path, split, names, left_out[name])
     finally:
         lines: list[str] = []
         for of_split in left_out.values():
@@ -103,7 +101,6 @@ def _write_split(
     split: Split,
     class_names: list[str],
     left_out: dict[str, str],
-    progress: bool,
 ) -> tuple[SplitEntry, _Stored]:
     """Write the file of one split and where its images came from.
 
@@ -112,7 +109,7 @@ def _write_split(
 
     def images(stored: _Stored) -> Iterator[Sample]:
         samples, title = samples_of(split, config.source), f"{config.name}/{path.stem}"
-        yield from stored.readable(tracked(samples, len(split.labels), title, progress), left_out)
+        yield from stored.readable(tracked(samples, len(split.labels), title), left_out)
         # A refusal here comes before the end of the writing, which then leaves no file.
         emptied = sorted(set(split.labels.tolist()) - set(split.labels[stored.rows].tolist()))
         if emptied:

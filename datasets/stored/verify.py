@@ -18,7 +18,7 @@ from regbench.errors import RegbenchError
 _CHANGED = "is missing or has not the hash in the manifest"
 
 
-def verify(name: str, data_dir: Path, *, progress: bool = True) -> tuple[int, list[str]]:
+def verify(name: str, data_dir: Path) -> tuple[int, list[str]]:
     """Read every image of the data set `name` back, and return how many there are.
 
     The second value is a line for each image and file that is not as it was written.
@@ -44,7 +44,7 @@ def verify(name: str, data_dir: Path, *, progress: bool = True) -> tuple[int, li
             table = data_dir / name / entry["factors"]
             if not is_whole(table, entry["factors_sha256"]):
                 problems.append(f"{table} {_CHANGED}")
-        wrong, content_sha256 = _read_back(beton, origins, f"verify {name}/{split}", progress)
+        wrong, content_sha256 = _read_back(beton, origins, f"verify {name}/{split}")
         problems += wrong
         classes = len(manifest.class_names)
         low, high = beton.labels.min(), beton.labels.max()
@@ -70,9 +70,7 @@ def _origins(folder: Path, entry: SplitEntry) -> list[tuple[int, str]]:
     return [(int(line[:8], 16), line[9:]) for line in path.read_text().split("\n")[:-1]]
 
 
-def _read_back(
-    beton: Beton, origins: list[tuple[int, str]], title: str, progress: bool
-) -> tuple[list[str], str]:
+def _read_back(beton: Beton, origins: list[tuple[int, str]], title: str) -> tuple[list[str], str]:
     """Return a line for each image that is not as it was written, and the content's hash, see
     `write_beton`.
     """
@@ -92,7 +90,7 @@ def _read_back(
     # parts.
     digest = hashlib.sha256()
     lines = []
-    found = tracked(in_order(wrong, range(len(beton))), len(beton), title, progress)
+    found = tracked(in_order(wrong, range(len(beton))), len(beton), title)
     for index, line in enumerate(found):
         digest.update(int(beton.labels[index]).to_bytes(8, "little", signed=True))
         digest.update(beton.stored_bytes(index).data)

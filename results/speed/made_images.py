@@ -156,5 +156,5 @@ def make_images(scenario: Scenario, data_dir: Path) -> PreparedImages:
         Image.fromarray(photo(scenario.distinct, 32, 32)).save(test / "one.png")
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda number: _write(scenario, number, train), range(scenario.distinct)))
-        prepare(images.dataset, data_dir, source_dir=Path(folder), progress=False)
+        prepare(images.dataset, data_dir, source_dir=Path(folder))
     return images

@@ -51,7 +51,7 @@ Run = Callable[..., Record]
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scenes")
-    prepare(load_run(SCENES)[0].dataset, folder, progress=False)
+    prepare(load_run(SCENES)[0].dataset, folder)
     return folder
 
 
@@ -80,9 +80,7 @@ def test_raw_pixels_are_scored_as_they_are(run: Run) -> None:
     assert record.score("knn_top1", "test") == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_number_of_principal_components_is_chosen_before_the_test_split_opens(
-    run: Run,
-) -> None:
+def test_the_number_of_principal_components_is_chosen_before_the_test_split_opens(run: Run) -> None:
     record = run("baseline=pca")
     noted = record.choice["pca_components"]
     assert noted["selected_on"] == "tuning"
@@ -299,9 +297,7 @@ def test_factors_are_probed_from_representation_and_embedding(run: Run) -> None:
     assert "factors_penalties_embedding" in record.choice
 
 
-def test_a_network_is_trained_on_shared_bits_and_probed_for_them(
-    run: Run,
-) -> None:
+def test_a_network_is_trained_on_shared_bits_and_probed_for_them(run: Run) -> None:
     options = ("epochs=1", "batch_size=50", "evaluation.protocols=[factors]")
     record = run(*options, "dataset.shared_bits=12")
     scores = {score.name: score.value for score in record.scores}
@@ -396,7 +392,7 @@ def test_the_tuning_split_chooses_how_much_is_damped(subject: Subject) -> None:
 
 def test_a_data_set_without_factors_is_refused_before_training(tmp_path: Path) -> None:
     cell, _ = load_run(["dataset=digits"])
-    prepare(cell.dataset, tmp_path, progress=False)
+    prepare(cell.dataset, tmp_path)
     with is_refused("factors needs images whose factors are known, and data set 'digits'"):
         FactorProbes().check("factors", Task(cell.dataset, "tuning", tmp_path))
 

@@ -67,7 +67,7 @@ def few(
             file.writelines(f"{label}/{i:03d}.jpg\n" for i in range(0, 39, 3))
     source = ImageFolder(train_list=str(listed), tuning_per_class=10)
     whole = replace(load_run(TINY)[0].dataset, name="few", source=source)
-    prepare(whole, tiny_data_dir, source_dir=tiny_source, progress=False)
+    prepare(whole, tiny_data_dir, source_dir=tiny_source)
     return whole
 
 
@@ -432,7 +432,7 @@ def test_what_cannot_be_evaluated_is_refused_before_training(
     cell: Cell, few: DatasetConfig, tiny_source: Path, tiny_data_dir: Path
 ) -> None:
     whole = replace(few, name="untuned", source=ImageFolder())
-    prepare(whole, tiny_data_dir, source_dir=tiny_source, progress=False)
+    prepare(whole, tiny_data_dir, source_dir=tiny_source)
 
     def refused(protocol: str, reason: str, **changes: Any) -> None:
         evaluations = {"knn": KNN(), protocol: changes.get(protocol) or EVALUATIONS.build(protocol)}

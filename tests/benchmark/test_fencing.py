@@ -45,7 +45,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data folder with the smallest data set that all parts of a run can do with."""
     source = striped(tmp_path_factory.mktemp("source"), "png", train=13, val=4)
     data_dir = tmp_path_factory.mktemp("data")
-    prepare(load_run([*TINY, *SMALL])[0].dataset, data_dir, source_dir=source, progress=False)
+    prepare(load_run([*TINY, *SMALL])[0].dataset, data_dir, source_dir=source)
     return data_dir
 
 

@@ -109,9 +109,7 @@ def test_content_itself_has_all_scores_and_no_style(probed: Probed) -> None:
     assert noted["chosen"]["content"] == min(noted["candidates"])
 
 
-def test_clusters_without_an_example_to_choose_on_decide_nothing(
-    probed: Probed,
-) -> None:
+def test_clusters_without_an_example_to_choose_on_decide_nothing(probed: Probed) -> None:
     """Style says nothing of the cluster, so the largest penalty is the best."""
     many = ("clusters=50", "tuning_examples=40")
     overrides = (*CLUSTERS, *(f"dataset.source.{each}" for each in many), "dataset.num_classes=50")

@@ -42,7 +42,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         picture = Image.fromarray((image * 255 / 16).astype(np.uint8))
         larger = picture.resize((40, 40), Image.Resampling.BICUBIC)
         larger.convert("RGB").save(path, quality=90)
-    prepare(load_run(SETTINGS)[0].dataset, data_dir, source_dir=source, progress=False)
+    prepare(load_run(SETTINGS)[0].dataset, data_dir, source_dir=source)
     return data_dir
 
 

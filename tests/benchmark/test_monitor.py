@@ -238,9 +238,7 @@ def test_an_interrupted_run_has_the_curve_of_an_undisturbed_one(
     assert not tensor_files(directory, "evaluation-*")
 
 
-def test_an_evaluation_stopped_twice_leaves_the_checkpoint_it_began_with(
-    tiny: list[str],
-) -> None:
+def test_an_evaluation_stopped_twice_leaves_the_checkpoint_it_began_with(tiny: list[str]) -> None:
     cell, runtime = load_run([*tiny, *WATCHED, BOTH])
     directory = interrupt_run(cell, runtime, in_call(2, KNN, "select", told))
     before = checkpoint_files(directory)
@@ -355,7 +353,7 @@ def test_without_a_split_to_evaluate_on_it_is_refused_or_marked(
         *("evaluation.while_training=[knn]", "evaluation.protocols=[knn]"),
     )
     cell, runtime = load_run([*tiny, *settings])
-    prepare(cell.dataset, tmp_path, source_dir=tiny_source, progress=False)
+    prepare(cell.dataset, tmp_path, source_dir=tiny_source)
     with is_refused(r"while_training=\[knn\]: data set 'tiny' has no tuning split to evaluate knn"):
         run_cell(cell, runtime, "here")
     assert not checkpoint_files(run_directory(runtime, "here", cell))

@@ -74,8 +74,8 @@ def data_dir(
 ) -> Path:
     """ "fashion" and "insects", prepared; tests only read here."""
     folder = tmp_path_factory.mktemp("data")
-    prepare(fashion_config(), folder, source_dir=fashion_source, progress=False)
-    prepare(folder_config(), folder, source_dir=insects_source, progress=False)
+    prepare(fashion_config(), folder, source_dir=fashion_source)
+    prepare(folder_config(), folder, source_dir=insects_source)
     return folder
 
 

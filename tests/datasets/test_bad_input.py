@@ -102,7 +102,7 @@ UNREADABLE = {
 def test_unreadable_images_are_listed_and_refused_and_left_out_on_request(
     tmp_path: Path, root: Path, config: DatasetConfig, choice: Path
 ) -> None:
-    good = prepare(config, tmp_path / "good", source_dir=root, progress=False)
+    good = prepare(config, tmp_path / "good", source_dir=root)
     for name, (content, _) in UNREADABLE.items():
         (root / "train" / "bee" / name).write_bytes(content)
     result = regbench_prepare(tmp_path, root)
@@ -131,7 +131,7 @@ def test_unreadable_images_are_listed_and_refused_and_left_out_on_request(
     for split, entry in good.splits.items():
         assert manifest.splits[split]["content_sha256"] == entry["content_sha256"]
         assert manifest.splits[split]["counts_per_class"] == entry["counts_per_class"]
-    assert verify("insects", tmp_path, progress=False) == (15, [])
+    assert verify("insects", tmp_path) == (15, [])
     assert len(evaluated(config, tmp_path, "torchvision", choice)) == 6
 
 
@@ -158,9 +158,9 @@ def test_mended_images_are_read_again(tmp_path: Path, root: Path, config: Datase
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
     with is_refused(r"1 images cannot be read: val/bee/bee_000\.jpg"):
-        prepare(config, tmp_path, source_dir=root, progress=False)
+        prepare(config, tmp_path, source_dir=root)
     path.write_bytes(whole)
-    manifest = prepare(config, tmp_path, source_dir=root, progress=False)
+    manifest = prepare(config, tmp_path, source_dir=root)
     assert manifest.splits["test"]["counts_per_class"] == [2, 2, 2]
     assert not (tmp_path / "insects" / "unreadable.txt").exists()
 
@@ -172,7 +172,7 @@ def test_a_class_that_would_be_empty_is_refused_all_the_same(
         path.write_bytes(b"none")
     reason = r"beton: 1 classes \(bee\) would have no image, .* val/bee/bee_000\.jpg .*; mend them"
     with is_refused(reason):
-        prepare(config, tmp_path, source_dir=root, progress=False, skip_unreadable=True)
+        prepare(config, tmp_path, source_dir=root, skip_unreadable=True)
     assert len((tmp_path / "insects" / "unreadable.txt").read_text().splitlines()) == 2
     assert not (tmp_path / "insects" / "test.beton").exists()
 
@@ -191,7 +191,7 @@ def test_odd_images_come_the_same_out_of_both_loaders(
     }
     for name, (content, _) in odd.items():
         (root / "val" / "ant" / name).write_bytes(content)
-    prepare(config, tmp_path, source_dir=root, progress=False)
+    prepare(config, tmp_path, source_dir=root)
     origins = (tmp_path / "insects" / "test.origins.txt").read_text().splitlines()
     rows = {name: [line[9:] for line in origins].index(f"val/ant/{name}") for name in odd}
     for backend in ("torchvision", *(["ffcv"] if FFCV else [])):
@@ -211,13 +211,13 @@ def test_names_in_any_script(tmp_path: Path, root: Path, config: DatasetConfig) 
         (root / part / "cat").rename(root / part / "猫")
         for name in names:
             (root / part / "猫" / name).write_bytes(JPEG)
-    manifest = prepare(config, tmp_path, source_dir=root, progress=False)
+    manifest = prepare(config, tmp_path, source_dir=root)
     assert manifest.class_names == ["ant", "bee", "猫"]
     lines = (tmp_path / "insects" / "train.origins.txt").read_text().splitlines()
     assert len(lines) == manifest.splits["train"]["num_samples"] == 14
     origins = {line[9:] for line in lines}
     assert {f"train/猫/{name}.jpg" for name in ("日本語", r"two\nlines", r"latin \xe9")} <= origins
-    assert verify("insects", tmp_path, progress=False) == (25, [])
+    assert verify("insects", tmp_path) == (25, [])
     assert Manifest.load(tmp_path, "insects") == manifest
 
 
@@ -253,13 +253,13 @@ def test_no_permission_is_one_line(as_nobody: Path, config: DatasetConfig) -> No
         before = path.stat().st_mode
         path.chmod(mode)
         with is_refused(reason):
-            prepare(config, into, source_dir=root, progress=False)
+            prepare(config, into, source_dir=root)
         path.chmod(before)
-    prepare(config, data, source_dir=root, progress=False)
+    prepare(config, data, source_dir=root)
     beton = data / "insects" / "train.beton"
     beton.chmod(0)
     problem = f"cannot read {beton}: Permission denied"
-    assert verify("insects", data, progress=False) == (3, [problem])
+    assert verify("insects", data) == (3, [problem])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_no_permission_is_one_line(as_nobody: Path, config: DatasetConfig) -> No
 @pytest.fixture
 def insects(tmp_path: Path, root: Path, config: DatasetConfig) -> Path:
     """The folder of a data set that is prepared."""
-    prepare(config, tmp_path, source_dir=root, progress=False)
+    prepare(config, tmp_path, source_dir=root)
     return tmp_path / "insects"
 
 
@@ -307,7 +307,7 @@ def test_a_flipped_bit_anywhere_but_in_the_images_is_refused_or_found(insects: P
             for name in ("labels", "start", "size", "modes", "heights", "widths"):
                 changed |= not np.array_equal(getattr(beton, name), getattr(before, name))
             if changed:
-                assert verify("insects", insects.parent, progress=False)[1]
+                assert verify("insects", insects.parent)[1]
             unseen += changed
         flip(path, offset, bits)
     assert path.read_bytes() == whole
@@ -361,13 +361,13 @@ def test_a_file_of_another_size_is_refused(
     path.write_bytes(JPEG)
     with is_refused(reason):
         evaluated(config, insects.parent, "torchvision", choice)
-    (problem,) = verify("insects", insects.parent, progress=False)[1]
+    (problem,) = verify("insects", insects.parent)[1]
     assert reason in problem
 
 
 def test_changed_labels_and_origins_are_found(insects: Path) -> None:
     def problems() -> list[str]:
-        return verify("insects", insects.parent, progress=False)[1]
+        return verify("insects", insects.parent)[1]
 
     assert problems() == []
     path, label = insects / "train.beton", METADATA_START + 16
@@ -420,7 +420,7 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing_half_written(
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_200_000, limits[1]))
     try:
         with pytest.raises(RegbenchError) as refusal:
-            prepare(config, tmp_path, source_dir=root, progress=False)
+            prepare(config, tmp_path, source_dir=root)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     path = tmp_path / "insects" / "test.beton"
@@ -438,8 +438,8 @@ def test_a_killed_writer(tmp_path: Path, root: Path, config: DatasetConfig) -> N
     with is_refused("is not prepared"):
         Manifest.load(tmp_path, "insects")
     assert [path.name for path in folder.glob("*.beton")] == ["train.beton"]
-    prepare(config, tmp_path, source_dir=root, progress=False)
-    prepare(config, tmp_path / "undisturbed", source_dir=root, progress=False)
+    prepare(config, tmp_path, source_dir=root)
+    prepare(config, tmp_path / "undisturbed", source_dir=root)
     assert contents(folder) == contents(tmp_path / "undisturbed" / "insects")
     names = {"train.beton", "train.origins.txt", "test.beton", "test.origins.txt"}
     assert set(contents(folder)) == names
@@ -448,7 +448,7 @@ def test_a_killed_writer(tmp_path: Path, root: Path, config: DatasetConfig) -> N
 def test_it_may_end_between_any_two_files(
     tmp_path: Path, root: Path, config: DatasetConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare(config, tmp_path, source_dir=root, progress=False)
+    prepare(config, tmp_path, source_dir=root)
     replace = Path.replace
     renamed: list[Path] = []
 
@@ -466,10 +466,10 @@ def test_it_may_end_between_any_two_files(
         renamed.clear()
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(Path, "replace", replace_some)
-            prepare(config, data, source_dir=root, progress=False)
+            prepare(config, data, source_dir=root)
         with is_refused("is not prepared"):
             Manifest.load(data, "insects")
-        prepare(config, data, source_dir=root, progress=False)
+        prepare(config, data, source_dir=root)
         assert contents(data / "insects") == contents(tmp_path / "insects")
     # The manifest is the last one, and all that it missed.
     assert renamed[-1].name == "test.origins.txt" and len(renamed) == 4
@@ -478,25 +478,25 @@ def test_it_may_end_between_any_two_files(
         renamed.clear()
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(Path, "replace", replace_some)
-            prepare(config, tmp_path, source_dir=root, progress=False, force=True)
+            prepare(config, tmp_path, source_dir=root, force=True)
         with is_refused("is not prepared"):
             Manifest.load(tmp_path, "insects")
-        prepare(config, tmp_path, source_dir=root, progress=False)
+        prepare(config, tmp_path, source_dir=root)
 
 
 def test_what_was_prepared_with_other_settings_is_refused(
     tmp_path: Path, root: Path, config: DatasetConfig
 ) -> None:
     shrunk = replace(config, source=SOURCES.build("imagefolder", resize_px=20))
-    manifest = prepare(shrunk, tmp_path, source_dir=root, progress=False)
+    manifest = prepare(shrunk, tmp_path, source_dir=root)
     assert max(Beton(tmp_path / "insects" / "train.beton").heights) < 50
     assert manifest.source["resize_px"] == 20
     with is_refused(r"was prepared with .*resize_px 20.*, not .*; choose another dataset\.name"):
-        prepare(config, tmp_path, source_dir=root, progress=False)
+        prepare(config, tmp_path, source_dir=root)
     older = {key: value for key, value in manifest.source.items() if key != "held_out"}
     replace(manifest, source=older).save(tmp_path)
     with is_refused("was prepared with no held_out, not held_out .*; choose another"):
-        prepare(shrunk, tmp_path, source_dir=root, progress=False)
+        prepare(shrunk, tmp_path, source_dir=root)
 
 
 def test_a_second_writer_and_readers_wait_and_the_second_writes_nothing(
@@ -518,10 +518,10 @@ def test_a_second_writer_and_readers_wait_and_the_second_writes_nothing(
     def told(times: int) -> bool:
         return caplog.messages.count(waiting) == times
 
-    prepare(config, tmp_path, source_dir=root, progress=False)
+    prepare(config, tmp_path, source_dir=root)
     monkeypatch.setattr(encoding, "encode", held)
     with ThreadPoolExecutor(3) as pool, caplog.at_level("INFO", "regbench"):
-        first = pool.submit(prepare, config, tmp_path, source_dir=root, progress=False, force=True)
+        first = pool.submit(prepare, config, tmp_path, source_dir=root, force=True)
         wait_for(lambda: list((tmp_path / "insects").glob(".train.beton.*")))
         second = pool.submit(prepare, config, tmp_path, source_dir=tmp_path / "none")
         wait_for(lambda: told(1) or second.done())

@@ -369,7 +369,7 @@ def test_stl10_pretrains_on_the_unlabeled(tmp_path: Path, stl_source: Path) -> N
     source = SOURCES.build("stl10", published=False)
     preset = load_run(["dataset=stl10", "dataset.image_size=64", "dataset.eval_resize=64"])[0]
     config = replace(preset.dataset, source=source, train_per_class=2)
-    prepare(config, tmp_path, source_dir=stl_source, progress=False)
+    prepare(config, tmp_path, source_dir=stl_source)
     options: Any = {"data_dir": tmp_path, "batch_size": 4, "device": CPU, "backend": "torchvision"}
     loader = PretrainingLoader(config, AugmentationConfig(), **options)
     assert loader.num_samples == 30
@@ -394,7 +394,7 @@ def test_a_flaw_that_pillow_reads_past_is_read_past(tmp_path: Path) -> None:
             # a failure.
             path.write_bytes(content[:-2] + b"\x12\x34" * 8 + content[-2:])
     config = folder_config(train_per_class=None, tuning_per_class=None)
-    prepare(config, tmp_path, source_dir=root, progress=False)
+    prepare(config, tmp_path, source_dir=root)
     got = []
     for backend in ("ffcv", "torchvision"):
         options: Any = {"data_dir": tmp_path, "batch_size": 3, "device": CPU, "backend": backend}

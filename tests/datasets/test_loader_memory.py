@@ -66,7 +66,7 @@ def sizes(folder: Path, copies: int) -> tuple[int, int]:
     settings = f"dataset=imagefolder dataset.name=noise_{copies} dataset.num_classes=1"
     settings += " dataset.image_size=64 dataset.eval_resize=64 dataset.source.held_out=null"
     dataset, _ = load_dataset(settings.split())
-    entries = prepare(dataset, folder, source_dir=folder / str(copies), progress=False).splits
+    entries = prepare(dataset, folder, source_dir=folder / str(copies)).splits
     with Processes(2, read_some, dataset, folder) as readers:
         return entries["train"]["bytes"], max(readers.ask(lambda reader: next(reader)))
 

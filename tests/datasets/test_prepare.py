@@ -47,7 +47,7 @@ def test_preparing_again_does_nothing_unless_a_file_has_another_size_or_it_is_to
     tmp_path: Path, fashion_source: Path
 ) -> None:
     def again(source: Path = fashion_source, **options: bool) -> Manifest:
-        return prepare(fashion_config(), tmp_path, source_dir=source, progress=False, **options)
+        return prepare(fashion_config(), tmp_path, source_dir=source, **options)
 
     first = again()
     files = sorted((tmp_path / "fashion").iterdir())
@@ -67,11 +67,11 @@ def test_preparing_again_does_nothing_unless_a_file_has_another_size_or_it_is_to
 
 def test_other_settings_are_refused(data_dir: Path) -> None:
     with is_refused(r"train_per_class 8.*not.*train_per_class 9.*choose another dataset\.name"):
-        prepare(folder_config(train_per_class=9), data_dir, progress=False)
+        prepare(folder_config(train_per_class=9), data_dir)
     with is_refused(r"source fashion_mnist.*not source cifar10"):
-        prepare(fashion_config(source="cifar10"), data_dir, progress=False)
+        prepare(fashion_config(source="cifar10"), data_dir)
     # For the fixed sets it only chooses what is shown of what is there.
-    manifest = prepare(fashion_config(train_per_class=3), data_dir, progress=False)
+    manifest = prepare(fashion_config(train_per_class=3), data_dir)
     assert manifest.splits["train"]["num_samples"] == 100
 
 
@@ -106,15 +106,14 @@ def test_refusals_of_folders(tmp_path: Path) -> None:
 def test_progress_is_a_bar_on_a_terminal_and_now_and_then_in_a_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def shown(is_wanted: bool = True) -> str:
-        assert list(progress.tracked(range(100), 100, "x", is_wanted)) == list(range(100))
+    def shown() -> str:
+        assert list(progress.tracked(range(100), 100, "x")) == list(range(100))
         return capsys.readouterr().err
 
     assert not shown()  # it takes less than two seconds
     with monkeypatch.context() as patched:
         seconds = itertools.count()
         patched.setattr("tqdm.std.time", lambda: next(seconds))
-        assert not shown(False)
         assert 1 <= shown().count("images/s]") <= 4
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert "x: 100%" in shown()

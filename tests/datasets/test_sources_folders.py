@@ -126,8 +126,8 @@ def test_the_published_counts_are_asked_for_once(
     refused(whole, devkit_source, "source is not the complete ImageNet")
     # What was prepared as a part serves a run whose preset asks for the whole: `prepare` was told
     # so once.
-    prepare(part, tmp_path, source_dir=devkit_source, progress=False)
-    assert prepare(whole, tmp_path, progress=False).splits["train"]["num_samples"] == 12
+    prepare(part, tmp_path, source_dir=devkit_source)
+    assert prepare(whole, tmp_path).splits["train"]["num_samples"] == 12
     about = Published("ImageNet", "nowhere", {"train": 12, "val": 6})
     monkeypatch.setitem(PUBLISHED, "ilsvrc2012", about)
     assert opened(whole, devkit_source)
@@ -179,12 +179,12 @@ def test_without_a_folder_the_address_is_said(tmp_path: Path) -> None:
         ("places205", "places205", "Places205 is to be had from http://data.csail.mit.edu/places/"),
     ):
         with is_refused(reason):
-            prepare(config_of(preset, published=published), tmp_path, progress=False)
+            prepare(config_of(preset, published=published), tmp_path)
     config = config_of("in100_labels1", train_list="1percent.txt")
     write_images(tmp_path / "source")
     write_devkit(tmp_path / "source")
     with is_refused(r"1percent\.txt is missing.*simclr/master/imagenet_subsets/1percent\.txt\)"):
-        prepare(config, tmp_path, source_dir=tmp_path / "source", progress=False)
+        prepare(config, tmp_path, source_dir=tmp_path / "source")
 
 
 # --------------------------------------------------------------------------------------------------

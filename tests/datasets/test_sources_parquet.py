@@ -70,7 +70,7 @@ def config(**changes: object) -> DatasetConfig:
 
 
 def test_images_are_taken_byte_for_byte_in_the_files_order(tmp_path: Path, source: Path) -> None:
-    manifest = prepare(config(), tmp_path, source_dir=source, progress=False)
+    manifest = prepare(config(), tmp_path, source_dir=source)
     assert manifest.class_names == ["ant", "bee", "cat"]
     assert list(manifest.splits) == ["train", "test"]
     # The test has no labels, so the validation images are the test.
@@ -82,7 +82,7 @@ def test_images_are_taken_byte_for_byte_in_the_files_order(tmp_path: Path, sourc
 
 def test_a_tuning_split_is_cut_as_from_folders(tmp_path: Path, source: Path) -> None:
     divided = config(train_per_class=3, tuning_per_class=2)
-    manifest = prepare(divided, tmp_path, source_dir=source, progress=False)
+    manifest = prepare(divided, tmp_path, source_dir=source)
     assert list(manifest.splits) == ["train", "tuning", "test"]
     labels = [2, 1, 0] * 3 + [0, 1, 2] * 3
     assert stored(tmp_path, "shards", "train") == [(labels[i], jpeg(i)) for i in range(9)]
@@ -94,7 +94,7 @@ def test_a_tuning_split_is_cut_as_from_folders(tmp_path: Path, source: Path) -> 
 
 def test_validation_is_for_tuning_where_the_test_has_labels(tmp_path: Path, source: Path) -> None:
     write(source / "data" / "test-00000-of-00001.parquet", [1, 0, 2], first=200)
-    manifest = prepare(config(), tmp_path, source_dir=source, progress=False)
+    manifest = prepare(config(), tmp_path, source_dir=source)
     found = {name: entry["num_samples"] for name, entry in manifest.splits.items()}
     assert found == {"train": 18, "tuning": 6, "test": 3}
     assert stored(tmp_path, "shards", "test") == [(1, jpeg(200)), (0, jpeg(201)), (2, jpeg(202))]
@@ -140,7 +140,7 @@ def test_what_hugging_faces_library_writes(tmp_path: Path) -> None:
         path = tmp_path / "source" / "data" / f"{split}-00000-of-00001-0123456789abcdef.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         hub.Dataset.from_dict(rows, features=features).to_parquet(str(path))
-    manifest = prepare(config(), tmp_path, source_dir=tmp_path / "source", progress=False)
+    manifest = prepare(config(), tmp_path, source_dir=tmp_path / "source")
     assert manifest.class_names == ["ant", "bee", "cat"]
     assert stored(tmp_path, "shards", "train") == [(i, jpeg(i)) for i in range(3)]
 
@@ -195,7 +195,7 @@ def test_refusals_of_rows(tmp_path: Path, source: Path) -> None:
         columns = {"image": pa.array(images, IMAGE), "label": [0, 1, 2, 2]}
         pq.write_table(pa.table(columns, metadata=schema.metadata), shard)
         with is_refused(reason):
-            prepare(config(), tmp_path / "data", source_dir=source, progress=False)
+            prepare(config(), tmp_path / "data", source_dir=source)
 
 
 def test_what_fits_the_images_is_chosen(source: Path, tmp_path: Path) -> None:

@@ -149,20 +149,20 @@ def test_more_scenes_than_the_foreground_has_images_are_refused() -> None:
 
 
 def test_factors_lie_beside_the_images(tmp_path: Path) -> None:
-    prepare(config(), tmp_path, progress=False)
+    prepare(config(), tmp_path)
     factors = read_factors(tmp_path, config(), "tuning")
     expected = scenes().splits["tuning"]
     assert factors.keys() == expected.factors.keys()
     for name, values in expected.factors.items():
         assert np.array_equal(factors[name], values), name
     assert factors["class"].dtype == np.int64
-    assert verify("scenes", tmp_path, progress=False) == (110, [])
+    assert verify("scenes", tmp_path) == (110, [])
 
 
 def test_factors_are_those_of_the_training_images_that_are_used(tmp_path: Path) -> None:
     """Rare classes have few images, so that two of each class are not the first twenty of all."""
     whole = config("dataset.source.imbalance=0.5")
-    prepare(whole, tmp_path, progress=False)
+    prepare(whole, tmp_path)
     part = replace(whole, train_per_class=2)
     table, factors = (read_factors(tmp_path, each, "train") for each in (whole, part))
     options: Any = {"device": torch.device("cpu"), "backend": "torchvision"}
@@ -178,15 +178,15 @@ def test_factors_are_those_of_the_training_images_that_are_used(tmp_path: Path) 
 
 
 def test_a_table_of_factors_that_was_changed_is_refused(tmp_path: Path) -> None:
-    prepare(config(), tmp_path, progress=False)
+    prepare(config(), tmp_path)
     table = tmp_path / "scenes" / Manifest.load(tmp_path, "scenes").splits["test"]["factors"]
     write_text(table, table.read_text().replace("0", "1", 1))
     with is_refused(r"test\.factors\.csv is missing or was changed; write it again: regbench"):
         read_factors(tmp_path, config(), "test")
-    assert "test.factors.csv" in verify("scenes", tmp_path, progress=False)[1][0]
+    assert "test.factors.csv" in verify("scenes", tmp_path)[1][0]
     with is_refused("'digits' does not say what its images are made of"):
         digits = load_run(["dataset=digits"])[0].dataset
-        prepare(digits, tmp_path, progress=False)
+        prepare(digits, tmp_path)
         read_factors(tmp_path, digits, "test")
 
 

@@ -46,21 +46,21 @@ def images(data_dir: Path) -> list[bytes]:
 
 def refused(data_dir: Path, reason: str, source: Path | None = None, **changes: bool) -> None:
     with is_refused(reason):
-        prepare_voc07(data_dir, COUNTS, source_dir=source, progress=False, **changes)
+        prepare_voc07(data_dir, COUNTS, source_dir=source, **changes)
     assert not list((data_dir / "voc07").glob(".VOCdevkit.*"))
 
 
 def test_archives_are_unpacked(tmp_path: Path, archives: Path, unpacked: Path) -> None:
-    prepare_voc07(tmp_path, COUNTS, source_dir=archives, progress=False)
+    prepare_voc07(tmp_path, COUNTS, source_dir=archives)
     assert images(tmp_path) == images(unpacked.parent)
     assert sorted(path.name for path in (tmp_path / "voc07").iterdir()) == [".lock", "VOCdevkit"]
     # Once there, it is only read again.
-    prepare_voc07(tmp_path, COUNTS, progress=False)
-    prepare_voc07(tmp_path, COUNTS, source_dir=tmp_path / "none", progress=False)
+    prepare_voc07(tmp_path, COUNTS)
+    prepare_voc07(tmp_path, COUNTS, source_dir=tmp_path / "none")
 
 
 def test_an_unpacked_folder_is_linked(tmp_path: Path, unpacked: Path) -> None:
-    prepare_voc07(tmp_path, COUNTS, source_dir=unpacked, progress=False)
+    prepare_voc07(tmp_path, COUNTS, source_dir=unpacked)
     assert (tmp_path / "voc07" / "VOCdevkit").is_symlink()
     assert images(tmp_path) == images(unpacked.parent)
 
@@ -99,7 +99,7 @@ def test_an_archive_cannot_write_elsewhere(
 
 
 def test_damaged_images_are_listed_and_replaced_by_force(tmp_path: Path, archives: Path) -> None:
-    prepare_voc07(tmp_path, COUNTS, source_dir=archives, progress=False)
+    prepare_voc07(tmp_path, COUNTS, source_dir=archives)
     paths = open_voc07(tmp_path, COUNTS)["test"].paths
     for path in paths[:9]:
         path.write_bytes(path.read_bytes()[:-60])
@@ -107,7 +107,7 @@ def test_damaged_images_are_listed_and_replaced_by_force(tmp_path: Path, archive
     refused(tmp_path, reason)
     refused(tmp_path, "9 images cannot be read", archives)
     refused(tmp_path, "voc07 has not VOCtrainval", tmp_path / "voc07", force=True)
-    prepare_voc07(tmp_path, COUNTS, source_dir=archives, progress=False, force=True)
+    prepare_voc07(tmp_path, COUNTS, source_dir=archives, force=True)
     assert len(images(tmp_path)) == TRAINVAL + TEST
     assert sorted(path.name for path in (tmp_path / "voc07").iterdir()) == [".lock", "VOCdevkit"]
 
@@ -120,11 +120,11 @@ def test_an_unpacking_that_was_stopped_is_not_taken_for_a_whole_one(
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Image, "open", stopped)  # when the archives are unpacked
-        prepare_voc07(tmp_path, COUNTS, source_dir=archives, progress=False)
+        prepare_voc07(tmp_path, COUNTS, source_dir=archives)
     with is_refused("VOC2007 is missing"):
         open_voc07(tmp_path, COUNTS)
     shutil.copytree(archives, tmp_path / "voc07" / ".VOCdevkit.x7")  # what a kill leaves
-    prepare_voc07(tmp_path, COUNTS, source_dir=archives, progress=False)
+    prepare_voc07(tmp_path, COUNTS, source_dir=archives)
     assert sorted(path.name for path in (tmp_path / "voc07").iterdir()) == [".lock", "VOCdevkit"]
 
 

@@ -42,5 +42,5 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> str:
                 pixels = photo(1000 * label + number + 500 * (part == "val"), 40)
                 Image.fromarray(np.roll(pixels, label, axis=2)).save(place / f"{number}.jpg")
     dataset, _ = load_dataset([setting for setting in SETTINGS if setting.startswith("dataset")])
-    prepare(dataset, folder / "data", source_dir=folder / "source", progress=False)
+    prepare(dataset, folder / "data", source_dir=folder / "source")
     return str(folder / "data")

@@ -79,7 +79,7 @@ def test_data_that_can_be_generated_are_prepared_where_they_are_missing(tmp_path
     settings += ["evaluation.protocols=[knn]", "runtime.loader=torchvision"]
     there, runs = tmp_path / "there", tmp_path / "runs"
     cell, runtime = load_run([*settings, f"runtime.data_dir={there}", f"runtime.runs_dir={runs}"])
-    prepare(cell.dataset, there, progress=False)
+    prepare(cell.dataset, there)
     run_cell(cell, runtime, "scenes")
     submit([runs / "scenes"], tmp_path / "lab.tar.xz")
     assert equal_cells(tmp_path / "lab.tar.xz", tmp_path / "here") == ["trained again"]
