@@ -41,7 +41,7 @@ class Verdict:
         difference: Mean of the challenger minus the row's, in the unit of the score.
         half_width: Half of the width of the difference's interval. All intervals of a challenge
             hold together.
-        seeds: Seeds of the challenger that would tell such a difference; None if no number would,
+        seeds: Seeds of the challenger that would find such a difference; None if no number would,
             because the row's own seeds, its searches or the difference between the machines are
             too uncertain for it.
     """

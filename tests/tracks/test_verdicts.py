@@ -1,4 +1,4 @@
-"""The sequential test: how often noise is told from noise, and that a gain is found."""
+"""The sequential test: how often noise is called a difference, and that a gain is found."""
 
 from __future__ import annotations
 

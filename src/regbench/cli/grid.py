@@ -279,7 +279,7 @@ def show_plan(grid: Sweep) -> list[Planned]:
     type=float,
     callback=positive,
     metavar="POINTS",
-    help="Also say how many seeds and searches tell such a difference between rows.",
+    help="Also say how many seeds and searches find such a difference between rows.",
 )
 def plan(
     name: str,
