@@ -131,14 +131,12 @@ print(*sys.modules)
     assert not without & loaded
 
 
-def test_methods_are_kept_in_the_users_cache_and_not_in_the_package(tmp_path: Path) -> None:
-    program = "from regbench.cli import main; main(['methods'])"
-    surroundings = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
-    first = python(program, check=True, env=surroundings).stdout
+def test_methods_are_kept_in_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = call("methods").output
     (kept,) = tmp_path.rglob("methods.json")
     kept.write_text(kept.read_text().replace("VICReg", "Stored"))
-    second = python(program, check=True, env=surroundings).stdout
-    assert second == first.replace("VICReg", "Stored") != first
+    assert call("methods").output == first.replace("VICReg", "Stored") != first
 
 
 # ------------------------------------------------------------------ refusals

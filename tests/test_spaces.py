@@ -34,6 +34,7 @@ def test_nothing_lies_beyond_the_bounds_that_there_are() -> None:
     assert (space.value(-1), space.value(2)) == (0, 0.4)
     assert Range(0.3, 10, most=20).value(2) == 20
     assert Range(0.01, 0.5, "logit", most=0.9).value(2) == 0.9
+    assert Range(0.01, 0.5, "logit", least=0.005).value(-3) == 0.005
     assert 0 < Range(0.01, 0.99, "logit").value(-3) < Range(0.01, 0.99, "logit").value(4) < 1
 
 

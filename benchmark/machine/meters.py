@@ -87,6 +87,21 @@ class PeakMemory:
         return self.read_bytes()
 
 
+def draw_embeddings(
+    n: int, q: int, views: int, dtype: torch.dtype, device: torch.device
+) -> list[Tensor]:
+    """Draw embeddings of each view, the same each time: the later views are the first with
+    noise of half its size.
+    """
+    # On the CPU, so that all devices and ranks are given the same numbers.
+    generator = torch.Generator().manual_seed(0)
+    first_NQ = torch.randn(n, q, generator=generator)
+    drawn = [first_NQ]
+    for _ in range(views - 1):
+        drawn.append(first_NQ + 0.5 * torch.randn(n, q, generator=generator))
+    return [z_NQ.to(device, dtype) for z_NQ in drawn]
+
+
 def peak_extra_bytes(run: Callable[[], Sequence[Tensor]], device: torch.device) -> int:
     """Measure the highest sum of live allocations that `run` makes on `device`, without the
     tensors that it returns.
@@ -220,18 +235,3 @@ class EnergyMeter:
 
 def _rapl_joules(package: Path) -> float:
     return int((package / "energy_uj").read_text()) / 1e6
-
-
-def draw_embeddings(
-    n: int, q: int, views: int, dtype: torch.dtype, device: torch.device
-) -> list[Tensor]:
-    """Draw embeddings of each view, the same each time: the later views are the first with
-    noise of half its size.
-    """
-    # On the CPU, so that all devices and ranks are given the same numbers.
-    generator = torch.Generator().manual_seed(0)
-    first_NQ = torch.randn(n, q, generator=generator)
-    drawn = [first_NQ]
-    for _ in range(views - 1):
-        drawn.append(first_NQ + 0.5 * torch.randn(n, q, generator=generator))
-    return [z_NQ.to(device, dtype) for z_NQ in drawn]

@@ -174,10 +174,12 @@ def _find_columns(schema: Any) -> _Columns | None:
 
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        described = [pair for pair in features.items() if isinstance(pair[1], dict)]
-    except (KeyError, ValueError, TypeError, AttributeError):
-        described = []
-    kinds = {name: feature.get("_type") for name, feature in described}
+    except (KeyError, ValueError, TypeError):
+        features = {}
+    kinds = {}
+    for name, feature in features.items() if isinstance(features, dict) else ():
+        if isinstance(feature, dict):
+            kinds[name] = feature.get("_type")
 
     def column(usual: Sequence[str], kind: str) -> str | None:
         for name in (*usual, *kinds):

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from regbench import methods
+from regbench.benchmark.machine.meters import draw_embeddings
 from regbench.instruments.cost.harness import in_words, machine
 from turns import compare
-from regbench.benchmark.machine.meters import draw_embeddings
 from regbench.methods import Engine
 
 ROUNDS = 9

@@ -276,7 +276,8 @@ def test_the_record_is_complete(complete: Run) -> None:
         assert row["terms"].keys() == {"alignment", "uniformity", "diagonal"}
         assert row["terms"]["diagonal"] == pytest.approx(21 / 32)
     noted = {"world_size": 1, "loader": "torchvision", "loss_form": "textbook", "threads": 1}
-    assert (noted | {"tf32": False}).items() <= record.environment.items()
+    assert noted.items() <= record.environment.items()
+    assert record.environment["tf32"] is False
     assert record.data.content_sha256.keys() == {"train", "tuning", "test"}
     assert len(record.attempts) == 1
     assert record.finished >= record.started

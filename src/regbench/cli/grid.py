@@ -296,7 +296,7 @@ def plan(
       regbench plan in100_table4 cluster=slurm cluster.gpus=8
       regbench plan method=vicreg dataset=in100 augmentation=imagenet network=resnet50 \\
           cluster.gpus=8
-      regbench plan digits_search --tell 1        seeds and searches that tell a point
+      regbench plan digits_search --tell 1        seeds and searches that find a point
     """
     from regbench.benchmark.settings.sweep import load_grid, load_sweep, read_rows
     from regbench.sweeps.search import mean_trials
