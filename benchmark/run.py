@@ -475,7 +475,11 @@ class _Run:
     def _end_diverged(self, attempt: Attempt, error: Diverged) -> None:
         log.warning("%s", error)
         attempt.update(outcome="diverged", detail=str(error))
-        self._write_record(attempt, "diverged", error.progress, 0.0, scores=(), diverged=error.what)
+        parts: dict[str, Any] = {"scores": (), "diverged": error.what}
+        # A report has to know that this is what a tuning chose.
+        if self.how_chosen.get("sha256"):
+            parts["choice"] = {"hyperparameters": dict(self.how_chosen)}
+        self._write_record(attempt, "diverged", error.progress, 0.0, **parts)
 
     def _write_record(
         self,

@@ -73,6 +73,11 @@ class Score:
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
     @property
+    def sign(self) -> int:
+        """-1 where less is better, or else 1: what makes the best score the largest."""
+        return -1 if self.higher_is_better is False else 1
+
+    @property
     def probe(self) -> tuple[str, str] | None:
         """The factor of the images and the layer of the network that it is a linear probe of; None
         of any other score.
@@ -194,7 +199,7 @@ class Record(SignedFile):
         data: The images that it saw.
         choice: The way in which each thing was chosen ("hyperparameters", "probe_learning_rate",
             ...): on which split, among how many; empty where nothing was evaluated on the test
-            split.
+            split, but for a run that diverged with what a tuning chose.
         regularizer: The method's description of itself, by name: reference, url, formula and so on.
         spectrum: Coefficients b_0, b_1, ... of the kernel's expansion in spherical harmonics; None
             without a kernel.

@@ -215,7 +215,6 @@ def _panels(summary: Summary, against: Against, limit: int) -> list[_Panel]:
     for name in reversed(summary.leading):
         score, points = summary.scores[name], []
         references: dict[str, Stat] = {}
-        sign = -1 if score.higher_is_better is False else 1
         for place, row in enumerate(summary.rows):
             x, y = against.of(row), row.score(name)
             if row.is_reference:
@@ -225,12 +224,14 @@ def _panels(summary: Summary, against: Against, limit: int) -> list[_Panel]:
             elif x is not None and y is not None and (against.is_cost or x.mean > 0):
                 points.append(_Point(place, row, x, y))
         if points:
-            front = pareto([(point.x.mean, sign * point.y.mean) for point in points])
+            front = pareto([(point.x.mean, score.sign * point.y.mean) for point in points])
             labelled = points
             if len(points) > limit and against.is_cost:
                 labelled = [points[i] for i in front]
             elif len(points) > limit:
-                labelled = sorted(points, key=lambda point: -sign * point.y.mean)[:LABELLED_OF_MANY]
+                labelled = sorted(points, key=lambda point: -score.sign * point.y.mean)[
+                    :LABELLED_OF_MANY
+                ]
             panels.append(_Panel(score, against, points, front, labelled, references))
     return panels
 

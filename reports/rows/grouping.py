@@ -138,8 +138,9 @@ def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
         statuses: set[str] = set()
         for configuration_of in configurations:
             statuses.update(record.status for record in configuration_of.records)
-        # The method was tuned, and none of its configurations has its final scores yet.
-        if "tuned" in statuses and "done" not in statuses:
+        has_ended = any(each.final or each.failed for each in configurations)
+        # The method was tuned, and no final run of it has ended.
+        if "tuned" in statuses and not has_ended:
             summary.waiting.append(described)
         elif chosen is None:
             summary.unchosen.append(described)
@@ -160,8 +161,9 @@ def _choose(
     # One that diverges with any seed is not one to recommend.
     alive = [configuration for configuration in alive if not configuration.diverged] or alive
     if len(alive) < 2:
-        # Any one stands for the method if all diverged, so that the table says that it did.
-        return [*alive, *configurations][0]
+        # One stands for the method though all diverged, so that the table says that it did.
+        failed = [configuration for configuration in configurations if configuration.failed]
+        return [*alive, *failed, *configurations][0]
     means = {}
     for configuration in alive:
         found = configuration.score(score, split)
@@ -185,7 +187,7 @@ def _row(
     for configuration in configurations:
         of_tuning = [each for each in configuration.records if _repeated_tuning(each) in tunings]
         searches = {record.search for record in of_tuning}
-        # By the seed, because a run that diverged does not say what chose it.
+        # By the seed, because a run that diverged need not say what chose it.
         records += [record for record in configuration.records if record.seed // APART in searches]
     records = records or list(chosen.records)
     settings = {}
@@ -212,7 +214,7 @@ def _order(row: Row, headline: Score | None) -> tuple[bool, float]:
     found = row.score(headline.name) if headline else None
     if headline is None or found is None:
         return row.is_reference, math.inf
-    return row.is_reference, -found.mean if headline.higher_is_better else found.mean
+    return row.is_reference, -headline.sign * found.mean
 
 
 def _place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> None:

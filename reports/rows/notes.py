@@ -168,8 +168,7 @@ def _leads_of_labels(summary: Summary) -> Iterator[tuple[Score, Row, float]]:
         score, trivial = summary.scores[name], summary.best_trivial(name)
         supervised = summary.supervised(name)
         if trivial is not None and supervised is not None:
-            sign = -1 if score.higher_is_better is False else 1
-            lead = sign * (mean_of(supervised, name) - mean_of(trivial, name))
+            lead = score.sign * (mean_of(supervised, name) - mean_of(trivial, name))
             yield score, trivial, round(lead, 1)
 
 
@@ -195,8 +194,7 @@ def no_better_than_trivial(summary: Summary) -> str:
         score, trivial = summary.scores[name], summary.best_trivial(name)
         gains = {row.name: summary.gain(row, name) for row in summary.rows}
         compared = {row: gain for row, gain in gains.items() if gain is not None}
-        sign = 1 if score.higher_is_better else -1
-        below = [row for row, gain in compared.items() if sign * gain <= 0]
+        below = [row for row, gain in compared.items() if score.sign * gain <= 0]
         if trivial is None or not below:
             continue
         named = "the untrained network"

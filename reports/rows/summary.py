@@ -86,6 +86,11 @@ class Configuration:
         """Whether any of the cells has its final scores."""
         return any(r.status == "done" for r in self.records)
 
+    @property
+    def failed(self) -> bool:
+        """Whether a tuning chose it, and any of its final runs diverged."""
+        return any(r.status == "diverged" and r.choice for r in self.records)
+
     @functools.cached_property
     def repeated(self) -> bool:
         """Whether it stands for what several searches chose, and not for one configuration."""
@@ -353,8 +358,7 @@ class Summary:
     def best_trivial(self, name: str) -> Row | None:
         """Find the best of the rows that nothing was trained for, by a test score."""
         found = [row for row in self.rows if row.untrained and row.score(name) is not None]
-        # A measure without a best counts as one of which more is better.
-        sign = -1 if self.scores[name].higher_is_better is False else 1
+        sign = self.scores[name].sign
         return max(found, key=lambda row: sign * mean_of(row, name), default=None)
 
     def supervised(self, name: str) -> Row | None:
@@ -385,6 +389,5 @@ class Summary:
             return None
         start = mean_of(trivial, name)
         way = mean_of(supervised, name) - start
-        higher_is_better = self.scores[name].higher_is_better is not False
         # There is no way to go if labels do no better than a trivial row.
-        return 100 * (score.mean - start) / way if way and (way > 0) == higher_is_better else None
+        return 100 * (score.mean - start) / way if self.scores[name].sign * way > 0 else None

@@ -75,7 +75,7 @@ def _texts(
     summary: Summary, configuration: Configuration, row: Row | None, varying: Sequence[str]
 ) -> list[str]:
     """Fill the line of a configuration."""
-    # A run that diverged does not say what chose it, so the first that says it is asked.
+    # Not each run says what chose it, so the first that says it is asked.
     stated = [record.choice.get("hyperparameters") for record in configuration.records]
     how = next(filter(None, stated), {})
     tried = how.get("budget")

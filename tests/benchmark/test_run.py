@@ -34,6 +34,7 @@ from regbench.benchmark.machine.description import environment
 from regbench.benchmark.machine.meters import draw_embeddings, peak_extra_bytes
 from regbench.benchmark.run import evaluate_directory, run_cell
 from regbench.benchmark.rundir.checkpoint import save_checkpoint
+from regbench.benchmark.rundir.choice import GIVEN
 from regbench.benchmark.rundir.directory import (
     checkpoint_files,
     numbered_files,
@@ -646,7 +647,11 @@ def test_a_collapsed_run_ends_as_diverged(tiny: list[str], monkeypatch: pytest.M
     assert (what["epoch"], what["step"]) == (2, 6)
     assert "collapsed" in what["reason"]
     assert what["last_good"]["step"] == 3
-    assert len(record.history) == 1
+    assert (len(record.history), record.choice) == (1, {})
+    # A report has to know that a tuning chose it.
+    how = dict(GIVEN) | {"selected_on": "tuning", "sha256": "0" * 64}
+    chosen = run_cell(cell, runtime, "chosen", how_chosen=how)
+    assert there(chosen).choice == {"hyperparameters": how}
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(

@@ -217,6 +217,15 @@ def diverged_first(record: Make) -> None:
         record(label, 1, **among(3))
 
 
+def choice_diverged(record: Make) -> None:
+    """Where all final runs of what a tuning chose diverged, the row says so."""
+    how = {"choice": {"hyperparameters": {"selected_on": "tuning", "sha256": "0"}}}
+    for value in (1.0, 2.0, 3.0):
+        record("VICReg", cell=weight(value), **TUNED)
+    record("VICReg", 1, cell=weight(2.0), **DIVERGED, **how)
+    record("VICReg", 1, cell=weight(3.0), **DIVERGED)
+
+
 def stopped_early(record: Make) -> None:
     """What a search stopped early is no result, and neither diverged nor missing: n is 1."""
     record("VICReg", tuning=60.0)
@@ -250,7 +259,7 @@ SCENES: tuple[Callable[[Make], None], ...] = (
     *(two_shared_seeds, some_tested, odd_titles, knn_leads, no_best, tuned_seed, tuning_chooses),
     *(mean_chooses, choices_of_tasks, sweeps_and_tasks, shared_cells, short_names),
     *(finished_elsewhere, planned_sizes, nothing_final, fits_two_tasks, task_of_its_sweep),
-    *(planned_twice, budgets, diverged_first, stopped_early, not_of_the_paper),
+    *(planned_twice, budgets, diverged_first, choice_diverged, stopped_early, not_of_the_paper),
     one_run_a_machine,
 )
 
