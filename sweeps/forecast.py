@@ -33,16 +33,16 @@ Workspaces, the CUDA context and fragments need the rest.
 """
 
 ASSUMED_FLOP_PER_S = 50e12
-"""Speed of a GPU on which no like cell has run: an A100 trains a ResNet-50 so in bf16 (2,000
-images/s).
+"""Assumed speed of a GPU on which no like cell has run: that of an A100 that trains a ResNet-50 in
+bf16 (2,000 images/s).
 """
 
 _Times = Mapping[str, Sequence[tuple[float, float]]]
 """Kind of cell -> GPU seconds of each that has run: per epoch, and for the rest."""
 
 _NEEDS: dict[tuple[Any, ...], Needs] = {}
-"""What was predicted, by what it depends on: it takes seconds, and most cells of a grid, and the
-next plan of the same process, need the same.
+"""Predictions, by what they depend on: each takes seconds, and most cells of a grid, and the next
+plan of the same process, share it.
 """
 
 
@@ -95,7 +95,7 @@ def plan(sweep: Sweep) -> list[Planned]:
             fits = needs.peak_bytes <= GPU_SHARE * pretrain.gpu_memory_gib * 2**30
         done = (runs / sweep.name / cell.id / "record.json").exists()
         gpu_hours, from_flop = _known_hours(cell, times), False
-        # On the machine's own processors FLOP say little about time.
+        # On a CPU, FLOP say little about time.
         on_gpu = pretrain.gpus and sweep.runtime.device != "cpu"
         if gpu_hours is None and needs is not None and on_gpu:
             images = _images(Path(sweep.runtime.data_dir), cell.dataset)
@@ -148,7 +148,7 @@ def refuse_oversized(sweep: Sweep) -> None:
 def _shape(cell: Cell, processes: int) -> tuple[Any, ...]:
     """Return what the needs of a step depend on.
 
-    A grid has many seeds, rates and weights, which do not.
+    The many seeds, rates and weights of a grid do not matter.
     """
     of_method = []
     for value in vars(cell.method).values():
@@ -164,13 +164,13 @@ def _shape(cell: Cell, processes: int) -> tuple[Any, ...]:
         processes,
     )
     sizes_px = cell.augmentation.sizes_px(cell.dataset.image_size)
-    views = (*sizes_px, cell.augmentation.global_views, cell.dataset.channels)
+    views = (*sizes_px, cell.augmentation.global_views, cell.dataset.input_channels)
     trained = (cell.network, cell.dataset.image_size, type(cell.optimizer), cell.baseline)
     return (type(cell.method), tuple(of_method), cell.method.forms, sizes, views, trained)
 
 
 def _times(runs: Path) -> _Times:
-    """Collect the times of like cells from the records of all sweeps in a folder."""
+    """Collect the times of cells, by kind, from the records of all sweeps in a folder."""
     times: dict[str, list[tuple[float, float]]] = {}
     for path in sorted(runs.glob("*/*/record.json")):
         try:
@@ -178,13 +178,14 @@ def _times(runs: Path) -> _Times:
         except RegbenchError as error:
             log.warning("%s", error)
             continue
-        # One that diverged stopped early, and an untrained network has no time of an epoch.
+        # A diverged run stopped early, and an untrained network has no time of an epoch.
         if record is None or record.status != "done" or not record.cell["epochs"]:
             continue
         cost = record.cost
         gpus = record.environment.get("world_size", 1)
         epoch_s = gpus * (cost.train_s or 0.0) / record.cell["epochs"]
-        rest_s = (cost.monitor_s or 0.0) + (cost.evaluate_s or 0.0)
+        # One process evaluates at the end; while training, all wait for it.
+        rest_s = gpus * (cost.monitor_s or 0.0) + (cost.evaluate_s or 0.0)
         for kind in _kinds(record.method, record.cell):
             times.setdefault(kind, []).append((epoch_s, rest_s))
     return times
@@ -195,7 +196,7 @@ def _known_hours(cell: Cell, times: _Times) -> float | None:
     if not times:
         return None
     same_method, any_method = _kinds(methods.registry_name(cell.method), cell.plain())
-    # Most of a step is the network's, so another method in the same setting tells the time roughly.
+    # Most of a step is the network's, so another method in the same setting gives a rough time.
     found = times.get(same_method) or times.get(any_method)
     if not found:
         return None
@@ -206,9 +207,9 @@ def _known_hours(cell: Cell, times: _Times) -> float | None:
 
 
 def _kinds(method: str, cell: Mapping[str, Any]) -> tuple[str, str]:
-    """Name what cells of like time share: with the method and q, and without."""
+    """Name the kinds of a cell by which times are collected: with its method and q, and without."""
     shared = [cell["dataset"], cell["network"], cell["batch_size"]]
-    # Reading a record does not ask for these.
+    # A record may lack these.
     for name in ("precision", "augmentation", "micro_batch_size", "baseline"):
         shared.append(cell.get(name))
     like = orjson.dumps(shared, option=orjson.OPT_SORT_KEYS).decode()

@@ -30,54 +30,55 @@ from regbench.sweeps.run import Execute, refuse_unfinished
 from regbench.wording import quoted
 
 _STAGES = ("pretrain", "tune")
-# Of the budget, what is planned: a machine does not always run as fast as it did.
+# Share of the budget that is planned: a machine does not always run as fast as it did.
 _PLANNED = 0.85
 _MEASURED_EPOCHS = 2
-# An epoch of the measurement has no more pixels than so many images of 32 px, but one batch.
+# Most pixels of an epoch of the measurement: those of 8192 images of 32 px, but at least one batch.
 _MEASURED_PIXELS = 8192 * 32**2
 # Trainings of a search: one, two or three brackets of successive halving, each of seven trainings.
-# Nothing is searched where no label can choose.
+# Without labels to choose by, nothing is searched.
 _TRIALS = (9, 6, 3)
 _NO_TRIALS = (0,)
 _CELLS_PER_TRIAL = 7 / 3
 _SEEDS = 3
 _LEAST_METHODS = 2
-_LEAST_EPOCHS = 4  # fewer have no quarter
+_LEAST_EPOCHS = 4  # fewer cannot be quartered
 
 
 @dataclass(frozen=True)
 class _Speed:
-    """What runs take while others run beside them.
+    """Times of runs while others run beside them.
 
     Attributes:
         epoch_s: Seconds of an epoch.
         rest_s: Seconds of all else in a training: start, checkpoints, evaluation.
         untrained_s: Seconds of all untrained rows, once.
         parallel: Runs at a time.
+        supervised: Number of supervised runs.
     """
 
     epoch_s: float
     rest_s: float
     untrained_s: float
     parallel: int
+    supervised: int = 0
 
     def seconds(self, methods: int, trials: int, epochs: int) -> float:
-        """Return how long a comparison takes, with the untrained rows and, where labels choose,
-        the supervised one.
-        """
-        trained, runs = methods * _SEEDS, methods * _SEEDS + 1.0
+        """Return how long a comparison takes, with the untrained and supervised rows."""
+        trained = methods * _SEEDS + self.supervised
+        runs = trained + 1.0
         if trials:
             # The search trains the first seed, and every cell of it is scored once more at last.
-            trained += methods * (trials - 1) + _SEEDS
-            runs += methods * _CELLS_PER_TRIAL * trials + _SEEDS
+            trained += methods * (trials - 1)
+            runs += methods * _CELLS_PER_TRIAL * trials
         in_all = trained * epochs * self.epoch_s + runs * self.rest_s
         return (in_all + (_SEEDS + 1) * self.untrained_s) / self.parallel
 
     def fitted(
         self, methods: int, budget_s: float, enough: int, trials: Sequence[int]
     ) -> tuple[int, int, int]:
-        """Return methods, trials and epochs of the largest comparison that has `enough` epochs; of
-        two methods, as many epochs as the budget pays.
+        """Return methods, trials and epochs of the largest comparison that has `enough` epochs; if
+        none has, two methods and as many epochs as the budget pays.
         """
         sizes = [(methods, count) for count in trials]
         sizes += [(fewer, trials[-1]) for fewer in range(methods - 1, _LEAST_METHODS - 1, -1)]
@@ -102,14 +103,14 @@ def own_file(
 ) -> Path:
     """Return the sweep's file that compares methods on prepared images within some hours.
 
-    It is written once, after a measurement that is done where no such file is there.
+    If there is no such file yet, it is written after a measurement.
 
     Args:
         runs_dir: The folder of runs.
         data: The images.
         hours: The budget.
         overrides: Settings that change every cell.
-        execute: Runs cells.
+        execute: Function that runs cells.
 
     Raises:
         RegbenchError: If the budget pays no comparison.
@@ -121,7 +122,7 @@ def own_file(
         if len(values) != 1:
             raise RegbenchError(f"{key} has one value in all cells here; give one")
     name = f"{data.name}_{hours:g}h".replace("+", "")  # 1e+06
-    # Other settings are another comparison.
+    # Other settings make another comparison.
     changed = [each for each in overrides if not each.startswith(("dataset.name=", "runtime."))]
     if changed:
         name += f"_{digest({'settings': sorted(changed)})[:6]}"
@@ -137,11 +138,13 @@ def own_file(
     enough = cells[0].epochs
     split = data.splits[data.pretraining_split]
     file = replace(read_rows(preset, given), name=f"{data.name}_speed")
+    # A few labels beside many images may not fill a batch.
+    has_labels = bool(data.class_names)
+    is_supervised = has_labels and data.splits["train"]["num_samples"] >= cells[0].batch_size
     speed = _measured(file, cells, split, execute)
+    speed = replace(speed, supervised=_SEEDS * is_supervised)
     methods, trials, epochs = speed.fitted(len(cells), 3600 * hours, enough, all_trials)
     steps = epochs * (split["num_samples"] // cells[0].batch_size)
-    # With few labels beside many images, they fill no batch.
-    is_supervised = data.splits["train"]["num_samples"] >= cells[0].batch_size
     tried = "one configuration, as no label can choose,"
     beside = "the untrained network"
     if trials:
@@ -188,7 +191,7 @@ def claim(data_dir: Path, name: str, folder: Path, *, known: bool) -> None:
         known: Whether a data set of this name was prepared before.
 
     Raises:
-        RegbenchError: If it is that of another folder's images.
+        RegbenchError: If the name is that of another folder's images.
     """
     path = data_dir / name / "folder.txt"
     if known and not path.exists():
@@ -209,8 +212,9 @@ def claim(data_dir: Path, name: str, folder: Path, *, known: bool) -> None:
 def _measured(
     file: SweepFile, cells: Sequence[Cell], split: SplitEntry, execute: Execute
 ) -> _Speed:
-    """Train some cells of a sweep for two epochs, and score the untrained rows, on a part of many
-    images; return what they took.
+    """Train some cells of a sweep for two epochs, and score the untrained rows; return their times.
+
+    If there are many images, the cells train on a part of them.
     """
     parallel = min(at_a_time(load_rows(file, file.rows).runtime), 4 * len(cells))
     rows = [row for row in file.rows if "epochs=0" in row]
@@ -246,5 +250,5 @@ def _measured(
             rests_s.append(max(0.0, wall_s - _MEASURED_EPOCHS * epoch_s))
     if not epochs_s:
         raise RegbenchError(f"every cell of the measurement {grid.name} diverged")
-    # On a new machine the first ones also wait for the loader to be compiled.
+    # On a new machine the first runs also wait for the loader to be compiled.
     return _Speed(statistics.median(epochs_s), min(rests_s), untrained_s, parallel)

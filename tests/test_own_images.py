@@ -398,6 +398,17 @@ def test_a_plan_fits_its_budget(
     assert ("below the untrained network before epoch 500" in file.description) == (hours < 1)
 
 
+def test_the_plan_leaves_out_a_supervised_row_whose_labels_fill_no_batch(
+    birds: Manifest, tmp_path: Path
+) -> None:
+    splits = birds.splits | {"unlabeled": birds.splits["train"]}
+    splits["train"] = birds.splits["train"] | {"num_samples": 9}
+    file, kinds = planned(replace(birds, splits=splits), tmp_path, 2.4)
+    assert kinds == {"untrained": 5, "trained": 5}
+    # 5 (3 + 2) trainings and 5 (7 + 3) + 1 starts, in the time of the case above
+    assert "epochs=580" in file.rows[-1]
+
+
 @pytest.mark.parametrize("counts", [[500_000, 500_000, 9], []])
 def test_of_many_images_a_part_is_measured(
     counts: list[int], birds: Manifest, tmp_path: Path

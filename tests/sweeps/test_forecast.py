@@ -32,13 +32,13 @@ def ran(runs: Path, overrides: list[str], **more: Any) -> None:
 def test_gpu_hours_by_the_time_of_like_cells(
     tiny: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What took 2 GPUs 60 s for each of 2 epochs, and 600 s for evaluations, takes 10 epochs 1800
-    s.
+    """What took 2 GPUs 60 s for each of 2 epochs, 50 s for evaluations while they trained, and
+    one of them 500 s for the last ones, takes 1800 s for 10 epochs.
 
     It is the median of three. One of them shared its machine, and one had a faster one.
     """
     runs, endless = tmp_path / "runs", Cost(train_s=1e9, evaluate_s=1e9)
-    environment, cost = {"world_size": 2}, Cost(train_s=120.0, monitor_s=100.0, evaluate_s=500.0)
+    environment, cost = {"world_size": 2}, Cost(train_s=120.0, monitor_s=50.0, evaluate_s=500.0)
     ran(runs, [*tiny, "method=vicreg", "seed=7"], environment=environment, cost=cost)
     ran(runs, [*tiny, "method=vicreg", "seed=6"], cost=endless)
     ran(runs, [*tiny, "method=vicreg", "seed=5"], cost=Cost(train_s=2.0, evaluate_s=0.0))
@@ -137,6 +137,12 @@ def test_the_gpus_of_a_plan_are_those_that_train(tiny: list[str]) -> None:
     alone, shared = (plan(sweep)[0].needs for sweep in sweeps)
     assert alone is not None and shared is not None
     assert alone.peak_bytes > shared.peak_bytes
+
+
+def test_each_number_of_channels_has_its_own_needs(tiny: list[str]) -> None:
+    narrow, wide = plan(load_grid([*tiny, "method=vicreg", "dataset.shared_bits=0,4"]))
+    assert narrow.needs is not None and wide.needs is not None
+    assert wide.needs.parameters > narrow.needs.parameters
 
 
 def test_a_training_sees_the_images_without_labels(
