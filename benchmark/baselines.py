@@ -28,7 +28,7 @@ COMPONENTS = (16, 32, 64, 128, 256)
 """Numbers of principal components that the selection split chooses from."""
 
 PATCHES = (200, 400, 800)
-"""Numbers of random patches that it chooses from."""
+"""Numbers of random patches that the selection split chooses from."""
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ _PATCH_PX = 6
 # pixels: what is flatter than this is noise.
 _CONTRAST_FLOOR = 0.01
 _WHITENING_FLOOR = 0.1
-# Variance of a component as a share of the first one's, from which on it is kept.
+# A component is kept if its variance exceeds this share of the first component's.
 _NO_VARIANCE = 1e-10
 _WHITENED_PATCHES = 100_000
 # Distances of this many images at a time take 75 MB at 32 px.
@@ -59,8 +59,8 @@ def untrained(subject: Subject, baseline: str) -> Subject:
             by kNN; "hog", histograms of oriented gradients (Dalal and Triggs, CVPR 2005), as they
             are or whitened; "random_patches", similarities to whitened patches of training images,
             pooled in quadrants (Coates, Lee and Ng, AISTATS 2011; with random patches: Coates and
-            Ng, ICML 2011), of which the number is chosen, or whitened. The choice of the last two
-            is made for each way to read them out: a strong baseline has both.
+            Ng, ICML 2011), with a number of patches that is chosen, or whitened. The form of the
+            last two is chosen once for kNN and once for linear probes: a strong baseline has both.
     """
     if baseline == "raw_pixels":
         return subject
@@ -74,8 +74,8 @@ def untrained(subject: Subject, baseline: str) -> Subject:
 
     @functools.cache
     def chosen_by(by: str) -> Subject:
-        # Always the same judge, so that a later evaluation of the run sees the same form. Its name
-        # is not that of the cell's own evaluation, whose settings may be others.
+        # The judge is always the same, so that a later evaluation of the run sees the same form.
+        # Its name differs from that of the cell's own evaluation, which may have other settings.
         judge: Evaluation = KNN() if by == "knn" else LinearProbe()
         what, name = f"{baseline}_for_{by}", f"{by}_of_forms"
         found = {_ALL: base.projected(nn.Identity(), base.encoder.dim)}
@@ -83,15 +83,13 @@ def untrained(subject: Subject, baseline: str) -> Subject:
             found = candidates()
         return found[_choose(base, what, found, judge, name, _ALL)]
 
-    # All that is linear sees one form, and kNN another.
+    # kNN sees one form; all other evaluations see the one that is chosen for linear probes.
     base.form_for = lambda evaluation: chosen_by("knn" if evaluation == "knn" else "probe")
     return base
 
 
 def _forms(base: Subject, sizes: Sequence[int]) -> dict[str, Subject]:
-    """Return all features, the first of them (sizes in patches), and whitened components of all,
-    by name.
-    """
+    """Return by name: all features, those of the first `sizes` patches, and whitened components."""
     dim = base.encoder.dim
     found = {_ALL: base.projected(nn.Identity(), dim)}
     for size in sizes[:-1]:
@@ -115,7 +113,7 @@ def _choose(
 ) -> T:
     """Choose a candidate by the judge's score, and write that down before the test split opens.
 
-    The default is taken where there is no split to choose on.
+    Take the default if there is no split to choose on.
     """
     noted = base.choices.entries.get(what)
     if noted is not None:  # by an attempt before this one
@@ -148,7 +146,7 @@ class _Hog(nn.Module):
         # Scikit-image takes long to import, and few runs need it.
         from skimage.feature import hog
 
-        # Eight cells along a side, as 4 px make of 32 px.
+        # Eight cells along a side: cells of 4 px for images of 32 px.
         cell_px = max(x_NCHW.shape[-1] // 8, 2)
         found = []
         for image_HWC in x_NCHW.permute(0, 2, 3, 1).cpu().numpy():
@@ -177,7 +175,7 @@ def _random_patches(subject: Subject) -> Subject:
 class _Patches(nn.Module):
     """A layer of whitened patches with triangle activations, pooled in quadrants.
 
-    Coates, Lee and Ng, AISTATS 2011, section 3; the patches are drawn in place of learned.
+    Coates, Lee and Ng, AISTATS 2011, section 3; the patches are drawn, not learned.
     """
 
     mean_F: Tensor
@@ -223,7 +221,7 @@ class _First(nn.Module):
 
     def __init__(self, count: int) -> None:
         super().__init__()
-        # A buffer, by which a kept state of an evaluation knows its features.
+        # A buffer, so that the fingerprint of an evaluation's kept state depends on it.
         self.register_buffer("count", torch.tensor(count))
 
     def forward(self, x_ND: Tensor) -> Tensor:
@@ -232,8 +230,8 @@ class _First(nn.Module):
 
 def chosen_pca(subject: Subject) -> Encoder:
     """Fit whitened principal components to raw pixels and choose their number by weighted kNN."""
-    # The choice is written down before the test split opens. Where there is no split to choose on,
-    # the middle number of components is taken.
+    # The choice is written down before the test split opens. If there is no split to choose on, the
+    # middle number of components is taken.
     largest = _fitted(subject.features("train", KNN().interpolation), COMPONENTS[-1])
     most = len(largest.weight_KD)
     candidates = {}
@@ -246,14 +244,14 @@ def chosen_pca(subject: Subject) -> Encoder:
 
 
 def _fitted(train: Features, components: int) -> _Projection:
-    """Fit principal components to raw pixels; fewer where there are fewer images or pixels."""
+    """Fit principal components to features; fewer if there are fewer images or features."""
     # Scikit-learn takes long to import, and few runs need it.
     from sklearn.decomposition import PCA
 
     x_ND = train.x_ND.cpu().double().numpy()
     pca = PCA(min(components, *x_ND.shape), whiten=True, svd_solver="randomized", random_state=0)
     pca.fit(x_ND)
-    # What varies by rounding alone would be blown up to the size of all else.
+    # Whitening would blow up components that vary by rounding alone.
     varies_K = pca.explained_variance_ > _NO_VARIANCE * pca.explained_variance_[0]
     deviation_K = torch.from_numpy(pca.explained_variance_[varies_K]).sqrt()
     weight_KD = torch.from_numpy(pca.components_[varies_K]) / deviation_K[:, None]
@@ -261,7 +259,7 @@ def _fitted(train: Features, components: int) -> _Projection:
 
 
 class _Projection(nn.Module):
-    """Projects flattened images, less their mean, onto the rows of a matrix."""
+    """Projects flattened images or features, less their mean, onto the rows of a matrix."""
 
     weight_KD: Tensor
     mean_D: Tensor
@@ -272,7 +270,7 @@ class _Projection(nn.Module):
         self.register_buffer("mean_D", mean_D)
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
-        # Kept features may lie in main memory, beside images on a GPU.
+        # Kept features may lie in main memory while the images are on a GPU.
         x_ND = x_NCHW.flatten(1)
         return (x_ND - self.mean_D.to(x_ND.device)) @ self.weight_KD.to(x_ND.device).T
 

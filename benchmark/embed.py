@@ -46,8 +46,8 @@ def embed(directory: Path, folder: Path, out: Path, runtime: Runtime) -> int:
 
     It has the columns `file` (relative to the folder), `embedding` and, where the run's data set is
     prepared here and has labels, `classes`: those whose mean training representation has the
-    largest cosine, the nearest first. Images that cannot be read are left out, with a line each. A
-    call after a kill goes on where that was.
+    largest cosine, the nearest first. Images that cannot be read are left out, with a warning each.
+    A call after a kill goes on where the killed one stopped.
 
     Returns:
         The number of images in the file.
@@ -96,7 +96,7 @@ def embed(directory: Path, folder: Path, out: Path, runtime: Runtime) -> int:
                     table = embedder.table(files[first : first + PART])
                     write_atomically(part, partial(pq.write_table, table))
             write_atomically(out, partial(_join, sorted(parts.glob("*.parquet")), schema))
-        # Another call may have done this while ours waited for it.
+        # Another call may have removed the folder while this one waited for the lock.
         shutil.rmtree(parts, ignore_errors=True)
     return int(pq.read_metadata(out).num_rows)
 
@@ -120,15 +120,17 @@ def _join(parts: Sequence[Path], schema: pa.Schema, file: IO[bytes]) -> None:
 
 
 def _classes(trained: Trained, encoder: Encoder, compute: Compute) -> tuple[list[str], Tensor]:
-    """Return the names of the classes and their mean training representations, both of length 1;
-    no names where there are none.
+    """Return the names of the classes and their mean training representations.
+
+    Representations are scaled to length 1, and so are their means. Without labelled training images
+    there are no names.
     """
     dataset = trained.cell.dataset
     try:
         manifest = Manifest.load(compute.data_dir, dataset)
         if not manifest.class_names:
             raise RegbenchError(f"data set {dataset.name!r} has no labels")
-        # Training images open no test split, so there is no choice to name.
+        # Reading training images does not open the test split, so no choice is named.
         images = Images(dataset, compute, Path())
         batch_size = trained.cell.evaluation.batch_size
         train, _ = images.features(encoder, "train", trained.interpolation, batch_size)
@@ -143,7 +145,7 @@ def _classes(trained: Trained, encoder: Encoder, compute: Compute) -> tuple[list
 
 @dataclass(frozen=True)
 class _Embedder:
-    """Makes tables of files of images; the attributes are those of `embed`."""
+    """Makes tables from files of images; the attributes are variables of `embed`."""
 
     trained: Trained
     encoder: Encoder

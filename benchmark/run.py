@@ -1,5 +1,6 @@
-"""One network of a cell from its directory's first file to its scores: trained here, of a run that
-is finished, or published.
+"""The run of one network, from the first file of its directory to its scores.
+
+The network is trained here, comes from a finished run, or is published.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ METHOD = "external"
 SPECTRUM_ORDER = 6
 """Highest order of the coefficients of a kernel that a record holds."""
 
-# The settings that decide a training, and nothing where published weights are evaluated.
+# The settings that decide a training; they decide nothing if published weights are evaluated.
 _OF_TRAINING = ["method", "optimizer", "embedding_dim", "batch_size", "micro_batch_size"]
 _OF_TRAINING += ["epochs", "precision"]
-# The scores that the line of a cell that has ended names.
+# The scores that the status line of a finished cell names.
 _SHOWN = ("knn_top1", "linear_top1", "content_r2", "retrieval_recall1")
 
 log = logging.getLogger("regbench")
@@ -76,7 +77,7 @@ def run_cell(
         runtime: The settings of machine and folders.
         sweep: The folder under `runtime.runs_dir`.
         stages: The stages to finish, in the order of `STAGES`; those before them must be done.
-        interruption: Answers signals; without one they act as Python has them.
+        interruption: Handler of signals; None: Python handles them.
         how_chosen: The way in which its hyperparameters were chosen, for the record.
 
     Returns:
@@ -157,7 +158,7 @@ def evaluate_backbone(
     shown = source if of_library else Path(source).name
     label = label or shown
     backbone: dict[str, Any] = {}
-    # Libraries' models are as they have them; the weights of a file may fit several networks.
+    # A library's model is known by its name; the weights of a file may fit several networks.
     if not of_library:
         usual = settings.plain(type(cell.network.backbone)())
         for key, value in settings.plain(cell.network.backbone).items():
@@ -194,8 +195,8 @@ def evaluate_directory(
 ) -> list[Score]:
     """Evaluate the final weights of a run directory anew.
 
-    What the record of a finished run does not hold is written to `evaluations/<protocol>.json`
-    beside it, once, and read from there by later calls; all else is only returned.
+    A protocol that the record of a finished run lacks is written to `evaluations/<protocol>.json`
+    beside it, once, and later calls read it from there. All other scores are only returned.
 
     Args:
         directory: The run directory, with `config.yaml` and the last checkpoint.
@@ -215,8 +216,7 @@ def evaluate_directory(
     # A folder without weights is refused before anything is loaded.
     own = trained_cell(directory)
     cell, runtime = load_config(directory / "config.yaml", [*overrides, *_protocols(only)])
-    # Scores by other settings are not the run's, so they do not collide with those that are
-    # written.
+    # With changed settings, scores that are already written are neither read nor replaced.
     changed = [override for override in overrides if override.startswith("evaluation.")]
     record, new = read_record(directory), set()
     if record is not None and record.status == "done":
@@ -314,7 +314,7 @@ def final_state(directory: Path, cell: Cell) -> dict[str, Any] | None:
 
 
 def _protocols(only: Sequence[str]) -> list[str]:
-    """Return the override that asks for these protocols alone; none without any."""
+    """Return the override that asks for these protocols alone; no override if there are none."""
     return [f"evaluation.protocols=[{','.join(only)}]"] if only else []
 
 
@@ -424,10 +424,10 @@ class _Run:
         *,
         is_final: bool = True,
     ) -> None:
-        """Score a network, whose weights have a SHA-256, and write the record; do nothing twice.
+        """Score a network and write the record; do nothing twice.
 
-        If it is not `is_final`, only what hyperparameters are selected by is scored. A trained
-        network whose representations are not finite has diverged.
+        `weights` is the SHA-256 of its weights. Unless `is_final`, only the selection is scored. A
+        trained network whose representations are not finite has diverged.
         """
         progress = None if trained is None else trained.progress
         # Choose.
@@ -441,7 +441,7 @@ class _Run:
         try:
             done = scoring.score(attempt, subject, self.label, protocols, weights)
         except NotFinite as error:
-            # A network as it is initialised has not diverged: something is wrong with it or the
+            # A network that was not trained cannot diverge: something is wrong with it or the
             # images.
             if progress is None or not self.cell.epochs:
                 raise

@@ -54,7 +54,7 @@ def note_choice(
 ) -> Choices:
     """Write down how a cell was chosen, which opens the test split.
 
-    `on_test`: whether anything was chosen there by other settings than the cell's.
+    `on_test`: whether other settings than the cell's chose anything on the test split.
     """
     choices, entry = Choices(attempt), dict(how_chosen)
     # If the evaluations choose on the test split, its scores are optimistic.
@@ -92,18 +92,18 @@ def evaluated(subject: Subject, name: str) -> Evaluated:
 def score(
     attempt: Attempt, subject: Subject, label: str, protocols: Sequence[str], weights: str | None
 ) -> dict[str, dict[str, Any]]:
-    """Score what hyperparameters are selected by, then the protocols; do not repeat what
-    `scores.json` holds.
+    """Do the evaluation `SELECTION`, then the protocols; do not repeat what `scores.json` holds.
 
-    The attempt may write into the run directory. `weights` is the SHA-256 of the network's weights.
+    `attempt` is the right to write into the run directory, and `weights` the SHA-256 of the
+    network's weights.
 
     Returns:
         `SELECTION` and each protocol -> the fields of `Evaluated`.
     """
     kept = read_numbered(attempt.directory, "scores.json")
     done: dict[str, dict[str, Any]] = {}
-    # Kept scores may be of other weights: if a checkpoint was damaged, a GPU need not train the
-    # same weights again.
+    # Kept scores may be of other weights: after a checkpoint was damaged, training again on a GPU
+    # need not give the same ones.
     if kept and kept["weights"] == weights:
         done = kept["done"]
     if done:
@@ -119,7 +119,7 @@ def score(
         done[name] = {**found._asdict(), "scores": [asdict(entry) for entry in found.scores]}
         attempt.write("scores.json", signed({"weights": weights, "done": done}).encode())
         attempt.check()
-        # The evaluation kept its state in case that it is interrupted.
+        # The evaluation kept its state in case it was interrupted; now it is done.
         remove_tensors(attempt.directory, state_kind("*"), attempt.number)
         log.info("%s: %s", label, ", ".join(score.text for score in found.scores))
     return done

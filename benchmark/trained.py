@@ -55,8 +55,8 @@ class Trained:
         return knn.interpolation
 
     def transform(self, image: str | Path | Image.Image) -> Tensor:
-        """Return an image, or that of a file, as the module takes it and evaluations saw it: (c,
-        s, s) float32, resized, cut and normalised.
+        """Return an image, or that of a file, in the form that the module takes: (c, s, s) float32,
+        resized, cut and normalised as in the evaluations.
 
         Raises:
             RegbenchError: If the image cannot be read, or the range of its values is not known.

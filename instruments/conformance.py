@@ -95,7 +95,7 @@ def _total(method: Regularizer, views: Views, **options: Any) -> Tensor:
 
 
 def _size(loss: Loss) -> float:
-    """Return what deviations of a value are relative to: its addends may cancel."""
+    """Return the scale for deviations of a value, by its addends, because these may cancel."""
     return float(sum(abs(term.item()) for term in loss.terms.values()))
 
 
@@ -164,8 +164,8 @@ def minimum(method: Regularizer) -> Outcome:
     half-collapsed ones between.
 
     All views are aligned. Uniform: orthonormal frames and their opposites; half-collapsed: the same
-    within half of the dimensions. Kernels of order one cannot tell these two. Relative to the
-    spread of the three values.
+    within half of the dimensions. Kernels of order one cannot distinguish these two. The result is
+    relative to the spread of the three values.
     """
     q = 8
     frames = [torch.linalg.qr(draw_views(q, q, 1, seed)[0])[0] for seed in range(4)]
@@ -250,7 +250,8 @@ def broken_embeddings(method: Regularizer) -> Outcome:
 def search_space(method: Regularizer) -> Outcome | None:
     """Return the number of times that the value or a gradient is not finite in the search space.
 
-    At its corners for every corner case of the embeddings, at some points within for ordinary ones.
+    Its corners are tried with every corner case of the embeddings, some points within with ordinary
+    ones.
     A tuning may go on beyond a range, so the method must also take what lies a whole range further,
     up to the limits that the range names.
     """
@@ -309,8 +310,8 @@ def forms(method: Regularizer) -> Outcome:
 
 
 def configuration(method: Regularizer) -> Outcome:
-    """Return the number of hyperparameters that do not come back from Hydra overrides and from
-    a cell's JSON.
+    """Return the number of hyperparameters that do not come back unchanged from Hydra overrides and
+    from a cell's JSON.
     """
     values = asdict(method)  # type: ignore[call-overload]
     overrides = [f"method.{key}={shown(value)}" for key, value in values.items()]
@@ -364,14 +365,14 @@ CHECKS = {
     "configuration": Check(configuration, 0.0),
     "documentation": Check(documentation, 0.0),
 }
-"""What our methods are held to: what is asked of every loss, and what only they have.
+"""The checks of our methods: those of every loss, and those of what only our methods have.
 
 The sharded check is apart, as it runs several methods at once (`check_sharded`).
 """
 
 
 def run_check(method: Regularizer, name: str) -> CheckResult | None:
-    """Run one check of one method; None if it claims nothing that the check is about."""
+    """Run one check of one method; None if the check does not apply to it."""
     check = CHECKS[name]
     if name in left_out(method):
         return None
@@ -419,7 +420,7 @@ def check_sharded(many: Mapping[str, Regularizer]) -> dict[str, CheckResult]:
 
 def _join(here: Place) -> dict[int, Any]:
     """Make the groups; a process outside of one gets a placeholder that it never uses."""
-    # One process's value is what the others are compared with.
+    # Each process also computes the loss alone, as the reference: no warning is needed.
     warnings.filterwarnings("ignore", LOCAL_ROWS)
     here.join("gloo")
     return {size: dist.new_group(list(range(size))) for size in SHARDS}

@@ -25,7 +25,7 @@ class Item(NamedTuple):
     Attributes:
         what: Name of the item.
         found: Version or kind that is there.
-        remedy: Command that brings it; empty if it is there.
+        remedy: Advice on how to get it or do without; empty if nothing is lacking.
     """
 
     what: str

@@ -1,7 +1,7 @@
 """Checks of a loss that is a function of the views' embeddings, whoever wrote it.
 
-`CHECKS` lists what is asked of every loss. `conformance` holds our own methods to it where they
-claim so. The audit holds losses of other libraries to it, and looks for what explains a deviation.
+`CHECKS` lists what is asked of every loss. `conformance` holds our own methods to it if they claim
+so. The audit holds losses of other libraries to it, and looks for explanations of a deviation.
 
 Shapes: N = batch (n), Q = embedding dimension (q).
 """
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TINY = 1e-300  # what is divided by where all is 0
-# The error of the mean is then a seventh of what single draws scatter by.
+TINY = 1e-300  # the divisor if all is 0
+# The standard error of the mean is then a seventh of the deviation of single draws.
 MEAN_SEEDS = 48
 
 KEEPS_STATE = (
@@ -26,7 +26,7 @@ KEEPS_STATE = (
     "centre, a schedule); compute that from the embeddings, make it a setting, or let the "
     "target_transform of a regularizer keep it"
 )
-"""What the reader of a check can do about a loss whose gradient no differences can tell."""
+"""Advice to the reader of a check about a loss whose gradient differences cannot verify."""
 
 Views = Sequence[Tensor]
 LossOfViews = Callable[..., Tensor]
@@ -96,10 +96,10 @@ def permuted(views: Views) -> list[Tensor]:
 
 
 def relative(found: Tensor, wanted: Tensor, floor: float = TINY) -> float:
-    """Return the norm of the difference over that of what is wanted, or over `floor` if that is
+    """Return the norm of the difference divided by that of `wanted`, or by `floor` if that is
     larger.
 
-    Where something is not a number it is infinite, which max() does not lose as it does NaN.
+    If something is NaN, the result is infinite, because max() may lose a NaN.
     """
     difference = float((found.double() - wanted.double()).norm())
     error = difference / max(float(wanted.double().norm()), floor)
@@ -111,7 +111,7 @@ def errors(
 ) -> list[Outcome]:
     """Compare a value and gradients with those wanted.
 
-    `size` and `floor` are the least that they are measured by.
+    The error of the value is relative to `size` at least, those of gradients to `floor` at least.
     """
     outcomes = [(relative(found[0], wanted[0], size), f"value{where}")]
     for a, b in zip(found[1:], wanted[1:], strict=True):
@@ -122,7 +122,7 @@ def errors(
 def worst(outcomes: Sequence[Outcome]) -> Outcome:
     """Find the largest deviation.
 
-    One that is not a number is the largest, and would get lost in max().
+    NaN counts as the largest; without the key, max() may lose it.
     """
     return max(outcomes, key=lambda outcome: math.inf if math.isnan(outcome[0]) else outcome[0])
 
@@ -199,7 +199,7 @@ def mean_value(loss: LossOfViews, views: Views) -> Mean:
     values: list[float] = []
     for seed in range(MEAN_SEEDS):
         values.append(loss(views, seed=seed).item())
-        # Two draws tell whether it draws at all, and most losses do not.
+        # Two calls show whether the loss draws at all, and most losses do not.
         if seed == 1 and math.isclose(*values, rel_tol=1e-9):
             return values[0], 0.0
     found = torch.tensor(values, dtype=torch.float64)
@@ -223,10 +223,10 @@ class Subject:
     """A loss that is checked: one of ours, or a black box.
 
     Attributes:
-        value: The loss of embeddings, a seed and a number of global views.
-        draw: Draws embeddings for n, q and a layout, and after them targets if there are any.
+        value: The loss as a function of embeddings, a seed and a number of global views.
+        draw: Function that draws embeddings for n, q and a layout, then targets if there are any.
         mean: Mean over what the loss draws.
-        size: What deviations of the value are relative to.
+        size: Scale that deviations of the value are relative to.
         places: The n, q and layouts at which gradients are compared.
         step: Step of differences.
         floor: Share of `size` that errors of the gradient are relative to at least.
@@ -242,9 +242,10 @@ class Subject:
 
 
 def gradient(subject: Subject) -> Outcome:
-    """Return the largest difference from differences of the value, relative to the largest one.
+    """Return the largest deviation of derivatives from differences of the value, relative to the
+    largest derivative.
 
-    Along no direction may it be off, since a wrong addend can hide along one.
+    No direction may be off, since a wrong addend can hide along one.
     """
     outcomes = []
     for n, q, (count, global_views) in subject.places:
@@ -254,8 +255,8 @@ def gradient(subject: Subject) -> Outcome:
         if not torch.allclose(first, second, rtol=1e-9, equal_nan=True):
             return math.inf, KEEPS_STATE
         _, found, wanted = slopes(loss, views, subject.step).T
-        # Below it the differences' own rounding would be measured; a loss may be 0 whatever two
-        # images it has.
+        # Below this, the differences' own rounding would be measured; a loss may be 0 for any two
+        # images.
         least = max(subject.floor * subject.size(drawn, global_views=global_views), 1e-12)
         error = (found - wanted).abs().max().item() / max(wanted.abs().max().item(), least)
         outcomes.append((error, f"n={n}, q={q}, {count} views, {global_views} global"))
@@ -294,9 +295,9 @@ class Check:
     """A question about a loss.
 
     Attributes:
-        measure: Gives the largest deviation and its place.
+        measure: Function that returns the largest deviation and its place.
         bound: Largest deviation that is allowed of our methods.
-        claim: The claim in a method's metadata that it is about; empty if it holds for all.
+        claim: The claim in a method's metadata that the check is about; empty if it is for all.
         allowed: Largest deviations that are allowed of other losses, in float64 and of those that
             take float32 only.
         words: What is done to other losses, in the audit's words.

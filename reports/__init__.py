@@ -63,7 +63,7 @@ def write_report(runs: Path | Sequence[Path], out: Path) -> WrittenReport:
 
 def write_records(found: Records, out: Path) -> WrittenReport:
     """Write the report of records that were read; see `write_report`."""
-    # After a folder that does not exist was refused: matplotlib and pandas take a second to import.
+    # Imported after a missing folder was refused: matplotlib and pandas take a second to import.
     from regbench.reports.contents import report_contents
 
     contents, text = report_contents(found)
@@ -88,8 +88,8 @@ def write_records(found: Records, out: Path) -> WrittenReport:
 
 
 def _remove_earlier(out: Path, names: list[str]) -> None:
-    """Remove what an earlier report of this folder wrote and this one does not, as of a task that
-    has another name now.
+    """Remove files that an earlier report wrote here and this one does not, such as those of a task
+    that has another name now.
     """
     listed = out / ".files.json"
     earlier = read_json(listed, list[Name], "remove it") if listed.exists() else []

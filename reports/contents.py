@@ -43,7 +43,7 @@ def report_contents(found: Records) -> tuple[ReportFiles, str]:
         The files, and the leaderboards with their notes as text for a terminal.
     """
     summaries = summarize(found.records, found.missing, found.choices, found.short)
-    shown = (*found.records, *found.short)  # a method may have short trainings alone so far
+    shown = (*found.records, *found.short)  # so far a method may have only short trainings
     style = styles([record.label for record in shown if not record.is_reference])
     data = tidy(found.records)
     contents: ReportFiles = {
@@ -88,13 +88,13 @@ def _csv(frame: pd.DataFrame) -> str:
 
 
 def _suffixes(summaries: Sequence[Summary]) -> Iterator[str]:
-    """Yield what the names of each task's files end in: nothing where there is one task."""
+    """Yield the ending of the names of each task's files: empty if there is only one task."""
     seen = set()
     for summary in summaries:
         suffix = ""
         if len(summaries) > 1:
-            # Names of tasks have spaces and signs; with a table's or a figure's, one of a file has
-            # at most 100.
+            # Names of tasks have spaces and signs. A file's name, which begins with a table's or a
+            # figure's, has at most 100 characters.
             suffix = "-" + re.sub(r"[^A-Za-z0-9.]+", "_", summary.name)[:60].strip("_")
         while suffix in seen:  # names that differ in other signs give the same suffix
             suffix += "_"
@@ -103,8 +103,8 @@ def _suffixes(summaries: Sequence[Summary]) -> Iterator[str]:
 
 
 def _terminal_text(summary: Summary, tables: Mapping[str, Table]) -> str:
-    """Format the leaderboard of a task and what is kept of factors, with their notes, and last
-    the answer.
+    """Format the leaderboard of a task and its tables of factors, with their notes, and then the
+    answer.
     """
     leaderboard = tables["leaderboard"]
     lines = [f"{summary.name}: {counted(len(summary.records), 'cell')}"]

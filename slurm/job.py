@@ -24,12 +24,12 @@ from regbench.slurm.queue import SlurmError, call
 
 log = logging.getLogger("regbench")
 
-# A job that begins so many times at the same place will never come farther.
+# A job that begins this many times at the same place will never get further.
 _FRUITLESS_ATTEMPTS = 10
-# Slurm ends what it has requeued, cancelled or preempted; if not within this time, the job ends by
-# itself.
+# Slurm ends a job that it has requeued, cancelled or preempted; if it has not within this time, the
+# job ends by itself.
 _PATIENCE_S = 600
-# A controller that restarts is back no sooner for being asked more often.
+# Asking more often does not bring a restarting controller back sooner.
 _RETRY_S = 1.0
 
 
@@ -37,14 +37,14 @@ class SlurmJob:
     """The call that a process of a Slurm job makes: it runs stages of a cell, alone or with the
     job's other processes.
 
-    SIGUSR2, which Slurm sends some time before it ends a job (its time is up, or it is preempted),
-    writes a checkpoint and puts the job back into the queue. submitit's own handler would give up
-    on jobs of less than ten minutes, each of which it takes for one that made no progress. SIGTERM
-    writes a checkpoint and leaves the rest to Slurm: whether the job was cancelled or is queued
-    again, it knows and we do not.
+    Slurm sends SIGUSR2 some time before it ends a job (its time is up, or it is preempted). The job
+    then writes a checkpoint and puts itself back into the queue. submitit's own handler would give
+    up on jobs of less than ten minutes, because it assumes that they made no progress. On SIGTERM
+    the job writes a checkpoint and leaves the rest to Slurm: only Slurm knows whether the job was
+    cancelled or is queued again.
 
     Two files beside the logs tell the batch script whether to queue the job again: `<job>_missed`,
-    which it made itself and which goes when this code begins, and `<job>_error`, the first error
+    which the script makes and this code removes when it begins, and `<job>_error`, the first error
     that one of the processes had of its own.
     """
 
@@ -67,7 +67,7 @@ class SlurmJob:
             try:
                 if rank == 0:
                     _refuse_fruitless(Path(runtime.runs_dir, sweep, cell_id(cell)))
-                # This takes seconds, in which signals may come.
+                # This import takes seconds, during which signals may come.
                 from regbench.sweeps.tune import run_stages
 
                 _log_to_file()
@@ -77,8 +77,8 @@ class SlurmJob:
             except Interrupted as error:
                 interrupted = error
             except (PeerLost, LeaseLost):
-                # no error of its own: another process was killed, or the job's next life has the
-                # run
+                # not this process's own error: another process was killed, or the job's next life
+                # has the run
                 raise
             except Exception as error:
                 with contextlib.suppress(OSError):
@@ -93,9 +93,7 @@ class SlurmJob:
         raise RegbenchError(f"{interrupted}, and Slurm did not end the job")
 
     def checkpoint(self, *args: Any) -> DelayedSubmission:
-        """Tell submitit's own handler, if the signal comes before ours listens, to do the same
-        again.
-        """
+        """Make submitit's own handler repeat this call, if the signal comes before ours listens."""
         return DelayedSubmission(self, *args)
 
 
@@ -145,13 +143,13 @@ def _export_ranks(rank: int) -> None:
 
 
 def _refuse_fruitless(directory: Path) -> None:
-    """Refuse to go round for ever, as with jobs whose time does not suffice for the first
+    """Refuse to restart for ever, such as a job whose time does not suffice for the first
     checkpoint.
 
     Raises:
         RegbenchError: If many lives of this job in a row began where the one before began, in
-            training and evaluation, or ended before they came to work at all, as where the time is
-            up while code is loaded.
+            training and evaluation, or ended before they began to work, such as when the time is up
+            while code is loaded.
     """
     job = os.environ["SLURM_JOB_ID"]
     mine = []
@@ -167,7 +165,7 @@ def _refuse_fruitless(directory: Path) -> None:
         )
     last = mine[-_FRUITLESS_ATTEMPTS:]
     began = [attempt["progress"].get("began", {}) for attempt in last]
-    # A failure is the user's to mend, and may be mended by now.
+    # The user has to fix a failure, and may have done so by now.
     failed = any(attempt["ended"] == "failed" for attempt in last)
     if len(last) == _FRUITLESS_ATTEMPTS and began.count(began[0]) == len(last) and not failed:
         where = ", ".join(f"{part}: {done}" for part, done in began[0].items()) or "the beginning"

@@ -51,7 +51,7 @@ def is_free(status: CellStatus, stages: Collection[str]) -> bool:
 
 
 def statuses(folder: Path, cells: Sequence[str] = ()) -> list[CellStatus]:
-    """Return how cells stand, the scheduler asked too: all of the sweep's, or those whose ids
+    """Return the states of cells, also by the scheduler: of all in the sweep, or of those whose ids
     begin as `cells` do.
     """
     return _chosen(folder, cells, jobs_of(folder))
@@ -75,7 +75,7 @@ def _chosen(folder: Path, cells: Sequence[str], jobs: Mapping[str, CellJobs]) ->
 
 
 def _with_preempted(statuses: list[CellStatus], jobs: Mapping[str, CellJobs]) -> list[CellStatus]:
-    """Mark the cells whose job Slurm cancelled for another's sake, which look lost or failed."""
+    """Mark cells as preempted that look lost or failed, whose job Slurm cancelled for others."""
     chains: dict[str, list[str]] = {}
     for status in statuses:
         own = jobs.get(status.cell_id)
@@ -94,9 +94,9 @@ def _with_preempted(statuses: list[CellStatus], jobs: Mapping[str, CellJobs]) ->
 
 
 def poll(folder: Path) -> Iterator[list[CellStatus]]:
-    """Ask every two seconds how the cells of a sweep stand, until none of them runs or waits.
+    """Yield the states of a sweep's cells every two seconds, until none of them runs or waits.
 
-    What is preempted meanwhile is submitted again.
+    Cells that are preempted meanwhile are submitted again.
     """
     while True:
         found = statuses(folder)
@@ -113,7 +113,7 @@ def poll(folder: Path) -> Iterator[list[CellStatus]]:
 
 
 def follow(folder: Path) -> list[CellStatus]:
-    """Wait until none of the cells of a sweep runs or waits; return how they stand then."""
+    """Wait until none of the cells of a sweep runs or waits; return their states then."""
     (found,) = deque(poll(folder), maxlen=1)
     return found
 
@@ -129,11 +129,12 @@ def run_sweep(
     Args:
         sweep: The grid.
         stages: Stages to bring each cell through.
-        wait: Waits for the cells of the sweep's folder; None: return when they are in the queue.
-        say: Takes a line on what was submitted.
+        wait: Function that waits for the cells of the sweep's folder; None: return when they are in
+            the queue.
+        say: Function that takes a line on what was submitted.
 
     Returns:
-        How the sweep's cells stand; None if Slurm goes on with them.
+        The states of the sweep's cells; None if Slurm goes on with them.
     """
     from regbench.sweeps import forecast  # imports torch
 
@@ -179,8 +180,8 @@ def submit_sweep(sweep: Sweep, stages: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def retry(folder: Path, cells: Sequence[str]) -> list[str]:
-    """Submit again what is neither finished nor in the queue, as it was submitted last; release
-    jobs that are held.
+    """Submit cells again that are neither finished nor in the queue, as they were submitted last;
+    release jobs that are held.
 
     Returns:
         What was done, a line for each cell and for the jobs.
@@ -188,9 +189,8 @@ def retry(folder: Path, cells: Sequence[str]) -> list[str]:
     Raises:
         RegbenchError: If the sweep was never submitted, or Slurm refuses.
     """
-    # Slurm holds a job that it put back into the queue because a node failed to launch it. Jobs
-    # that still wait for a finished cell, such as one that is held, have nothing left to do and are
-    # cancelled.
+    # Slurm holds a job that it put back into the queue because a node failed to launch it. Jobs of
+    # a finished cell that still wait, such as held ones, have nothing left to do and are cancelled.
     if not was_submitted(folder):
         raise RegbenchError(
             f"{folder} was not submitted to Slurm; the same `regbench sweep` command tries again"
@@ -211,7 +211,7 @@ def retry(folder: Path, cells: Sequence[str]) -> list[str]:
                 held.append(status.job)
                 lines.append(f"{status}: held by Slurm ({status.detail})")
             elif status.state in ("done", "diverged") and own is not None:
-                # One that runs is about to see that there is nothing to do.
+                # A job that runs is about to see that there is nothing to do.
                 dropped += [name for name, state in own.queued.items() if state == "PENDING"]
             elif known is not None and is_free(status, known.stages):
                 # Only the sweep's own command knows what a cell without its configuration is.
@@ -237,8 +237,8 @@ def retry(folder: Path, cells: Sequence[str]) -> list[str]:
 
 @dataclass
 class _Submitted:
-    """The last submission of a cell, and the stages that were asked for: a tuning asks some for
-    their first ones.
+    """The last submission of a cell, and the stages that were asked for: a tuning asks some cells
+    for their first stages only.
     """
 
     cluster: Cluster
@@ -289,9 +289,9 @@ def _submit_again(
 
 
 def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
-    """Cancel what is in the queue or runs as a job; return those cells."""
+    """Cancel the jobs of cells that are in the queue or run; return these cells."""
     if not was_submitted(folder):
-        return []  # on a machine without Slurm too, there is nothing to cancel
+        return []  # there is nothing to cancel, on a machine without Slurm too
     require_slurm()
     with locked(folder):
         recover_interrupted(folder)

@@ -1,4 +1,4 @@
-"""Slurm's commands, and which job has which cell.
+"""Slurm's commands, and the notes on which job has which cell.
 
 Torch and submitit, which take seconds to import, are not needed.
 """
@@ -61,7 +61,7 @@ def cancel_jobs(names: Sequence[str]) -> None:
 
 
 def require_slurm() -> None:
-    """Refuse to go on where one of Slurm's commands is not installed."""
+    """Refuse to go on if one of Slurm's commands is not installed."""
     missing = [command for command in _COMMANDS if shutil.which(command) is None]
     if missing:
         raise RegbenchError(
@@ -131,8 +131,8 @@ def note_submitted(intent: Path, entry: Mapping[str, Any], array: str) -> None:
 
 
 def recover_interrupted(folder: Path) -> None:
-    """Find the jobs of submissions that were killed before they could note them, and forget
-    those that have none.
+    """Note the jobs of submissions that were killed before they could do so, and forget submissions
+    that have no jobs.
     """
     # The process must hold the folder, see `regbench.sweeps.status.locked`.
     remedy = "cancel the jobs that the interrupted command left (squeue --me), then remove it"
@@ -173,12 +173,12 @@ def jobs_of(folder: Path) -> dict[str, CellJobs]:
 
 
 def preempted(names: Collection[str]) -> set[str]:
-    """Return those of some jobs that have left the queue because Slurm cancelled them to make
-    room for others.
+    """Return which of the jobs have left the queue because Slurm cancelled them to make room for
+    others.
     """
     arrays = ",".join(sorted(set(map(_array_of, names))))
     ends: dict[str, str] = {}
-    # For MinJobAge, five minutes, it knows of jobs that have ended.
+    # squeue knows of ended jobs for the time MinJobAge, five minutes.
     with contextlib.suppress(SlurmError):
         ends = _ends(*_SQUEUE, "--states=all", "--format=%i|%T", f"--jobs={arrays}")
     if not ends.keys() >= set(names):
@@ -187,7 +187,7 @@ def preempted(names: Collection[str]) -> set[str]:
     return {name for name in names if ends.get(name) == "PREEMPTED"}
 
 
-# Whoever waits asks every two seconds about the same jobs, and their accounts are closed.
+# Whoever waits asks about the same jobs every two seconds, and their accounts no longer change.
 @functools.lru_cache(maxsize=1)
 def _accounts(arrays: str) -> dict[str, str]:
     return _ends(
@@ -225,7 +225,7 @@ def _states(arrays: Sequence[str]) -> dict[str, tuple[str, str]] | None:
     for line in filter(None, output.splitlines()):
         job = re.fullmatch(r"([^|]+)\|([A-Z_]+)\|(.*)", line)
         if job is None:
-            # Others may be lost too, and jobs that are there must not be taken for gone.
+            # Other lines may be damaged too, and jobs that are there must not be taken for gone.
             return None
         found[job[1]] = (job[2], job[3])
     return found

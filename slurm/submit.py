@@ -32,10 +32,9 @@ log = logging.getLogger("regbench")
 # - One of its processes was killed, as by the kernel for want of memory or with its node: the job
 #   is queued again, and goes on from its checkpoint.
 # - It ended with an error of its own (`_error` is there): that is left to the user.
-# - It never came to run our code (`_missed` is there): it is queued again once, as its node may be
-#   at fault, or a controller that has just come back and takes a job that it queued again for one
-#   that has completed. After a second time in a row it is not: then the container or its Python is
-#   missing.
+# - It never came to run our code (`_missed` is there): it is queued again once. Its node may be at
+#   fault, or a controller that has just come back and takes a requeued job for a completed one. A
+#   second time in a row means that the container or its Python is missing: it is not queued again.
 # Only Slurm knows whether the job was cancelled, and it may be away for a while: the script asks it
 # until it answers.
 _RESTARTS = 20
@@ -84,7 +83,7 @@ def submit(
             f"{folder}: Slurm takes {bad.pop()!r} in the path of a log for a sign of its own; "
             "choose another folder (runtime.runs_dir)"
         )
-    # A later call may come from another place; jobs themselves begin where they were submitted.
+    # A later call may come from another folder; jobs begin in the one that they were submitted in.
     data_dir = str(Path(runtime.data_dir).absolute())
     runtime = replace(runtime, runs_dir=str(folder.parent), data_dir=data_dir)
     groups: dict[str, tuple[Cluster, list[Cell]]] = {}
@@ -109,8 +108,8 @@ def _submit_array(
     before = ""
     arrays = []
     for names in cluster.jobs(stages):
-        # Written first and found again by the job's name, should this process be killed before it
-        # knows the job's id.
+        # Written first: if this process is killed before it knows the job's id, the job is found by
+        # its name.
         intent = folder / "jobs" / f"{uuid.uuid4().hex[:12]}.intent"
         name = f"regbench-{folder.name}-{intent.stem}"
         note = {
@@ -126,7 +125,7 @@ def _submit_array(
         write_text(intent, json.dumps(note))
         dependency = None
         if before:
-            # In an array each job waits for the one of its own number.
+            # In an array each job waits for the job of the same number.
             dependency = f"{'aftercorr' if len(cells) > 1 else 'afterok'}:{before}"
         executor = _executor(cluster.at(names[0]), folder, dependency, name)
         try:

@@ -1,3 +1,3 @@
-"""Sweeps: grids of cells, tuning and search, how their cells stand, and processes of this
+"""Sweeps: grids of cells, tuning and search, the states of their cells, and the processes of this
 machine that run them.
 """

@@ -77,7 +77,7 @@ def grouped(
 
 
 def _setting(cell: Cell, epochs: int) -> str:
-    """Return all that a tuning does not vary: not the numbers of method and optimizer, nor the
+    """Return all that a tuning does not vary: all but the numbers of method and optimizer, and the
     probe's rates.
     """
     data = cell.plain()
@@ -116,7 +116,7 @@ def choose(folder: Path, repeats: int = 1) -> TuningChoice:
     search = read_search(folder)
     names = compared_ids(folder)
     if "tried" in search:
-        # Those of a row that the file had before are no part of the search.
+        # Cells of a row that the file no longer has are not part of the search.
         tried = {entry["cell_id"] for entry in search["tried"]}
         names = [name for name in names if name in tried]
     cells = []
@@ -126,12 +126,12 @@ def choose(folder: Path, repeats: int = 1) -> TuningChoice:
             _refuse_missing(folder, folder / name)
         cells.append(load_cell(path))
     if not search:
-        # Of a grid that was changed, the cells from before count too.
+        # If the grid was changed, its earlier cells count too.
         remedy = f"give all the same, or remove {folder / COMPARED} to forget earlier ones"
         refuse_unequal(cells, remedy)
     choices = []
     for number in range(repeats):
-        # A repeat adds so much to the seeds of its search, see `seed_in`.
+        # A repeat adds a multiple of `APART` to the seeds of its search, see `seed_in`.
         own = [cell for cell in cells if repeats == 1 or cell.seed // APART == number]
         for configurations in grouped(own, search.get("short", {})).values():
             chosen = _choose_one(folder, configurations, search)
@@ -174,14 +174,14 @@ def _choose_one(
             images += int(steps) * int(record.cell["batch_size"])
     settings = {entry["cell_id"]: entry["settings"] for entry in search.get("tried", ())}
     # A search trains some configurations for several lengths. The score after all epochs decides;
-    # what was seen on the way does not compare with it.
+    # earlier scores are not comparable with it.
     longest: dict[str, RankedConfiguration] = {}
     for entry in _ranked(configurations, records, search.get("short", {})):  # the longest first
         name = " ".join(settings.get(entry.cell_id, [entry.cell_id]))
         longest.setdefault(name, entry)
     ranking = list(longest.values())
     best = ranking[0]
-    # The longest come first in a ranking, and of these what diverged comes last.
+    # A ranking has the longest trained first, and among these the diverged ones last.
     if best.status != "tuned":
         return None
     cell = configurations[best.configuration][0]
@@ -244,7 +244,7 @@ def _ranked(
     full_length = []
     for configuration, cells in configurations.items():
         tunable[configuration] = _tunable(cells[0])
-        # A short training has a shorter warm-up too, which is no choice.
+        # A short training also has a shorter warm-up, which nobody chose.
         if cells[0].id not in short:
             full_length.append(tunable[configuration])
     shown = []
@@ -261,7 +261,7 @@ def _ranked(
             if score is not None:
                 known.append(score)
         value, status = None, "diverged"
-        # One that diverges with any seed is not one to recommend.
+        # A configuration that diverges with any seed is not recommended.
         if len(known) == len(cells):
             value = sum(known) / len(known)
             status = "stopped" if first.id in short else "tuned"
@@ -275,7 +275,7 @@ def _ranked(
                 hyperparameters={key: tunable[configuration].get(key) for key in shown},
             )
         )
-    # The longest trained first, of these those that diverged last, and the best first.
+    # The longest trained come first; among these, the best come first and the diverged last.
     return sorted(ranking, key=lambda each: (-each.epochs, each.value is None, -(each.value or 0)))
 
 
@@ -296,7 +296,7 @@ def _tunable(cell: Cell) -> dict[str, Any]:
 def _edges(chosen: Cell, ranking: Sequence[RankedConfiguration]) -> dict[str, str]:
     """Find the hyperparameters whose chosen value is the smallest or largest that was tried.
 
-    A value beyond which there is none, such as a weight of 0, is no edge.
+    A value at a limit of the hyperparameter, such as a weight of 0, is no edge.
     """
     found = {}
     for key, best in ranking[0].hyperparameters.items():

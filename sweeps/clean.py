@@ -19,8 +19,8 @@ def clean_folder(folder: Path, *, checkpoints: bool, dry_run: bool) -> tuple[int
     """Remove what finished cells no longer need: all checkpoints but the last, damaged ones,
     leftovers of attempts.
 
-    `checkpoints` removes the last ones too, which are the trained weights, but for those that a
-    tuning has chosen, or may yet choose, to be scored; `dry_run` only counts.
+    `checkpoints` also removes the last ones, which are the trained weights, except where a tuning
+    has chosen a cell to be scored, or may yet do so; `dry_run` only counts.
 
     Returns:
         The number of files, and their bytes in all.

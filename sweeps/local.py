@@ -53,10 +53,10 @@ def run_sweep(
     Args:
         sweep: The grid.
         stages: Stages to bring each cell through.
-        announce: Is called when a cell has ended; None: a line in the log.
+        announce: Function that is called when a cell has ended; None: write a line to the log.
 
     Returns:
-        How the sweep's cells stand in the end.
+        The states of the sweep's cells in the end.
     """
     write_plan(sweep)
     gpus = _visible_gpus() if sweep.runtime.device != "cpu" else []
@@ -68,8 +68,8 @@ def run_sweep(
     todo = deque[Cell]()
     for cell in sweep.cells:
         _refuse_of_script(cell)
-        # Most cells of a sweep that goes on are done: one look tells so, where their status takes
-        # several files.
+        # Most cells of a sweep that goes on are done: one look shows it, while their status would
+        # take several files.
         if (sweep.folder / cell.id / "record.json").exists():
             continue
         if _status(sweep, cell).state not in ends(stages):
@@ -84,7 +84,7 @@ def run_sweep(
 
 
 def _refuse_of_script(cell: Cell) -> None:
-    """Refuse a plug-in of the script or notebook that calls: no other process has it."""
+    """Refuse a plug-in that the calling script or notebook defines: no other process has it."""
     for plug_in in (cell.method, cell.optimizer, cell.network.backbone, cell.dataset.source):
         kind = type(plug_in)
         if kind.__module__ == "__main__":
@@ -101,13 +101,13 @@ def at_a_time(runtime: Runtime) -> int:
 
 
 def _settled(sweep: Sweep, cell: Cell, stages: Sequence[str]) -> CellStatus:
-    """Return how a cell stands when it has come through the stages, or nobody is at work on it
+    """Return the state of a cell once it has come through the stages, or nobody is at work on it
     any more.
     """
     while True:
         status = _status(sweep, cell)
-        # Another command of the same tuning may have claimed the cell, to find it tuned or for its
-        # final stage.
+        # Another command of the same tuning may have claimed the cell, only to find it tuned, or
+        # for its final stage.
         is_claimed = status.state in ("running", "interrupted")
         if is_claimed and "final" not in stages and (status.directory / "tuning.json").exists():
             return replace(status, state="tuned")
@@ -137,9 +137,7 @@ def run_local_job(
 
 
 def _visible_gpus() -> list[str]:
-    """Name the GPUs that this process sees, in the form in which CUDA_VISIBLE_DEVICES has them:
-    numbers or UUIDs.
-    """
+    """Name the GPUs that this process sees, as CUDA_VISIBLE_DEVICES does: by number or UUID."""
     count = torch.cuda.device_count()
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is None:
@@ -161,7 +159,7 @@ def _drain(
     FORKED.set_forkserver_preload(["regbench.sweeps.preload"])
     gpu_of: dict[Worker, str] = {}
     for slot in range(min(parallel, len(todo))):
-        # Each has a GPU of its own, as long as there are as many.
+        # Each worker has a GPU of its own, as long as there are enough.
         gpu_of[Worker()] = gpus[slot % len(gpus)] if gpus else ""
     count = len(todo)
     epochs = sum(cell.epochs for cell in sweep.cells) + sweep.later_epochs
@@ -181,7 +179,7 @@ def _drain(
                             _begin(worker, cell, sweep, stages, gpu)
                             running[worker] = cell
                         except OSError as error:
-                            # Its folder cannot be written to, while those of others can.
+                            # This cell's folder cannot be written to, while others can.
                             ended = count - len(todo) - len(running)
                             with bar.external_write_mode(sys.stderr):
                                 log.error(
@@ -195,13 +193,13 @@ def _drain(
                     status = _status(sweep, running.pop(worker))
                     with bar.external_write_mode(sys.stderr):
                         announce(status, count - len(todo) - len(running), count)
-                # Set and not added to: an attempt that is interrupted falls back to its last
+                # Set, not incremented: an attempt that is interrupted falls back to its last
                 # checkpoint.
                 bar.n = epochs - sweep.later_epochs - sum(cell.epochs for cell in todo)
                 for cell in running.values():
                     bar.n -= cell.epochs - _status(sweep, cell).epochs_done
                 bar.refresh()
-                if bar.n <= before:  # cells that train nothing tell nothing of the time of an epoch
+                if bar.n <= before:  # cells that train nothing do not show the time of an epoch
                     begun_s, bar.start_t = time.monotonic(), time.time()
                 elif bar.disable and ended_workers:  # a log
                     per_epoch_s = (time.monotonic() - begun_s) / (bar.n - before)
@@ -217,12 +215,12 @@ def _drain(
 
 
 def _next_free(todo: deque[Cell], folder: Path) -> Cell:
-    """Take the first cell that nobody else is at work on, so that two commands share a sweep; the
-    first of all if others are at work on each.
+    """Take the first cell that nobody else is at work on, so that two commands share a sweep; if
+    others are at work on every cell, take the first of all.
     """
     for _ in range(len(todo)):
         directory = folder / todo[0].id
-        # What is no folder is found out when it is begun.
+        # A path that is no folder is noticed when the cell begins.
         if not (directory.is_dir() and RunFolder(directory).is_running):
             break
         todo.rotate(-1)

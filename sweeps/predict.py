@@ -51,7 +51,7 @@ class Needs:
 
     Attributes:
         peak_bytes: Highest sum of live allocations on one GPU.
-        parameters: Trained numbers.
+        parameters: Number of trained parameters.
         flop_per_step: FLOP of matrix products and convolutions, all ranks; one multiplication and
             addition is 2.
         sent_bytes_per_step: Bytes that one GPU sends to others, collectives as rings.
@@ -151,7 +151,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 @contextlib.contextmanager
 def _ranks(world_size: int) -> Iterator[dist.ProcessGroup | None]:
-    """Make this process rank 0 of `world_size` ranks, the others of which do not exist."""
+    """Make this process rank 0 of `world_size` ranks; the others do not exist."""
     if world_size == 1:
         yield None
         return
@@ -178,7 +178,7 @@ class Accounts(TorchDispatchMode):
         self.begin()
 
     def begin(self) -> None:
-        """Begin a step: forget what was counted, but for what lives."""
+        """Begin a step: forget all counts but those of live storages."""
         self.peak_bytes, self.flop, self.sent_bytes = 0, 0, 0.0
 
     def _free(self, key: int) -> None:
@@ -193,7 +193,7 @@ class Accounts(TorchDispatchMode):
     ) -> None:
         """Count what SyncBatchNorm sends, as a forward hook: mean, inverse deviation, count.
 
-        In backward two sums.
+        In backward it sends two sums.
         """
         features = inputs[0].shape[1]
         # An all-gather: every rank sends its two vectors and the count, in float32, to each of the
@@ -211,7 +211,7 @@ class Accounts(TorchDispatchMode):
         self._count_work(func, args, kwargs or {}, out)
         for tensor in _tensors(out):
             storage = tensor.untyped_storage()
-            # A fake tensor has no address; its storage object tells one allocation from another.
+            # A fake tensor has no address; its storage object identifies the allocation.
             key = id(storage)
             if key not in self._sizes:
                 size = -(-storage.nbytes() // _ALLOCATION_BYTES) * _ALLOCATION_BYTES

@@ -1,6 +1,6 @@
 """Run a grid or a tuning to its records: what the commands and the Python API share.
 
-Who runs the cells is handed in: processes of this machine, or Slurm.
+The caller hands in what runs the cells: processes of this machine, or Slurm.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from regbench.sweeps.status import CellStatus, unfinished
 log = logging.getLogger("regbench")
 
 Execute = Callable[[Sweep, Sequence[str]], list[CellStatus] | None]
-"""Brings each cell of a grid through stages and returns how the cells stand in the end; None if
-they go on without this process.
+"""Function that brings each cell of a grid through stages and returns their states in the end; None
+if they go on without this process.
 """
 
 
@@ -41,7 +41,7 @@ def run_grid(grid: Sweep, execute: Execute, *, oversized: bool) -> list[CellStat
 
     Args:
         grid: The cells.
-        execute: Runs them.
+        execute: Function that runs them.
         oversized: Run cells too that are predicted not to fit `cluster.gpu_memory_gib`.
 
     Returns:
@@ -68,11 +68,11 @@ def run_tuning(
     Args:
         name: A preset of a sweep, or the path of a YAML file.
         overrides: Settings that change every cell.
-        execute: Runs the cells.
-        say: Takes the table of the choice.
+        execute: Function that runs the cells.
+        say: Function that takes the table of the choice.
         final_seeds: See `regbench.sweeps.tune.tune`.
         trials: Budget of a search in place of the grid; None: what the sweep's file says.
-        repeats: Number of times that all of it is done; None: what the sweep's file says.
+        repeats: Number of times that the tuning is done; None: what the sweep's file says.
         oversized: See `run_grid`.
 
     Returns:
@@ -86,7 +86,7 @@ def run_tuning(
     propose_next = proposals(name, overrides, trials, repeats)
     proposed = propose_next()
     grid = proposed.sweep
-    # The final runs come hours later, so their seeds are looked at now.
+    # The final runs come hours later, so their seeds are checked now.
     seeds = grid.final_seeds if final_seeds is None else final_seeds
     refuse_more("seeds", len(seeds), grid.runtime.max_cells)
     tune.refuse_seeds(seeds, grid.cells[0], proposed.repeats)
@@ -107,7 +107,7 @@ def run_tuning(
 def refuse_unfinished(
     statuses: Sequence[CellStatus] | None, grid: Sweep, stages: Sequence[str] = STAGES
 ) -> None:
-    """Raise `Unfinished`, naming them, if cells have ended and have not come through the stages."""
+    """Raise `Unfinished`, naming the cells, if any have ended and not come through the stages."""
     missing = unfinished(statuses or (), grid.name, stages)
     if missing:
         raise Unfinished(missing)
@@ -116,8 +116,8 @@ def refuse_unfinished(
 def proposals(
     name: str, overrides: Sequence[str], trials: int | None, repeats: int | None
 ) -> Callable[[], Proposed]:
-    """Return what a tuning tries: its grid, or with `trials` a search's next cells; None: what
-    its file says.
+    """Return a function that gives what a tuning tries: its grid, or with `trials` a search's next
+    cells; None: what its file says.
     """
     file = read_rows(name, overrides)
     trials, repeats = trials or file.trials, repeats or file.repeats

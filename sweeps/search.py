@@ -4,9 +4,9 @@ state.
 A bracket draws configurations that fill a box of the space evenly. It trains each for a quarter of
 the epochs, the better half of them for half of the epochs, and the better half of these for all.
 The first bracket has the whole space as its box, and half of the budget. Each later one has a box
-around the best so far, half as wide as the box before. But where nothing was tried beyond the best
-value of a hyperparameter, the box is the next half of the space in that direction: so a search goes
-on beyond an end of the space where the best lies there, and closes in where it does not.
+around the best so far, half as wide as the box before. But if nothing was tried beyond the best
+value of a hyperparameter, the box is the next half of the space in that direction. So a search goes
+on beyond an end of the space if the best lies there, and closes in if it does not.
 
 A repeated tuning does each search again, with other seeds and with configurations drawn anew.
 
@@ -44,7 +44,7 @@ _FIRST = 4
 """Configurations that a bracket draws for each one that it trains to the end."""
 
 _DIVERGED = -math.inf
-"""The score of a run that diverged: one that diverges with any seed is not one to recommend."""
+"""The score of a diverged run: a configuration that diverges with any seed is not recommended."""
 
 
 class Proposed(NamedTuple):
@@ -52,9 +52,9 @@ class Proposed(NamedTuple):
 
     Attributes:
         sweep: The cells so far.
-        complete: Whether they are all; those of a search have ended then.
-        search: Content of `search.json`; None of a grid. Its entry "short" maps the ids of cells
-            that are trained for fewer epochs than the chosen ones will be to the epochs of these.
+        complete: Whether these are all cells; those of a search have ended then.
+        search: Content of `search.json`; None for a grid. Its entry "short" lists the cells that
+            are trained for fewer epochs than the chosen ones: id -> epochs of the chosen ones.
         repeats: Number of times that the tuning is repeated.
     """
 
@@ -192,7 +192,7 @@ def mean_trials(file: SweepFile) -> int | None:
 
 
 def _entries(trial: _Trial, number: int) -> list[dict[str, Any]]:
-    """Return what `search.json` says of a configuration in a round of its search."""
+    """Return the entries of `search.json` for a configuration in a round of its search."""
     settings = [f"{key}={shown(value)}" for key, value in trial.values.items()]
     found = []
     for cell, score in zip(trial.cells, trial.scores, strict=True):
@@ -203,7 +203,7 @@ def _entries(trial: _Trial, number: int) -> list[dict[str, Any]]:
 
 
 def _refuse_unfair(name: str, searches: Sequence[Search]) -> None:
-    """Refuse searches among whose cells a tuning could not choose fairly."""
+    """Refuse searches whose cells a tuning could not compare fairly."""
     if not any(search.space for search in searches):
         raise RegbenchError(
             f"sweep {name} has nothing to search: it states every hyperparameter that has a range"
@@ -256,7 +256,7 @@ def _rounds(search: Search, trials: int, folder: Path) -> Iterator[list[_Trial]]
             # replay.
             best_first = sorted(trained, key=lambda trial: trial.score or 0.0, reverse=True)
             alive = [trial.values for trial in best_first]
-        # Scores after fewer epochs do not compare.
+        # Scores after fewer epochs are not comparable.
         best = max(tried, key=lambda trial: (trial.epochs, trial.score))
         for key, each in search.space.items():
             box[key] = _next_range(each, box[key], key, best, tried)
@@ -275,8 +275,8 @@ def _trial(search: Search, values: Mapping[str, Any], cell: Cell, folder: Path) 
 
 
 def _lengths(epochs: int) -> list[tuple[int, int]]:
-    """List the epochs of a bracket's rounds, and the configurations in each for every one of
-    the bracket's size.
+    """List the epochs of a bracket's rounds, each with its number of configurations for every one
+    that the bracket trains to the end.
     """
     # A training of three epochs or fewer has no quarter.
     lengths = [length for length in (epochs // 4, epochs // 2, epochs) if length]

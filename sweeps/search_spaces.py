@@ -30,8 +30,8 @@ _TUNED = ("method.", "optimizer.")
 
 @dataclass(frozen=True)
 class Search:
-    """One search: a cell with all that stays, the space of each setting that is searched, and the
-    seeds of a trial.
+    """One search: a cell with all that is fixed, the space of each setting that is searched, and
+    the seeds of a trial.
 
     Attributes:
         number: Number of the tuning's repeat, from 0.
@@ -100,8 +100,8 @@ def searches_of(file: SweepFile, row: tuple[str, ...]) -> list[Search]:
 
 
 def cells_to_compose(row: Sequence[str]) -> int:
-    """Count the cells that `searches_of` makes of a row: for each search, one of each value
-    that is searched.
+    """Count the cells that `searches_of` makes of a row: for each search, its own cell and one for
+    each value that is searched.
     """
     fixed, searched = _divided(row)
     each = 1 + sum(len(values) for _, values in searched.values())
@@ -109,7 +109,7 @@ def cells_to_compose(row: Sequence[str]) -> int:
 
 
 def fixed_settings(row: Sequence[str]) -> list[list[str]]:
-    """List the settings of each search of a row that are not searched."""
+    """List the fixed settings, which are not searched, of each search of a row."""
     fixed, _ = _divided(row)
     return list(map(list, itertools.product(*fixed)))
 
@@ -173,7 +173,7 @@ def _own_space(cell: Cell, stated: set[str]) -> dict[str, Range | Choice]:
         ("method", cell.method, "NAME"),
         ("optimizer", cell.optimizer, "base_lr"),
     ):
-        # No space is no reason to refuse, as long as the file says what is searched.
+        # A plug-in needs no space if the file says what is searched.
         is_stated = any(key.startswith(f"{group}.") for key in stated)
         if plugin.space is None and dataclasses.fields(plugin) and not is_stated:  # type: ignore[arg-type]
             raise RegbenchError(
@@ -215,9 +215,9 @@ def _given(
 
 
 def _within(stated: Range, bounds: Mapping[str, float]) -> Range:
-    """Return a range beyond which a search goes no farther than the bounds of its setting."""
+    """Return the range with limits that keep a search within the bounds of its setting."""
     least, most = bounds.get("ge", -math.inf), bounds.get("le", math.inf)
-    # No number is the first above a bound, or the last below it: the search stays in the range.
+    # An open bound has no nearest number: the search stays in the range.
     if "gt" in bounds:
         least = stated.low
     if "lt" in bounds:

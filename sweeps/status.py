@@ -1,4 +1,4 @@
-"""How the cells of a sweep stand: their run directories say it first, the scheduler second."""
+"""The states of a sweep's cells: first by their run directories, then by the scheduler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from regbench.benchmark.settings.sweep import Sweep
 
 FINISHED = ("done", "diverged", "tuned")
-# An attempt whose process has been silent for so long is taken for dead, as a run is.
+# An attempt whose process has been silent for this long is taken for dead, as a run is.
 _LEASE_S = 60.0
 # A traceback ends in the place and the error.
 _LOG_LINES = 3
@@ -34,7 +34,7 @@ _NEED_NO_LOOK = ("done", "tuned", "queued", "pending")
 
 
 def ends(stages: Collection[str]) -> tuple[str, ...]:
-    """List the states in which a cell has come through the stages; "tuned" is no end where it
+    """List the states in which a cell has come through the stages; "tuned" is not among them if it
     is to be tested.
     """
     return ("done", "diverged") if "final" in stages else FINISHED
@@ -79,7 +79,7 @@ class CellStatus:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The cell in a table: what is in its columns, by their heads."""
+        """The row of the cell in a table: its values, by the heads of the columns."""
         speed = f"{self.img_per_s:.0f}" if self.img_per_s else ""
         left = duration(self.remaining_s) if self.remaining_s is not None else ""
         row = {"cell": self.cell_id, "method": self.label, "seed": self.seed, "state": self.state}
@@ -87,7 +87,7 @@ class CellStatus:
 
 
 Announce = Callable[[CellStatus, int, int], None]
-"""Shows how a cell has ended, how many have, and how many there are."""
+"""Function that shows how a cell has ended, how many have, and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class CellJobs:
     """The jobs of a cell: one for each stage that has its own, and for each submission.
 
     Attributes:
-        shown: The job that says how the cell stands.
+        shown: The job that decides the state of the cell.
         chain: Names of the jobs that were submitted last, one for each stage that has its own.
     """
 
@@ -145,11 +145,11 @@ class CellJobs:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a sweep's folder, which one process at a time may plan or submit; wait for another that
-    holds it.
+    """Hold a sweep's folder, which one process at a time may plan or submit; wait for another
+    process that holds it.
 
-    The lock is an attempt, as in a run directory. One whose process is dead or silent does not
-    count, so that a kill leaves no lock behind.
+    The lock is an attempt, as in a run directory. An attempt whose process is dead or silent does
+    not count, so that a kill leaves no lock behind.
     """
     attempt = claim(folder / "jobs", _LEASE_S)
     assert attempt is not None  # there is no record that would end it
@@ -172,7 +172,7 @@ def write_plan(sweep: Sweep) -> None:
 
 
 def plan_of(cell: Cell) -> CellPlan:
-    """Make what `sweep.json` says of a cell: enough to know it in a list, and its place in a
+    """Make the entry of `sweep.json` for a cell: enough to know it in a list, and its place in a
     report's tables.
     """
     return CellPlan(
@@ -221,7 +221,7 @@ def cell_status(directory: Path, plan: CellPlan, jobs: CellJobs | None = None) -
         progress = run.progress
     except (OSError, RegbenchError) as error:
         state, detail = "damaged", str(error)
-    if state != "running" or detail:  # what evaluates has a detail, and no speed of a training
+    if state != "running" or detail:  # an evaluation has a detail, and no speed of a training
         progress = {"epoch": progress.get("epoch", 0)}
     return CellStatus(
         cell_id=plan["id"],
@@ -254,7 +254,7 @@ def _states(run: RunFolder, jobs: CellJobs | None) -> Iterator[tuple[str, str]]:
     if run.is_running:
         is_training = progress.get("stage", "pretrain") == "pretrain"
         yield "running", "" if is_training else detail
-    # While a job of it is in the queue, a tuned cell is about to be tested.
+    # While a tuned cell has a job in the queue, it is about to be tested.
     if "tuning.json" in run.names and ended == "done" and (job is None or job.state is None):
         yield "tuned", detail
     if job is not None and job.state == "RUNNING":
@@ -347,13 +347,13 @@ def counts(statuses: Sequence[CellStatus]) -> str:
 
 
 def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) -> str:
-    """Lay out how cells stand.
+    """Lay out the states of cells as a table.
 
-    Of more than a hundred only those that need a look, without `everything`.
+    Without `everything`, more than a hundred are cut to the first hundred that need a look.
     """
     shown = statuses
     if len(statuses) > 100 and not everything:
-        # A screen holds no thousand rows, and cells that wait or are done need nobody.
+        # A screen cannot hold a thousand rows, and cells that wait or are done need no attention.
         shown = [status for status in statuses if status.state not in _NEED_NO_LOOK][:100]
     rows = []
     for status in shown:

@@ -60,14 +60,14 @@ def tune(
 
     Args:
         proposed: The cells to try first.
-        propose_next: Gives the cells to try next: a search gives more each time.
-        run: Runs stages of each cell; False if Slurm goes on with that.
+        propose_next: Function that gives the cells to try next: a search gives more each time.
+        run: Function that runs stages of each cell, and returns False if Slurm goes on with that.
         final_seeds: Seeds of the final runs; empty: those of the grid; None: what the sweep's file
             says.
 
     Returns:
-        The cells that are left to score on the test split; None if there is no choice yet, as `run`
-        gave False.
+        The cells that are left to score on the test split; None if there is no choice yet, because
+        `run` returned False.
 
     Raises:
         RegbenchError: If the tuning is refused.
@@ -83,7 +83,7 @@ def tune(
     _refuse_more(asked, folder)
     _refuse_other_repeats(folder, repeats)
     while not (folder / TUNING_CHOICE).exists():
-        # Each time, because the file closes the test split, and has to name a cell before it runs.
+        # In each round: the file closes the test split, and has to name a cell before it runs.
         begin(sweep.cells, folder, Path(sweep.runtime.data_dir), search)
         # A search that is complete has ended; a grid is complete from the start.
         if (search is None or not complete) and not run(sweep, ("pretrain", "tune")):
@@ -92,7 +92,7 @@ def tune(
             break
         sweep, complete, search, _ = propose_next()
     cells = final_cells(choose(folder, repeats), folder, sweep.cells, seeds)
-    # Final runs have other seeds than what was tried, and go where its configuration went.
+    # Final runs have other seeds than the cells tried, and go where their configuration went.
     clusters = {}
     for cell, cluster in zip(sweep.cells, sweep.clusters, strict=True):
         clusters[configuration_id(cell.plain())] = cluster
@@ -102,8 +102,8 @@ def tune(
 
 
 def refuse_tuning(sweep: Sweep) -> None:
-    """Refuse to run the folder of a tuning as a sweep, whose cells would get no score on the
-    test split.
+    """Refuse to run the folder of a tuning as a sweep: its cells would get no score on the test
+    split.
     """
     if (sweep.folder / COMPARED).exists():
         raise RegbenchError(
@@ -113,8 +113,8 @@ def refuse_tuning(sweep: Sweep) -> None:
 
 
 def refuse_seeds(seeds: Sequence[int], cell: Cell, repeats: int = 1) -> None:
-    """Refuse seeds of final runs before the tuning begins: what `cell` cannot have in all
-    repeats, or has twice.
+    """Refuse seeds of final runs before the tuning begins: those that `cell` cannot have in all
+    repeats, and those that are given twice.
     """
     number = Counter(seeds)
     for seed in seeds:
@@ -137,7 +137,7 @@ def begin(
     data_dir: Path,
     search: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write down what is compared and a search has tried, before anything runs.
+    """Write down what is compared, and what a search has tried, before anything runs.
 
     Raises:
         RegbenchError: If budgets differ, there is no split to choose on, or the folder holds
@@ -161,7 +161,7 @@ def begin(
 
 
 def _is_behind(search: Mapping[str, Any], written: Mapping[str, Any]) -> bool:
-    """Return True if what is written is of the same search, with more scores."""
+    """Return True if the search that is written is the same one, with more scores."""
     (own, own_scores), (others, other_scores) = map(_progress, (search, written))
     return own <= others and own_scores < other_scores
 
@@ -190,8 +190,8 @@ def _refuse_incomparable(cells: Sequence[Cell], data_dir: Path) -> None:
 
 
 def _refuse_tested(folder: Path) -> None:
-    """Refuse to choose where the test split was opened before, as it is once a choice that was
-    made is removed.
+    """Refuse to choose if the test split was opened before, such as when an earlier choice was
+    removed.
     """
     for path in folder.glob("*/record.json"):
         record = read_record(path.parent)
@@ -205,7 +205,7 @@ def _refuse_tested(folder: Path) -> None:
 
 
 def _refuse_more(asked: Collection[str], folder: Path) -> None:
-    """Refuse cells, by id, that a choice which is on record was not made among."""
+    """Refuse cells, by id, that were not compared for the choice on record."""
     if not (folder / TUNING_CHOICE).exists() or not (folder / COMPARED).exists():
         return
     if not set(asked) <= set(compared_ids(folder)):
@@ -216,11 +216,11 @@ def _refuse_more(asked: Collection[str], folder: Path) -> None:
 
 
 def _refuse_other_repeats(folder: Path, repeats: int) -> None:
-    """Refuse to take the choices of another number of searches for those that are asked for."""
+    """Refuse a choice on record that was made with another number of repeats."""
     choice = read_choice(folder)
     if choice is None:
         return
-    # By the seeds, as a search of which all diverged has chosen nothing.
+    # Counted by the seeds, because a search whose cells all diverged has chosen nothing.
     searches = 1 + max(choice.seeds) // APART if choice.repeated else 1
     if searches != repeats:
         raise RegbenchError(
@@ -281,8 +281,8 @@ def final_cells(
 ) -> list[Cell]:
     """List the cells that are scored on the test split: each choice with its seeds.
 
-    The searches of a repeated tuning have no final seed in common: what a seed gives to a method
-    would otherwise count in each search as if it were new.
+    The searches of a repeated tuning have no final seed in common: otherwise the effect of a seed
+    on a method would count in each search as if it were new.
 
     Args:
         choice: Choice that `choose` made.

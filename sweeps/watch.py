@@ -41,7 +41,7 @@ _CURVE_WIDTH = 16
 
 
 def drawn(statuses: Sequence[CellStatus], rows: int) -> Group:
-    """Draw how cells stand, those that run first, each with its curves.
+    """Draw the states of cells, running ones first, each with its curves.
 
     Args:
         statuses: The cells.

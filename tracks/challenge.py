@@ -89,7 +89,7 @@ class Challenge:
             is_whole = record.cell["epochs"] == self.tuning.cells[0].epochs
             if record.cost.train_s and is_whole and not record.is_reference:
                 took_s.append(record.cost.train_s)
-        # The least, as others may have waited for other work.
+        # The shortest time, because other trainings may have waited for other work.
         minutes = min(took_s) / 60
         hardware = self.shipped[0].environment.get("hardware")
         return (
@@ -103,7 +103,7 @@ class Challenge:
         )
 
     def run(self, execute: Execute, say: Callable[[str], None] = log.info) -> Placing | None:
-        """Go from wherever an earlier call was stopped to the place among the rows.
+        """Go on where an earlier call was stopped, until the challenger has its place.
 
         Args:
             execute: Runs the cells.
@@ -117,10 +117,10 @@ class Challenge:
         """
         again = run_grid(self.repeated, execute, oversized=False)
         refuse_unfinished(again, self.repeated)
-        # The file states them, as it does for the rows: a challenger may not take more.
+        # The file states seeds and trials, as it does for the rows: a challenger may not take more.
         path = self.folder / f"{self.folder.name}.yaml"
         final = run_tuning(str(path), self.overrides, execute, say)
-        # Slurm works on both at the same time, so both were begun before this.
+        # Slurm works on both at the same time, so both are begun before this check.
         if again is None or final is None:
             return None
         while True:
@@ -217,8 +217,8 @@ def prepared(
         overrides: Settings of the runtime and the cluster; all others are the track's.
 
     Raises:
-        RegbenchError: If the file holds no loss, its name is that of a row, or a setting is the
-            track's.
+        RegbenchError: If the file holds no loss, a row of the track has its name, or the track
+            decides what an override sets.
         CodeFailed: If the code of the file fails.
     """
     for override in overrides:
@@ -236,8 +236,8 @@ def prepared(
     rows.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=rows.parent) as temporary:
         bundle = read_bundle(track.bundle, Path(temporary) / "rows")
-        # They are there whole or not at all. An earlier call may have put them there, or an earlier
-        # version, with other cells.
+        # The rows are there whole or not at all. An earlier call may have put them there, or an
+        # earlier version of regbench with other cells.
         ids = {record.cell_id for record in bundle.records}
         if rows.exists() and {path.name for path in rows.glob("*/*/")} != ids:
             rows.rename(Path(temporary) / "earlier")
@@ -250,7 +250,7 @@ def prepared(
     # An earlier challenge of this process may have had a class of the same name.
     searches_of.cache_clear()
     with file.on_path(plug_in), entered(file, plug_in) as method:
-        # Rows of one label would be put together, and their seeds taken for those of one method.
+        # Rows with the same label would be merged, and their seeds taken for those of one method.
         if method.label in {record.label for record in bundle.records}:
             raise RegbenchError(
                 f"{file.path}: {method.label!r} is a row of the track; give it another title"
@@ -286,7 +286,7 @@ def prepared(
 
 
 def tasks_of(track: str | Track) -> tuple[Track | None, ...]:
-    """Return the tasks of a track by its name, one after another; None: the smoke test."""
+    """Return the tasks of a track, which may be given by its name; None is the smoke test."""
     if isinstance(track, Track):
         return (track,)
     if track == SMOKE:

@@ -16,7 +16,7 @@ from regbench.reports.tables.table import mean_pm
 from regbench.sweeps.status import CellStatus, failure
 
 SHIPPED = {"quickstart": Path(__file__).with_name("scenes.tar.xz")}
-"""Sweeps of which longer trainings are in a bundle that comes with regbench."""
+"""Bundle of longer trainings that comes with regbench, by sweep."""
 
 _SCORES = {"linear_top1": "linear top-1 (%)", "knn_top1": "kNN top-1 (%)"}
 
@@ -69,7 +69,7 @@ class ExpectedTable:
         elif (record := read_record(status.directory)) is not None:
             self._here.setdefault(record.label, []).append(record)
         lines = [*self.text().splitlines(), f"{finished} of {count} cells have ended"]
-        # Up to the first line of the table before, and clear from there.
+        # Move up to the first line of the previous table, and clear from there.
         above = f"\x1b[{self._lines_below}F\x1b[J" if self._lines_below else "\n"
         sys.stderr.write(above + "\n".join(lines) + "\n")
         self._lines_below = len(lines)

@@ -48,7 +48,7 @@ class LossFile:
 
     Attributes:
         path: The file.
-        chosen: Name of the function or class in it; empty where there is one.
+        chosen: Name of the function or class in it; empty if there is only one.
         source: Text of the file when it was read.
     """
 
@@ -84,13 +84,13 @@ class LossFile:
 
     @property
     def name(self) -> str:
-        """The name of the method, for what is not registered in the file."""
+        """The name of the method, if the file does not register one itself."""
         return re.sub(r"\W", "_", self.chosen or self.path.stem, flags=re.ASCII).lower()
 
     @property
     def module(self) -> str:
-        """The name of the copy, another for each text: what an edited file trains is no run of
-        the former one.
+        """The name of the copy, another for each text, so that the runs of an edited file are not
+        taken for runs of the former one.
         """
         sha256 = hashlib.sha256(f"{self.chosen}\n{self.source}".encode()).hexdigest()
         return f"{self.name[:60]}_{sha256[:8]}"  # part of a folder's name
@@ -107,7 +107,7 @@ class LossFile:
         info = folder / f"{self.module}-1.0.dist-info"
         write_text(info / "METADATA", f"Metadata-Version: 2.1\nName: {self.module}\nVersion: 1.0\n")
         write_text(info / "entry_points.txt", f"[regbench.methods]\n{self.name} = {self.module}\n")
-        METHODS.names()  # entry points are looked for once: none of this process is in the folder
+        METHODS.names()  # entry points are found once: this process must not find the folder's
         paths = os.environ.get("PYTHONPATH")
         place = str(folder.resolve())
         sys.path.insert(0, place)
@@ -172,7 +172,7 @@ class Plain(Regularizer):
     random = True  # nothing says that it draws no random numbers
 
     def made(self, z_NQ: Tensor) -> Callable[..., Any]:
-        """Make the loss with its hyperparameters, where the embeddings `z_NQ` are."""
+        """Make the loss with its hyperparameters, on the device of the embeddings `z_NQ`."""
         settings = dataclasses.asdict(self)  # type: ignore[call-overload]
         if not inspect.isclass(self.loss_of):
             return functools.partial(self.loss_of, **settings)
@@ -185,13 +185,13 @@ class Plain(Regularizer):
         return module
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Compute the loss, whose one addend is itself."""
+        """Compute the loss as a single addend."""
         return {"loss": scalar(self.made(z1_NQ)(z1_NQ, z2_NQ), self.label)}
 
 
 def enter(module_name: str, name: str, chosen: str) -> None:
     """Register the loss in a module under a name, unless it has registered itself; the copy of a
-    file ends with this.
+    file ends with this call.
 
     Raises:
         RegbenchError: If the module holds none, or several.
@@ -199,7 +199,7 @@ def enter(module_name: str, name: str, chosen: str) -> None:
     modules, functions = [], []
     for key, value in vars(sys.modules[module_name]).items():
         is_own = getattr(value, "__module__", None) == module_name and not key.startswith("_")
-        # What it imports is no loss of its own.
+        # What the module imports is no loss of its own.
         if not is_own or key != (chosen or key):
             continue
         if inspect.isclass(value) and issubclass(value, Regularizer):
@@ -222,7 +222,7 @@ def _wrapped(loss: Any) -> type[Regularizer]:
     those with a default.
     """
     parameters = list(inspect.signature(loss).parameters.values())
-    # The embeddings come first; those of a module are arguments of its call.
+    # A function takes the embeddings as its first arguments, a module takes them in its call.
     settings = parameters if inspect.isclass(loss) else parameters[2:]
     fields = []
     for parameter in settings:

@@ -22,7 +22,7 @@ class Placing:
         label: Name of its row.
         score: The score in words.
         values: The score of each seed, in percent.
-        verdicts: Verdict beside each row but the one with labels.
+        verdicts: Verdict on each row except the one trained with labels.
         rivals: Names of the rows of methods: those that have places.
         shifts: Points that each repeated cell scored more on this machine.
         share: Percent of the way from the best row without training to labels.
@@ -75,9 +75,9 @@ class Placing:
 
     @property
     def next_claim(self) -> str:
-        """Sentence on what a further significant difference would take; empty if all are.
+        """Sentence on what one more significant difference takes; empty if all are significant.
 
-        A challenge ends when the seeds that it may have show no more.
+        A challenge ends when the seeds that it may still have would show no further one.
         """
         undecided = select(self.verdicts, "not significantly different from")
         possible = []

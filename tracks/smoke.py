@@ -24,14 +24,14 @@ from regbench.tracks.stand_in import ask, compute_once, entered
 log = logging.getLogger("regbench")
 
 SMOKE = "minute"
-"""The track and its preset: a row of the untrained network, and then one in whose place the
-loss is trained.
+"""The track and its preset: a row of the untrained network, and then one whose method the loss
+replaces.
 """
 
 RULES = ("gradient", "order of images", "views matter", "float32", "half precision", "finite")
-"""The checks of conformance that say whether a loss is one.
+"""The conformance checks that every loss has to pass.
 
-The others are about what its metadata claim.
+The others test what its metadata claim.
 """
 
 # An effective rank of 1 is a single point or line.
@@ -43,15 +43,14 @@ class Smoke:
     """The outcome of the track `minute`.
 
     Attributes:
-        findings: Findings, one for each thing that was looked at: whether it is well, its name, and
-            the numbers.
+        findings: Findings, one for each check: whether it passed, its name and the numbers.
     """
 
     findings: Sequence[tuple[bool, str, str]]
 
     @property
     def ok(self) -> bool:
-        """Whether all is well."""
+        """Whether all checks passed."""
         return all(ok for ok, _, _ in self.findings)
 
     def __str__(self) -> str:
@@ -67,8 +66,8 @@ class SmokeTest:
     Attributes:
         method: The stand-in for the loss, with its defaults.
         grid: The untrained network, and the loss.
-        check: Checks the loss in a process of its own: for each of `RULES` that applies the
-            deviation and its place.
+        check: Function that checks the loss in a process of its own, and returns the deviation and
+            its place for each of `RULES` that applies.
     """
 
     method: Regularizer

@@ -1,7 +1,7 @@
-"""A method that stands in for the loss of a file: the file itself runs in processes of its own
-alone.
+"""A method that stands in for the loss of a file: the file itself runs only in processes of its
+own.
 
-What such a process says is data that are checked here: names, settings, scores. See
+What such a process returns is checked here: names, settings, scores. See
 `regbench.processes.apart` for what a file can do about it.
 """
 
@@ -39,8 +39,8 @@ rules of losses.
 
 
 RECOMPUTE_LIMIT_S = 2 * 3600.0
-"""Time in which a cell of a file's loss has to be computed again: its training took ten minutes
-at most there.
+"""Time in which a cell of a file's loss has to be computed again: by its record, its training took
+ten minutes at most.
 """
 
 
@@ -51,19 +51,19 @@ def ask(
     *arguments: Any,
     limit_s: float | None = None,
 ) -> Any:
-    """Call a function of a file's method in a process of its own, and return what it returns, as
-    JSON has it.
+    """Call a function with a file's method in a process of its own, and return its result as JSON
+    data.
 
     Args:
         file: The file.
         folder: Folder for the copy of the file.
-        function: Function of the method with its defaults and the arguments.
+        function: Function that takes the method, with its defaults, and the arguments.
         *arguments: The arguments.
         limit_s: Time after which the process is ended; None: `LIMIT_S`.
 
     Raises:
         RegbenchError: If the file holds no loss, or the function refuses.
-        CodeFailed: If the code of the file does anything else.
+        CodeFailed: If the code of the file fails in any other way.
     """
     # Jobs are forked from the same server.
     FORKED.set_forkserver_preload(["regbench.sweeps.preload"])
@@ -76,7 +76,7 @@ def _with_loaded(
     file: LossFile, folder: Path, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> Any:
     copy = folder.resolve() / f"{file.module}.py"
-    # Where the caller has it for its jobs, it would be an entry point like others.
+    # The caller may have it on the path for its jobs, which would make the loss an entry point.
     sys.path[:] = [path for path in sys.path if path != str(copy.parent)]
     try:
         with file.loaded(folder) as method:
@@ -84,7 +84,7 @@ def _with_loaded(
     except RegbenchError:
         raise
     except BaseException as error:  # an exit, too
-        # Its lines are those of the file.
+        # The copy has the file's line numbers.
         raise CodeFailed(
             f"{file.path}: {one_line(error, str(copy))}".replace(copy.name, file.path.name)
         ) from error
@@ -158,7 +158,7 @@ class Facts:
         of_training: Settings that only act in a training with a teacher.
         prototypes: Number of prototypes.
         space: Search space; what is left out of a `Range` is at its default.
-        absent: Settings that cells from before them lack, with their values there.
+        absent: Settings that older cells lack, with the values that those have.
     """
 
     name: Name
@@ -180,7 +180,7 @@ def _facts(method: Regularizer, given: Mapping[str, Any] | None) -> dict[str, An
         space[name] = {}
         for field in dataclasses.fields(each):
             value = getattr(each, field.name)
-            if value != field.default:  # an infinite one, as some are by default, is no JSON
+            if value != field.default:  # defaults may be infinite, which JSON cannot hold
                 space[name][field.name] = value
     return {
         "name": METHODS.name(method),
@@ -233,8 +233,7 @@ class StandIn(Regularizer):
 
 @contextmanager
 def entered(file: LossFile, folder: Path) -> Iterator[StandIn]:
-    """Let a stand-in for the loss of a file be a method of this process for as long as the context
-    lasts.
+    """Register a stand-in for the loss of a file as a method while the context lasts.
 
     Args:
         file: The file.
@@ -244,8 +243,8 @@ def entered(file: LossFile, folder: Path) -> Iterator[StandIn]:
         The stand-in with the defaults of the loss.
 
     Raises:
-        RegbenchError: If the file holds no loss, or several, or says no facts of it.
-        CodeFailed: If the code of the file does anything else.
+        RegbenchError: If the file holds no loss, or several, or does not give the facts of it.
+        CodeFailed: If the code of the file fails in any other way.
     """
     known: dict[str, Facts] = {}
 

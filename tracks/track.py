@@ -18,20 +18,20 @@ from regbench.methods import METHODS
 from regbench.methods.base import Regularizer
 from regbench.wording import written
 
-# The range around a default weight reaches so far down and up.
+# Factor by which the range around a default weight reaches down and up.
 _AROUND = 16.0
 
 
 @dataclass(frozen=True)
 class Track:
-    """A frozen sweep: of all rows but the challenger's the cells are in a bundle.
+    """A frozen sweep: the cells of all rows except the challenger's are in a bundle.
 
     Attributes:
-        name: Name of the task, with which folders begin.
-        sweep: The preset or file of the search that gave the rows. What its cells have in common,
-            the budget and the range of the learning rate are the challenger's too.
+        name: Name of the task, with which the names of folders begin.
+        sweep: The preset or file of the search that gave the rows. The challenger has the settings
+            that its cells share, its budget and its range of the learning rate.
         bundle: The finished cells.
-        settings: Settings that every cell of the sweep has beside.
+        settings: Further settings of every cell of the sweep.
     """
 
     name: str
@@ -50,7 +50,7 @@ TRACKS: dict[str, tuple[Track, ...]] = {
     "scenes": (_shipped("scenes", "pitch_tuning"),),
     "latents": tuple(_shipped(world, "latents_tuning", f"dataset={world}") for world in _WORLDS),
 }
-"""The tracks that come with regbench, but that of the smoke test, with their tasks."""
+"""The tracks that come with regbench, except the smoke test, with their tasks."""
 
 
 def write_sweep(track: Track, method: Regularizer, path: Path) -> SweepFile:
@@ -81,7 +81,7 @@ def write_sweep(track: Track, method: Regularizer, path: Path) -> SweepFile:
 
 def searched(method: Regularizer) -> list[str]:
     """Return what is searched of a method that states no space: a range around the first
-    hyperparameter that is a positive number; without such, all are as they are.
+    hyperparameter that is a positive number. Without such a number, all keep their values.
     """
     if method.space is not None:
         return []

@@ -1,13 +1,13 @@
-"""Judge a challenger beside finished rows, after each further seed.
+"""Judge a challenger against finished rows, after each further seed.
 
-The rows have their few seeds and get no more, so that a challenger's seeds narrow its own part of a
-difference alone. The test is of two samples: Student's t, where the variance of a row is that of
+The rows have their few seeds and get no more, so a challenger's seeds only narrow its own part of a
+difference. The test is of two samples: Student's t, where the variance of a row is that of
 all trained rows plus its own, as in `Tukey`. Its level is shared equally (Bonferroni) by all rows
 and by all looks. So no false claim is made in 95 of 100 challenges, whatever decides when to stop.
 
 Rows of repeated searches have a score for each search. The challenger has one search, and its seeds
-say nothing of what another would choose: its mean is one such score, which scatters as those of the
-rows do.
+do not show what another search would choose: its mean is one such score, which scatters as those of
+the rows do.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from regbench.reports.rows.significance import LEVEL, MIN_PAIRS, own_weight
 MOST_SEEDS = 6
 """Seeds of a challenger, at most.
 
-A look takes its share of the level whether it is taken or not.
+A look uses its share of the level even if the challenge ends before it.
 """
 
 LOOKS = MOST_SEEDS - MIN_PAIRS + 1
 
-# Beyond it, a difference is none that anybody will train seeds for.
+# Nobody will train more seeds than this to find a difference.
 _MANY = 1000
 
 
@@ -39,7 +39,7 @@ class Verdict:
     Attributes:
         label: Name of the row.
         difference: Mean of the challenger minus the row's, in the unit of the score.
-        half_width: Half of the width of the difference's interval. All intervals of a challenge
+        half_width: Half the width of the difference's interval. All intervals of a challenge
             hold together.
         seeds: Seeds of the challenger that would find such a difference; None if no number would,
             because the row's own seeds, its searches or the difference between the machines are
@@ -73,8 +73,8 @@ def verdicts(
         challenger: Scores of the challenger, one for each seed, `MIN_PAIRS` at least. More is
             better.
         trained: Scores of each row that was trained, in the order of the verdicts.
-        untrained: The same of rows that nothing was trained for. They scatter less, so that the
-            common spread is not taken from them.
+        untrained: The same for rows that nothing was trained for. They scatter less, so the common
+            spread is not taken from them.
         shifts: Points that repeated cells scored more on this machine than where the rows are from.
         of_searches: Whether the rows' scores are those of repeated searches, and not of seeds.
     """
@@ -126,5 +126,5 @@ def unclear(found: Sequence[Verdict], seeds: int) -> list[Verdict]:
 
 
 def select(found: Sequence[Verdict], words: str) -> list[Verdict]:
-    """Return the verdicts of some words."""
+    """Return the verdicts with these words."""
     return [verdict for verdict in found if verdict.words == words]

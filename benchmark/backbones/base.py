@@ -37,23 +37,24 @@ class Backbone(ABC):
         """
 
     def timm_arguments(self, channels: int, image_size: int) -> dict[str, Any] | None:
-        """Return the arguments of `timm.create_model` for the same network with the same names of
-        weights; None where timm has none.
+        """Return the arguments of `timm.create_model` for this network; None if timm lacks it.
+
+        The weights have the same names in both.
         """
         return None
 
 
 def representation_dim(source: str, module: nn.Module, channels: int, image_size: int) -> int:
-    """Find the width of the representation: that of a black image; refuse what gives something else
-    than a vector.
+    """Return the width of the representation, measured on a black image.
 
-    The network `module` is left in the mode that it has; messages call it `source`.
+    Refuse a network whose output is not one vector per image. The network `module` stays in its
+    mode; messages call it `source`.
     """
     import torch
 
     training = module.training
-    # In evaluation mode, as batch norm refuses one image in training and would count it in its
-    # statistics.
+    # Evaluation mode, because batch norm in training mode refuses a single image, or counts it in
+    # its statistics.
     try:
         with torch.no_grad():
             out = module.eval()(torch.zeros(1, channels, image_size, image_size))

@@ -49,14 +49,13 @@ class ResNet(Backbone):
         else:
             if channels != 3:
                 network.conv1 = _convolution(channels, 64, stride=2, padding=3, kernel=7)
-            # The maximum of rectified values is the rectified maximum: to pool first rectifies a
-            # quarter of the values.
+            # ReLU and max-pooling commute; pooling first leaves a quarter of the values to rectify.
             network.relu = nn.Identity()
             network.maxpool = nn.Sequential(SmallMaxPool(3, 2, 1), nn.ReLU(inplace=True))
         return network, dim
 
     def timm_arguments(self, channels: int, image_size: int) -> dict[str, Any] | None:
-        """Return those of the same ResNet, which timm has with the large stem only."""
+        """Return the arguments for the same ResNet, which timm has with the large stem only."""
         if self.stem == "small":
             return None
         return {"model_name": self.architecture, "in_chans": channels, "num_classes": 0}

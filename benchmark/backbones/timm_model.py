@@ -45,9 +45,7 @@ class TimmModel(Backbone):
     reference = "Wightman, 2019 (timm); Dosovitskiy et al., ICLR 2021 (ViT)"
 
     def __post_init__(self) -> None:
-        """Refuse settings that do not fit each other, and weights: a cell begins with random
-        ones, whoever's it is.
-        """
+        """Refuse settings that do not fit each other, and weights of a file: `build` draws them."""
         if "checkpoint_path" in self.options:
             what = "network.backbone.options.checkpoint_path reads weights of a file"
             raise RegbenchError(f"{what}; evaluate them with --backbone")
@@ -78,7 +76,7 @@ class TimmModel(Backbone):
             raise RegbenchError(
                 f"network.backbone.last_blocks={self.last_blocks}: {self.model} has fewer blocks"
             )
-        # A class of its own, not a module around it: the weights keep the names that published
+        # A subclass, not a module around the model: the weights keep the names that published
         # files have.
         module.__class__ = type(type(module).__name__, (_Represented, type(module)), {})
 
@@ -86,7 +84,7 @@ class TimmModel(Backbone):
         return module, representation_dim(self.model, module, channels, image_size)
 
     def timm_arguments(self, channels: int, image_size: int) -> dict[str, Any] | None:
-        """Return those of the same model with the same representation."""
+        """Return the arguments for the same model with the same representation."""
         if self.last_blocks > 1:
             return None
         _, arguments = self._create(channels, image_size)
@@ -98,7 +96,7 @@ class TimmModel(Backbone):
         return {"model_name": self.model, "num_classes": 0, **arguments}
 
     def _create(self, channels: int, image_size: int) -> tuple[nn.Module, dict[str, Any]]:
-        """Make the model, and return the arguments that timm took for it."""
+        """Make the model; return it and the arguments that timm took for it."""
         import timm
 
         if not timm.is_model(self.model):
@@ -111,7 +109,7 @@ class TimmModel(Backbone):
         if self.drop_path_rate:
             options["drop_path_rate"] = self.drop_path_rate
         if self.representation != "pooled":
-            options["global_pool"] = ""  # the last norm is then that of all tokens
+            options["global_pool"] = ""  # the last norm then applies to all tokens
         refusal = ""
         size = {"img_size": image_size}
         # Transformers need the images' size, and some of them take other sizes too.
@@ -130,7 +128,7 @@ class TimmModel(Backbone):
 
 
 class _Represented(nn.Module):
-    """Mixed into a model of timm: its output is the representation."""
+    """Mixin that makes a model of timm return the representation."""
 
     representation: str
     last_blocks: int

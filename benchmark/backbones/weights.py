@@ -1,6 +1,6 @@
 """Backbones that were not trained here: torchvision's, timm's, and files of published weights.
 
-A file is a ResNet's weights in one of the forms that self-supervised methods are released in: the
+A file holds weights in one of the forms that self-supervised methods are released in: the
 backbone alone (SFRIK's `…_backbone.pth`, VICReg's `resnet50.pth`, DINO's `…_pretrain.pth`), or a
 training checkpoint in which the backbone's names have a prefix ("module.backbone." in SFRIK's and
 VICReg's "model", "backbone." in DINO's "teacher") beside projector and head.
@@ -103,7 +103,7 @@ def load_backbone(
         card = path.with_suffix(".json")
         if path.suffix == ".safetensors" and card.exists():  # of `regbench export`
             stated = read_json(card, dict, "remove it")
-            # A card of other weights says nothing of these.
+            # A card of other weights does not apply to these.
             if stated.get("sha256") == sha256 and isinstance(stated.get("input"), dict):
                 colours = stated["input"]
     fill(module, state, source, network.architecture)
@@ -205,10 +205,7 @@ def _digest(state: dict[str, Tensor]) -> str:
 
 
 class _Ignored:
-    """Stands for whatever a checkpoint names that is neither a tensor nor plain data.
-
-    Does nothing.
-    """
+    """Inert stand-in for whatever a checkpoint names that is neither a tensor nor plain data."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -234,8 +231,8 @@ def _read(path: Path) -> dict[str, Tensor]:
         remedy = "give torchvision:NAME@WEIGHTS, timm:NAME or a file"
         raise RegbenchError(f"{path}: {error.strerror}; {remedy}") from error
     try:
-        # Training checkpoints name their options' class or the optimizer's functions, which this
-        # replaces by nothing.
+        # Training checkpoints may name their options' class or the optimizer's functions; an inert
+        # class takes their place.
         allowed: list[Any] = [argparse.Namespace, *((_Ignored, name) for name in names)]
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of a file that is refused below anyway
@@ -271,9 +268,10 @@ def _contained(content: Any) -> Any:
 
 
 def fill(module: nn.Module, state: dict[str, Tensor], source: str, architecture: str) -> None:
-    """Load the weights of a backbone from among those of a file.
+    """Load the weights of a backbone from those of a file.
 
-    Besides there may be those of a head alone. For grey images, kernels of colours are summed.
+    Apart from them, the file may only hold weights of heads. For grey images, kernels of colours
+    are summed.
     """
     wanted = module.state_dict()
     prefix = _prefix(wanted, state, source, architecture)
@@ -314,7 +312,7 @@ def _prefix(
 ) -> str:
     """Find the prefix of the backbone's names: the one under which the file has most of them.
 
-    Refuse two as good.
+    Refuse the file if two prefixes are equally good.
     """
     first = next(iter(wanted))
     counts = {}
@@ -348,7 +346,7 @@ def _resampled(found: Tensor, module: Any) -> Tensor:
 
     grid = module.patch_embed.grid_size
     tokens = own.shape[1] - math.prod(grid)  # those before the patches, such as the class token
-    # Tokens that are no square grid of patches are refused for their shape.
+    # Tokens that are no square grid stay as they are, and `fill` refuses their shape.
     with contextlib.suppress(RuntimeError):
         found = resample_abs_pos_embed(found, list(grid), num_prefix_tokens=tokens)
         log.info("resampled positional embeddings to %d x %d patches", *grid)

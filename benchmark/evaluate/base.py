@@ -68,9 +68,9 @@ class Evaluation(ABC):
     needs_labels: ClassVar[bool] = True
     """Whether it needs labels of the cell's own images."""
     selects: ClassVar[str] = ""
-    """Score that hyperparameters can be chosen by and curves drawn of, if any.
+    """Score that hyperparameters can be chosen by and curves drawn of; empty: none.
 
-    Then `select` is implemented.
+    A class that names one implements `select`.
     """
 
     def check(self, name: str, task: Task) -> None:
@@ -86,7 +86,7 @@ class Evaluation(ABC):
         """
 
     def select(self, name: str, subject: Any) -> Scores:
-        """Return the scores on the selection split, that of `selects` first."""
+        """Return the scores on the selection split; the first is the one that `selects` names."""
         raise NotImplementedError
 
 
@@ -144,10 +144,10 @@ def chosen_from(selected_on: str, labels: list[str]) -> str:
 def refuse_choice(
     name: str, task: Task, own: DatasetConfig | None, **candidates: Sequence[float]
 ) -> None:
-    """Refuse several candidates for a rate where there is no split to choose on.
+    """Refuse several candidates for a rate if there is no split to choose on.
 
-    The data set is `own`, if the evaluation has one of its own. `candidates` are settings by their
-    names.
+    The data set is `own`, if the evaluation has one of its own. `candidates` maps the names of
+    settings to their candidates.
     """
     if not task.splits(name, own) and max(map(len, candidates.values())) > 1:
         # The middle candidate is the likeliest: candidates reach from too small to too large.

@@ -34,7 +34,7 @@ class NotFinite(RegbenchError):
 
 
 def progress_bar(items: Iterable[T], title: str, total: int | None = None, done: int = 0) -> Any:
-    """Pass the items on, with a bar on a terminal; of `total`, some are `done` already."""
+    """Wrap items in a progress bar, on a terminal only; `done` of `total` are done already."""
     return tqdm(items, title, total, initial=done, disable=None, leave=False)
 
 
@@ -48,7 +48,7 @@ class Features:
     y_N: Tensor
 
     def of_classes(self, classes: Tensor) -> Features:
-        """Return those of the images that belong to one of `classes`."""
+        """Return the features of the images that belong to one of `classes`."""
         chosen_N = torch.isin(self.y_N, classes.to(self.y_N.device))
         return Features(self.x_ND[chosen_N], self.y_N[chosen_N])
 
@@ -109,8 +109,8 @@ class Images:
     def features(
         self, encoder: Encoder, split: str, interpolation: str, batch_size: int
     ) -> tuple[Features, str]:
-        """Return the representations of a split's centre crops, in the file's order, and what read
-        the images.
+        """Return the representations of a split's centre crops, in the file's order, and the name
+        of the loader that read the images.
 
         Raises:
             NotFinite: If they are not finite.
@@ -139,10 +139,10 @@ class Images:
 
     @contextlib.contextmanager
     def augmented(self, config: Any, seed: int) -> Iterator[Epochs]:
-        """Give the function from an epoch's number to its batches of training images, randomly
-        cropped and flipped.
+        """Give a function that returns the batches of an epoch, by the epoch's number.
 
-        `config` has the settings `batch_size`, `crop_scale`, `interpolation` and `epochs`.
+        Training images are randomly cropped and flipped. `config` has the settings `batch_size`,
+        `crop_scale`, `interpolation` and `epochs`.
         """
         with self.loader(
             "train",

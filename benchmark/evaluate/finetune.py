@@ -96,7 +96,7 @@ class FineTuning(Evaluation):
             return FineTuned(subject.encoder, self.dataset.num_classes, *how)
 
         found: dict[str, list[tuple[float, float]]] = {split: [] for split in splits}
-        # An attempt that was killed has tried some pairs.
+        # An earlier attempt that was killed may have tried some pairs.
         found |= state.data.get("found", {})
         with images.augmented(self, subject.seed) as epochs:
             for number in range(state.data.get("tried", 0), len(pairs)):
@@ -150,7 +150,7 @@ class FineTuned:
     ) -> None:
         """Copy the backbone, and draw a linear layer by the seed.
 
-        `rates` are the initial ones of the two.
+        `rates` are the initial learning rates of the two.
         """
         self._config, self._rates, self._device = config, rates, device
         # The backbone is also evaluated by others, so it must not change.

@@ -28,7 +28,7 @@ from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.settings import AtLeastOne, Positive, settings
 
-# Their similarities take 64 MiB, as integers twice that.
+# The similarities of two such blocks take 64 MiB, as integers twice that.
 QUERY_BLOCK, BANK_BLOCK = 2048, 8192
 _LOW = 2**32 - 1  # the lower half of an integer of 64 bits
 
@@ -64,7 +64,7 @@ class KNN(Evaluation):
         """Refuse more neighbours than there are training images."""
         super().check(name, task)
         num_images = Manifest.load(task.data_dir, task.dataset.name).splits["train"]["num_samples"]
-        # Without classes this is refused where the images are opened.
+        # `train_per_class` without classes is refused when the images are opened.
         if task.dataset.train_per_class is not None and task.dataset.num_classes:
             num_images = min(num_images, task.dataset.train_per_class * task.dataset.num_classes)
         for k in self.all_k:
@@ -81,7 +81,7 @@ class KNN(Evaluation):
         return self._scores(splits[0], subject) if splits else []
 
     def run(self, name: str, subject: Subject) -> Scores:
-        """Return the scores on the test split; none if they chose."""
+        """Return the scores on the test split; none if hyperparameters were chosen by them."""
         chose = name in subject.config.select_by and "test" in subject.task.splits(name)
         return [] if chose else self._scores("test", subject)
 
@@ -110,19 +110,19 @@ def weighted_knn(
     device: torch.device | None = None,
     blocks: tuple[int, int] = (QUERY_BLOCK, BANK_BLOCK),
 ) -> dict[int, Tensor]:
-    """Return for each query whether weighted kNN has its label first, and whether among five.
+    """Return for each query whether weighted kNN has its label first, and among the first five.
 
     Weighted kNN is that of Wu et al. (2018) and of the paper's appendix; see `accuracies`.
 
-    The score of class c is the sum of exp(cosine similarity / temperature) over those of the k
-    nearest training images that are of class c. All k are served by one pass. Of equally similar
+    The score of class c is the sum of exp(cosine similarity / temperature) over the images of class
+    c among the k nearest training images. All k are served by one pass. Of equally similar
     training images the first in the bank's order is the nearer; of classes with equal scores the
     one with the smaller label comes first; a class without a neighbour is no answer.
 
-    The top-5 of DINO's, solo-learn's and lightly's code is never less, and is more where the
-    neighbours are of fewer than five classes: there the other classes, all of score 0, fill up the
-    five in whatever order the sort leaves them, which PyTorch does not promise. That would count
-    guesses, and other ones on other machines.
+    The top-5 of DINO's, solo-learn's and lightly's code is never lower. It is higher if the
+    neighbours are of fewer than five classes: other classes, all of score 0, then fill up the five
+    in the order that the sort leaves, which PyTorch does not define. That would count guesses,
+    which differ between machines.
 
     Memory beyond the features, whatever the size of bank and queries: one block of queries and one
     of the bank, normalised, and 12 bytes for each pair of the two: with the default blocks and D =
@@ -168,9 +168,10 @@ def _nearest(
     """Return cosine similarities (Q, k) and indices of the k nearest of the bank, the nearest
     first.
     """
-    # A pair is one integer: the similarity's bits, which order as it does once those of negative
-    # numbers are turned, and below them the index, counted down. So the greatest are well defined,
-    # ties and all, however the bank is cut.
+    # Each pair of query and training image is one integer. Its upper half is the similarity's bits,
+    # which sort as the similarities do once those of negative numbers are flipped. Its lower half
+    # is the index, counted down. So the k greatest are well defined, even with ties, however the
+    # bank is cut.
     x_QD = F.normalize(x_QD, dim=1)
     best_QK = torch.empty(len(x_QD), 0, dtype=torch.int64, device=x_QD.device)
     for first in range(0, len(bank_ND), block):
@@ -196,8 +197,8 @@ def _turn(bits: Tensor) -> Tensor:
 def _hits(
     similarity_QK: Tensor, neighbours_QK: Tensor, y_Q: Tensor, temperature: float, num_classes: int
 ) -> Tensor:
-    """Return for each query whether its label has the greatest score, and one of the five
-    greatest.
+    """Return for each query whether its label has the greatest score, and whether it has one of
+    the five greatest.
     """
     # Relative to the nearest neighbour, so that no temperature is too low; sums in double
     # precision.

@@ -1,8 +1,8 @@
 """Measures of a representation that need neither labels nor training, to stand beside its accuracy.
 
 All but alignment and LiDAR look at centre crops. None of them is a score to choose by: several can
-be raised without any gain in accuracy (a random rotation-invariant cloud has the best uniformity
-and rank there are).
+be raised without any gain in accuracy (a random rotation-invariant cloud has the best possible
+uniformity and rank).
 
 Shapes: N = images, V = augmented views of an image, D = representation, U = unit representation.
 """
@@ -61,7 +61,7 @@ class LabelFreeMeasures(Evaluation):
     )
 
     def run(self, name: str, subject: Subject) -> Scores:
-        """Return the measures on the selection split (the test split where there is none)."""
+        """Return the measures on the selection split (the test split if there is none)."""
         task = subject.task
         # Images without labels have a tuning split too.
         there = Manifest.load(task.data_dir, task.dataset).splits
@@ -146,7 +146,7 @@ def alpha_req(x_ND: Tensor) -> float | None:
     # Both products have the same positive eigenvalues.
     eigenvalues = torch.linalg.eigvalsh(x.T @ x if d <= n else x @ x.T).flip(0)
     first, last = ALPHA_RANKS
-    # Eigenvalues below are rounding.
+    # Smaller eigenvalues are rounding errors.
     positive = int((eigenvalues > 1e-10 * eigenvalues[0]).sum())
     if positive <= first:
         return None
@@ -161,7 +161,7 @@ def alpha_req(x_ND: Tensor) -> float | None:
 
 @torch.no_grad()
 def lidar(views_NVD: Tensor) -> float | None:
-    """Return the effective rank of what tells images apart, from 1 to min(n − 1, d).
+    """Return the effective rank of the variation between images, from 1 to min(n − 1, d).
 
     LiDAR (Thilak et al., ICLR 2024, Section 4): each image is a class, its views are the samples.
     exp of the entropy of the normalised eigenvalues of Σ_w^(−½) Σ_b Σ_w^(−½), with Σ_b the
@@ -172,7 +172,7 @@ def lidar(views_NVD: Tensor) -> float | None:
         views_NVD: Representations of views, (n, v, d), not normalised.
 
     Returns:
-        The rank; None where all images have the same mean, and where δ is lost in the rounding of a
+        The rank; None if all images have the same mean, or if δ is lost in the rounding of a
         singular Σ_w: with features of a size of 1e6, and fewer views than dimensions.
     """
     x = views_NVD.double()

@@ -128,7 +128,7 @@ class _Probed:
         return {what: self._fit(what)[0] for what in self.regressed}
 
     def predictions(self, what: str, split: str) -> tuple[Tensor, Tensor]:
-        """Return what a regression predicts for a split, and what is true, (N, T) each."""
+        """Return a regression's predictions for a split, and the true values, (N, T) each."""
         penalty, regression = self._fit(what)
         predicted_NT = regression.predicted(penalty, self._features(what, split))
         return predicted_NT, self._target(what, split)
@@ -170,19 +170,19 @@ class _Probed:
 
 
 def _r2(predicted_NT: Tensor, true_NT: Tensor) -> float:
-    """Return the mean of R² over targets that vary in percent, at least 0."""
+    """Return the mean R² over the targets that vary, in percent, at least 0."""
     return max(0.0, 100 * (1 - _unexplained(predicted_NT, true_NT)))
 
 
 def _unexplained(predicted_NT: Tensor, true_NT: Tensor) -> float:
-    """Return 1 − R², the mean over targets that vary: a cluster may have no example."""
+    """Return the mean of 1 − R² over the targets that vary: a cluster may have no example."""
     residual_T = (true_NT - predicted_NT).square().sum(dim=0)
     total_T = (true_NT - true_NT.mean(dim=0)).square().sum(dim=0)
     return (residual_T / total_T)[true_NT.var(dim=0) > 0].mean().item()
 
 
 def _matched(x_ND: Tensor, content_NC: Tensor) -> float:
-    """Return the mean correlation of content values with features of their own, in percent."""
+    """Return the mean absolute correlation of content values and matched features, in percent."""
     from scipy.optimize import linear_sum_assignment  # slow to import, and few runs need it
 
     parts = []

@@ -215,10 +215,10 @@ class LinearProbe(Evaluation):
 class LinearHeads:
     """Linear classifiers over the same features, one for each learning rate, trained side by side.
 
-    Each is what SGD with that learning rate alone would give: the heads share the features, and BN
-    without scale and shift where the configuration asks for it, and nothing else. Their weights
-    stand one below the other in one matrix, so that a step is two matrix products however many
-    heads there are. Logits have the images last: on a CPU a softmax over a few adjacent classes
+    Each is what SGD with that learning rate alone would give: the heads share nothing but the
+    features and, if the configuration asks for it, BN without scale and shift. Their weights stand
+    one below the other in one matrix, so that a step is two matrix products however many heads
+    there are. Logits have the images last: on a CPU a softmax over a few adjacent classes
     takes longer than the matrix products.
     """
 
@@ -290,7 +290,7 @@ class LinearHeads:
     def logits(self, x_ND: Tensor) -> Tensor:
         """Return the logits (H, C, N) of features on the device.
 
-        With BN, by its running statistics.
+        BN, if there is one, uses its running statistics.
         """
         return self._linear(self._normalized(x_ND, training=False))
 
@@ -301,7 +301,7 @@ class LinearHeads:
     def accuracies(self, features: Features, block: int = _BLOCK) -> list[tuple[float, float]]:
         """Return top-1 and top-5 accuracy of each head, in per cent.
 
-        With BN, by its running statistics.
+        BN, if there is one, uses its running statistics.
         """
         return head_accuracies(features, lambda x_ND: self.logits(x_ND).mT, block, self._device)
 
@@ -310,8 +310,7 @@ def head_and_tail(counts_C: Tensor) -> dict[str, Tensor]:
     """Return the third of the classes with the most training images as "head", and that with the
     fewest as "tail".
 
-    Nothing is returned where no class has more than twice the images of another: there is no tail
-    then.
+    Return nothing if no class has more than twice the images of another: there is no tail then.
     """
     if counts_C.max() <= 2 * counts_C.min():
         return {}
@@ -340,8 +339,7 @@ def head_accuracies(
 ) -> list[tuple[float, float]]:
     """Return top-1 and top-5 accuracy of each head, in per cent, `block` images at a time.
 
-    `logits` makes logits (H, N, C) of features (N, D), which lie on any device, on the one that
-    computes.
+    `logits` maps features (N, D) on `device` to logits (H, N, C); `features` may lie on any device.
     """
     correct = torch.tensor(0)
     for x_ND, y_N in zip(features.x_ND.split(block), features.y_N.split(block), strict=True):
@@ -351,7 +349,7 @@ def head_accuracies(
 
 
 def correct_answers(logits_HNC: Tensor, y_N: Tensor) -> Tensor:
-    """Count the images that each head has right, (H, 2): first, and among the first five.
+    """Count the images whose label each head has first, and among the first five, (H, 2).
 
     NaN is no answer.
     """
@@ -365,7 +363,7 @@ def correct_answers(logits_HNC: Tensor, y_N: Tensor) -> Tensor:
 def shuffled(
     features: Features, batch_size: int, seed: int, device: torch.device, epoch: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of an epoch over features that are kept, on `device`."""
+    """Yield the shuffled batches of an epoch over features, moved to `device`."""
     # The factor is above any number of epochs, so that two seeds have no order in common.
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(len(features.y_N), generator=generator).to(features.y_N.device)

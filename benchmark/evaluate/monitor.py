@@ -25,7 +25,7 @@ def monitored_scores(
 ) -> Scores:
     """Evaluate a network in training on the split that choices are made on.
 
-    `backbone` is a copy of the network's, which gets its weights: the network stays as it is.
+    A copy of the spare `backbone` gets the network's weights, so the network stays as it is.
 
     Returns:
         One score of each evaluation of `evaluation.while_training`: the one that hyperparameters
@@ -41,6 +41,6 @@ def monitored_scores(
     found = []
     for name in cell.evaluation.while_training:
         found.append(cell.evaluation[name].select(name, subject)[0])
-    # The next point is another network's, so what is kept of a long evaluation is of no more use.
+    # The next evaluation is of other weights, so the kept state of this one is of no more use.
     remove_tensors(attempt.directory, state_kind("*"), attempt.number)
     return found

@@ -1,5 +1,5 @@
-"""Retrieval of the other view: whether a representation tells an image from all others, whatever
-the classes.
+"""Retrieval of the other view: whether a representation distinguishes an image from all others,
+regardless of classes.
 
 A representation that has collapsed into a few dimensions may still separate ten classes; it cannot
 tell thousands of images apart.

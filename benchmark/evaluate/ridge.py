@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 PENALTIES = tuple(10.0**exponent for exponent in range(-6, 2))
-"""Ridge penalties, as shares of the mean variance of a feature: from none to nearly all."""
+"""Ridge penalties, as multiples of the mean variance of a feature: from tiny to strong."""
 
 
 class Ridge:

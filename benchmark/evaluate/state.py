@@ -54,7 +54,8 @@ class State:
         """Keep `changes`, tensors and plain data, beside what was kept; write them if it is time
         to, or at the `last`.
 
-        Whatever is written must still have its value of now. `done` says in words what is done.
+        Later calls write again what was kept, so its values must not change in between. `done` says
+        in words what is done.
 
         Raises:
             LeaseLost: If another process has taken over the run.
@@ -72,7 +73,7 @@ class State:
 
 
 def state_kind(protocol: str) -> str:
-    """Return what the names of the files begin with in which an evaluation keeps its state."""
+    """Return the prefix of the names of the files that keep an evaluation's state."""
     return f"evaluation-{protocol}"
 
 

@@ -1,6 +1,4 @@
-"""A frozen backbone under evaluation: its images, its features, and where what is chosen is
-written down.
-"""
+"""A frozen backbone under evaluation: its images, its features, and the record of choices."""
 
 from __future__ import annotations
 
@@ -98,7 +96,7 @@ class Subject:
             return self
         other = copy.copy(self)
         other.encoder = encoder
-        other._kept = {}  # features of this encoder are none of the other's
+        other._kept = {}  # features of this encoder do not fit the other
         other._projected_from = other.form_for = None
         return other
 
@@ -112,15 +110,13 @@ class Subject:
         return other
 
     def unrecorded(self) -> Subject:
-        """Return the same subject, whose choices are no choices of the run: none is written
-        down, and none opens the test split.
-        """
+        """Return the same subject; its choices are not written down and open no test split."""
         other = copy.copy(self)
         other._is_recorded = False
         return other
 
     def select(self) -> Scores:
-        """Return what hyperparameters are chosen by, if there is a split to choose on.
+        """Return the scores that hyperparameters are chosen by, if there is a split to choose on.
 
         Returns:
             The scores of the evaluations of `select_by` on that split. If there are several: also
@@ -173,7 +169,7 @@ class Subject:
         Those of the cell's own data set (None) are kept.
         """
         # `interpolation` is the filter of the resize before the crop.
-        if dataset:  # a single evaluation looks at it, and its features may fill the memory
+        if dataset:  # not kept: one evaluation uses them, and they may fill the memory
             return self._extract(self.images(dataset), split, interpolation)
         key = f"features of {split}, {interpolation}"
         if self._projected_from is None:
@@ -192,7 +188,7 @@ class Subject:
         Raises:
             NotFinite: If they are not finite.
         """
-        # Not kept: measures take unequal numbers of them.
+        # Not kept: evaluations take different numbers of them.
         options: dict[str, Any] = self.images().reading()
         options |= {"images": images, "batch_size": self.batch_size, "seed": self.seed}
         with ViewLoader(self.dataset, self.augmentation, split, **options) as loader:
@@ -212,7 +208,10 @@ class Subject:
         return views_NVD
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """Return what `make` gives, made once: what a choice and a final score share."""
+        """Return the result of `make`, which is called once for each name.
+
+        So a choice and a final score share it.
+        """
         if name not in self._kept:
             self._kept[name] = make()
         kept: T = self._kept[name]
@@ -256,7 +255,7 @@ def _mean_score(scores: Scores, split: str) -> Score:
 def selection_splits(cell: Cell, data_dir: Path) -> list[str]:
     """Return the split that everything of a cell is chosen on, as a list.
 
-    An empty one where the data set has no such split.
+    The list is empty if the data set has no such split.
 
     Raises:
         RegbenchError: If an evaluation of the cell cannot be done on its images.

@@ -219,7 +219,7 @@ def average_precisions(positive_N: npt.NDArray[np.bool_], score_N: Floats) -> tu
 
     With p(r) the best precision at any recall of at least r, the 11-point one is the mean of p over
     r = 0, 0.1, …, 1 (VOC2007's development kit), the full one is ∫ p(r) dr (that of VOC2010 on, and
-    VISSL's). Images of one score count together, so that their order does not matter.
+    VISSL's). Images of equal score count together, so that their order does not matter.
 
     Args:
         positive_N: Mask of the images that show the class, at least one.

@@ -39,8 +39,9 @@ def fast_bf16(device: torch.device, precision: str) -> contextlib.AbstractContex
 
 
 def multiplier() -> Callable[[Tensor, Tensor], Tensor]:
-    """Return what multiplies two matrices as the context around this call does: for a backward
-    pass, where the context has ended.
+    """Return the function that multiplies two matrices as the context around this call does.
+
+    A backward pass needs it, because the context has ended by then.
     """
     return _multiplied_in_float32 if _IN_FLOAT32.get() else torch.matmul
 

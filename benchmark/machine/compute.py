@@ -15,8 +15,8 @@ from regbench.benchmark.training.distributed import environment_ranks
 from regbench.errors import RegbenchError
 from regbench.processes import hold_blas
 
-# Of glibc's malloc.h, with bytes: free memory at the heap's end is kept up to this, larger blocks
-# are mapped apart, and the heap grows by this.
+# Options of glibc's malloc.h and their values in bytes: how much free memory is kept at the heap's
+# end, the size above which blocks are mapped apart, and by how much the heap grows.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_TOP_PAD = (-1, 2**30), (-3, 2**30), (-2, 2**26)
 
 
@@ -71,8 +71,8 @@ def resolve(runtime: Runtime) -> Compute:
 
 
 def forbid_tf32() -> None:
-    """Let float32 be that of IEEE 754: torch's default for convolutions on a GPU keeps 10 of
-    its 23 bits (TF32).
+    """Make torch compute float32 as IEEE 754 has it: its default for convolutions on a GPU keeps 10
+    of the 23 fraction bits (TF32).
     """
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
 
@@ -92,9 +92,7 @@ def keep_freed_memory() -> None:
 
 
 def default_threads(device: str, processes: int) -> int:
-    """Return how many threads one of so many processes computes with: what `runtime.threads=0`
-    means.
-    """
+    """Return how many threads each of `processes` processes has with `runtime.threads=0`."""
     # On a CPU it is one, unless the cores are a Slurm job's own.
     # Threads that share an operation wait for each other without giving up their core: in oneDNN's
     # barriers in the backward pass of a convolution, in OpenMP's pool between operations. So any
@@ -104,15 +102,15 @@ def default_threads(device: str, processes: int) -> int:
 
 
 def default_workers(device: str, processes: int) -> int:
-    """Return how many threads or processes load images for one of so many runs: what
-    `runtime.workers=0` means.
+    """Return how many threads or processes load images for each of `processes` processes with
+    `runtime.workers=0`.
     """
     # Beside a GPU every CPU loads images; on a CPU it is one, as the network computes there too.
     return cpus_of_each(processes) if device != "cpu" else 1
 
 
 def cpus_of_each(processes: int) -> int:
-    """Return how many CPUs one of so many processes on this machine has, at least 1."""
+    """Return how many CPUs each of `processes` processes on this machine has, at least 1."""
     # The tasks of a Slurm step have CPUs of their own; other processes share those of this one.
     tasks = 1
     if {"SLURM_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NNODES"} <= os.environ.keys():
@@ -126,14 +124,14 @@ def usable_cpus(
     """Return how many CPUs this process may use, by its affinity, its control groups' quotas
     and its Slurm task.
     """
-    # Linux shows the second version of control groups in the folder, and the group of this process
-    # in the file.
+    # `cgroups` is the folder of control groups, version 2; the file `own` names the group of this
+    # process.
     slurm_cpus = float(os.environ.get("SLURM_CPUS_PER_TASK") or "inf")
     limits = [float(len(os.sched_getaffinity(0))), slurm_cpus]
     with contextlib.suppress(OSError, ValueError):
         (name,) = (line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
         folder = cgroups / name.lstrip("/")
-        # A group has no more than those that contain it.
+        # The quotas of the groups that contain it limit a group too.
         for group in (folder, *folder.parents):
             if group.is_relative_to(cgroups) and (group / "cpu.max").exists():
                 quota_us, period_us = (group / "cpu.max").read_text().split()

@@ -48,13 +48,13 @@ def hardware(device: torch.device) -> str:
     """Name the GPU, or the CPU with the number of usable cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    # Linux names the architecture alone here, and the model in /proc.
+    # On Linux, `platform.processor` names the architecture alone; the model is in /proc.
     name = processor("model name") or platform.processor() or platform.machine()
     return f"{len(os.sched_getaffinity(0))} cores of {name}"
 
 
 def has_fast_bf16() -> bool:
-    """Return True if this processor multiplies bf16 faster than float32, by what it says of itself.
+    """Return True if this processor multiplies bf16 faster than float32, by vendor and features.
 
     A timing might answer differently when a run is resumed, which would change the run's bits.
     """

@@ -210,7 +210,7 @@ class EnergyMeter:
         count_users: Callable[[], int] = lambda: 1,
     ) -> None:
         last = read_joules()
-        count_users()  # a counter that must not be read raises here, before it is added
+        count_users()  # a counter that may not be read raises here, before it is added
 
         def used() -> float:
             nonlocal last

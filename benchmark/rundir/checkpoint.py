@@ -51,10 +51,10 @@ def load_checkpoint(directory: Path) -> tuple[dict[str, Any], Saved] | None:
 def save_tensors(
     directory: Path, kind: str, attempt: int, number: int, state: dict[str, Any]
 ) -> Saved:
-    """Write a file of tensors and remove those older than the one before it.
+    """Write a file of tensors, keep the one before it, and remove older ones.
 
-    The name begins with the kind: "checkpoint" or "evaluation-<protocol>". The number is that of
-    the steps done, or the like. Files of later attempts are not touched.
+    The name begins with the kind: "checkpoint" or "evaluation-<protocol>". The number counts the
+    steps done, or the like. Files of later attempts are not touched.
     """
     path = directory / f"{kind}-{attempt:04d}-{number:09d}.pt"
     named, sha256 = write_digested(path, functools.partial(torch.save, state))
@@ -69,7 +69,7 @@ def load_tensors(
     """Load the newest file of a kind that is whole; None if there is none.
 
     Raises:
-        RegbenchError: If there are some, and none can be read now.
+        RegbenchError: If there are such files, but none can be read now.
     """
     unreadable = ""
     # A damaged file is set aside as `….damaged`, with a warning.

@@ -1,6 +1,6 @@
 """The files of a run directory, and how they are found.
 
-This module does without torch, whose import takes longer than to tell how ten thousand runs stand.
+This module does without torch, whose import takes longer than the status of ten thousand runs.
 
 A file that an attempt at the run rewrites carries the attempt's number: `metrics-0002.jsonl`. So a
 process that has lost the run, and goes on after its successor has finished it, can reach none of
@@ -37,7 +37,7 @@ _TENSORS = re.compile(rf"([a-z][\w-]*)-(\d{{4,}})-(\d{{9,}})-([0-9a-f]{{{DIGITS}
 
 
 def run_directory(runtime: Runtime, sweep: str, cell: Cell) -> Path:
-    """Return `<runs_dir>/<sweep>/<cell id>`; refuse a sweep's name that is none of a folder."""
+    """Return `<runs_dir>/<sweep>/<cell id>`; refuse a sweep's name that no folder can have."""
     refuse_name("the folder of runs", sweep)
     return Path(runtime.runs_dir) / sweep / cell.id
 
@@ -100,7 +100,7 @@ def numbered_files(directory: Path, name: str) -> list[Path]:
 def read_numbered(directory: Path, name: str) -> dict[str, Any]:
     """Read the newest signed file `name` that is whole.
 
-    An empty dictionary if no attempt wrote one.
+    Return an empty dictionary if there is none.
     """
     for path in numbered_files(directory, name):
         try:
@@ -156,8 +156,8 @@ def tensor_files(directory: Path, kind: str) -> list[TensorFile]:
 
 
 def superfluous_files(directory: Path, *, checkpoints: bool) -> list[Path]:
-    """List what a finished run does without: earlier attempts' files that no record names,
-    leftovers of kills.
+    """List the files that a finished run can do without: earlier attempts' files that no record
+    names, and leftovers of kills.
 
     With `checkpoints`, list the last checkpoint too, which holds the trained weights.
     """

@@ -12,7 +12,7 @@ log = logging.getLogger("regbench")
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run stopped at a signal, after it wrote its checkpoint where it was training.
+    """A run stopped at a signal, after it wrote its checkpoint if it was training.
 
     Attributes:
         signal: The signal's number.
@@ -41,7 +41,7 @@ class Interruption:
 
     @contextlib.contextmanager
     def listening(self, *signals: int) -> Iterator[None]:
-        """Answer the signals for as long as it is entered; for the main thread."""
+        """Answer the signals inside the context, which only the main thread may enter."""
         handlers = {number: signal.signal(number, self._answer) for number in signals}
         try:
             yield
@@ -52,7 +52,7 @@ class Interruption:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Note signals instead of raising; what is inside looks at `requested`."""
+        """Note signals instead of raising; the code inside looks at `requested`."""
         self._deferring = True
         try:
             yield
@@ -61,7 +61,7 @@ class Interruption:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Raise within `deferred` after all, for what can be left half-way.
+        """Raise at a signal even within `deferred`, for work that can be left half-way.
 
         Raises:
             Interrupted: For a signal inside, and for one that was noted before.

@@ -3,10 +3,10 @@
 An attempt is a file `attempts/0003.json`. Creating it is the claim: the file system lets only one
 process do so. Its owner rewrites it every few seconds. Whoever finds the last attempt ended, dead
 or silent may begin the next; an owner that finds a higher number than its own, a record that it did
-not write, or its own file gone has lost the run and stops. It may be stopped itself between that
-look and what it writes then; so all that it writes carries its number, and only the record has one
-name for all, which the first takes. Nothing here depends on locks, on clocks that agree or on a
-scheduler, none of which can be had on every cluster's file system.
+not write, or its own file gone has lost the run and stops. An owner may also be paused between that
+look and its next write. So all files that it writes carry its number; only the record has the same
+name for all attempts, and the first to write it wins. Nothing here depends on locks, on clocks that
+agree or on a scheduler, none of which can be had on every cluster's file system.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _read(directory: Path, number: int) -> dict[str, Any]:
 
 
 def is_running(attempt: dict[str, Any] | None) -> bool:
-    """Return True if the owner of an attempt is at work, as far as this host knows at once."""
+    """Return True if the owner of an attempt is at work, as far as is known without waiting."""
     if attempt is None or attempt["ended"]:
         return False
     lives = _owner_lives(attempt["owner"])
@@ -123,9 +123,9 @@ def is_running(attempt: dict[str, Any] | None) -> bool:
 
 
 def _start_ticks(pid: int) -> str | None:
-    """Return when a process began; None if there is none.
+    """Return when a process began; None if it does not run.
 
-    A number alone may be given to another process later.
+    Its number alone does not identify it: another process may get the same number later.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -137,9 +137,7 @@ def _start_ticks(pid: int) -> str | None:
 
 @functools.cache
 def _place() -> dict[str, str]:
-    """Return where the number of a process is meant: the host, since which boot, in which
-    container.
-    """
+    """Return where a process's number is unique: the host, its boot and the container."""
     place = {"hostname": platform.node()}
     with contextlib.suppress(OSError):
         place["boot_id"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -172,7 +170,7 @@ class Attempt:
     Attributes:
         directory: The run directory.
         number: The fencing number: 1, 2, ...
-        lost: Why it must write no more; empty until that is noticed.
+        lost: Reason why it must write no more; empty until that is noticed.
         finished: Whether it has written the run's record, after which it writes no more either.
     """
 
@@ -218,7 +216,7 @@ class Attempt:
             self.lost = f"{superseded}: another process has finished the run"
 
     def check(self) -> None:
-        """Return if this attempt may still write.
+        """Return only if this attempt may still write.
 
         Raises:
             LeaseLost: If a later attempt has begun or the run is finished, or the attempt's file
@@ -254,7 +252,7 @@ class Attempt:
             self.finished = name == "record.json"
         else:
             # A "tuning.json" of an earlier attempt is as good; a "record.json" is another
-            # process's, and raises.
+            # process's, so `check` raises.
             self.check()
 
     def update(self, **progress: Any) -> None:
@@ -299,10 +297,10 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
     Raises:
         LeaseLost: If the directory was removed while this process waited.
     """
-    # An owner that this host can see is believed dead or alive by its process; one that cannot be
-    # seen is believed dead once its heartbeat stood still for `lease_s`. A Slurm job that was
-    # started again takes over from its earlier life at once, though that may live on where Slurm
-    # lost sight of it.
+    # If this host can see the owner's process, that shows whether the owner lives; otherwise it is
+    # believed dead once its heartbeat stood still for `lease_s`. A Slurm job that was started again
+    # takes over from its earlier life at once, although that may still run where Slurm lost sight
+    # of it.
     (directory / "attempts").mkdir(parents=True, exist_ok=True)
     seen: tuple[int, int] | None = None
     while not (directory / "record.json").exists():
@@ -316,8 +314,8 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
                     owner = last["owner"]
                     name = f"process {owner.get('pid', '?')} on {owner.get('hostname', '?')}"
                     log.info("%s: %s is at work here; waiting for it", directory, name)
-                # Silence is measured by this host's clock alone: the time in the owner's file is
-                # by another.
+                # Silence is measured by this host's clock alone: the time in the owner's file may
+                # be by another host's.
                 if seen != (last["number"], last["beat"]):
                     seen, since_s = (last["number"], last["beat"]), time.monotonic()
                 is_silent = time.monotonic() - since_s >= lease_s

@@ -74,14 +74,12 @@ class Score:
 
     @property
     def sign(self) -> int:
-        """-1 where less is better, or else 1: what makes the best score the largest."""
+        """-1 if less is better, or else 1: the factor that makes the best score the largest."""
         return -1 if self.higher_is_better is False else 1
 
     @property
     def probe(self) -> tuple[str, str] | None:
-        """The factor of the images and the layer of the network that it is a linear probe of; None
-        of any other score.
-        """
+        """The image factor and the network layer of a linear probe; None for any other score."""
         found = _PROBE.fullmatch(self.name)
         return None if found is None else (found[1], found[2])
 
@@ -146,7 +144,7 @@ def _is_choice(choice: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             raise ValueError(f"hyperparameters.{name} is {tuned[name]!r:.40}")
     if not isinstance(edges, dict):
         raise ValueError(f"hyperparameters.edges is {edges!r:.40}")
-    # It is looked for below the folder of runs, and written there from a bundle.
+    # This path is looked up below the folder of runs, and written there from a bundle.
     if tuned.get("record") is not None and not all(map(is_name, str(tuned["record"]).split("/"))):
         raise ValueError(f"hyperparameters.record is {tuned['record']!r:.40}, no path of names")
     return choice
@@ -253,9 +251,7 @@ class Record(SignedFile):
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is no method, but what methods are held against: nothing trained, or
-        trained with labels.
-        """
+        """Whether methods are compared with it: nothing trained it, or labels did."""
         return self.untrained or self.cell.get("baseline") is not None
 
     @property
@@ -267,20 +263,18 @@ class Record(SignedFile):
 
     @property
     def search(self) -> int | None:
-        """The number of the search of a repeated tuning that it belongs to; None of any other
-        record.
-        """
+        """The number of its search, in a repeated tuning; None for any other record."""
         number: int | None = self.choice.get("hyperparameters", {}).get("search")
         return number
 
     @property
     def started(self) -> str:
-        """When the first attempt began; empty where unknown."""
+        """Time at which the first attempt began; empty if unknown."""
         return min((attempt.started for attempt in self.attempts if attempt.started), default="")
 
     @property
     def finished(self) -> str:
-        """When the last attempt ended; empty where unknown."""
+        """Time at which the last attempt ended; empty if unknown."""
         return max((attempt.finished for attempt in self.attempts if attempt.finished), default="")
 
     def score(self, name: str, split: str) -> float | None:
@@ -343,8 +337,8 @@ def read_record(directory: Path) -> Record | None:
 
 
 def read_tuned(directory: Path) -> Record | None:
-    """Read the record that a tuning chooses by: that of the tuning split, or the final one;
-    None without either.
+    """Read the record that a tuning chooses by: `tuning.json`, or else the final one; None without
+    either.
     """
     return Record.read_if_there(directory / "tuning.json", _AGAIN) or read_record(directory)
 
@@ -392,7 +386,7 @@ def _flat_setting(name: str, content: bytes) -> dict[str, str]:
 
 
 def parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Parse JSON lines; return none where one is damaged."""
+    """Parse JSON lines; return an empty list if one is damaged."""
     try:
         rows = [parse_json(line) for line in lines]
     except ValueError:

@@ -14,7 +14,7 @@ LARGEST = 1e100
 Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
 """A measured number.
 
-Deviations are made of squares, and those of larger numbers do not fit into a float.
+Squares of larger numbers, as in standard deviations, do not fit into a float.
 """
 
 
@@ -125,7 +125,7 @@ class PastAttempt:
 
 
 def finite_numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a row of a history that means can be taken of, by name."""
+    """Return the numbers of a history's row that can be averaged, by name."""
     found = {}
     for name, value in row.items():
         # To Python, True is an int.

@@ -48,7 +48,7 @@ class RunFolder:
     @property
     def is_run(self) -> bool:
         """Whether it is a run directory: it has a record, or a run has begun in it."""
-        # Other folders may hold such a configuration.
+        # Other folders may hold a file of that name.
         begun = "config.yaml" in self.names and _CELL_ID.fullmatch(self.path.absolute().name)
         return bool(begun) or self.record is not None
 
@@ -65,7 +65,7 @@ class RunFolder:
         """The files of later evaluations."""
         if "evaluations" not in self.names:
             return []
-        # A hidden file is none of a run: macOS, for one, leaves such beside what it copies.
+        # Hidden files do not belong to a run: macOS, for one, leaves some beside what it copies.
         return sorted(self.path.glob("evaluations/[!.]*.json"))
 
     @functools.cached_property
@@ -80,20 +80,20 @@ class RunFolder:
 
     @property
     def progress(self) -> dict[str, Any]:
-        """What the last attempt says of its progress."""
+        """The progress that the last attempt noted."""
         progress: dict[str, Any] = self.attempt["progress"] if self.attempt else {}
         return progress
 
     @property
     def failure(self) -> str:
-        """Why the last attempt failed; empty if it did not."""
+        """Reason why the last attempt failed; empty if it did not."""
         with contextlib.suppress(OSError):  # the folder is being removed
             if self.attempt is not None and self.attempt["ended"] == "failed":
                 return " ".join(str(self.attempt.get("error") or "no reason noted").split())
         return ""
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the epochs that the run has written down so far; none where they are damaged."""
+        """Return the epochs that the run has written down so far; none if they are damaged."""
         try:
             newest = numbered_files(self.path, "metrics.jsonl")[0]
             return parse_lines(newest.read_bytes().splitlines())

@@ -65,7 +65,7 @@ class SignedFile:
         Raises:
             ValueError: Saying what is wrong with it.
         """
-        # Before pydantic: a file of another version would only be told which field is missing.
+        # Before pydantic, which would only say which field a file of another version lacks.
         plain = json_object(content)
         if (version := plain.get("schema_version")) != SCHEMA_VERSION:
             raise ValueError(
@@ -76,7 +76,7 @@ class SignedFile:
         except ValidationError as error:
             raise ValueError(reason(error)) from error
         without_digest(plain)
-        # Frozen for its readers, of whom there is none yet.
+        # It is frozen for its readers, but nobody has read it yet.
         object.__setattr__(found, "path", path)
         return found
 

@@ -18,17 +18,17 @@ TUNING_CHOICE = "tuning_choice.json"
 """The file's name; a run's own choices are in `choice-<attempt>.json`."""
 
 SEARCH = "search.json"
-"""The name of the file that says what a search in place of a grid has proposed so far."""
+"""The name of the file with what a search, in place of a grid, has proposed so far."""
 
 APART = 1000
 """Search number k of a repeated tuning has the seeds of the first one plus k times this."""
 
 
 def seed_in(search: int, seed: int) -> int:
-    """Return a seed of the first search as that of another one.
+    """Return the seed of another search that corresponds to a seed of the first one.
 
     Raises:
-        RegbenchError: If it is too large to tell by a seed whose it is.
+        RegbenchError: If it is so large that searches could share a seed.
     """
     if search and seed >= APART:
         raise RegbenchError(
@@ -92,7 +92,7 @@ class ChosenConfiguration:
         return self.setting.get("search")
 
     def owns(self, seed: int) -> bool:
-        """Return True if a seed is of its search."""
+        """Return True if a seed belongs to its search."""
         # Searches share no seed, so that their results are independent.
         return self.search in (None, seed // APART)
 
@@ -123,8 +123,8 @@ class TuningChoice(SignedFile):
         return any(entry.search is not None for entry in self.choices)
 
     def find(self, configuration: str, seed: int) -> ChosenConfiguration | None:
-        """Return the choice that a cell without its seed, and with it, belongs to; None if it
-        was not chosen.
+        """Return the choice that a cell belongs to, given its id without the seed, and its seed;
+        None if it was not chosen.
         """
         for entry in self.choices:
             if entry.configuration == configuration and entry.owns(seed):
@@ -141,7 +141,7 @@ def read_choice(folder: Path) -> TuningChoice | None:
 def read_search(folder: Path) -> dict[str, Any]:
     """Read what a search has tried so far, see `regbench.sweeps.search.Proposed`.
 
-    Empty where there is none.
+    Return an empty dictionary before it has tried anything.
     """
     path = folder / SEARCH
     if not path.exists():

@@ -10,7 +10,7 @@ from regbench.errors import RegbenchError
 from regbench.methods import Regularizer
 from regbench.settings import AtLeastOne, AtLeastZero, Fraction, settings
 
-# BYOL's momentum of 1,000 epochs; of 300 it is 0.99.
+# BYOL's momentum for 1,000 epochs; for 300 it is 0.99.
 _MOMENTUM = 0.996
 
 

@@ -35,8 +35,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 BASELINES = {"raw_pixels": "raw pixels", "pca": "PCA of pixels"}
 BASELINES |= {"hog": "HOG", "random_patches": "random patches"}
 BASELINES |= {"supervised": "supervised", "supcon": "SupCon"}
-"""Rows beside the methods, and what tables call them: trivial representations below, and labels
-above.
+"""Baselines and their names in tables: trivial representations as a floor for methods, training
+with labels as a ceiling.
 """
 
 
@@ -116,7 +116,7 @@ class EvaluationConfig(EvaluationOptions):
         return self.evaluations[name]
 
     def replaced(self, **changes: Any) -> EvaluationConfig:
-        """Return it with other options, or other settings of the evaluations that are named."""
+        """Return a copy with other options, or other settings of the named evaluations."""
         own = {name: changes.pop(name) for name in EVALUATIONS.names() if name in changes}
         changed = replace(self, **changes)
         kept = {name: each for name, each in self.evaluations.items() if name in changed.used}
@@ -224,7 +224,7 @@ class Cell:
         self.augmentation.kinds(self.dataset.image_size)  # refuses views that cannot be cut
         if self.dataset.source.drawn_shape:
             self._refuse_images()
-        # Only the images tell the steps of an epoch, so a warm-up in steps is checked when they are
+        # The steps of an epoch depend on the images, so a warm-up in steps is checked when they are
         # opened.
         if self.epochs and self.optimizer.warmup_steps is None:
             self.optimizer.refuse_long_warmup(1, self.epochs)
@@ -235,7 +235,7 @@ class Cell:
             )
 
     def _refuse_images(self) -> None:
-        """Refuse what only images of a file can have, where examples are drawn."""
+        """Refuse settings that need images of a file, in a cell whose examples are drawn."""
         for kind in self.augmentation.views.values():
             if replace(kind, count=1) != UNAUGMENTED:
                 raise RegbenchError(

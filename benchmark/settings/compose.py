@@ -71,7 +71,7 @@ class Composer:
     def __init__(self, *, prepared: bool = True) -> None:
         """Look up the user's presets.
 
-        `prepared`: look at what is prepared of one's own images too.
+        `prepared`: whether to look at the user's own prepared images too.
         """
         self._prepared = prepared
         self._own = own_presets()
@@ -142,7 +142,7 @@ class Composer:
                 for override in sorted(own, key=lambda each: each.key_or_group not in PLUG_INS):
                     key, value = override.key_or_group, override.value()
                     if re.fullmatch(r"evaluation\..+\.dataset", key) and isinstance(value, str):
-                        # The data set of an evaluation is given by the name of a preset too.
+                        # The data set of an evaluation may be given by the name of a preset too.
                         of_evaluation = tuple((GROUPS | {"dataset": value}).items())
                         value = self._presets(of_evaluation)["dataset"]
                     put(whole, key, value, new=override.is_add() or override.is_force_add())
@@ -159,13 +159,12 @@ class Composer:
                 made: Any = from_plain(_BESIDE[name], data, f"{name}.")
             else:
                 made = setting(Cell, name, data)
-            # The data too, so that no others get their id.
+            # The data are kept too, so that no other object gets their id.
             self._made[place] = data, made
         return self._made[place][1]
 
     def _presets(self, chosen: Presets) -> Tree:
-        # The runtime's defaults are no part of what is kept: the environment decides where folders
-        # lie.
+        # The runtime's defaults are not cached: the environment decides where folders lie.
         return preset_tree(chosen, self._own) | {"runtime": plain(Runtime())}
 
 
@@ -173,7 +172,7 @@ def put(tree: Tree, key: str, value: Any, *, new: bool = False) -> None:
     """Put one setting, plain data, into a tree of settings, or choose a plug-in by its name; refuse
     what is unknown.
 
-    Only a `new` one may be a setting that the tree has not.
+    A setting that the tree lacks is unknown, unless it is `new`.
     """
     is_name = key in PLUG_INS and not isinstance(value, Mapping)
     if is_name:

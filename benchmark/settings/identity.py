@@ -44,7 +44,7 @@ def cell_id(cell: Mapping[str, Any]) -> str:
             deciding.pop(name, None)
         if _OF_CENTRE_CROPS.issuperset(deciding.get("evaluation", {}).get("protocols", ())):
             deciding.pop("augmentation", None)
-    # Labels take the place of the method, and logits that of embeddings.
+    # Labels replace the method, and logits replace the embeddings.
     if deciding.get("baseline") in ("supervised", "supcon"):
         deciding.pop("method")
     if deciding.get("baseline") == "supervised":
@@ -53,7 +53,5 @@ def cell_id(cell: Mapping[str, Any]) -> str:
 
 
 def configuration_id(cell: Mapping[str, Any]) -> str:
-    """Return what the cells of a configuration share, whatever their seeds: the id of that with
-    seed 0.
-    """
+    """Return the id that the cells of a configuration share: that of the one with seed 0."""
     return cell_id({**cell, "seed": 0})

@@ -58,9 +58,7 @@ def listing() -> Iterator[tuple[str, list[Setting]]]:
 
 
 def _described_plug_in(registry: Registry[Any], name: str, prefix: str) -> list[Setting]:
-    """Describe the settings of a plug-in, with the defaults of its name, which may be that of a
-    preset.
-    """
+    """Describe the settings of a plug-in, with the defaults that it has under this name."""
     own = registry.defaults(name)
     found = []
     for setting in _described(registry.of(name), prefix):

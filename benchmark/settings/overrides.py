@@ -1,4 +1,4 @@
-"""Overrides in Hydra's grammar: one of them, and the points of a grid that a row of them spans."""
+"""Overrides in Hydra's grammar, and the points of the grid that a row of them spans."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from regbench.errors import RegbenchError
 from regbench.settings import from_plain
 from regbench.text import brief
 
-# Letters of an override for each cell that a grid may have.
+# An override may have this many letters for each cell that a grid may have.
 _LETTERS = 10
 
-# What begins so is of a plug-in.
+# Prefixes of the settings of plug-ins.
 _OF_PLUG_INS = ("method.", "optimizer.", "network.backbone.", "dataset.source.")
 
-# Levels of brackets; Hydra's parser calls itself for each.
+# Most levels of brackets; Hydra's parser calls itself for each.
 _DEEPEST = 100
 
 
@@ -54,7 +54,7 @@ _parser = functools.cache(OverridesParser.create)
 def grid(overrides: Sequence[str]) -> list[list[str]]:
     """Return the values of each key of a row, as overrides.
 
-    Refuse an interval, which has no end of points.
+    Refuse an interval, which has infinitely many points.
     """
     choices = []
     for _, override, values in row_values(overrides):
@@ -84,8 +84,8 @@ def refuse_more(what: str, count: int, most: int) -> None:
 def refuse_dropped(overrides: Sequence[str], *, but_plug_ins: bool = False) -> None:
     """Refuse a setting that stands before its group, which would drop it.
 
-    With `but_plug_ins`, settings of plug-ins may be dropped: who changes overrides of somebody else
-    chooses another plug-in, which has other settings, without a look at those before.
+    With `but_plug_ins`, settings of plug-ins may be dropped: a user who changes somebody else's
+    overrides chooses another plug-in without a look at the settings of the one before.
     """
     keys: list[str] = []
     for text in overrides:
@@ -99,7 +99,7 @@ def refuse_dropped(overrides: Sequence[str], *, but_plug_ins: bool = False) -> N
 
 
 def _dropped_by(group: str, keys: Iterable[str]) -> list[str]:
-    """List the keys before an override of a group that it drops."""
+    """List the earlier keys that an override of a group drops."""
     # All profiles of clusters have the same settings, so a row's own stay when it changes the
     # profile.
     if group == "cluster":
@@ -110,7 +110,7 @@ def _dropped_by(group: str, keys: Iterable[str]) -> list[str]:
 def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]]:
     """Return each key of a row, its override, and the values, each as an override.
 
-    An interval has none.
+    An interval has no values.
     """
     # A later override of a key replaces an earlier one. An override of a group also drops earlier
     # settings of the group's members: another method knows nothing of the hyperparameters of the
@@ -138,7 +138,7 @@ def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]
 
 
 def _each(override: Override) -> Iterator[object]:
-    """Yield the values of an override that has several, those of a range as they are counted."""
+    """Yield the values of an override that has several, those of a range one by one."""
     value = override.value()
     try:
         # Hydra's own iterator makes a list of a range that is to be shuffled.

@@ -105,7 +105,7 @@ def _from_hydra(groups: list[str]) -> Tree:
     folder = config_folder()
     path = [f"hydra.searchpath=[{quoted(f'file://{folder}')}]"] if folder.is_dir() else []
     conf = "regbench.benchmark.conf"
-    # Hydra has one state for all threads, and that of an application that calls us comes back.
+    # All threads share Hydra's state. If an application that calls us has one, it is put back.
     with _HYDRA:
         of_application = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()

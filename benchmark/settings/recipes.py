@@ -1,4 +1,4 @@
-"""Published numbers: those of recipes, presets of sweeps whose cells have a number, and those of
+"""Published numbers: those of recipes, which are presets of sweeps with such numbers, and those of
 the SFRIK paper.
 
 A line of `conf/published.csv` is one printed number, or says that a cell has none. Its `cell` holds

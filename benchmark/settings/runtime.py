@@ -77,7 +77,7 @@ class Runtime:
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse folders of a home that no shell has written out."""
+        """Refuse folders that begin with ~, which no shell has written out."""
         for name in ("data_dir", "runs_dir"):
             folder = getattr(self, name)
             if folder.startswith("~"):
@@ -149,7 +149,7 @@ class Cluster:
         return [list(stages)]
 
     def at(self, stage: str) -> Cluster:
-        """Return what the job that begins with a stage gets."""
+        """Return the settings of the job that begins with a stage."""
         if self.stages is None:
             # Evaluations run in one process.
             return self if stage == "pretrain" else replace(self, nodes=1, gpus=min(self.gpus, 1))

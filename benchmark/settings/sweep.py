@@ -37,7 +37,7 @@ class Sweep:
         runtime: Runtime of all cells.
         clusters: Place where each cell runs.
         final_seeds: Seeds of the final runs of a tuning; empty: those of the cells.
-        later_epochs: Epochs of the cells that a search will add, for the time that is left.
+        later_epochs: Epochs of all cells that a search will add, to estimate the time left.
     """
 
     name: str
@@ -166,7 +166,7 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
     else:
         remedy = f"known: {', '.join(presets)}, or give the path of a .yaml file of your own"
         raise RegbenchError(f"no sweep named {name!r}; {remedy}")
-    # YAML reads a key without a value as null, which says as much as no key.
+    # YAML reads a key without a value as null, which means the same as no key.
     given = {key: value for key, value in read_yaml(path).items() if value is not None}
     try:
         file = from_plain(SweepSettings, given)
@@ -197,8 +197,8 @@ def line_of_overrides(line: str) -> list[str]:
 
 
 def of_row(row: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that change a row: an untrained network is a baseline, and no
-    `epochs=` trains it.
+    """Return the overrides that apply to a row: an untrained network is a baseline, which stays
+    untrained whatever `epochs=` says.
     """
     if "epochs=0" not in row:
         return list(overrides)
@@ -209,8 +209,8 @@ def _with_equal_passes(name: str, cell: Cell) -> Cell:
     views, taught = cell.augmentation.count, ""
     passes = Fraction(views)
     if cell.network.teacher == "ema":
-        # A pass without a gradient takes a third of one with: backward has two products for each of
-        # forward.
+        # A pass without a gradient costs a third of one with it: backward has two products for each
+        # of forward.
         passes += Fraction(cell.augmentation.global_views, 3)
         taught = " and a teacher"
     share = 2 / passes
@@ -243,7 +243,7 @@ def _expand(
             runtimes[runtime] = None
             notes[fitting] = None
     for note in filter(None, notes):
-        # An untrained row fits fewer settings than the others, and the longer note says them too.
+        # Fewer settings are fitted for an untrained row, and the longer note says them too.
         if not any(longer.startswith(f"{note} ") for longer in notes):
             log.info("chosen to fit: %s", note)
     if not cells:

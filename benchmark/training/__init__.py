@@ -1,3 +1,1 @@
-"""Training: network, optimizer, one step, the loop over all of them, and several processes at
-it.
-"""
+"""Training: network, optimizer, one step, the loop over steps, and several processes."""

@@ -35,8 +35,9 @@ def new_network(cell: Cell) -> SiameseNetwork:
 def build_network(
     cell: Cell, device: torch.device, state: Mapping[str, Any] | None = None
 ) -> SiameseNetwork:
-    """Build the network of a cell on its device, with the weights of a checkpoint or as it
-    begins: its seed initialises what `network.init` does not.
+    """Build the network of a cell on its device, with the weights of a checkpoint if it is given.
+
+    Otherwise `network.init` gives the weights, and the seed those that it does not give.
     """
     network, config = new_network(cell), cell.network
     if state is not None:

@@ -60,8 +60,9 @@ class World:
         rank: The number of this process.
         size: The number of processes.
         local_rank: The number of this process on its machine.
-        group: Exchanges tensors on the training device; None for a single process.
-        control: Exchanges numbers that steer the loop, over the CPU, so that a GPU does not wait.
+        group: Process group for tensors on the training device; None for a single process.
+        control: Process group for numbers that steer the loop, over the CPU, so that a GPU does not
+            wait.
     """
 
     rank: int = 0

@@ -18,7 +18,7 @@ COLLAPSED_SPREAD = 0.05
 
 @torch.no_grad()
 def feature_spread(z_NQ: Tensor) -> float:
-    """Return the root of the total variance of the unit embeddings of (n, q) embeddings: 0
+    """Return the root of the total variance of (n, q) embeddings that are scaled to length 1: 0
     (collapsed) to 1.
     """
     return F.normalize(z_NQ.float(), dim=1).var(dim=0, correction=0).sum().sqrt().item()
@@ -38,7 +38,7 @@ def uniformity(z_ND: Tensor, block: int = 1024) -> float:
     """
     u_ND = F.normalize(z_ND.float(), dim=1)
     n, squared_N = len(u_ND), u_ND.square().sum(dim=1)
-    # −2‖u − v‖² is 4 u·v − 4, and this much more for each row that has not the length 1.
+    # −2‖u − v‖² is 4 u·v − 4, plus this for each row whose length is not 1.
     more_N = torch.where(squared_N < 0.99, 2 - 2 * squared_N, 0.0)
     # The exponentials are added up as logarithms, which neither overflow nor vanish.
     parts = []

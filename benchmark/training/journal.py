@@ -38,7 +38,7 @@ class Journal:
     the host wait.
 
     Attributes:
-        clock: Marks moments of the device.
+        clock: Stopwatch of the device.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Journal:
         self._waits_since = self.clock.mark()
 
     def leave_out(self, seconds: float) -> None:
-        """Take seconds that were spent on something else off the present epoch."""
+        """Exclude seconds that were spent on something else from the present epoch."""
         self._epoch_began_s += seconds
 
     def note(self, stepped: Stepped) -> None:
@@ -145,14 +145,14 @@ class Journal:
             )
 
     def end_epoch(self, learning_rate: float, steps: int) -> None:
-        """Make a row of the history of the epoch, all of whose steps have been looked at."""
+        """Add the epoch to the history; `look` must have seen all of its steps."""
         cell, progress = self._cell, self._progress
         terms = {name: total / steps for name, total in progress.sums.items()}
         views_NQ = [self._gather(view_NQ) for view_NQ in self._views_NQ[:2]]
         row: dict[str, Any] = {
             "epoch": len(progress.history) + 1,
             "loss": sum(terms.values()),
-            # The first rank writes the history; the others save the eigenvalues.
+            # Only the first rank writes the history, so the others skip the eigenvalues.
             **(spread_metrics(*views_NQ) if self._world.rank == 0 else {}),
             "learning_rate": learning_rate,
             "epoch_s": progress.epoch_s,
@@ -161,7 +161,7 @@ class Journal:
             "step_ms": statistics.median(sum(laps_ms[1:]) for laps_ms in progress.laps_ms),
         }
         for name, laps_ms in zip(_LAPS, zip(*progress.laps_ms, strict=True), strict=True):
-            # Single steps wait for a checkpoint or for other processes.
+            # The median, because single steps wait for a checkpoint or for other processes.
             row[f"{name}_ms"] = statistics.median(laps_ms)
         row["terms"] = terms
         progress.history.append(row)

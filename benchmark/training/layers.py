@@ -18,8 +18,8 @@ class SmallLinear(nn.Linear):
     Autocast keeps the cast weight from forward to backward, and has the gradient in both precisions
     before it reaches `weight.grad`. With 8192 × 32768 weights this is 1 GB all the time, and 1.6 GB
     when backward begins and all activations are alive. This layer casts blocks of the weight where
-    they are used. If there is a `weight.grad`, it adds blocks of the gradient to that itself, and
-    autograd, whose hooks run, gets none. The numbers are the same, for no sum is split.
+    they are used. If there is a `weight.grad`, it adds blocks of the gradient to it itself, and
+    returns none to autograd, whose hooks still run. The numbers are the same, for no sum is split.
     `torch.autograd.grad` must not be asked for the weight's gradient while there is a
     `weight.grad`.
     """
@@ -41,7 +41,7 @@ product has read them.
 
 
 def _blocks(length: int, width: int) -> Iterator[slice]:
-    """Return slices of `length` rows (or columns) of a width each, none of more than
+    """Yield slices of `length` rows of `width` elements, or columns, each of at most
     `BLOCK_ELEMENTS` elements.
     """
     step = max(1, BLOCK_ELEMENTS // width)
@@ -85,8 +85,8 @@ class _CastLinear(torch.autograd.Function):
 
 
 class SmallMaxPool(nn.MaxPool2d):
-    """A max-pool that keeps two bytes for an output (four in large maps) instead of its input
-    and eight bytes.
+    """A max-pool that keeps two bytes per output (four in large maps) instead of eight and the
+    input.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ class _Training:
         )
         self.journal = Journal(cell, self.progress, compute.device, world, self.engine, attempt)
         self.agreement = Agreement(world)
-        # In place, so that weights have the same names in a checkpoint of a run without it.
+        # In place, so that weights have the same names in a checkpoint as without compilation.
         if compute.runtime.compile:
             self.network.compile()
             if self.teacher is not None:
@@ -210,7 +210,7 @@ class _Training:
                     stop, due = self._agree(now=is_last)
                     if is_last or stop or due or progress.step % LOGGING_STEPS == 0:
                         journal.look(steps)
-                    # Save and stop; after the last step the epoch does both.
+                    # Save and stop; after the last step `_end_epoch` does both.
                     if is_last:
                         journal.end_epoch(rate, steps)
                     elif stop or due:
@@ -229,7 +229,7 @@ class _Training:
         if not progress.is_unscored(self.cell):
             self.sinks.write(progress.history[-1])
         elif self.checkpoints.saved is not None and self.checkpoints.saved.step == progress.step:
-            # The evaluation was resumed and stopped again: the checkpoint that it began with holds.
+            # The evaluation was resumed and stopped again: the checkpoint before it still holds.
             self._stop_if(stop)
         is_due = is_due or epochs % self.compute.runtime.checkpoint_epochs == 0
         if stop or is_due or epochs == self.cell.epochs:
@@ -299,7 +299,7 @@ class _Training:
             teacher=self.teacher,
             done=lambda: progress.step / steps,
         )
-        # A resumed run has it from its checkpoint.
+        # A resumed run has this number from its checkpoint.
         if not progress.loss_extra_bytes:
             size = cell.batch_size // self.world.size, cell.output_dim, cell.augmentation.count
             (extra,) = self.world.maximum(step.loss_extra_bytes(*size, self.compute.device))

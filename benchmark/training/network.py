@@ -22,9 +22,9 @@ class SiameseNetwork(nn.Module):
     Views may differ in size.
 
     Attributes:
-        backbone: Maps images (n, c, h, w) to representations (n, representation_dim).
-        projector: Maps representations to embeddings.
-        predictor: Maps embeddings to predictions of another view's; None: there is none.
+        backbone: Network from images (n, c, h, w) to representations (n, representation_dim).
+        projector: Network from representations to embeddings.
+        predictor: Network from embeddings to predictions of another view's; None: there is none.
         representation_dim: Width of the backbone's output.
     """
 
@@ -42,8 +42,7 @@ class SiameseNetwork(nn.Module):
         """Build the parts for images of a side of `image_size` px, with weights that depend on the
         seed alone.
 
-        With `prototypes`, the embeddings are scores of so many vectors, which are trained: see
-        `Prototypes`.
+        With `prototypes`, the embeddings are scores of that many trained vectors: see `Prototypes`.
 
         Raises:
             RegbenchError: If the backbone does not take such images, or the embedding dimension
@@ -68,7 +67,7 @@ class SiameseNetwork(nn.Module):
 
     def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
         """Return the embeddings (n, q) of each view's images (n, c, h, w), not normalised, and then
-        its predictions.
+        the predictions of each view, if there is a predictor.
 
         Each view is a pass of its own, so that BN statistics are per view; with `statistics=size`
         views of one size pass together through backbone and projector.
@@ -96,8 +95,8 @@ class Prototypes(nn.Module):
     """Cosines of embeddings (n, q) with vectors, shape (n, prototypes): the last layer of DINO and
     SwAV.
 
-    Vectors that are rescaled to length 1 after each step are taken as they are, so that the
-    gradient has the part along them, as in SwAV's code.
+    Vectors that are rescaled to length 1 after each step are not normalised here, so that the
+    gradient has a part along them, as in SwAV's code.
     """
 
     def __init__(self, embedding_dim: int, count: int, weights: PrototypeWeights) -> None:
@@ -132,7 +131,7 @@ def rescale_prototypes(network: nn.Module) -> None:
 
 
 def _compute_blocks_again(backbone: nn.Module, name: str) -> None:
-    """Let the backward pass compute the activations within each block of a backbone of timm again.
+    """Let the backward pass recompute the activations within each block of a backbone of timm.
 
     Raises:
         RegbenchError: If the backbone cannot, or has BN, whose running statistics the second pass
@@ -172,7 +171,7 @@ def _projector(
         width = hidden_dim
     layers.append(SmallLinear(width, embedding_dim, bias=config.bias))
     if config.last_norm != "none":
-        # The norm takes each view by itself; what takes all at once then does nothing.
+        # The norm must take each view by itself, so an identity is the layer that takes all views.
         layers += [*_norm(config.last_norm, embedding_dim), nn.Identity()]
     return nn.Sequential(*layers)
 

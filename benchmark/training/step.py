@@ -54,14 +54,14 @@ class Step:
         precision: "bf16" (autocast; the loss stays in float32) or "fp32".
         global_views: The number of global views, which come first.
         micro_batch_size: Images of this rank that pass the network at a time; None: all.
-        mark: Returns a moment, for timing.
+        mark: Function that returns a moment, for timing.
         labelled: The name of the loss of labels, (N,) int64, that takes the place of the method;
             None: the method.
         is_asymmetric: Whether each view's prediction is compared with a target, see
             `loss_of_targets`, instead of the views' embeddings with each other.
-        teacher: Makes the targets; None: they are the embeddings, and the gradient flows through
+        teacher: Maker of the targets; None: they are the embeddings, and the gradient flows through
             them too.
-        done: Returns the share of the training's steps that are done.
+        done: Function that returns the share of the training's steps that are done.
     """
 
     network: nn.Module
@@ -86,7 +86,7 @@ class Step:
         # The states of the random generators before each part, for the second pass.
         states: list[list[Tensor]] = []
         marks = [self.mark()]
-        # First, so that its activations do not lie beside those that wait for the backward pass.
+        # The teacher first: its activations are gone before others wait for the backward pass.
         targets_NQ = self._taught(parts)
         if len(parts) == 1:
             outputs_NQ = self._embed(self.network, views_NCHW)
@@ -104,7 +104,7 @@ class Step:
         marks.append(self.mark())
         # The loss gets leaves of its own, so that its backward pass is timed apart from the
         # network's.
-        # Beside targets, only what is compared with them gets a gradient.
+        # If there are targets, only the outputs that are compared with them get a gradient.
         trained = slice(0 if targets_NQ is None else -views, None)
         leaves_NQ = [value_NQ.detach().requires_grad_() for value_NQ in values_NQ[trained]]
         terms, gradients = self._loss(method, leaves_NQ, views, targets_NQ, labels_N)
@@ -117,7 +117,7 @@ class Step:
         self.optimizer.step()
         rescale_prototypes(self.network)
         # DistributedDataParallel keeps the gradients in its buckets, so they are zeroed; others are
-        # freed. For LARS, `zero_grad` would take an operation for each tensor.
+        # freed. With LARS, `zero_grad` would zero the tensors one by one.
         if isinstance(self.network, DistributedDataParallel):
             torch._foreach_zero_([p.grad for p in self.network.parameters() if p.grad is not None])
         else:
@@ -157,9 +157,7 @@ class Step:
 
     @torch.no_grad()
     def _taught(self, parts: list[tuple[Tensor, ...]]) -> Sequence[Tensor] | None:
-        """Return the embeddings that a teacher with a network of its own has of the global
-        views; None without one.
-        """
+        """Return the teacher's embeddings of the global views; None if it has no own network."""
         if self.teacher is None or self.teacher.network is None:
             return None
         passes = []
@@ -175,8 +173,9 @@ class Step:
         targets_NQ: Sequence[Tensor] | None,
         labels_N: Tensor | None,
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-        """Return the loss's addends and its gradient with respect to each leaf: the outputs of
-        `_embed` or, beside targets, the last one of each view.
+        """Return the loss's addends and its gradient with respect to each leaf.
+
+        The leaves are the outputs of `_embed`; if there are targets, the last one of each view.
         """
         if self.labelled is not None and labels_N is not None:
             loss, terms = LOSSES_OF_LABELS[self.labelled](leaves_NQ, labels_N, self.engine)
@@ -185,7 +184,7 @@ class Step:
             loss, terms = loss_of_targets(method, leaves_NQ[-views:], targets_NQ, self.engine)
         else:
             loss, terms = method(*leaves_NQ, engine=self.engine, global_views=self.global_views)
-        # Beside a predictor, the embeddings of local views are no targets.
+        # With a predictor, the embeddings of local views are no targets: their gradient is zero.
         return terms, torch.autograd.grad(loss, leaves_NQ, materialize_grads=self.is_asymmetric)
 
     def _embed(self, network: nn.Module, views_NCHW: Sequence[Tensor]) -> Sequence[Tensor]:

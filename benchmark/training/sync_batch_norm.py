@@ -2,8 +2,8 @@
 
 torch.nn.SyncBatchNorm breaks two promises: it refuses CPUs, and on a GPU it makes the host wait in
 every layer of every step, because it looks for ranks without images (its `count_all >= 1`). Here
-every rank has images. So this layer makes the same calls of torch's CUDA kernels without the look,
-and on CPUs computes in plain torch what they do.
+every rank has images. So this layer makes the same calls of torch's CUDA kernels without that
+check, and on CPUs computes the same in plain torch.
 
 Shapes: x is (n, c, …); W = ranks, C = channels.
 """
@@ -126,7 +126,7 @@ class Kernels:
         eps: float,
         counts_W: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Return mean and inverse deviation over all ranks; let the running statistics follow."""
+        """Return mean and inverse deviation over all ranks; update the running statistics."""
         counts_W1 = counts_W[:, None]
         count = counts_W.sum()
         mean_C = (counts_W1 * means_WC).sum(dim=0) / count
@@ -157,7 +157,7 @@ class Kernels:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the sums of the gradient and of its product with x − mean.
 
-        The gradients of weight and bias.
+        Also return the gradients of weight and bias.
         """
         sum_C = gradient.float().sum(_axes(x))
         product_C = (gradient.float() * (x.float() - _as(x, mean_C))).sum(_axes(x))
@@ -174,7 +174,7 @@ class Kernels:
         product_C: Tensor,
         counts_W1: Tensor,
     ) -> Tensor:
-        """Return the gradient of x, of the sums over all ranks."""
+        """Return the gradient of x, given the sums over all ranks."""
         count = counts_W1.sum()
         slope_C = inverse_C.square() * product_C / count
         along = (x.float() - _as(x, mean_C)) * _as(x, slope_C)

@@ -47,7 +47,7 @@ class Teacher(nn.Module):
         self.network: SiameseNetwork | None = None
         self._momentum = config.momentum
         if config.teacher == "ema":
-            # Tensors without data, as in a plan, can be cloned and not copied.
+            # Tensors without data, as in a plan, can be cloned but not copied.
             clones: dict[int, Any] = {id(buffer): buffer.clone() for buffer in student.buffers()}
             for weight in student.parameters():
                 clones[id(weight)] = nn.Parameter(weight.detach().clone(), requires_grad=False)
@@ -64,16 +64,16 @@ class Teacher(nn.Module):
                 self._followed.append(of_student[name])
 
     def momentum(self, done: float) -> float:
-        """Return the share of its weights that the copy keeps, after a share of the training
+        """Return the share of its weights that the copy keeps, after a share `done` of the training
         (BYOL, Section 3.2).
         """
         return 1 - (1 - self._momentum) * (math.cos(math.pi * done) + 1) / 2
 
     @torch.no_grad()
     def follow(self, done: float) -> None:
-        """Move the copy's weights towards the network's, after a share of the training.
+        """Move the copy's weights towards the network's after a share `done` of the training.
 
-        Buffers are its own.
+        The copy keeps its own buffers.
         """
         if self.network is not None:
             own = tuple(self.network.parameters())

@@ -24,19 +24,17 @@ def _global_and_local(loss: Any, batch: Batch) -> Any:
 
 
 def _halves(loss: Any, batch: Batch) -> Any:
-    """Call a loss of (n, k, q) online and as many momentum embeddings."""
+    """Call a loss of online embeddings (n, k, q) and as many momentum embeddings."""
     return loss(*torch.stack(batch.views_NQ, dim=1).chunk(2, dim=1))
 
 
 def _both_orders(loss: Any, batch: Batch) -> Any:
-    """Call a loss that keeps a state once, with both orders of two views."""
+    """Call a loss that keeps a state: only once, with both orders of two views."""
     return loss(torch.cat(batch.views_NQ), torch.cat(batch.targets_NQ[::-1]))
 
 
 def _with_teacher(loss: Any, batch: Batch) -> Any:
-    """Call a loss of the teacher's distributions, which it makes itself, and let its center
-    follow.
-    """
+    """Call a loss of the teacher's distributions, which it makes itself, and update its center."""
     scores = torch.stack(batch.targets_NQ)
     value = loss(torch.stack(batch.views_NQ), loss.softmax_center_teacher(scores, 0.07))
     loss.update_center(scores)
@@ -95,7 +93,7 @@ def find_losses(
     gathers: bool = False,
     views: int = 2,
 ) -> tuple[list[Target], str]:
-    """Find what names stand for, and the options of the command that audits them so.
+    """Find the losses that names stand for, and the options of the command that audits them.
 
     Args:
         names: Names as `regbench.audit.audit` takes them. The other arguments are for losses
@@ -106,7 +104,7 @@ def find_losses(
         views: The largest number of views that they take.
 
     Raises:
-        RegbenchError: If a name is none of a target, or the claim none of a regularizer.
+        RegbenchError: If a name stands for no target, or the claim for no regularizer.
     """
     losses: list[Target] = []
     counts = tuple(range(2, views + 1))

@@ -33,10 +33,10 @@ from regbench.instruments.loss_checks import (
 from regbench.methods import Regularizer
 from regbench.methods.forms.pairwise import normalize
 
-# More and fewer images than dimensions; each n, q and n q but once, so that forms of them can be
-# told apart.
+# More and fewer images than dimensions; each n, q and n q occurs once, so that forms of them can be
+# distinguished.
 SIZES = ((8, 4), (12, 3), (6, 9))
-# More than the unknowns of any fit, so that a fit that leaves nothing is no chance.
+# More than the unknowns of any fit, so that an exact fit is no chance.
 DRAWS = 7
 # Rounding of float64 and of float32; and what another ε under a root changes.
 _EXACT, _SINGLE, _CLOSE = 1e-7, 1e-4, 2e-4
@@ -110,7 +110,7 @@ def explain(target: Target, method: Regularizer) -> Finding | None:
         )
         return Finding("small constant", "note", difference, text)
     close: Finding | None = None
-    # One that fits exactly is better than an earlier one that fits nearly.
+    # A hypothesis that fits exactly is better than an earlier one that fits nearly.
     for hypothesis in (claimed, *others):
         loose = _fit_of(hypothesis, samples, method, max(exact, _CLOSE))
         if loose is None:
@@ -149,8 +149,8 @@ def explain_random(
 
 
 def least_squares(basis: Sequence[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the weights of columns, shape (..., draws), whose sum is nearest to y, and the
-    largest rests.
+    """Find the weights of columns, shape (..., draws), whose sum is nearest to y, and the largest
+    residuals.
     """
     if not basis:
         return y.new_zeros(0), y.abs().amax(dim=-1)
@@ -158,7 +158,7 @@ def least_squares(basis: Sequence[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
     # small ones.
     matrix = torch.stack(list(basis), dim=-1)
     lengths = matrix.norm(dim=-2, keepdim=True).clamp_min(1e-300)
-    # The driver "gelsd" alone takes columns that depend on each other.
+    # Only the driver "gelsd" takes linearly dependent columns.
     solution = torch.linalg.lstsq(matrix / lengths, y[..., None], driver="gelsd").solution
     rest = (matrix / lengths @ solution - y[..., None]).abs().amax(dim=(-2, -1))
     return (solution[..., 0] / lengths[..., 0, :]).movedim(-1, 0), rest
@@ -167,7 +167,7 @@ def least_squares(basis: Sequence[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
 def _columns(terms: Terms, samples: _Samples, method: Regularizer, count: int) -> dict[str, Tensor]:
     """Evaluate addends at the first sizes, shape (sizes, draws) each.
 
-    None if the hypothesis is not made for them.
+    Empty if the hypothesis cannot be evaluated or is not finite.
     """
     # A random method has to draw in the loss's own dtype to draw the same numbers.
     dtype = torch.float32 if method.random and samples.single else torch.float64
@@ -220,7 +220,7 @@ def _fit_of(
 def _fit(
     columns: Mapping[str, Tensor], values: Tensor, sizes: Sequence[Size], tolerance: float
 ) -> _Fit | None:
-    """Find the simplest fit that leaves no more than the tolerance."""
+    """Find the simplest fit whose residual is within the tolerance."""
     if not columns:
         return None
     total = torch.stack(list(columns.values())).sum(dim=0)
@@ -232,16 +232,16 @@ def _fit(
     ]
     if len(columns) > 1:
         tries += [("addends", dict(columns), False), ("addends", dict(columns), True)]
-    # The rest counts by how much the values differ among draws, or by their size where that is
-    # small.
+    # The residual is relative to how much the values differ among draws, or to their size if that
+    # is small.
     spread = (values - values.mean(dim=1, keepdim=True)).abs().amax(dim=1)
     size = torch.maximum(values.abs(), total.abs()).amax(dim=1)
     scale = (1e-3 * size).maximum(spread).clamp_min(1e-12)
-    # Fewer unknowns first: with more of them, more fits by chance.
+    # Fewer unknowns first: with more of them, a fit by chance is likelier.
     for kind, factored, constant in tries:
         varying = {}
         for name, column in factored.items():
-            # Beside a constant, an addend that is one has no factor.
+            # Beside the constant, an addend that is constant itself has no factor.
             if not constant or (column.std(dim=1) > 1e-9 * column.abs().amax(dim=1)).all():
                 varying[name] = column
         y = values if factored else values - total
@@ -265,7 +265,7 @@ def _describe(hypothesis: Hypothesis, fit: _Fit) -> Finding:
 
 
 def _fitted(fit: _Fit) -> Finding:
-    """Name the factors and the constant; the text goes on after what the loss equals."""
+    """Name the factors and the constant; the text follows the name of what the loss equals."""
     constant = ""
     if any(fit.constants.values()):
         constant = f", plus a constant ({in_n_and_q(fit.constants)})"
@@ -296,7 +296,7 @@ def _fitted(fit: _Fit) -> Finding:
 
 
 def in_n_and_q(values: Mapping[Size, float], tolerance: float = 1e-5) -> str:
-    """Write a number that is always the same once, else as a form of n and q and with its cases.
+    """Write a number once if it is always the same, else as a form of n and q with its cases.
 
     Empty if it is NaN.
     """

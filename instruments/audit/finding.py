@@ -29,7 +29,7 @@ class Finding:
     Attributes:
         name: Name of the finding, a word or two; the same words for the same thing.
         severity: See `MEANING`.
-        size: Size, in the unit that `text` tells.
+        size: Size, in the unit that `text` names.
         text: A sentence with the numbers.
         probe: The probe that found it; `audit_losses` fills it in.
     """
@@ -40,7 +40,7 @@ class Finding:
     text: str
     probe: str = ""
 
-    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # a size may be no number
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # a size may be NaN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Report:
 
 
 def table(reports: Sequence[Report]) -> str:
-    """Set what was found for the terminal."""
+    """Set the findings as a table for the terminal."""
     rows = []
     for report in reports:
         for finding in report.findings:
@@ -98,8 +98,8 @@ def size(value: float) -> str:
 
 
 def in_words(values: Mapping[str, float], tolerance: float = 1e-5) -> str:
-    """Write a number that is the same in all cases once, as a fraction if it is one, else with
-    its cases.
+    """Write a number once if it is the same in all cases, as a fraction if it is one; else write it
+    with its cases.
     """
     first, *others = values.values()
     if all(math.isclose(first, other, rel_tol=tolerance) for other in others):

@@ -40,7 +40,7 @@ from regbench.methods.forms.pairwise import normalize
 # Four views have six pairs and four regularizers: the weights of these ten are overdetermined.
 _DRAWS = 16
 Part = tuple[int, ...]
-"""The views that an addend is of, one or two; none if it is of all."""
+"""The one or two views that an addend depends on; empty if it depends on all."""
 
 
 def left_out(target: Target, layout: Layout) -> list[Finding]:
@@ -50,7 +50,7 @@ def left_out(target: Target, layout: Layout) -> list[Finding]:
     other_NQ, *_ = target.draw(1, seed=19)
     value = target.value(views, global_views=global_views).item()
     changes = []
-    # No target but its own is there for the prediction of a global view that is alone.
+    # The prediction of the only global view has no target but its own, and is not used.
     unused = int(target.has_targets and global_views == 1)
     for view in range(unused, len(views)):
         changed = list(views)
@@ -90,7 +90,7 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
     """Compare the value with the textbook of as many views."""
     two = _weights(target, method, (2, 2))
     if two is None:
-        # The loss draws numbers of its own, or has another value with two views already.
+        # The loss draws numbers of its own, or its value is another one with two views already.
         if not method.random or explain_random(target, method) is not None:
             return []
         for layout in target.layouts:
@@ -98,10 +98,10 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
             if by_chance is not None:
                 return [by_chance]
         return []
-    # An addend that is not there with two views was found there.
+    # An addend that is missing with two views was reported for two views.
     usual = {term.name: term.factor for term in two if abs(term.factor) > term.tolerance}
-    # A loss of pairs of whose publication nothing is known but two views may be continued to more
-    # as one likes.
+    # If the publication of a loss of pairs has two views only, it may be extended to more in any
+    # way.
     severity: Severity = "defect"
     if method.kind == "pairwise" and not method.metadata.views:
         severity = "convention"
@@ -185,7 +185,7 @@ def _weights(target: Target, method: Regularizer, layout: Layout) -> list[_Term]
     fits = []
     for y in (_centred(found), _centred(wanted)):
         weights, rest = least_squares(basis, y)
-        # A sum that fits worse than what counts as another weight tells nothing of weights.
+        # A fit that is not well within the tolerance of weights says nothing about weights.
         if not rest <= tolerance / 10 * y.abs().max():
             return None
         fits.append(weights.tolist())
@@ -201,7 +201,7 @@ def _centred(values: Sequence[float]) -> Tensor:
 
 
 def _parts(method: Regularizer, views: Views, global_views: int) -> dict[tuple[str, Part], Tensor]:
-    """Compute what the textbook is a sum of."""
+    """Compute the parts that the textbook sums."""
     pairs = list(itertools.combinations(range(len(views)), 2))
     parts: dict[tuple[str, Part], Tensor] = {}
     with seeded(0):

@@ -105,7 +105,7 @@ def _subject(target: Target, layout: Layout = TWO_VIEWS) -> Subject:
         places=((*SIZE, layout),),
         # In single precision, differences over a smaller step would be rounding.
         step=target.tolerance(1e-4, 1e-2),
-        # A constant has a gradient of rounding alone.
+        # The gradient of a constant is rounding alone.
         floor=1e-9,
     )
 
@@ -201,7 +201,7 @@ def symmetry(target: Target) -> list[Finding]:
         outcome = CHECKS[name].measure(_subject(target))
         assert outcome is not None
         size = outcome[0]
-        # Sums in another order round otherwise.
+        # Sums in another order round differently.
         if not size <= target.tolerance(*CHECKS[name].allowed):  # NaN is found too
             noted = method is None and name == "order of views"
             text = f"the value changes by {size:.2g} when {CHECKS[name].words}"
@@ -220,7 +220,7 @@ def finite(target: Target) -> list[Finding]:
         cases = {name: pair * 2 for name, pair in cases.items()}
     broken, hopeless, refused = [], [], []
     for name, what in failures(target.value, cases).items():
-        # Nothing brings back a batch that is one point; of two images some statistics do not exist.
+        # Nothing revives a batch that is one point, and two images lack some statistics.
         if isinstance(what, Exception):
             refused.append(f"{name} ({type(what).__name__})")
         elif name.startswith(("collapsed", "two ", "all zero")):
@@ -257,8 +257,8 @@ def precision(target: Target) -> list[Finding]:
     half = cast(single, torch.bfloat16)
     rounded = cast(half, torch.float32)
     random = _is_random(target)  # then other precisions draw other numbers
-    # float32 has seven digits, so three are lost by cancellation or overflow only. bfloat16 has
-    # two, so that a good loss keeps 95 %, too. Autocast is a probe of its own, since it casts
+    # float32 has seven digits, and only cancellation or overflow leaves fewer than three. bfloat16
+    # has two, so a good loss keeps 95 % there, too. Autocast is tried on its own, since it casts
     # products only.
     tries: tuple[tuple[str, Views, Views, float, str, Severity], ...] = (
         ("float32", single, cast(single, torch.float64), 1e-3, "loses precision", "defect"),
@@ -294,7 +294,7 @@ def _jump(target: Target) -> float:
         scale, roughness = values.abs().max().item(), values.diff(n=4).abs()
         if not roughness.max() > 1e-11 * scale:  # not so for NaN
             continue
-        # Bisection tells a jump from a kink, of which nothing is left over a short way.
+        # Bisection separates a jump from a kink, which vanishes over a short distance.
         slope = values.diff().median().item()
         low = float(roughness.argmax())
         high = low + 4
@@ -326,13 +326,13 @@ def _is_random(target: Target) -> bool:
 def memory(target: Target) -> list[Finding]:
     """Count what the graph keeps for backward, and how it grows when n and q are doubled."""
     kept = {}
-    # Above a few kilobytes of constants, and small enough for losses that keep n³ numbers.
+    # Large beside a few kilobytes of constants, and small enough for losses that keep n³ numbers.
     for n, q in itertools.product((32, 64), (24, 48)):
         try:
             kept[n, q] = _kept_bytes(target, n, q)
         except Exception:  # a loss of fixed sizes
             return []
-    # A function of its own may keep all where no hook sees it.
+    # An autograd function of the loss may keep everything where no hook sees it.
     if not min(kept.values()):
         return []
     growth = math.log2(kept[64, 48] / kept[32, 24])

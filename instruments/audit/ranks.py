@@ -1,8 +1,8 @@
 """The probe of a loss on 1 to 4 gloo processes, with equal and unequal shares of the batch.
 
 DistributedDataParallel takes the mean of the ranks' gradients. Differences of all ranks' values
-with respect to one rank's rows tell what that mean should be, whatever the loss is; the single
-process on the whole batch tells what the value should be.
+with respect to one rank's rows show what that mean should be, whatever the loss is; a single
+process on the whole batch shows what the value should be.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-# before any group is made: its functions keep the default group that there is then
+# imported before any group is made: its functions keep the default group of that moment
 import torch.distributed.nn
 from torch import Tensor
 
@@ -85,10 +85,10 @@ def _start(place: Place) -> Place:
 
 
 def _evaluate(here: Place, target: Target, rows: Sequence[int], group: int) -> Answer:
-    """Make the default group of as many ranks as there are rows, since a loss asks that one,
-    and evaluate in it.
+    """Make the default group, which a loss asks, of as many ranks as `rows` has entries, and
+    evaluate in it.
 
-    The number `group` tells it from groups that were made before.
+    The number `group` distinguishes it from groups that were made before.
     """
     rank = here.rank
     if rank >= len(rows):
@@ -97,7 +97,7 @@ def _evaluate(here: Place, target: Target, rows: Sequence[int], group: int) -> A
     patience = datetime.timedelta(seconds=_PATIENCE_S)
     # gloo would end the process at unequal shapes; with DETAIL, torch compares them first.
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" if len(set(rows)) > 1 else "OFF"
-    # which torch does not list
+    # torch does not list this function
     torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]
     dist.init_process_group(
         "gloo", init_method=store, rank=rank, world_size=len(rows), timeout=patience
@@ -136,7 +136,7 @@ def _look(target: Target, rows: Sequence[int], rank: int) -> Answer:
 
 
 def step_of(target: Target) -> float:
-    """Choose the step of differences: at one too small the dtype's rounding would be measured."""
+    """Choose the step of differences: a smaller one would measure the dtype's rounding."""
     return target.tolerance(1e-3, 3e-2)
 
 
@@ -161,7 +161,7 @@ def directions_of(target: Target, views: Views) -> list[Tensor]:
 
 
 def ranks(target: Target, group: Ranks) -> list[Finding]:
-    """Compare 1 to 4 processes with one, equal shares first; then unequal ones."""
+    """Compare 1 to 4 processes with one, first with equal shares, then with unequal ones."""
     findings: dict[str, Finding] = {}
     for shares in (EVEN, UNEVEN):
         for rows in shares.values():
@@ -243,7 +243,7 @@ class _Split:
         return findings
 
     def _own_values(self) -> Array:
-        """Compute what one process finds of each rank's rows."""
+        """Compute the value of each rank's rows on a single process."""
         values = []
         for part in self.parts:
             share = [z[part] for z in self.views]
@@ -288,12 +288,12 @@ class _Split:
         return [Finding("statistics of own rows", "convention", self.error, text)]
 
     def _needed_gradients(self) -> Array | None:
-        """Find each rank's gradient along the direction of which DistributedDataParallel's mean is
+        """Find each rank's gradient along the direction, for DistributedDataParallel's mean to be
         right.
 
-        It is the sum of the slopes of all ranks' values. Where a loss detaches something, so that
-        its gradient is not that of its value, it is the gradient of the single process; None if the
-        value is not that one's either.
+        It is the sum of the slopes of all ranks' values. If a loss detaches something, so that its
+        gradient is not that of its value, it is the gradient of the single process; None if the
+        value is not that of the single process either.
         """
         directions = directions_of(self.target, self.views)
         _, gradients = evaluate(self.target.value, self.views)
@@ -313,7 +313,7 @@ class _Split:
         if needed is None:
             return []
         scale = max(*abs(needed).tolist(), self.slope)
-        # Differences are exact to some 1e-6, so that a gradient is never held to less.
+        # Differences are exact to about 1e-6, so gradients are never held to less.
         loose = max(self.tolerance, 1e-5) * scale
 
         def are(wanted: Array, allowed: float = loose) -> bool:

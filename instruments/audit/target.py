@@ -91,8 +91,7 @@ CALLS: dict[str, Call] = {
     ).mean(),
 }
 """loss(z1, z2, …); loss([z1, z2, …]); loss of one tensor (V, n, q); of one (V n, q); of one (V n,
-q) with the images'
-numbers as labels; the mean over views of loss(z).
+q) with the images' numbers as labels; the mean over views of loss(z).
 
 With targets t beside predictions p: the mean of loss(p_v, t_g) over v ≠ g; loss([p1, p2, …], [t1,
 t2]); and likewise of two tensors."""
@@ -133,7 +132,7 @@ class Target:
     weights: Mapping[str, tuple[float, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what names no way to call and no regularizer."""
+        """Refuse an unknown way to call, an unknown regularizer, and views without two."""
         if isinstance(self.call, str) and self.call not in CALLS:
             raise RegbenchError(wording.unknown("call", self.call, CALLS))
         if self.claims:
@@ -145,7 +144,7 @@ class Target:
 
     @property
     def layouts(self) -> list[tuple[int, int]]:
-        """The numbers of views, and of global ones among them, beyond two."""
+        """The layouts of more than two views: their number, and that of global ones among them."""
         many = [count for count in self.views if count > 2]
         layouts = [(count, count) for count in many]
         if many and self.local_views:
@@ -234,7 +233,7 @@ class Target:
         return self.dtype == torch.float32
 
     def tolerance(self, double: float, single: float) -> float:
-        """Return the number for losses that take float64, or that for those of float32 only."""
+        """Return `double` for a loss that takes float64, `single` for one of float32 only."""
         return single if self.single else double
 
     def draw(
@@ -258,7 +257,7 @@ class Target:
 
     @property
     def is_own(self) -> bool:
-        """Whether the user names the loss by its file or module, and no adapter."""
+        """Whether the user names the loss by its file or module, not by an adapter."""
         return self.name == self.expression
 
     @property
@@ -269,9 +268,7 @@ class Target:
 
     @property
     def version(self) -> str:
-        """The version of the installed package, or the digest of the file where it is not one
-        of those.
-        """
+        """The version of the installed package, or the digest of a file that belongs to none."""
         module, _ = _load(self.expression)
         file = self.file
         for name in importlib.metadata.packages_distributions().get(
@@ -323,10 +320,10 @@ class NotScalar(RegbenchError):
 
 
 def scalar(output: Any, only: str = "") -> Tensor:
-    """Take the loss out of what was returned: a tuple's first, the entry `loss` or `total`; the
-    mean of many.
+    """Take the loss out of an output: the first of a tuple, the entry `loss` or `total`; the mean
+    of many numbers.
 
-    With the name of a loss as `only`, many are refused.
+    With the name of a loss as `only`, many numbers are refused.
     """
     if isinstance(output, Tensor):
         if only and output.numel() != 1:
@@ -351,7 +348,7 @@ def build_claim(claim: str) -> Regularizer:
     """Build the regularizer that `claim` names, such as `simclr` or `simclr(temperature=0.5)`.
 
     Raises:
-        RegbenchError: If it is none.
+        RegbenchError: If it names none.
     """
     try:
         tree = ast.parse(claim, mode="eval").body

@@ -32,7 +32,7 @@ def has_targets(method: Regularizer) -> bool:
 
 
 def is_own_target(method: Regularizer) -> bool:
-    """Return True if the views are the targets too, without a gradient, as SwAV's scores."""
+    """Return True if the views are also the targets, without a gradient, like SwAV's scores."""
     return "stop_gradient" in method.needs and not has_targets(method)
 
 
@@ -42,8 +42,8 @@ def keeps_state(method: Regularizer) -> bool:
 
 
 def earlier_batches(like: Views, first: int = 0) -> list[list[Tensor]]:
-    """Draw two batches of the same shapes that come before one, whose first row has a number in
-    that of all ranks.
+    """Draw two earlier batches of the same shapes as one; `first` is the number of its first row in
+    the batch of all ranks.
     """
     n, q = like[0].shape
     batches = []

@@ -36,7 +36,7 @@ SCALES: dict[str, Callable[[int, int], float]] = {
     "1/q": lambda n, q: 1 / q,
     "(n − 1)²/n²": lambda n, q: (1 - 1 / n) ** 2,
 }
-"""Effects of other divisors on a setting, by how it is written: a sum for a mean, the reverse,
+"""Effects of other divisors on a setting, by how they are written: a sum for a mean, the reverse,
 n − 1 for n.
 """
 
@@ -47,11 +47,11 @@ class Hypothesis:
 
     Attributes:
         terms: Addends of the loss.
-        name: Name of the finding if it is that; empty for what the loss claims.
-        text: Description of what it equals.
+        name: Name of the finding if the loss is that; empty for what the loss claims.
+        text: Description of what the loss then equals.
         severity: Severity of the finding.
-        size: Size of the difference, as far as a number tells it.
-        on_unit_embeddings: Whether it holds for normalised embeddings only.
+        size: Size of the difference; NaN if no number describes it.
+        on_unit_embeddings: Whether the hypothesis is for normalised embeddings only.
     """
 
     terms: Terms
@@ -154,7 +154,7 @@ def _statistics(method: Regularizer) -> Iterator[tuple[str, str, Terms]]:
 
 def _biased_hinge(method: VICReg, views: Views) -> Addends:
     n = len(views[0])
-    # Times this root, embeddings have over n − 1 the variance that they have over n without it.
+    # Times this root, embeddings have a variance over n − 1 that equals the one over n without it.
     smaller = [math.sqrt((n - 1) / n) * z_NQ for z_NQ in views]
     shrunk = _textbook(method, smaller)
     return {**_textbook(method, views), "variance": shrunk["variance"]}
@@ -177,8 +177,8 @@ def _unbiased_barlow_twins(method: BarlowTwins, views: Views) -> Addends:
 
 def _begun_with_a_batch(method: DINO, views: Views) -> Addends:
     first_Q = torch.stack(earlier_batches(views)[0][2:]).mean(dim=(0, 1))
-    # A part of the first center stays after the averages of two steps; the published center has
-    # none of it yet.
+    # A part of the first center is left after the averages of two steps; the published center,
+    # which begins at zero, has no such part.
     shift_Q = method.center_momentum**2 * first_Q
     return _textbook(method, [*views[:2], *(t_NQ - shift_Q for t_NQ in views[2:])])
 

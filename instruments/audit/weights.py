@@ -1,9 +1,8 @@
-"""By which factor a weight of a loss is multiplied to be the textbook's, and to be the
-publication's.
+"""Factors that turn a weight of a loss into the textbook's setting, and into the publication's.
 
-A weight w of the loss is x times a setting of the textbook's if halving w changes value and
-gradient of the loss as halving the setting x w changes those of the textbook. So other terms, and
-constants, do not matter.
+A setting of the textbook is x times a weight w of the loss if halving w changes value and gradient
+of the loss as halving the setting x w changes those of the textbook. So other terms, and constants,
+do not matter.
 """
 
 from __future__ import annotations
@@ -75,14 +74,14 @@ def weights(target: Target) -> list[Finding]:
 
 
 def _factor(target: Target, method: Regularizer, argument: str, size: Size) -> float:
-    """Find the factor of one weight; NaN if it is no multiple of the setting."""
+    """Find the factor of one weight; NaN if the setting is no multiple of it."""
     weight, setting = target.weights[argument]
     views = target.draw(2, size=size)
     exact = cast(views, torch.float64)
 
     def of_loss(weight: float) -> LossOfViews:
         loss = replace(target, weights={**target.weights, argument: (weight, setting)}).value
-        # `value` tells whether the loss normalises.
+        # The probe `value` shows whether the loss normalises.
         return partial(_of_unit, loss) if method.metadata.scale_invariant else loss
 
     def of_textbook(weight: float) -> LossOfViews:
@@ -109,7 +108,7 @@ def _of_unit(loss: LossOfViews, views: Views, seed: int = 0) -> Tensor:
 def _change(
     loss_at: Callable[[float], LossOfViews], weight: float, views: Views, gradients: bool
 ) -> Tensor:
-    """Compute what halving a weight changes of the value and, unless some are detached, of the
+    """Compute by how much halving a weight changes the value and, unless some are detached, the
     gradients.
     """
     found = []

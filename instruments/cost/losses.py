@@ -131,10 +131,10 @@ def cases(grid: Grid) -> list[LossCost]:
 
 
 def measure(grid: Grid) -> list[LossCost]:
-    """Measure the grid, all methods at one size after the other, the smallest first.
+    """Measure the grid, size by size from the smallest, with all methods at each.
 
     Returns:
-        A row for each case, those left out too, with the reason.
+        A row for each case; one that is left out has the reason.
     """
     end_s = time.perf_counter() + grid.budget_s
     rows = cases(grid)

@@ -21,7 +21,7 @@ from regbench.instruments.cost.harness import median, ratios, take_turns
 from regbench.methods.forms.engine import LOCAL_ROWS, Engine
 from regbench.processes import Place, one_line
 
-# Short calls are repeated within a round for so long: a tenth of the longest case, within these
+# Short calls are repeated within a round, for a tenth of the time of the longest case, within these
 # bounds.
 _ROUND_MS = (20.0, 500.0)
 # Memory of threads, libraries and the profiler beside the tensors, measured generously.
@@ -95,7 +95,7 @@ def join(place: Place, device: str, limit_bytes: int) -> torch.device:
         own_bytes = limit_bytes // place.world + _RUNTIME_BYTES
         resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + own_bytes, hard))
     if place.world > 1:
-        # One process alone is what several are compared with.
+        # Each process also computes the loss alone, as the reference: no warning is needed.
         warnings.filterwarnings("ignore", LOCAL_ROWS)
         place.join("nccl" if here.type == "cuda" else "gloo")
     return here
@@ -180,7 +180,7 @@ def measure_rows(
                 raise
             note = f"failed: {one_line(error)}"
             is_full = isinstance(error, MemoryError | torch.OutOfMemoryError)
-            # torch says no more than "allocate memory" of it on a CPU.
+            # On a CPU, torch says no more than "allocate memory".
             if is_full or "allocate memory" in str(error):
                 note = "left out: it needs more memory than the limit"
             done[row] = replace(row, note=note)
@@ -193,7 +193,7 @@ def measure_rows(
     left_s -= sum(first_s.values())
     # Cheap rows come first, so that a budget leaves out the costliest.
     for row in sorted(first_s, key=first_s.__getitem__):
-        # The rounds and the warm-up; with several ranks twice, shared and alone.
+        # The rounds and the warm-up; with several ranks also alone, with all of their rows.
         rounds_s = first_s[row] * (repeats + 1) * (1 if ranks == 1 else 1 + ranks)
         if repeats and rounds_s > left_s:
             note = f"left out: about {rounds_s:.2g} s, over what is left of the budget"
@@ -210,7 +210,7 @@ def measure_rows(
         warm_ms = _largest([_milliseconds(here, run, 1) for run in calls.values()], here)
         round_ms = max(_ROUND_MS[0], min(_ROUND_MS[1], 0.1 * max(warm_ms)))
         turns = {}
-        # Fifty calls tell the shortest ones well enough; a clock may give them 0.
+        # Fifty calls measure the shortest ones well enough; a clock may give 0 for a single one.
         for (key, run), ms in zip(calls.items(), warm_ms, strict=True):
             times = max(1, min(50, int(round_ms / max(ms, 1e-3))))
             turns[key] = partial(_milliseconds, here, run, times)

@@ -36,7 +36,7 @@ from regbench.text import brief, is_name
 SUFFIX = ".tar.xz"
 
 TEXT_BYTES = 2**24
-"""Largest size of a file that is no weights: a record takes some 10 kB."""
+"""Largest size of a file other than weights: a record takes some 10 kB."""
 
 WHOLE_BYTES = 2**31
 """Largest size of all files together beyond twice the size of the bundle.
@@ -46,7 +46,7 @@ Texts compress to a twentieth of their size, and weights do not compress.
 
 MOST_FILES = 2**17
 
-# The decoder takes what the file asks for, up to 4 GiB. Ours asks for 65 MiB.
+# The decoder takes the memory that a file asks for, up to 4 GiB. Our files ask for 65 MiB.
 _DECODER_BYTES = 2**27
 
 # Beside its content, a file has a header in the archive, which is read in blocks of 10 KiB.
@@ -84,7 +84,7 @@ def write_bundle(files: Mapping[str, Path], out: Path) -> None:
     def write(file: IO[bytes]) -> None:
         with tarfile.open(fileobj=file, mode="w:xz", preset=9) as archive:
             for name, path in sorted(files.items()):
-                # Of no time and no owner, so that the same cells give the same file.
+                # Without a time and an owner, so that the same cells give the same file.
                 member = tarfile.TarInfo(name)
                 member.size = path.stat().st_size
                 with path.open("rb") as content:
@@ -101,14 +101,14 @@ def read_bundle(path: Path, folder: Path | None = None) -> Bundle:
         folder: An empty folder for the run folders; None: they are not kept.
 
     Raises:
-        RegbenchError: If it is none, or holds something else than it states.
+        RegbenchError: If it is no bundle, or its content is not what it states.
     """
     with tempfile.TemporaryDirectory() as temporary:
         place = folder or Path(temporary)
         try:
             sha256 = _unpack(path, place)
             return _read(path, sha256, place)
-        # Whatever the tar, the decoder or the disk makes of the file of a stranger.
+        # Whatever tar, the decoder or the disk raises on a stranger's file.
         except Exception as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 where = place.parent.absolute()
@@ -125,7 +125,7 @@ def read_bundle(path: Path, folder: Path | None = None) -> Bundle:
 
 
 class _Decoder:
-    """Decodes an xz file, and no more of it than was allowed: a kilobyte may hold gigabytes."""
+    """A decoder of an xz file that refuses more than is allowed: a kilobyte may hold gigabytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -162,12 +162,12 @@ def _unpack(path: Path, folder: Path) -> str:
                 place = folder / member.name
                 place.parent.mkdir(parents=True, exist_ok=True)
                 content = cast("IO[bytes]", archive.extractfile(member))
-                # Anew, as on some disks two names that differ by case are one file.
+                # Never over another one: on some disks, names that differ by case are one file.
                 with place.open("xb") as file:
                     shutil.copyfileobj(content, file)
                 found[member.name] = file_sha256(place)
                 decoder.allowed = _AROUND_A_FILE
-                # The archive would keep the facts of all its members.
+                # Otherwise the archive keeps the headers of all its members in memory.
                 archive.members = []  # type: ignore[attr-defined]
         # The decoder compares what it has read with a checksum at the end.
         while decoder.read(_CHUNK_BYTES):
@@ -176,7 +176,7 @@ def _unpack(path: Path, folder: Path) -> str:
 
 
 def _refuse_member(member: tarfile.TarInfo, known: Mapping[str, str], left: int) -> None:
-    """Refuse what is no file of a run, or would fill a memory or a disk."""
+    """Refuse a member that is no file of a run, or would fill the memory or the disk."""
     name, parts = brief(member.name), member.name.split("/")
     is_weights = member.name.endswith(".pt")
     # A sparse file takes no room in the archive, however large it is.
@@ -207,7 +207,7 @@ def _read(path: Path, sha256: str, folder: Path) -> Bundle:
         choice = choices.read(sweep / TUNING_CHOICE)
         if isinstance(choice, Misfit):
             misfits.append(choice)
-        # Of a sweep elsewhere, it would say nothing of the cells beside it.
+        # The choice of a sweep elsewhere would say nothing about the cells beside it.
         elif choice and any((sweep / entry.chosen).is_dir() for entry in choice.choices):
             belong.add(sweep / TUNING_CHOICE)
     for run in found.runs:

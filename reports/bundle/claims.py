@@ -35,12 +35,12 @@ _UNLIKE_A_RECORD = (
 
 
 def claim_misfits(bundle: Bundle) -> list[str]:
-    """List what does not fit of a bundle, a line each; nothing where all fits.
+    """List what does not fit in a bundle, one line each; empty if all fits.
 
     This is the one rule by which bundles are submitted, verified and shown on a leaderboard.
 
-    Looked at are: that a record's settings are settings of this version; that its label, seed,
-    method and split of selection are theirs; that its times are in UTC and its command is one
+    It checks that a record's settings are settings of this version, and that its label, seed,
+    method and split of selection agree with them; that its times are in UTC and its command is one
     of regbench alone; that no scores of the test split came before a choice or without one; that
     each choice is the best of its candidates and of its ranking, that the ranking's values are
     those of records in the bundle, and that all methods of a tuning had the same budget; that a
@@ -149,8 +149,8 @@ def _of_settings(record: Record) -> Iterator[str]:
 
 
 def _is_time(text: str) -> bool:
-    """Return True if a time is in UTC and spelled as runs spell it, so that texts are in the
-    order of times.
+    """Return True if a time is in UTC and spelled as runs spell it, so that such texts sort as
+    their times do.
     """
     try:
         as_spelled = datetime.fromisoformat(text).isoformat(timespec="seconds")
@@ -160,13 +160,12 @@ def _is_time(text: str) -> bool:
 
 
 def _is_command(text: str) -> bool:
-    """Return True if a shell would read a command as its words, of which the first is regbench."""
+    """Return True if a shell would read a command as plain words, the first of them regbench."""
     try:
         words = shlex.split(text)
     except ValueError:
         return False
-    # Spelled in another way, it might hold signs that a shell takes for its own, or that a reader
-    # cannot see.
+    # Spelled in another way, it might hold signs that a shell interprets or a reader cannot see.
     return words[:1] == ["regbench"] and shlex.join(words) == text == printable(text)
 
 
@@ -216,8 +215,8 @@ def _of_history(record: Record, histories: Mapping[str, bytes]) -> Iterator[str]
 
 
 def _of_seeds(records: Sequence[Record], later: Collection[tuple[str, ...]]) -> Iterator[Misfit]:
-    """Find final records of a configuration without a test score that its other seeds have, as
-    where low ones were left out.
+    """Find final records that lack a test score which other seeds of their configuration have: low
+    ones may have been left out.
     """
     measured: dict[Record, set[str]] = {}
     for record in records:
@@ -235,8 +234,8 @@ def _of_seeds(records: Sequence[Record], later: Collection[tuple[str, ...]]) -> 
 
 
 def _of_units(records: Sequence[Record]) -> Iterator[Misfit]:
-    """Find scores that have another unit than elsewhere: without one nothing says within what
-    they lie.
+    """Find scores that have another unit than elsewhere: without the right unit, nothing bounds
+    their values.
     """
     units: dict[str, Counter[str]] = defaultdict(Counter)
     for record in records:
@@ -253,8 +252,8 @@ def _of_units(records: Sequence[Record]) -> Iterator[Misfit]:
 
 
 def _of_shared_files(records: Sequence[Record]) -> Iterator[Misfit]:
-    """Find cells that are one run under two names: times alone make the histories of two runs
-    differ.
+    """Find cells that are one run under two names: the histories of two runs differ, if only in
+    their times.
     """
     first: dict[str, Record] = {}
     for record in records:

@@ -42,11 +42,11 @@ class Leaderboard:
 def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
     """Write the report of all bundles in a folder.
 
-    A bundle is left out that `verify` refuses, or that saw other images of a data set than those
+    A bundle is left out if `verify` refuses it, or if it saw other images of a data set than those
     before it.
 
     Args:
-        folder: Folder with bundles, also in folders of its own.
+        folder: Folder with bundles, its subfolders included.
         out: The folder to write to. Files of the same names are replaced.
 
     Raises:
@@ -55,7 +55,7 @@ def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
     folder, out = folder.absolute(), out.absolute()
     taken: list[Path] = []
     left_out: list[Misfit] = []
-    # A record of each data set: those that were taken saw the same images of it.
+    # One record of each data set: all bundles that were taken saw the same images of it.
     known: dict[str, Record] = {}
     # Cell id -> the record that counts, and the bundle that it is of.
     of_cell: dict[str, tuple[Record, Path]] = {}
@@ -63,7 +63,7 @@ def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
         # In the order of names, so that the same folder gives the same page.
         paths = sorted(filter(Path.is_file, folder.rglob(f"*{SUFFIX}")))
         for path in tqdm(paths, desc="bundles", unit="", leave=False, disable=None):
-            # Its name is where the paths on the page begin.
+            # The paths on the page begin with this name.
             name = Path(printable(str(path.relative_to(folder))))
             try:
                 bundle = read_bundle(path, name)

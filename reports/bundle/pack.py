@@ -44,9 +44,9 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
         weights: Whether to pack the final weights too.
 
     Raises:
-        RegbenchError: If anything does not fit that `check_records` or `claim_misfits` looks at, a
-            cell is in two of the sweeps, its weights are asked for and gone, or `out` is a stream
-            (see `regbench.files.is_stream`).
+        RegbenchError: If `check_records` or `claim_misfits` finds anything that does not fit, a
+            cell is in two of the sweeps, weights are asked for and gone, or `out` is a stream (see
+            `regbench.files.is_stream`).
     """
     if not out.name.endswith(SUFFIX):
         raise RegbenchError(f"{out} is no name of a bundle; give an --out that ends in {SUFFIX}")
@@ -59,9 +59,9 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
         _refuse(checked.misfits, f"`{check_command(folders)}` tells all")
     found = find_runs(folders)
     files = _files(found, weights=weights)
-    # In a folder of its own until it has checked out, so that nobody takes an unchecked file for a
-    # bundle. The folder's name is always the same, so that the next call replaces what a killed one
-    # left.
+    # The file stays in a folder of its own until it is checked, so that nobody takes an unchecked
+    # one for a bundle. The folder's name is always the same, so that the next call replaces what a
+    # killed one left.
     place, busy = out.with_name(f".{out.name}.unfinished"), out.with_name(f".{out.name}.lock")
     out.parent.mkdir(parents=True, exist_ok=True)
     with hold(busy, f"writes {out}"):
@@ -69,8 +69,7 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
         try:
             written = place / out.name
             write_bundle(files, written)
-            # Read back from the disk and not taken from memory: what a reader will get is what is
-            # checked.
+            # Read back from the disk, so that what is checked is what a reader will get.
             bundle = read_bundle(written)
             misfits = claim_misfits(bundle)
             if misfits:

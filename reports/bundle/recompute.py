@@ -1,4 +1,4 @@
-"""Cells of a bundle, computed again: which, by what settings, and how near their scores come."""
+"""Computing cells of a bundle again: which cells, how, and how near the new scores come."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from regbench.files import parse_json
 from regbench.reports.bundle.bundle import Bundle
 
 SMALL_S = 600.0
-"""A training that took less is done again as a whole, even where its weights are there."""
+"""A training that took less is done again as a whole, even if its weights are in the bundle."""
 
 # Entries of the environment that must be the same for numbers to be the same to the last bit.
 _VERSIONS = ("torch", "torchvision", "numpy")
@@ -33,15 +33,13 @@ _ARITHMETIC = ("threads", "tf32", "bf16_products", "loss_form", "loss_revision",
 _DECIDING = (*_VERSIONS, "hardware", "loader", "world_size", *_ARITHMETIC)
 
 
-# The same weights evaluated on another machine give a score in per cent that differs by so much at
-# most.
+# Largest difference of a score in per cent if the same weights are evaluated on another machine.
 _EVALUATED_POINTS = 0.5
 
-# The same of a score that is no percentage, as a share of it.
+# The same for a score that is no percentage, as a share of the score.
 _EVALUATED_SHARE = 0.01
 
-# Times as much where no configuration of the bundle has two seeds, so that nothing tells how much
-# seeds differ.
+# Factor on both if no configuration of the bundle has two seeds to show how much seeds differ.
 _UNKNOWN_NOISE = 4.0
 
 # Two runs differ by √2 standard deviations of one run; three of these are exceeded once in 400
@@ -55,10 +53,10 @@ class Recomputed:
 
     Attributes:
         trained: Whether it was trained again; else its weights were evaluated again.
-        alike: Whether the numbers have to be the same to the last bit: on a CPU, with all that
-            decides it the same.
-        scores: New scores; empty where training diverged.
-        at_end: Measures of the embeddings in the last epoch, by name, where it was trained again.
+        alike: Whether the numbers have to be the same to the last bit: on a CPU, if all that
+            decides them is the same.
+        scores: New scores; empty if training diverged.
+        at_end: Measures of the embeddings in the last epoch, by name, if it was trained again.
     """
 
     trained: bool
@@ -68,7 +66,7 @@ class Recomputed:
 
 
 def drawn_cells(bundle: Bundle, count: int) -> list[Record]:
-    """Choose cells by the bundle's hash: nobody else can choose, and everybody finds the same."""
+    """Choose cells by the bundle's hash: nobody can influence the choice, and all get the same."""
 
     def draw(record: Record) -> bytes:
         return hashlib.sha256(f"{bundle.sha256} {record.cell_id}".encode()).digest()
@@ -84,21 +82,20 @@ def drawn_cells(bundle: Bundle, count: int) -> list[Record]:
 def recompute(
     record: Record, folder: Path, *, weights: bool, overrides: Sequence[str] = ()
 ) -> Recomputed:
-    """Compute the scores of a finished cell again: the whole run where that is small, else from its
+    """Compute the scores of a finished cell again: by the whole run if it is small, else from its
     weights.
 
-    It computes as the record says that it was computed (threads, loader, form of the loss) but for
-    the overrides. Data that can be generated or downloaded are prepared where they are missing.
+    Threads, loader and form of the loss are those that the record states, except for the overrides.
+    Data that can be generated or downloaded are prepared if they are missing.
 
     Args:
         record: Record of the cell.
-        folder: Folder to compute in, empty but for the file of the weights, where there are
-            weights.
+        folder: Folder to compute in, empty except for the file of the weights, if there are any.
         weights: Whether there are weights.
         overrides: `runtime.…=value`, as for the command line.
 
     Raises:
-        RegbenchError: If the data are not to be had or are other images here, the cell is too large
+        RegbenchError: If the data are unavailable or are other images here, the cell is too large
             to be trained again and has no weights, or an override is no setting of the runtime.
     """
     for override in overrides:
@@ -121,7 +118,7 @@ def recompute(
     prepare_all(cell.datasets, compute.data_dir)
     _refuse_other_images(record, Manifest.load(compute.data_dir, cell.dataset))
     small = record.cost.train_s is not None and record.cost.train_s <= SMALL_S
-    # Hours of training are nothing to begin unasked.
+    # Hours of training are not begun unasked.
     if not small and not weights:
         raise RegbenchError(
             f"{record.path}: its training took {(record.cost.train_s or 0) / 3600:.1f} h, and the "
@@ -142,7 +139,7 @@ def recompute(
 
 
 def _measures(row: Mapping[str, float]) -> dict[str, float]:
-    """Return what a row of a history says of the embeddings."""
+    """Return the measures of the embeddings in a row of a history."""
     return {name: row[name] for name in ("alignment", "effective_rank") if name in row}
 
 
@@ -157,7 +154,7 @@ def _refuse_other_images(record: Record, manifest: Manifest) -> None:
 
 
 def _alike(record: Record, now: Mapping[str, Any]) -> bool:
-    """Return True if an environment computes a record's numbers to the last bit."""
+    """Return True if an environment reproduces a record's numbers to the last bit."""
     # Older records do not state the first two.
     said = {"bf16_products": "torch", "loss_revision": 1, **record.environment}
     # Where nothing is trained, NumPy's linear algebra decides: it finds the components of a PCA.
@@ -166,11 +163,11 @@ def _alike(record: Record, now: Mapping[str, Any]) -> bool:
 
 
 def differences(bundle: Bundle, record: Record, done: Recomputed) -> list[str]:
-    """List the scores of a cell that did not come again, a line each, and those that the record
+    """List the scores of a cell that were not reproduced, one line each, and those that the record
     leaves out.
 
     Args:
-        bundle: The bundle, whose seeds tell how much scores vary by themselves.
+        bundle: The bundle, whose seeds show how much scores vary by themselves.
         record: Record of the cell.
         done: The second computation.
     """
@@ -223,7 +220,7 @@ def _noise(records: Sequence[Record]) -> dict[tuple[str, str], float]:
     """Find how much each score varies from seed to seed: the standard deviation pooled over
     configurations.
     """
-    import pandas as pd  # takes longer to import than most bundles to verify
+    import pandas as pd  # takes longer to import than most bundles take to verify
 
     rows = []
     for record in records:
@@ -234,8 +231,8 @@ def _noise(records: Sequence[Record]) -> dict[tuple[str, str], float]:
     by_name = pd.DataFrame(rows, columns=[*names, "value"]).groupby(names)["value"]
     # A single seed has no variance, and drops out.
     found = by_name.agg(["var", "count"]).dropna()
-    # Seeds of one configuration share its mean, so each gives one degree of freedom less than it
-    # has seeds.
+    # A configuration gives one degree of freedom less than it has seeds, because they share its
+    # mean.
     freedom = found["count"] - 1
     squares = (found["var"] * freedom).groupby(names[:2]).sum()
     noise: dict[Any, float] = (squares / freedom.groupby(names[:2]).sum()).pow(0.5).to_dict()

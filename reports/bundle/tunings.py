@@ -1,5 +1,5 @@
-"""Whether the tunings of a bundle have chosen what its records say: the best of equally many,
-before the test split.
+"""Whether the tunings of a bundle chose as its records say: the best of equally many, before the
+test split was opened.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from regbench.benchmark.rundir.tuning_choice import (
 )
 from regbench.benchmark.settings.identity import configuration_id
 
-# The clocks of two machines of a cluster may differ by so much.
+# The clocks of two machines of a cluster may differ by this much.
 _CLOCKS = timedelta(minutes=5)
 
 
@@ -26,12 +26,12 @@ def of_choice(
 ) -> Iterator[str]:
     """Compare what a tuning chose with the records of what it tried, by configuration.
 
-    It has to be the best, by values that are those of its records.
+    The choice has to be the best, by values that are those of the records.
     """
     for entry in choice.choices:
         whole, label = [], entry.label
         for ranked in entry.ranking:
-            # A configuration of which a seed diverged has no value.
+            # A configuration with a diverged seed has no value.
             if ranked.status == "tuned" and ranked.value is not None:
                 whole.append(ranked)
         best = max(whole, key=lambda ranked: ranked.value or 0.0, default=None)
@@ -59,7 +59,7 @@ def of_choice(
 def of_final_run(
     record: Record, choices: Mapping[str, TuningChoice], tuned_sweeps: set[str]
 ) -> Iterator[str]:
-    """Check that the test split was opened for a cell that its tuning has chosen before.
+    """Check that a cell was chosen by its tuning before its test split was opened.
 
     Args:
         record: A final record.
@@ -125,7 +125,7 @@ def _of_place(
     scores = [record.score(choice.score, choice.selected_on) for record in records]
     known = [score for score in scores if score is not None]
     value = None
-    # A configuration of which a seed diverged has no value.
+    # A configuration with a diverged seed has no value.
     if len(known) == len(scores):
         value = sum(known) / len(known)
     # The last bits of a mean depend on the order of the sum.
@@ -135,8 +135,8 @@ def _of_place(
 
 
 def _of_budgets(choice: TuningChoice) -> Iterator[str]:
-    """Check that the methods of each setting were chosen from equally much, and from as much as is
-    claimed.
+    """Check that the methods of each setting had equal budgets, and that the claimed budget is
+    right.
 
     A grid gives all methods equally many configurations. A search, which stops some early, plans
     equally many epochs for all, whether a run diverged or not.
@@ -164,7 +164,7 @@ def _of_budgets(choice: TuningChoice) -> Iterator[str]:
 def _before(first: str, second: str) -> bool:
     """Return True if a time is not later than another, as far as clocks agree.
 
-    Not where one is none.
+    False if either is no time.
     """
     try:
         return datetime.fromisoformat(first) <= datetime.fromisoformat(second) + _CLOCKS

@@ -47,12 +47,11 @@ def first_of(misfits: Sequence[str]) -> str:
 
 
 def check_records(folders: Sequence[Path]) -> Check:
-    """Check every record under some folders, and say all that `judge` finds, not only what a report
-    leaves out.
+    """Check every record under some folders, and list all that `judge` finds, not only what a
+    report leaves out.
 
-    Final weights are read too, where they are still there; tunings must have chosen what is there;
-    all records of a data set must have seen the same images. docs/reports.md lists what is looked
-    at.
+    Final weights are read too if they are still there; the cells that tunings chose must be there;
+    all records of a data set must have seen the same images. docs/reports.md lists what is checked.
 
     Args:
         folders: Folders of sweeps, sweeps or run directories.
@@ -80,7 +79,7 @@ def check_records(folders: Sequence[Path]) -> Check:
 
 
 def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
-    """Check what tunings chose, and that the cells which they chose are beside it."""
+    """Check the choices of tunings, and that the cells they chose are beside them."""
     for folder in found.sweeps:
         path = folder / TUNING_CHOICE
         choice = choices.read(path)
@@ -89,8 +88,7 @@ def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
         elif choice is not None:
             for entry in choice.choices:
                 name = f"{entry.chosen}, chosen for {entry.label},"
-                # A digest shows that nobody changed the file, and not that the choice in it makes
-                # sense.
+                # A digest shows that nobody changed the file, not that its choice makes sense.
                 if all(ranked.cell_id != entry.chosen for ranked in entry.ranking):
                     yield Misfit(path, f"{name} is not in its ranking")
                 elif RunFolder(folder / entry.chosen).record is None:

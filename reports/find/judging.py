@@ -1,7 +1,7 @@
 """Whether a record is whole and true: its digests, its ids, its configuration, its choice.
 
 `judge` reads a run directory. The rules that a bundle's records have to keep too are functions of
-their own; what only many records together tell is in `bundle.claims`.
+their own; the rules about many records together are in `bundle.claims`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from regbench.benchmark.settings.identity import cell_id
 from regbench.files import file_sha256, parse_yaml
 
 _NOTHING = object()
-# A key of the mapping with all that is indented below it.
+# Beginning of a block: a key of the mapping with all that is indented below it.
 _BLOCK = re.compile(rb"^(?=[a-z])", re.MULTILINE)
 
 F = TypeVar("F", Record, LaterEvaluation, TuningChoice)
@@ -50,7 +50,8 @@ class Judged:
         misfits: Misfits of the record and the files around it. A report leaves a record out if
             there is any.
         of_evaluations: Later evaluations that do not fit. A report leaves out these alone.
-        away: Misfits of what is not here, and so cannot be compared. A report shows the record.
+        away: Misfits about files that are not here and so cannot be compared. A report shows the
+            record.
     """
 
     record: Record | None
@@ -72,7 +73,7 @@ class TuningChoices:
         self._read: dict[Path, TuningChoice | Misfit | None] = {}
 
     def read(self, path: Path) -> TuningChoice | Misfit | None:
-        """Read a choice: it, what does not fit in it, or None where it is not there."""
+        """Read a choice; return what does not fit if it is damaged, and None if it is not there."""
         # One file may be asked for by a relative path and by an absolute one.
         key = path.absolute()
         if key not in self._read:
@@ -84,8 +85,7 @@ class TuningChoices:
 
 
 def judge(run: RunFolder, choices: TuningChoices) -> Judged:
-    """Read a finished run directory and compare it with the digests, ids and configurations that it
-    states of itself.
+    """Read a finished run directory; compare it with the digests, ids and configurations it states.
 
     Args:
         run: The directory, which has a record.
@@ -108,8 +108,8 @@ def judge(run: RunFolder, choices: TuningChoices) -> Judged:
     stated = record.choice.get("hyperparameters", {})
     if stated.get("record"):
         place = Path(str(stated["record"]))
-        # A sweep that was copied has it too, under whatever name; of a single cell it lies in the
-        # sweep it came from.
+        # A copied sweep has its choice with it, whatever it is called now. For a single cell, the
+        # choice lies in the sweep that made it.
         folder = run.record.absolute().parents
         found = choices.read(folder[1] / place.name) or choices.read(folder[2] / place)
         if found is None:
@@ -131,13 +131,13 @@ def judge(run: RunFolder, choices: TuningChoices) -> Judged:
 
 
 def weights_misfits(record: Record) -> Iterator[Misfit]:
-    """Check the final weights; who needs room on a disk may have removed them."""
+    """Check the final weights, if they were not removed to free disk space."""
     if record.checkpoint is not None and record.place(record.checkpoint).exists():
         yield from _file_misfits(record, record.checkpoint)
 
 
 def _file_misfits(record: Record, named: NamedFile | None) -> Iterator[Misfit]:
-    """Yield what does not fit of a file that a record names; nothing where it names none."""
+    """Yield what does not fit in a file that a record names; nothing if it names none."""
     if named is None:
         return
     path = record.place(named)
@@ -182,7 +182,7 @@ def _with_evaluation(record: Record, path: Path) -> Record | Misfit:
 
 def _id_misfits(record: Record) -> Iterator[Misfit]:
     """Compare a record's cell id with its folder's name and the id of its cell."""
-    # Absolute, because a run that was asked for from within its own folder has a path without one.
+    # Absolute, because a run given from within its own folder has a path without the folder's name.
     if record.path.absolute().parent.name != record.cell_id:
         yield Misfit(record.path, f"its cell id is {record.cell_id}, the folder's name is another")
     try:
@@ -201,8 +201,8 @@ def _config_misfits(record: Record) -> Iterator[Misfit]:
     path, cell = record.path.with_name("config.yaml"), record.cell
     try:
         content = path.read_bytes()
-        # Blocks decide only that all is well. What differs is read as a whole, as an alias may be
-        # of another block.
+        # Blocks can only show that the two are equal. If they differ, the file is read as a whole,
+        # because an alias may refer to another block.
         config = _by_blocks(content)
         if config != cell:
             config = parse_yaml(content)
@@ -223,10 +223,10 @@ def _config_misfits(record: Record) -> Iterator[Misfit]:
 
 
 def _by_blocks(content: bytes) -> object:
-    """Read a mapping a key at a time; None where it is not made of such blocks.
+    """Read a mapping a key at a time; None if it is not made of such blocks.
 
     Thousands of runs share most of their blocks. To parse each block once takes a tenth of the
-    time: of ten thousand configurations 4 s in place of 40 s.
+    time: 4 s in place of 40 s for ten thousand configurations.
     """
     config: dict[Any, Any] = {}
     try:

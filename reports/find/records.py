@@ -38,7 +38,7 @@ class Records:
             each.
         missing: Cells without a record, in the order of the plans.
         choices: Choices of tunings (`tuning_choice.json` of their sweeps), by path.
-        remedy: The command that tells all that does not fit.
+        remedy: The command that lists all that does not fit.
         short: Records that a search trained for fewer epochs than its choice; `records` has none of
             them.
     """
@@ -81,7 +81,8 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
     skipped: list[Misfit] = []
     found, choices = find_runs(folders), TuningChoices()
     for sweep in found.sweeps:
-        # Read before the records, so that a damaged one is named though no record refers to it.
+        # Choices are read before the records, so that a damaged one is named even if no record
+        # refers to it.
         choice = choices.read(sweep / TUNING_CHOICE)
         if isinstance(choice, Misfit):
             skipped.append(choice)
@@ -95,7 +96,7 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
             first = good[record.sweep, record.cell_id]
             if first.status == "tuned" and record.status != "tuned":
                 good[record.sweep, record.cell_id] = record
-            # A copy is no other run of the cell.
+            # A copy is not another run of the cell.
             elif first.sha256 != record.sha256:
                 skipped.append(Misfit(record.path, f"the same cell as {first.path}"))
         elif run.path.absolute() in found.short:  # a step on the way to a choice, and no result
@@ -127,8 +128,8 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
 
 
 def check_command(folders: Sequence[Path]) -> str:
-    """Return the command that tells all that does not fit in some folders."""
-    # A path that ends with a slash is no name of a sweep in another folder.
+    """Return the command that lists all that does not fit in some folders."""
+    # With a slash it is taken for a path, not for the name of a sweep in another folder.
     return f"regbench report {shlex.join(f'{folder}/' for folder in folders)} --check"
 
 
@@ -141,7 +142,7 @@ def steps_of_searches(
     lengths: dict[tuple[Any, ...], set[int]] = {}
     for choice in choices:
         folder = choice.path.absolute().parent
-        # A bundle has neither the plan nor the search's own list, so lengths have to tell.
+        # A bundle has neither the plan nor the search's own list, so only lengths show the steps.
         if (folder / PLAN).exists():
             continue
         for entry in choice.choices:
@@ -228,7 +229,7 @@ def _array(values: list[Any]) -> pyarrow.Array:
 
 
 def _columns(r: Record) -> dict[str, Any]:
-    """Return what the tidy data say of a record beside its scores."""
+    """Return the columns of the tidy data for a record, except its scores."""
     chosen = r.choice.get("hyperparameters", {})
     columns = {
         "sweep": r.sweep,

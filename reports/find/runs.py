@@ -26,7 +26,7 @@ class Found:
     Attributes:
         runs: All of them, in the order of their paths.
         sweeps: The folders.
-        around: Those of them that are only there because a run in them was given.
+        around: Folders in `sweeps` that are only there because a run in them was given.
         short: Absolute paths of the runs that a search trained for fewer epochs than what it chose:
             steps on the way to a choice, and no results.
     """
@@ -42,8 +42,8 @@ class Missing:
     """A cell that a sweep plans or that has begun, and that has no record yet.
 
     Attributes:
-        label: Display name of its method; empty where only its folder is known.
-        seed: None where only its folder is known.
+        label: Display name of its method; empty if only its folder is known.
+        seed: Its seed; None if only its folder is known.
         plan: Other settings that the sweep's plan states, such as "epochs" and "embedding_dim".
         failure: Why the last attempt failed; empty if it did not.
     """
@@ -58,7 +58,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class MissingRow:
-    """A method in one setting of which cells are planned and none is finished.
+    """A method in one setting, with planned cells and no finished one.
 
     Attributes:
         settings: The settings that vary in the task, by their name in a table's head.

@@ -45,9 +45,9 @@ _PLOT_WIDTH_IN = 3.3
 _MARGIN_IN = 0.62  # left of the plot, for the ticks
 _ABOVE_IN = 0.15  # above the plot
 _BELOW_IN = 0.5  # below the plot, for the ticks and the axis's name
-_ROW_IN = 0.36  # of a plot with a row for each method
-_PHONE_IN = 3.75  # its width: at the smallest text as wide as a phone's card
-_ROWS_MOST_PX = 480  # its width on a large screen, where text would grow with it
+_ROW_IN = 0.36  # height of a row in a plot with one for each method
+_PHONE_IN = 3.75  # width of such a plot: with the smallest text, that of a phone's card
+_ROWS_MOST_PX = 480  # largest width of such a plot on the page, as its text grows with it
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Style:
 
 @dataclass(frozen=True)
 class Drawing:
-    """An inline SVG with what a reader who cannot see it is told.
+    """An inline SVG with a title and a description for readers who cannot see it.
 
     Attributes:
         crowded: Whether there is more in it than could be labelled.
@@ -123,7 +123,7 @@ Styles = Mapping[str, Style]
 """Style of each method, by label."""
 
 Draw = Callable[[Axes, Marks], list[Label]]
-"""Draws into the axes, and returns the labels."""
+"""Function that draws into the axes and returns the labels."""
 
 
 def styles(labels: Iterable[str]) -> dict[str, Style]:
@@ -201,7 +201,7 @@ def rows_drawing(
     Args:
         title: Title of the figure.
         description: Description for readers who cannot see it.
-        names: What stands above each row's line: its name, and at the right its value.
+        names: Texts above each row's line: its name, and at the right its value.
         draw: Draws into the axes; row i lies at y = i.
     """
     with _matplotlib_in(INK):
@@ -303,7 +303,7 @@ def separated(wanted: Sequence[float], gap: float, height: float) -> list[float]
     """
     from scipy.optimize import isotonic_regression
 
-    # Less the gaps below each, the positions only have to ascend.
+    # With the gaps below each subtracted, the positions only have to ascend.
     gaps = gap * np.arange(len(wanted))
     ascending = isotonic_regression(np.asarray(wanted) - gaps).x if len(wanted) else gaps
     return list(np.clip(ascending, 0, max(0.0, height - gap * (len(wanted) - 1))) + gaps)
@@ -313,7 +313,7 @@ def _to_svg(figure: Figure, marks: Marks) -> str:
     """Make an <svg> element of the figure, in the text colour of the page around it."""
     _fit_texts(figure)
     buffer = StringIO()
-    # A date would make each report another file.
+    # With a date, no two reports would be the same file.
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", metadata=metadata)
     text = buffer.getvalue()
@@ -328,13 +328,12 @@ def _to_svg(figure: Figure, marks: Marks) -> str:
     # matplotlib writes gids as ids. Several groups have the same one here, so it becomes a class.
     text = re.sub(r'<g id="(mark\.[^"]*)">', lambda found: marks.group(found[1]), text)
     text = text.replace('<g id="front">', '<g class="front"><title>Pareto front</title>')
-    text = re.sub(r'<g id="(?!axes|figure)[^"]*">', "<g>", text)  # numbered for nobody
+    text = re.sub(r'<g id="(?!axes|figure)[^"]*">', "<g>", text)  # nothing refers to these
     return re.sub(r"\n\s*", "\n", text)
 
 
 def _fit_texts(figure: Figure) -> None:
-    """Keep what others wrote from being read as a formula, from moving anything and from having no
-    end.
+    """Keep others' texts from being read as formulas, from moving anything and from being endless.
 
     Ticks are left alone: they get their texts when the figure is drawn, and those are ours.
     """

@@ -1,8 +1,8 @@
 """Figures of a task: the accuracy of each row with its seeds, and accuracy against costs and
 measures, as SVG for a page and as PNG for a README.
 
-In a scatter figure up to `LABELLED` points are labelled directly; of more than that only those
-that matter most, and the page names the others in its legend and when hovering.
+In a scatter figure up to `LABELLED` points are all labelled; of more, only those that matter most.
+The page names the others in its legend and when hovering.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ EFFECTIVE_RANK = Against("effective_rank", "effective rank", is_cost=False)
 
 @dataclass(frozen=True)
 class _Point:
-    """A row of the leaderboard, by its place there, with what it is drawn at."""
+    """A row of the leaderboard, its place there, and the values that it is drawn at."""
 
     place: int
     row: Row
@@ -117,8 +117,8 @@ class _Panel:
 
 
 def accuracy_rows(summary: Summary, style: Styles) -> list[Drawing]:
-    """Draw each score of the leaderboard with a row for each method, best first, and the rows that
-    are no methods below and as lines.
+    """Draw each score of the leaderboard with a row for each method, best first. Rows that are no
+    methods come below, and as lines across.
     """
     drawings = []
     for name in reversed(summary.leading):
@@ -140,8 +140,8 @@ def accuracy_rows(summary: Summary, style: Styles) -> list[Drawing]:
 def _draw_rows(
     axes: Axes, marks: Marks, *, rows: Sequence[_Scored], score: Score, style: Styles
 ) -> None:
-    """Draw the seeds of each row, its mean and the mean's interval, and lines of what is no
-    method.
+    """Draw the seeds of each row, its mean and the mean's interval, and a line for each row that is
+    no method.
     """
     for at, (place, row, found) in enumerate(rows):
         if row.is_reference:
@@ -205,9 +205,9 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _panels(summary: Summary, against: Against, limit: int) -> list[_Panel]:
-    """Find what rows have both a score and the quantity, for each score.
+    """Find the rows that have both a score and the quantity, for each score.
 
-    Up to a limit all are labelled, of more the Pareto front or the most accurate.
+    Up to `limit` rows are all labelled; of more, the Pareto front or the most accurate.
     """
     panels: list[_Panel] = []
     if against.is_cost and against.alike(summary):

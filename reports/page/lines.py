@@ -32,8 +32,8 @@ from regbench.reports.tables.units import time_unit, unit_of
 CURVES = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread")
 
 DRAWN_CURVES = 60  # rows, best first, whose training is drawn: more lines cannot be distinguished
-_CURVE_POINTS = 150  # of a curve with more epochs, evenly chosen ones are drawn
-_FEW_POINTS = 12  # a line of fewer has a marker at each
+_CURVE_POINTS = 150  # a curve with more epochs is drawn at this many, evenly chosen
+_FEW_POINTS = 12  # lines with fewer points have a marker at each
 
 _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
@@ -63,7 +63,7 @@ class Curve:
 
 
 _Measured = list[tuple[int, float, Stat]]
-"""A row while training: an epoch, the mean seconds of training until then, what was measured."""
+"""Points of a row's training: epoch, mean seconds of training until then, what was measured."""
 
 
 def curves_drawing(
@@ -73,15 +73,15 @@ def curves_drawing(
     curves: Sequence[Curve],
     finish: Callable[[Axes], object],
 ) -> Drawing:
-    """Draw lines with a band of one deviation; of too many only the first are labelled, and the
-    others thin.
+    """Draw lines with a band of one deviation; if they are too many, only the first are labelled,
+    and the others are thin.
 
     Args:
         title: Title of the figure.
         heads: Titles of the two axes.
         about: Description of the lines for readers who cannot see them.
         curves: The lines.
-        finish: Sets what of the axes is this figure's own.
+        finish: Function that sets what is particular to this figure's axes.
     """
     crowded = len(curves) > LABELLED
     labelled = LABELLED_OF_MANY if crowded else len(curves)
@@ -126,7 +126,7 @@ def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
         is_loss = key == "loss"
         title = "training loss, scaled" if is_loss else key.replace("_", " ")
         curves = []
-        # The loss of a row that is no method compares with no other.
+        # The loss of a row that is no method cannot be compared with any other.
         for place, row in enumerate(summary.methods[:DRAWN_CURVES]):
             logged = []
             for record in row.records:
@@ -159,8 +159,8 @@ def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
 
 
 def _curve(logged: Iterable[tuple[int, float, float]]) -> _Measured:
-    """Return the points that are drawn of what the seeds logged: (epoch, seconds of training until
-    then, value).
+    """Return the points to draw for what the seeds logged, given as (epoch, seconds of training
+    until then, value).
     """
     by_epoch: dict[int, list[tuple[float, float]]] = {}
     for epoch, seconds, value in logged:
@@ -260,8 +260,8 @@ def spectrum_drawings(summary: Summary, style: Styles) -> list[Drawing]:
 
 
 def size_drawings(summary: Summary, style: Styles) -> list[Drawing]:
-    """Draw accuracy and costs against embedding dimension and batch, of methods that ran with
-    several.
+    """Draw accuracy and costs against embedding dimension and batch, for methods that ran with
+    several of them.
     """
     quantities: list[tuple[str, str, Callable[[Row], Stat | None], float]] = []
     for name in reversed(summary.leading):

@@ -59,7 +59,7 @@ def render_page(
         found: Records that were read; the page names what is left out, and how many runs are not
             finished.
         style: Style of each trained method, by label.
-        paper: Ours beside the paper's numbers.
+        paper: The table of our numbers beside the paper's.
         together: The table of all tasks together.
 
     Returns:
@@ -135,7 +135,7 @@ def section(
         "on_test": summary.on_test,
         "factors": [table for slug, table in shown.items() if slug.startswith("factors")],
         "parts": [shown[slug] for slug in _PARTS if slug in shown],
-        # A note says how many rows are drawn where not all are.
+        # A note says how many rows are drawn if not all are.
         "curves_of": DRAWN_CURVES if len(summary.rows) > DRAWN_CURVES else None,
         "accuracy_notes": curve_notes(summary) if figures["accuracy"] else [],
         "hyperparameters": shown["hyperparameters"],
@@ -167,7 +167,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _facts_of(record: Record) -> dict[str, Any]:
-    """Return what one record says of how its task was run; sizes are those of trained cells."""
+    """Return what a record says about how its task was run; a reference's sizes are left out."""
     cell = record.cell
     # An untrusted value may be of any kind.
     environment = {
@@ -198,7 +198,7 @@ def _facts_of(record: Record) -> dict[str, Any]:
 
 
 def methods_of(summaries: Iterable[Summary]) -> dict[str, Record]:
-    """Find a record of each method by label, for what its authors say of it."""
+    """Find a record of each method by label, for what its authors say about it."""
     found: dict[str, Record] = {}
     for summary in summaries:
         for row in summary.methods:
@@ -208,7 +208,7 @@ def methods_of(summaries: Iterable[Summary]) -> dict[str, Record]:
 
 
 def cells_of(summary: Summary, number: int, style: Styles) -> list[dict[str, Any]]:
-    """Collect what the page says of a task's cells; short trainings of searches come last."""
+    """Collect what the page says about a task's cells; short trainings of searches come last."""
     cells = []
     places: dict[Record, int] = {}
     groups: dict[Record, int] = {}
@@ -230,12 +230,12 @@ def cells_of(summary: Summary, number: int, style: Styles) -> list[dict[str, Any
 def protocols_of(records: Iterable[Record]) -> list[str]:
     """List each score's protocols.
 
-    Of many only some, because a chosen learning rate may stand in the text.
+    Only some of many are listed, because their texts may differ in a chosen learning rate.
     """
     by_title: dict[str, dict[str, None]] = {}
     for r in records:
         for s in r.scores:
-            if s.probe is None:  # that of a probe is below its table
+            if s.probe is None:  # a probe's protocol is below its table
                 by_title.setdefault(s.head, {})[s.protocol] = None
     out = []
     for title, protocols in by_title.items():

@@ -15,13 +15,13 @@ from regbench.text import counted, few
 
 _RETRIEVAL = "retrieval_recall1"  # the leading score where no image has a label
 _LEAST_POINTS = 0.5  # a smaller difference is worth no further seeds
-_LONGER = 4  # times the epochs of a longer training
+_LONGER = 4  # factor on the epochs for a longer training
 
 
 def answer(summary: Summary) -> list[str]:
     """Answer which methods lead, by how much, and what to do next, in at most five sentences.
 
-    Empty where a task has no two methods, or no untrained row, with an accuracy in per cent.
+    Empty unless a task has two methods and an untrained row with an accuracy in per cent.
     """
     names = [name for name in (*LEADING, _RETRIEVAL) if name in summary.leading]
     names = [name for name in names if summary.scores[name].unit == "%"]
@@ -38,7 +38,7 @@ class _Answer:
         names: Names of the leading scores; methods are ordered by the last.
         methods: Rows that have these scores, the best first.
         leaders: Those that are significantly better than each untrained row, by each score.
-        first: The best of the leaders, or of all methods without any.
+        first: The best of the leaders, or of all methods if there are no leaders.
         gains: For each score the best untrained row, and how far the first is above it.
         others: How far the first is above each other method by the last score, the best first.
         alike: Others that are not significantly different from the first.
@@ -207,8 +207,8 @@ def _train_s(row: Row) -> float:
 
 
 def _unit_s(summary: Summary, row: Row) -> float:
-    """Return the seconds of training of a further seed of a row, or of a further search with its
-    final seeds.
+    """Return the training seconds of one more seed of a row, or of one more search with its final
+    seeds.
     """
     entry = summary.chosen(row) if summary.unit == "search" else None
     if entry is None:
@@ -219,7 +219,7 @@ def _unit_s(summary: Summary, row: Row) -> float:
 
 
 def _time(seconds: float) -> str:
-    """Format a time of training; empty where nothing was measured."""
+    """Format a time of training; empty if nothing was measured."""
     unit = time_unit(seconds)
     text = f" ({seconds / unit.divisor:.{unit.decimals}f} {unit.name} of training)"
     return text if seconds > 0 else ""

@@ -13,14 +13,14 @@ from regbench.benchmark.rundir.record import Record
 Settings = tuple[tuple[str, str], ...]
 """Full names and values of settings."""
 
-# How a setting that varies is called in a table's head, where its own name is not it.
+# Names that a table's head has for settings that vary, in place of their own.
 SETTING_NAMES = {"embedding_dim": "q", "batch_size": "batch", "epochs": "epochs"}
 
 # Tuned for each method, or without effect on the result: these do not make another setting.
 _TUNED = ("method.", "optimizer.", "seed", "external.", "baseline")
 
-# The part of the evaluation that accuracies of a leaderboard depend on; other protocols say beside
-# their scores what they did.
+# The part of the evaluation that accuracies of a leaderboard depend on; other protocols are stated
+# beside their scores.
 _EVALUATION = (
     *("evaluation.knn.", "evaluation.probe.", "evaluation.select_on"),
     "evaluation.precision",
@@ -35,7 +35,7 @@ _TRAINING_ONLY = (
     *("network.momentum", "network.statistics"),
 )
 
-# A table shows the first of these where two settings tell the same cells apart.
+# If two settings distinguish the same rows, a table shows the one that is first here.
 _SHOWN_FIRST = (
     *("embedding_dim", "batch_size", "augmentation.name", "epochs"),
     *("network.teacher", "network.predictor.depth"),
@@ -46,8 +46,8 @@ _SHOWN_FIRST = (
 # names.
 @functools.cache
 def is_setting(key: str) -> bool:
-    """Return True if a full name is of the setting of a comparison, not of a hyperparameter or of
-    one protocol.
+    """Return True if a full name belongs to the setting of a comparison, not to a hyperparameter or
+    a single protocol.
     """
     if key == "optimizer.name":  # another optimizer is another setting; its numbers are tuned
         return True
@@ -58,7 +58,7 @@ def is_setting(key: str) -> bool:
 
 
 def configuration_settings(record: Record) -> Settings:
-    """Return all settings but the seed, and how the run was evaluated beside what is compared."""
+    """Return all settings except the seed and those of evaluations that are not compared."""
     found = []
     for key, value in record.settings.items():
         is_compared = not key.startswith("evaluation.") or key.startswith(_EVALUATION)
@@ -68,7 +68,7 @@ def configuration_settings(record: Record) -> Settings:
 
 
 def reference_settings(record: Record) -> tuple[Settings, Settings]:
-    """Return what makes the row and the configuration of a record that is of no method."""
+    """Return the settings of the row and of the configuration of a record that is no method's."""
     if record.untrained:  # neither a method nor its projector touches the representation
         return (), ()
     row, configuration = row_settings(record), configuration_settings(record)
@@ -82,17 +82,17 @@ def reference_settings(record: Record) -> tuple[Settings, Settings]:
 
 
 def row_settings(record: Record) -> Settings:
-    """Return the settings that are the same of two records of one method in one row."""
+    """Return the settings that all records in one row of a method share."""
     return tuple(item for item in record.settings.items() if is_setting(item[0]))
 
 
 def task_of(record: Record, settings: Settings | None = None) -> tuple[bool, Settings]:
-    """Return what is the same of two records whose accuracies compare: whether the test split
-    chose, and settings.
+    """Return what records must share for their accuracies to compare: whether the test split chose,
+    and settings.
 
     Args:
         record: The record.
-        settings: Settings of the row (`row_settings`), where they are known.
+        settings: Settings of the row (`row_settings`), if they are known.
     """
     of_task = []
     for key, value in row_settings(record) if settings is None else settings:
@@ -102,7 +102,7 @@ def task_of(record: Record, settings: Settings | None = None) -> tuple[bool, Set
 
 
 def varying_settings(settings: Iterable[Settings]) -> list[str]:
-    """Find the settings that tell rows apart, without those that say the same twice."""
+    """Find the settings that distinguish rows, without redundant ones."""
     rows = list(map(dict, dict.fromkeys(settings)))
     others = set().union(*rows) - set(_SHOWN_FIRST)
     shown: list[str] = []
@@ -110,7 +110,7 @@ def varying_settings(settings: Iterable[Settings]) -> list[str]:
     for key in [*_SHOWN_FIRST, *sorted(others)]:
         told_by = (*shown, key)
         apart = len({tuple(map(row.get, told_by)) for row in rows})
-        # A setting that divides no group further says again what those that are shown say.
+        # A setting that divides no group further adds nothing to those that are shown.
         if apart > groups:
             shown.append(key)
             groups = apart
@@ -128,7 +128,7 @@ def _short_name(key: str) -> str:
 
 
 def setting_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return what tables call each of some settings: the full name where two would be called
+    """Return what tables call each of some settings: the full name if two would be called
     the same.
     """
     names = {key: _short_name(key) for key in keys}

@@ -1,4 +1,4 @@
-"""Means with their deviations, and the parts of these that seeds, searches and machines bring."""
+"""Means with their deviations, and the shares of seeds, searches and machines in these."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def nested_deviations(rows: Iterable[Mapping[Any, Sequence[float]]]) -> tuple[fl
         within_freedom += int(counts.sum()) - len(row)
         between += float(counts @ (means - np.average(means, weights=counts)) ** 2)
         between_freedom += len(row) - 1
-        # The sum of n₀, each with its degrees of freedom: n₀ is the number of runs where all groups
-        # have as many.
+        # The sum of n₀ times the degrees of freedom. If all groups have the same number of runs, n₀
+        # is this number.
         size += float(counts.sum() - np.square(counts).sum() / counts.sum())
     if not within_freedom or not between_freedom:
         return None
     of_run = within / within_freedom
     of_group = (between / between_freedom - of_run) / (size / between_freedom)
-    # A difference of two estimates, which is below 0 by chance where groups hardly differ.
+    # A difference of two estimates, which may be below 0 by chance if groups hardly differ.
     return math.sqrt(of_run), math.sqrt(max(0.0, of_group))

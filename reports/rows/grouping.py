@@ -42,10 +42,10 @@ def summarize(
     come last.
 
     Args:
-        records: The good ones.
+        records: Good records.
         missing: Cells that are planned or have begun and have no record.
         choices: Choices of tunings, by the path of their `tuning_choice.json`.
-        short: Good ones too, of trainings that are steps of a search.
+        short: Good records of trainings that are steps of a search.
     """
     settings = {record: row_settings(record) for record in records}
     tasks: dict[tuple[bool, Settings], list[Record]] = {}
@@ -75,7 +75,7 @@ def summarize(
 
 
 def _name(summaries: Sequence[Summary]) -> None:
-    """Name each task by its sweeps, and by its data set and backbone where others have the same
+    """Name each task by its sweeps, and by its data set and backbone if others have the same
     sweeps.
     """
     shared = Counter((summary.sweeps, summary.on_test) for summary in summaries)
@@ -122,10 +122,10 @@ def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
             of_methods.add(row)
         seeds = groups.setdefault((record.label, row), {}).setdefault(configuration, {})
         known = seeds.get(record.seed)
-        # Cells may differ in how they were evaluated beside.
+        # Cells may differ in further evaluations.
         if known is None or len(record.scores) >= len(known.scores):
             seeds[record.seed] = record
-    # A reference shows what tells its own rows apart, and a method all that varies.
+    # A reference shows the settings in which rows of one reference differ, a method all that vary.
     own = []
     for rows in of_references.values():
         own += varying_settings(rows)
@@ -154,14 +154,14 @@ def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
 def _choose(
     configurations: Sequence[Configuration], score: str, split: str
 ) -> Configuration | None:
-    """Find the first configuration with the best score for selection; None if several are and
-    not all have one.
+    """Find the first configuration with the best score for selection; None if there are several and
+    not all have a score.
     """
     alive = [configuration for configuration in configurations if configuration.final]
-    # One that diverges with any seed is not one to recommend.
+    # A configuration that diverges with any seed cannot be recommended.
     alive = [configuration for configuration in alive if not configuration.diverged] or alive
     if len(alive) < 2:
-        # One stands for the method though all diverged, so that the table says that it did.
+        # If all diverged, one still stands for the method, so that the table says so.
         failed = [configuration for configuration in configurations if configuration.failed]
         return [*alive, *failed, *configurations][0]
     means = {}
@@ -179,15 +179,16 @@ def _row(
     varying: Sequence[str],
     shown: Sequence[str],
 ) -> Row:
-    """Make the row of a configuration, or of what all searches of a repeated tuning chose, with
-    those of the settings that vary in its task which it shows.
+    """Make the row of a configuration, or of what all searches of a repeated tuning chose.
+
+    Of the settings `varying` in its task, it has values for those in `shown`.
     """
     tunings = set(map(_repeated_tuning, chosen.records)) - {None}
     records: list[Record] = []
     for configuration in configurations:
         of_tuning = [each for each in configuration.records if _repeated_tuning(each) in tunings]
         searches = {record.search for record in of_tuning}
-        # By the seed, because a run that diverged need not say what chose it.
+        # By the seed, because a run that diverged may not say what chose it.
         records += [record for record in configuration.records if record.seed // APART in searches]
     records = records or list(chosen.records)
     settings = {}
@@ -201,16 +202,14 @@ def _row(
 
 
 def _repeated_tuning(record: Record) -> str | None:
-    """Return the digest of the choices of the repeated tuning that a record is of; None if it
-    is of none.
-    """
+    """Return the digest of the choices of a record's repeated tuning; None if it has none."""
     if record.search is None:
         return None
     return str(record.choice["hyperparameters"]["sha256"])
 
 
 def _order(row: Row, headline: Score | None) -> tuple[bool, float]:
-    """Return what puts the best row first, and what is no method last."""
+    """Return a sort key that puts the best row first, and rows that are no methods last."""
     found = row.score(headline.name) if headline else None
     if headline is None or found is None:
         return row.is_reference, math.inf
@@ -229,17 +228,17 @@ def _place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> 
                 tasks.append(summary)
                 if cell.failure:
                     summary.failures.append(cell)
-        # Nobody knows where a cell will stand whose plan fits two tasks.
+        # If a plan fits two tasks, nobody knows where its cell will stand.
         if cell.label and len(tasks) == 1:
-            # One group of all sweeps, as several may plan the same cells.
+            # One group over all sweeps, because several may plan the same cells.
             groups.setdefault((tasks[0], (cell.label, *sorted(cell.plan.items()))), []).append(cell)
     for (task, _), cells in groups.items():
         _place(task, cells)
 
 
 def _place(summary: Summary, cells: Sequence[Missing]) -> None:
-    """Count cells of one plan as missing in their row, or make a row of what is missing where
-    there is none.
+    """Count cells of one plan as missing in their row, or make a missing row of them if there is
+    none.
     """
     plan, label = cells[0].plan, cells[0].label
     finished = {record.cell_id for record in summary.records}
@@ -251,8 +250,8 @@ def _place(summary: Summary, cells: Sequence[Missing]) -> None:
             settings = {key: row.first.cell[key] for key in SETTING_NAMES}
         if row.label == label and _agrees(plan, settings):
             fitting.append(place)
-    # Rows that differ in what no plan states cannot be distinguished here, so a cell of several is
-    # not counted.
+    # Rows that differ in what no plan states cannot be distinguished here, so a cell that fits
+    # several is not counted.
     if len(fitting) == 1:
         row = summary.rows[fitting[0]]
         more = seeds - {record.seed for record in row.records}

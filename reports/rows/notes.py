@@ -25,7 +25,7 @@ little.
 
 
 def task_notes(summary: Summary) -> list[str]:
-    """List what a reader must know of a task beside its numbers."""
+    """List what a reader must know about a task besides its numbers."""
     notes = []
     if summary.on_test:
         notes.append(
@@ -150,7 +150,7 @@ def way_notes(summary: Summary) -> list[str]:
         "The share of the way: 100 is the same network supervised, and 0 the best of the rows that "
         f"nothing was trained for: by {', by '.join(ends)}."
     ]
-    # A list: a stranger's cell holds anything, such as what has no hash.
+    # A list, because a stranger's cell may hold anything, such as a value without a hash.
     named = [row.first.cell.get("baseline") for row in summary.rows]
     has_both = "hog" in named and "random_patches" in named
     if CONTENT not in summary.leading and not has_both:
@@ -161,8 +161,8 @@ def way_notes(summary: Summary) -> list[str]:
 
 
 def _leads_of_labels(summary: Summary) -> Iterator[tuple[Score, Row, float]]:
-    """Yield each leading score that both have, the best untrained row, and by how much the
-    supervised one is better, to a tenth.
+    """Yield each leading score that untrained and supervised rows have, the best untrained row, and
+    by how much the supervised one is better, to a tenth.
     """
     for name in summary.leading:
         score, trivial = summary.scores[name], summary.best_trivial(name)
@@ -248,8 +248,7 @@ def power_notes(summary: Summary) -> list[str]:
     if headline is None or summary.scores[headline].unit != "%":
         return []
     tukey = summary.tukey(headline)
-    # One row has no variance of its own, and scores without any would promise to find any
-    # difference.
+    # A single row has no variance, and scores without any would promise to find every difference.
     if not tukey.deviation > 0:
         return []
     title, found = summary.scores[headline].title, tukey.power.detectable(tukey.seeds)
@@ -275,9 +274,7 @@ def power_notes(summary: Summary) -> list[str]:
 
 
 def _repeated(summary: Summary) -> str:
-    """Describe what repeated searches make of the numbers, and how much of the variance is
-    theirs.
-    """
+    """Describe what numbers mean if searches were repeated, and the searches' share of variance."""
     methods = [row for row in summary.methods if row.repeated]
     if not methods:
         return ""
@@ -309,8 +306,8 @@ def _machines(summary: Summary) -> str:
         models: set[str] = set()
         groups: list[dict[str, list[float]]] = []
         for row in summary.methods:
-            # Runs of one search are compared, so that what the search gives does not count as the
-            # machine's.
+            # Only runs of the same search are compared, so that differences between searches do not
+            # count as the machine's.
             searches: dict[int | None, dict[str, list[float]]] = {}
             for record in row.records:
                 value = record.score(name, "test")

@@ -24,13 +24,13 @@ def power_text(planned: Sequence[Planned], points: float, trials: int | None) ->
     sweep, if scores scatter as on Fashion-MNIST.
 
     Args:
-        planned: Cells to compare. Those of a row differ in their seeds, and where it is tuned in
-            hyperparameters.
+        planned: Cells to compare. Those of a row differ in their seeds, and in hyperparameters if
+            it is tuned.
         points: The difference in percentage points.
         trials: Trainings of a search; None: as many as the grid has configurations of a row.
 
     Raises:
-        RegbenchError: If there is one row.
+        RegbenchError: If there is only one row.
     """
     cells = [entry.cell for entry in planned]
     groups = grouped(cells, {})

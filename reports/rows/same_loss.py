@@ -1,9 +1,9 @@
 """Rows of one loss under two names: A/A tests that a comparison holds for free.
 
 docs/identities.md says which methods are the same. Here each of these losses is written in common
-terms: a factor times λ mean (z₁ − z₂)² plus the energy of a kernel, less a constant. Rows with the
+terms: factor × (λ mean (z₁ − z₂)² + energy of a kernel), up to a constant. Rows with the
 same kernel, λ and other settings then have gradients that differ by the ratio of their factors
-alone. z are unit embeddings; beside a predictor or a teacher z₁ is a prediction and z₂ a target.
+alone. z are unit embeddings; with a predictor or a teacher z₁ is a prediction and z₂ a target.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from regbench.reports.rows.notes import UNITS
 from regbench.reports.rows.summary import Row, Summary
 
 _NONE, _LINEAR, _QUADRATIC, _CANDIDATES = "0", "u·v", "(u·v)²", "log Σ exp(u·v/τ)"
-_TOLERANCE = 1e-6  # of weights that somebody has rounded, as q/ρ
+_TOLERANCE = 1e-6  # for weights that somebody has rounded, such as q/ρ
 _MOST_ORDERS = 20  # nobody lists more weights of SFRIK, and an untrusted cell may have any number
 
 
 @dataclass(frozen=True)
 class CommonTerms:
-    """A loss as factor × (λ mean (z₁ − z₂)² + energy of a kernel) + constant; of TiCo the gradient
-    is meant.
+    """A loss as factor × (λ mean (z₁ − z₂)² + energy of a kernel) + constant; for TiCo, one with
+    the same gradient.
 
     Attributes:
         kernel: The kernel.
@@ -132,12 +132,12 @@ class Pair:
 
 
 def common_terms(cell: Mapping[str, Any]) -> CommonTerms | None:
-    """Write the loss of a cell, plain data, in common terms; None for a loss that no other is."""
+    """Write the loss of a cell, plain data, in common terms; None if no other loss equals it."""
     try:
         method = cell["method"]
         write = _TERMS.get(method["name"])
         views = sum(kind["count"] for kind in cell["augmentation"]["views"].values())
-        # It aligns views with their mean, so of more than two it is another loss.
+        # spherical_mmd aligns views with their mean, so with more than two it is another loss.
         if write is None or (write is _of_spherical and views != 2):
             return None
         terms = write(method, cell["embedding_dim"])
@@ -167,14 +167,14 @@ def same_losses(summary: Summary) -> list[Pair]:
 def same_loss_marks(summary: Summary) -> dict[Row, str]:
     """Return the sign behind the name of each row of a pair: ≡, or ≈ for up to weights."""
     marks: dict[Row, str] = {}
-    # The pairs that are equal come last, so that ≡ stands where a row has a pair of both kinds.
+    # Equal pairs come last, so that a row in pairs of both kinds gets ≡.
     for pair in sorted(same_losses(summary), key=lambda pair: pair.equal):
         marks |= dict.fromkeys((pair.one, pair.other), "≡" if pair.equal else "≈")
     return marks
 
 
 def same_loss_notes(summary: Summary) -> list[str]:
-    """Describe how far apart luck, or the search, has put each two rows of one loss."""
+    """Describe how far luck, or the search, has put the two rows of each pair apart."""
     notes = []
     for pair in same_losses(summary):
         names, apart = f"{pair.one.name} and {pair.other.name}", _differences(summary, pair)
@@ -212,7 +212,7 @@ def _differences(summary: Summary, pair: Pair) -> str:
 
 
 def _unlike(pair: Pair) -> str:
-    """Describe what is not equal of a pair."""
+    """Describe how the rows of a pair differ."""
     if pair.one.repeated or pair.other.repeated:
         return "several searches"
     a, b = (terms.alignment_weight for terms in pair.terms)
@@ -224,7 +224,7 @@ def _unlike(pair: Pair) -> str:
 def _trained_alike(one: Row, other: Row) -> bool:
     """Return True if nothing but the method differs.
 
-    Of several searches each chose settings of its own.
+    False for rows of several searches, because each search chose its own settings.
     """
     if one.repeated or other.repeated:
         return False
@@ -235,8 +235,8 @@ def _trained_alike(one: Row, other: Row) -> bool:
 
 
 def _same_step(one: Row, a: CommonTerms, b: CommonTerms) -> bool:
-    # A factor of the loss is one of SGD's learning rate; other optimizers take it out of the step,
-    # all or nearly all.
+    # A factor of the loss is one of SGD's learning rate. With other optimizers, the step depends
+    # on it little or not at all.
     if one.first.settings.get("optimizer.name") == "sgd" and not math.isclose(a.factor, b.factor):
         return False
     return math.isclose(a.alignment_weight, b.alignment_weight, rel_tol=_TOLERANCE)

@@ -21,12 +21,12 @@ Array = NDArray[np.float64]
 
 LEVEL = 0.05
 
-# The usual choice of who plans a comparison: one true difference in five is missed.
+# The usual choice when a comparison is planned: one true difference in five is missed.
 POWER = 0.8
 
 MIN_PAIRS = 3
 
-# Below this, SciPy's integral gives its rounding.
+# Below this, SciPy's integral is only rounding.
 _LEAST_CHANCE = 1e-12
 
 
@@ -69,7 +69,7 @@ class Tukey:
     def __init__(self, scores: Sequence[Mapping[int, float]]) -> None:
         """Fit rows that are given as seed -> score.
 
-        One with fewer seeds than `MIN_PAIRS` does not count.
+        A row with fewer seeds than `MIN_PAIRS` does not count.
         """
         seeds = sorted(set().union(*scores))
         self._scores = np.full((len(scores), len(seeds)), np.nan)
@@ -87,9 +87,9 @@ class Tukey:
         if self.freedom > 0:
             self.deviation = math.sqrt(float(np.nansum(remainders**2)) / self.freedom)
         # The variance of each row's own remainders. A row takes its share of what the seeds give,
-        # so that its squares are too few by 1 - 1 / rows.
+        # which makes its squares too small by the factor 1 - 1 / rows.
         self._own = np.full(len(scores), np.nan)
-        # Of a seed that no other row has nothing remains, however much its row scatters.
+        # A seed that no other row has leaves no remainder, however much its row scatters.
         known = ~np.isnan(remainders)
         paired = np.sum(known & (known.sum(axis=0) > 1), axis=1)
         squares = np.nansum(remainders**2, axis=1) / np.maximum(paired - 1, 1)
@@ -100,7 +100,7 @@ class Tukey:
         differences = np.round(self._scores[one] - self._scores[list(others)], 9)
         shared = ~np.isnan(differences)
         pairs = np.sum(shared, axis=1)
-        # Of rows that share no seed, of scores without any variance.
+        # Rows that share no seed and scores without variance lead to divisions by 0.
         with np.errstate(divide="ignore", invalid="ignore"):
             means = np.sum(differences, axis=1, where=shared) / pairs
             own = (self._own[one] + self._own[list(others)]) / 2
@@ -122,7 +122,7 @@ class Tukey:
         """The least difference of two means over `MIN_PAIRS` seeds that is significant; NaN where
         nothing is tested.
 
-        It is that of rows which scatter as all rows do on average: of others it is less or more.
+        It holds for rows that scatter as all rows do on average: for others it is less or more.
         """
         if math.isnan(self.deviation):
             return math.nan
@@ -141,7 +141,7 @@ def _remainders(scores: Array) -> tuple[Array, int]:
         The remainders, of the same shape, and their degrees of freedom.
     """
     if len(scores) < scores.shape[1]:
-        # Rows and seeds are alike here, and the fit takes the cube of the seeds.
+        # Rows and seeds can be exchanged here, and the fit takes time with the cube of the seeds.
         remainders, freedom = _remainders(scores.T)
         return remainders.T, freedom
     known = ~np.isnan(scores)
@@ -152,8 +152,8 @@ def _remainders(scores: Array) -> tuple[Array, int]:
     # seeds are taken without the means of their rows, so that what remains is of the seeds alone.
     # Rows may lack seeds, and so averages would not do.
     equations = np.diag(known.sum(axis=0)) - (known / seeds_of).T @ known
-    # The columns add up to 0, as a shift of all seeds is one of the rows' means. So the rank is one
-    # short at least, and singular values below a billionth of the largest are rounding.
+    # The columns add up to 0, as a shift of all seeds shifts only the rows' means. So the rank is
+    # one short at least, and singular values below a billionth of the largest are rounding.
     of_seeds, _, rank, _ = np.linalg.lstsq(equations, centred.sum(axis=0), rcond=1e-9)
     means = (known @ of_seeds)[:, None] / seeds_of
     # Scores are stated to a hundredth at most: what is below a billionth is rounding.
@@ -197,7 +197,7 @@ class Power:
         """Return how many seeds each row needs for `detectable` to be such a difference,
         `MIN_PAIRS` at least.
         """
-        # With the variance known for sure fewer would do: the search begins there.
+        # If the variance were known exactly, fewer seeds would do: the search begins there.
         of_one_seed = critical_range(self.rows, math.inf) * self.typical
         of_one_seed += NormalDist().inv_cdf(POWER) * self.deviation * math.sqrt(2)
         seeds = max(MIN_PAIRS, math.ceil((of_one_seed / difference) ** 2))
@@ -280,16 +280,16 @@ class Best:
 
     @property
     def tested(self) -> int:
-        """Number of rows that were held against the best."""
+        """Number of rows that were tested against the best."""
         return len(self.p) - len(self.untested)
 
     @property
     def untested(self) -> tuple[int, ...]:
-        """Positions of those that share too few seeds with it."""
+        """Positions of the rows that share too few seeds with the best."""
         return tuple(i for i, p in self.p.items() if math.isnan(p))
 
     def reason(self, i: int) -> str:
-        """Explain why a row is among them, or is not; empty where it has no score."""
+        """Explain why a row is among the best, or is not; empty if it has no score."""
         if i == self.top:
             return "the best mean of this column"
         if i not in self.p:
@@ -322,6 +322,6 @@ def best(tukey: Tukey, *, higher_is_better: bool = True) -> Best:
     others = [i for i in means if i != top]
     compared = tukey.compare(top, others)
     p = {i: found.p for i, found in zip(others, compared, strict=True)}
-    # A row that cannot be tested, with p NaN, is not said to be as good.
+    # A row that cannot be tested, with p NaN, does not count as equally good.
     alike = {i for i, value in p.items() if value > LEVEL}
     return Best(frozenset(equal | alike | {top}), top, p, tukey.least)

@@ -4,7 +4,7 @@ belong to.
 A *configuration* is a cell without its seed. A *row* is a method in one setting (embedding
 dimension, batch size, epochs and the like). Where several configurations were tried for a row, the
 one with the highest mean weighted-kNN top-1 on the tuning split stands for it, which is the paper's
-protocol. `grouping` makes them of records.
+protocol. `grouping` makes them from records.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # The scores that a leaderboard shows and the figures draw, where they were measured; the last one
-# orders the rows. Where there is none of them, R² of the content does.
+# orders the rows. Without any of them, R² of the content does.
 LEADING = ("knn_top1", "linear_top1")
 CONTENT = "content_r2"
 
-# Stands for a number that there is not.
+# Stands for a missing number.
 DASH = "–"
 
 
@@ -100,7 +100,7 @@ class Configuration:
     def score(self, name: str, split: str = "test") -> Stat | None:
         """Return the statistics of a score over the seeds.
 
-        Where searches were repeated, over the means of each.
+        If searches were repeated, they are over the mean of each search.
         """
         if self.repeated:
             return stat(self.by_unit(name, split).values())
@@ -128,7 +128,7 @@ class Configuration:
 
     @_kept
     def cost(self, name: str) -> Stat | None:
-        """Return the statistics of a cost over the seeds; None of an untrained network.
+        """Return the statistics of a cost over the seeds; None for an untrained network.
 
         Diverged cells do not count.
         """
@@ -156,7 +156,7 @@ def mean_of(row: Configuration, name: str) -> float:
     return found.mean
 
 
-# With the equality of a configuration, as settings are a dict, which has no hash.
+# eq=False keeps equality and hash of a configuration: settings are a dict, which has no hash.
 @dataclass(frozen=True, eq=False)
 class Row(Configuration):
     """The configuration that stands for a method in one setting.
@@ -201,15 +201,15 @@ class Summary:
     Attributes:
         sweeps: Names of the sweeps.
         records: The good records, each cell once.
-        name: The sweeps that the cells come from, with the task where others have the same.
+        name: The sweeps that the cells come from, with the task if others have the same sweeps.
         choices: Choices of the tunings of these cells, by the path of their file.
         varying: The settings in which its trained cells differ, by their full names.
         configurations: All configurations tried, in the order of their labels.
         rows: One per method and setting, best first; those that are no methods come last.
-        unchosen: Methods of which nothing chose among several configurations, with their number.
+        unchosen: Methods with several configurations among which nothing chose, with their number.
         waiting: Methods that were tuned and have no final score yet, with the number of their
             configurations.
-        missing: Rows of which nothing is finished.
+        missing: Rows without a finished cell.
         failures: Cells whose last attempt failed.
         short: Configurations that searches trained for fewer epochs than what they chose; the
             others have none of them.
@@ -242,22 +242,21 @@ class Summary:
 
     @functools.cached_property
     def scores(self) -> dict[str, Score]:
-        """One score of each name, for what most share, in the order of the records.
+        """One score of each name, described as in most records, in the order of the records.
 
-        What has no best comes last.
+        Scores without a best value come last.
         """
         described: dict[str, dict[tuple[str, str, bool | None], list[Score]]] = {}
         for record in self.records:
             for score in record.scores:
                 about = score.title, score.unit, score.higher_is_better
                 described.setdefault(score.name, {}).setdefault(about, []).append(score)
-        # One record does not say what a score is for all: a bundle of somebody else may hold
-        # anything.
+        # A single record cannot decide what a score is: somebody else's bundle may hold anything.
         usual = [max(alike.values(), key=len)[0] for alike in described.values()]
         usual.sort(key=lambda score: score.higher_is_better is None)
         scores = {score.name: score for score in usual}
         for name, score in scores.items():
-            if name.startswith("style_r2"):  # records of the past call it good to keep the style
+            if name.startswith("style_r2"):  # older records call it good to keep the style
                 scores[name] = replace(score, higher_is_better=False)
         return scores
 
@@ -281,7 +280,7 @@ class Summary:
 
     @property
     def headline(self) -> str | None:
-        """The score that orders the rows; None where there is none."""
+        """The score that orders the rows; None if there is none."""
         return self.leading[-1] if self.leading else None
 
     @property
@@ -315,7 +314,7 @@ class Summary:
         """Find the rows with the best mean of a test score, or one that is not significantly
         different from it.
 
-        None without a best.
+        No rows if the score has no best value.
         """
         higher = self.scores[name].higher_is_better
         return Best() if higher is None else best(self.tukey(name), higher_is_better=higher)
@@ -325,8 +324,8 @@ class Summary:
         """Fit the test of all pairs of rows by a test score."""
         scores: list[dict[int, float]] = []
         for row in self.rows:
-            # Labels are no method's competitor: with such a row in it, the test would be of labels
-            # against the rest.
+            # Methods do not compete with labels: with the supervised row, the test would compare
+            # labels with the rest.
             is_supervised = row.is_reference and not row.untrained
             scores.append({} if is_supervised else row.by_unit(name))
         return Tukey(scores)
@@ -339,7 +338,7 @@ class Summary:
         known = [budget for budget in stated if budget is not None]
         if not known:
             return row.tried if row.tried > 1 else None
-        # The record states the largest budget of its tuning; the tuning's own choice says it of
+        # The record states the largest budget of its tuning; the tuning's own choice states that of
         # each method.
         entry = self.chosen(row)
         return int(known[0]) if entry is None else len(entry.ranking)
@@ -362,8 +361,8 @@ class Summary:
         return max(found, key=lambda row: sign * mean_of(row, name), default=None)
 
     def supervised(self, name: str) -> Row | None:
-        """Find the supervised row, trained by cross-entropy, if it has a test score: of several
-        the one that was trained as long as a method.
+        """Find the supervised row, trained by cross-entropy, that has a test score: if there are
+        several, one that was trained as long as a method.
         """
         found = []
         for row in self.rows:

@@ -59,7 +59,7 @@ class Comparison:
 
 
 def over_tasks(summaries: Sequence[Summary]) -> Comparison | None:
-    """Compare methods over the tasks of a report; None where no two tasks have three methods in
+    """Compare methods over the tasks of a report; None if no two tasks have three methods in
     common.
 
     Rows that were chosen on the test split take no part.
@@ -92,7 +92,7 @@ def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
         having = {label: by_run for label, by_run in scores.items() if by_run}
         if len(having) >= MIN_METHODS:
             scored[name] = having
-    # One task that has other methods, or few, takes nothing from the rest.
+    # A task that has other methods, or few, must not cost the rest its methods.
     while len(scored) > MIN_TASKS:
         methods = len(_in_all(scored))
         without = {name: len(_in_all(scored, but=name)) for name in reversed(scored)}
@@ -126,6 +126,6 @@ def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
 
 
 def _in_all(tasks: Mapping[str, Mapping[str, ByRun]], but: str = "") -> set[str]:
-    """Return the methods that all tasks have, but for one of them."""
+    """Return the methods that all tasks have, not counting the task `but`."""
     found = [set(scores) for name, scores in tasks.items() if name != but]
     return set.intersection(*found) if found else set()

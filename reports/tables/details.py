@@ -32,8 +32,8 @@ SIGNIFICANCE_ROWS = 40
 
 
 def accuracy_table(summary: Summary) -> Table:
-    """Make the table of every score of the test split but probes of factors, and of those of
-    the tuning split that selection saw.
+    """Make the table of every score of the test split except probes of factors, and of the scores
+    of the tuning split that selection saw.
     """
     # Probes of factors have a table of their own.
     named = [name for name, score in summary.scores.items() if score.probe is None]
@@ -74,7 +74,7 @@ def significance_frame(summary: Summary) -> pd.DataFrame:
     out: list[dict[str, Any]] = []
     for name in reversed(summary.leading):
         places = [i for i, row in enumerate(summary.methods) if row.by_unit(name)]
-        # One call for each row, of it with all below: hundreds of rows have tens of thousands of
+        # Each call compares a row with all below it: hundreds of rows have tens of thousands of
         # pairs.
         while len(places) > 1:
             one = places.pop(0)

@@ -62,7 +62,7 @@ def _places(configuration: Configuration) -> list[str]:
 
 
 def _order(summary: Summary, configuration: Configuration, row: Row | None) -> tuple[Any, ...]:
-    """Return what orders the lines: within each method and setting, what stands in the leaderboard
+    """Return the sort key of a line: within each method and setting, what stands in the leaderboard
     comes first, then the best score.
     """
     score = configuration.score(summary.selection, summary.selection_split)
@@ -75,7 +75,7 @@ def _texts(
     summary: Summary, configuration: Configuration, row: Row | None, varying: Sequence[str]
 ) -> list[str]:
     """Fill the line of a configuration."""
-    # Not each run says what chose it, so the first that says it is asked.
+    # Not every run says what chose it, so the first that does is taken.
     stated = [record.choice.get("hyperparameters") for record in configuration.records]
     how = next(filter(None, stated), {})
     tried = how.get("budget")
@@ -104,7 +104,7 @@ def _varying(trained: Sequence[Configuration]) -> list[str]:
         tuned = key.startswith(("method.", "optimizer.", "evaluation.")) and not is_setting(key)
         if tuned and key not in ("method.name", "evaluation.protocols"):
             values[key] = {configuration.first.settings.get(key) for configuration in trained}
-    # A method's own values are what a reader copies, so all are shown; what no run varies of the
-    # rest says nothing.
+    # A reader copies a method's own values, so all are shown. Other settings are shown if runs vary
+    # them.
     own = [key for key in values if key.startswith("method.")]
     return own + [key for key in values if key not in own and len(values[key]) > 1]

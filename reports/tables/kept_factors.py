@@ -41,7 +41,7 @@ def factors_tables(summary: Summary) -> list[Table]:
 
 
 def factors_frame(summary: Summary) -> pd.DataFrame:
-    """Make the same as numbers; empty where no factor was probed.
+    """Make the same tables as numbers; empty if no factor was probed.
 
     Returns:
         Columns label and the settings that vary, layer, factor, measure ("R²" or "accuracy, %"),
@@ -70,7 +70,7 @@ def _layers(summary: Summary) -> dict[str, dict[str, Score]]:
 
 
 def _probed(summary: Summary, scores: dict[str, Score]) -> list[Row]:
-    """List the rows of which any of some probes was made on the test split."""
+    """List the rows that have any of some probes on the test split."""
     return [row for row in summary.rows if any(row.score(score.name) for score in scores.values())]
 
 

@@ -57,8 +57,8 @@ _COSTS = (
 def leaderboard(summary: Summary) -> Table:
     """Make the leaderboard: accuracy on the test split, gain on trivial rows, and cost.
 
-    What is planned and has no result yet stands below, with dashes. Published numbers have a column
-    where a row is a recipe's or an experiment of the SFRIK paper.
+    Rows that are planned and have no result yet stand below, with dashes. Published numbers have a
+    column if a row is a recipe's or an experiment of the SFRIK paper.
     """
     measured = []
     for name in DECIMALS_AT_END:
@@ -72,7 +72,7 @@ def leaderboard(summary: Summary) -> Table:
     for spare, name in enumerate(measured, start=2):
         # A narrow terminal keeps accuracies, time and memory of the loss, and does without these.
         columns.append((Column(name.replace("_", " "), spare=spare), partial(_at_end, name)))
-    # The memory of the loss tells methods apart: a narrow terminal can do without the other.
+    # The memory of the loss distinguishes methods: a narrow terminal can do without peak memory.
     rows, has_loss_memory = summary.rows, largest(summary.rows, "loss_extra_bytes") > 0
     columns += [
         cost_column(rows, "train_s", "train time", mean),
@@ -125,7 +125,7 @@ def _gain_column(summary: Summary, name: str, trivial: Row) -> Filled:
 
 
 def accuracies(summary: Summary, names: Sequence[str], suffix: str = "") -> list[Filled]:
-    """Make a column for each of some test scores; bold is where no row is known to be better."""
+    """Make a column for each of some test scores; bold means that no row is known to be better."""
     places = {row: place for place, row in enumerate(summary.rows)}
 
     def fill(name: str, row: Row) -> Entry:
@@ -148,7 +148,7 @@ def _seeds(row: Row) -> str:
         runs += f" of {len(row.records) + row.missing}"
     if not row.repeated:
         return runs
-    # A record without a search counts as none.
+    # A record without a search does not count.
     searches = len({record.search for record in row.records} - {None})
     return f"{runs} in {searches}"
 
@@ -197,7 +197,7 @@ def _numbers(summary: Summary) -> pd.DataFrame:
 
 
 def _settings(summary: Summary, label: str, settings: dict[str, str]) -> dict[str, object]:
-    # In a column of numbers what is not known stays empty.
+    # In a column of numbers, unknown values stay empty.
     known = {name: value for name, value in settings.items() if value != DASH}
     return {"sweep": summary.name, "label": label, **dict.fromkeys(settings), **known}
 

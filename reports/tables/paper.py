@@ -1,10 +1,10 @@
-"""Published numbers beside ours: those of recipes, and of the SFRIK paper (Zheng et al., ICLR
-2023), of which `conf/published.csv` has all.
+"""Published numbers beside ours: those of recipes, and all of the SFRIK paper (Zheng et al., ICLR
+2023). Both are in `conf/published.csv`.
 
-A row is a recipe's where its sweep is the recipe's preset. A row fits a number of the paper that
+A row is a recipe's if its sweep is the recipe's preset. A row fits a number of the paper that
 agrees with it in method, data set, backbone, embedding dimension, batch and epochs, whatever its
-sweep was called. Numbers that the paper cites from elsewhere state no embedding dimension, and none
-fits.
+sweep was called. Numbers that the paper cites from elsewhere state no embedding dimension, so no
+row fits them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NOTES = (
 
 
 def published(summary: Summary, row: Row, score: str) -> PublishedNumber | None:
-    """Find the published number of a score of a row's experiment; None where there is none."""
+    """Find the published number of a score of a row's experiment; None if there is none."""
     recipes = []
     for number in published_numbers():
         if number.preset == row.first.sweep and number.is_of(row.first.cell):
@@ -98,7 +98,7 @@ def published_notes(summary: Summary, names: Sequence[str]) -> list[str]:
 
 
 def beside_paper(summaries: Sequence[Summary]) -> Table | None:
-    """Make the table of ours beside the paper's; None where no row is one of its experiments.
+    """Make the table of our numbers beside the paper's; None if no row is one of its experiments.
 
     Its numbers have the columns table, label, cell (the settings of the paper's experiment), score,
     paper, ours, ours_std, n, difference, ours_on_test.

@@ -118,7 +118,7 @@ def table_of_rows(
         title: Title of the table.
         columns: Columns after the settings.
         notes: Text below the table, a paragraph each.
-        rows: The rows; None: all, and below them what is planned and has none.
+        rows: The rows; None: all, and below them those that are planned and have no result.
     """
     places = [row.settings for row in summary.rows] or [row.settings for row in summary.missing]
     settings = places[0] if places else {}
@@ -144,7 +144,7 @@ def mean(s: Stat | None, decimals: int, divisor: float = 1) -> str:
 
 
 def mean_pm(s: Stat | None, decimals: int | None = None, divisor: float = 1) -> str:
-    """Format mean ± sample standard deviation, or a dash; with four significant digits where no
+    """Format mean ± sample standard deviation, or a dash; with four significant digits if no
     decimals are given.
     """
     if s is None:
@@ -204,8 +204,8 @@ def to_latex(table: Table) -> str:
 
 
 def to_terminal(table: Table, width: int = 120) -> str:
-    """Make text that fits a terminal: heads wrap, spare columns are left out if they must, *
-    marks the best.
+    """Make text that fits a terminal: heads wrap, spare columns are left out if necessary, * marks
+    the best.
     """
     body = _texts(table, _one_line, "{}*")
     keep = list(range(len(table.columns)))
@@ -218,7 +218,7 @@ def to_terminal(table: Table, width: int = 120) -> str:
         for texts in body:
             rows.append([texts[i] for i in keep])
         text = _grid("pretty", columns, heads, rows)
-        # A column with 0 stays, however narrow the terminal is.
+        # A column with `spare` 0 stays, however narrow the terminal is.
         spare = max(keep, key=lambda i: table.columns[i].spare)
         # Measured and not reckoned: how wide a table is depends on how its heads wrap.
         if max(map(len, text.splitlines())) <= width or table.columns[spare].spare == 0:
@@ -227,7 +227,7 @@ def to_terminal(table: Table, width: int = 120) -> str:
 
 
 def _texts(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
-    """Escape the texts of a table, and set those in bold that are."""
+    """Escape the texts of a table, and set the bold ones in bold."""
     rows = []
     for line in table.lines:
         texts = []
@@ -305,6 +305,6 @@ def _latex_character(sign: str) -> str:
         return _LATEX[sign]
     if sign.isascii():
         return sign
-    # NFKD writes an accent as a sign of its own, which ASCII drops and leaves the letter.
+    # NFKD separates a letter from its accent, and ASCII drops the accent.
     plain = unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode() or "?"
     return "".join(_LATEX.get(one, one) for one in plain)

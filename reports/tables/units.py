@@ -19,7 +19,7 @@ class Unit:
     decimals: int
 
 
-# Costs and measures of which one unit suits all values.
+# Costs and measures for which one unit suits all values.
 _FIXED = {
     "img_per_s": Unit("", 1, 0),
     "step_ms": Unit("ms", 1, 1),
@@ -67,6 +67,6 @@ def largest(rows: Iterable[Configuration], cost: str) -> float:
 
 
 def energies(rows: Iterable[Configuration]) -> dict[str, str]:
-    """Find the kinds of energy that were measured of any row, with the name of the cost."""
+    """Find the kinds of energy that were measured for any row, with the name of the cost."""
     costs = {kind: f"energy_{kind}_joules" for kind in ("gpu", "cpu")}
     return {kind: cost for kind, cost in costs.items() if largest(rows, cost)}

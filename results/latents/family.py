@@ -37,49 +37,52 @@ class Test(NamedTuple):
 
     Attributes:
         means: R² of the content by method, in points.
+        searches: Number of searches by method.
         deviation: Standard deviation between the searches of a method, in points.
         tukey: Distribution of the largest standardized difference.
     """
 
     means: pd.Series
+    searches: pd.Series
     deviation: float
     tukey: stats.distributions.rv_frozen
 
-    @property
-    def error(self) -> float:
-        """Standard error of the mean of one search minus that of three, over √2, in points."""
-        return self.deviation * math.sqrt((1 + 1 / 3) / 2)
+    def error(self, one: str, other: str) -> float:
+        """Standard error of the difference of two methods' means, over √2, in points."""
+        return self.deviation * math.sqrt((1 / self.searches[one] + 1 / self.searches[other]) / 2)
 
     def describe(self, one: str, other: str) -> str:
-        """Describe how far one method is above another."""
-        gap = self.means[one] - self.means[other]
-        return f"{one} - {other}: {gap:+.1f}, p = {self.tukey.sf(abs(gap) / self.error):.3f}"
+        """Describe how far one method is above another, with its interval."""
+        gap, error = self.means[one] - self.means[other], self.error(one, other)
+        p = self.tukey.sf(abs(gap) / error)
+        return f"{one} - {other}: {gap:+.1f} ± {self.tukey.ppf(0.95) * error:.1f}, p = {p:.3f}"
 
 
 def scores(world: str) -> pd.DataFrame:
     """Read the test scores of a world's two bundles: one row for each score, search and seed."""
     rows = []
-    for bundle in (f"latents{world}", f"latents_family{world}"):
-        for record in read_bundle(RESULTS / f"{bundle}.tar.xz").records:
+    for study in ("latents", "latents_family"):
+        for record in read_bundle(RESULTS / f"{study}{world}.tar.xz").records:
             if record.is_reference or record.label == "untrained":
                 continue
             for score in record.scores:
                 if score.split == "test":
-                    of_record = [world, record.label, record.search is not None]
+                    of_record = [world, record.label, study]
                     rows.append([*of_record, record.search or 0, score.name, score.value])
-    names = ["world", "row", "is_repeated", "search", "score", "value"]
+    names = ["world", "row", "study", "search", "score", "value"]
     return pd.DataFrame(rows, columns=names)
 
 
 def test_of(data: pd.DataFrame, world: str) -> Test:
-    """Make the test of a world, with the deviation between the searches that were repeated."""
+    """Make the test of a world, with the deviation between the searches of all methods."""
     content = data[(data["world"] == world) & (data["score"] == "content_r2")]
     of_search = content.groupby(["row", "search"])["value"].mean()
     groups = [own for _, own in of_search.groupby("row") if len(own) > 1]
     freedom = sum(len(own) - 1 for own in groups)
     deviation = math.sqrt(sum(own.var() * (len(own) - 1) for own in groups) / freedom)
     means = of_search.groupby("row").mean()
-    return Test(means, deviation, stats.studentized_range(len(means), freedom))
+    searches = of_search.groupby("row").size()
+    return Test(means, searches, deviation, stats.studentized_range(len(means), freedom))
 
 
 def contrasts(test: Test, best: str) -> None:
@@ -120,12 +123,11 @@ def main() -> None:
         for row in content.index:
             print(f"| {row} | {' | '.join(f'{value:.1f}' for value in means.loc[score, row])} |")
 
-    repeated = set(data.loc[data["is_repeated"], "row"])
+    first = set(data.loc[data["study"] == "latents", "row"])
     for world in WORLDS:
         test = test_of(data, world)
-        half = test.tukey.ppf(0.95) * test.error
-        print(f"\nlatents{world}: deviation between searches {test.deviation:.2f}, ± {half:.1f}")
-        best = test.means[list(repeated)].idxmax()
+        print(f"\nlatents{world}: deviation between searches {test.deviation:.2f}")
+        best = test.means[list(first)].idxmax()
         contrasts(test, best)
         if not world:
             for pair in PAIRS:
@@ -137,7 +139,7 @@ def main() -> None:
     print("\nSpearman's coefficients between worlds")
     print(content.corr("spearman").round(2).to_string())
     lost = (means.loc[CLUSTERS, "_clusters"] - means.loc[CLUSTERS, "_imbalanced"]).sort_values()
-    others = lost.drop(list(repeated))
+    others = lost.drop(list(first))
     print(f"\ncluster accuracy lost with imbalance: {others.between(*LOST).sum()} of {len(others)}")
     print(lost.round(1).to_string())
     draw(content.rename(columns=lambda world: f"latents{world}"))

@@ -147,7 +147,7 @@ def load(run: str | Path) -> Trained:
 
     Returns:
         Its `module` maps images (n, c, s, s) to representations (n, `dim`); its `transform` makes
-        such an image, without n, of a file or of one of Pillow's images.
+        such an image, without n, from a file or from one of Pillow's images.
 
     Raises:
         RegbenchError: If it is no run directory with final weights of a network for images.
@@ -279,7 +279,7 @@ def tune(
     **settings: Any,
 ) -> pd.DataFrame:
     """Choose hyperparameters on the tuning split, then score the chosen once on the test split, as
-    `regbench tune`.
+    `regbench tune` does.
 
     Args:
         name: A preset or the path of a YAML file.
@@ -331,7 +331,7 @@ def challenge(
     track: str | Track = "scenes",
     **settings: Any,
 ) -> Placing | Smoke | dict[str, Placing]:
-    """Place a new loss among the rows of a track, as `regbench challenge`, and wait for the end.
+    """Place a new loss among the rows of a track, as `regbench challenge` does, and wait for it.
 
     Args:
         loss: `my_loss.py`, `my_loss.py:NAME`, or a class or function that is defined in a file. In
@@ -343,8 +343,8 @@ def challenge(
 
     Returns:
         The place with the verdict beside each row, or what a smoke test found; printed, it is what
-        the command prints. Of a track with several tasks, such as latents, the place in each by
-        name.
+        the command prints. For a track with several tasks, such as latents, the place in each, by
+        the task's name.
 
     Raises:
         RegbenchError: If the file holds no loss, a setting is the track's, or cells have not
@@ -422,11 +422,11 @@ def executor(
     say: Callable[[str], None] = log.info,
     announce: Announce | None = None,
 ) -> Execute:
-    """Return what runs cells: on this machine, or by Slurm where the grid is for that.
+    """Return a function that runs cells: on this machine, or by Slurm if the grid is for that.
 
     Args:
-        wait: Waits for cells that Slurm has; None: return when they are in the queue.
-        say: Takes a line on what was submitted.
+        wait: Function that waits for cells that Slurm has; None: return when they are in the queue.
+        say: Function that takes a line on what was submitted.
         announce: See `regbench.sweeps.local.run_sweep`.
     """
 

@@ -26,9 +26,7 @@ __all__ = ["ALL_PROBES", "Finding", "Report", "assert_sound", "audit"]
 
 ALL_PROBES = (*PROBES, "ranks")
 LIMIT_S = 1800.0
-"""Time in which the command has to be through with one loss, of which all probes take twenty
-seconds usually.
-"""
+"""Time limit of the command for one loss; all probes together usually take twenty seconds."""
 
 
 def audit(
@@ -53,7 +51,7 @@ def audit(
         probes: Probes to run; without `ranks` no process is started.
 
     Returns:
-        What was found of each.
+        A report of each loss.
 
     Raises:
         RegbenchError: If a probe is unknown or a loss cannot be made.

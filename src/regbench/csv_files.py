@@ -1,8 +1,8 @@
 """CSV files in which no text is a formula.
 
 A spreadsheet computes a cell that begins with one of = + - @, a tab or a carriage return. Text that
-does is written with an apostrophe before it, and so is text that begins with apostrophes before one
-of these: so reading takes exactly one away. Numbers stay as they are.
+begins so, or with apostrophes before one of these, is written with an apostrophe before it. So
+reading takes exactly one away. Numbers stay as they are.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def write_table(table: pyarrow.Table, file: IO[bytes]) -> None:
     for place, name in enumerate(table.column_names):
         column = table.column(place)
         if types.is_string(column.type):
-            # Of a million texts a few are different.
+            # A million texts have few distinct ones.
             encoded = column.combine_chunks().dictionary_encode()
             texts = array(map(_cell, encoded.dictionary.to_pylist()), column.type)
             column = texts.take(encoded.indices)

@@ -44,15 +44,13 @@ Name = Annotated[str, AfterValidator(_name)]
 """
 
 DIGITS = 16
-"""Number of digits of the SHA-256 in a file's name; 64 bits meet no other file of a run by
-chance.
-"""
+"""Number of digits of the SHA-256 in a file's name; 64 bits do not collide by chance in a run."""
 
 
 def cache_dir() -> Path:
-    """Return the user's folder for what is quicker read than made, which may not be there yet.
+    """Return the user's folder for what is quicker to read than to make; it may not exist yet.
 
-    Beside the package's own files `pip uninstall` would leave it behind.
+    Beside the package's own files, `pip uninstall` would leave it behind.
 
     Raises:
         RuntimeError: If the user has no home directory.
@@ -70,7 +68,7 @@ MOST_LETTERS = 10_000_000
 """Largest length of YAML with its aliases written out: a sweep of 100,000 lines has half of it."""
 
 _DEEPEST = 100
-_MOST_DIGITS = 1_000  # a number of base 60 takes the square of its digits
+_MOST_DIGITS = 1_000  # reading a number of base 60 takes the square of its digits
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
@@ -136,14 +134,14 @@ def _open_stream(path: Path) -> int:
     except OSError as error:
         what = f"{path} is no regular file and cannot be written to"
         raise RegbenchError(f"{what} ({error.strerror}); give another file") from error
-    # To open a pipe would wait for a reader; to write may wait for one that is slow.
+    # Opening a pipe must not wait for a reader, but writing may wait for a slow one.
     os.set_blocking(handle, True)
     return handle
 
 
 def hold(path: Path, doing: str = "") -> IO[bytes]:
-    """Open a file to write, which one process at a time can, until it is closed, however the
-    process ends.
+    """Open a file to write, and hold it until it is closed, or the process ends in any way: one
+    process at a time can.
 
     See `lock`. Whoever holds the file may remove it.
     """
@@ -180,7 +178,7 @@ def write_new(path: Path, text: str) -> bool:
     nothing happens.
 
     Returns:
-        Whether it was written. Of several processes that try, one alone is told so.
+        Whether it was written: of several processes that try, only one gets True.
     """
     with _written(path, lambda file: file.write(text.encode())) as temporary:
         try:
@@ -380,7 +378,7 @@ def parse_json(content: bytes) -> Any:
     # Unlike orjson it reads NaN, which a diverged run writes, and integers of any size; json takes
     # ten times as long.
     value, plain = _plain(from_json(content))
-    # Of a key that is given twice one colon is lost. Only an escape can put it back.
+    # A key that is given twice loses a colon here. Only an escape can make up for it.
     if content.count(b":") != plain.count(b":") or b"\\u003" in content:
         json.loads(content, object_pairs_hook=_once)
     return value
@@ -389,7 +387,7 @@ def parse_json(content: bytes) -> Any:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON.
 
-    Refuse a key that is given twice, of which each reader would take another value.
+    Refuse a key that is given twice, because readers would take different values for it.
     """
     found: dict[str, Any] = {}
     for key, value in pairs:
@@ -473,12 +471,12 @@ def _plain(value: Any) -> tuple[Any, bytes]:
     """Return plain data as it is and as JSON, and refuse what orjson could not write."""
     try:
         return value, orjson.dumps(value)
-    except TypeError as error:  # its own error is one
+    except TypeError as error:  # orjson's own error is one
         raise ValueError(str(error)) from error
 
 
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
-"""What pydantic reads: no value of another type, no number that is none, no other keys."""
+"""What pydantic reads: no value of another type, no NaN or infinity, no other keys."""
 
 
 @functools.cache

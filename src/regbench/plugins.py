@@ -3,7 +3,7 @@
 There are five kinds: regularizers, evaluations, backbones, optimizers and data sources. Each is a
 frozen dataclass of its settings, decorated with the `register` of its registry. A registry finds
 them in a package of regbench and in the entry points of other wheels, when they are first asked
-for. What another wheel has broken is left out, with a warning.
+for. Broken plug-ins of another wheel are left out, with a warning.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Registry(Generic[P]):
 
         def decorate(cls: C) -> C:
             for known, other in list(self._classes.items()):
-                # A cell of a notebook runs again.
+                # A cell of a notebook may run again.
                 if (other.__module__, other.__qualname__) == ("__main__", cls.__qualname__):
                     self.unregister(known)
             for new in (name, *presets):
@@ -133,8 +133,8 @@ class Registry(Generic[P]):
         return self._presets
 
     def _load(self, entry_point: EntryPoint) -> None:
-        """Load what another wheel has, or warn and leave it out: it must not break the commands
-        that do without.
+        """Load what another wheel has, or warn and leave it out: it must not break commands that do
+        not need it.
         """
         # Names that a module registered before it failed are taken back.
         before = {*self._classes}
@@ -289,7 +289,7 @@ def own_names(kind: str) -> list[str]:
 
 
 def refuse_unknown(kind: str, names: Collection[str], where: str = "") -> None:
-    """Refuse names that no plug-in has before torch is imported, which takes seconds."""
+    """Refuse names that no plug-in has, before torch is imported, which takes seconds."""
     # The registry refuses names later if another wheel may have them, or if torch is there already.
     if not names or sys.modules.get("torch") or has_others(kind):
         return

@@ -37,7 +37,7 @@ T = TypeVar("T")
 FORKED = multiprocessing.get_context("forkserver")
 # A process that is idle ends at once; one that is still there by then hangs and is killed.
 _END_TIMEOUT_S = 10.0
-_MOST_BYTES = 2**24  # that are read of an answer
+_MOST_BYTES = 2**24  # of an answer that are read
 
 
 def hold_blas(threads: int) -> None:
@@ -104,15 +104,15 @@ class Worker:
     busy = False
 
     def begin(self, folder: Path, job: Callable[..., None], *arguments: Any) -> None:
-        """Call a function in a process of its own, which says what it has to say in
+        """Call a function in a process of its own, whose output goes to
         `folder`/<process id>_log.out.
 
         Raises:
             OSError: If there can be no such folder.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        # The job holds the other end until it ends. Its sentinel would tell of the fork server's
-        # end, too.
+        # The job holds the other end until it ends. The process's sentinel would also report the
+        # end of the fork server.
         self._ended, theirs = FORKED.Pipe(duplex=False)
         self._process = _start(_run_job, theirs, folder, job, arguments)
         theirs.close()
@@ -208,8 +208,8 @@ class Processes:
         order of ranks.
 
         Raises:
-            WorkFailed: If one fails or ends. Several are all ended, as some may wait for others;
-                the next call starts new ones.
+            WorkFailed: If a process fails or ends. If there are several, all are ended, as some may
+                wait for others; the next call starts new ones.
         """
         if not self._running:
             self._start()
@@ -349,9 +349,9 @@ def apart(what: str, limit_s: float, function: Callable[..., Any], *arguments: A
     bytes written to every open file are no answer. What it started ends with it. It hands over
     JSON, which runs nothing here.
 
-    The code has the rights of this user, and the function runs beside it. So who means to can find
-    the key or replace the function, and hand over any answer: the caller judges the values. Not
-    held off either are changed files, and processes that leave the session.
+    The code has the rights of this user, and the function runs beside it. So malicious code can
+    find the key or replace the function, and hand over any answer: the caller judges the values.
+    Nor does this prevent changes to files, or processes that leave the session.
 
     Args:
         what: Name of the code, for messages.
@@ -419,7 +419,7 @@ def _answer(folder: Path, key: str, what: str, content: bytes) -> None:
 
 def one_line(error: BaseException, file: str = "") -> str:
     """Put an error into one line, with its type unless it is one of ours, and its last place in
-    a file if there is.
+    `file`, if any.
     """
     text = " ".join(str(error).split()) or "no message"
     if not isinstance(error, RegbenchError):

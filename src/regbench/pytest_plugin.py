@@ -1,7 +1,7 @@
 """The pytest plug-in that comes with regbench: the fixture `assert_sound`, which audits a loss.
 
-pytest loads it in every run beside which regbench is installed, so it imports nothing until a test
-asks for it.
+pytest loads it in every run if regbench is installed, so it imports nothing until a test asks for
+it.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def from_plain(cls: type[T], data: object, prefix: str = "") -> T:
     for name, value in data.items():
         values[str(name)] = setting(cls, str(name), value, prefix)
     try:
-        # As pydantic's own `__init__` does it, which plain dataclasses have not.
+        # As pydantic's own `__init__` does it, which plain dataclasses lack.
         made: T = adapter(cast("Any", cls)).validator.validate_python(
             ArgsKwargs((), values), self_instance=object.__new__(cls)
         )
@@ -126,7 +126,7 @@ def from_plain(cls: type[T], data: object, prefix: str = "") -> T:
 
 
 def setting(cls: Any, name: str, data: Any, prefix: str = "") -> Any:
-    """Make one setting of a class of its plain data, for the class to be made of settings.
+    """Make one setting of a class from its plain data, before the class is made from all of them.
 
     A plug-in or a group is made and checked. Any other value is read as pydantic reads it from
     JSON; what cannot be read stays, and the class refuses it.
@@ -174,7 +174,7 @@ def _made(cls: Any, name: str, data: Any, prefix: str) -> Any:
     value, reader = _as_tuples(data), _reader(cls, name)
     if reader is None:  # there is no such setting
         return value
-    # It takes all but what only JSON gives: paths, sets, members, groups in lists, keys of text.
+    # Only reading JSON makes paths, sets, members and groups in lists, and converts keys of text.
     if not _is_plain(data) or not reader.validator.isinstance_python(value):
         with contextlib.suppress(TypeError, ValueError):  # no data of JSON, or of another type
             return reader.validate_json(json.dumps(data))
@@ -262,7 +262,7 @@ def defaults(cls: Any) -> dict[str, Any]:
 def _refuse(cls: Any, data: Any, error: ValidationError, prefix: str) -> NoReturn:
     """Raise the first of pydantic's refusals in our words."""
     first = error.errors(include_url=False)[0]
-    if not first["loc"]:  # it is of the whole: the class refuses it, or it is not JSON
+    if not first["loc"]:  # the whole is refused: by the class, or because it is not JSON
         name, value = prefix.rstrip(". :") or cls.__name__, brief(shown(plain(data)))
         words = " ".join(str(first.get("ctx", {}).get("error", "")).split())
         raise RegbenchError(f"{name}={value} {words or 'must be a group of settings'}") from error

@@ -73,7 +73,7 @@ class Range:
     def value(self, position: float) -> float:
         """Return the value at a position, see `position`, to three digits.
 
-        Beyond the ends up to `least` and `most`.
+        Positions beyond the ends give values up to `least` and `most`.
         """
         low, high = map(self._forward, (self.low, self.high))
         own = low + position * (high - low)
@@ -135,8 +135,8 @@ def halton(index: int, dimensions: int, shift: int = 0) -> list[float]:
     """Return point `index`, from 0, of Halton's sequence, which fills the unit cube evenly however
     many are taken.
 
-    Other shifts than 0 move all points by as much, over the cube's faces (Cranley and Patterson
-    1976): sequences of different shifts fill the cube as evenly, and independently of each other.
+    A shift other than 0 moves all points alike, modulo the cube (Cranley and Patterson 1976):
+    sequences of different shifts fill the cube as evenly, and independently of each other.
     """
     from scipy.stats.qmc import Halton  # takes a second to import, and only searches need it
 

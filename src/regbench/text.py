@@ -1,4 +1,4 @@
-"""Text of others, made fit to be shown, and names of theirs that may become paths."""
+"""Text from others, made safe to show, and their names that may become paths."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def shown(value: object) -> str:
         return f"[{','.join(map(shown, value))}]"
     if value is None:
         return "null"
-    # YAML writes them small.
+    # YAML writes booleans in lower case.
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) or "''"
@@ -101,8 +101,8 @@ def builtin(value: Any) -> Any:
 
 def quoted(text: str) -> str:
     """Write text in quotation marks, as an override has it."""
-    # Hydra reads a backslash as an escape only before a quotation mark, so only there it is
-    # doubled.
+    # Hydra reads a backslash as an escape only before a quotation mark, so it is doubled only
+    # there.
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
     escaped = re.sub(r"(\\*)$", r"\1\1", escaped)
     return f"'{escaped}'"
@@ -185,7 +185,7 @@ def _bounds(hint: Any) -> str:
 
 
 def bounds(hint: Any) -> dict[str, float]:
-    """Return the bounds of a type by their names, "gt", "ge", "lt" and "le"; those that it has."""
+    """Return the bounds that a type has, by their names, "gt", "ge", "lt" and "le"."""
     found = {}
     for limit in _limits(hint):
         for name in _BOUNDS:

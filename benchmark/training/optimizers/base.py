@@ -100,7 +100,7 @@ class OptimizerConfig(ABC):
         ]
 
     def warmup(self, steps_per_epoch: int) -> float:
-        """Return the steps of the warm-up; a fraction where the epochs are one."""
+        """Return the steps of the warm-up, which may be fractional if its epochs are."""
         if self.warmup_steps is None:
             return self.warmup_epochs * steps_per_epoch
         return self.warmup_steps
@@ -126,9 +126,7 @@ class OptimizerConfig(ABC):
             )
 
     def learning_rate(self, batch_size: int, step: int, steps_per_epoch: int, epochs: int) -> float:
-        """Return the rate of the step that comes after `step` steps, with a batch over all
-        ranks.
-        """
+        """Return the rate of the step after `step` steps; the batch size is that of all ranks."""
         # The published rates are for 256 images.
         scales = {"linear": batch_size / 256, "sqrt": math.sqrt(batch_size / 256), "none": 1.0}
         peak = self.base_lr * scales[self.lr_scaling]
@@ -136,7 +134,7 @@ class OptimizerConfig(ABC):
         if step < warmup:
             first = peak * self.warmup_start_fraction
             return first + (peak - first) * step / warmup
-        # The part of the way from the final rate to the peak.
+        # Where the rate is between the final one (0) and the peak (1).
         left = 1.0
         if self.schedule == "cosine":
             left = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
