@@ -31,7 +31,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 # OBoW's code has this number.
 PATCH_JITTER = 24
-"""Farthest that a patch is moved, px."""
+"""Largest displacement of a patch, px."""
 
 
 @settings
@@ -104,7 +104,7 @@ class ViewsConfig(ViewConfig):
     local: bool = False
 
     def of_size(self, image_size: int) -> ViewsConfig:
-        """Return the same kind with `image_size` px where it has no size.
+        """Return the same kind, with the size `image_size` px if it has none.
 
         Refuse numbers that do not fit each other.
         """
@@ -126,7 +126,7 @@ class ViewsConfig(ViewConfig):
 
 
 UNCHANGED = ViewsConfig(jitter_p=0.0, grayscale_p=0.0, blur_p=0.0, solarize_p=0.0)
-"""Cropped and flipped only."""
+"""Views that are only cropped and flipped."""
 
 UNAUGMENTED = replace(UNCHANGED, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip_p=0.0)
 """The views of vectors, which differ by their draws alone."""
@@ -153,8 +153,8 @@ class AugmentationConfig:
 
     def __post_init__(self) -> None:
         """Refuse views that no loss can take."""
-        # A loss takes the first views for the global ones.
-        # False comes before True, so that sorted kinds have the global ones first.
+        # A loss treats the first views as the global ones.
+        # False sorts before True, so that sorted kinds have the global ones first.
         local = [kind.local for kind in self.views.values()]
         if self.count < 2 or local != sorted(local) or all(local):
             stated = []
@@ -174,9 +174,7 @@ class AugmentationConfig:
         return sum(kind.count for kind in self.views.values() if not kind.local)
 
     def pair(self) -> AugmentationConfig:
-        """Return the same with its first two views only: what evaluations that need two views
-        look at.
-        """
+        """Return the same with its first two views only, for evaluations that need two views."""
         views: dict[str, ViewsConfig] = {}
         wanted = 2
         for name, kind in self.views.items():
@@ -189,7 +187,7 @@ class AugmentationConfig:
     def kinds(self, image_size: int) -> list[ViewsConfig]:
         """List the kinds of views with their sizes, for a data set of this image size.
 
-        Refuse what cannot be cut.
+        Refuse views that cannot be cut.
         """
         return [kind.of_size(image_size) for kind in self.views.values()]
 
@@ -260,22 +258,22 @@ class DatasetConfig:
 
     @property
     def input_channels(self) -> int:
-        """Number of channels that the network is given: those of the images, or the values of a
-        vector, and the shared bits.
+        """Number of the network's input channels: those of the images or the values of a vector,
+        plus the shared bits.
         """
         drawn = self.source.drawn_shape
         return (drawn[0] if drawn else self.channels) + self.shared_bits
 
     @property
     def prepare_command(self) -> str:
-        """The command that prepares it, by a published data set's name or by the kind of source
-        of one's own images.
+        """The command that prepares it. It names a published data set, or the kind of source of
+        one's own images.
         """
         if self.source.own:
             preset = self.name if self.source.about else SOURCES.name(self.source)
             words = [preset, "--source-dir FOLDER"]
         else:
-            # A published source is its own preset, whose settings may have been changed.
+            # A published source has a preset of its name, whose settings may have been changed.
             preset = SOURCES.name(self.source)
             settings, defaults = plain(self.source), plain(SOURCES.build(preset))
             changed = [key for key, value in settings.items() if value != defaults[key]]
@@ -284,12 +282,12 @@ class DatasetConfig:
         return " ".join(["regbench prepare", *words, *name])
 
 
-# Settings of scenes that came later, with the value that cells from before have.
+# Settings that scenes got later, with the value that older cells have.
 _OF_SCENES = {"backgrounds": 0, "scenes_per_image": 1}
 
 
 def decisive(dataset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a data set's plain data without what decides nothing about a run, such as what
+    """Return a data set's plain data without settings that do not affect a run, such as what
     `prepare` accepts.
     """
     source = SOURCES.of(dataset["source"]["name"])
@@ -299,7 +297,7 @@ def decisive(dataset: Mapping[str, Any]) -> dict[str, Any]:
     for name in left_out:
         source_settings.pop(name, None)
     found = {**dataset, "source": source_settings}
-    # Cells from before there were these settings keep their ids.
+    # Cells from before these settings existed keep their ids.
     for group, name in (
         (found, "shared_bits"),
         (found, "pretraining_images"),

@@ -15,11 +15,11 @@ from regbench.wording import hints
 
 # Settings that depend on the images, if they are one's own.
 _OPEN = ("num_classes", "image_size", "eval_resize", "channels", "mean", "std")
-# The side of images that are not prepared yet.
+# The side assumed for images that are not prepared yet.
 _UNKNOWN_PX = 256
-# In fewer steps many methods end below the untrained network.
+# With fewer steps many methods end up below the untrained network.
 _STEPS = 500
-# The other groups' settings where content is known.
+# Settings of other groups for data sets whose content is known.
 _FOR_LATENTS = {
     "augmentation": "unaugmented",
     "network": "mlp",
@@ -27,7 +27,7 @@ _FOR_LATENTS = {
     "evaluation.protocols": ["latents"],
     "evaluation.select_by": ["latents"],
 }
-# A batch is not made smaller than this for the epochs to have more steps.
+# To give epochs more steps, a batch is not made smaller than this.
 _BATCH = 64
 
 
@@ -35,7 +35,7 @@ def complete(dataset: Mapping[str, Any]) -> dict[str, Any]:
     """Return a data set's plain data with all settings: those that are left out have their
     defaults, or are null.
 
-    The source is the name of one, or holds the name.
+    The source is given as its name, or as a mapping that holds the name.
     """
     source = dataset.get("source")
     given = source if isinstance(source, Mapping) else {"name": source}
@@ -53,13 +53,12 @@ def fitting(
     data_dir: Path | None,
     given: Collection[str],
 ) -> dict[str, Any]:
-    """Choose what the settings of one's own images leave open, and leave alone those that were
-    `given`, by name.
+    """Choose the settings that one's own images leave open, except those `given`, by name.
 
-    Without `data_dir`, the folder of prepared data sets, it is as if nothing was prepared.
+    Without `data_dir`, the folder of prepared data sets, nothing counts as prepared.
 
     Returns:
-        Further settings by name, also of other groups: the augmentation and the network.
+        Further settings by name, also of other groups, such as the augmentation and the network.
     """
     source = dataset["source"]
     fitted: dict[str, Any] = {}
@@ -76,17 +75,17 @@ def fitting(
             manifest = Manifest.load(data_dir, name)
         fitted |= _fitting_images(dataset, manifest)
         if manifest and not manifest.class_names:
-            # Those that need no labels.
+            # Protocols that need no labels.
             fitted["evaluation.protocols"] = ["retrieval", "measures"]
         if manifest and isinstance(batch_size, int) and isinstance(epochs, int):
             images = _pretraining_images(dataset, manifest)
             if "batch_size" not in given:
-                # The largest power of two, of which a quarter will do: then an epoch has four
-                # steps.
+                # The largest power of two that the images fill. With a quarter of it, an epoch has
+                # at least four steps.
                 filled = 1 << (images.bit_length() - 1)
                 batch_size = min(batch_size, max(filled // 4, min(filled, _BATCH)))
                 fitted["batch_size"] = batch_size
-            # A batch that cannot be is refused later.
+            # An impossible batch size is refused later.
             steps = max(1, images // max(1, batch_size))
             fitted["epochs"] = max(epochs, math.ceil(_STEPS / steps))
     return {name: value for name, value in fitted.items() if name not in given}
@@ -99,7 +98,7 @@ def _pretraining_images(dataset: Mapping[str, Any], manifest: Manifest) -> int:
     per_class = dataset.get("train_per_class")
     if isinstance(per_class, int) and manifest.pretraining_split == "train":
         limits.append(per_class * len(manifest.class_names))
-    # What is no number, or none that can be, is refused later.
+    # A limit that is not a possible number is refused later.
     return min([count, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
 
 

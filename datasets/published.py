@@ -1,5 +1,5 @@
-"""Published data sets: where each is to be had, how many images it has, and the refusal of what
-is not all of it.
+"""Published data sets: where to get each, how many images it has, and the refusal of incomplete
+ones.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class Faults(list[str]):
     """All that is wrong with a source, each fault in one line."""
 
     def add(self, names: Sequence[object], what: str) -> None:
-        """Add a fault that `names` have, if there are any: their number, what it is, and the
-        first of them.
+        """Add a fault that all `names` have, unless there are none: their number, the fault, and
+        the first of them.
         """
         if names:
             self.append(f"{len(names):,} {what}: {few(names)}")
 
 
 def refuse_if(wrong: Sequence[str], what: str, remedy: str) -> None:
-    """Refuse `what` with all that is wrong with it, or the first of it and how many more, in
-    one line.
+    """Refuse `what` in one line with all its faults, or with the first of them and how many more
+    there are.
     """
-    # All is told at once, as a source of a terabyte is not mended fault by fault.
+    # Faults are listed together, as nobody wants to mend a terabyte fault by fault.
     if wrong:
         faults = few(wrong, between="; ")
-        # A library's words about a damaged file can have several lines.
+        # A library's message about a damaged file can have several lines.
         raise RegbenchError(" ".join(f"{what}: {faults}; {remedy}".split()))

@@ -120,8 +120,8 @@ class BarlowTwins(Regularizer):
                 torch.mm(rows2(part), correlation_QQ.T, out=gradients[0][part])
                 torch.mm(rows1(part), correlation_QQ, out=gradients[1][part])
         for (rows, inverse_Q), gradient_NQ in zip(views, gradients, strict=True):
-            # Through the normalisation: take off the mean, and the part along y, which the variance
-            # takes back.
+            # Back through the normalisation: the mean and the part along y are taken off, as mean
+            # and variance would undo them.
             moments_2Q = torch.stack([gradient_NQ.sum(dim=0), torch.zeros_like(inverse_Q)])
             for part in chunks(gradient_NQ):
                 moments_2Q[1] += torch.linalg.vecdot(gradient_NQ[part], rows(part), dim=0)
@@ -142,8 +142,8 @@ class BarlowTwins(Regularizer):
         """Return a function giving a slice of this rank's rows, normalised over all ranks, and
         1/√(variance + ε).
 
-        What it gave before is overwritten, unless it is `kept`: then it may be asked once, for all
-        rows.
+        Each call of the function overwrites its earlier result. If `kept`, it may be called once
+        only, for all rows.
         """
         # Fresh memory of this size comes from the system, page by page, which takes longer than to
         # fill it.
@@ -166,7 +166,7 @@ def _product_of_grams(
 ) -> Tensor:
     """Sum (aᵢ·aⱼ)(bᵢ·bⱼ) over this rank's i and all j.
 
-    Add half of the gradients of the whole batch's sum.
+    Add half of the gradients of the whole batch's sum to `gradients`.
     """
     total = torch.zeros((), dtype=torch.float64, device=a_NQ.device)
     gradient_a_NQ, gradient_b_NQ = gradients

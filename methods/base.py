@@ -27,15 +27,14 @@ from regbench.plugins import Registry
 from regbench.spaces import Space
 
 PrototypeWeights = Literal["uniform", "unit", "normal"]
-"""How prototypes (K, q) begin and are kept.
+"""How prototypes (K, q) are initialised and kept.
 
-- `uniform`: their numbers are between −1/√q and 1/√q, as of torch's linear layer: a length of about
-  0.58.
-- `unit`: the same, rescaled to length 1 then and after each step.
+- `uniform`: numbers between −1/√q and 1/√q, as in torch's linear layer: a length of about 0.58.
+- `unit`: the same, rescaled to length 1 at the start and after each step.
 - `normal`: standard normal numbers, a length of about √q, as in cells from before there was a
   choice.
 
-But for `unit`, scores depend on directions alone. The longer a prototype is, the less a step of
+Except with `unit`, scores depend on directions alone. The longer a prototype is, the less a step of
 AdamW or SGD turns it; LARS turns all alike.
 """
 
@@ -61,8 +60,8 @@ class Metadata:
             sphere).
         rotation_invariant: Whether one rotation of all embeddings leaves the value as it is.
         symmetric: Whether the views can be exchanged.
-        exact_gradient: Whether the gradient is the value's; not so where the publication stops it
-            at a part.
+        exact_gradient: Whether the gradient is that of the value; false if the publication stops
+            the gradient of a part.
         ordered: Whether, with aligned views, embeddings spread uniformly over the sphere cost less
             than a single point, and ones that fill half of its dimensions something in between.
     """
@@ -97,16 +96,14 @@ class Loss(NamedTuple):
 
 
 class NotComputable(RegbenchError):
-    """Numbers have no result: a matrix cannot be factorised, or a number is beyond the range of
-    float32.
+    """The refusal of numbers that give no result: a matrix cannot be factorised, or a number is
+    beyond the range of float32.
     """
 
 
 @contextmanager
 def numerical_failures(label: str) -> Iterator[None]:
-    """Raise what torch says of numbers that have no result as `NotComputable`, about what is
-    called `label`.
-    """
+    """Raise torch's errors about numbers that give no result as `NotComputable`, naming `label`."""
     try:
         yield
     except RuntimeError as error:
@@ -131,20 +128,20 @@ class Regularizer(ABC):
     that is alignment plus a regularizer of each view is a `Decomposed`; one with a formula of its
     own for V views is a `Native`.
 
-    One with a cheaper way to the same numbers also implements `pair_value_and_gradient` and names
-    the forms that it has.
+    A method with a cheaper way to the same numbers also implements `pair_value_and_gradient` and
+    names the forms that it has.
     """
 
     metadata: ClassVar[Metadata]
     kind: ClassVar[str] = "pairwise"
-    """Way that more than two views are taken: `pairwise`, `decomposed` or `native`."""
+    """Way of handling more than two views: `pairwise`, `decomposed` or `native`."""
     random: ClassVar[bool] = False
     """Whether `terms` draws from torch's generator of the embeddings' device.
 
-    All ranks draw the same then.
+    All ranks then draw the same numbers.
     """
     needs: ClassVar[tuple[str, ...]] = ()
-    """Parts that keep the network from collapsing where the loss does not: `predictor`,
+    """Parts that keep the network from collapsing if the loss does not: `predictor`,
     `stop_gradient` or `ema`.
     """
     of_training: ClassVar[tuple[str, ...]] = ()
@@ -152,21 +149,22 @@ class Regularizer(ABC):
     their default, 0.
     """
     absent: ClassVar[Mapping[str, Any]] = {}
-    """Settings that came later, with the value that cells from before have. Cells leave out a
-    setting at this value,
-    so that those keep their ids, and a stored cell without the setting has this value, not the
-    default."""
+    """Settings that were added later, with the value that older cells have.
+
+    Cells leave out a setting at this value, so that older cells keep their ids. A stored cell
+    without the setting has this value, not the default.
+    """
     has_code: ClassVar[bool] = True
     """Whether this process can compute it.
 
-    Not so of one that stands in for the loss of an untrusted file.
+    False for a stand-in for the loss of an untrusted file.
     """
     revision: ClassVar[int] = 1
     """Number that rises when last digits of a value or a gradient change. Records state it."""
     least_dim: ClassVar[int] = 1
-    """Fewest dimensions of embeddings for which the formula has a value."""
+    """Smallest dimension of embeddings for which the formula has a value."""
     space: ClassVar[Space | None] = None
-    """The hyperparameters that a tuning searches, and where: none if it is empty.
+    """The hyperparameters that a tuning searches, with their ranges; if empty, there are none.
 
     None means that nobody stated it.
     """
@@ -202,21 +200,21 @@ class Regularizer(ABC):
     def prototypes(self) -> int:
         """Number of the network's prototypes.
 
-        Their scores, (n, prototypes), take the embeddings' place. 0: none.
+        Their scores, (n, prototypes), take the place of the embeddings. 0: there are none.
         """
         return 0
 
     @property
     def prototype_weights(self) -> PrototypeWeights:
-        """How the network's prototypes begin and are kept."""
+        """How the network's prototypes are initialised and kept."""
         return "uniform"
 
     def target_transform(self, q: int) -> nn.Module | None:
-        """Make what has a state or follows the training, such as DINO's `Centering`; None if there
-        is no such thing.
+        """Make the module that has a state or follows the training, such as DINO's `Centering`;
+        None if there is none.
 
-        It maps the teacher's embeddings of this rank, the predictions, the share of the training
-        that is done, and the ranks to the loss of this step and its targets.
+        The module maps the teacher's embeddings of this rank, the predictions, the share of the
+        training that is done, and the ranks to the loss of this step and its targets.
 
         Args:
             q: Width of the embeddings.
@@ -261,10 +259,10 @@ class Regularizer(ABC):
     def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Compute what `value_and_gradient` returns for two views; here of the textbook form, by
+        """Compute what `value_and_gradient` returns for two views; here in the textbook form, by
         autograd.
 
-        A method with other forms overrides this and is asked for those only.
+        A method with other forms overrides this, which is then called for those only.
 
         Args:
             z1_NQ: This rank's embeddings of the first views, shape (n_rank, q), float32 or float64.
@@ -413,8 +411,8 @@ class Regularizer(ABC):
         return Loss(kept, {name: term.to(dtype) for name, term in terms.items()})
 
     def form_at(self, form: str, n: int, q: int) -> str:
-        """Return what a form stands for at a batch of n and q dimensions: `auto` for the cheapest
-        there is.
+        """Return the form to compute with, at a batch of n and q dimensions: for `auto` the
+        cheapest there is.
         """
         if form != "auto":
             return form
@@ -426,10 +424,10 @@ class Regularizer(ABC):
         return streamed[0] if streamed else "textbook"
 
     def require(self, condition: bool, what: str) -> None:
-        """Refuse hyperparameters that do not fit together, which `__post_init__` looks for.
+        """Refuse hyperparameters that do not fit together; `__post_init__` calls this.
 
         Raises:
-            RegbenchError: Unless `condition` holds, naming the method and `what` must hold.
+            RegbenchError: Unless `condition` holds; it names the method and `what` must hold.
         """
         if not condition:
             raise RegbenchError(f"{self.metadata.title}: {what} (got {self})")
@@ -507,6 +505,6 @@ def _add(total: dict[str, Tensor], terms: dict[str, Tensor], share: float) -> No
 
 
 METHODS: Registry[Regularizer] = Registry("method")
-"""The regularizers there are, presets included."""
+"""The registered regularizers, presets included."""
 
 register = METHODS.register

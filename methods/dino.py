@@ -84,7 +84,7 @@ class DINO(Regularizer):
 
 
 class Centering(nn.Module):
-    """Takes the center off a teacher's scores, and lets it follow them.
+    """Subtracts the center from a teacher's scores, and lets the center follow them.
 
     Attributes:
         center: c, the moving mean of the scores, shape (prototypes,).

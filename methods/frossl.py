@@ -63,7 +63,7 @@ class FroSSL(Native):
         normal_NQ = []
         for z_NQ in views_NQ:
             shifted_NQ = z_NQ - z_NQ.mean(dim=0) if self.centered else z_NQ
-            # The column as it was tells what of the centred one is rounding.
+            # The original column shows what part of the centred one is rounding.
             normal_NQ.append(normalize_columns(shifted_NQ, z_NQ))
         z_VNQ = torch.stack(normal_NQ)
         count, n, _ = z_VNQ.shape

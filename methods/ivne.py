@@ -69,12 +69,10 @@ class IVNE(Native):
 
 
 def _entropy(z_NQ: Tensor) -> Tensor:
-    """Compute the von Neumann entropy of ZᵀZ/n.
+    """Compute the von Neumann entropy of ZᵀZ/n, in double precision.
 
-    The gradient of `eigvalsh` is sound at repeated eigenvalues.
-
-    In double precision: near a collapse the logarithm of the smaller eigenvalues is what counts,
-    and in single precision these are rounding.
+    Near a collapse the logarithms of the smaller eigenvalues dominate, and in single precision
+    these are rounding. The gradient of `eigvalsh` is sound at repeated eigenvalues.
     """
     z_NQ = z_NQ.double()
     eigenvalues: Tensor = torch.linalg.eigvalsh(smaller_gram(z_NQ) / len(z_NQ))

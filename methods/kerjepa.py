@@ -90,11 +90,11 @@ class KerJEPA(Decomposed):
         rotation_invariant=True,
     )
     alignment_weight = 1.0
-    # The paper prints no bandwidth. Eight searches on small images at q = 512, begun from 0.03 to
-    # 3, chose 0.007 to 0.084, the geometric mean of which is 0.03.
     revision: ClassVar[int] = 2
     # `gram`, streamed over the Gram matrix.
     forms = ("textbook", "gram")
+    # The paper prints no bandwidth. Eight searches on small images at q = 512, begun from 0.03 to
+    # 3, chose 0.007 to 0.084, the geometric mean of which is 0.03.
     space: ClassVar[Space] = {
         "regularization_weight": Range(0.1, 1000, balances=True),
         "bandwidth": Range(0.001, 1),
@@ -117,7 +117,7 @@ class KerJEPA(Decomposed):
         pairs_NN = off_diagonal_mask(n, u_NQ)
         centred_NQ = u_NQ - u_NQ.detach().mean(dim=0)
         r2_NN = squared_distances(centred_NQ)
-        # With the mask as an index a GPU's host would wait to learn how many there are, and a plan
+        # To index with the mask, a GPU's host would wait for the number of pairs, which a plan
         # never learns.
         values_NN = self.of_pairs(u_NQ @ u_NQ.T, r2_NN, q).where(pairs_NN, 0.0)
         return self._addends(

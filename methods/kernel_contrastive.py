@@ -116,7 +116,7 @@ class KernelContrastive(Regularizer):
         if self.kernel == "log":
             return -0.5 * (self.scale * squared).clamp_min(0.0).log1p()
         if self.kernel == "imq":
-            # By rounding, squares of duplicates are below 0, and a small scale does not make up.
+            # Rounding can make squares of duplicates negative, which a small scale cannot outweigh.
             return self.scale * (self.scale**2 + squared.clamp_min(0.0)).rsqrt()
         tiny = torch.finfo(squared.dtype).eps
         # `where` alone would not do: zero times the infinite slope of what it leaves out would be
@@ -124,7 +124,7 @@ class KernelContrastive(Regularizer):
         return -torch.where(squared <= tiny, 0.0, squared.clamp_min(tiny) ** (-self.scale / 2))
 
     def _energy_and_slope(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        # By autograd, or each of the four kernels would bring a derivative to get wrong.
+        # Autograd saves a derivative by hand, which could be wrong, for each of the four kernels.
         value, slope = with_slopes(self._of_products, t)
         return value, slope
 

@@ -59,8 +59,8 @@ class KoLeo(Decomposed):
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute −μ times the mean logarithm of the distance to the nearest embedding."""
-        # The choice has no gradient. The distance is taken anew, without the cancellation of a Gram
-        # matrix.
+        # The choice has no gradient. The distance is computed anew, without the cancellation of a
+        # Gram matrix.
         nearest_N = _nearest(u_NQ.detach())
         distance_N = torch.linalg.vector_norm(u_NQ - u_NQ[nearest_N], dim=1)
         return {"uniformity": -self.uniformity_weight * (distance_N + self.epsilon).log().mean()}

@@ -62,8 +62,8 @@ class RDMReg(Native):
         "(25, 250), q = 512 in the minimal example on CIFAR-100",
         # Each view has a sample of its own.
         symmetric=False,
-        # The gradient jumps where two projections change places, which differences over 8192
-        # directions meet.
+        # The gradient jumps where two projections change places; finite differences over 8192
+        # directions meet such places.
         exact_gradient=False,
     )
     space: ClassVar[Space] = {"regularization_weight": Range(3, 3000, balances=True)}

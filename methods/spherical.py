@@ -136,7 +136,7 @@ class SphericalDiscrepancy(KernelEnergy):
         return self.spectrum == "heat" and 1 <= self.diffusion_time < longest
 
     def kernel_and_derivative(self, t: Tensor, q: int) -> tuple[Tensor, Tensor]:
-        """Compute both of a fit from its three series; in another way by autograd."""
+        """Compute both from the three series of a fit, if there is one, else by autograd."""
         if not self._is_fitted(q):
             return super().kernel_and_derivative(t, q)
         log_heat, factor, slope, constant = _fit(self.statistic, self.diffusion_time, q)

@@ -24,7 +24,7 @@ from regbench.spaces import Range, Space
 
 # The degree of the Chebyshev series of log φ.
 _DEGREE = 60
-# The dimensions at which the polynomial in 1/q is fitted that gives log φ above the last of them.
+# The dimensions at which a polynomial in 1/q is fitted; above the last of them it gives log φ.
 _SUMMED_UP_TO = (64, 96, 128, 192, 256, 320)
 # Digits that a sum keeps beyond those that cancel: a float64 has 16.
 _DIGITS = 20
@@ -166,9 +166,8 @@ def log_heat_kernel(q: int, diffusion_time: float) -> tuple[float, ...]:
 
 @lru_cache(maxsize=64)
 def _summed_log_heat_kernel(q: int, diffusion_time: float) -> tuple[float, ...]:
-    """Compute them by the series Σ_ℓ exp(−s λ_ℓ/q) N(q, ℓ) P_ℓ(q.
-
-    T), in as many digits as its smallest value takes.
+    """Compute the coefficients by the series Σ_ℓ exp(−s λ_ℓ/q) N(q, ℓ) P_ℓ(q; t), in as many digits
+    as its smallest value takes.
     """
     # The smallest value is at t = −1: about exp(−π² q/(4 s)) of the one at 1, or more.
     smallest = -(math.pi**2) * q / (4 * diffusion_time) - _DIGITS * math.log(10)

@@ -72,12 +72,11 @@ class SSLHSIC(Native):
         z_MQ = centred_units(torch.cat(list(views_NQ)))
         squared_distance_MM = squared_distances(z_MQ)
         itself_MM = torch.eye(len(z_MQ), dtype=torch.bool, device=z_MQ.device)
-        # An embedding has the distance 0 to itself, where rounding would leave some, with a
-        # gradient.
+        # The distance of an embedding to itself is 0; rounding would leave some, with a gradient.
         squared_distance_MM = squared_distance_MM.where(~itself_MM, 0.0)
         root_MM = (self.scale**2 + squared_distance_MM).sqrt()
-        # This is 1 − k, whose digits near a point would be lost beside the 1. H takes any constant
-        # away.
+        # This is 1 − k: near a point, its digits would be lost beside the 1 in k. H takes any
+        # constant away.
         below_MM = squared_distance_MM / (root_MM * (root_MM + self.scale))
         row_mean_M = below_MM.mean(dim=0)
         mean = row_mean_M.mean()

@@ -90,8 +90,8 @@ class SUSReg(SlicedCharacteristic):
             squares.append((projections_NK * (knot * step / 2)).sin().square().sum(dim=0))
             sines.append((projections_NK * (knot * step)).sin().sum(dim=0))
         frequencies_T = step * torch.arange(1, self.knots, dtype=torch.float64, device=u_NQ.device)
-        # From both 1 is taken off, which they are close to as projections are about 1/√q: cos x − 1
-        # = −2 sin²(x/2).
+        # Both are close to 1, as projections are about 1/√q, so 1 is taken off: cos x − 1 = −2
+        # sin²(x/2).
         uniform_T = _characteristic_less_one(frequencies_T, u_NQ.shape[1]).to(u_NQ)
         real_TK = -2 * (torch.stack(squares) / n) - uniform_T[:, None]
         statistic = epps_pulley(real_TK, torch.stack(sines) / n, frequencies_T)

@@ -95,9 +95,9 @@ def spanning_tree(z_NQ: Tensor) -> tuple[Tensor, Tensor]:
             distance_PN = (z_NQ[rows] @ z_NQ.T).mul_(-2).add_(squared_N)
             distance_PN.masked_fill_(tree_N[rows, None] == tree_N, torch.inf)
             shortest_P, nearest_N[rows] = distance_PN.min(dim=1)
-            # The row's own square does not change its nearest, but its place among all rows.
+            # The row's own square changes its place among all rows, though not its nearest.
             shortest_N[rows] = shortest_P + squared_N[rows]
-        # Shortest edges first; of equal ones rounding may choose a pair that closes a circle, which
+        # Shortest edges first. Among equal ones rounding may choose an edge that closes a cycle; it
         # is left out.
         order = shortest_N.argsort().tolist()
         ends, trees = nearest_N.tolist(), tree_N.tolist()

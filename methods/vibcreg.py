@@ -58,5 +58,5 @@ class VIbCReg(VarianceCovariance):
         diagonal_Q = unit_NQ.square().sum(dim=0)
         covariance = (gram.square().sum() - diagonal_Q.square().sum()) / q**2
         # The factor 2 turns the mean over views, which is taken of this, into the publication's
-        # sum, which that of VICReg is not.
+        # sum. VICReg's publication has the mean.
         return self.weighted(2 * hinge, covariance)

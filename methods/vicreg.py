@@ -41,8 +41,8 @@ class VarianceCovariance(Decomposed):
     def weighted(self, hinge: Tensor, covariance: Tensor) -> Addends:
         """Weigh the two parts of one view.
 
-        The official code of VICReg takes the mean of v over views and the sum of c; of both the
-        mean is taken here.
+        The official code of VICReg takes the mean of v over views and the sum of c. Here the mean
+        is taken of both, hence the factor 2.
         """
         return {
             "variance": self.variance_weight * hinge,

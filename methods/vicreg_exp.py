@@ -64,7 +64,7 @@ class VICRegExp(VarianceCovariance):
         observations = x.shape[1]
         hinge = self.hinge(x.var(dim=1))
         logits = x @ x.T / (self.temperature * (observations - 1))
-        # The diagonal holds variances, which are the matter of the hinge.
+        # The diagonal holds variances, which are left to the hinge.
         covariance = mask_diagonal(logits).logsumexp(dim=1).mean()
         return self.weighted(hinge, covariance)
 

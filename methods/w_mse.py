@@ -16,8 +16,8 @@ from regbench.settings import AtLeastZero, Fraction, settings
 from regbench.spaces import Range, Space
 
 NARROW = 1024
-"""Dimensions up to which L is formed whatever n is, and the least that a block has: smaller
-ones would be many.
+"""Number of dimensions up to which L is formed whatever n is, and the smallest width of a block:
+narrower ones would be too many.
 """
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from regbench.files import cache_dir
 
 Array = npt.NDArray[Any]
-# A float32, which Python would take for something else than a float.
+# A float32, which to Python is no float.
 Scalar = Any
 f32 = np.float32
 

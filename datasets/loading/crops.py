@@ -23,9 +23,9 @@ Boxes = Callable[[Ints], Ints]
 # Called with the indices of N images, gives what to do with their views: (N, views), see
 # `photometric.CHAIN`.
 Chains = Callable[[Ints], Chain]
-# One epoch: of each batch the indices, and all views in one dimension, see `CropShape.split`. Crops
-# are uint8, finished views float32; the receiver may keep both. Closing the generator stops the
-# work behind it.
+# One epoch: the indices of each batch, and all its views as a flat tensor, see `CropShape.split`.
+# Crops are uint8, finished views float32; the receiver may keep both. Closing the generator stops
+# the work behind it.
 CropStream = Generator[tuple[Ints, Tensor]]
 
 
@@ -61,11 +61,11 @@ class CropShape:
 
 
 def boxes_of(kind: ViewsConfig, number: int, key: Keys, heights: Ints, widths: Ints) -> Ints:
-    """Draw what to cut out of N images, of these sides in px, for one view: (N, 9), each a box as
-    of `Boxes`.
+    """Draw what to cut out of N images, of these sides in px, for one view: boxes (N, 9), see
+    `Boxes`.
 
-    `number` is which of the kind's `count` it is. Patches of an image have the same `key`, of
-    `draws.keys`.
+    `number` is the view's number among the `count` of its kind. Patches of an image have the same
+    `key`, which comes from `draws.keys`.
     """
     resized = kind.resize or kind.side
     if kind.cut == "center":
@@ -83,13 +83,13 @@ def center_boxes(heights: Ints, widths: Ints, resize: int, size: int) -> Ints:
     """Make boxes (N, 9): the shorter side is resized to `resize` px, the central `size` x
     `size` px are kept.
     """
-    # `Resize` and `CenterCrop` of torchvision too cut the longer side down to whole pixels, and
-    # round margins.
+    # As in torchvision's `Resize` and `CenterCrop`, the longer side is cut down to whole pixels,
+    # and margins are rounded.
     shorter = np.minimum(heights, widths)
     boxes = np.zeros((len(heights), 9), np.int64)
     for side, lengths in enumerate((heights, widths)):
         boxes[:, 2 + side] = lengths
         boxes[:, 5 + side] = resize * lengths // shorter
-        # rint takes halves to even, as Python's round does, which torchvision uses.
+        # rint rounds halves to even, as Python's round does, which torchvision uses.
         boxes[:, 7 + side] = np.rint((boxes[:, 5 + side] - size) / 2)
     return boxes

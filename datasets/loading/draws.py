@@ -23,7 +23,7 @@ Keys = npt.NDArray[np.uint64]
 
 # SplitMix64's increment: 2**64 divided by the golden ratio, made odd.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
-# The `RandomResizedCrop` of torchvision makes as many.
+# As many as torchvision's `RandomResizedCrop` makes.
 _CROP_ATTEMPTS = 10
 # Purposes of a key. No view of pretraining shares a number with another or with the evaluation's
 # augmentation.
@@ -52,7 +52,8 @@ def keys(seed: int, epoch: int, indices: Ints, purpose: int, view: int = 0) -> K
         view: Number of the view, or `EVALUATION_VIEW`.
     """
     key = np.zeros(1, np.uint64)
-    # A negative number has 64 bits, too. Additions and products wrap around, as the hash wants.
+    # The mask gives negative numbers 64 bits, too. Additions and products wrap around, as the hash
+    # requires.
     for coordinate in (seed, epoch, purpose, view):
         key = _mix(key + _GAMMA + np.uint64(coordinate & 0xFFFFFFFFFFFFFFFF))
     return _mix(key + _GAMMA + indices.astype(np.uint64))
@@ -81,8 +82,7 @@ def shared_bits(split: str, indices: Ints, count: int) -> Ints:
     """Draw the bits of images of a split, (N, count): the same in every epoch and for every
     seed of a run.
     """
-    # A split has numbers of its own, so that nothing learned of one split's bits tells of
-    # another's.
+    # Each split has its own numbers, so that one split's bits reveal nothing about another's.
     key = keys(0, zlib.crc32(split.encode()), indices, BITS)
     return (uniforms(key, 0, count) < 0.5).astype(np.int64)
 

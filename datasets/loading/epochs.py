@@ -53,7 +53,7 @@ class EpochLoader:
     use.
 
     Attributes:
-        backend: "ffcv" or "torchvision", whichever runs; "auto" where no file is read.
+        backend: "ffcv" or "torchvision", whichever runs; "auto" if no file is read.
         num_samples: Number of images.
         batch_size: Images a batch.
         device: Device that views are delivered to.
@@ -71,7 +71,7 @@ class EpochLoader:
     ) -> None:
         """Set up the backend for some images of a split.
 
-        `labels` are those of all its images, and delivered after the views.
+        `labels` are those of all images of the split. They are delivered after the views.
         """
         given: Reading = {
             "seed": 0,
@@ -104,7 +104,7 @@ class EpochLoader:
             views = self._with_bits(indices, self._views.finished(e, indices, flat))
             if self._labels is None:
                 return tuple(views)
-            # Labels go as the crops do: a plain copy would wait for all that the device has to do.
+            # Labels travel like the crops: a plain copy would wait for all work of the device.
             return *views, self._transfer(self._labels[torch.from_numpy(indices)])
 
         epoch = Epoch(self._views.stream(order, e), finish)

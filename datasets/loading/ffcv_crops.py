@@ -3,9 +3,9 @@ view out of it.
 
 FFCV 1.0.2 is used as published. What to know, and what is different here from its own pipelines:
 
-- FFCV's loader gives the batches of an epoch, as indices and the mapped file. What can fail or take
-  long is done behind it: a caller would wait for ever for an error in its own thread, and its ring
-  of buffers is used again while a receiver may still hold a batch.
+- FFCV's loader only gives the batches of an epoch, as indices and the mapped file. Work that can
+  fail or take long is done after it: an error in FFCV's thread would leave the caller waiting for
+  ever, and FFCV reuses its ring of buffers while a receiver may still hold a batch.
 - The boxes come from outside (`draws`), because FFCV's augmentation cannot be seeded.
 - An epoch may be left early; FFCV's own iterator would keep its thread.
 - What the JPEG decoder returns is checked: FFCV delivers whatever lay in the buffer when an image
@@ -14,8 +14,8 @@ FFCV 1.0.2 is used as published. What to know, and what is different here from i
 - JPEGs are decoded as FFCV does, with the fast inverse DCT of libjpeg-turbo: against Pillow the
   grey levels differ by 1 in the mean (0.8 lower) and by up to 5. Raw images are the same to the
   bit.
-- For a CPU the views are augmented and normalised at once, by the thread that cut them; for a GPU
-  that is left to it.
+- On a CPU, the thread that cuts the views augments and normalises them at once. With a GPU, the GPU
+  does that.
 - Nothing is compiled per loader: `kernels` is compiled once and kept on disk by numba, in the
   user's cache folder.
 """
@@ -48,19 +48,19 @@ from regbench.datasets.stored.beton import Beton
 
 log = logging.getLogger("regbench")
 
-# Batches that are made before they are asked for, beside the one that was handed over.
+# Batches that are made before they are asked for, in addition to the one that was handed over.
 _AHEAD = 4
-# Batches that are at work at once: while one waits for its last images, the threads have the next.
+# Batches in progress at once: while one waits for its last images, threads work on the next.
 _AT_WORK = 2
 # Parts of a batch for each thread. Images differ, so some threads take more parts than others.
 _PARTS_PER_THREAD = 4
-# After waiting so long for a batch a user is told why.
+# After this wait for a batch, the user is told why.
 _COMPILING_S = 2.0
 
 
 @contextmanager
 def _contained() -> Iterator[None]:
-    """Keep FFCV's warnings and its setting of PyTorch's threads to itself."""
+    """Suppress FFCV's warnings, and undo its change of PyTorch's number of threads."""
     threads = torch.get_num_threads()
     try:
         with warnings.catch_warnings():
@@ -74,8 +74,8 @@ def _contained() -> Iterator[None]:
 # brings it), a process can wait for ever at its exit, in unload_tbb.
 numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
 
-# FFCV's import makes plain dictionaries where it asks for numba's: a single one, of two entries,
-# which only Python reads. Compiling it takes 2.9 of 3.3 seconds.
+# During its import FFCV gets plain dictionaries in place of numba's: a single one, of two entries,
+# which only Python reads. Compiling numba's would take 2.9 of 3.3 seconds.
 with _contained(), mock.patch("numba.typed.Dict", dict):
     import ffcv._libffcv
     from ffcv.fields.rgb_image import SimpleRGBImageDecoder
@@ -92,7 +92,7 @@ epoch_iterator.IS_CUDA = False
 Compiler.set_num_threads = lambda _: None
 
 
-# `kernels` names FFCV's JPEG decoder, which this makes known.
+# This makes FFCV's JPEG decoder known, which `kernels` refers to by name.
 llvmlite.binding.load_library_permanently(ffcv._libffcv.__file__)
 
 
@@ -122,19 +122,19 @@ class FfcvCrops:
     ) -> None:
         """Make a loader of at most `batch_size` images.
 
-        It delivers finished views if it is told how to normalise.
+        It delivers finished views if `normalize` is given.
         """
         self.finishes = normalize is not None
         self._beton = beton
         self._shape = shape
         self._workers = workers
         self._cutting = (FILTERS[shape.interpolation], np.array(shape.sizes), shape.channels)
-        # Without a normalization these are not looked at, but numba wants arrays of the same types.
+        # Without a normalization these are not used, but numba needs arrays of the same types.
         nothing = np.empty(0, np.float32)
         scale, shift = normalize.constants() if normalize else (nothing, nothing)
         self._finishing = (np.array([blur_taps(size) for size in shape.sizes]), scale, shift)
         self._image_shapes = np.stack([beton.modes, beton.heights, beton.widths], axis=1)
-        # FFCV leaves functions as they are: ours are compiled already, and it would compile anew
+        # FFCV must not compile: our functions are compiled already, and it would compile them anew
         # for each loader.
         with _contained(), mock.patch.object(Compiler, "is_enabled", False):
             self._loader = Loader(
@@ -154,8 +154,8 @@ class FfcvCrops:
             self._loader.batch_size = batch_size
             batches = EpochIterator(self._loader, order.astype(np.uint64))
         ahead: deque[tuple[Ints, Future[torch.Tensor]]] = deque()
-        # Batches and parts have a pool each: in one, batches that wait for their parts could take
-        # every thread.
+        # Batches and parts have separate pools: in a common one, batches that wait for their parts
+        # could take every thread.
         with ThreadPoolExecutor(_AT_WORK) as at_work, ThreadPoolExecutor(self._workers) as pool:
             try:
                 for ((indices, file),) in batches:
@@ -180,7 +180,7 @@ class FfcvCrops:
         chains: Chains,
         pool: ThreadPoolExecutor,
     ) -> torch.Tensor:
-        """Make the views of one batch, in one dimension; see `CropShape.split`."""
+        """Make the views of one batch, as a flat tensor; see `CropShape.split`."""
         count = len(indices)
         numbers = count * self._shape.numbers_per_image
         # Each batch has new memory, so that the receiver may keep it.
@@ -212,11 +212,11 @@ class FfcvCrops:
 
 
 def _result(batch: Future[torch.Tensor]) -> torch.Tensor:
-    """Wait for a batch, and tell why when the first one takes long."""
+    """Wait for a batch, and log the reason if the first one takes long."""
     try:
         return batch.result(_COMPILING_S)
     except TimeoutError:
-        # Only whether it is empty: numba's dictionary cannot be walked while a thread that compiles
+        # Only emptiness is tested: numba's dictionary cannot be iterated while a compiling thread
         # adds to it.
         if not decode.overloads:
             log.info("compiling the loader, once on this machine; it takes some 15 s")
@@ -224,7 +224,7 @@ def _result(batch: Future[torch.Tensor]) -> torch.Tensor:
 
 
 def _end(batches: Any) -> None:
-    """End FFCV's thread, which would look for the end only while nobody takes a batch."""
+    """End FFCV's thread, which checks whether it should end only while its queue is full."""
     batches.terminate_event.set()
     batches.iter_ixes = iter(())
     while batches.is_alive():

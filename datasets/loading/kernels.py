@@ -18,10 +18,10 @@ from regbench.datasets.loading.kernels_cut import cut
 from regbench.datasets.loading.kernels_photometric import finish
 from regbench.datasets.stored.beton import JPEG
 
-# FFCV's JPEG decoder by its name in the library, because numba can keep compiled code that refers
-# to it so, but not code with a ctypes pointer in it: int imdecode(source, source_bytes, height,
-# width, target, crop_height, crop_width, offset_x, offset_y, scale_numerator, scale_denominator,
-# crop, flip).
+# FFCV's JPEG decoder, by its name in the library: numba can cache compiled code that refers to a
+# name, but not code that holds a ctypes pointer. Its signature is int imdecode(source,
+# source_bytes, height, width, target, crop_height, crop_width, offset_x, offset_y, scale_numerator,
+# scale_denominator, crop, flip).
 _SIZE: Any = types.uint32
 _SIGNATURE: Any = types.int32(types.intp, types.uint64, _SIZE, _SIZE, types.intp, *[_SIZE] * 8)
 _imdecode: Any = types.ExternalFunction("imdecode", _SIGNATURE)

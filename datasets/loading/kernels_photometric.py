@@ -27,7 +27,6 @@ def _luma(planes: Array, out: Array) -> None:
 @compiled
 def _mean(plane: Array, size: int) -> Scalar:
     """Average `size` x `size` numbers, by columns first."""
-    # Sums side by side become vector instructions.
     # Sums of columns are short enough for float32, and the loop becomes vector instructions; the
     # total is a double.
     columns = np.zeros(size, np.float32)
@@ -169,7 +168,7 @@ def finish(crop: Array, chain: Array, taps: int, scale: Array, shift: Array, out
     if channels == 1:
         planes[0, :] = pixels[:, 0]
     else:
-        # One channel after the other, here and at the end, `finish` takes a third longer at 224 px.
+        # One channel at a time, here and at the end, `finish` takes a third longer at 224 px.
         red, green, blue = planes[0], planes[1], planes[2]
         for i in range(len(red)):
             red[i], green[i], blue[i] = pixels[i, 0], pixels[i, 1], pixels[i, 2]

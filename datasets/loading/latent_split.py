@@ -1,7 +1,7 @@
 """Examples of a latent world, drawn when they are used: no file holds them.
 
-Random numbers are those of `draws`, so an example does not depend on the batch that it is in, but
-for the last bit of a product of matrices.
+Random numbers are those of `draws`, so an example does not depend on the batch that it is in,
+except for the last bit of a product of matrices.
 Shapes: N = examples, V = views, C = content values, S = style values, D = length of an observation,
 K = clusters, U = uniform numbers of an example.
 """
@@ -26,21 +26,21 @@ from regbench.datasets.loading.crops import Ints
 from regbench.datasets.sources.latents import LatentPictures, Latents
 
 LAW = 1
-"""Version of the laws: other numbers from the same settings need another one."""
+"""Version of the laws; it must change if the same settings give other numbers."""
 
 # Purposes of a key, after those of `draws`.
 _CONTENT, _STYLE = 4, 5
 # A view's number is added to its split's, so that splits share no draws.
 _VIEWS_OF_SPLIT = 1000
 _SPLITS = ("unlabeled", "train", "tuning", "test")
-# Of the variance of clustered content, the part within a cluster.
+# Share of the variance of clustered content that lies within a cluster.
 _WITHIN = 0.1
 _SLOPE = 0.2
 # Number of batches that are drawn at once.
 _AHEAD = 8
-# Side of the smallest square that a picture grows from, and of kernels; and channels on the way.
+# Side of the square that a picture grows from, and of kernels; number of channels in between.
 _FIRST_PX, _WIDTH = 4, 16
-# Fineness of the tabulated law of von Mises and Fisher, and steps of the search for its parameter.
+# Number of tabulated angles of the von Mises-Fisher law, and of halvings to find its parameter.
 _ANGLES, _HALVINGS = 10_001, 60
 
 
@@ -79,12 +79,12 @@ class LatentSplit:
         return torch.from_numpy(array).to(self.device)
 
     def _drawn_kernels(self, source: LatentPictures, random: np.random.Generator) -> list[Tensor]:
-        """Draw the kernels that lead from a vector to a square, and to others twice as large."""
+        """Draw the kernels that turn a vector into a square, and that into ones twice as large."""
         doublings = (source.picture_px // _FIRST_PX).bit_length() - 1
         widths = [source.observed_dim] + [_WIDTH] * doublings + [3]
         kernels = []
         for number, (width, next_width) in enumerate(itertools.pairwise(widths)):
-            # A pixel after the first kernel is a sum over four, and half of them were shrunk.
+            # After the first kernel a pixel is a sum over four, half of which leaky ReLU shrank.
             square = 2 * (1 + _SLOPE**2) * width if number else width
             kernel = random.standard_normal((width, next_width, _FIRST_PX, _FIRST_PX))
             kernels.append(self._tensor(kernel / math.sqrt(square)).float())
@@ -109,7 +109,7 @@ class LatentSplit:
 
     @functools.cached_property
     def _content_NC(self) -> Tensor:
-        """The content of all examples; each batch of each epoch would draw it again."""
+        """The content of all examples, kept because every batch would draw it again."""
         source, width = self.source, self.source.content_dim
         u_NU = self._content_draws()
         first_NC = u_NU[:, :width]
@@ -137,7 +137,7 @@ class LatentSplit:
         return normal_NC * self._deviation_C
 
     def style(self, content_NC: Tensor, normal_NS: Tensor) -> Tensor:
-        """Return style of which the content decides a share, (N, S)."""
+        """Return the style, (N, S), a share of which the content decides."""
         share = self.source.dependence
         if not share:
             return self.source.style_strength * normal_NS
@@ -195,7 +195,7 @@ class LatentSplit:
         self, order: Ints, batch_size: int, seed: int, epoch: int, views: Sequence[int]
     ) -> Generator[tuple[Ints, Tensor]]:
         """Yield the indices and the observations of each batch of an epoch."""
-        # Many small draws take longer than few large ones. Products are left to the batches, as
+        # Many small draws take longer than few large ones. Products are computed batch by batch, as
         # their last bits depend on the size.
         for first in range(0, len(order), _AHEAD * batch_size):
             ahead = order[first : first + _AHEAD * batch_size]
@@ -238,7 +238,7 @@ class LatentSplit:
 
     @functools.cached_property
     def _angles(self) -> tuple[draws.Floats, draws.Floats]:
-        """Return angles to the centre, and the shares of von Mises and Fisher's law below each."""
+        """Angles to the centre, and the share of the von Mises-Fisher law below each."""
         assert self.source.correlation is not None
         angles = np.linspace(0, np.pi, _ANGLES)
         low, high = 0.0, 1e6
@@ -256,7 +256,7 @@ class LatentSplit:
 
 
 def _bell(u_NU: Tensor, freedom: float | None = None) -> Tensor:
-    """Make normal numbers of pairs of uniform ones, (N, U / 2), or those of Student's t.
+    """Turn pairs of uniform numbers into normal ones, (N, U / 2), or into those of Student's t.
 
     Box and Muller, Annals of Mathematical Statistics 1958; Bailey, Mathematics of Computation 1994.
     """

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,15 +55,15 @@ class PretrainingLoader(EpochLoader):
                 each global batch of `world_size` x B images (of each part of it), which is the
                 batch that one process with that batch size would get.
             world_size: Number of processes.
-            parts: Into which each batch is cut for passes of their own. The p-th parts of all
-                processes hold the images of the p-th part of one process's batch, so that
-                statistics over a pass do not depend on `world_size`.
+            parts: Number of parts that each batch is cut into, each with a pass of its own. The
+                p-th parts of all processes together hold the images of the p-th part of a single
+                process's batch, so that statistics over a pass do not depend on `world_size`.
             labels: Whether to deliver the images' labels, after their views.
             **reading: Further options.
         """
         split, indices = open_pretraining_split(dataset, data_dir)
         if labels and isinstance(split, Beton):
-            # Images that have labels may be a part of those to pretrain on.
+            # Labelled images may be only a part of those to pretrain on.
             split, indices = open_split(dataset, "train", data_dir, None)
             indices = evenly(indices, dataset.pretraining_images or len(indices))
         if batch_size * world_size > len(indices):
@@ -73,8 +74,8 @@ class PretrainingLoader(EpochLoader):
             raise RegbenchError(f"{what}; choose at most {len(indices) // world_size}")
         delivered: Tensor | None = None
         if labels and isinstance(split, LatentSplit):
-            # What is to be learned of a vector is its content, not a class.
-            delivered = split.content(indices).float()
+            # The target of a vector is its content, not a class.
+            delivered = split.content(np.arange(len(split))).float()
         elif labels:
             delivered = torch.from_numpy(split.labels)
         views = list_views(augmentation.kinds(dataset.image_size))
@@ -125,8 +126,8 @@ class ViewLoader(EpochLoader):
     ) -> None:
         """Open a split for measures over the first two views of an augmentation.
 
-        So many images are taken at even distances over the file, which may be sorted by class. For
-        `choice` see `EvalLoader`, for `reading` see `Reading`.
+        `images` of them are taken at even distances over the file, which may be sorted by class.
+        For `choice` see `EvalLoader`, for `reading` see `Reading`.
         """
         opened, indices = open_split(dataset, split, data_dir, choice)
         views = list_views(augmentation.pair().kinds(dataset.image_size))
@@ -163,7 +164,7 @@ class EvalLoader(EpochLoader):
             dataset: Data set; `train_per_class` is honoured for "train".
             split: "train", "tuning" or "test".
             data_dir: The folder of all prepared data sets.
-            batch_size: Images a batch; more than there are means all of them.
+            batch_size: Images a batch; at most all of them are taken.
             transform: "center": the shorter side resized to `eval_resize` px, the central
                 `image_size` px kept, in the file's order; "crop_flip": random resized crop and
                 flip, in an order drawn from (seed, epoch).

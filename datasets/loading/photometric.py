@@ -5,7 +5,7 @@ With FFCV on a CPU the same is done image by image in `kernels_photometric.finis
 
 Every operation works on (N, C, H, W) float32 with values in [0, 255] and is defined as the
 torchvision function of the same name, without the rounding to whole levels between operations.
-Images are touched only by what they drew.
+An operation changes only the images that drew it.
 
 The Gaussian blur has a kernel of 23 taps at 224 px and in proportion at other sizes, odd and at
 least 3 (3 at 28 and 32 px, 7 at 64, 9 at 96), and mirrors at the borders.
@@ -34,7 +34,7 @@ above 255: none).
 """
 Chain = npt.NDArray[np.void]
 _NO_SOLARIZE = 256.0
-# Images that the blur handles at once; its matrices are what needs memory.
+# Images that the blur handles at once: this limits the memory of its matrices.
 _BLUR_CHUNK = 256
 
 
@@ -178,8 +178,7 @@ def on_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
 def photometric(crops: Tensor, chain: Chain) -> Tensor:
     """Apply one view's photometric augmentation, by (N,) `chains`.
 
-    From crops (N, H, W, C), uint8, to (N, C, H, W), float32 in [0, 255], on the device that they
-    are on.
+    Crops (N, H, W, C), uint8, become (N, C, H, W), float32 in [0, 255], on the same device.
     """
     planes = crops.permute(0, 3, 1, 2)
     steps = _steps(chain)
@@ -221,7 +220,7 @@ class Normalize:
         return self._scale.flatten().numpy(), self._shift.flatten().numpy()
 
     def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Normalise (N, C, H, W) float32, which is written over.
+        """Normalise (N, C, H, W) float32, which is overwritten.
 
         The result is `channels_last` with three channels.
         """

@@ -63,7 +63,7 @@ def _open(
 
 
 def _check_choice(path: Path | None) -> None:
-    """Keep the test split closed until it is on disk what was chosen on which split."""
+    """Keep the test split closed until a record on disk says what was chosen on which split."""
     try:
         choice = json.loads(path.read_text()) if path else {}
         selected_on = choice["hyperparameters"]["selected_on"]
@@ -93,7 +93,7 @@ def _first_of_each_class(labels: Ints, dataset: DatasetConfig, split: str) -> In
             f"data set '{dataset.name}': train_per_class is {dataset.train_per_class}, but class "
             f"{counts.argmin()} has {counts.min()} training images; choose at most {counts.min()}"
         )
-    # Images stay in the file's order, as all of them would be.
+    # Images stay in the file's order, as without the limit.
     rows = []
     for label in range(dataset.num_classes):
         rows.append(np.flatnonzero(labels == label)[: dataset.train_per_class])

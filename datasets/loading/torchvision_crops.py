@@ -60,8 +60,8 @@ def resize(
 
 
 class _Batches(Dataset[Any]):
-    """An item is a whole batch: given the images' indices and boxes, their crops, or the refusal of
-    one of them.
+    """A data set whose items are whole batches: the crops for given indices and boxes, or the
+    refusal of one of the images.
 
     The refusal is handed on and raised by the receiver, because a `DataLoader` would wrap it in a
     worker's traceback.
@@ -101,7 +101,7 @@ class TorchvisionCrops:
     def __init__(self, beton: Beton, shape: CropShape, workers: int, pin_memory: bool) -> None:
         """Make a loader with `workers` processes (1: this one).
 
-        Page-locked memory is quicker to bring to a GPU.
+        With `pin_memory` crops are in page-locked memory, which is quicker to copy to a GPU.
         """
         self._dataset = _Batches(beton, shape)
         self._workers = workers

@@ -57,7 +57,7 @@ class Reading(TypedDict, total=False):
     """Options of reading that all loaders have.
 
     Attributes:
-        seed: Decides all draws, together with the epoch.
+        seed: Seed that decides all draws, together with the epoch.
         device: Device that views are augmented on and delivered to.
         backend: "ffcv", "torchvision", or "auto": FFCV if it is installed.
         workers: Threads (FFCV) or processes (torchvision; 1: this one) that decode and crop.

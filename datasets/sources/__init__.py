@@ -2,6 +2,6 @@
 it into splits.
 
 A source of another wheel is found by an entry point of the group `regbench.sources`; `base` says
-what one is. A tuning split is cut from the source's training images, so that nothing is ever
+what a source is. A tuning split is cut from the source's training images, so that nothing is ever
 selected on "test".
 """

@@ -21,7 +21,7 @@ from regbench.settings import settings
 
 
 class ArrayFiles:
-    """The files of a source: reads them, and keeps all that is wrong with them.
+    """The reader of a source's files, which collects all their faults.
 
     Attributes:
         folder: The folder that they are in.
@@ -48,8 +48,8 @@ class ArrayFiles:
     def add(
         self, part: str, name: str, images: Pixels | None, labels: Labels | None, num_classes: int
     ) -> None:
-        """Take images and the labels of file `name` as a part, unless a fault is found; None
-        could not be read.
+        """Take images and the labels of file `name` as a part, unless they have a fault or are
+        None, which stands for a file that could not be read.
         """
         if images is None or labels is None:
             return
@@ -83,11 +83,11 @@ class Arrays(Source):
     partial = "dataset.source.published=false"
     about: ClassVar[Published]
     inside: ClassVar[str]
-    """The folder of its files in the one that is given."""
+    """The folder of its files inside the given folder."""
     downloaded_to: ClassVar[str] = ""
-    """Their folder in that of the downloads, if it is another one."""
+    """The folder of its files inside that of the downloads, if it is not `inside`."""
     tuning_share: ClassVar[int]
-    """Number of training images of a class for each of its images for tuning."""
+    """One in this many of a class's training images is for tuning."""
 
     @property
     def expected(self) -> Mapping[str, int]:
@@ -135,13 +135,11 @@ class Arrays(Source):
 
 
 def last_of_each_class(labels: Labels, share: int) -> npt.NDArray[np.bool_]:
-    """Tell of each image whether it is among the last of its class, of whose images one in
-    `share` is.
-    """
+    """Mark the last images of each class: one in `share` of its images."""
     last = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
-        # rows[-n:] would be all of them where n is 0.
+        # rows[-n:] would be all of them if n is 0.
         last[rows[len(rows) - len(rows) // share :]] = True
     return last
 

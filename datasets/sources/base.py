@@ -34,11 +34,11 @@ class Split:
     """One split, ready to be read once, in order.
 
     Attributes:
-        labels: (N,) int64; -1 where there is none.
+        labels: Labels, (N,) int64; -1 for an image without one.
         images: Function, called once, that gives each image in the order of the labels, and its
             place in the source.
-        largest_bytes: Size of the largest image, if a page of the least size may not hold it.
-        factors: Values of each factor of the images, by name, (N,) each; empty where they are not
+        largest_bytes: Size of the largest image, if it may not fit a page of the smallest size.
+        factors: Values of each factor of the images, by name, (N,) each; empty if they are not
             known.
     """
 
@@ -53,11 +53,10 @@ class Contents:
     """The splits and classes of an opened source.
 
     Attributes:
-        splits: "train", "test", and "tuning" or "unlabeled" if there is such a split.
+        splits: Splits by name: "train", "test", and "tuning" or "unlabeled" if there is one.
         class_names: Names in the order of the labels.
-        taken_from: Split -> which of the source's images are in it, where that needs to be said.
-        notes: What was read otherwise than a user may expect, or was not read, and why, each in one
-            line.
+        taken_from: Split -> which of the source's images are in it, if that needs to be said.
+        notes: Notes on what was not read, or not as a user may expect, and why, each in one line.
     """
 
     splits: dict[str, Split]
@@ -81,8 +80,8 @@ class Source(ABC):
     """The override that says that it is a part of a published data set."""
     own: ClassVar[bool] = True
     """Whether it reads images of one's own, from a folder that must be given. Another source is a
-    published data set,
-    which it finds or downloads."""
+    published data set, which it finds or downloads.
+    """
 
     @property
     def layout(self) -> str:
@@ -108,19 +107,18 @@ class Source(ABC):
     def open(self, folder: Path | None, downloads: Path) -> Contents:
         """Find the images, in `folder` or where they usually are, and divide them into splits.
 
-        Only a source that is not one's `own` may be given no folder; what it downloads goes to
-        `downloads`.
+        `folder` may be None only if the source is not `own`. Downloads go to `downloads`.
 
         Raises:
-            RegbenchError: If the source cannot be had or is not complete; all that is wrong is
-                listed, with where to get it.
+            RegbenchError: If the source cannot be found or is incomplete; the message lists all
+                faults, and says where to get it.
         """
 
     def refuse(
         self, where: object, wrong: Sequence[str], found: Mapping[str, int] | None = None
     ) -> None:
-        """Refuse the source at `where` if anything is wrong, or the number of images `found` in
-        a part is.
+        """Refuse the source at `where` if anything is `wrong`, or if the number of images `found`
+        in a part is.
         """
         miscounted = []
         for part, count in (found or {}).items():
@@ -184,11 +182,11 @@ class DividedFiles(ImageFiles):
 
     @property
     def about(self) -> Published | None:
-        """The published data set that it is to be."""
+        """The published data set that it must be, if any."""
         return PUBLISHED[self.published] if self.published else None
 
     def refuse_overlap(self) -> None:
-        """Refuse numbers by which all images are for training and some for tuning."""
+        """Refuse numbers that take all images for training and some for tuning."""
         if self.tuning_per_class is not None and self.train_per_class is None:
             raise RegbenchError(
                 "the splits overlap: without dataset.source.train_per_class all images are for "
@@ -226,11 +224,11 @@ class DividedFiles(ImageFiles):
 
 
 NO_CLASS = ""
-"""Name of the class of images that have none, whose label is -1."""
+"""Class name that stands for images without a class, whose label is -1."""
 
 
 def named(path: Path, root: Path) -> str:
-    """Name a file relative to `root`, in UTF-8 and in one line, as its name need not be."""
+    """Name a file relative to `root`, in UTF-8 and in one line, even if its own name is not."""
     name = os.fsencode(os.path.relpath(path, root)).decode(errors="backslashreplace")
     return name.replace("\n", "\\n")
 
@@ -253,6 +251,6 @@ def split_of_files(classes: Mapping[str, Sequence[Path]], root: Path) -> Split:
 
 
 SOURCES: Registry[Source] = Registry("source")
-"""The sources there are."""
+"""The registered sources."""
 
 register = SOURCES.register

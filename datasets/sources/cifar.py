@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100, by torchvision: the Python versions that their authors published.
 
-They are pickles, which can run code when they are read. So files with another MD5 than those that
-were published are refused, whatever `published` says.
+They are pickles, which can run code when they are read. So files whose MD5 is not the published one
+are refused, whatever `published` says.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class ImageFolder(DividedFiles):
     train_list: str | None = None
     # With 0.4 each, tuning and test leave a fifth of the images for training.
     held_out: Annotated[float, Field(gt=0, le=0.4)] | None = None
-    # As the images, these are what `prepare` is given.
+    # Like the images, these are inputs of `prepare`.
     labels: str | None = field(default=None, compare=False)
     unlabelled: bool = field(default=False, compare=False)
     allow_empty: bool = field(default=False, compare=False)
@@ -160,7 +160,7 @@ class ImageFolder(DividedFiles):
         for part, files in parts.items():
             if files:
                 counts[part] = sum(map(len, files.values()))
-        # A folder that cannot be listed was asked for more than once.
+        # Duplicates go: a folder that cannot be listed is reported each time it is asked for.
         wrong = [*dict.fromkeys(seen), *seen.unread()] if seen else []
         self.refuse(folder, wrong, counts if self.held_out is None else None)
         chosen, taken_from = self._divide(seen, parts)
@@ -184,8 +184,8 @@ class ImageFolder(DividedFiles):
         return Contents(splits, names, stated, seen.notes + seen.unread())
 
     def _divide(self, seen: Listing, parts: Mapping[str, Files]) -> tuple[Chosen, dict[str, str]]:
-        """Make the splits of the folders that there are, and say where each is from if that
-        needs to be said.
+        """Make the splits from the folders found, and say where each comes from if that needs to
+        be said.
         """
         folder = seen.folder
         if self.held_out is not None:
@@ -213,9 +213,7 @@ class ImageFolder(DividedFiles):
         return {**chosen, "test": parts["val"]}, {"train": note}
 
     def _refuse_shared(self, folder: Path, chosen: Chosen) -> None:
-        """Refuse files that are not there, and a file that is in two splits, under whatever
-        names.
-        """
+        """Refuse missing files, and a file that is in two splits, whatever its names there."""
         files: list[tuple[str, Path]] = []
         for split, classes in chosen.items():
             files += [(split, path) for path in chain.from_iterable(classes.values())]
@@ -239,8 +237,8 @@ class ImageFolder(DividedFiles):
 def _divide_by_hash(
     seen: Listing, parts: Mapping[str, Files], share: float
 ) -> tuple[Chosen, dict[str, str]]:
-    """Make train, tuning and test of the folders `parts`, the first of which is divided for
-    what the others lack.
+    """Make train, tuning and test from the folders `parts`. Splits that have no folder are cut
+    from the first one.
     """
     (first, train), *others = parts.items()
     roles = ("test",) if len(others) == 1 else ("tuning", "test")

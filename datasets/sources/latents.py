@@ -1,4 +1,4 @@
-"""Latent worlds: vectors that a fixed network mixes of content, which the views of an example
+"""Latent worlds: vectors that a fixed network mixes from content, which the views of an example
 share, and style, which each view draws anew.
 
 What a representation should hold is known here: the content, up to an invertible map, and nothing
@@ -29,7 +29,7 @@ Prior = Literal[
     "normal", "uniform", "sphere", "laplace", "student", "clusters", "anisotropic", "sparse"
 ]
 
-# A setting that belongs to one prior.
+# Settings that have an effect with one prior only, and that prior.
 _OF_PRIOR = {
     "freedom": "student",
     "clusters": "clusters",
@@ -37,9 +37,9 @@ _OF_PRIOR = {
     "decay": "anisotropic",
     "density": "sparse",
 }
-# Priors that a law of sharing leaves as they are: the content of each view has them too.
+# Priors that a law of sharing preserves: the content of each view has the same prior.
 _OF_SHARING = {"normal": ("normal", "anisotropic"), "vmf": ("sphere",)}
-# Worlds without clusters have a class for each combination of signs of so many content values.
+# Worlds without clusters have a class for each combination of signs of this many content values.
 _SIGNS = 3
 
 
@@ -154,7 +154,7 @@ class Latents(Source):
         return [f"signs {number:0{signs}b}" for number in range(2**signs)]
 
     def open(self, folder: Path | None, downloads: Path) -> Contents:
-        """Return the classes alone: no file holds what is drawn where it is used."""
+        """Return the classes alone: examples are drawn when they are used, not stored."""
         return Contents({}, self.class_names)
 
 

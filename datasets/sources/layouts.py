@@ -10,7 +10,7 @@ Places205 is published as `data/vision/torralba/deeplearning/images256/`, with t
 `trainvalsplit_places205/{train,val}_places205.csv`: a line for each image, its name and its label,
 such as `a/abbey/gsun_0a1b.jpg 0`.
 
-Each function adds what is wrong, and what else is to be said, to the listing that it is given.
+Each function adds faults and notes to the listing that it is given.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ PARTS |= dict.fromkeys(("val", "valid", "validation"), "val")
 PARTS |= dict.fromkeys(("test", "testing"), "test")
 """The part of a data set that a folder's name means, in lower case."""
 _UNLABELLED = ("unlabelled", "unlabeled")
-# Archives of macOS and disks of Synology have copies of each image here, which are not the user's.
+# macOS archives and Synology disks keep copies of each image here, which are not the user's.
 _OF_SYSTEMS = ("__MACOSX", "@eaDir")
-# Pillow knows these kinds, and leaves it to other programs to decode them.
+# Pillow recognises these kinds, but leaves it to other programs to decode them.
 _NOT_DECODED = ("BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF")
 
 Files = dict[str, list[Path]]
@@ -46,15 +46,15 @@ Files = dict[str, list[Path]]
 
 
 class Listing(Faults):
-    """What is wrong with a folder of images, and what else is to be said of it.
+    """The faults of a folder of images, and notes on it.
 
     Attributes:
         folder: The folder that was given.
-        root: The folder in it that holds the classes or the splits, or the same one.
+        root: The folder in it that holds the classes or the splits, or `folder` itself.
         allow_empty: Whether classes may have no images.
-        notes: What was read otherwise than it lies there or was not read, each in one line.
+        notes: Notes on what was not read, or not as it lies there, each in one line.
         left_out: Files that are not read, with the kind of each.
-        aside: A folder in it that is neither a class nor a split; None: there is none.
+        aside: A folder in it that is neither a class nor a split, or None.
     """
 
     def __init__(self, folder: Path, allow_empty: bool) -> None:
@@ -69,16 +69,16 @@ class Listing(Faults):
     def listed(self, folder: Path) -> tuple[list[Path], list[Path]]:
         """List the folders and the image files in a folder, each sorted by name.
 
-        All else is left out.
+        All else, except `aside`, is added to `left_out`.
         """
         folders: list[Path] = []
         images: list[Path] = []
         try:
             with os.scandir(folder) as entries:
-                # The order decides which images are for tuning, and a disk has none.
+                # The order decides which images are for tuning, and a disk has no fixed order.
                 found = sorted(entries, key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):
-            return folders, images  # which is said where a folder must be there
+            return folders, images  # callers that need the folder report it
         except OSError as error:
             self.append(f"{folder} cannot be listed ({error.strerror})")
             return folders, images
@@ -113,7 +113,7 @@ class Listing(Faults):
         return found
 
     def unread(self) -> list[str]:
-        """Word how many files of each kind are left out, with the first of them."""
+        """State how many files of each kind are left out, with the first of them."""
         of_kind: dict[str, list[Path]] = {}
         for path, kind in self.left_out.items():
             of_kind.setdefault(kind, []).append(path)
@@ -135,7 +135,7 @@ def _suffixes() -> frozenset[str]:
 
 
 def _no_image(entry: os.DirEntry[str]) -> str:
-    """Return the kind of a file that is no image; empty for an image."""
+    """Return the kind of a file that is not an image; empty for an image."""
     _, dot, suffix = entry.name.lower().rpartition(".")
     if dot + suffix not in _suffixes():
         return dot + suffix if dot else "without an ending"
@@ -155,10 +155,10 @@ def train_and_val(source_dir: Path, seen: Listing) -> dict[str, Files]:
 
 
 def parts_of(source_dir: Path, seen: Listing) -> dict[str, Files]:
-    """Find the files of train/, val/ and test/, as far as they are there, or of the class folders
+    """Find the files of those of train/, val/ and test/ that exist, or of the class folders
     themselves ("./").
 
-    They are named as their folders are.
+    The parts are named after their folders.
     """
     base = _unwrapped(source_dir, seen)
     folders = _part_folders(("train", "val", "test"), seen)
@@ -189,7 +189,7 @@ def with_unlabelled(source_dir: Path, seen: Listing) -> tuple[dict[str, Files], 
         if folder.name.lower() in _UNLABELLED:
             seen.aside = folder
             return parts_of(base, seen), seen.images_below(folder)
-    # In Kaggle's layout too, all folders are one.
+    # In Kaggle's layout too, all folders are one part.
     seen.root = base
     images = seen.images_below(source_dir)
     if not images:
@@ -198,7 +198,7 @@ def with_unlabelled(source_dir: Path, seen: Listing) -> tuple[dict[str, Files], 
 
 
 def _unwrapped(source_dir: Path, seen: Listing) -> Path:
-    """Step into the one folder that there is, as archives have it, unless it is a class or a
+    """Step into a folder that is the only one, as archives have it, unless it is a class or a
     part.
     """
     base = source_dir
@@ -349,7 +349,7 @@ def _flat_files(val: Path, source_dir: Path, train: Files, seen: Listing) -> Fil
 def _devkit_labels(source_dir: Path, seen: Listing) -> tuple[dict[str, str], Path]:
     """Read the class of each validation image from the devkit, by its name without the ending.
 
-    And name the list.
+    Return the path of the list, too.
     """
     from scipy.io import loadmat
 

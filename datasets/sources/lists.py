@@ -21,9 +21,9 @@ def find_list(name: str, folder: Path, setting: str) -> Path:
     """Find a list in the source's folder, in the working directory, or among those that come with
     regbench.
 
-    The refusal names the setting that gives it.
+    The refusal names `setting`, which gives the list.
     """
-    # The list beside the images counts more than ours.
+    # The list beside the images takes precedence over ours.
     for path in (folder / name, Path(name), Path(__file__).parent / name):
         if path.is_file() or (setting == "labels" and path.is_dir()):
             return path
@@ -65,8 +65,8 @@ def of_listed_classes(path: Path, files: Files, folder: Path) -> Files:
 def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
     """Keep the images that a list names, in the folder's order.
 
-    A line is a file's name, or CLASS/NAME where several classes have a file of that name. What does
-    not fit is refused with the lines' numbers.
+    A line is a file's name, or CLASS/NAME if several classes have a file of that name. Lines that
+    do not fit are refused with their numbers.
     """
     # A name without a class can be in several; CLASS/NAME is in one.
     classes_of: dict[str, list[str]] = {}
@@ -97,8 +97,8 @@ def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
     for label, paths in files.items():
         chosen[label] = [file for file in paths if (label, file.name) in first_line]
     empty = [label for label, paths in chosen.items() if not paths]
-    # A list that does not fit at all would leave classes empty, too: its lines are what is to be
-    # looked at.
+    # A list that does not fit at all would leave classes empty, too. Then only its lines are
+    # reported.
     if empty and not wrong:
         lacks = f"none of {len(empty)} of the {len(files)} classes ({few(empty)})"
         wrong.append(f"it names {len(first_line):,} images and {lacks}; is it cut short?")
@@ -113,9 +113,10 @@ def of_labels(
     """Find the images that a table names, by part and class, and the others; without a column
     "split" there is one part.
 
-    `unlabelled`: whether the others are of use.
+    `unlabelled` says whether the others are used.
     """
-    # Spreadsheets begin a file in UTF-8 with a mark, which is no part of the first column's name.
+    # Spreadsheets begin a file in UTF-8 with a byte order mark, which is not part of the first
+    # column's name.
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

@@ -37,7 +37,7 @@ _ROWS = 256
 
 class _Columns(NamedTuple):
     """The names of the columns of images and labels, as pyarrow writes them, and of the classes
-    if a file tells.
+    if the file has them.
     """
 
     image: str
@@ -204,9 +204,9 @@ def _find_columns(schema: Any) -> _Columns | None:
 
 
 def _number_labels(shards: dict[str, list[_Shard]]) -> tuple[dict[str, Labels], list[str]]:
-    """Number the labels of each split, -1 where there is none or one that train has not.
+    """Number the labels of each split; -1 stands for no label, or one that train lacks.
 
-    And name the classes.
+    Return the names of the classes, too.
     """
     values: dict[str, list[Any]] = {}
     for split, of_split in shards.items():
@@ -240,7 +240,7 @@ def _roles(labels: dict[str, Labels], *, tuned: bool) -> dict[str, str]:
 def _split(
     folder: Path, shards: Sequence[_Shard], labels: Labels, taken: npt.NDArray[np.bool_]
 ) -> Split:
-    """Make a split of the rows of some files that are taken."""
+    """Make a split of those rows of some files that are `taken`."""
 
     def images() -> Iterator[tuple[bytes, str]]:
         first = 0
@@ -255,14 +255,14 @@ def _split(
 
 
 def _content(value: Any) -> bytes:
-    """Return the image file of a cell: of a column of structs, only the bytes were asked for."""
+    """Return the image file in a cell; of a struct, only the bytes were read."""
     return (value["bytes"] if isinstance(value, dict) else value) or b""
 
 
 def _image_files(shard: _Shard, taken: npt.NDArray[np.bool_]) -> Iterator[tuple[int, bytes]]:
     """Read the numbers and image files of the rows that are taken.
 
-    An image that is not there, or only its path, is empty.
+    An image that is missing, or given only by its path, is empty.
     """
     import pyarrow
     from pyarrow.parquet import ParquetFile
@@ -272,7 +272,7 @@ def _image_files(shard: _Shard, taken: npt.NDArray[np.bool_]) -> Iterator[tuple[
             first = 0
             for group in range(file.num_row_groups):
                 number = file.metadata.row_group(group).num_rows
-                # Of 20 % of ImageNet, most groups hold nothing that is taken.
+                # If 20 % of ImageNet are taken, most groups hold none of them.
                 if taken[first : first + number].any():
                     # A group may be larger than the memory.
                     batches = file.iter_batches(_ROWS, [group], [shard.columns.image])

@@ -33,9 +33,9 @@ PATTERNS = (
     "fine rings",
     "dots",
 )
-"""Materials of garments; with so many patterns a class is a garment in one of them."""
+"""Patterns of garments; with several patterns, a class is a garment in one of them."""
 
-# Grey levels from which on a garment hides what is behind it; the hems of Fashion-MNIST are darker.
+# Grey level from which on a garment hides what is behind it; the hems of Fashion-MNIST are darker.
 _OPAQUE = 48.0
 
 

@@ -47,15 +47,14 @@ from regbench.wording import shown
 _BLOCK = 128
 # At scale 1 a garment of 28 px has its own size in a scene of 32 px.
 _GARMENT_SHARE = 0.875
-# Without a rough background a few principal components of the pixels hold it, and what is left is
-# the garment.
+# A few principal components of the pixels would hold a smooth background, and leave the garment.
 _ROUGHNESS = 0.3
 # No number is farther from all fractions, so no other spreads its multiples as evenly.
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 _SPLIT_NUMBERS = {"train": 0, "tuning": 1, "test": 2}
-# Random numbers of a scene, and of each distractor after them, so that without distractors all else
-# is the same. Numbers 0 to 4, 8 and 9 are the garment's, 5, 6 and 10 to 15 the background's; 7 is
-# how many distractors there are.
+# Counts of random numbers: those of a scene, then those of each distractor, so that distractors
+# change nothing else. Numbers 0 to 4, 8 and 9 are the garment's, 5, 6 and 10 to 15 the
+# background's; 7 is the number of distractors.
 _OF_SCENE, _OF_DISTRACTOR = 16, 8
 
 
@@ -158,9 +157,9 @@ class Scenes(Source):
 
 
 def _random(seed: int, split: str, number: int, stream: int = 0) -> np.random.Generator:
-    """Return a generator of one scene; Philox gives any of them without those before it."""
+    """Return the generator of one scene, which Philox reaches without those before it."""
     key = np.array([seed, _SPLIT_NUMBERS[split]], np.uint64)
-    # Drawing counts in the first word, so that scenes and streams never meet.
+    # Drawing increments the first word only, so that scenes and streams never overlap.
     return np.random.Generator(np.random.Philox(key=key, counter=[0, stream, number, 0]))
 
 
@@ -205,7 +204,7 @@ class _Scenes:
         self.y = 0.2 + 0.6 * drawn[:, 2]
         self.scale = 0.6 + 0.4 * drawn[:, 3]
         self.angle_deg = 40 * drawn[:, 4] - 20
-        # A background is that of a scene, by its split and number.
+        # A background belongs to a scene, which its split and number identify.
         self.behind_split, self.behind, self.behind_drawn = split, np.arange(len(labels)), drawn
         if source.backgrounds:
             # Which of the shared backgrounds each scene has.
@@ -242,7 +241,7 @@ class _Scenes:
                 yield pixels, f"scenes {self.split}[{number}]"
 
     def rendered(self, scenes: npt.NDArray[np.intp]) -> Pixels:
-        """Render some scenes: (N, S, S, 3), or (N, S, S) where they are grey."""
+        """Render some scenes: (N, S, S, 3), or (N, S, S) if they are grey."""
         canvas_NSSC = self._background(scenes)
         for piece in range(self.source.distractors):
             has_piece = self.pieces[scenes] > piece
@@ -268,7 +267,7 @@ class _Scenes:
         return to_levels(canvas_NSSC)
 
     def _background(self, scenes: npt.NDArray[np.intp]) -> Floats:
-        """Return two colours that two gratings mix, (N, S, S, 3)."""
+        """Return backgrounds, (N, S, S, 3): two colours, mixed by two gratings."""
         drawn = self.behind_drawn[scenes]
         x_SS, y_SS = self._grid()
         mix_NSS = np.full((len(scenes), *x_SS.shape), 0.5)

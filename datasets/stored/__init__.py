@@ -1,1 +1,1 @@
-"""Data sets on the disk: how they are prepared, what they hold, and whether it is whole."""
+"""Data sets on the disk: their preparation, their content, and checks that it is complete."""

@@ -40,7 +40,7 @@ _COUNTS = [("num_fields", "<u2"), ("page_size", "<u4"), ("num_samples", "<u8")]
 _HEADER = np.dtype([("version", "<u2"), *_COUNTS, ("alloc_table_ptr", "<u8")], align=True)
 _NAMED = [("type_id", "<u1"), ("name", "S16"), ("arguments", ("<u1", 1024))]
 _FIELD = np.dtype(_NAMED, align=True)
-# FFCV aligns headers, fields and samples as C does, and packs what an image and the table say.
+# FFCV aligns headers, fields and samples as C does, but packs the entries of images and the table.
 _IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("data_ptr", "<u8")])
 _SAMPLE = np.dtype([("f0", _IMAGE), ("f1", "<i8")], align=True)
 _ALLOCATION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
@@ -59,9 +59,9 @@ class Sample:
         data: The stored bytes.
         origin: Origin of the image: a file's name relative to the source, or its row there; one
             line.
-        grey: Whether it had no colour channels there.
-        peak: Its highest value there, if that had more than 8 bits, else -1.
-        remarks: What of it was left out.
+        grey: Whether it had no colour channels in the source.
+        peak: Highest value in the source, if that had more than 8 bits, else -1.
+        remarks: Remarks on what was left out of it.
     """
 
     mode: int
@@ -79,7 +79,7 @@ class LargerThanPage(RegbenchError):
     """An image of `size_bytes` bytes needs a larger page."""
 
     def __init__(self, origin: str, size_bytes: int, page_bytes: int) -> None:
-        """For the image `origin`."""
+        """Word the refusal of the image `origin`."""
         super().__init__(f"{origin} takes {size_bytes} bytes, more than a page ({page_bytes})")
         self.size_bytes = size_bytes
 
@@ -141,8 +141,8 @@ def _write(
     file.write(metadata[:written].tobytes())
     header = np.zeros(1, _HEADER)
     header[0] = (_VERSION, 2, page_bytes, written, position)
-    # The header comes last: until then alloc_table_ptr is 0, and a file of a killed writer is known
-    # by that.
+    # The header comes last: until then alloc_table_ptr is 0, which marks the file of a killed
+    # writer.
     file.seek(0)
     file.write(header.tobytes())
 
@@ -159,7 +159,7 @@ class Beton:
         labels: (N,) int64.
         modes: (N,), `JPEG` or `RAW`.
         start: (N,) int64, where each image's bytes begin in the file.
-        size: (N,) int64, how many they are.
+        size: (N,) int64, number of each image's bytes.
         heights: (N,) int64, px.
         widths: (N,) int64, px.
     """
@@ -200,8 +200,8 @@ class Beton:
         num_samples, table_start = int(header[0]["num_samples"]), int(header[0]["alloc_table_ptr"])
         self._require(table_start != 0, "its writing was never finished")
         data_start = _METADATA_START + num_samples * _SAMPLE.itemsize
-        # The length in the header is checked before so much is read: a flipped bit can make it
-        # immense.
+        # The length in the header is checked before anything is read by it: a flipped bit can make
+        # it immense.
         self._require(data_start <= table_start < file_bytes, "it is cut short")
         types = np.fromfile(self.path, _FIELD, 2, offset=_HEADER.itemsize)["type_id"].tolist()
         expected = header[0]["num_fields"] == 2 and types == [_IMAGE_FIELD, _INT_FIELD]

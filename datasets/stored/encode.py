@@ -43,7 +43,7 @@ MAX_RAW_PIXELS = 128 * 128
 # The longest side that libjpeg can write and read.
 MAX_SIDE_PX = 65500
 _TIFF_BANDS = 277  # the number of this tag
-# What is left out of an image, in words for many of them.
+# Remarks on what is left out of images, to stand after the number of images.
 _BANDS = "have transparency or bands beyond their colours, of which nothing is kept"
 _FRAMES = "have several frames or pages, of which the first is kept"
 # Pillow prints a line of its own for each image that is refused here.
@@ -87,7 +87,7 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
                         "dataset.source.levels is for grey images without transparency; convert it "
                         "to 8 bits"
                     )
-                # At most: the lower bits are not known.
+                # This is an upper bound: the lower bits are not known.
                 peak = int(np.asarray(rgb).max()) * 256 + 255
             remarks = _remarks(picture)
     except UnidentifiedImageError:
@@ -110,7 +110,7 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
 def shrunk_size(width: int, height: int, source: ImageFiles) -> tuple[int, int]:
     """Return the width and height (px) to store.
 
-    The side that is not asked for is cut down to whole pixels.
+    The side that `resize_side` does not name is cut down to whole pixels.
     """
     side = min(width, height) if source.resize_side == "shorter" else max(width, height)
     if source.resize_px is None or side <= source.resize_px:
@@ -119,14 +119,14 @@ def shrunk_size(width: int, height: int, source: ImageFiles) -> tuple[int, int]:
 
 
 def to_rgb(picture: PIL_Image.Image, levels: int | None) -> tuple[PIL_Image.Image, int]:
-    """Convert to 8-bit RGB, and return the highest value of more than 8 bits of grey, else -1."""
+    """Convert to 8-bit RGB, and return the highest value if grey has more than 8 bits, else -1."""
     if picture.mode == "F":
         what = "its pixels are floating-point numbers, whose range is not known"
         raise ValueError(f"{what}; convert it to 8 or 16 bits")
     peak = -1
     if picture.mode.startswith("I"):
         values = np.asarray(picture).astype(np.int64)
-        if picture.format == "PPM":  # that states its range, and Pillow scales to 16 bits
+        if picture.format == "PPM":  # it states its range, and Pillow scales to 16 bits
             levels = None
         elif picture.mode == "I" and levels is None:
             remedy = "convert it to 8 or 16 bits, or set dataset.source.levels"
@@ -142,7 +142,7 @@ def to_rgb(picture: PIL_Image.Image, levels: int | None) -> tuple[PIL_Image.Imag
 
 
 def _remarks(picture: PIL_Image.Image) -> tuple[str, ...]:
-    """Say what of a decoded image is not kept."""
+    """Say what is not kept of a decoded image."""
     said = []
     bands = picture.getbands()
     stored = len(bands)
@@ -150,7 +150,7 @@ def _remarks(picture: PIL_Image.Image) -> tuple[str, ...]:
         stored = picture.tag_v2.get(_TIFF_BANDS, 1)
     if stored > len(bands) or {"A", "a"} & {*bands} or "transparency" in picture.info:
         said.append(_BANDS)
-    # What is damaged in later frames does not matter.
+    # Damage in later frames does not matter.
     with suppress(Exception):
         if getattr(picture, "n_frames", 1) > 1:
             said.append(_FRAMES)
@@ -158,7 +158,7 @@ def _remarks(picture: PIL_Image.Image) -> tuple[str, ...]:
 
 
 def samples_of(split: Split, source: Source) -> Iterator[Sample | Unreadable]:
-    """Give what is stored of every image of a split, in order.
+    """Yield what is stored of every image of a split, in order.
 
     Image files are read in several threads.
     """
@@ -181,7 +181,7 @@ def samples_of(split: Split, source: Source) -> Iterator[Sample | Unreadable]:
 
 
 def in_order(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Give the results of `function` in the order of `items`, from a thread per core, never far
+    """Yield the results of `function` in the order of `items`, from a thread per core, never far
     ahead of the reader.
     """
     waiting: deque[Future[R]] = deque()

@@ -1,4 +1,4 @@
-"""The files of a latent world: what its examples are drawn by, a file for each split.
+"""The files of a latent world: for each split, one with the settings its examples are drawn by.
 
 The digest of such a file stands for the examples, which no file holds.
 """
@@ -17,7 +17,7 @@ from regbench.files import file_sha256
 
 def write_latents(config: DatasetConfig, source: Latents, folder: Path) -> dict[str, SplitEntry]:
     """Write the file of each split of a latent world."""
-    # The manifest must not describe other files than its own.
+    # The manifest must never describe files that are not its own.
     (folder / FILE_NAME).unlink(missing_ok=True)
     entries: dict[str, SplitEntry] = {}
     for split, count in source.counts.items():
@@ -34,7 +34,7 @@ def write_latents(config: DatasetConfig, source: Latents, folder: Path) -> dict[
             "origins": path.name,
             "origins_sha256": digest,
             "left_out": {},
-            "image_px": 1,
+            "image_px": config.image_size,
             "grey": False,
         }
     return entries

@@ -20,7 +20,7 @@ from regbench.wording import shown
 
 FILE_NAME = "manifest.json"
 LOCK = ".lock"
-"""Name of the file, beside the manifest, that the process which prepares a data set holds."""
+"""Name of the file, beside the manifest, that a process locks while it prepares the data set."""
 
 
 class SplitEntry(TypedDict):
@@ -39,8 +39,8 @@ class SplitEntry(TypedDict):
         left_out: Images that could not be read: where they are in the source -> the reason.
         image_px: The median of the images' shorter sides.
         grey: Whether none of the images had colour channels in the source.
-        factors: Name of a table beside it, with a line for each image: what it is made of, where
-            the source knows.
+        factors: Name of a table beside it, with a line for each image: what it is made of, if the
+            source knows.
         factors_sha256: SHA-256 of that table.
     """
 
@@ -66,15 +66,14 @@ class Manifest:
     Attributes:
         name: The data set's folder.
         source: Name and settings of the source that it was made from.
-        splits: Splits by name: "train", "tuning" (if there is one), "test", and where images
-            without labels are pretrained on "unlabeled".
+        splits: Splits by name: "train", "tuning" (if there is one), "test", and "unlabeled" (if
+            images without labels are pretrained on).
         class_names: Names in the order of the labels.
         beton_version: Version of the files' format.
         regbench_version: The version that wrote them.
         created: UTC time, ISO 8601.
-        taken_from: Split -> which of the source's images are in it, where that needs to be said.
-        notes: What was read otherwise than a user may expect, or was not read, and why, each in one
-            line.
+        taken_from: Split -> which of the source's images are in it, if that needs to be said.
+        notes: Notes on what was not read, or not as a user may expect, and why, each in one line.
     """
 
     name: Name
@@ -89,7 +88,7 @@ class Manifest:
 
     @property
     def pretraining_split(self) -> str:
-        """The split to pretrain on: "unlabeled" where there is one, else "train"."""
+        """The split to pretrain on: "unlabeled" if there is one, else "train"."""
         return "unlabeled" if "unlabeled" in self.splits else "train"
 
     @classmethod
@@ -97,7 +96,7 @@ class Manifest:
         """Read the manifest of a data set, or of the one with that name; refuse one that is missing
         or damaged.
 
-        While another process prepares the data set there is none, so that one is waited for.
+        While another process prepares the data set there is none, so this waits for that process.
         """
         name = dataset if isinstance(dataset, str) else dataset.name
         command = f"regbench prepare {name}"
@@ -123,7 +122,7 @@ class Manifest:
         found = {**self.source, "num_classes": classes}
         there, asked = [], []
         for key in {**wanted, **found}:
-            # A setting that one of the two lacks differs: another version has it.
+            # A setting that one of the two lacks counts as different: another version has it.
             if wanted.get(key, wanted) != found.get(key, found):
                 there.append(_stated(found, key))
                 asked.append(_stated(wanted, key))
@@ -145,7 +144,7 @@ class Manifest:
         path = data_dir / self.name / self.splits[split]["file"]
         expected = self.splits[split]["bytes"]
         state = "missing"
-        with suppress(OSError):  # no name that a file may have, in a manifest that was damaged
+        with suppress(OSError):  # a damaged manifest may hold an impossible file name
             if path.is_file():
                 state = f"{path.stat().st_size} bytes long, not {expected}"
         if not state.startswith(f"{expected} "):
@@ -156,13 +155,13 @@ class Manifest:
 
 def is_whole(path: Path, sha256: str) -> bool:
     """Return True if a file is there and has the hash that the manifest has."""
-    with suppress(OSError):  # no name that a file may have, in a manifest that was damaged
+    with suppress(OSError):  # a damaged manifest may hold an impossible file name
         return path.is_file() and file_sha256(path) == sha256
     return False
 
 
 def _stated(settings: Mapping[str, Any], key: str) -> str:
-    """Word one setting, which the settings of an older or newer source may lack."""
+    """Word one setting, which a source of an older or newer version may lack."""
     if key not in settings:
         return f"no {key}"
     return f"{'source' if key == 'name' else key} {shown(settings[key])}"
@@ -173,7 +172,7 @@ def prepared_from(dataset: DatasetConfig) -> dict[str, Any]:
     files.
     """
     # Settings that only say what `prepare` accepts are left out: prepared images fit all cells that
-    # see the same.
+    # see the same images.
     source: dict[str, Any] = decisive(plain(dataset))["source"]
     return source
 

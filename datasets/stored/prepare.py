@@ -43,15 +43,15 @@ def prepare(
         data_dir: The folder of all prepared data sets; made if missing.
         source_dir: The folder that holds the source; None for the usual place or a download.
         force: Write again what is there.
-        skip_unreadable: Leave out the images that cannot be read, instead of refusing all when they
-            are listed.
+        skip_unreadable: Leave out the images that cannot be read, instead of listing them and
+            refusing the data set.
 
     Raises:
         RegbenchError: If the source cannot be used, what is there was made with other settings,
             images cannot be read, or no space is left.
     """
     folder = data_dir / config.name
-    # The first look is without the lock, which those who may only read cannot take.
+    # The first look does without the lock, which users with read access only cannot take.
     if not force and (done := _prepared(config, data_dir)):
         return done
     with locked(folder):
@@ -81,7 +81,7 @@ def prepare(
             beton_version=2,
             regbench_version=__version__,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            # Names in these need not be UTF-8, and then nobody could read the manifest.
+            # Names in these may not be UTF-8, which would make the manifest unreadable.
             taken_from={split: printable(text) for split, text in contents.taken_from.items()},
             notes=[printable(note) for note in (*contents.notes, *notes)],
         )
@@ -99,8 +99,8 @@ def open_source(config: DatasetConfig, source_dir: Path | None, downloads: Path)
     """Find the images of a data set, download them where that is possible, and divide them into
     splits.
 
-    A source that cannot be had, is not complete or has other classes is refused: all that is wrong
-    is listed, with the address where it is to be had.
+    A source that cannot be found, is incomplete or has other classes is refused. The message lists
+    all faults, and says where to get it.
     """
     source = config.source
     where = f"data set '{config.name}'"
@@ -112,7 +112,7 @@ def open_source(config: DatasetConfig, source_dir: Path | None, downloads: Path)
     contents = source.open(source_dir, downloads)
     odd = []
     for name in contents.class_names:
-        # What is not UTF-8 could be written to the manifest and not be read from it.
+        # A name that is not UTF-8 could be written to the manifest, but not read from it.
         if name.encode(errors="ignore").decode() != name:
             odd.append(os.fsencode(name).decode(errors="backslashreplace"))
     what = f"{where}: the names of {len(odd):,} classes are not UTF-8"
@@ -132,7 +132,7 @@ def _prepared(config: DatasetConfig, data_dir: Path) -> Manifest | None:
         return None
     manifest = Manifest.load(data_dir, config)
     manifest.require(config, data_dir)
-    # A file that is missing or cut short is no refusal here: it is written again.
+    # A file that is missing or cut short is not refused here: it is written again.
     with suppress(RegbenchError):
         for split in manifest.splits:
             manifest.split_file(data_dir, split)

@@ -29,8 +29,8 @@ def prepare_voc07(
 ) -> dict[str, VOCSplit]:
     """Bring VOC2007 to `<data_dir>/voc07/VOCdevkit/`, unless it is there, and check all of it.
 
-    It appears there when it is complete and checked, by a rename. `source_dir` holds the two
-    archives, or VOCdevkit/, to which a link is made; `force` replaces what is there by it.
+    A rename puts it there once it is complete and checked. `source_dir` holds the two archives, or
+    VOCdevkit/, to which a link is made; `force` replaces an existing folder with it.
     """
     folder = data_dir / "voc07"
     place = folder / "VOCdevkit"
@@ -96,7 +96,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) ->
 
 
 def _check(devkit: Path, where: str, num_images: tuple[int, int]) -> dict[str, VOCSplit]:
-    """Read the splits, if all is there and every image can be read."""
+    """Read the splits; refuse them if anything is missing or an image cannot be read."""
     splits = read_voc07(devkit / "VOC2007", num_images, where)
     paths = [*splits["trainval"].paths, *splits["test"].paths]
     faults = tracked(in_order(_fault, paths), len(paths), "VOC2007: reading")

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def tracked(items: Iterable[T], total: int, title: str, unit: str = "images") -> Iterator[T]:
-    """Pass the items on, with a bar on a terminal, which a log gets now and then."""
+    """Pass the items on, with a progress bar; a log shows it only now and then."""
     delay_s, interval_s = 0.0, 0.1
     if not sys.stderr.isatty():
         delay_s, interval_s = 2.0, 30.0

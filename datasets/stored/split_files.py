@@ -1,6 +1,6 @@
 """Writing the files of a data set's splits, in a folder that nobody else writes in.
 
-A file is under its name only when it is whole.
+A file gets its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -113,18 +113,18 @@ def _write_split(
         # A refusal here comes before the end of the writing, which then leaves no file.
         emptied = sorted(set(split.labels.tolist()) - set(split.labels[stored.rows].tolist()))
         if emptied:
-            # Class -1, of images without labels, is the last of these.
+            # Label -1, of images without a class, picks the last of these.
             names = ", ".join([*class_names, "(no class)"][label] for label in emptied[:5])
             lost = f"{len(emptied)} classes ({names}) would have no image"
             unreadable = listed_unreadable(path.parent, left_out)
             raise RegbenchError(f"{path}: {lost}, as {unreadable}; mend them")
 
     largest_bytes = split.largest_bytes
-    # The size of a page is in the header, and few sources know their largest image.
+    # The header has one page size for all images, and few sources know their largest image.
     while True:
         stored = _Stored()
         left_out.clear()
-        # An image can grow where it has to be converted.
+        # An image can grow when it is converted, hence the factor 4.
         # FFCV finds the page of an image by shifting its address, so the size of a page is a power
         # of two.
         page_bytes = max(MIN_PAGE_BYTES, 1 << (4 * largest_bytes - 1).bit_length())
@@ -157,7 +157,7 @@ def _write_split(
 
 
 def _notes(stored: Iterable[_Stored], source: Source) -> list[str]:
-    """Say what of the images of all splits was left out, and how those of more than 8 bits were
+    """Say what was left out of the images of all splits, and how those of more than 8 bits were
     scaled.
     """
     remarks: Counter[str] = Counter()
@@ -185,7 +185,7 @@ def _shared(stored: Mapping[str, _Stored]) -> list[str]:
     """Say how many images two splits share, byte for byte as they are stored."""
     notes = []
     for one, other in itertools.combinations(stored, 2):
-        # Images for pretraining hold those for training.
+        # The images for pretraining include those for training.
         if {one, other} == {"train", "unlabeled"}:
             continue
         origins = dict(zip(stored[one].digests, stored[one].lines, strict=True))
@@ -209,7 +209,7 @@ def counts_per_class(labels: Labels, num_classes: int) -> list[int]:
 
 
 def listed_unreadable(folder: Path, left_out: dict[str, str]) -> str:
-    """Word how many images cannot be read, and the first of them."""
+    """State how many images cannot be read, and name the first of them."""
     listed = few([f"{origin} ({reason})" for origin, reason in left_out.items()], 3)
     where = f"all are listed in {folder / UNREADABLE}"
     return f"{len(left_out):,} images cannot be read: {listed}; {where}"

@@ -1,5 +1,5 @@
-"""Reading a prepared data set back: every image is decoded and held against what was noted when
-it was written.
+"""Reading a prepared data set back: every image is decoded and compared with what was recorded
+when it was written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def verify(name: str, data_dir: Path) -> tuple[int, list[str]]:
     images = 0
     problems = []
     for split, entry in manifest.splits.items():
-        if entry["file"].endswith(".json"):  # of a latent world
+        if entry["file"].endswith(".json"):  # a latent world
             images += entry["num_samples"]
             path = data_dir / name / entry["file"]
             if not is_whole(path, entry["content_sha256"]):
@@ -66,7 +66,7 @@ def _origins(folder: Path, entry: SplitEntry) -> list[tuple[int, str]]:
     if not is_whole(path, entry["origins_sha256"]):
         remedy = f"write it again: regbench prepare {folder.name} --force"
         raise RegbenchError(f"{path} {_CHANGED}; {remedy}")
-    # A name may hold characters that splitlines takes for the end of a line.
+    # A name may hold characters that splitlines treats as the end of a line.
     return [(int(line[:8], 16), line[9:]) for line in path.read_text().split("\n")[:-1]]
 
 

@@ -59,7 +59,7 @@ def open_voc07(data_dir: Path, num_images: tuple[int, int]) -> dict[str, VOCSpli
 def read_voc07(folder: Path, num_images: tuple[int, int], where: str = "") -> dict[str, VOCSplit]:
     """Read "trainval" and "test" of a folder VOC2007/, which messages call `where`.
 
-    Refuse other numbers of images.
+    Refuse numbers of images other than `num_images`.
     """
     where = where or str(folder)
     address = PUBLISHED["voc2007"].address
@@ -69,8 +69,8 @@ def read_voc07(folder: Path, num_images: tuple[int, int], where: str = "") -> di
     wrong: list[str] = []
     splits = {}
     for split, expected in zip(SPLITS, num_images, strict=True):
-        # A row for each image that any class names. A fault can leave gaps, filled so that all
-        # faults are found.
+        # The table has a row for each image that any class names. A fault can leave gaps; they are
+        # filled so that all faults are found.
         presence = {name: _presence(folder, name, split, wrong) for name in CLASSES}
         table = pd.DataFrame(presence).sort_index()
         if len(table) != expected:

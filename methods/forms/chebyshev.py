@@ -45,8 +45,8 @@ class _Chebyshev(torch.autograd.Function):
         left_N = np.cumsum(sizes[::-1])[::-1]
         least = torch.finfo(s.dtype).eps / 16 * sizes.max()
         felt = coefficients[: max(1, int((left_N > least).sum()))]
-        # Every other pair of b_k = c_k + 2 s b_{k+1} − b_{k+2} has its sign turned: so all is added
-        # up in place.
+        # The signs of every other pair of b_k = c_k + 2 s b_{k+1} − b_{k+2} are turned, so that all
+        # is added up in place.
         signed = [-c if k & 2 else c for k, c in enumerate(felt)]
         last, before = torch.full_like(s, signed[-1]), torch.zeros_like(s)
         for k in range(len(felt) - 2, -1, -1):

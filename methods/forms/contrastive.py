@@ -37,7 +37,7 @@ class Panel(NamedTuple):
         z_MQ: Embeddings of the columns.
         inverse_M: Factors that make them unit ones.
         own: The columns among this rank's rows; None if they are another rank's.
-        log_sums: Of another rank's anchors, of both views.
+        log_sums: Log-sums of another rank's anchors, of both views.
     """
 
     a: int
@@ -65,9 +65,8 @@ class Contrastive(Regularizer):
     own_view: ClassVar[bool] = True
     """Whether pairs j ≠ i within the anchor's view are in the set."""
     cross_view: ClassVar[str] = "all"
-    """Pairs with the other view that are negatives: `all`, the positive one too.
-
-    `others`, without it; `none`.
+    """Pairs with the other view that are in the set: `all`, the positive one too; `others`, without
+    it; or `none`.
     """
     anchors: ClassVar[int] = 2
     """2: the embeddings of both views are anchors; 1: those of the first view only."""
@@ -78,7 +77,7 @@ class Contrastive(Regularizer):
     """Factor of the mean over anchors."""
 
     def alignment(self, similarity_N: Tensor) -> Tensor:
-        """Compute the positives' addend of their cosines, shape (n,): −mean sim(zᵢ, z⁺ᵢ)/τ
+        """Compute the positives' addend from their cosines, shape (n,): −mean sim(zᵢ, z⁺ᵢ)/τ
         unless overridden.
         """
         return -similarity_N.mean() / self.temperature
@@ -149,13 +148,13 @@ class Contrastive(Regularizer):
     def _panels(
         self, views: list[tuple[Tensor, Tensor]], shard: Shard, log_sums: Sequence[Tensor] = ()
     ) -> Iterator[Panel]:
-        """Yield the panels of this rank's rows: of its own pairs each once, then of other ranks'
-        columns.
+        """Yield the panels of this rank's rows: first with its own columns, each pair once, then
+        with other ranks' columns.
 
         Args:
             views: Embeddings and the factors that make them unit ones, of both views.
             shard: The ranks.
-            log_sums: Of this rank's anchors, for the other ranks.
+            log_sums: Log-sums of this rank's anchors, for the other ranks.
         """
         others = shard.others(*views[0], *views[1], *log_sums)
         for a, b, hollow in self._blocks():

@@ -31,7 +31,7 @@ class StreamedView(NamedTuple):
         gradient_NQ: Buffer to which `share` times the gradient is added; it holds zeros.
         share: See `gradient_NQ`.
         shard: The ranks.
-        form: One of `forms` but the textbook's.
+        form: One of `forms`, except the textbook form.
     """
 
     z_NQ: Tensor
@@ -60,9 +60,8 @@ class Decomposed(Regularizer):
     """Whether both parts see embeddings of unit length."""
     alignment_weight: float
     to_center: ClassVar[bool] = False
-    """Whether views are aligned with the mean of the global ones.
-
-    Else each global view with each other view.
+    """Whether views are aligned with the mean of the global ones; else each global view is aligned
+    with each other view.
     """
 
     def __init_subclass__(cls) -> None:
@@ -81,9 +80,9 @@ class Decomposed(Regularizer):
     def alignment_scale(self, q: int) -> float:
         """Return the weight of the alignment: the field `alignment_weight` unless overridden.
 
-        It is that of the mean over pairs, images **and** coordinates of (u_g − u_v)²; with
-        `to_center` of the mean over views, images and coordinates of (u_v − c)², c being the mean
-        of the global views, which for two views is a quarter of the other.
+        It weighs the mean over pairs, images **and** coordinates of (u_g − u_v)². With `to_center`
+        it weighs the mean over views, images and coordinates of (u_v − c)², c being the mean of the
+        global views; for two views this mean is a quarter of the other.
 
         Args:
             q: Embedding dimension.
@@ -96,7 +95,7 @@ class Decomposed(Regularizer):
 
     @abstractmethod
     def regularizer(self, u_NQ: Tensor) -> Addends:
-        """Compute the weighted addends of one view, in plain differentiable torch; they count by
+        """Compute the weighted addends of one view, in plain differentiable torch; the loss has
         their mean over views.
 
         Args:
@@ -104,7 +103,7 @@ class Decomposed(Regularizer):
         """
 
     def regularized_views(self, count: int, global_views: int) -> int:
-        """Give how many of V views, from the first on, the regularizer sees: all, unless a
+        """Return how many of V views, from the first on, the regularizer sees: all, unless a
         publication leaves some out.
 
         Args:
@@ -131,8 +130,8 @@ class Decomposed(Regularizer):
         raise NotImplementedError
 
     def add_regularizer_of_step(self, like_NQ: Tensor) -> AddRegularizer:
-        """Return the `add_regularizer` of every view of one step: it, unless views share what a
-        step draws.
+        """Return the `add_regularizer` of every view of one step: the method itself, unless views
+        share what a step draws.
 
         Args:
             like_NQ: See `regularizer_of_step`.
@@ -176,8 +175,8 @@ class Decomposed(Regularizer):
                 gradients_NQ.append(torch.zeros_like(z_NQ))
                 continue
             if form == "textbook":
-                # The gradient is for u, as the alignment's is: both are added before they are
-                # turned into z's.
+                # The gradient is with respect to u, as the alignment's is: both are added before
+                # they are turned into those with respect to z.
                 u_NQ = z_NQ * inverse_N[:, None] if self.unit else z_NQ
                 own, (gradient_NQ,) = differentiate(
                     lambda views: regularizer(views[0]), [u_NQ], shard

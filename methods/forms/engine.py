@@ -36,8 +36,8 @@ class Engine:
     Attributes:
         form: `textbook` is the published formula under plain autograd, with every n × n or q × q
             tensor it makes; `gram` streams over blocks of the Gram matrix, O(n² q); `covariance`
-            goes through a q × q matrix, O(n q²); `powers` takes the waves of all frequencies of
-            projections as powers of those of the first; `auto` takes the cheaper of the streamed
+            goes through a q × q matrix, O(n q²); `powers` computes e^{itx} of projections x at all
+            frequencies t as powers of that at the first; `auto` takes the cheaper of the streamed
             forms that the method has.
         group: The processes that share the batch, each holding its own rows; None for a single
             process (where there are several, a warning says that each one's loss is that of its own
@@ -46,9 +46,9 @@ class Engine:
             gradient of the whole batch.
         even: Whether all ranks are known to hold equally many rows. Then they need not ask each
             other, which would make a GPU wait.
-        draw_seed: Gives the seed of what a random method draws: the same on all ranks, another in
-            each step. None: a number of torch's CPU generator, of the first rank's, which makes a
-            GPU wait if there are several.
+        draw_seed: Function that gives the seed of a random method's draws: the same on all ranks,
+            another in each step. None: the seed is a number from torch's CPU generator on the first
+            rank, which makes a GPU wait if there are several ranks.
         compile: Whether torch.compile builds functions of single pairs, such as a kernel with its
             derivative: one pass over a panel of the Gram matrix in place of many. The first call
             then takes some ten seconds.
@@ -91,7 +91,7 @@ class Shard:
 
     @staticmethod
     def of_loss(z_NQ: Tensor, engine: Engine, label: str) -> Shard:
-        """Find the share of this rank, see `of`, of a loss that is called `label`.
+        """Find the share of this rank, see `of`, for the loss called `label`.
 
         Raises:
             RegbenchError: If n < 2 over all ranks.
@@ -127,7 +127,7 @@ class Shard:
 
     @property
     def rows(self) -> slice:
-        """Slice of the whole batch that this rank's rows are."""
+        """Slice of the whole batch that holds this rank's rows."""
         start = sum(self.sizes[: self.rank])
         return slice(start, start + self.sizes[self.rank])
 

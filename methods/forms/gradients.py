@@ -37,8 +37,8 @@ def differentiate(
         total = torch.stack(list(terms.values())).sum()
     gradients_NQ: list[Tensor] = []
     for gradient_NQ in torch.autograd.grad(total, whole_NQ, materialize_grads=True):
-        # Callers write over them. Autograd gives one tensor twice where views are only added up,
-        # and of a plain sum a tensor whose rows share their memory.
+        # Callers overwrite them. Autograd gives one tensor twice if views are only added up, and
+        # for a plain sum a tensor whose rows share their memory.
         shared = any(
             gradient_NQ.untyped_storage() is other_NQ.untyped_storage() for other_NQ in gradients_NQ
         )

@@ -152,7 +152,7 @@ class _LegendreSeries(torch.autograd.Function):
         last = torch.full_like(t, coefficients[-1])
         before = torch.zeros_like(t)
         for degree in range(len(coefficients) - 2, -1, -1):
-            # P_{ℓ+1} = a t P_ℓ − b P_{ℓ−1}; here a is that of ℓ = degree, b that of ℓ = degree + 1.
+            # P_{ℓ+1} = a t P_ℓ − b P_{ℓ−1}; here a is taken at ℓ = degree, b at ℓ = degree + 1.
             # At ℓ = 0 a is 1, which the formula does not give at q = 2: 0/0.
             a = (2 * degree + q - 2) / (degree + q - 2) if degree else 1.0
             b = (degree + 1) / (degree + q - 1)

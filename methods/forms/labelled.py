@@ -1,7 +1,7 @@
-"""Losses of labels, for the references above the methods: what the network could learn if it was
-told the classes.
+"""Losses of labels, for references above the methods: what the network could learn if it knew the
+classes.
 
-They are not registered: no method, and no regularizer.
+They are not registered: they are neither methods nor regularizers.
 Shapes: N = images of this rank, M = embeddings of all views of all ranks, Q = width of the
 network's output (q).
 """

@@ -59,17 +59,16 @@ def as_on(device: str) -> contextlib.AbstractContextManager[None]:
 
 
 def fusing(enabled: bool) -> contextlib.AbstractContextManager[None]:
-    """Let torch.compile build what `fused` is asked for, or nothing."""
+    """Let torch.compile build the functions given to `fused`, or none of them."""
     return _as_long(_fusing, enabled)
 
 
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of tensors of any one shape, made of elementwise operations, as one kernel
-    where `fusing`.
+    """Return an elementwise function of tensors of one shape, compiled into one kernel if `fusing`.
 
     Args:
-        function: A bound method or a function of a module: one that is made anew would be compiled
-            anew.
+        function: A bound method or a function of a module: a function that is made anew would be
+            compiled anew.
     """
     return _compiled(function) if _fusing.get() else function
 
@@ -82,7 +81,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def planned_kind(device: torch.device) -> str:
-    """Return the kind of device to compute for: the device's own, but for `as_on`."""
+    """Return the kind of device to compute for: the device's own, unless `as_on` names another."""
     return _planned_device.get() or device.type
 
 
@@ -96,26 +95,26 @@ def _panel_bytes(like: Tensor) -> int:
 def normalize(z_NQ: Tensor) -> Tensor:
     """Scale rows to unit length, shape (n, q).
 
-    One shorter than `SHORTEST` becomes zero, and no gradient reaches it.
+    A row that is not longer than `SHORTEST` becomes zero, and no gradient reaches it.
     """
     # A row of NaN compares as neither short nor long, and stays NaN.
     short_N1 = torch.linalg.vector_norm(z_NQ.detach(), dim=1, keepdim=True) <= SHORTEST
-    # By F.normalize alone a row of zeros would get its gradient over the eps, 10¹² times as large.
+    # F.normalize alone would divide the gradient of a row of zeros by the eps: 10¹² times as large.
     return F.normalize(z_NQ.where(~short_N1, 0.0), dim=1)
 
 
 def normalize_columns(shifted_NQ: Tensor, z_NQ: Tensor) -> Tensor:
     """Scale columns to unit length, shape (n, q).
 
-    One that is constant becomes zero, and no gradient reaches it: what is left of it is the
-    rounding of its mean.
+    A constant column becomes zero, and no gradient reaches it: what is left of it is the rounding
+    of its mean.
 
     Args:
         shifted_NQ: The columns, centred or not.
         z_NQ: The columns as they were before.
     """
     size_Q = torch.linalg.vector_norm(z_NQ.detach(), dim=0)
-    # Means of constant columns are up to 5 ulp off, of 10⁵ rows.
+    # With 10⁵ rows, means of constant columns are up to 5 ulp off.
     rounding_Q = 16 * torch.finfo(z_NQ.dtype).eps * size_Q
     constant_Q = torch.linalg.vector_norm(shifted_NQ.detach(), dim=0) <= rounding_Q
     # Nothing is known of a column that is not finite: it stays as it is.
@@ -130,11 +129,11 @@ def infinite_as_nan(z_NQ: Tensor) -> Tensor:
 
 
 def centred_units(z_NQ: Tensor) -> Tensor:
-    """Scale rows to unit length and take off their mean, shape (n, q), which no difference of two
-    of them feels.
+    """Scale rows to unit length and take off their mean, shape (n, q), which leaves the differences
+    of rows as they are.
 
-    Both in double precision: float32 keeps the digits of such rows, however close to a point they
-    were.
+    Both are done in double precision: float32 keeps the digits of such rows, however close to a
+    point they were.
     """
     u_NQ = normalize(z_NQ.double())
     return (u_NQ - u_NQ.detach().mean(dim=0)).to(z_NQ)
@@ -149,9 +148,8 @@ def squared_distances(x_NQ: Tensor) -> Tensor:
 
 def frobenius_norm(matrix: Tensor) -> Tensor:
     """Compute ‖matrix‖_F, a scalar, whose gradient is 0 at 0."""
-    # On a CPU torch adds up the squares of a large float32 matrix with an error of 1e-3 at 4096²,
-    # and none by its rows. Small ones lose nothing, and keep the last bits of results that were
-    # published.
+    # On a CPU torch adds up the squares of a float32 matrix of 4096² with an error of 1e-3, and row
+    # by row with none. Small matrices lose nothing, and keep the last bits of published results.
     parts = matrix if matrix.numel() <= 2**16 else torch.linalg.vector_norm(matrix, dim=1)
     norm: Tensor = torch.linalg.vector_norm(parts)
     return norm
@@ -248,7 +246,7 @@ def panels(
 def blocks(shard: Shard, *local: Tensor) -> Iterator[tuple[bool, tuple[Tensor, ...]]]:
     """Yield this rank's tensors and then those of the other ranks, which travel meanwhile.
 
-    Whether they are its own.
+    The first value says whether they are this rank's own.
     """
     others = shard.others(*local)
     yield True, local
@@ -271,8 +269,8 @@ def energy(
         z_NQ: This rank's embeddings, shape (n_rank, q).
         inverse_N: The factors that make them u: `inverse_lengths(z)`, or ones.
         phi: φ and φ′ of inner products.
-        gradient_NQ: Buffer to which Σⱼ φ′(uᵢ·uⱼ) uⱼ is added, shape (n_rank, q): half of the whole
-            batch's energy's gradient with respect to uᵢ.
+        gradient_NQ: Buffer to which Σⱼ φ′(uᵢ·uⱼ) uⱼ is added, shape (n_rank, q): half of the
+            gradient of the whole batch's energy with respect to uᵢ.
         shard: The ranks.
         diagonal: Whether the pairs i = j count.
 
@@ -385,8 +383,8 @@ def quadratic_energy(
     """Compute `energy` of φ(t) = c₀ + c₁ t + c₂ t² through the q × q second moment: 4 n q² FLOP and
     O(q²) scratch.
 
-    The pairs i = j are taken off the value; to the gradient they add a multiple
-    of uᵢ, which `to_embedding_gradient` removes.
+    The pairs i = j are taken off the value; to the gradient they add a multiple of uᵢ, which
+    `to_embedding_gradient` removes.
     """
     constant, linear, quadratic = coefficients
     moment_QQ = second_moment(z_NQ, inverse_N, shard) if quadratic else None

@@ -72,8 +72,8 @@ class SlicedCharacteristic(Sliced):
 
     @abstractmethod
     def characteristic(self, frequencies_T: Tensor, q: int) -> Tensor:
-        """Compute the characteristic function that is aimed at, of projections in q dimensions:
-        real, shape (T,).
+        """Compute the target characteristic function, of projections in q dimensions: real, shape
+        (T,).
         """
 
     def add_regularizer_of_step(self, like_NQ: Tensor) -> AddRegularizer:
@@ -122,8 +122,9 @@ class SlicedCharacteristic(Sliced):
 def random_directions(q: int, count: int, like: Tensor) -> Tensor:
     """Draw unit vectors as columns, shape (q, count), of the dtype and on the device of `like`.
 
-    They are from torch's generator of that device, of one precision there, so that a seed gives the
-    same ones whatever the dtype: double on a CPU, single on a GPU, which would draw doubles slowly.
+    They come from torch's generator of that device, in one precision there, so that a seed gives
+    the same ones whatever the dtype: double on a CPU, single on a GPU, which would draw doubles
+    slowly.
     """
     directions_QK = standard_normal(q, count, like.device)
     return directions_QK.div_(directions_QK.square().sum(dim=0).sqrt()).to(like)
@@ -132,15 +133,15 @@ def random_directions(q: int, count: int, like: Tensor) -> Tensor:
 def standard_normal(rows: int, columns: int, device: torch.device) -> Tensor:
     """Draw numbers from N(0, 1), shape (rows, columns): double on a CPU, single on a GPU.
 
-    They are those of torch.randn. On a CPU that takes the logarithm, root, sine and cosine of its
-    Box-Muller method one number at a time, so it is done here, in the same order, for all at once:
-    twice as fast.
+    They are those of torch.randn. On a CPU torch.randn computes its Box-Muller method (logarithm,
+    root, sine and cosine) one number at a time. Here it is computed, in the same order, for all at
+    once: twice as fast.
     """
     count = rows * columns
     if device.type != "cpu":
         return torch.randn(rows, columns, device=device)
-    # torch.randn draws in blocks of 8 radii and 8 angles, and where a block is not full in another
-    # way.
+    # torch.randn draws in blocks of 8 radii and 8 angles, and in another way if a block is not
+    # full.
     if count % 16:
         return torch.randn(rows, columns, dtype=torch.float64)
     uniform_B28 = torch.rand(count // 16, 2, 8, dtype=torch.float64)
@@ -152,8 +153,8 @@ def standard_normal(rows: int, columns: int, device: torch.device) -> Tensor:
 
 
 def epps_pulley(real_TK: Tensor, imaginary_TK: Tensor, frequencies_T: Tensor) -> Tensor:
-    """Compute ∫ |φ̂(t) − φ(t)|² e^{−t²/2} dt of characteristic functions φ̂ and φ, its mean over
-    directions.
+    """Compute the mean over directions of ∫ |φ̂(t) − φ(t)|² e^{−t²/2} dt, φ̂ and φ being
+    characteristic functions.
 
     Args:
         real_TK: Real part of φ̂ − φ at T frequencies and along K directions.

@@ -67,9 +67,9 @@ def expand(phi: Callable[[Array], Array], q: int, order: int, nodes: int | None 
     """Compute b_0 … b_order of φ(t) = Σ_ℓ b_ℓ P_ℓ(q; t), shape (order + 1,).
 
     b_ℓ = N(q, ℓ) E[φ(t) P_ℓ(q; t)] = √N(q, ℓ) E[φ(t) p_ℓ(t)] with the orthonormal p_ℓ = √N P_ℓ.
-    Both factors are computed as such, so nothing overflows; what limits the accuracy is the
-    rounding of φ, of which √N(q, ℓ) times as much is left in b_ℓ (about 1e-16 √(q^ℓ/ℓ!): six digits
-    of b_4 at q = 1000).
+    Both factors are computed as such, so nothing overflows. The accuracy is limited by the rounding
+    of φ, which is √N(q, ℓ) times as large in b_ℓ (about 1e-16 √(q^ℓ/ℓ!): six digits of b_4 at q =
+    1000).
 
     Args:
         phi: The kernel as a function of inner products, any shape.

@@ -35,8 +35,8 @@ def pairs(count: int, global_views: int) -> Iterator[tuple[int, int, float]]:
 
 
 def spread_weights(count: int, global_views: int, *, to_center: bool) -> tuple[float, float]:
-    """Give the weights a and b by which a Σ_g ‖u_g − c‖² + b Σ_v ‖u_v − c‖² is an alignment, c
-    being the global mean.
+    """Return the weights a and b that make a Σ_g ‖u_g − c‖² + b Σ_v ‖u_v − c‖² an alignment, c
+    being the mean of the global views.
 
     Since the u_g − c add up to zero, Σ_g Σ_v ‖u_g − u_v‖² = V Σ_g ‖u_g − c‖² + G Σ_v ‖u_v − c‖²:
     the alignment of all pairs costs no more than that of V views with their center, and nothing
@@ -113,7 +113,7 @@ def add_alignment(
             lengths[view].append(frobenius_norm(deviation_PQ))
             gradient_NQ[rows].add_(deviation_PQ, alpha=2 * scale * weights[view])
             sum_PQ += deviation_PQ
-        # The center moves with the global views. That matters to the sum over all views alone, as
+        # The center moves with the global views. That matters only to the sum over all views, as
         # deviations of the global ones add up to zero.
         for gradient_NQ in gradients_NQ[:global_views]:
             gradient_NQ[rows].sub_(sum_PQ, alpha=2 * scale * of_all / global_views)

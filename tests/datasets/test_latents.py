@@ -232,13 +232,15 @@ def test_batches_of_the_loaders(tmp_path: Path) -> None:
     assert first.shape == second.shape == (10, 32, 1, 1)
 
 
-def test_labels_of_a_training_are_contents(tmp_path: Path) -> None:
-    dataset = config()
+@pytest.mark.parametrize("images", [64, 32])
+def test_labels_of_a_training_are_contents(images: int, tmp_path: Path) -> None:
+    dataset = config(f"dataset.pretraining_images={images}")
     prepare(dataset, tmp_path)
     options: dict[str, Any] = {"data_dir": tmp_path, "device": CPU, "labels": True}
-    with PretrainingLoader(dataset, plain_views(), batch_size=64, **options) as loader:
+    with PretrainingLoader(dataset, plain_views(), batch_size=images, **options) as loader:
         *_, content_NC = next(loader.epoch(0))
-    expected_NC = LatentSplit(dataset.source, Path("unlabeled.json")).content(np.arange(64))  # type: ignore[arg-type]
+    chosen = np.arange(0, 64, 64 // images)
+    expected_NC = LatentSplit(dataset.source, Path("unlabeled.json")).content(chosen)  # type: ignore[arg-type]
     order = content_NC[:, 0].argsort()
     assert torch.equal(content_NC[order], expected_NC[expected_NC[:, 0].argsort()].float())
 
