@@ -53,7 +53,7 @@ SPECTRUM_ORDER = 6
 
 # The settings that decide a training; they decide nothing if published weights are evaluated.
 _OF_TRAINING = ["method", "optimizer", "embedding_dim", "batch_size", "micro_batch_size"]
-_OF_TRAINING += ["epochs", "precision"]
+_OF_TRAINING += ["epochs", "precision", "baseline"]
 # The scores that the status line of a finished cell names.
 _SHOWN = ("knn_top1", "linear_top1", "content_r2", "retrieval_recall1")
 
@@ -463,7 +463,9 @@ class _Run:
                 headline.append(shown.text)
         attempt.update(outcome=status, detail=", ".join(headline))
         # Record.
-        self.surroundings["loader"] = done[scoring.SELECTION]["loader"]
+        # An evaluation that reads no image does not know what would.
+        known = [done[name]["loader"] for name in names if done[name]["loader"] != "auto"]
+        self.surroundings["loader"] = known[0] if known else "auto"
         parts: dict[str, Any] = {"scores": tuple(found.values())}
         evaluate_s = sum(done[name]["seconds"] for name in names)
         if is_final:

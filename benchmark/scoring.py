@@ -152,17 +152,17 @@ def cost_of(progress: Progress, evaluate_s: float) -> Cost:
     A step's times are medians over epochs of medians over steps.
     """
     history = progress.history
-    train_s = sum(epoch["epoch_s"] for epoch in history) + progress.epoch_s
+    finished_s = sum(epoch["epoch_s"] for epoch in history)
     measured: dict[str, float] = {}
     if history:
-        measured["img_per_s"] = sum(epoch["images"] for epoch in history) / train_s
+        measured["img_per_s"] = sum(epoch["images"] for epoch in history) / finished_s
         for name in _STEP_TIMES:
             measured[name] = statistics.median(epoch[name] for epoch in history)
     # A kind that the hardware does not count is left out.
     for kind, joules in progress.energy_joules.items():
         measured[f"energy_{kind}_joules"] = joules
     return Cost(
-        train_s=train_s,
+        train_s=finished_s + progress.epoch_s,
         checkpoint_s=progress.checkpoint_s,
         monitor_s=progress.monitor_s or None,
         evaluate_s=evaluate_s,

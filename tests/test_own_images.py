@@ -26,6 +26,7 @@ from regbench.datasets.stored.beton import MIN_PAGE_BYTES, Beton
 from regbench.datasets.stored.manifest import Manifest, SplitEntry
 from regbench.datasets.stored.prepare import prepare
 from regbench.files import digest, write_bytes, write_text
+from regbench.reports.find.records import read_records
 from regbench.sweeps.own import own_file
 from regbench.sweeps.status import CellStatus
 from tests.command import done, refusal
@@ -483,7 +484,7 @@ def test_a_budget_that_pays_nothing_is_refused(
 
 def test_without_labels_the_answer_recommends_none(data_dir: Path, tmp_path: Path) -> None:
     folder = draw(tmp_path / "birds", 30, 8)
-    quick = [*QUICK[1:], "dataset.source.unlabelled=true", "network=resnet_tiny"]
+    quick = [*QUICK[1:-1], "dataset.source.unlabelled=true", "network=resnet_tiny"]
     settings = sorted(setting for setting in quick if not setting.startswith("runtime."))
     name = f"birds_2h_{digest({'settings': settings})[:6]}"
     rows = ["method=sfrik epochs=0", "method=vicreg", "method=simclr"]
@@ -495,6 +496,8 @@ def test_without_labels_the_answer_recommends_none(data_dir: Path, tmp_path: Pat
     answer = " ".join(said[said.rindex("No method is known to lead") :].split())
     assert "No label was read: recall@1 is how often an image's other view is found" in answer
     assert "no score without labels is known to find the method" in answer
+    records = read_records([tmp_path / "runs" / name]).records
+    assert {record.environment["loader"] for record in records} <= {"ffcv", "torchvision"}
 
 
 def test_images_of_one_class_are_not_compared(data_dir: Path, tmp_path: Path) -> None:

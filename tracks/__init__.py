@@ -1,1 +1,1 @@
-"""Tracks: a new loss is placed among finished rows, of which none is trained again."""
+"""Tracks: a new loss is placed among finished rows, of which only two cells are trained again."""

@@ -38,13 +38,12 @@ from regbench.reports.rows.significance import MIN_PAIRS
 from regbench.reports.rows.summary import Summary
 from regbench.sweeps.run import Execute, refuse_unfinished, run_grid, run_tuning
 from regbench.sweeps.search_spaces import fixed_settings, searches_of
-from regbench.text import counted
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
 from regbench.tracks.smoke import SMOKE, SmokeTest, smoke_test
 from regbench.tracks.stand_in import ask, compute_once, entered
 from regbench.tracks.track import TRACKS, Track, write_sweep
-from regbench.tracks.verdicts import MOST_SEEDS, unclear, verdicts
+from regbench.tracks.verdicts import verdicts
 from regbench.wording import unknown
 
 log = logging.getLogger("regbench")
@@ -80,7 +79,6 @@ class Challenge:
     def plan(self) -> str:
         """Describe how many trainings it takes, and how long."""
         finals = len(self.tuning.final_seeds) - 1  # the search has trained one of them
-        further = MOST_SEEDS - len(self.tuning.final_seeds)
         phases = [len(self.repeated.cells), self.trials, finals]
         parallel = self.tuning.runtime.parallel or usable_cpus()
         rounds = sum(math.ceil(count / parallel) for count in phases)
@@ -95,11 +93,9 @@ class Challenge:
         return (
             f"{phases[0]} shipped cells again, a search of {' and '.join(self.searched)} with the "
             f"images of {self.trials} trainings for {self.label}, {finals} further seeds of the "
-            f"best: {sum(phases)} trainings; then up to {counted(further, 'seed')} while a verdict "
-            "is open.\n"
+            f"best: {sum(phases)} trainings.\n"
             f"A shipped row took {minutes:.1f} minutes a training ({hardware}). At that speed, "
-            f"{parallel} at a time, it is {rounds * minutes:.0f} to "
-            f"{(rounds + further) * minutes:.0f} minutes."
+            f"{parallel} at a time, it is {rounds * minutes:.0f} minutes."
         )
 
     def run(self, execute: Execute, say: Callable[[str], None] = log.info) -> Placing | None:
@@ -123,23 +119,11 @@ class Challenge:
         # Slurm works on both at the same time, so both are begun before this check.
         if again is None or final is None:
             return None
-        while True:
-            statuses = execute(final, STAGES)
-            refuse_unfinished(statuses, final)
-            if statuses is None:
-                return None
-            placing = self._place()
-            still = unclear(placing.verdicts, placing.seeds)
-            if not still:
-                break
-            names = ", ".join(verdict.label for verdict in still)
-            say(
-                f"after {placing.seeds} seeds {self.label} is not significantly different from "
-                f"{names}; one more may show a difference"
-            )
-            seed = max(cell.seed for cell in final.cells) + 1
-            cells = (*final.cells, replace(final.cells[0], seed=seed))
-            final = replace(final, cells=cells, clusters=(*final.clusters, final.clusters[0]))
+        statuses = execute(final, STAGES)
+        refuse_unfinished(statuses, final)
+        if statuses is None:
+            return None
+        placing = self._place()
         write_report([self.folder, self.folder / "track" / "shipped"], placing.page.parent)
         submit([self.folder], placing.bundle)
         return placing
@@ -165,7 +149,7 @@ class Challenge:
         trained, untrained = {}, {}
         for row in summary.rows:
             scores = list(row.by_unit(name).values())
-            # A row of fewer seeds has no spread to compare with.
+            # A row of fewer seeds has too uncertain a spread.
             if row is own or len(scores) < MIN_PAIRS:
                 continue
             if row.untrained:

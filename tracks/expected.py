@@ -56,8 +56,7 @@ class ExpectedTable:
         return "\n".join([tabulate(rows, headers, disable_numparse=True), note, *self._failed])
 
     def announce(self, status: CellStatus, finished: int, count: int) -> None:
-        """Print the table with a cell that has ended, in place of the one before where that is the
-        last thing printed.
+        """Print the table with a cell that has ended, over the lines of the one before.
 
         Args:
             status: How the cell ended.

@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.significance import LEVEL
-from regbench.tracks.verdicts import MOST_SEEDS, Verdict, select
+from regbench.tracks.verdicts import Verdict, select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +43,6 @@ class Placing:
     bundle: Path
 
     @property
-    def seeds(self) -> int:
-        """The number of its seeds."""
-        return len(self.values)
-
-    @property
     def place(self) -> int:
         """Place by the means, 1 for the best."""
         return 1 + sum(verdict.difference < 0 for verdict in self._of_rivals)
@@ -73,30 +68,6 @@ class Placing:
             held = f"{self.label} is better than {', '.join(beaten)}"
         return f"{held} (all verdicts together hold in {100 - 100 * LEVEL:.0f} of 100 challenges)"
 
-    @property
-    def next_claim(self) -> str:
-        """Sentence on what one more significant difference takes; empty if all are significant.
-
-        A challenge ends when the seeds that it may still have would show no further one.
-        """
-        undecided = select(self.verdicts, "not significantly different from")
-        possible = []
-        for verdict in undecided:
-            if verdict.seeds is not None:
-                possible.append((verdict.seeds, verdict.label))
-        if possible:
-            seeds, label = min(possible)  # the row that takes the fewest seeds
-            return (
-                f"as the means are, about {seeds} seeds make the difference from {label} "
-                f"significant, and a challenge has {MOST_SEEDS} at most"
-            )
-        if undecided:
-            return (
-                "no number of its seeds makes another difference significant: searches, the rows' "
-                "own seeds and the machines are too uncertain"
-            )
-        return ""
-
     def __str__(self) -> str:
         """Lay it out for a terminal."""
         rows = []
@@ -112,11 +83,9 @@ class Placing:
         shifts = ", ".join(f"{shift:+.2f}" for shift in self.shifts)
         lines = [
             f"place {self.place} of {len(self.rivals) + 1}, by its verdicts {best} to {worst}",
-            f"{self.score}: {mean:.2f} % over {self.seeds} seeds, of {MOST_SEEDS} at most",
+            f"{self.score}: {mean:.2f} % over {len(self.values)} seeds",
             f"claim: {self.claim}",
         ]
-        if self.next_claim:
-            lines.append(f"next: {self.next_claim}")
         if self.share is not None:
             lines.append(f"share of the way to labels: {self.share:.0f} %")
         for name, (found, unit) in self.measured.items():

@@ -81,7 +81,8 @@ def write_sweep(track: Track, method: Regularizer, path: Path) -> SweepFile:
 
 def searched(method: Regularizer) -> list[str]:
     """Return what is searched of a method that states no space: a range around the first
-    hyperparameter that is a positive number. Without such a number, all keep their values.
+    hyperparameter that is a positive float and has no bound but 0 that it may not reach. Without
+    such a number, all keep their values.
     """
     if method.space is not None:
         return []

@@ -1,9 +1,9 @@
-"""Judge a challenger against finished rows, after each further seed.
+"""Judge a challenger against finished rows.
 
 The rows have their few seeds and get no more, so a challenger's seeds only narrow its own part of a
 difference. The test is of two samples: Student's t, where the variance of a row is that of
-all trained rows plus its own, as in `Tukey`. Its level is shared equally (Bonferroni) by all rows
-and by all looks. So no false claim is made in 95 of 100 challenges, whatever decides when to stop.
+all trained rows plus its own, as in `Tukey`. Its level is shared equally (Bonferroni) by all rows.
+So no false claim is made in 95 of 100 challenges.
 
 Rows of repeated searches have a score for each search. The challenger has one search, and its seeds
 do not show what another search would choose: its mean is one such score, which scatters as those of
@@ -18,18 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regbench.reports.rows.significance import LEVEL, MIN_PAIRS, own_weight
-
-MOST_SEEDS = 6
-"""Seeds of a challenger, at most.
-
-A look uses its share of the level even if the challenge ends before it.
-"""
-
-LOOKS = MOST_SEEDS - MIN_PAIRS + 1
-
-# Nobody will train more seeds than this to find a difference.
-_MANY = 1000
+from regbench.reports.rows.significance import LEVEL, own_weight
 
 
 @dataclass(frozen=True)
@@ -41,15 +30,11 @@ class Verdict:
         difference: Mean of the challenger minus the row's, in the unit of the score.
         half_width: Half the width of the difference's interval. All intervals of a challenge
             hold together.
-        seeds: Seeds of the challenger that would find such a difference; None if no number would,
-            because the row's own seeds, its searches or the difference between the machines are
-            too uncertain for it.
     """
 
     label: str
     difference: float
     half_width: float
-    seeds: int | None
 
     @property
     def words(self) -> str:
@@ -81,15 +66,13 @@ def verdicts(
     from scipy.stats import t  # takes longer to import than a report of a few cells
 
     samples = [np.asarray(scores) for scores in trained.values()]
-    looks = 1
     if not of_searches:
         samples.append(np.asarray(challenger))
-        looks = LOOKS
     freedom = sum(len(sample) - 1 for sample in samples)
     squares = sum(float(sample.var(ddof=1)) * (len(sample) - 1) for sample in samples)
     rows = {**trained, **untrained}
-    # Two-sided, and shared by all rows and all looks.
-    critical = float(t.ppf(1 - LEVEL / (2 * len(rows) * looks), freedom))
+    # Two-sided, and shared by all rows.
+    critical = float(t.ppf(1 - LEVEL / (2 * len(rows)), freedom))
     weight = own_weight(len(trained) + 1)
 
     def variance(scores: Sequence[float]) -> float:
@@ -108,21 +91,8 @@ def verdicts(
         difference = float(np.mean(challenger) - np.mean(scores))
         fixed = variance(scores) / len(scores) + shared
         half_width = critical * math.sqrt(own / len(challenger) + fixed)
-        # The number of seeds at which the interval's end reaches 0; below `fixed`, none does.
-        left = (difference / critical) ** 2 - fixed
-        seeds = math.floor(own / left) + 1 if own and left > own / _MANY else None
-        found.append(Verdict(label, difference, half_width, seeds))
+        found.append(Verdict(label, difference, half_width))
     return found
-
-
-def unclear(found: Sequence[Verdict], seeds: int) -> list[Verdict]:
-    """Return the verdicts that more seeds, up to `MOST_SEEDS`, would change if the means stayed
-    as they are.
-    """
-    if seeds >= MOST_SEEDS:
-        return []
-    undecided = select(found, "not significantly different from")
-    return [verdict for verdict in undecided if (verdict.seeds or math.inf) <= MOST_SEEDS]
 
 
 def select(found: Sequence[Verdict], words: str) -> list[Verdict]:

@@ -5,8 +5,8 @@ process do so. Its owner rewrites it every few seconds. Whoever finds the last a
 or silent may begin the next; an owner that finds a higher number than its own, a record that it did
 not write, or its own file gone has lost the run and stops. An owner may also be paused between that
 look and its next write. So all files that it writes carry its number; only the record has the same
-name for all attempts, and the first to write it wins. Nothing here depends on locks, on clocks that
-agree or on a scheduler, none of which can be had on every cluster's file system.
+name for all attempts, and the first to write it wins. Nothing here depends on locks or
+on a scheduler, which not every cluster has, and clocks of hosts may differ by minutes.
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ def claim_misfits(bundle: Bundle) -> list[str]:
     of regbench alone; that no scores of the test split came before a choice or without one; that
     each choice is the best of its candidates and of its ranking, that the ranking's values are
     those of records in the bundle, and that all methods of a tuning had the same budget; that a
-    score has the same unit everywhere, and no record has it twice; that costs and steps are those
+    score has the same unit everywhere, no record has it twice, and none that diverged has one; that
+    no top-1 is above its top-5; that all seeds of a configuration have the same test scores; that
+    costs and steps are those
     of the histories; that no run stands for two cells; that all records of a data set saw the same
     images.
     """
@@ -171,7 +173,7 @@ def _is_command(text: str) -> bool:
 
 def _better_candidate(choice: Mapping[str, Any]) -> str | None:
     """Name the candidate that should have been chosen; None if the best was, or no single
-    number was chosen.
+    one was chosen.
     """
     candidates, chosen = choice.get("candidates"), choice.get("chosen")
     if not isinstance(candidates, dict) or not isinstance(chosen, int | float | str):

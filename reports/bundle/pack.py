@@ -45,8 +45,8 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
 
     Raises:
         RegbenchError: If `check_records` or `claim_misfits` finds anything that does not fit, a
-            cell is in two of the sweeps, weights are asked for and gone, or `out` is a stream (see
-            `regbench.files.is_stream`).
+            cell is in two of the sweeps, weights are asked for and gone, or `out` has another
+            suffix, is a stream (see `regbench.files.is_stream`) or is there already.
     """
     if not out.name.endswith(SUFFIX):
         raise RegbenchError(f"{out} is no name of a bundle; give an --out that ends in {SUFFIX}")

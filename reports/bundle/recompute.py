@@ -85,7 +85,8 @@ def recompute(
     """Compute the scores of a finished cell again: by the whole run if it is small, else from its
     weights.
 
-    Threads, loader and form of the loss are those that the record states, except for the overrides.
+    Threads, loader, form of the loss and compilation are those that the record states, except for
+    the overrides.
     Data that can be generated or downloaded are prepared if they are missing.
 
     Args:

@@ -136,8 +136,8 @@ def check_command(folders: Sequence[Path]) -> str:
 def steps_of_searches(
     records: Sequence[Record], choices: Iterable[TuningChoice]
 ) -> dict[Record, None]:
-    """Find the steps of searches in bundles: trainings shorter than any that their tuning chose of
-    their method.
+    """Find the steps of searches in bundles: trainings shorter than the longest that their tuning
+    chose of their method, of a length that it did not choose.
     """
     lengths: dict[tuple[Any, ...], set[int]] = {}
     for choice in choices:

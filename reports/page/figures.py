@@ -35,11 +35,12 @@ from regbench.reports.rows.summary import Row, Summary
 from regbench.reports.tables.table import mean_pm
 from regbench.reports.tables.units import unit_of
 
-# points or lines of a figure that are all labelled; of more than these, only LABELLED_OF_MANY
+# points or lines of a figure that are all labelled; of more than these, only LABELLED_OF_MANY,
+# or the Pareto front of a cost
 LABELLED = 14
 LABELLED_OF_MANY = 10
 DRAWN_ROWS = 30  # rows of methods in the figure that has one for each
-LABELLED_IN_PNG = 50  # a picture has no tooltips; beyond this number it names the Pareto front only
+LABELLED_IN_PNG = 50  # the same as LABELLED for a picture, which has no tooltips
 
 
 _Scored = tuple[int, Row, Stat]
@@ -255,7 +256,7 @@ def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Styles) -> list[Lab
         _draw_point(axes, row, s, cost, point.y, gid)
         if point in panel.labelled:
             labels.append(Label(row.name, cost.mean, point.y.mean, s, gid))
-    # Lines across: what was not trained has cost nothing, so it has no place along x.
+    # Lines across: a row that is no method has no cost to compare, so it has no place along x.
     for label, score in panel.references.items():
         axes.axhline(score.mean, color=GREY, ls="--", lw=1)
         labels.append(Label(label, math.nan, score.mean, Style(GREY, "_", "--")))

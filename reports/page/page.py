@@ -14,7 +14,13 @@ from typing import Any
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.find.records import Records
 from regbench.reports.page.drawing import Styles, unique_ids
-from regbench.reports.page.figures import COSTS, EFFECTIVE_RANK, accuracy_rows, scatter_drawings
+from regbench.reports.page.figures import (
+    COSTS,
+    DRAWN_ROWS,
+    EFFECTIVE_RANK,
+    accuracy_rows,
+    scatter_drawings,
+)
 from regbench.reports.page.lines import (
     DRAWN_CURVES,
     accuracy_drawings,
@@ -136,7 +142,8 @@ def section(
         "factors": [table for slug, table in shown.items() if slug.startswith("factors")],
         "parts": [shown[slug] for slug in _PARTS if slug in shown],
         # A note says how many rows are drawn if not all are.
-        "curves_of": DRAWN_CURVES if len(summary.rows) > DRAWN_CURVES else None,
+        "curves_of": DRAWN_CURVES if len(summary.methods) > DRAWN_CURVES else None,
+        "rows_of": DRAWN_ROWS if len(summary.methods) > DRAWN_ROWS else None,
         "accuracy_notes": curve_notes(summary) if figures["accuracy"] else [],
         "hyperparameters": shown["hyperparameters"],
         "shared": _shared(summary),

@@ -145,7 +145,7 @@ class _Answer:
             in_all_s = math.fsum(record.cost.train_s or 0.0 for record in records)
             return f"all of it with {_LONGER} times the epochs{_time(_LONGER * in_all_s)}"
         if self.unlabelled:
-            cheapest = min(self.leaders, key=_train_s)
+            cheapest = min(self.leaders, key=lambda row: _train_s(row) or math.inf)
             return (
                 "label some images of each class, which lets a comparison choose; until then take "
                 f"the one that trains fastest, {cheapest.name}{_time(_train_s(cheapest))}"

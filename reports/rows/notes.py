@@ -1,6 +1,6 @@
 """Notes below a task's tables and curves: how rows were chosen, what is missing, what bold means.
 
-A note that does not apply is an empty text.
+A note that does not apply is an empty text, and notes that do not are an empty list.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Table:
     numbers: pd.DataFrame | None = None
 
 
-# Heads of a terminal's table wrap at this many letters: as wide as most numbers with ±.
+# Heads of a terminal's table wrap at this many letters: about as wide as most numbers.
 _HEAD_WIDTH = 9
 
 Filled = tuple[Column, Callable[[Row], Entry | str]]

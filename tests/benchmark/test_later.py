@@ -262,7 +262,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([".", "--label", "x"], "--label is for --backbone"),
         (["--backbone", "nowhere.pth"], "data set 'fashion_mnist' is not prepared"),
     ]
-    for setting in ("method=vicreg", "optimizer.base_lr=1"):
+    for setting in ("method=vicreg", "optimizer.base_lr=1", "baseline=supervised"):
         reason = f"{setting}: published weights are not trained"
         wrong.append((["--backbone", "x.pth", setting], reason))
     for arguments, part in wrong:

@@ -408,7 +408,7 @@ def test_a_copy_of_a_row_is_not_told_from_its_twin_and_its_bundle_is_accepted(
     )
     folder = placing.bundle.parent
     trained = [path for path in folder.glob("*/record.json") if Record.read(path).method == "twin"]
-    assert len(trained) == placing.seeds
+    assert len(trained) == len(placing.values)
     bundle = read_bundle(placing.bundle)
     assert {record.label for record in bundle.records} == {"Twin"}
     rows = read_bundle(track.bundle)

@@ -223,10 +223,9 @@ def challenge(
 
     LOSS is a file with a regularizer, or with a plain function or nn.Module of two embeddings:
     my_loss.py, or my_loss.py:NAME. Only this loss is trained: its weight and learning rate are
-    searched with the budget that the others had, the best gets their seeds, and further ones while
-    a verdict is open. Two shipped cells are trained again, so that what this machine changes is in
-    the intervals. The same command goes on where it was stopped. docs/challenge.md says what a
-    verdict takes.
+    searched with the budget that the others had, and the best gets their seeds. Two shipped cells
+    are trained again, so that what this machine changes is in the intervals. The same command goes
+    on where it was stopped. docs/challenge.md says what a verdict takes.
 
     \b
       regbench challenge my_loss.py --track minute    is it sound, and does it learn?
