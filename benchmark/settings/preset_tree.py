@@ -77,6 +77,7 @@ def preset_tree(chosen: Presets, own: OwnPresets) -> Tree:
 @depends_on_plug_ins
 @functools.cache
 def _preset_json(chosen: Presets, own: OwnPresets) -> bytes:
+    own_files = []
     for group, name in chosen:
         known = {*preset_files(group)}
         for path, *_ in own:
@@ -87,14 +88,14 @@ def _preset_json(chosen: Presets, own: OwnPresets) -> bytes:
         own_file = config_folder() / group / f"{name}.yaml"
         if own_file.is_file():
             read_yaml(own_file)  # which refuses more clearly than Hydra
-    profile = config_folder() / "cluster" / f"{dict(chosen)['cluster']}.yaml"
+            own_files.append(str(own_file))
     groups = [f"{group}={name}" for group, name in chosen]
     try:
         data = _from_hydra(groups)
     # Hydra documents no list of what it raises for a file that holds something else.
     except Exception as error:
-        where = f"{profile} is no profile of a cluster" if profile.is_file() else " ".join(groups)
-        raise RegbenchError(f"{where}: {first_line(error)}") from error
+        where = " ".join(own_files or groups)
+        raise RegbenchError(f"{where} cannot be used: {first_line(error)}") from error
     return orjson.dumps(_with_defaults(data))
 
 

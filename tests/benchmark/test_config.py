@@ -736,13 +736,16 @@ def test_a_profile_may_build_on_one_of_ones_own_and_on_the_environment(
         seen = (cluster.scheduler, cluster.account, cluster.mem_gib, cluster.extra)
         assert seen == ("slurm", "vision", mem_gib, extra)
     for text, message in (
-        ("defaults: [nowhere]\n", "wrong.yaml is no profile of a cluster: In 'cluster/wrong'"),
+        ("defaults: [nowhere]\n", "wrong.yaml cannot be used: In 'cluster/wrong'"),
         ("partition: gpu\n", "cluster.scheduler"),
         ("account: ${oc.env:NOBODY_SET_THIS}\n", "NOBODY_SET_THIS"),
-        ("account: ${\n", "wrong.yaml is no profile of a cluster"),
+        ("account: ${\n", "wrong.yaml cannot be used"),
     ):
         (folder / "wrong.yaml").write_text(text)
         assert message in refusal("cluster=wrong")
+    folder.with_name("dataset").mkdir()
+    write(folder.with_name("dataset") / "wrong.yaml", "defaults: [nowhere]\n")
+    assert "dataset/wrong.yaml" in refusal("cluster=mine", "dataset=wrong")
 
 
 def test_stages_have_resources_of_their_own() -> None:
