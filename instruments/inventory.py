@@ -48,7 +48,7 @@ def inventory() -> Iterator[Item]:
         remedy = "nvidia-smi tells whether the driver sees one; trainings run on the CPU meanwhile"
         yield _item("GPUs", ", ".join(names), remedy)
     ffcv = versions("ffcv").get("ffcv") if importlib.util.find_spec("ffcv") else None
-    remedy = "pip install 'regbench[ffcv]' (docs/data.md); images are read by torchvision "
+    remedy = "pip install 'regbench[ffcv]' (docs/overview.md); images are read by torchvision "
     yield _item("FFCV", ffcv, f"{remedy}meanwhile, which is slower")
     remedy = "sbatch is not on the PATH; sweeps run as local processes"
     yield _item("Slurm", shutil.which("sbatch"), remedy)
