@@ -33,7 +33,7 @@ for _line in read_csv(Path(__file__).with_name("published.csv").read_text()):
     _parts = dict(part.split("=") for part in _line["num_images"].split())
     _numbers = {part: int(count) for part, count in _parts.items()}
     PUBLISHED[_line["name"]] = Published(_line["title"], _line["address"], _numbers)
-# The images that keep their labels in semi-supervised learning.
+# Where the lists of images that keep their labels in semi-supervised learning are.
 SIMCLR_LISTS = "https://raw.githubusercontent.com/google-research/simclr/master/imagenet_subsets/"
 
 

@@ -129,7 +129,7 @@ class SphericalDiscrepancy(KernelEnergy):
         return torch.full_like(like, self.regularization_weight)
 
     def _is_fitted(self, q: int) -> bool:
-        # For shorter times the fit is not exact, see `log_heat_kernel`. From the longest on the
+        # For shorter times the fit of the kernel is not exact. From the longest on the
         # first order weighs less than the constant: digits would cancel in φ − b_0, and the
         # Legendre series is short.
         longest = math.log(q) * q / (q - 1)

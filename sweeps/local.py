@@ -60,6 +60,7 @@ def run_sweep(
     """
     write_plan(sweep)
     gpus = _visible_gpus() if sweep.runtime.device != "cpu" else []
+    # By all cells, so that those of a resumed sweep have as many threads as the ones before.
     parallel = min(at_a_time(sweep.runtime), len(sweep.cells))
     device = "cuda" if gpus else "cpu"
     threads = sweep.runtime.threads or default_threads(device, parallel)

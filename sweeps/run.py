@@ -117,7 +117,9 @@ def proposals(
     name: str, overrides: Sequence[str], trials: int | None, repeats: int | None
 ) -> Callable[[], Proposed]:
     """Return a function that gives what a tuning tries: its grid, or with `trials` a search's next
-    cells; None: what its file says.
+    cells.
+
+    `trials` and `repeats` that are None are those of the tuning's file.
     """
     file = read_rows(name, overrides)
     trials, repeats = trials or file.trials, repeats or file.repeats

@@ -213,7 +213,7 @@ def sweep_status(folder: Path, jobs: Mapping[str, CellJobs] | None = None) -> li
 
 
 def cell_status(directory: Path, plan: CellPlan, jobs: CellJobs | None = None) -> CellStatus:
-    """Return the state of one cell; one small file of it is read."""
+    """Return the state of one cell; of most, one small file is read."""
     progress: Mapping[str, Any] = {}
     try:
         run = RunFolder(directory)

@@ -177,9 +177,9 @@ class Cell:
         baseline: Baseline in the place of a method: "raw_pixels", "pca" (their whitened principal
             components), "hog" (histograms of oriented gradients) and "random_patches" (similarities
             to patches of training images) are evaluated in place of the network, and nothing is
-            trained for them; "supervised" trains the
-            backbone and one linear layer by cross-entropy with the labels, "supcon" the network by
-            the supervised contrastive loss; null: a method.
+            trained for them; "supervised" trains the backbone and one linear layer by cross-entropy
+            with the labels, "supcon" the network by the supervised contrastive loss; null: a
+            method.
     """
 
     method: Annotated[Regularizer, METHODS.setting("method.")]
@@ -260,8 +260,8 @@ class Cell:
 
     @property
     def output_dim(self) -> int:
-        """Width of the network's output: the embedding's, a score of each prototype, or a logit
-        of each class.
+        """Width of the network's output: the embedding's, a score of each prototype, a logit of
+        each class, or the content of a latent world.
         """
         if self.baseline == "supervised":
             source = self.dataset.source

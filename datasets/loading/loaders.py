@@ -1,8 +1,8 @@
 """The loaders that training and evaluation use: augmented views of the images, or one plain image
 with its label.
 
-All stand on one of two backends that deliver the same crops: FFCV (`ffcv_crops`) or a PyTorch
-`DataLoader` (`torchvision_crops`).
+Images come from one of two backends that deliver the same crops: FFCV (`ffcv_crops`) or a PyTorch
+`DataLoader` (`torchvision_crops`). Examples of latent worlds are drawn.
 """
 
 from __future__ import annotations

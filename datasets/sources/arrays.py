@@ -1,4 +1,4 @@
-"""Small images that are published as arrays: what Fashion-MNIST, CIFAR and STL-10 have in
+"""Small images that are published as arrays: what Fashion-MNIST, CIFAR, STL-10 and digits have in
 common.
 """
 

@@ -79,8 +79,8 @@ class Source(ABC):
     partial: ClassVar[str] = "dataset.source.published=null"
     """The override that says that it is a part of a published data set."""
     own: ClassVar[bool] = True
-    """Whether it reads images of one's own, from a folder that must be given. Another source is a
-    published data set, which it finds or downloads.
+    """Whether it reads images of one's own, from a folder that must be given. Other sources find,
+    download or generate theirs.
     """
 
     @property

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Import the two public subpackages when they are first used: they need torch, which
-        takes seconds.
+        """Import the other public modules when they are first used: they need torch, which takes
+        seconds.
         """
         if name in ("audit", "methods"):
             return importlib.import_module(f"regbench.{name}")
