@@ -40,8 +40,13 @@ def inventory() -> Iterator[Item]:
     yield Item("Python", platform.python_version())
     yield Item("packages", ", ".join(f"{name} {version}" for name, version in packages.items()))
     yield Item("processor", hardware(torch.device("cpu")))
-    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    if not names and torch.version.cuda is None:
+    names, count = [], torch.cuda.device_count()
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(number) for number in range(count)]
+    if count and not names:
+        remedy = f"the driver is too old for CUDA {torch.version.cuda}: update it, or PyTorch's"
+        yield Item("GPUs", f"{count} that PyTorch cannot use", f"{remedy} build is to be older")
+    elif not names and torch.version.cuda is None:
         remedy = "install a CUDA build: https://pytorch.org"
         yield Item("GPUs", "none that this build of PyTorch can use", remedy)
     else:

@@ -24,9 +24,10 @@ class SIGReg(SlicedCharacteristic):
     empirical characteristic function φ̂, by the trapezoid rule on [0, 3], doubled. That is the
     quadrature of the authors' code (rbalestr-lab/lejepa). λ and the number of directions, which are
     drawn anew at each step, are those of its README (`num_slices=1024`) and of its launch scripts
-    (`bstat_lambda=0.05`); its minimal example (MINIMAL.md) has 0.02, and 256 of them. The alignment is the mean over views of the squared distance to the views' mean. The
-    factor s is for the codes that weigh the terms otherwise: mean (Z₁ − Z₂)² + w ½ Σ_v EP(Z_v a) is
-    λ = w / (4n + w), s = 4 / (1 − λ).
+    (`bstat_lambda=0.05`); its minimal example (MINIMAL.md) has 0.02, and 256 of them. The alignment
+    is the mean over views of the squared distance to the views' mean. The factor s is for the codes
+    that weigh the terms otherwise: mean (Z₁ − Z₂)² + w ½ Σ_v EP(Z_v a) is λ = w / (4n + w), s = 4 /
+    (1 − λ).
 
     Attributes:
         regularization_weight: λ in [0, 1].

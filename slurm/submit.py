@@ -127,9 +127,13 @@ def _submit_array(
         if before:
             # In an array each job waits for the job of the same number.
             dependency = f"{'aftercorr' if len(cells) > 1 else 'afterok'}:{before}"
-        executor = _executor(cluster.at(names[0]), folder, dependency, name)
+        place, used = cluster.at(names[0]), runtime
+        # A job with GPUs must not train on its CPUs if torch cannot use them.
+        if place.gpus and runtime.device == "auto":
+            used = replace(runtime, device="cuda")
+        executor = _executor(place, folder, dependency, name)
         try:
-            same = repeat(runtime), repeat(folder.name), repeat(names)
+            same = repeat(used), repeat(folder.name), repeat(names)
             jobs = executor.map_array(SlurmJob(), [cell.plain() for cell in cells], *same)
         except (FailedJobError, FailedSubmissionError) as error:
             raise RegbenchError(

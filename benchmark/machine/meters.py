@@ -229,7 +229,9 @@ class EnergyMeter:
         Call it more often than a counter wraps around, such as every minute.
         """
         for kind, used in self._counters:
-            self._used_joules[kind] += used()
+            # A container may lose a counter while it runs: a training goes on without it.
+            with contextlib.suppress(OSError, pynvml.NVMLError):
+                self._used_joules[kind] += used()
         return dict(self._used_joules)
 
 

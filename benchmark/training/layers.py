@@ -16,11 +16,11 @@ class SmallLinear(nn.Linear):
     """A linear layer that, under autocast, keeps no copies of its weight's size.
 
     Autocast keeps the cast weight from forward to backward, and has the gradient in both precisions
-    before it reaches `weight.grad`. With 8192 × 32768 weights this is 0.5 GB all the time, and 1.6
-    GB when backward begins and all activations are alive. This layer casts blocks of the weight where
-    they are used. If there is a `weight.grad`, it adds blocks of the gradient to it itself, and
-    returns none to autograd, whose hooks still run. The numbers are the same, for no sum is split.
-    `torch.autograd.grad` must not be asked for the weight's gradient while there is a
+    before it reaches `weight.grad`. With 8192 × 32768 weights this is 0.5 GB all the time, and
+    1.6 GB when backward begins and all activations are alive. This layer casts blocks of the weight
+    where they are used. If there is a `weight.grad`, it adds blocks of the gradient to it itself,
+    and returns none to autograd, whose hooks still run. The numbers are the same, for no sum is
+    split. `torch.autograd.grad` must not be asked for the weight's gradient while there is a
     `weight.grad`.
     """
 

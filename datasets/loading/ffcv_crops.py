@@ -75,8 +75,10 @@ def _contained() -> Iterator[None]:
 numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
 
 # During its import FFCV gets plain dictionaries in place of numba's: a single one, of two entries,
-# which only Python reads. Compiling numba's would take 2.9 of 3.3 seconds.
-with _contained(), mock.patch("numba.typed.Dict", dict):
+# which only Python reads. Compiling numba's would take 2.9 of 3.3 seconds. FFCV also asks whether
+# there is a GPU: after torch has looked, forked processes could not use one.
+_no_gpu = mock.patch("torch.cuda.is_available", lambda: False)
+with _contained(), mock.patch("numba.typed.Dict", dict), _no_gpu:
     import ffcv._libffcv
     from ffcv.fields.rgb_image import SimpleRGBImageDecoder
     from ffcv.loader import Loader, epoch_iterator

@@ -63,6 +63,21 @@ torch.cuda.Stream = torch.cuda.current_stream = torch.cuda.Event = torch.cuda._l
 """
 
 
+FORK = """
+import os, torch, regbench.sweeps.preload
+child = os.fork()
+if not child:
+    os._exit(torch.cuda._is_in_bad_fork())
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_runs_forked_after_the_preload_can_use_a_gpu() -> None:
+    """FFCV asks torch whether there is one, after which torch lets no forked process use it."""
+    done = subprocess.run([sys.executable, "-c", FORK], timeout=PATIENCE_S)
+    assert done.returncode == 0
+
+
 def test_ffcv_on_a_machine_with_gpus_leaves_them_alone(data_dir: Path) -> None:
     """Its iterator would make a context on the first of them, even of a loader for the CPU."""
     pytest.importorskip("ffcv")

@@ -44,7 +44,8 @@ class DrawnOnCpu(TorchDispatchMode):
         device = kwargs.get("device") or (tensors[0].device if tensors else torch.device("cpu"))
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
-        if kwargs.get("dtype") == torch.float32:
+        is_real = func.overloadpacket in (torch.ops.aten.rand, torch.ops.aten.randn)
+        if kwargs.get("dtype") == torch.float32 or (is_real and kwargs.get("dtype") is None):
             kwargs["dtype"] = torch.float64
         args = [
             each.to("cpu", torch.float64) if isinstance(each, Tensor) else each for each in args
@@ -128,6 +129,16 @@ def difference_from_one(device: torch.device, name: str) -> float:
     # DistributedDataParallel takes the mean of the ranks' gradients.
     wanted = [value, *(size * gradient[mine] for gradient in gradients)]
     return max(relative(a, b, floor=1e-12) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("draw", [torch.rand, torch.randn])
+def test_draws_are_the_same_whatever_the_dtype(draw: Any) -> None:
+    drawn = []
+    for dtype in (None, torch.float32, torch.float64):
+        torch.manual_seed(0)
+        with DrawnOnCpu():
+            drawn.append(draw(4, 4, dtype=dtype))
+    assert torch.equal(drawn[0], drawn[2]) and torch.equal(drawn[1], drawn[2])
 
 
 @pytest.mark.parametrize("name", [name for name in methods.names() if methods.build(name).random])

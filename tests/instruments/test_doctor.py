@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.command import done
 
@@ -20,6 +21,10 @@ def test_the_inventory_names_what_is_missing(
     (tmp_path / "data" / "digits").mkdir(parents=True)
     (tmp_path / "data" / "digits" / "manifest.json").touch()
     (tmp_path / "sbatch").touch(mode=0o755)
+    # A driver too old for this build of PyTorch, which counts GPUs all the same.
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     text = done("doctor").output
     assert "digits" in text and "regbench prepare fashion_mnist" not in text
     assert str(tmp_path / "sbatch") in text
+    assert "1 that PyTorch cannot use" in text

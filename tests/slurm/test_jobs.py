@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from submitit.core.utils import DelayedSubmission
 
 from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.state import State
@@ -316,6 +317,17 @@ def test_of_two_jobs_of_a_cell_the_one_that_runs_is_shown(user: User) -> None:
     assert [(status.state, status.job) for status in user.statuses()] == [("running", "2")]
     user.slurm.lose("1", "2")
     assert [(status.state, status.job) for status in user.statuses()] == [("lost", "2")]
+
+
+def test_a_job_with_gpus_does_not_train_on_cpus(user: User) -> None:
+    user.write("method=vicreg")
+    stages = "cluster.stages={pretrain: {gpus: 1}, tune: {}, final: {}}"
+    user.submit("runtime.device=auto", stages)
+    devices = []
+    for name in ("1", "2"):
+        job = DelayedSubmission.load(user.sweep / "jobs" / "logs" / f"{name}_submitted.pkl")
+        devices.append(job.args[1].device)
+    assert devices == ["cuda", "auto"]
 
 
 def test_evaluations_after_a_training_without_gpus_ask_for_none(user: User) -> None:

@@ -754,6 +754,8 @@ def test_runs_take_the_gpus_that_the_shell_allows(
 
     def run(cell: Cell, runtime: Runtime, *_: Any) -> None:
         seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        # Though torch finds no GPU here, a run with one must not train on the CPU.
+        assert runtime.device == ("cuda" if seen[-1] else "cpu")
         cpus.update((runtime.threads, runtime.workers))
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
