@@ -46,7 +46,7 @@ def resolve(runtime: Runtime) -> Compute:
     Set threads, arithmetic, the allocator and, for one of several processes, its GPU.
     """
     device: str = runtime.device
-    _, _, local_rank, local_size = environment_ranks()
+    _, world_size, local_rank, local_size = environment_ranks()
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
@@ -59,6 +59,11 @@ def resolve(runtime: Runtime) -> Compute:
         if index >= torch.cuda.device_count():
             what = f"{local_size} processes on a machine with {torch.cuda.device_count()} GPUs"
             raise RegbenchError(f"{what}; start fewer")
+        if runtime.compile and world_size > 1:
+            raise RegbenchError(
+                "runtime.compile=true: torch.compile stops at each BN layer of a network that is "
+                "shared by several GPUs, and compiles next to nothing; set it to false"
+            )
         torch.cuda.set_device(index)
         device = f"cuda:{index}"
     forbid_tf32()

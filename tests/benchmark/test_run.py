@@ -794,12 +794,27 @@ def test_several_learning_rates_need_a_tuning_split(
     assert not any("chosen" in score.protocol for score in scores)
 
 
+RANK_OF_TWO = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+RANK_OF_TWO |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+
+
 def test_cuda_is_refused_where_there_is_none(tiny: list[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     cell, runtime = load(tiny, "runtime.device=cuda")
     with is_refused(r"runtime\.device=cpu"):
         finish(cell, runtime, "here")
+
+
+def test_a_network_over_several_gpus_is_not_compiled(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in RANK_OF_TWO.items():
+        monkeypatch.setenv(name, value)
+    with is_refused(r"stops at each BN layer"):
+        resolve(load(tiny, "runtime.device=cuda", "runtime.compile=true")[1])
 
 
 def test_one_process_at_a_time_works_on_a_cell(
@@ -853,8 +868,8 @@ def test_float32_is_that_of_ieee_754(tiny: list[str], monkeypatch: pytest.Monkey
 
 def test_threads_of_a_run_on_a_cpu(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    ranks = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    alone, two = {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks, two = RANK_OF_TWO, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    alone = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     job = {"SLURM_JOB_ID": "7"}
     step = job | {"SLURM_CPUS_PER_TASK": "6", "SLURM_NNODES": "1"}
     four = two | {"WORLD_SIZE": "4", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import warnings
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regbench import methods
+from regbench.benchmark.training.sync_batch_norm import Kernels, SyncBatchNorm
 from regbench.instruments.conformance import value_and_gradients
 from regbench.instruments.loss_checks import draw_views, relative
 from regbench.methods import Engine, Regularizer
-from regbench.methods.forms.engine import LOCAL_ROWS
+from regbench.methods.forms.engine import LOCAL_ROWS, Shard
 from regbench.processes import Place, Processes
+from tests.there import there
 
 BOUNDS = {torch.float64: 1e-7, torch.float32: 1e-3}
 
@@ -100,7 +104,7 @@ def test_a_compiled_kernel_is_the_textbook_of_the_cpu(device: torch.device) -> N
     )
 
 
-@pytest.mark.parametrize(("backend", "size"), [("gloo", 2), ("nccl", 1)])
+@pytest.mark.parametrize(("backend", "size"), [("gloo", 1), ("gloo", 2), ("nccl", 1)])
 def test_ranks_that_share_a_device_have_the_gradients_of_one_process(
     backend: str, size: int, device: torch.device
 ) -> None:
@@ -110,6 +114,7 @@ def test_ranks_that_share_a_device_have_the_gradients_of_one_process(
     with Processes(size, join, backend, device) as ranks:
         for name in methods.names():
             assert max(ranks.ask(difference_from_one, name)) <= BOUNDS[torch.float64], name
+        assert max(ranks.ask(difference_of_batch_norm)) <= 1e-4
 
 
 def join(here: Place, backend: str, device: torch.device) -> torch.device:
@@ -125,10 +130,38 @@ def difference_from_one(device: torch.device, name: str) -> float:
     (value, *gradients), _ = value_and_gradients(method, views, Engine())
     mine = slice(24 * rank // size, 24 * (rank + 1) // size)
     engine, shares = Engine(group=dist.group.WORLD), [view[mine] for view in views]
-    found, _ = value_and_gradients(method, shares, engine, seed=rank)
+    with contextlib.ExitStack() as stack:
+        if size == 1:  # a single rank would exchange nothing
+            alone = Shard([24], 0, dist.group.WORLD)
+            stack.enter_context(mock.patch.object(Shard, "of", lambda *_: alone))
+        found, _ = value_and_gradients(method, shares, engine, seed=rank)
     # DistributedDataParallel takes the mean of the ranks' gradients.
     wanted = [value, *(size * gradient[mine] for gradient in gradients)]
     return max(relative(a, b, floor=1e-12) for a, b in zip(found, wanted, strict=True))
+
+
+def difference_of_batch_norm(device: torch.device) -> float:
+    """Compare BN over ranks with torch's on the whole batch: outputs, gradients, statistics."""
+    rank, size, worst = dist.get_rank(), dist.get_world_size(), 0.0
+    group, kernels = there(dist.group.WORLD), torch if device.type == "cuda" else Kernels
+    torch.manual_seed(0)
+    for kind, shape in ((nn.BatchNorm1d, (24, 6)), (nn.BatchNorm2d, (24, 6, 5, 5))):
+        x, gradient = torch.randn(2, *shape, device=device)
+        if len(shape) == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        plain = kind(6, device=device)
+        shared = SyncBatchNorm(copy.deepcopy(plain), group, kernels)
+        mine, found = slice(24 * rank // size, 24 * (rank + 1) // size), []
+        for layer, rows in ((plain, slice(None)), (shared, mine)):
+            leaf = x[rows].detach().requires_grad_()
+            out = layer(leaf)
+            out.backward(gradient[rows])
+            of_rows = (
+                (out, there(leaf.grad)) if rows == mine else (out[mine], there(leaf.grad)[mine])
+            )
+            found.append([*of_rows, layer.running_mean, layer.running_var])
+        worst = max(worst, *(relative(a, b) for a, b in zip(*found, strict=True)))
+    return worst
 
 
 @pytest.mark.parametrize("draw", [torch.rand, torch.randn])
