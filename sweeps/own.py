@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+import torch
 import yaml
 
 from regbench.benchmark.rundir.record import read_tuned
@@ -35,6 +36,8 @@ _PLANNED = 0.85
 _MEASURED_EPOCHS = 2
 # Most pixels of an epoch of the measurement: those of 8192 images of 32 px, but at least one batch.
 _MEASURED_PIXELS = 8192 * 32**2
+# A GPU takes less time for a few batches than a loader to begin.
+_MEASURED_BATCHES_OF_GPU = 50
 # Trainings of a search: one, two or three brackets of successive halving, each of seven trainings.
 # Without labels to choose by, nothing is searched.
 _TRIALS = (9, 6, 3)
@@ -216,14 +219,17 @@ def _measured(
 
     If there are many images, the cells train on a part of them.
     """
-    parallel = min(at_a_time(load_rows(file, file.rows).runtime), 4 * len(cells))
+    runtime = load_rows(file, file.rows).runtime
+    parallel = min(at_a_time(runtime), 4 * len(cells))
+    on_gpu = runtime.device != "cpu" and torch.cuda.is_available()
     rows = [row for row in file.rows if "epochs=0" in row]
     for number in range(2 * parallel):
         seed, method = divmod(number, len(cells))
         row = file.rows[method - len(cells)]
         rows.append((*row, f"epochs={_MEASURED_EPOCHS}", f"seed={seed}"))
     in_all, batch = split["num_samples"], cells[0].batch_size
-    images = max(_MEASURED_PIXELS // cells[0].dataset.image_size ** 2, batch)
+    least = batch * (_MEASURED_BATCHES_OF_GPU if on_gpu else 1)
+    images = max(_MEASURED_PIXELS // cells[0].dataset.image_size ** 2, least)
     share = 1.0
     if images < in_all:
         # Epochs have no step for a last short batch. Evaluations see all images, as later.

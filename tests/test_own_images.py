@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
@@ -410,24 +411,38 @@ def test_the_plan_leaves_out_a_supervised_row_whose_labels_fill_no_batch(
     assert "epochs=580" in file.rows[-1]
 
 
-@pytest.mark.parametrize("counts", [[500_000, 500_000, 9], []])
+@pytest.mark.parametrize(
+    "counts, px, on_gpu, part",
+    [
+        *(([500_000, 500_000, 9], 8, False, 131_072), ([], 8, False, 131_072)),
+        *(([], 224, False, 167), ([], 224, True, 50 * 64)),
+    ],
+)
 def test_of_many_images_a_part_is_measured(
-    counts: list[int], birds: Manifest, tmp_path: Path
+    counts: list[int],
+    px: int,
+    on_gpu: bool,
+    part: int,
+    birds: Manifest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of images with labels and without, one in eight or so; evaluations see all."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
     images = sum(counts) or 1_000_000
     split = birds.splits["train"] | {"num_samples": images, "counts_per_class": counts}
     many = replace(birds, splits=birds.splits | {"train" if counts else "unlabeled": split})
     seen: set[tuple[int | None, int | None]] = set()
+    size = [f"dataset.image_size={px}"]
 
     def execute(grid: Sweep, stages: Sequence[str]) -> list[CellStatus]:
         for cell in grid.cells:
             seen.add((cell.dataset.train_per_class, cell.dataset.pretraining_images))
         return measured(grid, stages)
 
-    file = read_rows(str(own_file(tmp_path / "runs", many, 1e9, [], execute)), ())
-    assert seen == {(None, 131_072)}
-    assert f"an epoch takes {images / 131_072:.2g} s and" in file.description
+    file = read_rows(str(own_file(tmp_path / "runs", many, 1e9, size, execute)), ())
+    assert seen == {(None, part)}
+    assert f"an epoch takes {(images // 64) / (part // 64):.2g} s and" in file.description
 
 
 def test_a_part_is_measured_by_its_whole_batches(birds: Manifest, tmp_path: Path) -> None:
