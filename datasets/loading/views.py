@@ -143,6 +143,7 @@ class ImageViews:
         self._shape = CropShape(sizes=sizes, channels=dataset.channels, interpolation=interpolation)
         self._normalize = Normalize(dataset.mean, dataset.std, device)
         self._crops: FfcvCrops | TorchvisionCrops
+        pins = device.type == "cuda"
         if self.backend == "ffcv":
             try:
                 from regbench.datasets.loading.ffcv_crops import FfcvCrops
@@ -154,11 +155,11 @@ class ImageViews:
                 ) from error
             # A GPU is better at the photometric part than the few cores beside it.
             normalize = self._normalize if device.type == "cpu" else None
-            self._crops = FfcvCrops(beton, self._shape, batch_size, workers, normalize)
-        else:
-            self._crops = TorchvisionCrops(
-                beton, self._shape, workers, pin_memory=device.type == "cuda"
+            self._crops = FfcvCrops(
+                beton, self._shape, batch_size, workers, normalize, pin_memory=pins
             )
+        else:
+            self._crops = TorchvisionCrops(beton, self._shape, workers, pin_memory=pins)
 
     def stream(self, order: Ints, e: int) -> CropStream:
         """Start epoch `e` over the images `order` (places in the file), in that order."""
