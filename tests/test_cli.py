@@ -26,8 +26,9 @@ from regbench.cli.options import PathType
 from regbench.instruments.cost import losses
 from regbench.instruments.cost.losses import Grid
 from regbench.instruments.cost.timing import LossCost
-from tests.command import python
+from tests.command import done, python, refusal
 from tests.command import run as call
+from tests.there import there
 from tests.waiting import PATIENCE_S, wait_for
 
 SHORT = ("epochs=1", "optimizer.warmup_epochs=0", "method=vicreg")
@@ -54,10 +55,8 @@ def test_methods_are_listed_and_shown_with_their_hyperparameters() -> None:
 
 def test_the_search_space_of_a_method_is_shown() -> None:
     output = call("methods", "sfrik_l2").output
-    assert (
-        "method.alignment_weight: 0.03 × q to 30 × q, log scale; weighs alignment against the reg"
-        in output
-    )
+    own = "method.alignment_weight: 0.03 × q to 30 × q, log scale; weighs alignment against the reg"
+    assert own in output
     assert "optimizer.base_lr of lars: 0.2 to 20, log scale" in output
 
 
@@ -68,11 +67,10 @@ def test_what_a_method_shows_can_be_given_back() -> None:
 
 
 def test_sweeps_are_listed() -> None:
-    result = call("sweep")
-    assert result.exit_code == 0
+    output = done("sweep").output
     for name, description in sweep_names().items():
-        assert f"{name} " in result.output
-        assert description in result.output
+        assert f"{name} " in output
+        assert description in output
 
 
 def test_help_names_every_argument() -> None:
@@ -163,9 +161,7 @@ def test_refusals_are_one_line_and_exit_code_2(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REGBENCH_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("REGBENCH_RUNS_DIR", str(tmp_path / "runs"))
-    result = call(*arguments)
-    assert result.exit_code == 2, result.output
-    (line,) = result.stderr.splitlines()
+    line = refusal(*arguments)
     assert line.startswith("regbench: ")
     for part in parts:
         assert part in line
@@ -205,9 +201,8 @@ def test_every_path_of_a_command_is_of_the_type_that_refuses_an_empty_one() -> N
                 assert isinstance(parameter.type, PathType), (name, parameter.name)
 
 
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    result = call("--debug", "methods", "vicregg")
-    assert isinstance(result.exception, RegbenchError)
+def test_debug_shows_the_traceback() -> None:
+    assert isinstance(call("--debug", "methods", "vicregg").exception, RegbenchError)
 
 
 def test_a_full_disk_is_one_line_and_exit_code_1(
@@ -217,21 +212,16 @@ def test_a_full_disk_is_one_line_and_exit_code_1(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("regbench.benchmark.run.train", full)
-    result = call("train", *tiny, *SHORT)
-    assert result.exit_code == 1
-    assert result.stderr.splitlines() == ["regbench: No space left on device"]
+    assert refusal("train", *tiny, *SHORT, code=1) == "regbench: No space left on device"
 
 
 def test_a_folder_that_cannot_be_written_is_named(tiny: list[str]) -> None:
-    result = call("train", *tiny, *SHORT, "--runs-dir", "/proc/nowhere")
-    assert result.exit_code == 1
-    assert result.stderr.splitlines() == ["regbench: /proc/nowhere: No such file or directory"]
+    line = refusal("train", *tiny, *SHORT, "--runs-dir", "/proc/nowhere", code=1)
+    assert line == "regbench: /proc/nowhere: No such file or directory"
 
 
 def test_memory_that_is_not_there_is_one_line(tiny: list[str]) -> None:
-    result = call("train", *tiny, *SHORT, "embedding_dim=1000000000000")
-    assert result.exit_code == 1
-    (line,) = result.stderr.splitlines()
+    line = refusal("train", *tiny, *SHORT, "embedding_dim=1000000000000", code=1)
     assert "memory" in line
     assert "regbench plan" in line
 
@@ -248,12 +238,11 @@ def test_the_folder_of_runs_is_the_option_the_setting_or_the_environments(
         ([], tmp_path / "environment"),
     ):
         monkeypatch.setenv("REGBENCH_RUNS_DIR", str(tmp_path / "environment"))
-        result = call("train", *own, *given)
-        assert result.exit_code == 0, result.output
+        done("train", *own, *given)
         assert (folder / "manual" / cell.id / "record.json").exists()
     assert not (tmp_path / "other").exists()
-    refused = call("plan", "method=vicreg", "--runs-dir", str(tmp_path), "epochs=many")
-    assert "epochs=many must be a whole number" in refused.stderr
+    refused = refusal("plan", "method=vicreg", "--runs-dir", tmp_path, "epochs=many")
+    assert "epochs=many must be a whole number" in refused
 
 
 # ------------------------------------------------------------------ completion
@@ -298,25 +287,17 @@ def test_completion_of_started_sweeps(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_train_prints_the_scores_and_does_not_train_twice(tiny: list[str]) -> None:
-    result = call("train", *tiny, *SHORT)
-    assert result.exit_code == 0, result.output
+    result = done("train", *tiny, *SHORT)
     cell, runtime = load_run([*tiny, *SHORT])
     directory = run_directory(runtime, "manual", cell)
-    record = read_record(directory)
-    assert record is not None
     assert str(directory) in result.output
-    for score in record.scores:
+    for score in there(read_record(directory)).scores:
         assert f"{score.value:.2f} %" in result.output
     written_ns = (directory / "record.json").stat().st_mtime_ns
     own = [override for override in tiny if override.startswith("runtime.")]
-    again = call("train", "--config", str(directory / "config.yaml"), *own)
-    assert (again.exit_code, again.output) == (0, result.output)
+    assert done("train", "--config", directory / "config.yaml", *own).output == result.output
     assert (directory / "record.json").stat().st_mtime_ns == written_ns
-    anew = call("evaluate", str(directory), *own)
-    assert anew.exit_code == 0
-    assert anew.output in result.output
-    refused = call("evaluate", str(directory), *own, "seed=1")
-    assert (refused.exit_code, "evaluation.*" in refused.stderr) == (2, True)
+    assert done("evaluate", directory, *own).output in result.output
 
 
 def test_cost_prints_a_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,8 +316,7 @@ def test_cost_prints_a_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.M
         "--n 8,16 --q 4 --views 3 --ranks 1 --forms auto,textbook --repeats 2 --device cpu "
         "--budget 3 --memory-limit 0.5 --dtype float64 --threads 2"
     )
-    result = call("cost", "vicreg", *options.split())
-    assert result.exit_code == 0, result.output
+    result = done("cost", "vicreg", *options.split())
     sizes: dict[str, Any] = {"n": (8, 16), "q": (4,), "views": (3,), "ranks": (1,)}
     how: dict[str, Any] = {"repeats": 2, "budget_s": 3.0, "memory_limit_bytes": 2**29}
     where: dict[str, Any] = {"device": "cpu", "dtype": "float64", "threads": 2}
@@ -359,9 +339,7 @@ def test_plan_runs_nothing(tiny: list[str], tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("description: x\ncommon: []\ncells:\n  - method=sfrik seed=0,1\n")
     tiny = [*tiny, "epochs=0"]
-    result = call("sweep", str(own), *tiny, "--plan")
-    assert result.exit_code == 0
-    lines = result.output.splitlines()
+    lines = done("sweep", own, *tiny, "--plan").output.splitlines()
     assert len(lines) == 6
     assert lines[-1].startswith("2 cells, 0 done, 2 to run")
     assert all("to run" in line for line in lines[2:4])
@@ -390,11 +368,8 @@ def test_what_is_measured_lies_beside_the_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def out() -> Path:
-        found: Path = (
-            main.commands[name]
-            .make_context(name, ["module:loss"] if name == "audit" else [])
-            .params["out"]
-        )
+        given = ["module:loss"] if name == "audit" else []
+        found: Path = main.commands[name].make_context(name, given).params["out"]
         return found
 
     monkeypatch.delenv("REGBENCH_RUNS_DIR", raising=False)
@@ -454,8 +429,7 @@ def test_a_plan_ends_without_a_word(program: str, tmp_path: Path) -> None:
 
 def test_plan_says_what_runs_need_and_marks_what_does_not_fit(tiny: list[str]) -> None:
     sizes = ["embedding_dim=16,1024", "cluster.gpus=2", "cluster.gpu_memory_gib=0.03"]
-    result = call("plan", "method=vicreg", *tiny, *sizes)
-    assert result.exit_code == 0, result.stderr
+    result = done("plan", "method=vicreg", *tiny, *sizes)
     lines = result.stdout.splitlines()
     cells = [load_run([*tiny, "method=vicreg", f"embedding_dim={q}"])[0].id for q in (16, 1024)]
     assert [line.split()[0] for line in lines[2:4]] == cells

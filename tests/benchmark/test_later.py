@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 from torch import Tensor
 from torchvision.models import resnet18
 
@@ -32,11 +31,13 @@ from regbench.benchmark.rundir.record import LaterEvaluation, Record, read_recor
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.sweep import load_run
-from regbench.cli import main
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
 from regbench.datasets.stored.voc_files import open_voc07, whole_images
+from regbench.files import verified
+from tests.command import done, refusal, run
 from tests.records import chosen, ranked, tuning_choice
 from tests.refusals import is_refused
+from tests.there import there
 from tests.voc import TEST, TRAINVAL, write_voc07
 
 SHORT = ("epochs=2", "optimizer.warmup_epochs=0", "method=vicreg", "evaluation.protocols=[knn]")
@@ -47,24 +48,15 @@ MEASURES = tuple(f"evaluation.measures.{setting}" for setting in OF_MEASURES)
 NAMES = ["alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_spread"]
 
 
-def call(*arguments: str, code: int = 0) -> Result:
+def call(*arguments: object, code: int = 0) -> Result:
     """Evaluate by the command line, which ends with this exit code."""
-    result = CliRunner().invoke(main, ["evaluate", *arguments], prog_name="regbench")
+    result = run("evaluate", *arguments)
     assert result.exit_code == code, result.output
     return result
 
 
 def own(tiny: list[str]) -> list[str]:
     return [override for override in tiny if override.startswith("runtime.")]
-
-
-def signed(path: Path) -> dict[str, Any]:
-    """The content of a file whose hash is right."""
-    content: dict[str, Any] = json.loads(path.read_text())
-    digest = content.pop("sha256")
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    assert digest == hashlib.sha256(canonical.encode()).hexdigest()
-    return content
 
 
 @pytest.fixture(scope="session")
@@ -116,9 +108,8 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
 ) -> None:
     before = (finished / "record.json").read_bytes(), (finished / "choice-0001.json").read_bytes()
     with caplog.at_level(logging.INFO, "regbench"):
-        result = call(str(finished), *own(tiny), *VOC, *MEASURES, "--only", "voc07,knn,measures")
-    record = read_record(finished)
-    assert record is not None
+        result = call(finished, *own(tiny), *VOC, *MEASURES, "--only", "voc07,knn,measures")
+    record = there(read_record(finished))
     folder = finished / "evaluations"
     assert {path.name for path in folder.iterdir()} == {"voc07.json", "measures.json"}
     assert "knn: shown only, nothing is written" in caplog.text
@@ -150,28 +141,27 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
     (folder / "measures.json").unlink()  # as a kill between the two leaves it
     caplog.clear()
     with caplog.at_level(logging.INFO, "regbench"):
-        again = call(str(finished), *own(tiny), "--only", "voc07,measures")
+        again = call(finished, *own(tiny), "--only", "voc07,measures")
     assert f"{folder / 'voc07.json'} is there already; remove it to evaluate again" in caplog.text
     assert (folder / "voc07.json").read_bytes() == written
     for score in (*voc07.scores, *unlabelled.scores):
         assert score.name in again.output
     assert LaterEvaluation.read(folder / "measures.json").cell_id == record.cell_id
     (folder / "voc07.json").write_bytes(written[:-9])
-    damaged = call(str(finished), *own(tiny), "--only", "voc07", code=2)
-    assert "remove it to evaluate voc07 again" in damaged.stderr
+    damaged = refusal("evaluate", finished, *own(tiny), "--only", "voc07")
+    assert "remove it to evaluate voc07 again" in damaged
     (folder / "voc07.json").write_bytes(written)
-    other = call(str(finished), *own(tiny), *VOC, "evaluation.voc07.folds=2", "--only", "voc07")
+    other = call(finished, *own(tiny), *VOC, "evaluation.voc07.folds=2", "--only", "voc07")
     assert "2-fold" in other.output
     assert (folder / "voc07.json").read_bytes() == written
 
 
 def test_a_later_evaluation_of_features_in_bf16_says_so(tiny: list[str], finished: Path) -> None:
-    given = ("evaluation.precision=bf16", *MEASURES, "--only", "measures")
-    call(str(finished), *own(tiny), *given)
+    call(finished, *own(tiny), "evaluation.precision=bf16", *MEASURES, "--only", "measures")
     command = LaterEvaluation.read(finished / "evaluations" / "measures.json").command
     assert "evaluation.precision=bf16" in command
-    refused = call(str(finished), *own(tiny), "evaluation.precision=half", code=2)
-    assert "evaluation.precision" in refused.stderr.splitlines()[0]
+    refused = refusal("evaluate", finished, *own(tiny), "evaluation.precision=half")
+    assert "evaluation.precision" in refused
 
 
 def all_files(directory: Path) -> dict[Path, bytes]:
@@ -191,7 +181,7 @@ def test_no_weights_but_the_final_ones_are_evaluated(
 
     def refused(directory: Path) -> str:
         before = all_files(directory)
-        result = call(str(directory), *evaluate, code=2)
+        result = call(directory, *evaluate, code=2)
         assert set(all_files(directory).values()) == set(before.values())
         return result.stderr.splitlines()[-1]
 
@@ -203,16 +193,14 @@ def test_no_weights_but_the_final_ones_are_evaluated(
     assert "it is not there" in refused(finished)
     monkeypatch.chdir(tmp_path)
     _, _, remedy = line.partition("train them again: regbench ")
-    again = CliRunner().invoke(main, [*remedy.split(), *own(tiny)])
-    assert again.exit_code == 0, again.output
+    done(*remedy.split(), *own(tiny))
     (directory,) = (tmp_path / "runs" / "again").iterdir()
-    call(str(directory), *evaluate)
+    call(directory, *evaluate)
 
 
 def test_a_run_without_a_record_gets_none_beside_it(tiny: list[str], finished: Path) -> None:
     (finished / "record.json").unlink()
-    result = call(str(finished), *own(tiny), *MEASURES, "--only", "measures")
-    assert "alignment" in result.output
+    assert "alignment" in call(finished, *own(tiny), *MEASURES, "--only", "measures").output
     assert not (finished / "evaluations").exists()
 
 
@@ -220,15 +208,15 @@ def test_a_cell_that_its_tuning_did_not_choose_gets_no_test_score(
     tiny: list[str], finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (finished.parent / "tune.json").write_text("{}")
-    refused = call(str(finished), *own(tiny), "evaluation.knn.k=3", code=2)
-    assert "has not chosen yet" in refused.stderr
+    given = (*own(tiny), "evaluation.knn.k=3")
+    assert "has not chosen yet" in refusal("evaluate", finished, *given)
     tuning_choice(finished.parent)
     monkeypatch.chdir(finished)
-    refused = call(".", *own(tiny), "evaluation.knn.k=3", code=2)
-    assert "chose other hyperparameters" in refused.stderr
+    assert "chose other hyperparameters" in refusal("evaluate", ".", *given)
     tuning_choice(finished.parent, chosen("VICReg", ranked(finished.name), ranked("0" * 12)))
-    call(".", *own(tiny), "evaluation.knn.k=3", *MEASURES, "--only", "measures")
-    noted = signed(finished / "evaluations" / "measures.json")["choice"]["hyperparameters"]
+    call(".", *given, *MEASURES, "--only", "measures")
+    found = LaterEvaluation.read(finished / "evaluations" / "measures.json")
+    noted = found.choice["hyperparameters"]
     assert (noted["selected_on"], noted["budget"]) == ("tuning", 2)
 
 
@@ -246,7 +234,7 @@ def test_measures_of_a_cell_that_the_test_split_chose_say_so(
     assert run_cell(cell, runtime, "here")
     directory = run_directory(runtime, "here", cell)
     overrides = [*own(tiny), *MEASURES, f"evaluation.select_on={later_on}"]
-    call(str(directory), *overrides, "--only", "measures")
+    call(directory, *overrides, "--only", "measures")
     found = LaterEvaluation.read(directory / "evaluations" / "measures.json")
     assert found.choice["hyperparameters"]["selected_on"] == "test"
 
@@ -266,9 +254,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         reason = f"{setting}: published weights are not trained"
         wrong.append((["--backbone", "x.pth", setting], reason))
     for arguments, part in wrong:
-        result = call(*arguments, code=2)
-        (line,) = result.stderr.splitlines()
-        assert part in line
+        assert part in refusal("evaluate", *arguments)
 
 
 # ------------------------------------------------------------------ the protocols on real images
@@ -288,8 +274,7 @@ def _evaluator(attempt: Attempt, tiny: list[str], *overrides: str) -> Made:
     module, dim = cell.network.backbone.build(3, 24)
     backbone, choices = Encoder(module, dim), Choices(attempt)
     settings = cell.evaluation, cell.dataset, cell.augmentation
-    made = Subject(*settings, backbone, resolve(runtime), choices, cell.seed)
-    return made, backbone, choices
+    return Subject(*settings, backbone, resolve(runtime), choices, cell.seed), backbone, choices
 
 
 def reading(runtime: Runtime) -> dict[str, Any]:
@@ -320,8 +305,7 @@ def test_measures_are_those_of_the_tuning_images(tiny: list[str], evaluator: Eva
     represented = [backbone.represent(v) for v in [*pairs[0], pairs[1][0]]]
     expected = measures(x, torch.stack(represented, dim=1))
     assert scores == pytest.approx(expected, rel=1e-3)
-    again = {score.name: score.value for score in found.run("measures")}
-    assert again == scores
+    assert {score.name: score.value for score in found.run("measures")} == scores
 
 
 def test_the_views_are_the_images_that_they_are_views_of(tiny: list[str]) -> None:
@@ -386,7 +370,7 @@ def test_voc07_needs_a_backbone_for_colour_images(evaluator: Evaluator) -> None:
 def test_published_weights_get_the_record_of_a_finished_run(
     tiny: list[str], weights: Path, voc_data_dir: Path, tmp_path: Path
 ) -> None:
-    arguments = ["--backbone", str(weights), *published(tiny), *VOC, *MEASURES]
+    arguments = ["--backbone", weights, *published(tiny), *VOC, *MEASURES]
     arguments += ["--label", "VICReg (published)", "--only", "knn,probe,voc07,measures"]
     result = call(*arguments)
     (directory,) = (tmp_path / "runs" / "published").iterdir()
@@ -405,7 +389,7 @@ def test_published_weights_get_the_record_of_a_finished_run(
     names = {(score.name, score.split) for score in record.scores}
     assert {(name, "test") for name in ("knn_top1", "linear_top1", "voc07_map")} <= names
     assert {(name, "tuning") for name in ("knn_top1", *NAMES)} <= names
-    choice = signed(directory / "choice-0001.json")
+    choice = verified((directory / "choice-0001.json").read_bytes())
     assert record.choice == choice
     assert choice.keys() == {"hyperparameters", "probe_learning_rate", "voc07_cost"}
     assert choice["hyperparameters"]["selected_on"] == "given"
@@ -417,27 +401,22 @@ def test_published_weights_get_the_record_of_a_finished_run(
     assert (directory / "config.yaml").exists()
 
     written_ns = (directory / "record.json").stat().st_mtime_ns
-    again = call(*arguments)
-    assert again.stdout == result.stdout
+    assert call(*arguments).stdout == result.stdout
     assert (directory / "record.json").stat().st_mtime_ns == written_ns
-    refused = call(str(directory), *own(tiny), "--only", "measures", code=2)
-    assert "scores of published" in refused.stderr
-    assert "regbench evaluate --backbone" in refused.stderr
+    refused = refusal("evaluate", directory, *own(tiny), "--only", "measures")
+    assert "scores of published" in refused
+    assert "regbench evaluate --backbone" in refused
 
 
 def test_published_weights_stand_in_a_table_with_runs(
     tiny: list[str], weights: Path, tmp_path: Path, finished: Path
 ) -> None:
-    call("--backbone", str(weights), *published(tiny), "--label", "theirs", "--only", "knn,probe")
-    runs_dir = ["--runs-dir", str(tmp_path / "runs")]
-    names = [finished.parent.name, "published"]
-    checked = CliRunner().invoke(main, ["report", *names, *runs_dir, "--check"])
-    assert checked.exit_code == 0, checked.output
-    assert "2 records check out" in checked.output
-    made = CliRunner().invoke(main, ["report", *names, *runs_dir])
-    assert made.exit_code == 0, made.output
-    (theirs,) = (line for line in made.output.splitlines() if line.startswith("| theirs"))
-    (ours,) = (line for line in made.output.splitlines() if line.startswith("| VICReg"))
+    call("--backbone", weights, *published(tiny), "--label", "theirs", "--only", "knn,probe")
+    report = ("report", finished.parent.name, "published", "--runs-dir", tmp_path / "runs")
+    assert "2 records check out" in done(*report, "--check").output
+    lines = done(*report).output.splitlines()
+    (theirs,) = (line for line in lines if line.startswith("| theirs"))
+    (ours,) = (line for line in lines if line.startswith("| VICReg"))
     assert theirs.count("–") > ours.count("–")
 
 
@@ -445,7 +424,7 @@ def test_the_id_of_published_weights_is_of_what_decides_the_scores(
     tiny: list[str], weights: Path, tmp_path: Path
 ) -> None:
     def directories(*more: str) -> set[str]:
-        call("--backbone", str(weights), *published(tiny), *more, "--name", "p", "--only", "knn")
+        call("--backbone", weights, *published(tiny), *more, "--name", "p", "--only", "knn")
         return {path.name for path in (tmp_path / "runs" / "p").iterdir()}
 
     first = directories()
@@ -466,7 +445,7 @@ def test_the_id_of_published_weights_is_of_what_decides_the_scores(
 def test_an_interrupted_evaluation_goes_on(
     tiny: list[str], weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ["--backbone", str(weights), *published(tiny), "--only", "knn,probe"]
+    arguments = ["--backbone", weights, *published(tiny), "--only", "knn,probe"]
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -488,8 +467,8 @@ def test_librarys_weights_see_images_as_they_were_trained_on(
     folder.mkdir(parents=True)
     torch.save(resnet18(weights=None).state_dict(), folder / "resnet18-f37072fd.pth")
     source = "torchvision:resnet18@IMAGENET1K_V1"
-    settings = [*published(tiny), "dataset.mean=[0.1,0.1,0.1]"]
-    call("--backbone", source, *settings, "--only", "knn")
+    own_mean = "dataset.mean=[0.1,0.1,0.1]"
+    call("--backbone", source, *published(tiny), own_mean, "--only", "knn")
     (path,) = (tmp_path / "runs" / "published").glob("*/record.json")
     record = Record.read(path)
     assert record.label == record.cell["external"]["source"] == source

@@ -17,6 +17,7 @@ from regbench.sweeps.forecast import Planned, plan, refuse_oversized, rows, summ
 from regbench.sweeps.predict import Needs
 from tests.records import made
 from tests.refusals import is_refused
+from tests.there import there
 
 IN100 = ["dataset=in100", "augmentation=imagenet", "network=resnet18"]
 IN100 += ["batch_size=256", "cluster.gpus=8"]
@@ -38,29 +39,24 @@ def test_gpu_hours_by_the_time_of_like_cells(
     It is the median of three. One of them shared its machine, and one had a faster one.
     """
     runs, endless = tmp_path / "runs", Cost(train_s=1e9, evaluate_s=1e9)
+    vicreg = [*tiny, "method=vicreg"]
     environment, cost = {"world_size": 2}, Cost(train_s=120.0, monitor_s=50.0, evaluate_s=500.0)
-    ran(runs, [*tiny, "method=vicreg", "seed=7"], environment=environment, cost=cost)
-    ran(runs, [*tiny, "method=vicreg", "seed=6"], cost=endless)
-    ran(runs, [*tiny, "method=vicreg", "seed=5"], cost=Cost(train_s=2.0, evaluate_s=0.0))
-    ran(
-        runs,
-        [*tiny, "method=vicreg", "seed=8", "embedding_dim=32"],
-        cost=Cost(train_s=360.0, evaluate_s=800.0),
-    )
-    ran(runs, [*tiny, "method=vicreg", "seed=9"], status="diverged", cost=endless)
+    ran(runs, [*vicreg, "seed=7"], environment=environment, cost=cost)
+    ran(runs, [*vicreg, "seed=6"], cost=endless)
+    ran(runs, [*vicreg, "seed=5"], cost=Cost(train_s=2.0, evaluate_s=0.0))
+    ran(runs, [*vicreg, "seed=8", "embedding_dim=32"], cost=Cost(train_s=360.0, evaluate_s=800.0))
+    ran(runs, [*vicreg, "seed=9"], status="diverged", cost=endless)
     others = ["dataset.name=other", "network.projector.hidden_dim=7", "batch_size=64"]
     others += ["precision=fp32", "micro_batch_size=16", "baseline=supervised"]
     for other in others:
-        ran(runs, [*tiny, "method=vicreg", other], cost=endless)
-    ran(runs, [*tiny, "method=vicreg", "epochs=0", "optimizer.warmup_epochs=0"])
+        ran(runs, [*vicreg, other], cost=endless)
+    ran(runs, [*vicreg, "epochs=0", "optimizer.warmup_epochs=0"])
     write_text(runs / "other" / "damaged" / "record.json", "{")
-    foreign = load_grid([*tiny, "method=vicreg"]).cells[0].plain()
+    foreign = load_grid(vicreg).cells[0].plain()
     del foreign["precision"]
-    write_text(
-        runs / "other" / "foreign" / "record.json",
-        made(foreign, method="vicreg", cost=endless).text(),
-    )
-    planned = plan(load_grid([*tiny, "method=vicreg", "epochs=10", "seed=0,1"]))
+    record = made(foreign, method="vicreg", cost=endless)
+    write_text(runs / "other" / "foreign" / "record.json", record.text())
+    planned = plan(load_grid([*vicreg, "epochs=10", "seed=0,1"]))
     assert "damaged" in caplog.text
     assert [entry.gpu_hours for entry in planned] == pytest.approx([0.5, 0.5])
     assert [row["GPU hours"] for row in rows(planned)] == ["0.5", "0.5"]
@@ -123,10 +119,9 @@ def test_gpu_hours_from_flop_on_a_new_cluster(tmp_path: Path) -> None:
     assert entry.gpu_hours == pytest.approx(100 * 1_281_167 * 2 * 10.65e9 / 50e12 / 3600, rel=0.02)
     (row,) = rows([entry])
     assert row["GPU hours"] == f"≈ {entry.gpu_hours:.3g}"
-    assert f"≈ {entry.gpu_hours:.3g} GPU hours for the training: an estimate from FLOP" in summary(
-        [entry]
-    )
-    assert "at 50 TFLOP/s a GPU" in summary([entry])
+    told = summary([entry])
+    assert f"≈ {entry.gpu_hours:.3g} GPU hours for the training: an estimate from FLOP" in told
+    assert "at 50 TFLOP/s a GPU" in told
 
 
 def test_the_gpus_of_a_plan_are_those_that_train(tiny: list[str]) -> None:
@@ -134,15 +129,14 @@ def test_the_gpus_of_a_plan_are_those_that_train(tiny: list[str]) -> None:
     stages = "cluster.stages={pretrain:{gpus:8},tune:{},final:{}}"
     sweeps = [load_grid(settings), load_grid([*settings, stages])]
     assert [plan(sweep)[0].gpus for sweep in sweeps] == [1, 8]
-    alone, shared = (plan(sweep)[0].needs for sweep in sweeps)
-    assert alone is not None and shared is not None
+    alone, shared = (there(plan(sweep)[0].needs) for sweep in sweeps)
     assert alone.peak_bytes > shared.peak_bytes
 
 
 def test_each_number_of_channels_has_its_own_needs(tiny: list[str]) -> None:
-    narrow, wide = plan(load_grid([*tiny, "method=vicreg", "dataset.shared_bits=0,4"]))
-    assert narrow.needs is not None and wide.needs is not None
-    assert wide.needs.parameters > narrow.needs.parameters
+    planned = plan(load_grid([*tiny, "method=vicreg", "dataset.shared_bits=0,4"]))
+    narrow, wide = (there(entry.needs).parameters for entry in planned)
+    assert wide > narrow
 
 
 def test_a_training_sees_the_images_without_labels(
@@ -173,8 +167,7 @@ def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) ->
     unknown += [f"dataset.source.{split}_per_class=null" for split in ("train", "tuning")]
     (images,) = plan(load_grid(unknown))
     assert (own.gpu_hours, none.gpu_hours, images.gpu_hours) == (None, None, None)
-    assert gpu.gpu_hours is not None
-    assert gpu.needs is not None
+    assert gpu.gpu_hours is not None and gpu.needs is not None
     # 120 images, 2 epochs
     assert gpu.gpu_hours * 3600 * 50e12 == pytest.approx(3 * 2 * gpu.needs.flop_per_step)
     # to be prepared yet
@@ -197,8 +190,7 @@ def test_cells_of_one_shape_are_predicted_once(
         return needed
 
     (entry,) = plan(load_grid([*tiny, "method=vicreg"]))
-    assert entry.needs is not None
-    needed = entry.needs
+    needed = there(entry.needs)
     monkeypatch.setattr("regbench.sweeps.forecast.predict", predicted)
     monkeypatch.setattr("regbench.sweeps.forecast._NEEDS", {})
     alike = [[], ["seed=1"], ["optimizer.base_lr=2"], ["method.alignment_weight=7"], ["epochs=9"]]
@@ -216,10 +208,8 @@ def test_cells_of_one_shape_are_predicted_once(
         *(["method=sigreg", f"method.directions={number}"] for number in (64, 128)),
     ]
     common = [*tiny, "method=vicreg", "runtime.loss_form=textbook"]
-    grids = [
-        load_grid([*common, *own])
-        for own in (*alike, *apart, ["epochs=0", "optimizer.warmup_epochs=0"])
-    ]
+    untrained = ["epochs=0", "optimizer.warmup_epochs=0"]
+    grids = [load_grid([*common, *own]) for own in (*alike, *apart, untrained)]
     cells, clusters = zip(*((grid.cells[0], grid.clusters[0]) for grid in grids), strict=True)
     planned = plan(replace(grids[0], cells=cells, clusters=clusters))
     assert [cell for cell, _ in asked] == [cells[0], *cells[len(alike) : -1]]
@@ -231,10 +221,9 @@ def test_cells_of_one_shape_are_predicted_once(
 def test_a_prediction_may_take_nine_tenths_of_a_gpu(tiny: list[str]) -> None:
     settings = [*tiny, "method=vicreg"]
     (entry,) = plan(load_grid(settings))
-    assert entry.needs is not None
     assert entry.fits is None
     for share, fits in ((0.89, True), (0.91, False)):
-        gib = entry.needs.peak_bytes / share / 2**30
+        gib = there(entry.needs).peak_bytes / share / 2**30
         (limited,) = plan(load_grid([*settings, f"cluster.gpu_memory_gib={gib}"]))
         assert limited.fits is fits
         assert [row[""] for row in rows([limited])] == ["to run" if fits else "DOES NOT FIT"]
@@ -245,8 +234,8 @@ def test_a_finished_cell_may_be_too_large(tiny: list[str], tmp_path: Path) -> No
     sweep = load_grid([*tiny, "method=vicreg", "cluster.gpu_memory_gib=0.0001"])
     two_gpus = replace(sweep, clusters=(replace(sweep.clusters[0], gpus=2),))
     (cell,), (entry,) = sweep.cells, plan(two_gpus)
-    assert entry.needs is not None
-    needed = rf"VICReg with q=16 and 16 images a GPU: {entry.needs.peak_bytes / 1e9:.1f} GB\."
+    gb = there(entry.needs).peak_bytes / 1e9
+    needed = rf"VICReg with q=16 and 16 images a GPU: {gb:.1f} GB\."
     with is_refused(f"predicted not to fit a GPU: 1 cell, such as {needed}"):
         refuse_oversized(two_gpus)
     write_text(tmp_path / "runs" / sweep.name / cell.id / "record.json", made(cell.plain()).text())

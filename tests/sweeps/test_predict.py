@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
 
 import pytest
 import torch
@@ -23,9 +22,10 @@ from regbench.methods.base import Loss
 from regbench.methods.forms.engine import Shard
 from regbench.methods.sfrik import SFRIK
 from regbench.methods.vicreg import VICReg
-from regbench.sweeps.predict import Accounts, Needs, predict
+from regbench.sweeps.predict import Accounts, predict
 from tests.plain_network import PlainSiameseNetwork
 from tests.refusals import is_refused
+from tests.there import there
 
 GB = 1e9  # the paper's, see its released code: bytes // 1e6
 
@@ -34,12 +34,6 @@ def paper_cell(method: str, batch_size: int = 256, *overrides: str) -> Cell:
     """ResNet-50, hidden layers of 8192, 224 px, as in the paper's Table 5."""
     common = ["dataset=in100", "augmentation=imagenet", "network=resnet50", "embedding_dim=32768"]
     return load_run([f"method={method}", f"batch_size={batch_size}", *common, *overrides])[0]
-
-
-@cache
-def papers_network() -> Needs:
-    """Of VICReg, on each of 8 GPUs."""
-    return predict(paper_cell("vicreg"), world_size=8)
 
 
 def small_cell(*overrides: str) -> Cell:
@@ -56,8 +50,7 @@ class Half:
         return Loss(torch.stack([term.float() for term in terms.values()]).sum(), terms)
 
     def in_half(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        terms: dict[str, Tensor] = self.terms(z1_NQ, z2_NQ)  # type: ignore[attr-defined]
-        return terms
+        return dict(self.terms(z1_NQ, z2_NQ))  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +86,8 @@ PAPER_GB = [(HalfVICReg, 512, 25.4)] + [
     pytest.param(*case, marks=pytest.mark.slow)
     for case in (
         *((HalfVICReg, 256, 22.5), (HalfVICReg, 1024, 31.1)),
-        *(
-            (HalfSFRIK, 256, 10.3),
-            (HalfSFRIK, 512, 13.1),
-            (HalfSFRIK, 1024, 18.8),
-            (HalfSFRIK, 2048, 30.9),
-        ),
+        *((HalfSFRIK, 256, 10.3), (HalfSFRIK, 512, 13.1)),
+        *((HalfSFRIK, 1024, 18.8), (HalfSFRIK, 2048, 30.9)),
     )
 ]
 
@@ -149,12 +138,8 @@ def test_flop_of_resnet18() -> None:
     Backward twice that, but for the images' gradient.
     """
     n, hidden, q = 4, 256, 128
-    network = [
-        "network.backbone=resnet18",
-        f"embedding_dim={q}",
-        f"network.projector.hidden_dim={hidden}",
-    ]
-    cell = paper_cell("sfrik_l3", n, *network)
+    network = ["network.backbone=resnet18", f"network.projector.hidden_dim={hidden}"]
+    cell = paper_cell("sfrik_l3", n, *network, f"embedding_dim={q}")
     stem = 64 * 3 * 49 * 112**2
     projector = 512 * hidden + hidden * hidden + hidden * q
     expected = 2 * n * 2 * (3 * (1.814e9 + projector) - stem)
@@ -170,11 +155,8 @@ def test_flop_and_memory_of_a_transformer() -> None:
     network.append("optimizer=adamw")
     dropping = ["network.backbone.drop_path_rate=0.3", "micro_batch_size=2"]
     needs, parts = (predict(paper_cell("vicreg", 4, *network, *more)) for more in ([], dropping))
-    products, attention, patches = (
-        12 * 197 * 12 * 192**2,
-        12 * 2 * 197**2 * 192,
-        196 * 16 * 16 * 3 * 192,
-    )
+    products, attention = 12 * 197 * 12 * 192**2, 12 * 2 * 197**2 * 192
+    patches = 196 * 16 * 16 * 3 * 192
     # Backward, attention forms its weights anew and the patches need no gradient.
     multiplications = 3 * products + 3.5 * attention + 2 * patches
     assert needs.flop_per_step == pytest.approx(4 * 2 * 2 * multiplications, rel=0.002)
@@ -183,16 +165,13 @@ def test_flop_and_memory_of_a_transformer() -> None:
 
 
 def test_memory_parameters_checkpoint_and_what_is_sent() -> None:
-    needs = papers_network()
+    """Of VICReg, on each of 8 GPUs."""
+    needs = predict(paper_cell("vicreg"), world_size=8)
     assert needs.peak_bytes <= 7.5 * GB
-    resnet50, statistics = 23_508_032, 2 * 26_560
-    projector = 2048 * 8192 + 8192 * 8192 + 8192 * 32768 + 2 * 3 * 8192
+    resnet50, projector = 23_508_032, 2048 * 8192 + 8192 * 8192 + 8192 * 32768 + 2 * 3 * 8192
     assert needs.parameters == resnet50 + projector
-    batch_norms = 53 + 2
-    assert (
-        needs.checkpoint_bytes
-        == 8 * needs.parameters + 4 * (statistics + 2 * 2 * 8192) + 8 * batch_norms
-    )
+    statistics, batch_norms = 2 * 26_560 + 2 * 2 * 8192, 53 + 2
+    assert needs.checkpoint_bytes == 8 * needs.parameters + 4 * statistics + 8 * batch_norms
     gradients = 2 * 7 / 8 * 4 * needs.parameters
     gathered = 2 * 7 * 32 * 32768 * 4
     assert needs.sent_bytes_per_step == pytest.approx(gradients + gathered, rel=0.005)
@@ -234,17 +213,11 @@ def test_micro_batches_need_less() -> None:
     assert predict(parts, world_size=2).peak_bytes < alone
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        "mmcr",
-        "tregs",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("sigreg", "matrix_ssl", "kerjepa_mmd", "rdmreg")
-        ),
-    ],
-)
+SLOWER = ("sigreg", "matrix_ssl", "kerjepa_mmd", "rdmreg")
+METHODS = ["mmcr", "tregs", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOWER)]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_other_methods(method: str) -> None:
     """Random ones and ones with decompositions."""
     assert predict(small_cell(f"method={method}"), world_size=2).peak_bytes > 0
@@ -269,17 +242,14 @@ def test_what_lives_through_a_step_is_counted_to_the_allocation() -> None:
 
 def test_a_teacher_lives_beside_the_network_and_is_kept_with_it() -> None:
     cell = small_cell("network.teacher=ema")
-    network = build_network(cell, torch.device("cpu"))
-    teacher = build_teacher(cell, network)
-    assert teacher is not None
+    teacher = there(build_teacher(cell, build_network(cell, torch.device("cpu"))))
     alone, taught = (predict(each) for each in (small_cell(), cell))
     state = list(teacher.state_dict().values())
     # The targets of two views live as long.
     targets_bytes = 2 * 32 * 64 * 4
     assert taught.peak_bytes - alone.peak_bytes == allocated(state) + targets_bytes
-    assert taught.checkpoint_bytes - alone.checkpoint_bytes == sum(
-        tensor.nbytes for tensor in state
-    )
+    kept_bytes = sum(tensor.nbytes for tensor in state)
+    assert taught.checkpoint_bytes - alone.checkpoint_bytes == kept_bytes
 
 
 def test_what_labels_train_is_counted_as_it_is_trained() -> None:

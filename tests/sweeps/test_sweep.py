@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ from regbench.sweeps.status import (
     write_plan,
 )
 from tests.command import run as command_line
-from tests.history import untimed
+from tests.history import assert_same, untimed
 from tests.records import CELL, attempted, chosen, made, ranked, tuning_choice
 from tests.refusals import is_refused
 from tests.sweep_file import write_sweep
@@ -63,11 +63,8 @@ def plan(folder: Path, *cells: str) -> None:
 def this_process() -> dict[str, Any]:
     """The owner that an attempt of this process names."""
     with tempfile.TemporaryDirectory() as folder:
-        mine = there(claim(Path(folder), 60.0))
-        mine.end("done")
-        found = last_attempt(Path(folder))
-    assert found is not None
-    owner: dict[str, Any] = found["owner"]
+        there(claim(Path(folder), 60.0)).end("done")
+        owner: dict[str, Any] = there(last_attempt(Path(folder)))["owner"]
     return owner
 
 
@@ -84,38 +81,16 @@ def attempt(
     **more: Any,
 ) -> None:
     """One attempt at a run, two epochs far."""
-    heartbeat = time.time() - silent_s
-    state = {"owner": HERE, "heartbeat": heartbeat, "progress": {"epoch": 2}, **more}
+    state = {"owner": HERE, "heartbeat": time.time() - silent_s, "progress": {"epoch": 2}, **more}
     attempted(directory, ended, error, **state)
-
-
-def test_a_finished_cell_is_in_the_state_of_its_outcome(tmp_path: Path) -> None:
-    """And one that failed after its tuning is none that was tuned."""
-    plan(tmp_path, "done", "diverged", "again")
-    finished = {"epoch": 5, "outcome": "done", "detail": "kNN 1.00 %, linear 21.00 %"}
-    attempt(tmp_path / "done", ended="done", progress=finished)
-    attempt(
-        tmp_path / "diverged",
-        ended="done",
-        progress={"epoch": 2, "outcome": "diverged", "detail": "not finite"},
-    )
-    for name in ("done", "diverged"):
-        (tmp_path / name / "record.json").write_text("{}")
-    attempt(tmp_path / "again", ended="failed", error="RegbenchError: too large")
-    (tmp_path / "again" / "tuning.json").touch()
-    found = sweep_status(tmp_path)
-    assert [(cell.cell_id, cell.state, cell.epochs_done, cell.detail) for cell in found] == [
-        ("done", "done", 5, "kNN 1.00 %, linear 21.00 %"),
-        ("diverged", "diverged", 2, "not finite"),
-        ("again", "failed", 2, "RegbenchError: too large"),
-    ]
-    assert {(cell.epochs, cell.seed) for cell in found} == {(5, 3)}
 
 
 GONE = Job("7_1", None)
 SILENT = Job("7_1", "?")
 WAITS = Job("7_1", "PENDING", "None")
 ENDED: dict[str, Any] = {"ended": "done", "progress": {"epoch": 2, "detail": "kNN 1 %"}}
+DONE: dict[str, Any] = {"epoch": 5, "outcome": "done", "detail": "kNN 1.00 %, linear 21.00 %"}
+DIVERGED = {"epoch": 2, "outcome": "diverged", "detail": "not finite"}
 INTERRUPTED: dict[str, Any] = {"ended": "interrupted"}
 SPEED: dict[str, Any] = {"epoch": 2, "img_per_s": 9.0, "remaining_s": 60.0}
 
@@ -127,8 +102,8 @@ LOG = "1\n\n2\n3\n4\n \n"
 SILENCE = "submitted; the scheduler does not answer"
 UNBEGUN = "job 7_1 did not come to run regbench: "
 
-# An attempt, a job, and files: tuning.json of the cell, and notes beside the logs. Then the state,
-# its detail and the epochs done.
+# An attempt, a job, and files: JSON of the cell, and notes beside the logs. Then the state, its
+# detail and the epochs done.
 State = tuple[dict[str, Any] | None, Job | None, dict[str, str], str, str, int]
 STATES: list[State] = [
     (None, None, {}, "pending", "", 0),
@@ -139,6 +114,8 @@ STATES: list[State] = [
     ({}, SILENT, {}, "running", "", 2),
     ({"progress": {**SPEED, "detail": "epoch 2"}}, None, {}, "running", "", 2),
     (KNN, None, {}, "running", "knn", 2),
+    (ENDED | {"progress": DONE}, None, {"record.json": "{}"}, "done", DONE["detail"], 5),
+    (ENDED | {"progress": DIVERGED}, None, {"record.json": "{}"}, "diverged", "not finite", 2),
     (ENDED, None, {"tuning.json": ""}, "tuned", "kNN 1 %", 5),
     (ENDED, GONE, {"tuning.json": ""}, "tuned", "kNN 1 %", 5),
     (ENDED, WAITS, {"tuning.json": ""}, "queued", "pending", 2),
@@ -151,6 +128,7 @@ STATES: list[State] = [
     (None, Job("7_1", "PENDING"), {"7_1_error": "of before"}, "queued", "pending", 0),
     (INTERRUPTED, GONE, {"7_1_cancelled": "", "7_1_error": "no"}, "cancelled", CANCELLED, 2),
     (INTERRUPTED, SILENT, {"7_1_error": "no\nmemory"}, "failed", "no memory", 2),
+    (FAILED, None, {"tuning.json": ""}, "failed", "of before", 2),  # and not tuned
     (FAILED, GONE, {"7_1_error": "no"}, "failed", "no", 2),
     (FAILED, GONE, {"9_1_error": "no"}, "failed", "of before", 2),
     ({"ended": "failed", "error": None}, None, {}, "failed", "", 2),
@@ -168,11 +146,12 @@ def test_the_state_of_a_cell_by_its_files_and_its_job(case: State, tmp_path: Pat
     cell.mkdir()
     logs.mkdir(parents=True)
     for name, text in files.items():
-        (cell if name == "tuning.json" else logs).joinpath(name).write_text(text)
+        (cell if name.endswith(".json") else logs).joinpath(name).write_text(text)
     if own is not None:
         attempt(cell, **own)
     found, other = sweep_status(tmp_path, {"cell": CellJobs(job)} if job else None)
     assert (found.state, found.detail, found.epochs_done) == (state, detail, epochs_done)
+    assert found.epochs == 5
     is_training = own is not None and "img_per_s" in own.get("progress", {}) and not found.detail
     assert (found.img_per_s, found.remaining_s) == ((9.0, 60.0) if is_training else (None, None))
     names = (found.job, found.directory, str(found))
@@ -204,11 +183,7 @@ def test_a_plan_keeps_its_cells_and_adds_new_ones(tmp_path: Path, tiny: list[str
     found = read_plan(sweep.folder)
     assert [cell["seed"] for cell in found] == [0, 1, 2]
     last = sweep.cells[-1]
-    sizes = {
-        "epochs": last.epochs,
-        "embedding_dim": last.embedding_dim,
-        "batch_size": last.batch_size,
-    }
+    sizes = {name: getattr(last, name) for name in ("epochs", "embedding_dim", "batch_size")}
     names = {"id": last.id, "label": last.label, "dataset": "tiny", "backbone": "resnet_tiny"}
     assert found[-1] == {**names, **sizes, "seed": 2}
 
@@ -327,10 +302,8 @@ def test_many_cells_are_counted_and_those_that_need_a_look_are_listed(tmp_path: 
     assert [row[0] for row in rows] == ["cell007", "cell008", "cell009"]
     assert "too large" in output
     assert rows[1][3:] == ["running", "2/5", "1234", "1", "h", "07", "min"]
-    assert (
-        output.splitlines()[-1]
-        == "150 cells: 147 pending, 1 failed, 1 running, 1 diverged; 147 not listed (--all)"
-    )
+    last = "150 cells: 147 pending, 1 failed, 1 running, 1 diverged; 147 not listed (--all)"
+    assert output.splitlines()[-1] == last
     everything = command_line("status", "large", "--all", "--runs-dir", tmp_path).output
     assert everything.count("cell") >= 150
 
@@ -382,9 +355,8 @@ def test_clean_removes_what_finished_cells_do_not_need(tmp_path: Path) -> None:
         attempt(folder / name, ended=name, progress={"epoch": 5, "outcome": "done"})
         for file in (*CHECKPOINTS, ".checkpoint.x7"):
             (folder / name / file).write_bytes(bytes(1000))
-    (folder / "done" / "record.json").write_text(
-        made(metrics=NamedFile("metrics-0001.jsonl", "")).text()
-    )
+    record = made(metrics=NamedFile("metrics-0001.jsonl", ""))
+    (folder / "done" / "record.json").write_text(record.text())
     for number in (1, 2, 3):
         (folder / "done" / f"metrics-000{number}.jsonl").write_bytes(bytes(1000))
     (folder / "done" / f"{CHECKPOINTS[1]}.damaged").write_bytes(bytes(1000))
@@ -421,9 +393,9 @@ def test_clean_leaves_a_tuned_cell_the_weights_that_were_scored(tmp_path: Path) 
 
 def test_clean_leaves_weights_that_a_tuning_has_chosen_or_may_choose(tmp_path: Path) -> None:
     folder = tmp_path / "own"
-    cells = {cell_id(CELL | {"seed": seed}): CELL | {"seed": seed} for seed in (0, 1)}
-    other = CELL | {"epochs": 99, "seed": 0}
-    cells[cell_id(other)] = other
+    changes = ({"seed": 0}, {"seed": 1}, {"epochs": 99, "seed": 0})
+    cells = {cell_id(CELL | change): CELL | change for change in changes}
+    first, _, other = cells
     plan(folder, *cells)
     for name, cell in cells.items():
         attempt(folder / name, **ENDED)
@@ -433,18 +405,16 @@ def test_clean_leaves_weights_that_a_tuning_has_chosen_or_may_choose(tmp_path: P
         (folder / name / CHECKPOINTS[0]).touch()
     clean = ("clean", "own", "--checkpoints", "--runs-dir", tmp_path)
     assert command_line(*clean).output == "removed 0 files, 0 GB\n"
-    first = next(iter(cells))
-    tuning_choice(folder, chosen("VICReg", ranked(first), ranked(cell_id(other))))
+    tuning_choice(folder, chosen("VICReg", ranked(first), ranked(other)))
     assert command_line(*clean).output == "removed 1 files, 0 GB\n"
-    assert not (folder / cell_id(other) / CHECKPOINTS[0]).exists()
+    assert not (folder / other / CHECKPOINTS[0]).exists()
 
 
 def test_a_damaged_sweep_hides_no_other(tmp_path: Path) -> None:
     plan(tmp_path / "one", "a")
     plan(tmp_path / "two", "a", "b")
     (tmp_path / "one" / "sweep.json").write_text("{")
-    done = command_line("status", "--runs-dir", tmp_path)
-    one, two = done.output.splitlines()
+    one, two = command_line("status", "--runs-dir", tmp_path).output.splitlines()
     assert one.startswith("one: ") and "sweep.json" in one
     assert two == "two: 2 pending"
 
@@ -537,10 +507,8 @@ def test_a_sweep_from_end_to_end(
 ) -> None:
     caplog.set_level("INFO", "regbench")
     monkeypatch.chdir(own.folder)
-    bad, good = (
-        "method=vicreg evaluation.knn.k=5000",
-        "method=vicreg epochs=1 optimizer.warmup_epochs=0",
-    )
+    bad = "method=vicreg evaluation.knn.k=5000"
+    good = "method=vicreg epochs=1 optimizer.warmup_epochs=0"
     own.write(bad, good)
     command = ["sweep", "own.yaml", "runtime.parallel=2"]
     first = command_line(*command)
@@ -558,8 +526,7 @@ def test_a_sweep_from_end_to_end(
     assert second.exit_code == 0, second.stderr
     assert "sweep own: 1 cell, 1 done, 0 to run, 1 at a time" in caplog.text
     assert "VICReg" in second.stdout
-    page = Path(re.findall(r"report: (\S+)", second.stdout)[0])
-    assert "VICReg" in page.read_text()
+    assert "VICReg" in Path(re.findall(r"report: (\S+)", second.stdout)[0]).read_text()
     assert written_ns(own.directory(*good.split())) == before_ns
 
     status = command_line("status", "own", "--runs-dir", "runs").output
@@ -616,23 +583,15 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
 ) -> None:
     own.write("method=vicreg seed=0,1,2,3")
     directories = [own.directory("method=vicreg", f"seed={seed}") for seed in range(4)]
-    done: dict[str, Any] = {
-        "ended": "done",
-        "progress": {"epoch": 1, "outcome": "done", "detail": "kNN 5 %"},
-    }
+    progress = {"epoch": 1, "outcome": "done", "detail": "kNN 5 %"}
+    done: dict[str, Any] = {"ended": "done", "progress": progress}
     directories[0].mkdir(parents=True)
     (directories[0] / "record.json").write_text(made().text())
     attempt(directories[1])  # of this very process
     seen: list[object] = []
 
-    def run(
-        cell: Cell,
-        runtime: Runtime,
-        sweep: str,
-        stages: Sequence[str],
-        interruption: object,
-        how: Any,
-    ) -> None:
+    def run(cell: Cell, runtime: Runtime, *given: Any) -> None:
+        sweep, stages, _, how = given
         seen.append((cell.seed, sweep, tuple(stages), how["selected_on"], runtime.threads))
         directory = directories[cell.seed]
         if cell.seed == 1:
@@ -664,10 +623,9 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
     monkeypatch.setattr("regbench.sweeps.local.tqdm", Bar)
     grid = load_sweep(str(own.folder / "own.yaml"), ["runtime.parallel=2"])
     with caplog.at_level("INFO", "regbench"):
-        found = run_sweep(grid, ("pretrain", "tune", "final"))
-    stages = ("pretrain", "tune", "final")
+        found = run_sweep(grid, STAGES)
     # That of somebody else comes last.
-    assert seen == [(seed, "own", stages, "given", 1) for seed in (2, 3, 1)]
+    assert seen == [(seed, "own", STAGES, "given", 1) for seed in (2, 3, 1)]
     assert [status.state for status in found] == ["done", "done", "failed", "pending"]
     names = [f"VICReg seed {seed} ({directory.name})" for seed, directory in enumerate(directories)]
     begun, *ends = [record.getMessage() for record in caplog.records]
@@ -688,7 +646,7 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
     directories[1].mkdir(parents=True)
     (directories[1] / "tuning.json").touch()
     attempt(directories[1], **done)
-    for some, left in ((("pretrain", "tune"), [0, 2, 3]), (stages, [0, 1, 2, 3])):
+    for some, left in ((STAGES[:2], [0, 2, 3]), (STAGES, [0, 1, 2, 3])):
         announced: list[tuple[int, int]] = []
         run_sweep(grid, some, lambda status, *of: announced.append(of))  # noqa: B023
         assert [call[0] for call in seen] == left  # type: ignore[index]
@@ -713,15 +671,13 @@ def test_a_cell_that_another_command_has_claimed_is_waited_for_or_through(
         if cell.seed < 2:
             (directories[cell.seed] / "tuning.json").touch()
 
-    looks = iter(
-        [
-            lambda: None,
-            lambda: attempt(directories[2], ended="failed", error="too large"),
-            lambda: (directories[0] / "record.json").write_text(made().text()),
-        ]
-    )
+    looks = [
+        lambda: None,
+        lambda: attempt(directories[2], ended="failed", error="too large"),
+        lambda: (directories[0] / "record.json").write_text(made().text()),
+    ]
     monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
-    clock = SimpleNamespace(sleep=lambda _: next(looks)(), monotonic=lambda: 0.0, time=lambda: 0.0)
+    clock = SimpleNamespace(sleep=lambda _: looks.pop(0)(), monotonic=lambda: 0.0, time=lambda: 0.0)
     monkeypatch.setattr("regbench.sweeps.local.time", clock)
     with caplog.at_level("INFO", "regbench"):
         found = run_sweep(load_sweep(str(own.folder / "own.yaml")), ("pretrain", "tune"))
@@ -765,9 +721,8 @@ def test_runs_take_the_gpus_that_the_shell_allows(
     if shell is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shell)
     (tmp_path / "own.yaml").write_text('description: My own\ncells: ["method=vicreg seed=0,1,2"]\n')
-    overrides = [
-        override for override in tiny if override not in ("runtime.device=cpu", "runtime.threads=1")
-    ]
+    ours = ("runtime.device=cpu", "runtime.threads=1")
+    overrides = [override for override in tiny if override not in ours]
     run_sweep(load_sweep(str(tmp_path / "own.yaml"), overrides))
     assert seen == [*expected, expected[0]]
     assert cpus == {4}
@@ -803,10 +758,8 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
     """`kill -9` of the command, of the job and of the loader's process, in the middle of
     training.
     """
-    short, long = (
-        ["method=vicreg", "epochs=1", "optimizer.warmup_epochs=0"],
-        ["method=sfrik_l3", "epochs=12"],
-    )
+    short = ["method=vicreg", "epochs=1", "optimizer.warmup_epochs=0"]
+    long = ["method=sfrik_l3", "epochs=12"]
     own.write(" ".join(short), " ".join(long), "method=simclr epochs=0 optimizer.warmup_epochs=0")
     running = own.directory(*long)
     with own.training(running) as process:
@@ -834,15 +787,8 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
 
     cell, runtime = load_run([*own.tiny, *long])
     undisturbed = there(run_cell(cell, runtime, "undisturbed"))
-    assert (record.scores, untimed(record)) == (undisturbed.scores, untimed(undisturbed))
-    one, other = (
-        load_checkpoint(folder) for folder in (running, run_directory(runtime, "undisturbed", cell))
-    )
-    assert one is not None
-    assert other is not None
-    assert all(
-        torch.equal(value, other[0]["network"][name]) for name, value in one[0]["network"].items()
-    )
+    assert untimed(record) == untimed(undisturbed)
+    assert_same(record, undisturbed)
 
 
 def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
@@ -859,14 +805,10 @@ def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
     assert not is_running(last_attempt(directory))
     wait_for(lambda: not [pid for pid in jobs if _is_worker(pid)])
     assert own.states() == ["interrupted"]
-    attempt = there(last_attempt(directory))
-    assert attempt["ended"] == "interrupted"
-    checkpoint = load_checkpoint(directory)
-    assert checkpoint is not None  # the step in which it was asked to stop
-    assert (
-        checkpoint[1].step
-        > 3 * len((directory / "metrics-0001.jsonl").read_text().splitlines()) - 1
-    )
+    assert there(last_attempt(directory))["ended"] == "interrupted"
+    rows = (directory / "metrics-0001.jsonl").read_text().splitlines()
+    # the step in which it was asked to stop
+    assert there(load_checkpoint(directory))[1].step > 3 * len(rows) - 1
 
 
 def _is_worker(pid: int) -> bool:
@@ -881,8 +823,7 @@ def _is_worker(pid: int) -> bool:
 def test_a_killed_worker_takes_no_cell_with_it(own: Sweep) -> None:
     """Its job goes on alone; another worker runs the next cell."""
     own.write("method=vicreg epochs=12", "method=simclr")
-    directory = own.directory("method=vicreg", "epochs=12")
-    with own.training(directory) as process:
+    with own.training(own.directory("method=vicreg", "epochs=12")) as process:
         worker, job = [pid for pid in descendants(process.pid) if _is_worker(pid)]
         os.kill(worker, signal.SIGKILL)
         _, errors = process.communicate(timeout=PATIENCE_S)
@@ -893,9 +834,8 @@ def test_a_killed_worker_takes_no_cell_with_it(own: Sweep) -> None:
 
 def test_plans_that_are_written_at_the_same_time_lose_nothing(own: Sweep) -> None:
     own.write("method=vicreg")
-    sweeps = [
-        load_sweep(str(own.folder / "own.yaml"), [f"seed={seed},{seed + 1}"]) for seed in range(4)
-    ]
+    file = str(own.folder / "own.yaml")
+    sweeps = [load_sweep(file, [f"seed={seed},{seed + 1}"]) for seed in range(4)]
     ids = {cell.id for sweep in sweeps for cell in sweep.cells}
     for cell in ids:
         (own.runs / cell).mkdir(parents=True)
@@ -912,9 +852,8 @@ def test_a_cell_whose_folder_cannot_be_written_to_stops_no_other(
     own.write("method=vicreg seed=0,1")
     own.runs.mkdir(parents=True)
     for seed in (0, 1):
-        own.directory("method=vicreg", f"seed={seed}").write_text(
-            "a file where the folder is to be"
-        )
+        # a file where the folder is to be
+        own.directory("method=vicreg", f"seed={seed}").touch()
     found = run_sweep(load_sweep(str(own.folder / "own.yaml")))
     assert [status.state for status in found] == ["damaged", "damaged"]
     failed = re.findall(r"VICReg seed (\d) \(\w+\) FAILED: .*Not a directory", caplog.text)
@@ -930,5 +869,4 @@ def test_a_second_command_waits_for_the_job_of_the_first(own: Sweep) -> None:
         pass
     second = own.run()
     assert second.returncode == 0, second.stderr
-    record = there(read_record(directory))
-    assert len(record.attempts) == 1
+    assert len(there(read_record(directory)).attempts) == 1
