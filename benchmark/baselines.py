@@ -68,9 +68,7 @@ def untrained(subject: Subject, baseline: str) -> Subject:
         return subject.of(chosen_pca(subject))
     base, sizes = (_hog(subject), ()) if baseline == "hog" else (_random_patches(subject), PATCHES)
 
-    @functools.cache
-    def candidates() -> dict[str, Subject]:
-        return _forms(base, sizes)
+    candidates = functools.cache(functools.partial(_forms, base, sizes))
 
     @functools.cache
     def chosen_by(by: str) -> Subject:
@@ -234,12 +232,9 @@ def chosen_pca(subject: Subject) -> Encoder:
     # middle number of components is taken.
     largest = _fitted(subject.features("train", KNN().interpolation), COMPONENTS[-1])
     most = len(largest.weight_KD)
-    candidates = {}
-    for components in COMPONENTS:
-        if components <= most:
-            candidates[components] = subject.of(Encoder(largest.first(components), components))
-    candidates = candidates or {most: subject.of(Encoder(largest, most))}
-    middle = list(candidates)[len(candidates) // 2]
+    numbers = [number for number in COMPONENTS if number <= most] or [most]
+    candidates = {each: subject.of(Encoder(largest.first(each), each)) for each in numbers}
+    middle = numbers[len(numbers) // 2]
     return candidates[_choose(subject, "pca_components", candidates, KNN(), "knn", middle)].encoder
 
 

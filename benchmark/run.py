@@ -160,10 +160,9 @@ def evaluate_backbone(
     backbone: dict[str, Any] = {}
     # A library's model is known by its name; the weights of a file may fit several networks.
     if not of_library:
+        own = settings.plain(cell.network.backbone)
         usual = settings.plain(type(cell.network.backbone)())
-        for key, value in settings.plain(cell.network.backbone).items():
-            if value != usual[key]:
-                backbone[key] = value
+        backbone = {key: value for key, value in own.items() if value != usual[key]}
     command = ["regbench", "evaluate", "--backbone", source, "--label", label, "--name", name]
     if only:
         command += ["--only", ",".join(only)]
@@ -433,10 +432,8 @@ class _Run:
         # Choose.
         choices = scoring.note_choice(attempt, self.cell, self.how_chosen)
         subject = scoring.subject_of(self.cell, network, self.compute, choices)
-        protocols: tuple[str, ...] = ()
-        status: Literal["done", "tuned"] = "tuned"
-        if is_final:
-            protocols, status = self.cell.evaluation.protocols, "done"
+        protocols = self.cell.evaluation.protocols if is_final else ()
+        status: Literal["done", "tuned"] = "done" if is_final else "tuned"
         # Score.
         try:
             done = scoring.score(attempt, subject, self.label, protocols, weights)
@@ -456,11 +453,8 @@ class _Run:
             for entry in done[name]["scores"]:
                 found[entry["name"], entry["split"]] = Score(**entry)
         # Others see these while the record is being written.
-        headline = []
-        for shown in found.values():
-            is_shown = shown.split == "test" or not is_final
-            if is_shown and shown.name in _SHOWN:
-                headline.append(shown.text)
+        shown = [score for score in found.values() if score.name in _SHOWN]
+        headline = [score.text for score in shown if score.split == "test" or not is_final]
         attempt.update(outcome=status, detail=", ".join(headline))
         # Record.
         # An evaluation that reads no image does not know what would.

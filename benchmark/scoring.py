@@ -159,8 +159,7 @@ def cost_of(progress: Progress, evaluate_s: float) -> Cost:
         for name in _STEP_TIMES:
             measured[name] = statistics.median(epoch[name] for epoch in history)
     # A kind that the hardware does not count is left out.
-    for kind, joules in progress.energy_joules.items():
-        measured[f"energy_{kind}_joules"] = joules
+    measured |= {f"energy_{kind}_joules": each for kind, each in progress.energy_joules.items()}
     return Cost(
         train_s=finished_s + progress.epoch_s,
         checkpoint_s=progress.checkpoint_s,

@@ -133,9 +133,7 @@ def export(directory: Path, out: Path, *, onnx: bool = False) -> list[Path]:
     trained = load(directory)
     # What cannot be exported is refused before anything is written.
     graph = _onnx(trained) if onnx else b""
-    state = {}
-    for name, value in trained.module.state_dict().items():
-        state[name] = value.contiguous()
+    state = {name: value.contiguous() for name, value in trained.module.state_dict().items()}
     write_bytes(out, save(state, {"format": "pt"}))
     written = [out, out.with_suffix(".json")]
     write_text(written[1], json.dumps(_card(trained, out), indent=2) + "\n")

@@ -290,22 +290,19 @@ def decisive(dataset: Mapping[str, Any]) -> dict[str, Any]:
     """Return a data set's plain data without settings that do not affect a run, such as what
     `prepare` accepts.
     """
-    source = SOURCES.of(dataset["source"]["name"])
-
-    left_out = {each.name for each in dataclasses.fields(source) if not each.compare}  # type: ignore[arg-type]
-    source_settings = dict(dataset["source"])
-    for name in left_out:
-        source_settings.pop(name, None)
-    found = {**dataset, "source": source_settings}
+    kind = SOURCES.of(dataset["source"]["name"])
+    left_out = {each.name for each in dataclasses.fields(kind) if not each.compare}  # type: ignore[arg-type]
+    source = {name: value for name, value in dataset["source"].items() if name not in left_out}
+    found = {**dataset, "source": source}
     # Cells from before these settings existed keep their ids.
     for group, name in (
         (found, "shared_bits"),
         (found, "pretraining_images"),
-        (source_settings, "levels"),
+        (source, "levels"),
     ):
         if not group.get(name):
             group.pop(name, None)
     for name, value in _OF_SCENES.items():
-        if source_settings["name"] == "scenes" and source_settings.get(name) == value:
-            del source_settings[name]
+        if source["name"] == "scenes" and source.get(name) == value:
+            del source[name]
     return found

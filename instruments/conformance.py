@@ -14,7 +14,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -263,16 +263,13 @@ def search_space(method: Regularizer) -> Outcome | None:
             for position in (-1.0, 2.0):
                 replace(method, **{name: each.value(position)})  # type: ignore[type-var]
     ordinary = {"ordinary": draw_views(6, 4, 2)}
-    tried: list[tuple[Sequence[float], Mapping[str, Views]]] = []
-    for corner in itertools.product((0.0, 1.0), repeat=len(space)):
-        tried.append((corner, corner_cases()))
-    for index in range(3):
-        tried.append((halton(index, len(space)), ordinary))
+    corners = itertools.product((0.0, 1.0), repeat=len(space))
+    tried = [(list(corner), corner_cases()) for corner in corners]
+    tried += [(halton(index, len(space)), ordinary) for index in range(3)]
     broken = []
     for positions, cases in tried:
-        values = {}
-        for (name, each), position in zip(space.items(), positions, strict=True):
-            values[name] = each.value(position)
+        places = zip(space.items(), positions, strict=True)
+        values = {name: each.value(position) for (name, each), position in places}
         there = replace(method, **values)  # type: ignore[type-var]
         for case, what in failures(partial(_total, there), cases).items():
             broken.append(f"{case} at {values}: {what}")
@@ -335,9 +332,8 @@ def documentation(method: Regularizer) -> Outcome:
     # A setting that a base class brings is documented there.
     inherited = "\n".join(base.__doc__ or "" for base in type(method).__mro__)
     shapes = all(name.endswith("_NQ") for name in inspect.signature(method.terms).parameters)
-    wanted = {}
-    for name in ("title", "reference", "formula", "time", "memory", "published"):
-        wanted[f"metadata.{name}"] = getattr(data, name)
+    required = ("title", "reference", "formula", "time", "memory", "published")
+    wanted = {f"metadata.{name}": getattr(data, name) for name in required}
     wanted["metadata.url with https://"] = data.url.startswith("https://") or not published
     wanted['a year, or "unpublished", in metadata.reference'] = (
         year.search(data.reference) or not published

@@ -66,9 +66,7 @@ def inventory() -> Iterator[Item]:
 
 def _item(what: str, found: str | None, remedy: str) -> Item:
     """Report what is there, or else how to get it."""
-    if found:
-        return Item(what, found)
-    return Item(what, "none", remedy)
+    return Item(what, found) if found else Item(what, "none", remedy)
 
 
 def _space(what: str, folder: Path) -> Item:
@@ -79,6 +77,5 @@ def _space(what: str, folder: Path) -> Item:
     if not os.access(there, os.W_OK):
         return Item(title, f"{there} cannot be written to", remedy)
     free_bytes = shutil.disk_usage(there).free
-    if free_bytes >= _LITTLE_SPACE_BYTES:
-        remedy = ""
-    return Item(title, f"{free_bytes / 1e9:.0f} GB free at {there}", remedy)
+    is_little = free_bytes < _LITTLE_SPACE_BYTES
+    return Item(title, f"{free_bytes / 1e9:.0f} GB free at {there}", remedy * is_little)

@@ -113,10 +113,9 @@ def errors(
 
     The error of the value is relative to `size` at least, those of gradients to `floor` at least.
     """
-    outcomes = [(relative(found[0], wanted[0], size), f"value{where}")]
-    for a, b in zip(found[1:], wanted[1:], strict=True):
-        outcomes.append((relative(a, b, floor), f"gradient{where}"))
-    return outcomes
+    pairs = zip(found[1:], wanted[1:], strict=True)
+    of_gradients = [(relative(a, b, floor), f"gradient{where}") for a, b in pairs]
+    return [(relative(found[0], wanted[0], size), f"value{where}"), *of_gradients]
 
 
 def worst(outcomes: Sequence[Outcome]) -> Outcome:

@@ -69,10 +69,8 @@ class AUH(Decomposed):
     def add_regularizer(self, view: StreamedView) -> Addends:
         """Compute it in Gram form, see `Decomposed.add_regularizer`."""
         z_NQ, inverse_N, gradient_NQ, share, shard, _ = view
-        n = shard.n
-        total = shard.sum(
-            energy(z_NQ, inverse_N, fused(self._energy_and_slope), gradient_NQ, shard)
-        )
+        n, phi = shard.n, fused(self._energy_and_slope)
+        total = shard.sum(energy(z_NQ, inverse_N, phi, gradient_NQ, shard))
         # The logarithm has the slope 1/total, and `energy` gives half of the total's gradient.
         gradient_NQ.mul_(2 * share / total)
         return {"uniformity": (total / (n * (n - 1))).log()}

@@ -127,9 +127,8 @@ class BarlowTwins(Regularizer):
                 moments_2Q[1] += torch.linalg.vecdot(gradient_NQ[part], rows(part), dim=0)
             mean_Q, along_Q = shard.sum(moments_2Q) / n
             for part in chunks(gradient_NQ):
-                gradient_NQ[part].sub_(mean_Q).addcmul_(rows(part), along_Q, value=-1).mul_(
-                    inverse_Q
-                )
+                gradient_PQ = gradient_NQ[part].sub_(mean_Q)
+                gradient_PQ.addcmul_(rows(part), along_Q, value=-1).mul_(inverse_Q)
         terms = {
             "alignment": self.scale * (1 - diagonal_Q.double()).square().sum(),
             "redundancy": weight * redundancy,

@@ -58,11 +58,8 @@ class GeneralizedDistance(KernelRegularizer):
         epsilon = torch.finfo(t.dtype).eps
         # `where` alone would not do: zero times the infinite slope of what it leaves out would be
         # NaN.
-        return -torch.where(
-            squared_distance <= epsilon,
-            0.0,
-            squared_distance.clamp_min(epsilon) ** (self.exponent / 2),
-        )
+        power = squared_distance.clamp_min(epsilon) ** (self.exponent / 2)
+        return -torch.where(squared_distance <= epsilon, 0.0, power)
 
     def quadratic(self, q: int) -> tuple[float, float, float] | None:
         """Return the coefficients of −2 + 2t if p = 2."""

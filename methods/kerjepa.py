@@ -120,9 +120,8 @@ class KerJEPA(Decomposed):
         # To index with the mask, a GPU's host would wait for the number of pairs, which a plan
         # never learns.
         values_NN = self.of_pairs(u_NQ @ u_NQ.T, r2_NN, q).where(pairs_NN, 0.0)
-        return self._addends(
-            values_NN.sum() / (n * (n - 1)), self.of_embeddings(squared_N, q).mean(), q
-        )
+        crossed = self.of_embeddings(squared_N, q).mean()
+        return self._addends(values_NN.sum() / (n * (n - 1)), crossed, q)
 
     def of_pairs(self, gram: Tensor, r2: Tensor, q: int) -> Tensor:
         """Compute the function of pairs whose mean is in D, for any shape.
@@ -179,6 +178,7 @@ class KerJEPA(Decomposed):
         x_NQ = z_NQ - mean_Q
         squared_N, offset_N = x_NQ.square().sum(dim=1), x_NQ @ mean_Q + 0.5 * mean_Q.square().sum()
         pairs = torch.zeros((), dtype=torch.float64, device=z_NQ.device)
+        of_pairs = partial(self.of_pairs, q=q)
         # Autograd keeps up to 18 tensors of a panel's size, of `sliced_mmd` 11.
         lower = {"cpu": 8, "cuda": 1 if self.statistic == "sliced_mmd" else 2}
         for own, (other_MQ, squared_M, offset_M) in blocks(shard, x_NQ, squared_N, offset_N):
@@ -186,9 +186,7 @@ class KerJEPA(Decomposed):
                 gram_PM = x_NQ[rows] @ other_MQ.T
                 r2_PM = (squared_N[rows, None] + squared_M).sub_(gram_PM, alpha=2).clamp_min_(0.0)
                 gram_PM.add_(offset_N[rows, None]).add_(offset_M)
-                value_PM, by_gram_PM, by_r2_PM = with_slopes(
-                    partial(self.of_pairs, q=q), gram_PM, r2_PM
-                )
+                value_PM, by_gram_PM, by_r2_PM = with_slopes(of_pairs, gram_PM, r2_PM)
                 by_r2_PM.masked_fill_(r2_PM == 0, 0.0)
                 if own:
                     for each_PM in (value_PM, by_gram_PM, by_r2_PM):
@@ -202,9 +200,8 @@ class KerJEPA(Decomposed):
                 # Without this they would live on beside the next panel.
                 del value_PM, by_gram_PM, by_r2_PM
         gradient_NQ.mul_(share * self.regularization_weight / (n * (n - 1)))
-        return self._addends(
-            shard.sum(pairs) / (n * (n - 1)), shard.sum(crossed_N.double().sum()) / n, q
-        )
+        crossed = shard.sum(crossed_N.double().sum()) / n
+        return self._addends(shard.sum(pairs) / (n * (n - 1)), crossed, q)
 
 
 def sliced_gaussian(x: Tensor, q: int) -> Tensor:
@@ -242,7 +239,6 @@ def _sliced_series(q: int) -> tuple[float, ...]:
     ratio = (nodes + 1) / 2
     # No node lies at ratio 1, where x is infinite.
     x = q / 2 * ratio / (1 - ratio)
-    values = (
-        np.exp(-x[:, None] * np.cos(theta) ** 2) @ density / density.sum() * np.sqrt(1 + 2 * x / q)
-    )
+    means = np.exp(-x[:, None] * np.cos(theta) ** 2) @ density / density.sum()
+    values = means * np.sqrt(1 + 2 * x / q)
     return tuple(np.polynomial.chebyshev.chebfit(nodes, values, degree).tolist())

@@ -102,9 +102,8 @@ class KernelContrastive(Regularizer):
     def _attraction(self, u1_NQ: Tensor, u2_NQ: Tensor) -> Tensor:
         """Compute −2 k of each positive pair, shape (n,)."""
         # The kernel k of `log` lacks the ½ that K has.
-        return (-4 if self.kernel == "log" else -2) * self._of_squares(
-            (u1_NQ - u2_NQ).square().sum(dim=1)
-        )
+        factor = -4 if self.kernel == "log" else -2
+        return factor * self._of_squares((u1_NQ - u2_NQ).square().sum(dim=1))
 
     def _of_products(self, t: Tensor) -> Tensor:
         return self._of_squares(2 - 2 * t)
@@ -144,8 +143,5 @@ class KernelContrastive(Regularizer):
             to_embedding_gradient(energy_NQ, z_NQ, inverse_N)
             gradient_NQ.add_(energy_NQ, alpha=2 * self.energy_weight / pairs)
         alignment, total = shard.sum(torch.stack([attraction.detach().double(), total]))
-        return (
-            {"alignment": alignment, "energy": self.energy_weight * total / pairs},
-            gradient1_NQ,
-            gradient2_NQ,
-        )
+        terms = {"alignment": alignment, "energy": self.energy_weight * total / pairs}
+        return terms, gradient1_NQ, gradient2_NQ

@@ -100,8 +100,7 @@ class RisingScale(nn.Module):
         group: dist.ProcessGroup | None,
     ) -> tuple[MaximumEntropyCoding, Sequence[Tensor]]:
         """Return MEC at this λ, and the targets as they are; see `Regularizer.target_transform`."""
-        risen = min(done / self._method.warmup, 1.0)
+        method = self._method
+        risen = min(done / method.warmup, 1.0)
         # 1/λ is a multiple of ε².
-        return replace(
-            self._method, distortion=self._method.distortion * (8 - 7 * risen)
-        ), targets_NQ
+        return replace(method, distortion=method.distortion * (8 - 7 * risen)), targets_NQ

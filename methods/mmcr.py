@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -65,27 +65,27 @@ class MMCR(Native):
         """Compute the nuclear norm of the centroids, and with λ > 0 the mean one of the views
         of each image.
         """
-        units = [normalize(z_NQ) for z_NQ in views_NQ]
-        z_NQV = torch.stack(units, dim=2)
-        terms = {"centroids": -torch.linalg.svdvals(z_NQV.mean(dim=2)).sum()}
-        if self.local_weight:
-            terms["views"] = self.local_weight * torch.linalg.svdvals(z_NQV).sum() / len(z_NQV)
-        return terms
+        return self._terms(views_NQ, 2, lambda matrices: torch.linalg.svdvals(matrices).sum())
 
     def value_and_gradient(
         self, views_NQ: Sequence[Tensor], global_views: int, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Compute both terms by eigenvalues, see `Regularizer.value_and_gradient`."""
+        return differentiate(
+            lambda views_NQ: self._terms(views_NQ, 1, _NuclearNorm.apply), views_NQ, shard
+        )
 
-        def terms(views_NQ: Sequence[Tensor]) -> dict[str, Tensor]:
-            units = [normalize(z_NQ) for z_NQ in views_NQ]
-            z_NVQ = torch.stack(units, dim=1)
-            addends: dict[str, Tensor] = {"centroids": -_NuclearNorm.apply(z_NVQ.mean(dim=1))}
-            if self.local_weight:
-                addends["views"] = self.local_weight * _NuclearNorm.apply(z_NVQ) / len(z_NVQ)
-            return addends
-
-        return differentiate(terms, views_NQ, shard)
+    def _terms(
+        self, views_NQ: Sequence[Tensor], axis: int, nuclear_norm: Callable[[Tensor], Tensor]
+    ) -> dict[str, Tensor]:
+        """Compute `view_terms` of embeddings that are stacked along an axis, with a function that
+        sums the nuclear norms of matrices.
+        """
+        stacked = torch.stack([normalize(z_NQ) for z_NQ in views_NQ], dim=axis)
+        terms = {"centroids": -nuclear_norm(stacked.mean(dim=axis))}
+        if self.local_weight:
+            terms["views"] = self.local_weight * nuclear_norm(stacked) / len(stacked)
+        return terms
 
 
 class _NuclearNorm(torch.autograd.Function):

@@ -62,11 +62,6 @@ class MoCoV3(Contrastive):
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Compute it streamed, see `Contrastive.pair_value_and_gradient`."""
         scale = 4 * self.temperature
-        terms, gradient1_NQ, gradient2_NQ = super().pair_value_and_gradient(
-            z1_NQ, z2_NQ, shard, form
-        )
-        return (
-            {name: scale * term for name, term in terms.items()},
-            gradient1_NQ.mul_(scale),
-            gradient2_NQ.mul_(scale),
-        )
+        terms, *gradients = super().pair_value_and_gradient(z1_NQ, z2_NQ, shard, form)
+        scaled = {name: scale * term for name, term in terms.items()}
+        return scaled, gradients[0].mul_(scale), gradients[1].mul_(scale)

@@ -97,9 +97,8 @@ class SFRIK(KernelRegularizer):
     def kernel_and_derivative(self, t: Tensor, q: int) -> tuple[Tensor, Tensor]:
         """Compute both as Legendre series; the derivative's is in dimension q + 2."""
         coefficients = (0.0, *self.weights)
-        return legendre_series(coefficients, t, q), legendre_series(
-            series_derivative(coefficients, q), t, q + 2
-        )
+        slopes = series_derivative(coefficients, q)
+        return legendre_series(coefficients, t, q), legendre_series(slopes, t, q + 2)
 
     def quadratic(self, q: int) -> tuple[float, float, float] | None:
         """Return the coefficients of b_1 t + b_2 (q t² − 1)/(q − 1) for L <= 2."""

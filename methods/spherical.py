@@ -17,7 +17,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.chebyshev import chebyshev_series
 from regbench.methods.forms.kernel import KernelEnergy, legendre_series
-from regbench.methods.forms.spectrum import Array, log_harmonics, quadrature
+from regbench.methods.forms.spectrum import log_harmonics, log_heat_weights, quadrature
 from regbench.methods.spherical_kl import log_heat_kernel
 from regbench.settings import AtLeastOne, Fraction, settings
 from regbench.spaces import Range, Space
@@ -160,7 +160,7 @@ def _fit(
     log_heat -= log_heat(1.0)
     slope = log_heat.deriv()
     if statistic == "mmd":
-        logarithms = _heat_logarithms(diffusion_time, q, _last_order(diffusion_time, q))
+        logarithms = log_heat_weights(q, diffusion_time, _last_order(diffusion_time, q))
         # The logarithms begin with that of the first weight, which is 1.
         weights = np.exp(logarithms - logarithms.max())
         mean = float(weights[0] / weights.sum())
@@ -189,7 +189,7 @@ def _coefficients(
     last = order if spectrum == "bandlimited" else _last_order(diffusion_time, q)
     orders = np.arange(last + 1)
     logarithms = (
-        _heat_logarithms(diffusion_time, q, last) if spectrum == "heat" else log_harmonics(q, last)
+        log_heat_weights(q, diffusion_time, last) if spectrum == "heat" else log_harmonics(q, last)
     )
     # b_0 is the bias, which Eq. (11) takes off.
     logarithms[0] = -np.inf
@@ -200,16 +200,11 @@ def _coefficients(
     return tuple((weights / weights.sum()).tolist())
 
 
-def _heat_logarithms(diffusion_time: float, q: int, last: int) -> Array:
-    orders = np.arange(last + 1)
-    return log_harmonics(q, last) - diffusion_time / q * orders * (orders + q - 2)
-
-
 def _last_order(diffusion_time: float, q: int) -> int:
     """Find an order from which on the heat kernel's weights are below double precision."""
     last = 8
     while True:
-        logarithms = _heat_logarithms(diffusion_time, q, last)
+        logarithms = log_heat_weights(q, diffusion_time, last)
         # Weights rise with the order before they fall, so only falling ones may be called small.
         if logarithms[-2] > logarithms[-1] < logarithms[1:].max() + math.log(_PRECISION):
             return last

@@ -18,7 +18,7 @@ from regbench.methods.base import Metadata, register
 from regbench.methods.forms.chebyshev import chebyshev_series, series_derivative
 from regbench.methods.forms.decomposed import Addends, Decomposed, StreamedView
 from regbench.methods.forms.pairwise import blocks, mask_diagonal, panels
-from regbench.methods.forms.spectrum import log_harmonics
+from regbench.methods.forms.spectrum import log_heat_weights
 from regbench.settings import Fraction, settings
 from regbench.spaces import Range, Space
 
@@ -98,13 +98,10 @@ class SphericalKL(Decomposed):
         return self._addends(mask_diagonal(logits_NN).logsumexp(dim=1).mean() - math.log(n - 1), q)
 
     def _addends(self, log_density: Tensor, q: int) -> Addends:
-        area = _log_area(q)
-        constant = torch.full_like(
-            log_density, -self.regularization_weight * math.copysign(1, area)
-        )
+        weight, area = self.regularization_weight, _log_area(q)
         return {
-            "entropy": self.regularization_weight / abs(area) * log_density,
-            "constant": constant,
+            "entropy": weight / abs(area) * log_density,
+            "constant": torch.full_like(log_density, -math.copysign(weight, area)),
         }
 
     def add_regularizer(self, view: StreamedView) -> Addends:
@@ -173,8 +170,7 @@ def _summed_log_heat_kernel(q: int, diffusion_time: float) -> tuple[float, ...]:
     smallest = -(math.pi**2) * q / (4 * diffusion_time) - _DIGITS * math.log(10)
     last = 8
     while True:
-        orders = np.arange(last + 1)
-        logarithms = log_harmonics(q, last) - diffusion_time / q * orders * (orders + q - 2)
+        logarithms = log_heat_weights(q, diffusion_time, last)
         if logarithms[-1] < min(logarithms[-2], smallest):
             break
         last *= 2

@@ -82,9 +82,8 @@ class SSLHSIC(Native):
         mean = row_mean_M.mean()
         centred_MM = below_MM - row_mean_M[:, None] - row_mean_M + mean
         # Offsets of whole views: the diagonals of the blocks of two different views.
-        positive = torch.stack(
-            [below_MM.diagonal(offset * n).sum() for offset in range(1, count)]
-        ).sum()
+        diagonals = [below_MM.diagonal(offset * n).sum() for offset in range(1, count)]
+        positive = torch.stack(diagonals).sum()
         return {
             # The factor is 2 because only pairs of a view and a later one were added up.
             "positive pairs": 2 * positive / (n * count * (count - 1)) - 1,

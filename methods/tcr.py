@@ -56,9 +56,8 @@ class TotalCodingRate(Native):
         views = [normalize(z_NQ) for z_NQ in views_NQ]
         direction_NQ = normalize(torch.stack(views).mean(dim=0))
         cosine = torch.stack([(view * direction_NQ).sum(dim=1).mean() for view in views]).mean()
-        log_det = torch.stack(
-            [log_det_identity_plus(view, q / (n * self.distortion)) for view in views]
-        ).mean()
+        scale = q / (n * self.distortion)
+        log_det = torch.stack([log_det_identity_plus(view, scale) for view in views]).mean()
         return {
             "alignment": -self.alignment_weight * cosine,
             "coding rate": (-0.5 * log_det).to(cosine),

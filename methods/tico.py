@@ -149,7 +149,5 @@ class RunningCovariance(nn.Module):
         # C is that of the whole batch, the same on every rank.
         moment_QQ = mean_over_ranks(u_NQ.T @ u_NQ / len(u_NQ), group)
         self.covariance.lerp_(moment_QQ, 1 - self._method.covariance_momentum)
-        weight = self._method.covariance_weight
-        return CovarianceContrast(
-            covariance_weight=weight, covariance_QQ=self.covariance
-        ), targets_NQ
+        weight, c_QQ = self._method.covariance_weight, self.covariance
+        return CovarianceContrast(covariance_weight=weight, covariance_QQ=c_QQ), targets_NQ

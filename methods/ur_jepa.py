@@ -101,9 +101,8 @@ class URJEPA(Native):
         m = self.dimension
         logs = []
         for r in radii:
-            logs.append(
-                (-squared_MM / (2 * r * r)).logsumexp(dim=1) - m * r.log() - math.log(len(z_MQ))
-            )
+            log_sum_M = (-squared_MM / (2 * r * r)).logsumexp(dim=1)
+            logs.append(log_sum_M - m * r.log() - math.log(len(z_MQ)))
         logs_KM = torch.stack(logs)
         if self.statistic == "cglt":
             total = logs_KM.diff(dim=0).square().mean(dim=1).sum()

@@ -108,10 +108,8 @@ class VICReg(VarianceCovariance):
             variance_Q = shard.sum(torch.linalg.vecdot(centred_NQ, centred_NQ, dim=0)) / (n - 1)
             # With n <= q the covariance has rank < n and the diagonal is a small part of its norm,
             # so nothing cancels.
-            total = shard.sum(
-                energy(centred_NQ, inverse_N, square, gradient_NQ, shard, diagonal=True)
-            )
-            covariance = (total / (n - 1) ** 2 - variance_Q.double().square().sum()) / q
+            total = energy(centred_NQ, inverse_N, square, gradient_NQ, shard, diagonal=True)
+            covariance = (shard.sum(total) / (n - 1) ** 2 - variance_Q.double().square().sum()) / q
             gradient_NQ.mul_(2 * covariance_weight / (q * (n - 1) ** 2))
         else:
             covariance_QQ = second_moment(z_NQ, inverse_N, shard, mean_Q).div_(n - 1)

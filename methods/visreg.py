@@ -80,10 +80,9 @@ class VISReg(Sliced):
         positions_N = torch.arange(1, n + 1, dtype=torch.float64, device=u_NQ.device) / (n + 1)
         quantiles_N = torch.special.ndtri(positions_N).to(u_NQ)
         shape = (projections_NK.sort(dim=0).values - quantiles_N[:, None]).square().mean()
+        scale = (1 - deviation_Q).square().mean()
         return {
             "center": self.regularization_weight * self.center_weight * mean_Q.square().mean(),
-            "scale": self.regularization_weight
-            * self.scale_weight
-            * (1 - deviation_Q).square().mean(),
+            "scale": self.regularization_weight * self.scale_weight * scale,
             "shape": self.regularization_weight * self.shape_weight * shape,
         }

@@ -50,9 +50,8 @@ def report_contents(found: Records) -> tuple[ReportFiles, str]:
         "tidy.csv": lambda file: write_table(data, file),
         "tidy.parquet": lambda file: parquet.write_table(data, file),
     }
-    beside, comparison, together = beside_paper(summaries), over_tasks(summaries), None
-    if comparison is not None:
-        together = over_tasks_table(comparison)
+    beside, comparison = beside_paper(summaries), over_tasks(summaries)
+    together = over_tasks_table(comparison) if comparison else None
     for of_all in filter(None, (beside, together)):
         contents |= _table_files(of_all)
     tables, texts = [], []

@@ -152,10 +152,8 @@ def _refuse_fruitless(directory: Path) -> None:
             while code is loaded.
     """
     job = os.environ["SLURM_JOB_ID"]
-    mine = []
-    for attempt in read_attempts(directory):
-        if attempt["owner"].get("slurm_job_id") == job:
-            mine.append(attempt)
+    attempts = read_attempts(directory)
+    mine = [each for each in attempts if each["owner"].get("slurm_job_id") == job]
     worked = mine[-1]["owner"].get("slurm_restarts", 0) + 1 if mine else 0
     if int(os.environ.get("SLURM_RESTART_COUNT", "0")) - worked >= _FRUITLESS_ATTEMPTS:
         raise RegbenchError(

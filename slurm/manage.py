@@ -101,10 +101,8 @@ def poll(folder: Path) -> Iterator[list[CellStatus]]:
     while True:
         found = statuses(folder)
         yield found
-        again = []
-        for status in found:
-            if status.state == "preempted" and (status.directory / "config.yaml").exists():
-                again.append(status.cell_id)
+        lost = [status for status in found if status.state == "preempted"]
+        again = [each.cell_id for each in lost if (each.directory / "config.yaml").exists()]
         if again:
             log.info("%s", "; ".join(retry(folder, again)))
         elif not any(status.state in ("running", "queued") for status in found):
@@ -144,11 +142,9 @@ def run_sweep(
     if count:
         submitted = f"submitted {counted(count, 'cell')} as {', '.join(arrays)}"
     say(f"{submitted}; see: regbench status {sweep.name}")
-    look = wait or statuses
     ids = {cell.id for cell in sweep.cells}
     # The folder may hold cells of earlier calls, with other seeds.
-    found = look(sweep.folder)
-    found = [status for status in found if status.cell_id in ids]
+    found = [each for each in (wait or statuses)(sweep.folder) if each.cell_id in ids]
     # Everything may have been finished before, and then there is nothing to wait for.
     if wait is None and any(status.state not in ends(stages) for status in found):
         return None
@@ -169,11 +165,9 @@ def submit_sweep(sweep: Sweep, stages: Sequence[str]) -> tuple[int, list[str]]:
     with locked(folder):
         recover_interrupted(folder)
         free = {status.cell_id for status in statuses(folder) if is_free(status, stages)}
-        todo = []
         # The folder may plan more cells than this sweep has, such as other seeds.
-        for cell, cluster in zip(sweep.cells, sweep.clusters, strict=True):
-            if cell.id in free:
-                todo.append((cell, cluster))
+        pairs = zip(sweep.cells, sweep.clusters, strict=True)
+        todo = [(cell, cluster) for cell, cluster in pairs if cell.id in free]
         if not todo:
             return 0, []
         return len(todo), submit(todo, sweep.runtime, folder, stages)

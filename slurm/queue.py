@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import re
@@ -28,6 +29,7 @@ log = logging.getLogger("regbench")
 _TIMEOUT_S = 10.0
 _COMMANDS = ("sbatch", "scancel", "scontrol", "squeue", "srun")
 _SQUEUE = ("squeue", "--noheader", "--array")
+_SACCT = ("sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State")
 
 
 class SlurmError(RegbenchError):
@@ -155,16 +157,12 @@ def recover_interrupted(folder: Path) -> None:
 def jobs_of(folder: Path) -> dict[str, CellJobs]:
     """Map the submitted cells of a sweep to their jobs."""
     found = submissions(folder)
-    arrays = set()
-    for entry in found:
-        arrays |= set(map(_array_of, entry["cells"]))
-    states = _states(sorted(arrays))
+    names = itertools.chain(*(entry["cells"] for entry in found))
+    states = _states(sorted(set(map(_array_of, names))))
     jobs: dict[str, CellJobs] = {}
     for entry in found:
         for name, cell in entry["cells"].items():
-            job = Job(name, "?")
-            if states is not None:
-                job = Job(name, *states.get(name, (None, "")))
+            job = Job(name, "?") if states is None else Job(name, *states.get(name, (None, "")))
             if cell in jobs:
                 jobs[cell].add(job, is_later_stage=bool(entry["after"]))
             else:
@@ -190,14 +188,7 @@ def preempted(names: Collection[str]) -> set[str]:
 # Whoever waits asks about the same jobs every two seconds, and their accounts no longer change.
 @functools.lru_cache(maxsize=1)
 def _accounts(arrays: str) -> dict[str, str]:
-    return _ends(
-        "sacct",
-        "--noheader",
-        "--allocations",
-        "--parsable2",
-        "--format=JobID,State",
-        f"--jobs={arrays}",
-    )
+    return _ends(*_SACCT, f"--jobs={arrays}")
 
 
 def _ends(*command: str) -> dict[str, str]:

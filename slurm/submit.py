@@ -136,9 +136,8 @@ def _submit_array(
             same = repeat(used), repeat(folder.name), repeat(names)
             jobs = executor.map_array(SlurmJob(), [cell.plain() for cell in cells], *same)
         except (FailedJobError, FailedSubmissionError) as error:
-            raise RegbenchError(
-                f"Slurm refuses the jobs: {' '.join(str(error).split())}"
-            ) from error
+            refusal = " ".join(str(error).split())
+            raise RegbenchError(f"Slurm refuses the jobs: {refusal}") from error
         before = jobs[0].job_id.partition("_")[0]
         arrays.append(before)
         note_submitted(intent, note, before)

@@ -141,12 +141,11 @@ def choose(folder: Path, repeats: int = 1) -> TuningChoice:
                 choices.append(chosen)
     if not choices:
         raise RegbenchError(f"every cell of {folder} diverged: there is nothing to choose from")
-    seeds = sorted({cell.seed for cell in cells})
     made = TuningChoice(
         selected_on=cells[0].evaluation.select_on,
         score=selection_name(cells[0].evaluation.select_by),
         budget=max(len(entry.ranking) for entry in choices),
-        seeds=tuple(seeds),
+        seeds=tuple(sorted({cell.seed for cell in cells})),
         choices=tuple(choices),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -255,11 +254,8 @@ def _ranked(
     ranking = []
     for configuration, cells in configurations.items():
         first = cells[0]
-        known = []
-        for record in records[configuration]:
-            score = selection_score(record)
-            if score is not None:
-                known.append(score)
+        scores = map(selection_score, records[configuration])
+        known = [score for score in scores if score is not None]
         value, status = None, "diverged"
         # A configuration that diverges with any seed is not recommended.
         if len(known) == len(cells):
@@ -282,11 +278,9 @@ def _ranked(
 def _tunable(cell: Cell) -> dict[str, Any]:
     """Return the values of a cell that a tuning may vary, by their full names."""
     data = cell.plain()
-    found = {}
+    found: dict[str, Any] = {}
     for group in ("method", "optimizer"):
-        for key, value in data[group].items():
-            if key != "name":
-                found[f"{group}.{key}"] = value
+        found |= {f"{group}.{key}": value for key, value in data[group].items() if key != "name"}
     probe = data["evaluation"].get("probe")
     if probe is not None:
         found["evaluation.probe.learning_rates"] = probe["learning_rates"]
@@ -300,11 +294,9 @@ def _edges(chosen: Cell, ranking: Sequence[RankedConfiguration]) -> dict[str, st
     """
     found = {}
     for key, best in ranking[0].hyperparameters.items():
-        numbers = set()
-        for entry in ranking:
-            value = entry.hyperparameters[key]
-            if type(value) in (int, float):  # isinstance takes a switch (bool) for a number
-                numbers.add(value)
+        tried = [entry.hyperparameters[key] for entry in ranking]
+        # isinstance takes a switch (bool) for a number
+        numbers = {value for value in tried if type(value) in (int, float)}
         if len(numbers) < 2 or best not in (min(numbers), max(numbers)):
             continue
         group, _, name = key.partition(".")
@@ -324,14 +316,13 @@ def choice_table(choice: TuningChoice) -> str:
     """Lay out a choice as a table: what was chosen for each method, and the value of the
     runner-up.
     """
-    first = choice.choices[0].setting
+    first, *settings = (entry.setting for entry in choice.choices)
     varying = []
     for key, value in first.items():
-        if key != "embedding_dim" and any(
-            entry.setting.get(key) != value for entry in choice.choices
-        ):
+        differs = any(setting.get(key) != value for setting in settings)
+        # q is always shown, and other settings where the methods differ in them.
+        if differs and key != "embedding_dim":
             varying.append(key)
-    # q is always shown, and other settings where the methods differ in them.
     score = f"{choice.score} (%), {choice.selected_on}"
     headers = ["method", "q", *(key.replace("_", " ") for key in varying)]
     headers += [score, "runner-up", "tried", "images", "chosen", "at the edge of what was tried"]
@@ -346,8 +337,7 @@ def choice_table(choice: TuningChoice) -> str:
                 chosen.append(f"{key.removeprefix('method.')}={value}")
         row = [entry.label]
         row += [entry.setting.get(key, "") for key in ("embedding_dim", *varying)]
-        for value in (best.value, runner_up):
-            row.append("–" if value is None else f"{value:.2f}")
+        row += ["–" if value is None else f"{value:.2f}" for value in (best.value, runner_up)]
         edges = ", ".join(
             f"{side} {key.removeprefix('method.')}" for key, side in entry.edges.items()
         )

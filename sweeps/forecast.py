@@ -86,7 +86,7 @@ def plan(sweep: Sweep) -> list[Planned]:
         needs = None
         if cell.epochs and cell.method.has_code:
             form = sweep.runtime.loss_form
-            shape = (*_shape(cell, pretrain.processes), form)
+            shape = (*_shape(cell), pretrain.processes, form)
             if shape not in _NEEDS:
                 _NEEDS[shape] = predict(cell, world_size=pretrain.processes, loss_form=form)
             needs = _NEEDS[shape]
@@ -145,8 +145,8 @@ def refuse_oversized(sweep: Sweep) -> None:
         )
 
 
-def _shape(cell: Cell, processes: int) -> tuple[Any, ...]:
-    """Return what the needs of a step depend on.
+def _shape(cell: Cell) -> tuple[Any, ...]:
+    """Return what the needs of a step depend on, beside the number of processes and the form.
 
     The many seeds, rates and weights of a grid do not matter.
     """
@@ -155,18 +155,12 @@ def _shape(cell: Cell, processes: int) -> tuple[Any, ...]:
         # A whole number counts something, such as directions.
         if not isinstance(value, float):
             of_method.append(len(value) if isinstance(value, tuple) else value)
-    sizes = (
-        cell.embedding_dim,
-        cell.output_dim,
-        cell.batch_size,
-        cell.micro_batch_size,
-        cell.precision,
-        processes,
-    )
+    loss = (type(cell.method), tuple(of_method), cell.method.forms)
+    sizes = (cell.embedding_dim, cell.output_dim, cell.batch_size, cell.micro_batch_size)
     sizes_px = cell.augmentation.sizes_px(cell.dataset.image_size)
     views = (*sizes_px, cell.augmentation.global_views, cell.dataset.input_channels)
     trained = (cell.network, cell.dataset.image_size, type(cell.optimizer), cell.baseline)
-    return (type(cell.method), tuple(of_method), cell.method.forms, sizes, views, trained)
+    return (loss, sizes, cell.precision, views, trained)
 
 
 def _times(runs: Path) -> _Times:
@@ -210,8 +204,7 @@ def _kinds(method: str, cell: Mapping[str, Any]) -> tuple[str, str]:
     """Name the kinds of a cell by which times are collected: with its method and q, and without."""
     shared = [cell["dataset"], cell["network"], cell["batch_size"]]
     # A record may lack these.
-    for name in ("precision", "augmentation", "micro_batch_size", "baseline"):
-        shared.append(cell.get(name))
+    shared += map(cell.get, ("precision", "augmentation", "micro_batch_size", "baseline"))
     like = orjson.dumps(shared, option=orjson.OPT_SORT_KEYS).decode()
     return f"{method} {cell['embedding_dim']} {like}", like
 
@@ -260,20 +253,12 @@ def table(planned: Sequence[Planned]) -> str:
 def summary(planned: Sequence[Planned]) -> str:
     """Describe the plan in one line."""
     todo = [entry for entry in planned if not entry.done]
-    timed: list[float] = []
-    estimated: list[float] = []
-    peaks = []
-    unknown = misfits = disk_bytes = 0
-    for entry in todo:
-        if entry.gpu_hours is None:
-            unknown += 1
-        else:
-            (estimated if entry.from_flop else timed).append(entry.gpu_hours)
-        misfits += entry.fits is False
-        if entry.needs is not None:
-            peaks.append(entry.needs.peak_bytes)
-            # Two checkpoints lie side by side while a cell trains.
-            disk_bytes += 2 * entry.needs.checkpoint_bytes
+    hours = [(entry.gpu_hours, entry.from_flop) for entry in todo if entry.gpu_hours is not None]
+    timed = [each for each, from_flop in hours if not from_flop]
+    estimated = [each for each, from_flop in hours if from_flop]
+    unknown = len(todo) - len(hours)
+    needs = [entry.needs for entry in todo if entry.needs is not None]
+    misfits = sum(entry.fits is False for entry in todo)
     parts = [
         f"{counted(len(planned), 'cell')}, {len(planned) - len(todo)} done, {len(todo)} to run"
     ]
@@ -288,9 +273,12 @@ def summary(planned: Sequence[Planned]) -> str:
     if unknown:
         of = f" of {counted(unknown, 'cell')}" if unknown < len(todo) else ""
         parts.append(f"GPU hours{of} unknown: no like cell has run yet")
-    if peaks:
+    if needs:
+        peak_bytes = max(each.peak_bytes for each in needs)
+        # Two checkpoints lie side by side while a cell trains.
+        disk_bytes = sum(2 * each.checkpoint_bytes for each in needs)
         parts.append(
-            f"at most {max(peaks) / 1e9:.2f} GB a GPU (predicted), {disk_bytes / 1e9:.3g} GB of "
+            f"at most {peak_bytes / 1e9:.2f} GB a GPU (predicted), {disk_bytes / 1e9:.3g} GB of "
             "disk"
         )
     if misfits:

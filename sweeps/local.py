@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,9 +169,7 @@ def _drain(
     epochs = sum(cell.epochs for cell in sweep.cells) + sweep.later_epochs
     running: dict[Worker, Cell] = {}
     # What was trained before takes no time now.
-    before = epochs - sweep.later_epochs
-    for cell in todo:
-        before -= cell.epochs - _status(sweep, cell).epochs_done
+    before = epochs - sweep.later_epochs - _epochs_left(sweep, todo)
     begun_s = time.monotonic()
     with tqdm(total=epochs, initial=before, unit="epoch", disable=None) as bar:
         try:
@@ -200,8 +198,7 @@ def _drain(
                 # Set, not incremented: an attempt that is interrupted falls back to its last
                 # checkpoint.
                 bar.n = epochs - sweep.later_epochs - sum(cell.epochs for cell in todo)
-                for cell in running.values():
-                    bar.n -= cell.epochs - _status(sweep, cell).epochs_done
+                bar.n -= _epochs_left(sweep, running.values())
                 bar.refresh()
                 if bar.n <= before:  # cells that train nothing do not show the time of an epoch
                     begun_s, bar.start_t = time.monotonic(), time.time()
@@ -246,6 +243,11 @@ def _begin(worker: Worker, cell: Cell, sweep: Sweep, stages: Sequence[str], gpu:
 
 def _status(sweep: Sweep, cell: Cell) -> CellStatus:
     return cell_status(sweep.folder / cell.id, plan_of(cell))
+
+
+def _epochs_left(sweep: Sweep, cells: Iterable[Cell]) -> int:
+    """Count the epochs that cells have still to train."""
+    return sum(cell.epochs - _status(sweep, cell).epochs_done for cell in cells)
 
 
 def _announce(status: CellStatus, finished: int, count: int) -> None:

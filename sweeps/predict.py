@@ -65,12 +65,7 @@ class Needs:
     checkpoint_bytes: int
 
 
-def predict(
-    cell: Cell,
-    *,
-    world_size: int = 1,
-    loss_form: str = "auto",
-) -> Needs:
+def predict(cell: Cell, *, world_size: int = 1, loss_form: str = "auto") -> Needs:
     """Predict what a training step of `cell` needs on each of `world_size` GPUs.
 
     Args:

@@ -6,6 +6,7 @@ The caller hands in what runs the cells: processes of this machine, or Slurm.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ from regbench.sweeps import tune
 from regbench.sweeps.choose import choice_table, choose
 from regbench.sweeps.forecast import refuse_oversized
 from regbench.sweeps.search import Proposed, propose
-from regbench.sweeps.status import CellStatus, unfinished
+from regbench.sweeps.status import CellStatus, ends
+from regbench.text import counted
 
 log = logging.getLogger("regbench")
 
@@ -99,8 +101,7 @@ def run_tuning(
 
     final = tune.tune(proposed, propose_next, run, final_seeds=final_seeds)
     if final is not None:
-        choice = choose(grid.folder)
-        say(f"\n{choice_table(choice)}\n")
+        say(f"\n{choice_table(choose(grid.folder))}\n")
     return final
 
 
@@ -108,9 +109,17 @@ def refuse_unfinished(
     statuses: Sequence[CellStatus] | None, grid: Sweep, stages: Sequence[str] = STAGES
 ) -> None:
     """Raise `Unfinished`, naming the cells, if any have ended and not come through the stages."""
-    missing = unfinished(statuses or (), grid.name, stages)
-    if missing:
-        raise Unfinished(missing)
+    found = statuses or ()
+    missing = [status for status in found if status.state not in ends(stages)]
+    if not missing:
+        return
+    named = [f"{status.label} seed {status.seed} {status.state}" for status in missing[:10]]
+    if len(missing) > 10:
+        named.append("…")
+    raise Unfinished(
+        f"{len(missing)} of {counted(len(found), 'cell')} not finished: {'; '.join(named)}. "
+        f"Details: regbench status {grid.name}; the same command tries them again"
+    )
 
 
 def proposals(
@@ -137,7 +146,5 @@ def _prepare(grid: Sweep, *, oversized: bool) -> None:
         refuse_oversized(grid)
     if grid.scheduler != "slurm":  # a job's Python may have sinks that this one lacks
         require_sinks(grid.runtime.sinks)
-    datasets = []
-    for cell in grid.cells:
-        datasets += cell.datasets
+    datasets = itertools.chain(*(cell.datasets for cell in grid.cells))
     prepare_all(datasets, Path(grid.runtime.data_dir))

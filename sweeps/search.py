@@ -119,9 +119,7 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
     file = read_rows(name, overrides)
     most = max_cells(itertools.chain(*file.rows))
     refuse_more(f"sweep {file.name}", repeats * sum(map(cells_to_compose, file.rows)), most)
-    searches: list[Search] = []
-    for row in file.rows:
-        searches += searches_of(file, row)
+    searches = list(itertools.chain(*(searches_of(file, row) for row in file.rows)))
     _refuse_unfair(name, searches)
     first = load_rows(file, [fixed_settings(file.rows[0])[0]])
     folder = first.folder
@@ -133,9 +131,8 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
     if repeats > 1:
         budget["repeats"] = repeats
     _refuse_other_budget(folder, budget)
-    paid: list[tuple[Search, int]] = []
-    for search in searches:
-        paid.append((search, trials or len(search.space) * (file.trials_per_hyperparameter or 0)))
+    per_hyperparameter = file.trials_per_hyperparameter or 0
+    paid = [(search, trials or len(search.space) * per_hyperparameter) for search in searches]
     trainings = repeats * sum(number for _, number in paid)
     refuse_more(f"{trainings:,} trainings", trainings, most)
     cells: dict[str, tuple[Cell, Cluster]] = {}
@@ -184,10 +181,8 @@ def mean_trials(file: SweepFile) -> int | None:
     """
     if file.trials_per_hyperparameter is None:
         return file.trials
-    searched: list[int] = []
-    for row in file.rows:
-        sizes = [len(search.space) for search in searches_of(file, row)]
-        searched += filter(None, sizes)
+    searches = itertools.chain(*(searches_of(file, row) for row in file.rows))
+    searched = [len(search.space) for search in searches if search.space]
     return round(file.trials_per_hyperparameter * statistics.fmean(searched)) if searched else None
 
 

@@ -151,9 +151,7 @@ def _space(
     """Return what is searched for a cell: what the sweep's file states, and of the rest what
     the plug-ins state.
     """
-    given = {}
-    for key, (override, values) in searched.items():
-        given[key] = _given(file, fixed, cell, key, override, values)
+    given = {key: _given(file, fixed, cell, key, *each) for key, each in searched.items()}
     stated = {text.partition("=")[0] for text in fixed}
     space = {**_own_space(cell, stated | set(given)), **given}
     if len(space) > DIMENSIONS:

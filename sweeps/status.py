@@ -205,11 +205,8 @@ def sweep_status(folder: Path, jobs: Mapping[str, CellJobs] | None = None) -> li
 
     `jobs` maps ids of cells to their jobs.
     """
-    found = []
-    for cell in read_plan(folder):
-        own_jobs = jobs.get(cell["id"]) if jobs else None
-        found.append(cell_status(folder / cell["id"], cell, own_jobs))
-    return found
+    own, plan = jobs or {}, read_plan(folder)
+    return [cell_status(folder / cell["id"], cell, own.get(cell["id"])) for cell in plan]
 
 
 def cell_status(directory: Path, plan: CellPlan, jobs: CellJobs | None = None) -> CellStatus:
@@ -321,23 +318,6 @@ def log_file(directory: Path, job: str = "") -> Path | None:
     # submitit keeps what goes to stderr, such as a traceback, in a file of its own.
     errors = newest.with_suffix(".err")
     return errors if errors in logs else newest
-
-
-def unfinished(statuses: Sequence[CellStatus], sweep: str, stages: Collection[str]) -> str:
-    """Describe in one line which cells have not come through the stages, and what to do.
-
-    Empty if all have.
-    """
-    missing = [status for status in statuses if status.state not in ends(stages)]
-    if not missing:
-        return ""
-    named = [f"{status.label} seed {status.seed} {status.state}" for status in missing[:10]]
-    if len(missing) > 10:
-        named.append("…")
-    return (
-        f"{len(missing)} of {counted(len(statuses), 'cell')} not finished: {'; '.join(named)}. "
-        f"Details: regbench status {sweep}; the same command tries them again"
-    )
 
 
 def counts(statuses: Sequence[CellStatus]) -> str:

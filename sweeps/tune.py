@@ -16,9 +16,10 @@ wherever an earlier one was stopped:
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,11 +94,10 @@ def tune(
         sweep, complete, search, _ = propose_next()
     cells = final_cells(choose(folder, repeats), folder, sweep.cells, seeds)
     # Final runs have other seeds than the cells tried, and go where their configuration went.
-    clusters = {}
-    for cell, cluster in zip(sweep.cells, sweep.clusters, strict=True):
-        clusters[configuration_id(cell.plain())] = cluster
+    configurations = [configuration_id(cell.plain()) for cell in sweep.cells]
+    cluster_of = dict(zip(configurations, sweep.clusters, strict=True))
     first = sweep.clusters[0]
-    places = tuple(clusters.get(configuration_id(cell.plain()), first) for cell in cells)
+    places = tuple(cluster_of.get(configuration_id(cell.plain()), first) for cell in cells)
     return replace(sweep, cells=tuple(cells), clusters=places, later_epochs=0)
 
 
@@ -125,17 +125,13 @@ def refuse_seeds(seeds: Sequence[int], cell: Cell, repeats: int = 1) -> None:
 
 def repeated(grid: Sweep, repeats: int) -> Sweep:
     """Return a grid with the cells of each repeat, which differ in their seeds."""
-    cells = []
-    for number in range(repeats):
-        cells += [replace(cell, seed=seed_in(number, cell.seed)) for cell in grid.cells]
-    return replace(grid, cells=tuple(cells), clusters=grid.clusters * repeats)
+    every = itertools.product(range(repeats), grid.cells)
+    cells = tuple(replace(cell, seed=seed_in(number, cell.seed)) for number, cell in every)
+    return replace(grid, cells=cells, clusters=grid.clusters * repeats)
 
 
 def begin(
-    cells: Sequence[Cell],
-    folder: Path,
-    data_dir: Path,
-    search: Mapping[str, Any] | None = None,
+    cells: Sequence[Cell], folder: Path, data_dir: Path, search: Mapping[str, Any] | None = None
 ) -> None:
     """Write down what is compared, and what a search has tried, before anything runs.
 
@@ -204,11 +200,11 @@ def _refuse_tested(folder: Path) -> None:
             )
 
 
-def _refuse_more(asked: Collection[str], folder: Path) -> None:
+def _refuse_more(asked: set[str], folder: Path) -> None:
     """Refuse cells, by id, that were not compared for the choice on record."""
     if not (folder / TUNING_CHOICE).exists() or not (folder / COMPARED).exists():
         return
-    if not set(asked) <= set(compared_ids(folder)):
+    if not asked <= set(compared_ids(folder)):
         raise RegbenchError(
             f"{folder} has made its choice among other cells; a tuning with more of them needs "
             "another name"
@@ -274,10 +270,7 @@ def run_stages(
 
 
 def final_cells(
-    choice: TuningChoice,
-    folder: Path,
-    tried: Sequence[Cell],
-    seeds: Sequence[int],
+    choice: TuningChoice, folder: Path, tried: Sequence[Cell], seeds: Sequence[int]
 ) -> list[Cell]:
     """List the cells that are scored on the test split: each choice with its seeds.
 

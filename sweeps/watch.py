@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from rich.console import Group
@@ -81,9 +82,7 @@ def drawn(statuses: Sequence[CellStatus], rows: int) -> Group:
 
 def scores_of(history: Sequence[dict[str, Any]]) -> tuple[str, list[float]]:
     """Return the first score that was measured while training: its name and its values."""
-    scores: list[dict[str, Any]] = []
-    for row in history:
-        scores += row.get("scores", ())
+    scores = list(chain(*(row.get("scores", ()) for row in history)))
     name = scores[0]["name"] if scores else ""
     return name, [score["value"] for score in scores if score["name"] == name]
 

@@ -241,32 +241,18 @@ def prepared(
             )
         path = folder / f"{folder.name}.yaml"
         written = write_sweep(track, method, path)
-        fixed = fixed_settings((*written.rows[0], *overrides))
-        tuning = load_rows(written, fixed)
+        tuning = load_rows(written, fixed_settings((*written.rows[0], *overrides)))
         assert written.trials is not None
         ask(file, plug_in, compute_once, tuning.cells[0].batch_size, tuning.cells[0].output_dim)
         best = _summary([rows]).methods[:_REPEATED]
         shipped = [min(row.records, key=lambda record: record.seed) for row in best]
         cells = tuple(Cell.stored(record.cell) for record in shipped)
         machine = replace(tuning.runtime, runs_dir=str(folder / "track" / "machine"))
-        repeated = replace(
-            tuning,
-            name="repeated",
-            cells=cells,
-            runtime=machine,
-            clusters=tuning.clusters[:1] * len(cells),
-        )
+        clusters = tuning.clusters[:1] * len(cells)
+        repeated = replace(tuning, name="repeated", cells=cells, runtime=machine, clusters=clusters)
         (search,) = searches_of(written, written.rows[0])
-        yield Challenge(
-            folder,
-            method.label,
-            overrides,
-            written.trials,
-            tuple(search.space),
-            tuning,
-            shipped,
-            repeated,
-        )
+        label, trials, searched = method.label, written.trials, tuple(search.space)
+        yield Challenge(folder, label, overrides, trials, searched, tuning, shipped, repeated)
 
 
 def tasks_of(track: str | Track) -> tuple[Track | None, ...]:

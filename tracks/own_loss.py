@@ -154,9 +154,8 @@ class LossFile:
                 yield METHODS.build(new[0])
             finally:
                 # Another file may hold a loss of the same name.
-                for name in {
-                    METHODS.name(METHODS.build(name)) for name in set(METHODS.names()) - before
-                }:
+                added = set(METHODS.names()) - before
+                for name in {METHODS.name(METHODS.build(name)) for name in added}:
                     METHODS.unregister(name)
                 sys.modules.pop(self.module, None)
 
@@ -255,7 +254,7 @@ def _wrapped(loss: Any) -> type[Regularizer]:
     )
     lines = [f"    {name}: A parameter of {loss.__name__}." for name, _, _ in fields]
     attributes = ["", "Attributes:", *lines] if fields else []
-    made = dataclasses.make_dataclass(
+    return dataclasses.make_dataclass(
         loss.__name__,
         fields,
         bases=(Plain,),
@@ -269,4 +268,3 @@ def _wrapped(loss: Any) -> type[Regularizer]:
             "space": getattr(loss, "space", None),
         },
     )
-    return made

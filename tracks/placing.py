@@ -62,10 +62,8 @@ class Placing:
     @property
     def claim(self) -> str:
         """Sentence that may be claimed."""
-        beaten = [verdict.label for verdict in select(self.verdicts, "better than")]
-        held = "better than no row"
-        if beaten:
-            held = f"{self.label} is better than {', '.join(beaten)}"
+        beaten = ", ".join(verdict.label for verdict in select(self.verdicts, "better than"))
+        held = f"{self.label} is better than {beaten}" if beaten else "better than no row"
         return f"{held} (all verdicts together hold in {100 - 100 * LEVEL:.0f} of 100 challenges)"
 
     def __str__(self) -> str:

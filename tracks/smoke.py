@@ -103,11 +103,8 @@ def _learned(before: Record, after: Record) -> Iterator[tuple[bool, str, str]]:
     """Compare the trained loss with the untrained network."""
     # A run that diverged in its first epoch has logged no rank.
     rank = after.at_end.get("effective_rank", 0.0)
-    yield (
-        after.status == "done" and rank > _COLLAPSED,
-        "not collapsed",
-        f"{after.status}, effective rank {rank:.1f}",
-    )
+    spread = after.status == "done" and rank > _COLLAPSED
+    yield spread, "not collapsed", f"{after.status}, effective rank {rank:.1f}"
     for score in before.scores:
         if score.name == "linear_top1" and score.split == "test":
             value = after.score(score.name, "test") or 0.0
@@ -118,9 +115,8 @@ def _learned(before: Record, after: Record) -> Iterator[tuple[bool, str, str]]:
 @contextmanager
 def smoke_test(file: LossFile, overrides: Sequence[str]) -> Iterator[SmokeTest]:
     """Prepare a smoke test of a loss, with settings of the runtime and the cluster."""
-    runs_dir = Path(load_grid(overrides).runtime.runs_dir)
     name = f"{SMOKE}_{file.module}"
-    folder = runs_dir / name / "plug_in"
+    folder = Path(load_grid(overrides).runtime.runs_dir) / name / "plug_in"
     with file.on_path(folder), entered(file, folder) as method:
         preset = read_rows(SMOKE, overrides)
         untrained, trained = preset.rows

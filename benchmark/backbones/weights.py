@@ -60,11 +60,6 @@ class PublishedWeights:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """The weights by name."""
-        return self.backbone.module.state_dict()
-
 
 def load_backbone(
     source: str, network: Backbone, channels: int, image_size: int
@@ -289,12 +284,10 @@ def fill(module: nn.Module, state: dict[str, Tensor], source: str, architecture:
                 wrong.append(f"{name} {tuple(found.shape)} instead of {tuple(value.shape)}")
         elif not name.endswith("num_batches_tracked"):  # old files lack it, and it decides nothing
             missing.append(name)
-    heads: list[str] = []
-    unexpected: list[str] = []
-    for name in state:
-        if not name.startswith(prefix) or name.removeprefix(prefix) not in wanted:
-            kind = heads if _part(name, prefix) in _HEADS else unexpected
-            kind.append(name)
+    of_backbone = {prefix + name for name in wanted}
+    others = [name for name in state if name not in of_backbone]
+    heads = [name for name in others if _part(name, prefix) in _HEADS]
+    unexpected = [name for name in others if _part(name, prefix) not in _HEADS]
     faults = {"has not": missing, "has besides": unexpected, "has other shapes:": wrong}
     for what, names in faults.items():
         if names:

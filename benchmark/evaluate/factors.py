@@ -78,8 +78,7 @@ class FactorProbes(Evaluation):
                 if target.classes_N is not None:
                     value, measure, unit = 100 * value, "accuracy", "%"
                 title = f"{factor.replace('_', ' ')} from the {place}, {measure}"
-                name_of_score = f"factor_{factor}_{place}"
-                scores.append(Score(name_of_score, value, "test", how, title, unit))
+                scores.append(Score(f"factor_{factor}_{place}", value, "test", how, title, unit))
         return scores
 
     def _split(self, subject: Subject, split: str) -> tuple[Tensor, dict[str, _Target]]:

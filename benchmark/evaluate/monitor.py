@@ -38,9 +38,8 @@ def monitored_scores(
     backbone.load_state_dict(network.backbone.state_dict())
     encoder = Encoder(backbone, network.representation_dim)
     subject = subject_of(cell, encoder, compute, Choices(attempt)).unrecorded()
-    found = []
-    for name in cell.evaluation.while_training:
-        found.append(cell.evaluation[name].select(name, subject)[0])
+    config = cell.evaluation
+    found = [config[name].select(name, subject)[0] for name in config.while_training]
     # The next evaluation is of other weights, so the kept state of this one is of no more use.
     remove_tensors(attempt.directory, state_kind("*"), attempt.number)
     return found

@@ -90,10 +90,8 @@ def numbered_files(directory: Path, name: str) -> list[Path]:
     """List the files `name` of all attempts, the last attempt's first."""
     stem, suffix = Path(name).stem, Path(name).suffix
     # The pattern also finds names that go on, such as choice-backup-0001.json for choice.json.
-    found = []
-    for path in directory.glob(f"{stem}-*{suffix}"):
-        if path.stem[len(stem) + 1 :].isdecimal():
-            found.append(path)
+    paths = directory.glob(f"{stem}-*{suffix}")
+    found = [path for path in paths if path.stem[len(stem) + 1 :].isdecimal()]
     return sorted(found, key=lambda path: _number(path.name) or 0, reverse=True)
 
 

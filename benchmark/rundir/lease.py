@@ -129,7 +129,7 @@ def _start_ticks(pid: int) -> str | None:
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ProcessLookupError):
+    except OSError:
         return None
     is_zombie = fields[0] == "Z"
     return None if is_zombie else fields[19]
@@ -258,15 +258,14 @@ class Attempt:
     def update(self, **progress: Any) -> None:
         """Set what the next beat shows of the run's progress."""
         with self._lock:
-            self._state["progress"] = {**self._state["progress"], **progress}
+            self._state["progress"].update(progress)
 
     def began(self, **where: Any) -> None:
         """Note from where a part of the run goes on: it shows whether attempts come farther
         than those before them.
         """
         with self._lock:
-            progress = self._state["progress"]
-            self._state["progress"] = {**progress, "began": {**progress.get("began", {}), **where}}
+            self._state["progress"].setdefault("began", {}).update(where)
         self.beat()
 
     def end(self, how: str, error: str | None = None) -> None:

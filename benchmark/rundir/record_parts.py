@@ -126,10 +126,6 @@ class PastAttempt:
 
 def finite_numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a history's row that can be averaged, by name."""
-    found = {}
-    for name, value in row.items():
-        # To Python, True is an int.
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and abs(value) <= LARGEST:
-            found[name] = float(value)
-    return found
+    # `type`, because True is an int.
+    numbers = {name: value for name, value in row.items() if type(value) in (int, float)}
+    return {name: float(value) for name, value in numbers.items() if abs(value) <= LARGEST}

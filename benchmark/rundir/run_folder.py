@@ -55,10 +55,7 @@ class RunFolder:
     @property
     def record(self) -> Path | None:
         """The file of its record: the final one, or else that of its tuning."""
-        for name in RECORDS:
-            if name in self.names:
-                return self.path / name
-        return None
+        return next((self.path / name for name in RECORDS if name in self.names), None)
 
     @property
     def evaluations(self) -> list[Path]:

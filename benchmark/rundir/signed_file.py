@@ -11,14 +11,7 @@ from typing import Any, Final, Literal, Self, cast
 
 from pydantic import ConfigDict, ValidationError
 
-from regbench.files import (
-    adapter,
-    json_object,
-    read_file,
-    reason,
-    signed,
-    without_digest,
-)
+from regbench.files import adapter, json_object, read_file, reason, signed, without_digest
 
 # The version rises when older files can no longer be read. Readers pass over fields that they do
 # not know, and a field with a default may be missing, so neither needs a new version.

@@ -291,12 +291,9 @@ class Cell:
     @property
     def datasets(self) -> list[DatasetConfig]:
         """The data sets that the cell trains on and is evaluated on."""
-        found = [self.dataset]
-        for evaluation in self.evaluation.evaluations.values():
-            other = getattr(evaluation, "dataset", None)
-            if other is not None:
-                found.append(other)
-        return found
+        evaluations = self.evaluation.evaluations.values()
+        of_evaluations = [getattr(evaluation, "dataset", None) for evaluation in evaluations]
+        return [self.dataset, *filter(None, of_evaluations)]
 
     def plain(self) -> dict[str, Any]:
         """Return the cell as plain data, with the settings of those evaluations that it asks
@@ -336,9 +333,8 @@ class Cell:
         Refuse data that leave a setting out.
         """
         cell = cls.from_plain(data)
-        older = dict(cell.method.absent)
-        for name in data["method"]:
-            older.pop(name, None)
+        absent = cell.method.absent.items()
+        older = {name: value for name, value in absent if name not in data["method"]}
         if older:
             cell = replace(cell, method=replace(cell.method, **older))  # type: ignore[type-var]
         given = set(names_in(data))

@@ -34,7 +34,7 @@ from regbench.datasets.sources.base import SOURCES
 from regbench.errors import RegbenchError
 from regbench.methods import METHODS
 from regbench.plugins import Registry
-from regbench.settings import from_plain, names_in, plain, setting
+from regbench.settings import at, from_plain, names_in, plain, setting
 from regbench.wording import shown, unknown
 
 PLUG_INS: dict[str, Registry[Any]] = {
@@ -114,8 +114,7 @@ class Composer:
         if network.init_sha256 is not None:
             network.refuse_other_weights(sha256)
         network = replace(network, init_sha256=sha256)
-        colours = {"mean": mean, "std": std}
-        for name, values in colours.items():
+        for name, values in (("mean", mean), ("std", std)):
             if values and f"dataset.{name}" not in given:
                 dataset = replace(dataset, **{name: values})
         return replace(cell, network=network, dataset=dataset)
@@ -180,9 +179,7 @@ def put(tree: Tree, key: str, value: Any, *, new: bool = False) -> None:
     *path, name = key.split(".")
     if name == "name" and ".".join(path) in PLUG_INS:
         raise RegbenchError(f"{key}={shown(value)}: write {'.'.join(path)}={value}")
-    group: Any = tree
-    for part in path:
-        group = group.get(part) if isinstance(group, dict) else None
+    group = at(tree, path)
     if not isinstance(group, dict) or (name not in group and not new):
         raise RegbenchError(unknown("setting", key, list(names_in(tree))))
     if key in PLUG_INS and not is_name and "name" in value:
@@ -200,7 +197,6 @@ def _fitted(tree: Tree, given: Collection[str], *, prepared: bool) -> dict[str, 
     """
     fitted: dict[str, Any] = {}
     epochs: Any = tree.get("epochs")
-    batch_size: Any = tree.get("batch_size")
     warmup: Any = tree["optimizer"].get("warmup_epochs")
     # Values of other types are refused later, by the classes.
     are_numbers = isinstance(epochs, int) and isinstance(warmup, int | float)
@@ -209,4 +205,4 @@ def _fitted(tree: Tree, given: Collection[str], *, prepared: bool) -> dict[str, 
     if is_open and are_numbers and 0 < epochs < 2 * warmup:
         fitted["optimizer.warmup_epochs"] = epochs / 2
     data_dir = Path(str(tree["runtime"].get("data_dir"))) if prepared else None
-    return fitted | fitting(tree["dataset"], batch_size, epochs, data_dir, given)
+    return fitted | fitting(tree["dataset"], tree.get("batch_size"), epochs, data_dir, given)

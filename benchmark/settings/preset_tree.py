@@ -79,10 +79,8 @@ def preset_tree(chosen: Presets, own: OwnPresets) -> Tree:
 def _preset_json(chosen: Presets, own: OwnPresets) -> bytes:
     own_files = []
     for group, name in chosen:
-        known = {*preset_files(group)}
-        for path, *_ in own:
-            if path.parent.name == group:
-                known.add(path.stem)
+        of_user = {path.stem for path, *_ in own if path.parent.name == group}
+        known = of_user | {*preset_files(group)}
         if name not in known:
             raise RegbenchError(unknown(group, name, sorted(known)))
         own_file = config_folder() / group / f"{name}.yaml"

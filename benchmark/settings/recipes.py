@@ -17,7 +17,7 @@ import yaml
 
 from regbench.benchmark.settings.presets import CONF
 from regbench.csv_files import read_csv
-from regbench.settings import from_plain, settings
+from regbench.settings import at, from_plain, settings
 
 
 @settings
@@ -54,9 +54,7 @@ class PublishedNumber:
         """Return True if it is about a cell, given as plain data."""
         for setting in self.cell.split():
             name, _, wanted = setting.partition("=")
-            value: Any = cell
-            for part in name.split("."):
-                value = value.get(part) if isinstance(value, Mapping) else None
+            value = at(cell, name.split("."))
             # A line names a method, whatever its hyperparameters are.
             if isinstance(value, Mapping) and "name" in value:
                 value = value["name"]

@@ -14,7 +14,7 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.fit import complete
 from regbench.errors import RegbenchError
 from regbench.methods import METHODS
-from regbench.settings import read_yaml
+from regbench.settings import at, read_yaml
 
 
 def load_cell(path: Path) -> Cell:
@@ -45,9 +45,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtim
         key = str(change.key_or_group)
         if change.is_sweep_override():
             raise RegbenchError(f"{change.input_line}: give one value")
-        node = tree
-        for part in key.split("."):
-            node = node.get(part, {}) if isinstance(node, dict) else {}
+        node = at(tree, key.split("."))
         # A group would need a preset, and the run keeps the settings, not the names of its presets.
         if isinstance(node, dict) and node:
             first = next((name for name in node if name != "name"), "name")

@@ -46,7 +46,8 @@ def build_network(
         image = cell.dataset.input_channels, cell.dataset.image_size
         weights = load_backbone(config.init, config.backbone, *image)
         config.refuse_other_weights(weights.sha256)
-        fill(network.backbone, weights.state, config.init, config.architecture)
+        state_dict = weights.backbone.module.state_dict()
+        fill(network.backbone, state_dict, config.init, config.architecture)
     # Evaluations need the layout of the training: the last bits of features depend on it. On a CPU
     # it saves a quarter of the time.
     network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -7,7 +7,6 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -159,9 +158,8 @@ class _Training:
     def run(self) -> Trained:
         cell, progress = self.cell, self.progress
         done = len(progress.history) - progress.is_unscored(cell)
-        names: Sequence[str] = ()
-        if self.attempt is not None and done < cell.epochs:
-            names = self.compute.runtime.sinks
+        has_rows = self.attempt is not None and done < cell.epochs
+        names = self.compute.runtime.sinks if has_rows else ()
         with self.checkpoints, Sinks(names, cell, self.directory, done + 1) as self.sinks:
             self.network.train()
             if progress.is_unscored(cell):

@@ -173,12 +173,9 @@ def flat(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a row: its addends as `terms/NAME`, its scores as
     `scores/NAME_SPLIT`.
     """
-    numbers = {}
-    for name, value in row.items():
-        if isinstance(value, int | float) and name != "epoch":
-            numbers[name] = value
-    for name, value in row.get("terms", {}).items():
-        numbers[f"terms/{name}"] = value
+    numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+    del numbers["epoch"]
+    numbers |= {f"terms/{name}": value for name, value in row.get("terms", {}).items()}
     for score in row.get("scores", ()):
         numbers[f"scores/{score['name']}_{score['split']}"] = score["value"]
     return numbers

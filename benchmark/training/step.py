@@ -131,9 +131,8 @@ class Step:
         """Measure the peak memory of the loss beyond embeddings and their gradients, for n
         images of this rank.
         """
-        leaves_NQ = draw_embeddings(n, q, views, torch.float32, device)
-        for leaf_NQ in leaves_NQ:
-            leaf_NQ.requires_grad_()
+        drawn_NQ = draw_embeddings(n, q, views, torch.float32, device)
+        leaves_NQ = [z_NQ.requires_grad_() for z_NQ in drawn_NQ]
         labels_N = torch.zeros(n, dtype=torch.int64, device=device) if self.labelled else None
         method, targets_NQ = self.method, None
         if self.teacher is not None:
@@ -160,9 +159,7 @@ class Step:
         """Return the teacher's embeddings of the global views; None if it has no own network."""
         if self.teacher is None or self.teacher.network is None:
             return None
-        passes = []
-        for part in parts:
-            passes.append(self._embed(self.teacher, part[: self.global_views]))
+        passes = [self._embed(self.teacher, part[: self.global_views]) for part in parts]
         return [torch.cat(view).float() for view in zip(*passes, strict=True)]
 
     def _loss(

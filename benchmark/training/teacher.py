@@ -57,11 +57,9 @@ class Teacher(nn.Module):
                 # Not by `train`, which would reach what a BN layer of timm holds, such as
                 # DropBlock.
                 module.training = hasattr(module, "running_mean")
-            of_student = dict(student.named_parameters())
+            of_student: dict[str, Tensor] = dict(student.named_parameters())
             # A list, so that the student is no part of this module.
-            self._followed: list[Tensor] = []
-            for name, _ in self.network.named_parameters():
-                self._followed.append(of_student[name])
+            self._followed = [of_student[name] for name, _ in self.network.named_parameters()]
 
     def momentum(self, done: float) -> float:
         """Return the share of its weights that the copy keeps, after a share `done` of the training

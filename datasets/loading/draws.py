@@ -9,12 +9,11 @@ is output d of the generator seeded with it.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from regbench.datasets.config import PATCH_JITTER, ViewConfig
+from regbench.datasets.config import PATCH_JITTER
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -87,11 +86,6 @@ def shared_bits(split: str, indices: Ints, count: int) -> Ints:
     return (uniforms(key, 0, count) < 0.5).astype(np.int64)
 
 
-def view_numbers(count: int) -> list[int]:
-    """Number an image's views in pretraining, leaving out `EVALUATION_VIEW`."""
-    return [number + (number >= EVALUATION_VIEW) for number in range(count)]
-
-
 def flips(key: Keys, flip_p: float) -> Bools:
     """Draw which images are flipped, (N,)."""
     flipped: Bools = uniforms(key, 0, 1)[:, 0] < flip_p
@@ -154,47 +148,3 @@ def crop_boxes(
     w = np.minimum(image_w, np.rint(image_h * ratio[1])).astype(np.int64)
     boxes[todo, :4] = np.stack([(image_h - h) // 2, (image_w - w) // 2, h, w], axis=1)
     return boxes
-
-
-@dataclass(frozen=True)
-class PhotometricDraws:
-    """The photometric parameters of N images.
-
-    Attributes:
-        jitter: (N,) whether the colours are jittered.
-        factors: (N, 4) brightness, contrast and saturation factors, and the hue shift in turns.
-        order: (N, 4) a sorting key for each of the four: they are applied from the smallest to the
-            largest.
-        grayscale: (N,) whether the colour is dropped.
-        blur: (N,) whether the image is blurred.
-        sigma: (N,) the blur's standard deviation, px.
-        solarize: (N,) whether the image is solarized.
-    """
-
-    jitter: Bools
-    factors: Floats
-    order: Floats
-    grayscale: Bools
-    blur: Bools
-    sigma: Floats
-    solarize: Bools
-
-
-def photometric_draws(key: Keys, config: ViewConfig) -> PhotometricDraws:
-    """Draw the parameters of `config` for every key, with the distributions of torchvision's
-    transforms.
-    """
-    # All numbers are drawn whatever is switched off, so that no setting changes the draws of
-    # another.
-    u = uniforms(key, 0, 13)
-    strength = np.array([config.brightness, config.contrast, config.saturation, config.hue])
-    low, high = config.blur_sigma
-    return PhotometricDraws(
-        jitter=u[:, 0] < config.jitter_p,
-        factors=np.array([1.0, 1.0, 1.0, 0.0]) + strength * (2 * u[:, 1:5] - 1),
-        order=u[:, 5:9],
-        grayscale=u[:, 9] < config.grayscale_p,
-        blur=u[:, 10] < config.blur_p,
-        sigma=low + (high - low) * u[:, 11],
-        solarize=u[:, 12] < config.solarize_p,
-    )

@@ -124,7 +124,7 @@ class FfcvCrops:
         *,
         pin_memory: bool,
     ) -> None:
-        """Make a loader of at most `batch_size` images.
+        """Make a loader of batches of `batch_size` images.
 
         It delivers finished views if `normalize` is given. With `pin_memory` crops are in
         page-locked memory, from which a GPU copies them several times as fast.
@@ -154,10 +154,9 @@ class FfcvCrops:
             )
             self._loader.generate_code()
 
-    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains) -> CropStream:
+    def stream(self, order: Ints, boxes: Boxes, chains: Chains) -> CropStream:
         """Start an epoch."""
         with _contained():
-            self._loader.batch_size = batch_size
             batches = EpochIterator(self._loader, order.astype(np.uint64))
         ahead: deque[tuple[Ints, Future[torch.Tensor]]] = deque()
         # Batches and parts have separate pools: in a common one, batches that wait for their parts
@@ -179,12 +178,7 @@ class FfcvCrops:
                 _end(batches)
 
     def _make(
-        self,
-        indices: Ints,
-        file: Array,
-        boxes: Boxes,
-        chains: Chains,
-        pool: ThreadPoolExecutor,
+        self, indices: Ints, file: Array, boxes: Boxes, chains: Chains, pool: ThreadPoolExecutor
     ) -> torch.Tensor:
         """Make the views of one batch, as a flat tensor; see `CropShape.split`."""
         count = len(indices)
@@ -196,9 +190,7 @@ class FfcvCrops:
         out = (crops.numpy(), finished.numpy())
         where = (file, self._beton.start, self._beton.size, self._image_shapes)
         box = boxes(indices)
-        chain = np.empty((count, len(self._shape.sizes)), CHAIN)
-        if self.finishes:
-            chain = chains(indices)
+        chain = chains(indices) if self.finishes else np.empty(box.shape[:2], CHAIN)
         failed = np.zeros(count, np.int64)
 
         how = (box, self._cutting, chain, self._finishing, failed, out)

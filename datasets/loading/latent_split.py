@@ -126,11 +126,8 @@ class LatentSplit:
         if source.prior == "sphere":
             return math.sqrt(width) * F.normalize(normal_NC, dim=1)
         if source.prior == "sparse":
-            return (
-                normal_NC
-                * (u_NU[:, 2 * width : 3 * width] < source.density)
-                / math.sqrt(source.density)
-            )
+            present_NC = u_NU[:, 2 * width : 3 * width] < source.density
+            return normal_NC * present_NC / math.sqrt(source.density)
         if source.prior == "clusters":
             centre_NC = self._centre_KC[self._clusters(u_NU)]
             return math.sqrt(1 - _WITHIN) * centre_NC + math.sqrt(_WITHIN) * normal_NC
@@ -171,14 +168,10 @@ class LatentSplit:
             found.append((view_NC, _bell(u_NU)))
         return found
 
-    def observations(self, seed: int, epoch: int, indices: Ints, views: Sequence[int]) -> Tensor:
-        """Return the observations of views, float32: (V, N, D, 1, 1), or pictures
-        (V, N, 3, S, S).
+    def observations(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Return the observations of the content and the style of views, see `latents`, float32:
+        (V, N, D, 1, 1), or pictures (V, N, 3, S, S).
         """
-        return self._mixed(self.latents(seed, epoch, indices, views))
-
-    def _mixed(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Return the observations of the content and the style of views."""
         x_BD = torch.cat([torch.cat(pair, dim=1) for pair in pairs]).float() @ self._layers[0]
         for layer_DD in self._layers[1:]:
             x_BD = F.leaky_relu(x_BD, _SLOPE) @ layer_DD
@@ -204,7 +197,7 @@ class LatentSplit:
                 rows, pairs = slice(start, start + batch_size), []
                 for content_NC, normal_NS in drawn:
                     pairs.append((content_NC[rows], self.style(content_NC[rows], normal_NS[rows])))
-                yield ahead[rows], self._mixed(pairs)
+                yield ahead[rows], self.observations(pairs)
 
     def _content_draws(self) -> Tensor:
         number = _SPLITS.index(self.path.stem)

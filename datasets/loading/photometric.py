@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from regbench.datasets.config import ViewConfig
-from regbench.datasets.loading.draws import PhotometricDraws
+from regbench.datasets.loading.draws import Keys, uniforms
 
 _JITTERS = [("order", np.int64, 4), ("factors", np.float64, 4)]
 _OTHERS = [("grayscale", np.bool_), ("sigma", np.float64), ("threshold", np.float64)]
@@ -127,24 +127,27 @@ def solarize(x: Tensor, threshold: Tensor) -> Tensor:
 _Step = tuple[Callable[[Tensor, Tensor], Tensor], npt.NDArray[np.int64], npt.NDArray[np.generic]]
 
 
-def chains(draws: PhotometricDraws, config: ViewConfig, channels: int) -> Chain:
-    """List what is done to one view of N images: (N,) of `CHAIN`.
-
-    `draws` were made from `config`.
+def chains(key: Keys, config: ViewConfig, channels: int) -> Chain:
+    """Draw what is done to one view of N images, with the distributions of torchvision's
+    transforms: (N,) of `CHAIN`.
     """
-    rows = np.empty(len(draws.jitter), CHAIN)
-    strengths = (config.brightness, config.contrast, config.saturation, config.hue)
-    # Grey images have neither saturation nor hue, the last two. Leaving some out does not change
-    # the others' order.
-    possible = strengths if channels == 3 else strengths[:2]
-    active = np.flatnonzero(np.array(possible) > 0)
-    order = active[np.argsort(draws.order[:, active], axis=1)]
+    # All numbers are drawn whatever is switched off, so that no setting changes the draws of
+    # another.
+    u = uniforms(key, 0, 13)
+    rows = np.empty(len(key), CHAIN)
+    strengths = np.array([config.brightness, config.contrast, config.saturation, config.hue])
+    rows["factors"] = np.array([1.0, 1.0, 1.0, 0.0]) + strengths * (2 * u[:, 1:5] - 1)
+    # Grey images have neither saturation nor hue, the last two. The order is that of four random
+    # numbers: leaving some out does not change the others' order.
+    active = np.flatnonzero(strengths[: 4 if channels == 3 else 2] > 0)
+    order = active[np.argsort(u[:, 5 + active], axis=1)]
     rows["order"] = -1
-    rows["order"][:, : len(active)] = np.where(draws.jitter[:, None], order, -1)
-    rows["factors"] = draws.factors
-    rows["grayscale"] = draws.grayscale & (channels == 3)
-    rows["sigma"] = np.where(draws.blur, draws.sigma, 0.0)
-    rows["threshold"] = np.where(draws.solarize, config.solarize_threshold, _NO_SOLARIZE)
+    rows["order"][:, : len(active)] = np.where(u[:, :1] < config.jitter_p, order, -1)
+    rows["grayscale"] = (u[:, 9] < config.grayscale_p) & (channels == 3)
+    low, high = config.blur_sigma
+    rows["sigma"] = np.where(u[:, 10] < config.blur_p, low + (high - low) * u[:, 11], 0.0)
+    solarized = u[:, 12] < config.solarize_p
+    rows["threshold"] = np.where(solarized, config.solarize_threshold, _NO_SOLARIZE)
     return rows
 
 

@@ -98,18 +98,21 @@ class TorchvisionCrops:
 
     finishes = False
 
-    def __init__(self, beton: Beton, shape: CropShape, workers: int, pin_memory: bool) -> None:
-        """Make a loader with `workers` processes (1: this one).
+    def __init__(
+        self, beton: Beton, shape: CropShape, batch_size: int, workers: int, *, pin_memory: bool
+    ) -> None:
+        """Make a loader of batches of `batch_size` images with `workers` processes (1: this one).
 
         With `pin_memory` crops are in page-locked memory, which is quicker to copy to a GPU.
         """
         self._dataset = _Batches(beton, shape)
-        self._workers = workers
+        self._batch_size, self._workers = batch_size, workers
         self._pin_memory = pin_memory
 
-    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains) -> CropStream:
+    def stream(self, order: Ints, boxes: Boxes, chains: Chains) -> CropStream:
         """Start an epoch."""
-        chunks = (order[start : start + batch_size] for start in range(0, len(order), batch_size))
+        starts = range(0, len(order), self._batch_size)
+        chunks = (order[start : start + self._batch_size] for start in starts)
         loader = DataLoader(
             self._dataset,
             batch_size=None,  # the sampler gives whole batches

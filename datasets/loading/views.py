@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Required, TypedDict
 
 import numpy as np
@@ -43,7 +43,7 @@ class View:
 
 def list_views(kinds: Sequence[ViewsConfig]) -> list[View]:
     """List the views of all kinds, in the order in which they are delivered."""
-    numbers = iter(draws.view_numbers(sum(kind.count for kind in kinds)))
+    numbers = (number for number in count() if number != draws.EVALUATION_VIEW)
     views = []
     for kind in kinds:
         own = list(islice(numbers, kind.count))
@@ -99,11 +99,7 @@ class LatentViews:
     backend = "auto"
 
     def __init__(
-        self,
-        split: LatentSplit,
-        views: Sequence[View],
-        batch_size: int,
-        reading: Reading,
+        self, split: LatentSplit, views: Sequence[View], batch_size: int, reading: Reading
     ) -> None:
         """Move the world to the device."""
         self._split = LatentSplit(split.source, split.path, reading["device"])
@@ -138,7 +134,7 @@ class ImageViews:
         if self.backend == "auto":
             self.backend = "ffcv" if importlib.util.find_spec("ffcv") is not None else "torchvision"
         self._beton, self._views, self._transfer = beton, views, transfer
-        self._batch_size, self._seed, self._dtype = batch_size, reading["seed"], reading["dtype"]
+        self._seed, self._dtype = reading["seed"], reading["dtype"]
         sizes = tuple(view.kind.side for view in views)
         self._shape = CropShape(sizes=sizes, channels=dataset.channels, interpolation=interpolation)
         self._normalize = Normalize(dataset.mean, dataset.std, device)
@@ -159,25 +155,19 @@ class ImageViews:
                 beton, self._shape, batch_size, workers, normalize, pin_memory=pins
             )
         else:
-            self._crops = TorchvisionCrops(beton, self._shape, workers, pin_memory=pins)
+            self._crops = TorchvisionCrops(beton, self._shape, batch_size, workers, pin_memory=pins)
 
     def stream(self, order: Ints, e: int) -> CropStream:
         """Start epoch `e` over the images `order` (places in the file), in that order."""
-        draw = partial(self._boxes, e), partial(self._chains, e)
-        return self._crops.stream(order, self._batch_size, *draw)
+        return self._crops.stream(order, partial(self._boxes, e), partial(self._chains, e))
 
     def finished(self, e: int, indices: Ints, flat: Tensor) -> list[Tensor]:
         """Return the views, (N, C, S, S) each on the device, of a batch that `stream` gave."""
-        views = []
         if self._crops.finishes:
-            for view in self._shape.split(flat):
-                views.append(view.permute(0, 3, 1, 2).to(self._dtype))
-            return views
-        chain = self._chains(e, indices)
-        for number, crop in enumerate(self._shape.split(self._transfer(flat))):
-            augmented = photometric(crop, chain[:, number])
-            views.append(self._normalize(augmented, self._dtype))
-        return views
+            return [view.permute(0, 3, 1, 2).to(self._dtype) for view in self._shape.split(flat)]
+        crops = self._shape.split(self._transfer(flat))
+        augmented = map(photometric, crops, self._chains(e, indices).T)
+        return [self._normalize(x, self._dtype) for x in augmented]
 
     def _boxes(self, e: int, indices: Ints) -> Ints:
         """Draw what is cut out of images in epoch `e`: (N, views, 9), see `crops.Boxes`."""
@@ -193,6 +183,5 @@ class ImageViews:
         found = []
         for view in self._views:
             key = draws.keys(self._seed, e, indices, draws.PHOTOMETRIC, view.drawn)
-            drawn = draws.photometric_draws(key, view.kind)
-            found.append(chains(drawn, view.kind, self._shape.channels))
+            found.append(chains(key, view.kind, self._shape.channels))
         return np.stack(found, axis=1)

@@ -5,7 +5,7 @@ common.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import ClassVar
@@ -146,8 +146,4 @@ def last_of_each_class(labels: Labels, share: int) -> npt.NDArray[np.bool_]:
 
 def _split(name: str, images: Pixels, labels: Labels, rows: npt.NDArray[np.intp]) -> Split:
     """Make the split of the images at `rows`."""
-
-    def chosen() -> Iterator[tuple[Pixels, str]]:
-        return ((images[row], f"{name}[{row}]") for row in rows)
-
-    return Split(labels[rows], chosen)
+    return Split(labels[rows], lambda: ((images[row], f"{name}[{row}]") for row in rows))

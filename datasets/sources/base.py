@@ -8,6 +8,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeVar
 
@@ -204,21 +205,18 @@ class DividedFiles(ImageFiles):
         """
         keep, tune = self.train_per_class, self.tuning_per_class
         needed = keep or 1
-        if tune is not None:
+        chosen = {"train": {name: images[:keep] for name, images in train.items()}}
+        if keep is not None and tune is not None:
+            # One image is skipped in the published code of SFRIK, whose subsets of ImageNet these
+            # are.
             needed += 1 + tune
+            tuning = slice(keep + 1, needed)
+            chosen["tuning"] = {name: images[tuning] for name, images in train.items()}
         too_few = []
-        chosen: dict[str, dict[str, Sequence[T]]] = {"train": {}}
-        if tune is not None:
-            chosen["tuning"] = {}
         for name, images in train.items():
             if len(images) < needed:
                 asked = f"train_per_class and tuning_per_class need {needed}"
                 too_few.append(f"{name} has {len(images):,} images; {asked}")
-            chosen["train"][name] = images[:keep]
-            if keep is not None and tune is not None:
-                # One image is skipped in the published code of SFRIK, whose subsets of ImageNet
-                # these are.
-                chosen["tuning"][name] = images[keep + 1 : keep + 1 + tune]
         refuse_if(too_few, f"{where} is too small", "choose other numbers, or add images")
         return chosen
 
@@ -238,16 +236,10 @@ def split_of_files(classes: Mapping[str, Sequence[Path]], root: Path) -> Split:
 
     Messages name them relative to `root`.
     """
-    files: list[tuple[Path, str]] = []
-    labels, sizes_bytes = [], []
-    for label, (name, paths) in enumerate(classes.items()):
-        if name == NO_CLASS:
-            label = -1
-        for path in paths:
-            files.append((path, named(path, root)))
-            labels.append(label)
-            sizes_bytes.append(path.stat().st_size)
-    return Split(np.array(labels, np.int64), lambda: files, max(sizes_bytes))
+    numbers = [-1 if name == NO_CLASS else label for label, name in enumerate(classes)]
+    labels = np.repeat(np.array(numbers, np.int64), [len(paths) for paths in classes.values()])
+    files = [(path, named(path, root)) for path in chain.from_iterable(classes.values())]
+    return Split(labels, lambda: files, max(path.stat().st_size for path, _ in files))
 
 
 SOURCES: Registry[Source] = Registry("source")

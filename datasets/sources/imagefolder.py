@@ -138,9 +138,7 @@ class ImageFolder(DividedFiles):
                 seen.append(f"the folder of labels {labels} has no class folders")
             loose = sorted(set(seen.images_below(folder)) - set(seen.images_below(labels)))
         elif labels is not None:
-            parts, others = of_labels(labels, folder, seen, self.unlabelled)
-            if self.unlabelled:
-                loose = others
+            parts, loose = of_labels(labels, folder, seen, self.unlabelled)
         elif self.held_out is None:
             parts = train_and_val(folder, seen)
         elif self.unlabelled:
@@ -156,10 +154,7 @@ class ImageFolder(DividedFiles):
                 # A part that could not be read is refused below, with its reason.
                 if files:
                     parts[part] = of_listed_classes(path, files, folder)
-        counts = {}
-        for part, files in parts.items():
-            if files:
-                counts[part] = sum(map(len, files.values()))
+        counts = {part: sum(map(len, files.values())) for part, files in parts.items() if files}
         # Duplicates go: a folder that cannot be listed is reported each time it is asked for.
         wrong = [*dict.fromkeys(seen), *seen.unread()] if seen else []
         self.refuse(folder, wrong, counts if self.held_out is None else None)
@@ -198,17 +193,13 @@ class ImageFolder(DividedFiles):
         listed = of_listed_images(path, train, folder / "train")
         chosen: Chosen = {"train": listed}
         if (tune := self.tuning_per_class) is not None:
-            tuning: Files = {}
-            too_few = []
-            for name, files in train.items():
-                others = sorted(set(files) - set(listed[name]))
-                tuning[name] = others[:tune]
-                if len(others) < tune:
-                    too_few.append(f"{name} has {len(others):,}")
+            others = {name: sorted({*files} - {*listed[name]}) for name, files in train.items()}
+            chosen["tuning"] = {name: files[:tune] for name, files in others.items()}
+            found = {name: len(files) for name, files in others.items()}
+            too_few = [f"{name} has {count:,}" for name, count in found.items() if count < tune]
             what = f"tuning_per_class needs {tune} images of each class of train/"
             what = f"{folder}: {what} that {path.name} does not name"
             refuse_if(too_few, what, "choose a smaller dataset.source.tuning_per_class")
-            chosen["tuning"] = tuning
         note = f"train/, those that {path.name} names (SHA-256 {file_sha256(path)})"
         return {**chosen, "test": parts["val"]}, {"train": note}
 

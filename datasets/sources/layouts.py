@@ -232,17 +232,13 @@ def _part_folders(parts: tuple[str, ...], seen: Listing) -> dict[str, Path]:
         elif folder.name != _DEVKIT.parts[0]:
             others.append(f"{named(folder, seen.root)}/")
     found = {part: found[part] for part in parts if part in found}
-    read, renamed = [], []
-    for part, folder in found.items():
-        read.append(f"{folder.name}/")
-        if folder.name != part:
-            renamed.append(f"{folder.name}/ as {part}/")
-    if renamed:
+    read = {part: f"{folder.name}/" for part, folder in found.items()}
+    if renamed := [f"{name} as {part}/" for part, name in read.items() if name != f"{part}/"]:
         seen.notes.append(f"read {', '.join(renamed)}")
     if images:
         others.append(f"{len(images):,} images")
     if found and others:
-        seen.notes.append(f"beside {', '.join(read)} not read: {few(others)}")
+        seen.notes.append(f"beside {', '.join(read.values())} not read: {few(others)}")
     return found
 
 

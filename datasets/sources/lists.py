@@ -110,10 +110,8 @@ def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
 def of_labels(
     path: Path, folder: Path, seen: Listing, unlabelled: bool
 ) -> tuple[dict[str, Files], list[Path]]:
-    """Find the images that a table names, by part and class, and the others; without a column
-    "split" there is one part.
-
-    `unlabelled` says whether the others are used.
+    """Find the images that a table names, by part and class, and the others if they are used, as
+    `unlabelled` says; without a column "split" there is one part.
     """
     # Spreadsheets begin a file in UTF-8 with a byte order mark, which is not part of the first
     # column's name.
@@ -168,4 +166,4 @@ def of_labels(
             files = {label: sorted(parts[part][label]) for label in sorted(parts[part])}
             where = f"{path.name}, split {part}" if part else path.name
             found[where] = like_train(next(iter(found.values()), {}), files, where, seen)
-    return found, others
+    return found, others if unlabelled else []

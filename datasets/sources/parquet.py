@@ -130,12 +130,9 @@ def _find_files(source_dir: Path, wrong: Faults) -> dict[str, list[Path]]:
         wrong.append(f"it holds several data sets, of which one is to be given: {names}")
     for split, paths in files.items():
         # Files that are not numbered, such as train.parquet, say nothing of others.
-        expected, numbers = 0, set()
-        for path in paths:
-            if match := _SHARD.match(path.name):
-                expected = max(expected, int(match[3]))
-                numbers.add(int(match[2]))
-        if lacking := sorted(set(range(expected)) - numbers):
+        matches = [match for path in paths if (match := _SHARD.match(path.name))]
+        expected = max((int(match[3]) for match in matches), default=0)
+        if lacking := sorted({*range(expected)} - {int(match[2]) for match in matches}):
             what = f"of the {expected:,} files of {split} are missing"
             wrong.append(f"{len(lacking):,} {what}: numbers {few(lacking)}")
     if "train" not in files:

@@ -262,8 +262,7 @@ class _Scenes:
         canvas_NSSC = laid_over(canvas_NSSC, levels_NSS, colour_NC, shade_NSS)
         if self.source.grey:
             # These are the weights of the luma of ITU-R BT.601, as in `photometric.grey`.
-            canvas_NSS = canvas_NSSC @ np.array([0.299, 0.587, 0.114])
-            return to_levels(canvas_NSS)
+            return to_levels(canvas_NSSC @ np.array([0.299, 0.587, 0.114]))
         return to_levels(canvas_NSSC)
 
     def _background(self, scenes: npt.NDArray[np.intp]) -> Floats:
@@ -274,17 +273,11 @@ class _Scenes:
         for direction, phase in ((10, 11), (12, 13)):
             turn = np.pi * drawn[:, direction, None, None]
             along_NSS = np.cos(turn) * x_SS + np.sin(turn) * y_SS
-            cycles_N = self.grain[scenes, None, None]
-            mix_NSS += 0.3 * np.sin(
-                2 * np.pi * (cycles_N * along_NSS + drawn[:, phase, None, None])
-            )
-        value = 0.35 + 0.5 * drawn[:, 14]
-        first_NC = rgb(self.background_hue[scenes], np.full_like(value, 0.6), value)
-        second_NC = rgb(
-            self.background_hue[scenes] + 0.12 * drawn[:, 15],
-            np.full_like(value, 0.35),
-            0.6 * value,
-        )
+            turns_NSS = self.grain[scenes, None, None] * along_NSS + drawn[:, phase, None, None]
+            mix_NSS += 0.3 * np.sin(2 * np.pi * turns_NSS)
+        hue, value = self.background_hue[scenes], 0.35 + 0.5 * drawn[:, 14]
+        first_NC = rgb(hue, np.full_like(value, 0.6), value)
+        second_NC = rgb(hue + 0.12 * drawn[:, 15], np.full_like(value, 0.35), 0.6 * value)
         mix_NSS1 = np.clip(mix_NSS, 0, 1)[..., None]
         smooth_NSSC = mix_NSS1 * first_NC[:, None, None] + (1 - mix_NSS1) * second_NC[:, None, None]
         return np.clip(smooth_NSSC * (1 + _ROUGHNESS * self._texture(scenes)[..., None]), 0, 1)
@@ -313,9 +306,8 @@ class _Scenes:
         inside_NSS = (u_NSS >= left_N) & (u_NSS < left_N + 0.5)
         inside_NSS &= (v_NSS >= top_N) & (v_NSS < top_N + 0.5)
         colour_NC = rgb(drawn[:, 7], np.full(len(scenes), 0.7), np.full(len(scenes), 0.8))
-        return laid_over(
-            canvas_NSSC, levels_NSS * inside_NSS, colour_NC, 0.35 + 0.65 * levels_NSS / 255
-        )
+        shade_NSS = 0.35 + 0.65 * levels_NSS / 255
+        return laid_over(canvas_NSSC, levels_NSS * inside_NSS, colour_NC, shade_NSS)
 
     def _grid(self) -> tuple[Floats, Floats]:
         """Return the centres of the pixels, as shares of the side."""

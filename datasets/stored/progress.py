@@ -16,11 +16,4 @@ def tracked(items: Iterable[T], total: int, title: str, unit: str = "images") ->
     delay_s, interval_s = 0.0, 0.1
     if not sys.stderr.isatty():
         delay_s, interval_s = 2.0, 30.0
-    yield from tqdm(
-        items,
-        title,
-        total,
-        unit=f" {unit}",
-        delay=delay_s,
-        mininterval=interval_s,
-    )
+    yield from tqdm(items, title, total, unit=f" {unit}", delay=delay_s, mininterval=interval_s)

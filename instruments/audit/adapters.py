@@ -76,13 +76,10 @@ def libraries() -> dict[str, dict[str, Target]]:
     for library, losses in read_yaml(Path(__file__).with_name("adapters.yaml")).items():
         found[library] = {}
         for loss, given in losses.items():
-            call = given.get("call", "arguments")
-            how = {
-                **given,
-                "call": _CALLS.get(call, call),
-                "views": tuple(given.get("views", (2,))),
-            }
-            found[library][loss] = Target(name=f"{library}:{loss}", **how)
+            call, views = given.pop("call", "arguments"), tuple(given.pop("views", (2,)))
+            found[library][loss] = Target(
+                name=f"{library}:{loss}", call=_CALLS.get(call, call), views=views, **given
+            )
     return found
 
 
@@ -126,13 +123,10 @@ def find_losses(
                 name=name, expression=name, claims=claims, call=call, gathers=gathers, views=counts
             )
             losses.append(own)
-    options = []
-    if claims:
-        options.append(f"--claims '{claims}'")
-    if call != "arguments":
-        options.append(f"--call {call}")
-    if gathers:
-        options.append("--gathers")
-    if views > 2:
-        options.append(f"--views {views}")
-    return losses, " ".join(options)
+    options = [
+        f"--claims '{claims}'" if claims else "",
+        f"--call {call}" if call != "arguments" else "",
+        "--gathers" if gathers else "",
+        f"--views {views}" if views > 2 else "",
+    ]
+    return losses, " ".join(filter(None, options))

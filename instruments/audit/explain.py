@@ -181,9 +181,7 @@ def _columns(terms: Terms, samples: _Samples, method: Regularizer, count: int) -
     found = {}
     for name in rows[0]:
         found[name] = torch.stack([row[name] for row in rows]).double().view(count, -1)
-    if found and torch.stack(list(found.values())).isfinite().all():
-        return found
-    return {}
+    return found if all(column.isfinite().all() for column in found.values()) else {}
 
 
 @dataclass(frozen=True)
@@ -197,11 +195,9 @@ class _Fit:
     @property
     def is_plain(self) -> bool:
         """Whether no factor is needed, and no constant."""
-        for by_size in self.factors.values():
-            for factor in by_size.values():
-                if abs(factor - 1) > 1e-5:
-                    return False
-        return not any(self.constants.values())
+        factors = itertools.chain(*map(dict.values, self.factors.values()))
+        differs = any(abs(factor - 1) > 1e-5 for factor in factors)
+        return not differs and not any(self.constants.values())
 
 
 def _fit_of(

@@ -60,6 +60,11 @@ class Report:
     command: str
     seconds_s: float
 
+    @property
+    def defects(self) -> list[Finding]:
+        """The findings that are defects."""
+        return [finding for finding in self.findings if finding.severity == "defect"]
+
     def again(self, finding: Finding) -> str:
         """Return the command that shows one finding again."""
         return f"{self.command} --probe {finding.probe}"
@@ -69,10 +74,8 @@ def table(reports: Sequence[Report]) -> str:
     """Set the findings as a table for the terminal."""
     rows = []
     for report in reports:
-        for finding in report.findings:
-            rows.append(
-                [report.loss, finding.severity, finding.name, size(finding.size), finding.text]
-            )
+        for each in report.findings:
+            rows.append([report.loss, each.severity, each.name, size(each.size), each.text])
     headers = ["loss", "severity", "finding", "size", ""]
     return tabulate(
         rows, headers=headers, disable_numparse=True, maxcolwidths=[26, None, 26, None, 64]

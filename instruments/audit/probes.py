@@ -55,9 +55,7 @@ def value(target: Target) -> list[Finding]:
     finding = explain(target, method)
     if by_chance is not None and finding is not None and finding.name == "another value":
         finding = by_chance
-    findings = []
-    if finding is not None:
-        findings.append(finding)
+    findings = [finding] if finding is not None else []
     if target.single:
         text = "refuses float64, or computes in float32 all the same; all was done in float32"
         findings.append(Finding("float32 only", "note", math.nan, text))

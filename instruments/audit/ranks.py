@@ -204,9 +204,8 @@ class _Split:
         self.world, self.where = len(rows), f"on {_where(rows)}"
         self.tolerance = target.tolerance(1e-6, 2e-2)
         self.views = whole_batch(target, rows)
-        self.parts: list[slice] = []
-        for first, last in itertools.pairwise(itertools.accumulate(rows, initial=0)):
-            self.parts.append(slice(first, last))
+        ends = list(itertools.accumulate(rows, initial=0))
+        self.parts = list(map(slice, ends, ends[1:]))
         self.whole = target.value(self.views).item()
         self.values = np.array([answer.value for answer in answers])
         self.drawn = np.array([answer.drawn for answer in answers])

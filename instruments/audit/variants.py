@@ -168,9 +168,8 @@ def _unbiased_barlow_twins(method: BarlowTwins, views: Views) -> Addends:
     correlation_QQ = standard[0].T @ standard[1] / len(standard[0])
     diagonal_Q = correlation_QQ.diagonal()
     redundancy = correlation_QQ.square().sum() - diagonal_Q.square().sum()
-    alignment = method.scale * (1 - diagonal_Q).square().sum()
     return {
-        "alignment": alignment,
+        "alignment": method.scale * (1 - diagonal_Q).square().sum(),
         "redundancy": method.scale * method.redundancy_weight * redundancy,
     }
 

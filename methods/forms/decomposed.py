@@ -189,20 +189,14 @@ class Decomposed(Regularizer):
             addends.append(own)
             gradients_NQ.append(gradient_NQ)
         scale = self.alignment_scale(q) / (shard.n * q)
+        # The value None in place of ones spares a product with every embedding.
+        factors_N = inverses_N if self.unit else None
         alignment = add_alignment(
-            views_NQ,
-            # The value None in place of ones spares a product with every embedding.
-            inverses_N if self.unit else None,
-            gradients_NQ,
-            scale,
-            global_views,
-            to_center=self.to_center,
+            views_NQ, factors_N, gradients_NQ, scale, global_views, to_center=self.to_center
         )
         if self.unit:
-            for gradient_NQ, z_NQ, inverse_N in zip(
-                gradients_NQ, views_NQ, inverses_N, strict=True
-            ):
-                to_embedding_gradient(gradient_NQ, z_NQ, inverse_N)
+            for each in zip(gradients_NQ, views_NQ, inverses_N, strict=True):
+                to_embedding_gradient(*each)
         return {"alignment": scale * shard.sum(alignment)} | _mean(addends), gradients_NQ
 
 

@@ -34,6 +34,14 @@ def log_harmonics(q: int, order: int) -> Array:
     return np.concatenate([[0.0], np.cumsum(np.log(ratios))])
 
 
+def log_heat_weights(q: int, diffusion_time: float, order: int) -> Array:
+    """Compute the logarithm of exp(−s λ_ℓ/q) N(q, ℓ), λ_ℓ = ℓ (ℓ + q − 2), the weights of the heat
+    kernel at the time s/q, for ℓ = 0 … order.
+    """
+    orders = np.arange(order + 1)
+    return log_harmonics(q, order) - diffusion_time / q * orders * (orders + q - 2)
+
+
 def quadrature(q: int, nodes: int) -> tuple[Array, Array]:
     """Return nodes t and weights w of a Gauss quadrature: E f(u·v) ≈ Σ w f(t) for u, v uniform on
     the sphere.

@@ -247,15 +247,7 @@ def _read(path: Path, sha256: str, folder: Path) -> Bundle:
             raise ValueError(f"{place} does not belong into a bundle")
     if not records:
         raise ValueError("it holds no record")
-    return Bundle(
-        path,
-        sha256,
-        tuple(records[identity] for identity in sorted(records)),
-        {
-            choice.sha256: replace(choice, path=choice.path.relative_to(folder))
-            for choice in choices.good.values()
-        },
-        histories,
-        frozenset(weights),
-        frozenset(later),
-    )
+    ordered = tuple(records[identity] for identity in sorted(records))
+    own = [replace(each, path=each.path.relative_to(folder)) for each in choices.good.values()]
+    of_sha256 = {choice.sha256: choice for choice in own}
+    return Bundle(path, sha256, ordered, of_sha256, histories, frozenset(weights), frozenset(later))

@@ -29,9 +29,7 @@ from regbench.text import brief, printable
 # Relative difference of a cost from what the history gives: numbers of a history have six digits.
 _ROUNDED = 1e-5
 
-_UNLIKE_A_RECORD = (
-    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
-)
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def claim_misfits(bundle: Bundle) -> list[str]:
@@ -75,7 +73,7 @@ def claim_misfits(bundle: Bundle) -> list[str]:
         try:
             misfits += [Misfit(path, reason) for reason in reasons]
         # A record fits its schema, but the cell and the choices in it are plain data of a stranger.
-        except _UNLIKE_A_RECORD as error:
+        except _MALFORMED as error:
             why = f"holds what no run writes ({type(error).__name__}: {error})"
             misfits.append(Misfit(path, why))
     return [*map(str, misfits), *image_misfits(bundle.records)]
@@ -185,9 +183,7 @@ def _better_candidate(choice: Mapping[str, Any]) -> str | None:
     # Candidates are keys of JSON, and so texts.
     if not isinstance(chosen, str):
         chosen = f"{chosen:g}"
-    if scores.get(chosen, -math.inf) < scores[best]:
-        return best
-    return None
+    return best if scores.get(chosen, -math.inf) < scores[best] else None
 
 
 def _of_history(record: Record, histories: Mapping[str, bytes]) -> Iterator[str]:

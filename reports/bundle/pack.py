@@ -108,18 +108,13 @@ def _files(found: Found, *, weights: bool) -> dict[str, Path]:
                 )
         # A folder may have been renamed; its cells are still those of their sweep.
         sweeps[run.path.parent] = record.sweep
-        inside = f"{record.sweep}/{record.cell_id}"
-        for path in kept:
-            files[f"{inside}/{path.name}"] = path
-        for path in run.evaluations:
-            files[f"{inside}/evaluations/{path.name}"] = path
-    for folder in found.sweeps:
-        path = folder / TUNING_CHOICE
-        name = f"{sweeps.get(folder, folder.absolute().name)}/{TUNING_CHOICE}"
-        if path.exists() and name in files:
+        for path in (*kept, *run.evaluations):
+            files[f"{record.sweep}/{record.cell_id}/{path.relative_to(run.path)}"] = path
+    for path in filter(Path.exists, (folder / TUNING_CHOICE for folder in found.sweeps)):
+        name = f"{sweeps.get(path.parent, path.absolute().parent.name)}/{TUNING_CHOICE}"
+        if name in files:
             raise RegbenchError(f"{path} and {files[name]} are of one sweep; leave one of them out")
-        if path.exists():
-            files[name] = path
+        files[name] = path
     return files
 
 

@@ -71,11 +71,9 @@ def drawn_cells(bundle: Bundle, count: int) -> list[Record]:
     def draw(record: Record) -> bytes:
         return hashlib.sha256(f"{bundle.sha256} {record.cell_id}".encode()).digest()
 
-    able = []
-    for record in bundle.records:
-        # Weights from elsewhere were not trained by regbench, which therefore cannot do it again.
-        if record.status == "done" and "external" not in record.cell:
-            able.append(record)
+    done = [record for record in bundle.records if record.status == "done"]
+    # Weights from elsewhere were not trained by regbench, which therefore cannot do it again.
+    able = [record for record in done if "external" not in record.cell]
     return sorted(able, key=draw)[:count]
 
 
@@ -107,10 +105,8 @@ def recompute(
     write_config(folder, record.cell)
     said = record.environment
     # Threads and loader decide the last bits of sums and of images.
-    own = []
-    for name in ("threads", "loader", "loss_form", "compile"):
-        if name in said:
-            own.append(f"runtime.{name}={said[name]}")
+    deciding = ("threads", "loader", "loss_form", "compile")
+    own = [f"runtime.{name}={said[name]}" for name in deciding if name in said]
     own += overrides
     cell, runtime = load_config(folder / "config.yaml", own)
     compute = resolve(runtime)
@@ -173,17 +169,12 @@ def differences(bundle: Bundle, record: Record, done: Recomputed) -> list[str]:
         done: The second computation.
     """
     found = {(score.name, score.split): score.value for score in done.scores}
-    how = "its weights were evaluated again"
-    noise: dict[Any, float] = {}
-    if done.trained:
-        how = "it was trained again"
-        noise = _noise(bundle.records)
+    how = "it was trained again" if done.trained else "its weights were evaluated again"
+    noise = _noise(bundle.records) if done.trained else {}
     lines = []
     # This version may measure more than the one that wrote the bundle.
-    usual: set[tuple[str, str]] = set()
-    for other in bundle.records:
-        if other.status == record.status:
-            usual.update(other.values)
+    of_status = [other.values for other in bundle.records if other.status == record.status]
+    usual = set[tuple[str, str]]().union(*of_status)
     for name, split in found:
         if (name, split) in usual and record.score(name, split) is None:
             lines.append(f"{record.path}: {name} on {split}, which came here, is left out there")
@@ -200,9 +191,7 @@ def differences(bundle: Bundle, record: Record, done: Recomputed) -> list[str]:
             if (record.cell_id, score.name, score.split) not in bundle.later:
                 lines.append(f"{named} did not come again")
             continue
-        tolerance = _EVALUATED_SHARE * abs(score.value)
-        if score.unit == "%":
-            tolerance = _EVALUATED_POINTS
+        tolerance = _EVALUATED_POINTS if score.unit == "%" else _EVALUATED_SHARE * abs(score.value)
         spread = noise.get((score.name, score.split))
         if spread is not None:
             tolerance = max(tolerance, _SPREADS * spread)

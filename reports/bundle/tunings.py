@@ -29,11 +29,10 @@ def of_choice(
     The choice has to be the best, by values that are those of the records.
     """
     for entry in choice.choices:
-        whole, label = [], entry.label
-        for ranked in entry.ranking:
-            # A configuration with a diverged seed has no value.
-            if ranked.status == "tuned" and ranked.value is not None:
-                whole.append(ranked)
+        label = entry.label
+        tuned = [ranked for ranked in entry.ranking if ranked.status == "tuned"]
+        # A configuration with a diverged seed has no value.
+        whole = [ranked for ranked in tuned if ranked.value is not None]
         best = max(whole, key=lambda ranked: ranked.value or 0.0, default=None)
         if best is None:
             yield f"nothing was tried to the end for {label}"
@@ -47,11 +46,9 @@ def of_choice(
             if ranked.configuration in seen:
                 yield f"{ranked.cell_id} is ranked twice for {label}"
             seen.add(ranked.configuration)
-            own = []
-            for record in configurations[ranked.configuration]:
-                # Final runs may have further seeds, which the ranking has not seen.
-                if record.seed in choice.seeds and entry.owns(record.seed):
-                    own.append(record)
+            runs = configurations[ranked.configuration]
+            # Final runs may have further seeds, which the ranking has not seen.
+            own = [run for run in runs if run.seed in choice.seeds and entry.owns(run.seed)]
             yield from _of_place(choice, entry, ranked, own)
     yield from _of_budgets(choice)
 
@@ -124,10 +121,8 @@ def _of_place(
         yield f"{name}, was finished after the choice"
     scores = [record.score(choice.score, choice.selected_on) for record in records]
     known = [score for score in scores if score is not None]
-    value = None
     # A configuration with a diverged seed has no value.
-    if len(known) == len(scores):
-        value = sum(known) / len(known)
+    value = sum(known) / len(known) if len(known) == len(scores) else None
     # The last bits of a mean depend on the order of the sum.
     close = value is not None and ranked.value is not None and math.isclose(value, ranked.value)
     if not close and value != ranked.value:

@@ -95,11 +95,8 @@ def judge(run: RunFolder, choices: TuningChoices) -> Judged:
     record = _read(Record, run.record)
     if isinstance(record, Misfit):
         return Judged(None, (record,))
-    misfits = [
-        *_id_misfits(record),
-        *_config_misfits(record),
-        *_file_misfits(record, record.metrics),
-    ]
+    misfits = [*_id_misfits(record), *_config_misfits(record)]
+    misfits += _file_misfits(record, record.metrics)
     if run.record.name != record.file_name:
         misfits.append(
             Misfit(run.record, f"status is {record.status!r}, which belongs into another file")
@@ -214,12 +211,10 @@ def _config_misfits(record: Record) -> Iterator[Misfit]:
         return
     if config != cell:
         found = config if isinstance(config, dict) else {}
-        differing = []
-        for key in dict.fromkeys((*cell, *found)):
-            # A key that is missing differs from one that is null.
-            if found.get(key, _NOTHING) != cell.get(key, _NOTHING):
-                differing.append(str(key))
-        yield Misfit(path, f"differs from the record's cell in {', '.join(differing)}")
+        keys = dict.fromkeys((*cell, *found))
+        # A key that is missing differs from one that is null.
+        differing = [key for key in keys if found.get(key, _NOTHING) != cell.get(key, _NOTHING)]
+        yield Misfit(path, f"differs from the record's cell in {', '.join(map(str, differing))}")
 
 
 def _by_blocks(content: bytes) -> object:

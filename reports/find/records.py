@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from regbench.benchmark.rundir.record import Record, Score
+from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.run_folder import PLAN
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.errors import RegbenchError
@@ -78,14 +78,11 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
     folders = [folder] if isinstance(folder, Path) else list(folder)
     good: dict[tuple[str, str], Record] = {}
     short: list[Record] = []
-    skipped: list[Misfit] = []
     found, choices = find_runs(folders), TuningChoices()
-    for sweep in found.sweeps:
-        # Choices are read before the records, so that a damaged one is named even if no record
-        # refers to it.
-        choice = choices.read(sweep / TUNING_CHOICE)
-        if isinstance(choice, Misfit):
-            skipped.append(choice)
+    # Choices are read before the records, so that a damaged one is named even if no record refers
+    # to it.
+    read = [choices.read(sweep / TUNING_CHOICE) for sweep in found.sweeps]
+    skipped = [choice for choice in read if isinstance(choice, Misfit)]
     runs = [run for run in found.runs if run.record is not None]
     for run in tqdm(runs, desc="records", unit="", leave=False, disable=None):
         judged = judge(run, choices)
@@ -135,8 +132,8 @@ def check_command(folders: Sequence[Path]) -> str:
 
 def steps_of_searches(
     records: Sequence[Record], choices: Iterable[TuningChoice]
-) -> dict[Record, None]:
-    """Find the steps of searches in bundles: trainings shorter than the longest that their tuning
+) -> Iterator[Record]:
+    """Yield the steps of searches in bundles: trainings shorter than the longest that their tuning
     chose of their method, of a length that it did not choose.
     """
     lengths: dict[tuple[Any, ...], set[int]] = {}
@@ -148,7 +145,6 @@ def steps_of_searches(
         for entry in choice.choices:
             place = (folder, entry.label, *map(entry.setting.get, _SIZES))
             lengths.setdefault(place, set()).add(entry.setting.get("epochs", 0))
-    steps: dict[Record, None] = {}
     for record in records:
         if record.status == "done":
             continue
@@ -157,8 +153,7 @@ def steps_of_searches(
         place = (record.path.absolute().parents[1], record.label, cell["dataset"]["name"], *sizes)
         chosen = lengths.get(place, set())
         if epochs not in chosen and epochs < max(chosen, default=0):
-            steps[record] = None
-    return steps
+            yield record
 
 
 def load_records(folder: Path | list[Path]) -> pd.DataFrame:
@@ -189,9 +184,7 @@ def tidy(records: Sequence[Record]) -> pyarrow.Table:
 
     by_record = [_columns(record) for record in records]
     names = dict.fromkeys(itertools.chain(*by_record))
-    scores: list[Score] = []
-    for record in records:
-        scores += record.scores
+    scores = list(itertools.chain.from_iterable(record.scores for record in records))
     # A record's columns are made once, and repeated for each of its scores.
     times = [len(record.scores) for record in records]
     rows = pa.array(np.repeat(np.arange(len(records)), times))
@@ -219,13 +212,7 @@ def _array(values: list[Any]) -> pyarrow.Array:
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        texts: list[str | None] = []
-        for value in values:
-            text = None
-            if value is not None:
-                text = str(value)
-            texts.append(text)
-        return pa.array(texts)
+        return pa.array([None if value is None else str(value) for value in values])
 
 
 def _columns(r: Record) -> dict[str, Any]:

@@ -125,13 +125,8 @@ def find_missing(found: Found) -> list[Missing]:
     """Find the cells without a record: those of the plans, then those that have begun without
     being planned.
     """
-    done: set[Path] = set()
-    begun: dict[Path, RunFolder] = {}
-    for run in found.runs:
-        if run.record is None:
-            begun[run.path.absolute()] = run
-        else:
-            done.add(run.path.absolute())
+    done = {run.path.absolute() for run in found.runs if run.record is not None}
+    begun = {run.path.absolute(): run for run in found.runs if run.record is None}
     missing = []
     for folder in found.sweeps:
         if folder in found.around:  # nobody asked about its other cells

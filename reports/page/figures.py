@@ -230,9 +230,8 @@ def _panels(summary: Summary, against: Against, limit: int) -> list[_Panel]:
             if len(points) > limit and against.is_cost:
                 labelled = [points[i] for i in front]
             elif len(points) > limit:
-                labelled = sorted(points, key=lambda point: -score.sign * point.y.mean)[
-                    :LABELLED_OF_MANY
-                ]
+                best_first = sorted(points, key=lambda point: -score.sign * point.y.mean)
+                labelled = best_first[:LABELLED_OF_MANY]
             panels.append(_Panel(score, against, points, front, labelled, references))
     return panels
 
@@ -290,11 +289,8 @@ def _draw_point(axes: Axes, row: Row, style: Style, x: Stat, y: Stat, gid: str) 
     # time of two.
     xs = [x.mean - dx, x.mean, x.mean + dx, math.nan, x.mean, x.mean]
     ys = [y.mean, y.mean, y.mean, math.nan, y.mean - dy, y.mean + dy]
-    look = {
-        "color": style.colour,
-        "marker": style.marker,
-        "mfc": "none" if row.diverged else style.colour,
-    }
+    hollow = "none" if row.diverged else style.colour
+    look = {"color": style.colour, "marker": style.marker, "mfc": hollow}
     draw_line(axes, xs, ys, lw=1.1 if dx or dy else 0, ms=6.5, markevery=[1], gid=gid, **look)
 
 

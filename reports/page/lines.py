@@ -198,9 +198,7 @@ def accuracy_drawings(summary: Summary, style: Styles) -> list[Drawing]:
                 logged.setdefault(each.score.name, {}).setdefault(place, []).append(line)
     drawings = []
     for name, score in scores.items():
-        found = {}
-        for place, lines in logged[name].items():
-            found[place] = _curve(lines)
+        found = {place: _curve(lines) for place, lines in logged[name].items()}
         unit = time_unit(max(points[-1][1] for points in found.values()))
         head = f"{score.title}, {score.split} ({score.unit})"
         for along, x_head, finish in (

@@ -13,21 +13,8 @@ from typing import Any
 
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.find.records import Records
+from regbench.reports.page import figures, lines
 from regbench.reports.page.drawing import Styles, unique_ids
-from regbench.reports.page.figures import (
-    COSTS,
-    DRAWN_ROWS,
-    EFFECTIVE_RANK,
-    accuracy_rows,
-    scatter_drawings,
-)
-from regbench.reports.page.lines import (
-    DRAWN_CURVES,
-    accuracy_drawings,
-    size_drawings,
-    spectrum_drawings,
-    training_drawings,
-)
 from regbench.reports.page.template import packed, table_for_page, templates
 from regbench.reports.rows.answer import answer
 from regbench.reports.rows.comparable import SETTING_NAMES
@@ -113,27 +100,27 @@ def section(
     for place, row in enumerate(summary.rows):
         keys[row.label] = _key(row, style)
         places[row] = place
-    labels = {row.label for row in summary.methods}
+    methods, labels = len(summary.methods), {row.label for row in summary.methods}
     shown = {slug: table_for_page(table, prefix, keys, places) for slug, table in tables.items()}
-    figures = {
-        "rows": accuracy_rows(summary, style),
-        "scatter": scatter_drawings(summary, style, COSTS),
-        "rank": scatter_drawings(summary, style, [EFFECTIVE_RANK]),
-        "sizes": size_drawings(summary, style),
-        "accuracy": accuracy_drawings(summary, style),
-        "curves": training_drawings(summary, style),
-        "spectra": spectrum_drawings(summary, style),
+    drawn = {
+        "rows": figures.accuracy_rows(summary, style),
+        "scatter": figures.scatter_drawings(summary, style, figures.COSTS),
+        "rank": figures.scatter_drawings(summary, style, [figures.EFFECTIVE_RANK]),
+        "sizes": lines.size_drawings(summary, style),
+        "accuracy": lines.accuracy_drawings(summary, style),
+        "curves": lines.training_drawings(summary, style),
+        "spectra": lines.spectrum_drawings(summary, style),
     }
     # Several drawings on a page may have the same ids.
-    for kind, drawings in figures.items():
+    for kind, drawings in drawn.items():
         for place, drawing in enumerate(drawings):
             svg = unique_ids(drawing.svg, f"{prefix}-{kind}{place}")
             drawings[place] = replace(drawing, svg=svg)
     return {
-        **figures,
+        **drawn,
         "name": summary.name,
         "answer": answer(summary),
-        "alike": [cost.name for cost in COSTS if cost.alike(summary)],
+        "alike": [cost.name for cost in figures.COSTS if cost.alike(summary)],
         "facts": facts(summary),
         "legend": {label: style[label] for label in sorted(labels)},
         "filters": _filters(summary, labels),
@@ -142,9 +129,9 @@ def section(
         "factors": [table for slug, table in shown.items() if slug.startswith("factors")],
         "parts": [shown[slug] for slug in _PARTS if slug in shown],
         # A note says how many rows are drawn if not all are.
-        "curves_of": DRAWN_CURVES if len(summary.methods) > DRAWN_CURVES else None,
-        "rows_of": DRAWN_ROWS if len(summary.methods) > DRAWN_ROWS else None,
-        "accuracy_notes": curve_notes(summary) if figures["accuracy"] else [],
+        "curves_of": lines.DRAWN_CURVES if methods > lines.DRAWN_CURVES else None,
+        "rows_of": figures.DRAWN_ROWS if methods > figures.DRAWN_ROWS else None,
+        "accuracy_notes": curve_notes(summary) if drawn["accuracy"] else [],
         "hyperparameters": shown["hyperparameters"],
         "shared": _shared(summary),
     }
@@ -181,10 +168,8 @@ def _facts_of(record: Record) -> dict[str, Any]:
         key: str(value) for key, value in record.environment.items() if value is not None
     }
     sizes = {} if record.is_reference else cell
-    versions = []
-    for name in ("regbench", "python", "torch"):
-        if name in environment:
-            versions.append(f"{name} {environment[name]}")
+    programs = ("regbench", "python", "torch")
+    versions = [f"{name} {environment[name]}" for name in programs if name in environment]
     data, digest = [], record.data.content_sha256.get("train")
     if limit := cell["dataset"].get("train_per_class"):
         data.append(f"{limit} training images per class")
@@ -223,10 +208,7 @@ def cells_of(summary: Summary, number: int, style: Styles) -> list[dict[str, Any
         places |= dict.fromkeys(row.records, place)
     for group, configuration in enumerate([*summary.configurations, *summary.short]):
         groups |= dict.fromkeys(configuration.records, group)
-    records = list(summary.records)
-    for configuration in summary.short:
-        records += configuration.records
-    for record in records:
+    for record in summary.all_records:
         cell = {name: getattr(record, name) for name in _OF_RECORD}
         cell |= {"id": record.cell_id, "config": record.cell, "path": str(record.path)}
         cell |= {"section": number, "key": _key(record, style)}

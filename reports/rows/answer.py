@@ -58,10 +58,8 @@ class _Answer:
             trivial = summary.best_trivial(name)
             assert trivial is not None  # otherwise there is no answer
             self.gains.append((trivial, _compared(summary, self.first, trivial, name)))
-        self.others = {}
-        for row in self.methods:
-            if row is not self.first:
-                self.others[row] = _compared(summary, self.first, row, self.name)
+        rest = [row for row in self.methods if row is not self.first]
+        self.others = {row: _compared(summary, self.first, row, self.name) for row in rest}
         self.alike = [row for row, found in self.others.items() if not found.p <= LEVEL]
         differ = [row for row in self.others if row not in self.alike]
         self.above = [row for row in differ if self.others[row].difference < 0]
@@ -139,10 +137,7 @@ class _Answer:
             units = UNITS[summary.unit]
             return f"{MIN_PAIRS} {units} of every row, as fewer are not tested{_time(left_s)}"
         if not self.leaders:
-            records = list(summary.records)
-            for configuration in summary.short:
-                records += configuration.records
-            in_all_s = math.fsum(record.cost.train_s or 0.0 for record in records)
+            in_all_s = math.fsum(record.cost.train_s or 0.0 for record in summary.all_records)
             return f"all of it with {_LONGER} times the epochs{_time(_LONGER * in_all_s)}"
         if self.unlabelled:
             cheapest = min(self.leaders, key=lambda row: _train_s(row) or math.inf)

@@ -21,10 +21,7 @@ _TUNED = ("method.", "optimizer.", "seed", "external.", "baseline")
 
 # The part of the evaluation that accuracies of a leaderboard depend on; other protocols are stated
 # beside their scores.
-_EVALUATION = (
-    *("evaluation.knn.", "evaluation.probe.", "evaluation.select_on"),
-    "evaluation.precision",
-)
+_COMPARED = ("evaluation.knn.", "evaluation.probe.", "evaluation.select_on", "evaluation.precision")
 
 # Parts of a cell that an accuracy depends on beside the method and its training.
 _OF_TASK = ("dataset.", "network.", "evaluation.")
@@ -53,7 +50,7 @@ def is_setting(key: str) -> bool:
         return True
     if key.startswith("evaluation."):
         # The probe's rate is tuned within a run, and a kNN of another k has a score of its own.
-        return key.startswith(_EVALUATION) and not key.endswith(("learning_rates", "other_k"))
+        return key.startswith(_COMPARED) and not key.endswith(("learning_rates", "other_k"))
     return not key.startswith(_TUNED)
 
 
@@ -61,7 +58,7 @@ def configuration_settings(record: Record) -> Settings:
     """Return all settings except the seed and those of evaluations that are not compared."""
     found = []
     for key, value in record.settings.items():
-        is_compared = not key.startswith("evaluation.") or key.startswith(_EVALUATION)
+        is_compared = not key.startswith("evaluation.") or key.startswith(_COMPARED)
         if key != "seed" and is_compared:
             found.append((key, value))
     return tuple(found)
@@ -94,11 +91,9 @@ def task_of(record: Record, settings: Settings | None = None) -> tuple[bool, Set
         record: The record.
         settings: Settings of the row (`row_settings`), if they are known.
     """
-    of_task = []
-    for key, value in row_settings(record) if settings is None else settings:
-        if key.startswith(_OF_TASK) and not key.startswith(_TRAINING_ONLY):
-            of_task.append((key, value))
-    return record.on_test, tuple(of_task)
+    own = row_settings(record) if settings is None else settings
+    of_task = [item for item in own if item[0].startswith(_OF_TASK)]
+    return record.on_test, tuple(item for item in of_task if not item[0].startswith(_TRAINING_ONLY))
 
 
 def varying_settings(settings: Iterable[Settings]) -> list[str]:

@@ -29,7 +29,7 @@ from regbench.reports.rows.comparable import (
     task_of,
     varying_settings,
 )
-from regbench.reports.rows.summary import DASH, Configuration, Row, Summary
+from regbench.reports.rows.summary import DASH, Configuration, Row, Summary, mean_of
 
 
 def summarize(
@@ -58,9 +58,8 @@ def summarize(
     summaries = []
     for task in sorted(tasks, key=lambda task: task[0]):
         by_id: dict[str, Record] = {}
-        sweeps: dict[str, None] = {}
+        sweeps = dict.fromkeys(record.sweep for record in tasks[task])
         for record in tasks[task]:
-            sweeps[record.sweep] = None
             known = by_id.get(record.cell_id)
             if known is None or known.status == "tuned":  # a cell that two sweeps share counts once
                 by_id[record.cell_id] = record
@@ -96,10 +95,8 @@ def _own_choices(
 ) -> dict[Path, TuningChoice]:
     """Select the choices of a task's sweeps, and those that its records name."""
     # A sweep may have been copied, but its records still name the choice by the sweep's first name.
-    named = set()
-    for record in summary.records:
-        how = record.choice.get("hyperparameters", {})
-        named.add(str(how.get("record")))
+    stated = [record.choice.get("hyperparameters", {}) for record in summary.records]
+    named = {str(how.get("record")) for how in stated}
     own = {}
     for path, choice in choices.items():
         place = path.absolute()
@@ -164,13 +161,9 @@ def _choose(
         # If all diverged, one still stands for the method, so that the table says so.
         failed = [configuration for configuration in configurations if configuration.failed]
         return [*alive, *failed, *configurations][0]
-    means = {}
-    for configuration in alive:
-        found = configuration.score(score, split)
-        if found is None:
-            return None
-        means[configuration] = found.mean
-    return max(means, key=lambda configuration: means[configuration])
+    if any(configuration.score(score, split) is None for configuration in alive):
+        return None
+    return max(alive, key=lambda configuration: mean_of(configuration, score, split))
 
 
 def _row(
@@ -245,9 +238,7 @@ def _place(summary: Summary, cells: Sequence[Missing]) -> None:
     seeds = {cell.seed for cell in cells if cell.cell_id not in finished}
     fitting = []
     for place, row in enumerate(summary.rows):
-        settings = {}
-        if not row.is_reference:
-            settings = {key: row.first.cell[key] for key in SETTING_NAMES}
+        settings = {} if row.is_reference else {key: row.first.cell[key] for key in SETTING_NAMES}
         if row.label == label and _agrees(plan, settings):
             fitting.append(place)
     # Rows that differ in what no plan states cannot be distinguished here, so a cell that fits

@@ -116,23 +116,14 @@ def _missing(summary: Summary) -> str:
 
 def _origins(summary: Summary) -> str:
     """Name machines, ways of measuring and states of the code, where there are several."""
-    machines, memory, code = set(), set(), set()
-    for record in summary.records:
-        code.add(str(record.environment.get("git") or "unknown"))
-        # References have no times to compare.
-        if not record.is_reference:
-            if record.status == "done":
-                machines.add(machine(record))
-            if record.cost.peak_memory_kind:
-                memory.add(record.cost.peak_memory_kind)
-    texts = []
-    for what, different in (
-        ("machines", machines),
-        ("measures of peak memory", memory),
-        ("states of the code", code),
-    ):
-        if len(different) > 1:
-            texts.append(f"{what} ({'; '.join(sorted(different))})")
+    # References have no times to compare.
+    trained = [record for record in summary.records if not record.is_reference]
+    machines = {machine(record) for record in trained if record.status == "done"}
+    memory = set(filter(None, (record.cost.peak_memory_kind for record in trained)))
+    code = {str(record.environment.get("git") or "unknown") for record in summary.records}
+    found = {"machines": machines, "measures of peak memory": memory, "states of the code": code}
+    several = {what: different for what, different in found.items() if len(different) > 1}
+    texts = [f"{what} ({'; '.join(sorted(different))})" for what, different in several.items()]
     if not texts:
         return ""
     return f"The cells come from unequal {', '.join(texts)}: compare times and memory within one."
@@ -197,9 +188,7 @@ def no_better_than_trivial(summary: Summary) -> str:
         below = [row for row, gain in compared.items() if score.sign * gain <= 0]
         if trivial is None or not below:
             continue
-        named = "the untrained network"
-        if "baseline" in trivial.first.cell:
-            named = trivial.label
+        named = trivial.label if "baseline" in trivial.first.cell else "the untrained network"
         if len(below) < len(compared):
             texts.append(f"Not better than {named} by {score.title}: {'; '.join(below)}.")
         else:

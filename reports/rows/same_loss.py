@@ -151,11 +151,7 @@ def same_losses(summary: Summary) -> list[Pair]:
     """Find the pairs of rows with different names that are one loss, in one setting of the
     table.
     """
-    written = []
-    for row in summary.methods:
-        terms = common_terms(row.first.cell)
-        if terms is not None:
-            written.append((row, terms))
+    written = [(row, terms) for row in summary.methods if (terms := common_terms(row.first.cell))]
     pairs = []
     for (one, a), (other, b) in itertools.combinations(written, 2):
         if a.kernel == b.kernel and one.label != other.label and one.settings == other.settings:
@@ -228,10 +224,8 @@ def _trained_alike(one: Row, other: Row) -> bool:
     """
     if one.repeated or other.repeated:
         return False
-    for key, _ in one.first.settings.items() ^ other.first.settings.items():
-        if key != "seed" and not key.startswith("method."):
-            return False
-    return True
+    differing = one.first.settings.items() ^ other.first.settings.items()
+    return all(key == "seed" or key.startswith("method.") for key, _ in differing)
 
 
 def _same_step(one: Row, a: CommonTerms, b: CommonTerms) -> bool:

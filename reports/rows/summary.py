@@ -13,6 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -149,9 +150,9 @@ class Configuration:
         return [record for record in self.records if record.status != "diverged"]
 
 
-def mean_of(row: Configuration, name: str) -> float:
-    """Return the mean of a test score that the row has."""
-    found = row.score(name)
+def mean_of(row: Configuration, name: str, split: str = "test") -> float:
+    """Return the mean of a score that the row has."""
+    found = row.score(name, split)
     assert found is not None
     return found.mean
 
@@ -177,9 +178,7 @@ class Row(Configuration):
         """Hyperparameters beyond whose value nothing was tried, see `ChosenConfiguration.edges`."""
         edges: dict[str, str] = {}
         for record in self.records:
-            how = record.choice.get("hyperparameters")
-            if how:
-                edges |= how.get("edges", {})
+            edges |= record.choice.get("hyperparameters", {}).get("edges", {})
         return edges
 
     @functools.cached_property
@@ -229,6 +228,11 @@ class Summary:
     short: list[Configuration] = field(default_factory=list)
 
     @property
+    def all_records(self) -> list[Record]:
+        """The good records, and then those of the short trainings."""
+        return [*self.records, *chain.from_iterable(short.records for short in self.short)]
+
+    @property
     def on_test(self) -> bool:
         """Whether the test split chose: such numbers do not compare with those of other
         summaries.
@@ -269,10 +273,9 @@ class Summary:
         """The scores of the leaderboard: those in `LEADING` that a row has, or else `CONTENT`, or
         else the first one that has a best.
         """
-        measured = []
-        for name, score in self.scores.items():
-            if score.higher_is_better is not None and self.measured(name):
-                measured.append(name)
+        scores = self.scores.items()
+        ranking = [name for name, score in scores if score.higher_is_better is not None]
+        measured = list(filter(self.measured, ranking))
         leading = tuple(name for name in LEADING if name in measured)
         if not leading and CONTENT in measured:
             return (CONTENT,)
@@ -299,9 +302,8 @@ class Summary:
     def selection(self) -> str:
         """The score that chose among configurations: no other is measured on that split."""
         for name in ("selection_top1", *LEADING, CONTENT, *self.scores):
-            for record in self.records:
-                if record.score(name, self.selection_split) is not None:
-                    return name
+            if any((name, self.selection_split) in record.values for record in self.records):
+                return name
         return "knn_top1"
 
     @property
@@ -364,10 +366,8 @@ class Summary:
         """Find the supervised row, trained by cross-entropy, that has a test score: if there are
         several, one that was trained as long as a method.
         """
-        found = []
-        for row in self.rows:
-            if row.first.cell.get("baseline") == "supervised" and row.score(name) is not None:
-                found.append(row)
+        scored = [row for row in self.rows if row.score(name) is not None]
+        found = [row for row in scored if row.first.cell.get("baseline") == "supervised"]
         epochs = {row.first.cell["epochs"] for row in self.methods}
         as_long = [row for row in found if row.first.cell["epochs"] in epochs]
         return next(iter(as_long or found), None)

@@ -126,10 +126,8 @@ def _ratio(above: str, below: str, factor: float, decimals: int, row: Row) -> st
 def cost_table(summary: Summary) -> Table:
     """Make the table of time, memory and energy."""
     rows = summary.rows
-    columns = [
-        cost_column(rows, "train_s", "training"),
-        cost_column(rows, "evaluate_s", "evaluation"),
-    ]
+    columns = [cost_column(rows, "train_s", "training")]
+    columns.append(cost_column(rows, "evaluate_s", "evaluation"))
     # Few sweeps evaluate while they train: a column of dashes would tell the others nothing.
     if largest(rows, "monitor_s"):
         columns.append(cost_column(rows, "monitor_s", "evaluation while training"))

@@ -81,10 +81,8 @@ def _texts(
     tried = how.get("budget")
     if tried and row is not None:
         tried = summary.budget(row)
-    settings, words = configuration.first.settings, []
-    for key in varying:
-        if key in settings:
-            words.append(f"{key.removeprefix('method.')}={settings[key]}")
+    settings = configuration.first.settings
+    words = [f"{key.removeprefix('method.')}={settings[key]}" for key in varying if key in settings]
     score = configuration.score(summary.selection, summary.selection_split)
     label = configuration.label + " †" * bool(configuration.diverged)
     texts = [label, *_places(configuration), ", ".join(words) or DASH, mean_pm(score, 2)]

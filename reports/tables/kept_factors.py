@@ -8,14 +8,7 @@ import pandas as pd
 
 from regbench.benchmark.rundir.record import Score
 from regbench.reports.rows.summary import DASH, Row, Summary
-from regbench.reports.tables.table import (
-    Column,
-    Entry,
-    Filled,
-    Table,
-    mean_pm,
-    table_of_rows,
-)
+from regbench.reports.tables.table import Column, Entry, Filled, Table, mean_pm, table_of_rows
 
 _NOTES = (
     "Ridge regressions on the test split, each with the penalty that the tuning split chose; mean "

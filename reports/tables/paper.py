@@ -11,21 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 
 import pandas as pd
 
 from regbench.benchmark.settings.recipes import PublishedNumber, paper_numbers, published_numbers
 from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.summary import DASH, Row, Summary
-from regbench.reports.tables.table import (
-    Column,
-    Filled,
-    Line,
-    Table,
-    entries,
-    mean_pm,
-    signed,
-)
+from regbench.reports.tables.table import Column, Filled, Line, Table, entries, mean_pm, signed
 from regbench.text import few
 
 _BACKBONES = {"in20": "resnet18", "in100": "resnet50"}
@@ -45,10 +38,8 @@ _NOTES = (
 
 def published(summary: Summary, row: Row, score: str) -> PublishedNumber | None:
     """Find the published number of a score of a row's experiment; None if there is none."""
-    recipes = []
-    for number in published_numbers():
-        if number.preset == row.first.sweep and number.is_of(row.first.cell):
-            recipes.append(number)
+    of_sweep = [number for number in published_numbers() if number.preset == row.first.sweep]
+    recipes = [number for number in of_sweep if number.is_of(row.first.cell)]
     for number in [*recipes, *_paper_numbers_of(summary, row)]:
         if number.score == score and number.number is not None and not row.is_reference:
             return number
@@ -81,12 +72,8 @@ def published_notes(summary: Summary, names: Sequence[str]) -> list[str]:
     """Describe the published numbers of some scores: which experiments they are of, and where
     they stand.
     """
-    sources: dict[str, None] = {}
-    for row in summary.rows:
-        for name in names:
-            number = published(summary, row, name)
-            if number is not None:
-                sources[f"{number.what} ({number.source})"] = None
+    found = [published(summary, row, name) for row, name in product(summary.rows, names)]
+    sources = dict.fromkeys(f"{number.what} ({number.source})" for number in filter(None, found))
     if not sources:
         return []
     return [

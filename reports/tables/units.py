@@ -58,12 +58,8 @@ def energy_unit(largest_joules: float) -> Unit:
 
 def largest(rows: Iterable[Configuration], cost: str) -> float:
     """Return the largest mean of a cost; 0 if no row has it."""
-    means = [0.0]
-    for row in rows:
-        found = row.cost(cost)
-        if found:
-            means.append(found.mean)
-    return max(means)
+    means = [found.mean for row in rows if (found := row.cost(cost))]
+    return max([0.0, *means])
 
 
 def energies(rows: Iterable[Configuration]) -> dict[str, str]:

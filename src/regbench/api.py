@@ -257,10 +257,8 @@ def sweep(
         grid = load_sweep(str(name), given)
     else:
         refuse_name("name", str(name))
-        rows: list[tuple[str, ...]] = []
-        for text in [cells] if isinstance(cells, str) else cells:
-            line = line_of_overrides(text)
-            rows.append((*line, *of_row(line, given)))
+        lines = map(line_of_overrides, [cells] if isinstance(cells, str) else cells)
+        rows = [(*line, *of_row(line, given)) for line in lines]
         file = SweepFile(description="from Python", cells=(), name=str(name), rows=tuple(rows))
         grid = load_rows(file, rows)
     statuses = run_grid(grid, executor(follow), oversized=oversized)
@@ -366,9 +364,7 @@ def challenge(
 
 
 def report(
-    *sweeps: str | Path,
-    runs_dir: str | Path | None = None,
-    out: str | Path | None = None,
+    *sweeps: str | Path, runs_dir: str | Path | None = None, out: str | Path | None = None
 ) -> WrittenReport:
     """Write tables, figures and one page from the finished cells, as `regbench report` does.
 
@@ -418,9 +414,7 @@ def load_records(*folders: str | Path) -> pd.DataFrame:
 
 
 def executor(
-    wait: Wait | None,
-    say: Callable[[str], None] = log.info,
-    announce: Announce | None = None,
+    wait: Wait | None, say: Callable[[str], None] = log.info, announce: Announce | None = None
 ) -> Execute:
     """Return a function that runs cells: on this machine, or by Slurm if the grid is for that.
 

@@ -77,12 +77,10 @@ def assert_sound(
         RegbenchError: If the target or the claim cannot be made.
     """
     defects = []
-    for report in audit(
-        target, claims=claims, call=call, gathers=gathers, views=views, probes=probes
-    ):
-        for finding in report.findings:
-            if finding.severity == "defect":
-                defects.append(f"{report.loss}: {finding.name}: {finding.text} ({finding.probe})")
+    reports = audit(target, claims=claims, call=call, gathers=gathers, views=views, probes=probes)
+    for report in reports:
+        for finding in report.defects:
+            defects.append(f"{report.loss}: {finding.name}: {finding.text} ({finding.probe})")
     assert not defects, "\n".join(defects)
 
 

@@ -104,8 +104,7 @@ class Registry(Generic[P]):
                     raise RegbenchError(f"{what}; choose another")
             _forget()
             self._classes[name] = cls
-            for new, values in {name: {}, **presets}.items():
-                self._presets[new] = (cls, values)
+            self._presets |= {new: (cls, values) for new, values in {name: {}, **presets}.items()}
             return cls
 
         return decorate

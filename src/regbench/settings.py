@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import marshal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -112,9 +112,7 @@ def from_plain(cls: type[T], data: object, prefix: str = "") -> T:
         raise RegbenchError(
             f"{prefix.rstrip('. :') or 'a cell'} must be a group of settings, not {shown(data)}"
         )
-    values = {}
-    for name, value in data.items():
-        values[str(name)] = setting(cls, str(name), value, prefix)
+    values = {str(name): setting(cls, str(name), value, prefix) for name, value in data.items()}
     try:
         # As pydantic's own `__init__` does it, which plain dataclasses lack.
         made: T = adapter(cast("Any", cls)).validator.validate_python(
@@ -133,8 +131,7 @@ def setting(cls: Any, name: str, data: Any, prefix: str = "") -> Any:
     """
     if type(data) is not dict or not _is_plain(data):
         return _made(cls, name, data, prefix)
-    content = marshal.dumps(data, _NO_REFERENCES)
-    return group_of_settings(cls, name, content, prefix)
+    return group_of_settings(cls, name, marshal.dumps(data, _NO_REFERENCES), prefix)
 
 
 def _is_plain(data: Any) -> bool:
@@ -245,6 +242,15 @@ def names_in(tree: object, path: str = "") -> Iterator[str]:
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from names_in(value, f"{path}.{key}" if path else str(key))
+
+
+def at(tree: Any, path: Iterable[str]) -> Any:
+    """Return what plain data hold under the names of a path, one within the other; None if
+    nothing.
+    """
+    for name in path:
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def defaults(cls: Any) -> dict[str, Any]:

@@ -186,11 +186,9 @@ def _bounds(hint: Any) -> str:
 
 def bounds(hint: Any) -> dict[str, float]:
     """Return the bounds that a type has, by their names, "gt", "ge", "lt" and "le"."""
-    found = {}
+    found: dict[str, float] = {}
     for limit in _limits(hint):
-        for name in _BOUNDS:
-            if hasattr(limit, name):
-                found[name] = getattr(limit, name)
+        found |= {name: getattr(limit, name) for name in _BOUNDS if hasattr(limit, name)}
     return found
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from torchvision.transforms import RandomResizedCrop
 
 from regbench.datasets.config import ViewConfig
 from regbench.datasets.loading import draws
+from regbench.datasets.loading.photometric import chains
 
 
 def test_uniforms_are_the_published_splitmix64_sequence() -> None:
@@ -90,21 +93,35 @@ def test_boxes_fall_back_to_the_centre_as_torchvision_does(height: int, width: i
 def test_photometric_draws_follow_the_config() -> None:
     config = ViewConfig()
     n = 20_000
-    drawn = draws.photometric_draws(draws.keys(5, 2, np.arange(n), draws.PHOTOMETRIC), config)
-    for name, p in (("jitter", 0.8), ("grayscale", 0.2), ("blur", 0.1), ("solarize", 0.2)):
-        assert abs(getattr(drawn, name).mean() - p) < 0.015, name
+    chain = chains(draws.keys(5, 2, np.arange(n), draws.PHOTOMETRIC), config, 3)
+    jittered, blurred = chain["order"][:, 0] >= 0, chain["sigma"] > 0
+    solarized = chain["threshold"] == config.solarize_threshold
+    chosen = [jittered, chain["grayscale"], blurred, solarized]
+    for drawn, p in zip(chosen, (0.8, 0.2, 0.1, 0.2), strict=True):
+        assert abs(drawn.mean() - p) < 0.015
     for column, (low, high) in enumerate([(0.6, 1.4), (0.6, 1.4), (0.8, 1.2), (-0.1, 0.1)]):
-        values = drawn.factors[:, column]
+        values = chain["factors"][:, column]
         assert low <= values.min() < low + 0.001 * (high - low) + 1e-4
         assert high - 0.001 * (high - low) - 1e-4 < values.max() <= high
         assert abs(values.mean() - (low + high) / 2) < 0.01 * (high - low)
-    assert 0.1 <= drawn.sigma.min() < 0.11
-    assert 1.99 < drawn.sigma.max() <= 2.0
     # Each of the 24 orders comes equally often.
-    _, counts = np.unique(np.argsort(drawn.order, axis=1), axis=0, return_counts=True)
+    orders, counts = np.unique(chain["order"][jittered], axis=0, return_counts=True)
+    assert (np.sort(orders) == np.arange(4)).all()
     assert len(counts) == 24
-    assert np.abs(counts / n - 1 / 24).max() < 0.006
+    assert np.abs(counts / counts.sum() - 1 / 24).max() < 0.006
     # Each is drawn by itself: what is blurred is so by any strength.
-    rows = [drawn.jitter, *drawn.factors.T, *drawn.order.T]
-    rows += [drawn.grayscale, drawn.blur, drawn.sigma, drawn.solarize]
-    assert np.abs(np.corrcoef(rows) - np.eye(13)).max() < 0.05
+    sigma = chain["sigma"][blurred]
+    assert 0.1 <= sigma.min() < 0.11
+    assert 1.99 < sigma.max() <= 2.0
+    assert abs(sigma.mean() - 1.05) < 0.05
+    assert np.abs(np.corrcoef([*chosen, *chain["factors"].T]) - np.eye(8)).max() < 0.05
+    always = replace(config, jitter_p=1.0, blur_p=1.0)
+    chain = chains(draws.keys(5, 2, np.arange(n), draws.PHOTOMETRIC), always, 3)
+    for jitter in range(4):
+        rows = [
+            chain["order"][:, 0] == jitter,
+            *chain["factors"].T,
+            chain["grayscale"],
+            chain["sigma"],
+        ]
+        assert np.abs(np.corrcoef([*rows, chain["threshold"]]) - np.eye(8)).max() < 0.05

@@ -38,6 +38,10 @@ def world(split: str = "unlabeled", kind: str = "latents", **settings: Any) -> L
 pictures = partial(world, kind="latent_pictures")
 
 
+def observed(split: LatentSplit, *drawn: Any) -> torch.Tensor:
+    return split.observations(split.latents(*drawn))
+
+
 def config(*overrides: str) -> DatasetConfig:
     return load_dataset(["dataset=latents", *SMALL, *overrides])[0]
 
@@ -139,14 +143,14 @@ def test_style_is_drawn_anew_for_each_view_and_epoch_and_depends_on_content_as_a
 
 def test_an_example_is_a_function_of_seed_split_number_epoch_and_view() -> None:
     split, some = world(), np.array([7, 3, 12])
-    all_VN = split.observations(5, 2, np.arange(20), [0, 1])
-    assert torch.allclose(split.observations(5, 2, some, [1])[0], all_VN[1, some])
+    all_VN = observed(split, 5, 2, np.arange(20), [0, 1])
+    assert torch.allclose(observed(split, 5, 2, some, [1])[0], all_VN[1, some])
     others = [
-        split.observations(6, 2, some, [1]),
-        split.observations(5, 3, some, [1]),
-        split.observations(5, 2, some, [0]),
-        world("test").observations(5, 2, some, [1]),
-        world(world_seed=1).observations(5, 2, some, [1]),
+        observed(split, 6, 2, some, [1]),
+        observed(split, 5, 3, some, [1]),
+        observed(split, 5, 2, some, [0]),
+        observed(world("test"), 5, 2, some, [1]),
+        observed(world(world_seed=1), 5, 2, some, [1]),
     ]
     for other in others:
         assert not torch.allclose(other[0], all_VN[1, some], atol=0.1)
@@ -154,12 +158,12 @@ def test_an_example_is_a_function_of_seed_split_number_epoch_and_view() -> None:
 
 def test_the_numbers_of_this_version_of_the_laws() -> None:
     """Other numbers need another `LAW`, by which digests tell old records from new ones."""
-    x_D = world("test").observations(0, 0, np.array([3]), [2]).flatten()
+    x_D = observed(world("test"), 0, 0, np.array([3]), [2]).flatten()
     assert x_D[:4].tolist() == pytest.approx(GOLDEN["observation"], abs=1e-5)
     vmf = world(prior="sphere", sharing="vmf", correlation=0.9)
     ((content_NC, _),) = vmf.latents(1, 0, np.array([3]), [1])
     assert content_NC[0, :3].tolist() == pytest.approx(GOLDEN["shared"], abs=1e-5)
-    picture_CSS = pictures("test").observations(0, 0, np.array([3]), [2])[0, 0]
+    picture_CSS = observed(pictures("test"), 0, 0, np.array([3]), [2])[0, 0]
     assert picture_CSS[0, 8, 8:12].tolist() == pytest.approx(GOLDEN["picture"], abs=1e-5)
 
 
@@ -173,7 +177,7 @@ GOLDEN = {
 def test_the_mixing_can_be_inverted() -> None:
     split = world(content_dim=3, style_dim=4, observed_dim=9, depth=2)
     ((content_NC, style_NS),) = split.latents(0, 0, MANY, [0])
-    x_ND = split.observations(0, 0, MANY, [0]).view(len(MANY), 9)
+    x_ND = observed(split, 0, 0, MANY, [0]).view(len(MANY), 9)
     first, second = split._layers
     hidden_ND = x_ND @ second.T
     hidden_ND = torch.where(hidden_ND < 0, hidden_ND / 0.2, hidden_ND) @ first.T
@@ -184,13 +188,13 @@ def test_the_mixing_can_be_inverted() -> None:
 @pytest.mark.parametrize("side_px", [8, 16, 32, 64])
 def test_pictures_show_the_vectors_of_the_same_world(side_px: int) -> None:
     split, some = pictures(picture_px=side_px), np.arange(400)
-    (picture_NCSS,) = split.observations(0, 0, some, [0])
+    (picture_NCSS,) = observed(split, 0, 0, some, [0])
     assert picture_NCSS.shape == (400, 3, side_px, side_px)
     assert picture_NCSS.std().item() == pytest.approx(0.8, abs=0.15)
     assert torch.equal(split.content(some), world().content(some))
     # Another draw of all that is behind a vector leaves its picture: those of vectors that are near
     # are near, so that the nearest vector has the nearest picture mostly.
-    vector_ND = world().observations(0, 0, some, [0]).flatten(2)[0]
+    vector_ND = observed(world(), 0, 0, some, [0]).flatten(2)[0]
     nearest = []
     for x_NX in (vector_ND, picture_NCSS.flatten(1)):
         distance_NN = torch.cdist(x_NX, x_NX).fill_diagonal_(torch.inf)
@@ -225,7 +229,7 @@ def test_batches_of_the_loaders(tmp_path: Path) -> None:
     with EvalLoader(dataset, "train", batch_size=64, **options) as evaluated:
         x_NCSS, y_N = next(evaluated.epoch())
     split = LatentSplit(dataset.source, Path("train.json"))  # type: ignore[arg-type]
-    assert torch.equal(x_NCSS, split.observations(0, 0, np.arange(40), [2])[0])
+    assert torch.equal(x_NCSS, observed(split, 0, 0, np.arange(40), [2])[0])
     assert np.array_equal(y_N.numpy(), split.labels)
     with ViewLoader(dataset, views, "tuning", images=10, batch_size=64, **options) as pairs:
         first, second = next(pairs.epoch(0))

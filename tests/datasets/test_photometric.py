@@ -86,11 +86,8 @@ def test_solarize_equals_torchvision(images: Tensor) -> None:
     assert (got[images == 129] == 129).all()
 
 
-def augmented(
-    images: Tensor, drawn: draws.PhotometricDraws, config: ViewConfig, way: str = "batch"
-) -> Tensor:
+def augmented(images: Tensor, chain: photometric.Chain, way: str = "batch") -> Tensor:
     """The whole chain on (N, C, H, W), as a batch or image by image with numba."""
-    chain = photometric.chains(drawn, config, images.shape[1])
     crops = images.permute(0, 2, 3, 1).contiguous()
     if way == "batch":
         return photometric.photometric(crops, chain)
@@ -109,22 +106,22 @@ def test_chain_equals_torchvision_image_by_image(channels: int, way: str, images
     config = ViewConfig(blur_p=0.5, solarize_p=0.4, grayscale_p=0.3, solarize_threshold=100)
     images = images[:, :channels]
     key = draws.keys(7, 3, np.arange(N), draws.PHOTOMETRIC)
-    drawn = draws.photometric_draws(key, config)
-    got = augmented(images, drawn, config, way)
+    got = augmented(images, photometric.chains(key, config, channels), way)
+    # Grey images keep the order of what they have.
+    chain = photometric.chains(key, config, 3)
     taps = photometric.blur_taps(SIZE)
     functions = [F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue]
     solarized = 0
     for n in range(N):
         x = images[n].float() / 255
-        if drawn.jitter[n]:
-            for i in np.argsort(drawn.order[n]):
-                if channels == 3 or i < 2:
-                    x = functions[i](x, float(drawn.factors[n, i]))
-        if drawn.grayscale[n] and channels == 3:
+        for i in chain["order"][n]:
+            if i >= 0 and (channels == 3 or i < 2):
+                x = functions[i](x, float(chain["factors"][n, i]))
+        if chain["grayscale"][n] and channels == 3:
             x = F.rgb_to_grayscale(x, num_output_channels=3)
-        if drawn.blur[n]:
-            x = F.gaussian_blur(x, [taps, taps], [float(drawn.sigma[n])] * 2)
-        if drawn.solarize[n]:
+        if chain["sigma"][n]:
+            x = F.gaussian_blur(x, [taps, taps], [float(chain["sigma"][n])] * 2)
+        if chain["threshold"][n] == 100:
             # A value at the threshold may fall on either side of it.
             near = (x - 100 / 255).abs() < 1e-3
             expected, mine = F.solarize(x, 100 / 255)[~near], got[n][~near]
@@ -139,11 +136,11 @@ def test_an_operation_on_all_images_bears_one_on_some_after_it(images: Tensor) -
     key = draws.keys(0, 0, np.arange(N), draws.PHOTOMETRIC)
     grey = ViewConfig(jitter_p=0, grayscale_p=1, blur_p=0, solarize_p=0)
     both = ViewConfig(jitter_p=0, grayscale_p=1, blur_p=0.5, solarize_p=0)
-    drawn = draws.photometric_draws(key, both)
-    got = augmented(images, drawn, both)
-    plain = augmented(images, draws.photometric_draws(key, grey), grey)
-    sigma = torch.tensor(drawn.sigma, dtype=torch.float32)
-    blurred = torch.from_numpy(drawn.blur)
+    chain = photometric.chains(key, both, 3)
+    got = augmented(images, chain)
+    plain = augmented(images, photometric.chains(key, grey, 3))
+    sigma = torch.from_numpy(chain["sigma"].astype(np.float32))
+    blurred = sigma > 0
     assert 0 < blurred.sum() < N
     torch.testing.assert_close(got[~blurred], plain[~blurred])
     expected = photometric.gaussian_blur(plain[blurred], sigma[blurred])
@@ -154,8 +151,8 @@ def test_the_crops_given_are_not_written_to(images: Tensor) -> None:
     config = ViewConfig(blur_p=1, solarize_p=1)
     crops = images.permute(0, 2, 3, 1).contiguous()
     before = crops.clone()
-    drawn = draws.photometric_draws(draws.keys(0, 0, np.arange(N), draws.PHOTOMETRIC), config)
-    photometric.photometric(crops, photometric.chains(drawn, config, 3))
+    key = draws.keys(0, 0, np.arange(N), draws.PHOTOMETRIC)
+    photometric.photometric(crops, photometric.chains(key, config, 3))
     assert torch.equal(crops, before)
 
 
@@ -164,11 +161,11 @@ def test_both_ways_are_the_same(size: int) -> None:
     generator = torch.Generator().manual_seed(5)
     images = torch.randint(0, 256, (12, 3, size, size), dtype=torch.uint8, generator=generator)
     config = ViewConfig(blur_p=0.7, jitter_p=0.9, hue=0.5)
-    drawn = draws.photometric_draws(draws.keys(1, 0, np.arange(12), draws.PHOTOMETRIC), config)
-    difference = augmented(images, drawn, config) - augmented(images, drawn, config, "numba")
+    chain = photometric.chains(draws.keys(1, 0, np.arange(12), draws.PHOTOMETRIC), config, 3)
+    difference = augmented(images, chain) - augmented(images, chain, "numba")
     # Where a value meets the threshold to the last bit, solarization may fall on either side.
     assert (difference.abs() > 0.01).float().mean() < 1e-4
-    assert (difference[torch.from_numpy(~drawn.solarize)].abs() < 0.01).all()
+    assert (difference[torch.from_numpy(chain["threshold"] > 255)].abs() < 0.01).all()
 
 
 def test_normalize() -> None:

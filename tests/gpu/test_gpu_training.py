@@ -97,7 +97,7 @@ def test_the_augmentation_gives_the_pictures_of_the_cpu(device: torch.device) ->
     count, side_px = (128, 224) if device.type == "cuda" else (16, 32)
     config = ViewConfig(jitter_p=0.8, grayscale_p=0.2, blur_p=0.5, solarize_p=0.2)
     key = draws.keys(0, 0, np.arange(count), draws.PHOTOMETRIC)
-    chain = chains(draws.photometric_draws(key, config), config, 3)
+    chain = chains(key, config, 3)
     crops = torch.from_numpy(np.stack([photo(number, side_px) for number in range(count)]))
     here, there = photometric(crops, chain), photometric(crops.to(device), chain)
     # A pixel at solarization's threshold may fall on either side of it.

@@ -34,15 +34,8 @@ from regbench.benchmark.settings.identity import cell_id
 from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.sweeps.local import run_sweep
-from regbench.sweeps.status import (
-    CellJobs,
-    Job,
-    duration,
-    status_table,
-    sweep_status,
-    unfinished,
-    write_plan,
-)
+from regbench.sweeps.run import Unfinished, refuse_unfinished
+from regbench.sweeps.status import CellJobs, Job, duration, status_table, sweep_status, write_plan
 from tests.command import run as command_line
 from tests.history import assert_same, untimed
 from tests.records import CELL, attempted, chosen, made, ranked, tuning_choice
@@ -196,12 +189,17 @@ def test_what_is_not_finished_is_said_in_a_line(tmp_path: Path) -> None:
     attempt(tmp_path / "c02", **ENDED)
     (tmp_path / "c02" / "tuning.json").touch()
     found = sweep_status(tmp_path)
-    assert unfinished(found[:2], "own", ("final",)) == ""
-    assert unfinished(found[:3], "own", ("pretrain", "tune")) == ""
-    line = unfinished(found, "own", ("pretrain",))
+    grid: Any = SimpleNamespace(name="own")
+    refuse_unfinished(found[:2], grid, ("final",))
+    refuse_unfinished(found[:3], grid, ("pretrain", "tune"))
+    with pytest.raises(Unfinished) as error:
+        refuse_unfinished(found, grid, ("pretrain",))
+    line = str(error.value)
     assert line.startswith("9 of 12 cells not finished: C03 seed 3 pending; ")
     assert "C11" in line and "…" not in line
-    line = unfinished([*found, found[-1]], "own", ("final",))
+    with pytest.raises(Unfinished) as error:
+        refuse_unfinished([*found, found[-1]], grid, ("final",))
+    line = str(error.value)
     assert line.startswith("11 of 13 cells not finished: C02 seed 3 tuned; C03 seed 3 pending; ")
     assert line.endswith(
         "C11 seed 3 pending; …. Details: regbench status own; the same command tries them again"

@@ -15,9 +15,7 @@ from regbench.cli.options import PathType, make_folder, out_in_runs
 @main.command()
 @click.argument("targets", nargs=-1, required=True)
 @click.option(
-    "--claims",
-    metavar="METHOD",
-    help="What it says it is, such as 'simclr(temperature=0.5)'.",
+    "--claims", metavar="METHOD", help="What it says it is, such as 'simclr(temperature=0.5)'."
 )
 @click.option(
     "--call",
@@ -93,8 +91,5 @@ def audit(
     where = f"{in_words(machine('cpu', ('regbench', 'torch')))}."
     write_text(out / "audit.json", plain(reports, where))
     click.echo(f"written: {out / 'audit.json'}")
-    defects = 0
-    for report in reports:
-        defects += sum(finding.severity == "defect" for finding in report.findings)
-    if defects:
+    if defects := sum(len(report.defects) for report in reports):
         raise click.ClickException(f"defects: {defects}; losses: {len(losses)}")

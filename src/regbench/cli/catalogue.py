@@ -53,8 +53,7 @@ def _listed_methods() -> list[list[str]]:
     from regbench.files import cache_dir, write_text
     from regbench.plugins import has_others, own_files
 
-    files = own_files("method")
-    changed_ns = {str(file): file.stat().st_mtime_ns for file in files}
+    changed_ns = {str(file): file.stat().st_mtime_ns for file in own_files("method")}
     # Methods of other wheels may change at any time.
     is_kept = not has_others("method")
     if is_kept:
@@ -195,8 +194,7 @@ def settings(prefix: str) -> None:
         for setting in chosen:
             default = "" if setting.default is None else f" = {setting.default}"
             click.echo(f"  {setting.name}{default}   ({setting.kind})")
-            text = textwrap.fill(setting.meaning, 94)
-            click.echo(textwrap.indent(text, " " * 6))
+            click.echo(textwrap.indent(textwrap.fill(setting.meaning, 94), " " * 6))
             shown += 1
         if chosen:
             click.echo()

@@ -21,11 +21,8 @@ def _offer(names: Callable[[click.Context], Iterable[str]]) -> Complete:
     ) -> list[CompletionItem]:
         # A name that was given once is not offered again.
         given = ctx.params.get(param.name or "") or ()
-        offered = []
-        for name in names(ctx):
-            if name.startswith(incomplete) and name not in given:
-                offered.append(CompletionItem(name))
-        return offered
+        fitting = (name for name in names(ctx) if name.startswith(incomplete))
+        return [CompletionItem(name) for name in fitting if name not in given]
 
     return complete
 

@@ -13,6 +13,7 @@ from regbench.cli.completion import complete_dataset
 from regbench.cli.group import main
 from regbench.cli.options import PathType, settings
 from regbench.errors import RegbenchError
+from regbench.text import few
 
 
 @main.command()
@@ -88,11 +89,9 @@ def prepare(
     data_dir = Path(runtime.data_dir)
     if verify:
         images, problems = read_back(config.name, data_dir)
-        # A file that is cut off has a problem for each of its images.
-        for problem in problems[:20]:
-            click.echo(problem)
-        if len(problems) > 20:
-            click.echo(f"and {len(problems) - 20:,} more")
+        if problems:
+            # A file that is cut off has a problem for each of its images.
+            click.echo(few(problems, 20, "\n"))
         click.echo(f"{config.name}: {images:,} images read back, {len(problems):,} problems")
         ctx.exit(1 if problems else 0)
     begun = datetime.now(UTC).isoformat(timespec="seconds")

@@ -90,8 +90,7 @@ def sweep(
     if plan:
         show_plan(grid)
         return
-    execute = executor(wait, click.echo, announce)
-    statuses = run_grid(grid, execute, oversized=oversized)
+    statuses = run_grid(grid, executor(wait, click.echo, announce), oversized=oversized)
     conclude(grid, statuses, report)
 
 
@@ -280,11 +279,7 @@ def show_plan(grid: Sweep) -> list[Planned]:
     metavar="POINTS",
     help="Also say how many seeds and searches find such a difference between rows.",
 )
-def plan(
-    name: str,
-    overrides: Sequence[str],
-    tell: float | None,
-) -> None:
+def plan(name: str, overrides: Sequence[str], tell: float | None) -> None:
     """Predict memory, FLOP and time of cells; run nothing.
 
     Memory of a GPU, FLOP, communication, disk and GPU hours of each cell of the sweep NAME. No GPU

@@ -40,11 +40,7 @@ def _sizes(option: str, default: str, what: str) -> Callable[[Any], Any]:
 @click.option("--device", default="auto", help="auto, cpu or cuda.")
 @click.option("--threads", default=1, help="Threads of each rank.")
 @click.option("--repeats", default=5, help="Rounds; 0 measures memory only.")
-@click.option(
-    "--dtype",
-    default="float32",
-    help="Of the embeddings: float32, float64 or bfloat16.",
-)
+@click.option("--dtype", default="float32", help="Of the embeddings: float32, float64 or bfloat16.")
 @click.option("--budget", default=120.0, help="Seconds in all: what does not fit is left out.")
 @click.option(
     "--memory-limit",
@@ -54,11 +50,7 @@ def _sizes(option: str, default: str, what: str) -> Callable[[Any], Any]:
 )
 @out_in_runs("cost")
 def cost(
-    methods: Sequence[str],
-    budget: float,
-    memory_limit: float | None,
-    out: Path,
-    **asked: Any,
+    methods: Sequence[str], budget: float, memory_limit: float | None, out: Path, **asked: Any
 ) -> None:
     """Measure time and memory of the losses.
 

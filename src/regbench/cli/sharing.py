@@ -132,20 +132,15 @@ def verify(
             done = compute(record, Path(temporary), weights=weights, overrides=runtime)
         found = again.differences(read, record, done)
         misfits += found
-        how, verdict = "evaluated again from its weights", "as near as other seeds come"
-        if done.trained:
-            how = "trained again"
-        if done.alike:
-            verdict = "equal to the last bit"
+        how = "trained again" if done.trained else "evaluated again from its weights"
+        verdict = "equal to the last bit" if done.alike else "as near as other seeds come"
         if found:
             verdict = "not the same"
         name = f"{record.cell_id} ({record.label}, seed {record.seed})"
         click.echo(printable(f"{name}: {how}, {verdict}"))
-    checked = str(Check(len(read.records), tuple(misfits), "cell"))
-    if misfits:
-        click.echo(checked)
-        ctx.exit(1)
-    click.echo(f"{checked}; sha256 {read.sha256}")
+    checked = Check(len(read.records), tuple(misfits), "cell")
+    click.echo(checked if misfits else f"{checked}; sha256 {read.sha256}")
+    ctx.exit(1 if misfits else 0)
 
 
 @main.command()

@@ -10,12 +10,7 @@ import click
 
 import regbench
 from regbench.cli.group import main
-from regbench.cli.options import (
-    OVERRIDES_HELP,
-    PathType,
-    folder_name,
-    overrides_and_runs_dir,
-)
+from regbench.cli.options import OVERRIDES_HELP, PathType, folder_name, overrides_and_runs_dir
 from regbench.cli.options import settings as overrides_argument
 from regbench.errors import RegbenchError
 
@@ -68,10 +63,7 @@ def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
 )
 @click.option("--label", help="Name of their row in tables; default: the source.")
 @click.option(
-    "--name",
-    default="published",
-    callback=folder_name,
-    help="Their folder under the runs folder.",
+    "--name", default="published", callback=folder_name, help="Their folder under the runs folder."
 )
 def evaluate(
     run: str | None,
@@ -190,5 +182,4 @@ def print_scores(scores: Sequence[Score]) -> None:
     for s in scores:
         value = f"{s.value:.2f} {s.unit}" if s.unit else f"{s.value:.4g}"
         rows.append([s.name, s.split, value, s.protocol])
-    headers = ["score", "split", "value", "protocol"]
-    click.echo(tabulate(rows, headers, disable_numparse=True))
+    click.echo(tabulate(rows, ["score", "split", "value", "protocol"], disable_numparse=True))
