@@ -16,7 +16,7 @@ from scipy import stats
 from regbench.reports.bundle.bundle import read_bundle
 
 RESULTS = Path("results")
-WORLDS = ["", "_sphere", "_clusters", "_imbalanced"]
+WORLDS = ["", "_uniform", "_sphere", "_sparse", "_clusters", "_imbalanced"]
 SHOWN = ["content_r2", "content_kernel_r2", "content_mcc", "style_r2_embedding"]
 CLUSTERS = "cluster_accuracy"
 LOST = (2.2, 9.0)  # points that labels and BYOL lose
