@@ -137,7 +137,13 @@ def main() -> None:
         print(f"on the sphere {row}: {content.loc[row, '_sphere']:.1f}", end="; ")
     print(f"RBF kernel {content.loc['RBF kernel', '_sphere']:.1f}")
     print("\nSpearman's coefficients between worlds")
-    print(content.corr("spearman").round(2).to_string())
+    ranks = content.corr("spearman")
+    print(ranks.round(2).to_string())
+    # Bonett and Wright (2000), Sample size requirements for correlations, equation 9.
+    for world, rank in ranks[""].drop("").items():
+        half = 1.96 * math.sqrt((1 + rank**2 / 2) / (len(content) - 3))
+        low, high = (math.tanh(math.atanh(rank) + side * half) for side in (-1, 1))
+        print(f"latents and latents{world}: {rank:.3f} ({low:.3f} to {high:.3f})")
     lost = (means.loc[CLUSTERS, "_clusters"] - means.loc[CLUSTERS, "_imbalanced"]).sort_values()
     others = lost.drop(list(first))
     print(f"\ncluster accuracy lost with imbalance: {others.between(*LOST).sum()} of {len(others)}")
